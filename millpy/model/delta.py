@@ -1,0 +1,158 @@
+r"""The delta codec: the only place that turns keyed values into stored JSON.
+
+A delta document is a JSON array with one object per `Entries`, columns inside:
+
+    [{"kind": "state", "namespace": "usual", "hash": [..], "key": [..json..], "subkey": [..text..],
+      "value": [[v], null, ..], "fire_at": [..]}]
+
+A value is wrapped in an array of one, so that a stored JSON null and a tombstone (null) stay apart.
+
+What encodes here must also be accepted by PostgreSQL's `::jsonb` and `->>`, long after the step that wrote it.
+So the step refuses what they would refuse: NaN and infinities (which msgspec writes as null), `\u0000`, lone
+surrogates. Ordinary values pay only two substring tests; the exact checks run when one of them is suspicious.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from millpy.errors import RefusedValueError
+from millpy.model.checkpoint import Delta, Entries, Kind
+
+_encode = msgspec.json.Encoder().encode
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+class _Columns(msgspec.Struct, forbid_unknown_fields=True):
+    """One `Entries` as it is written."""
+
+    kind: str
+    namespace: str
+    hash: list[int]
+    key: list[msgspec.Raw]
+    subkey: list[str]
+    value: list[tuple[msgspec.Raw] | None]
+    fire_at: list[int]
+
+
+_decode = msgspec.json.Decoder(list[_Columns]).decode
+
+
+def encode_value(value: Any) -> bytes:
+    """A value of a cell, timer or window as JSON text that PostgreSQL can hold.
+
+    Raises:
+        RefusedValueError: NaN or an infinity, NUL or a lone surrogate in text, or a type that JSON has no form for.
+
+    Cost:
+        About 0.1 µs beyond msgspec, unless the text has a null or an escape.
+    """
+    try:
+        encoded = _encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        # UnicodeEncodeError, for a lone surrogate, is a ValueError.
+        raise RefusedValueError(f"a value cannot be stored as JSON: {error}") from error
+    if b"null" in encoded and value is not None:
+        _refuse_lost_floats(value)
+    if b"\\u" in encoded:
+        refuse_unstorable(encoded)
+    return encoded
+
+
+def refuse_unstorable(text: bytes) -> None:
+    r"""Raise when JSON text holds what jsonb refuses although it is valid JSON.
+
+    Raises:
+        RefusedValueError: for `\u0000` or a lone surrogate.
+    """
+    if b"\\u" not in text:
+        return
+    # An escaped backslash before a plain "u0000" is innocent: take the pairs out, then every "\u" is an escape.
+    escapes = text.replace(b"\\\\", b"")
+    if b"\\u0000" in escapes:
+        raise RefusedValueError("text with a NUL character cannot be stored", hint="remove \\u0000 from the value")
+    if _SURROGATE.search(escapes):
+        try:
+            msgspec.json.decode(text)
+        except msgspec.DecodeError as error:
+            raise RefusedValueError(f"text with a lone surrogate cannot be stored: {error}") from error
+
+
+def encode_document(delta: Delta) -> bytes:
+    """All changes of one checkpoint as one JSON document; an empty delta is `[]`.
+
+    Raises:
+        RefusedValueError: a key or subkey that jsonb would refuse (values are checked by `encode_value`).
+
+    Cost:
+        Bytes are joined, nothing is parsed: 45,000 keys in under 40 ms.
+    """
+    document = b"[" + b",".join(_columns_text(entries) for entries in delta if len(entries)) + b"]"
+    refuse_unstorable(document)
+    return document
+
+
+def _columns_text(entries: Entries) -> bytes:
+    count = len(entries)
+    assert len(entries.key_hashes) == count, (len(entries.key_hashes), count)
+    assert len(entries.subkeys) == count, (len(entries.subkeys), count)
+    assert len(entries.values) == count, (len(entries.values), count)
+    assert len(entries.fire_ats) == count, (len(entries.fire_ats), count)
+    values = [b"null" if value is None else b"[%b]" % value for value in entries.values]
+    try:
+        return b'{"kind":%b,"namespace":%b,"hash":%b,"key":[%b],"subkey":%b,"value":[%b],"fire_at":%b}' % (
+            _encode(entries.kind.value),
+            _encode(entries.namespace),
+            _encode(entries.key_hashes),
+            b",".join(entries.keys),
+            _encode(entries.subkeys),
+            b",".join(values),
+            _encode(entries.fire_ats),
+        )
+    except UnicodeEncodeError as error:
+        raise RefusedValueError(f"a subkey cannot be stored as JSON: {error}") from error
+
+
+def decode_document(document: bytes | str) -> Delta:
+    """The inverse of `encode_document`, also for a document that came back through jsonb (other white space)."""
+    return tuple(
+        Entries(
+            kind=Kind(columns.kind),
+            namespace=columns.namespace,
+            keys=[canonical_key(bytes(key)) for key in columns.key],
+            key_hashes=columns.hash,
+            subkeys=columns.subkey,
+            values=[None if value is None else bytes(value[0]) for value in columns.value],
+            fire_ats=columns.fire_at,
+        )
+        for columns in _decode(document)
+    )
+
+
+def canonical_key(text: bytes) -> bytes:
+    """Key text as `keys.key_text` writes it, from what jsonb prints (a space after each comma of a tuple)."""
+    text = text.strip()
+    return _encode(msgspec.json.decode(text)) if text.startswith(b"[") else text
+
+
+def _refuse_lost_floats(value: Any) -> None:
+    """Raise when a null in the encoding was a NaN or an infinity; a real None is kept."""
+    pending = [msgspec.to_builtins(value, enc_hook=_raw_is_trusted)]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, float):
+            # part - part is NaN for NaN and infinities, and 0.0 for every other float.
+            if part - part != 0.0:
+                raise RefusedValueError(f"{part} cannot be stored as JSON", hint="use None for a missing number")
+        elif isinstance(part, dict):
+            pending.extend(part.values())
+        elif isinstance(part, list | tuple):
+            pending.extend(part)
+
+
+def _raw_is_trusted(value: Any) -> None:
+    """A msgspec.Raw is JSON already and holds no float."""
+    assert isinstance(value, msgspec.Raw), type(value)
