@@ -1,0 +1,122 @@
+"""The slice codec: records as the bytes of one slice of a segment.
+
+    frame     version, flags, counts and lengths (`_FRAME`)
+    times     event times int64[records], then watermarks, if there are any, either plain int64[records] or as
+              runs: values int64[runs], ends int32[runs]; lz4 when that pays
+    batch     an Arrow IPC record batch message, its buffers lz4, without the schema message: the reader knows the
+              schema from the deployed stream
+
+Everything is little-endian. A slice is checked by its xxh3_64, as a signed 64-bit number because that is what a
+bigint holds. Watermarks before each row repeat while events are out of order, so runs are usually shorter.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+
+from millpy.errors import SegmentChecksumError
+from millpy.model.checkpoint import StoredSlice
+from millpy.model.record import Instants, Records, RecordType
+
+_VERSION = 1
+_HAS_WATERMARKS = 1
+_WATERMARK_RUNS = 2
+_TIMES_COMPRESSED = 4
+# version, flags, records, runs, bytes of times as stored, bytes of times when decompressed; padded to 8 for Arrow.
+_FRAME = struct.Struct("<BBxxIIIIxxxx")
+_COMPRESS_BYTES_MIN = 2_048
+"""Below this, lz4 framing costs more than it saves."""
+_LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
+
+
+def checksum_of(payload: bytes | memoryview) -> int:
+    """xxh3_64 as a signed 64-bit integer."""
+    digest = xxhash.xxh3_64_intdigest(payload)
+    return digest - 2**64 if digest >= 2**63 else digest
+
+
+def encode_slice(records: Records) -> StoredSlice:
+    """Records with their event times and watermarks as one slice.
+
+    Cost:
+        Under 0.1 ms and a few hundred bytes for one record; about 5 ms for 65,536.
+    """
+    times, flags, runs = _encode_times(records)
+    stored = times
+    if len(times) >= _COMPRESS_BYTES_MIN:
+        stored = pa.compress(times, codec="lz4", asbytes=True)
+        flags |= _TIMES_COMPRESSED
+    frame = _FRAME.pack(_VERSION, flags, len(records), runs, len(stored), len(times))
+    payload = b"".join((frame, stored, bytes(-len(stored) % 8), _encode_batch(records.batch())))
+    return StoredSlice(len(records), payload, checksum_of(payload))
+
+
+def decode_slice(record_type: RecordType, payload: bytes, checksum: int) -> Records:
+    """The records of one slice; the payload is not copied where Arrow can refer to it.
+
+    Raises:
+        SegmentChecksumError: the bytes are not those that were written.
+    """
+    found = checksum_of(payload)
+    if found != checksum:
+        raise SegmentChecksumError(
+            f"a slice of {len(payload)} bytes has checksum {found}, written was {checksum}",
+            hint="the storage below PostgreSQL may be damaged; keep everything and restore from a backup",
+        )
+    version, flags, count, runs, stored_length, times_length = _FRAME.unpack_from(payload)
+    assert version == _VERSION, version
+    times: bytes = payload[_FRAME.size : _FRAME.size + stored_length]
+    if flags & _TIMES_COMPRESSED:
+        times = pa.decompress(times, decompressed_size=times_length, codec="lz4", asbytes=True)
+    event_times, watermarks = _decode_times(times, count, flags, runs)
+    start = _FRAME.size + stored_length + -stored_length % 8
+    batch = pa.ipc.read_record_batch(pa.py_buffer(payload).slice(start), record_type.schema)
+    return Records(record_type, event_times, watermarks=watermarks, batch=batch)
+
+
+def _encode_times(records: Records) -> tuple[bytes, int, int]:
+    """The section of times, its flags and the number of runs."""
+    event_times = records.event_times.astype("<i8", copy=False).tobytes()
+    watermarks = records.watermarks
+    if watermarks is None:
+        return event_times, 0, 0
+    if len(watermarks) == 1:
+        return event_times + watermarks.astype("<i8", copy=False).tobytes(), _HAS_WATERMARKS, 0
+    values, ends = _runs(watermarks)
+    if len(values) * 12 >= len(watermarks) * 8:
+        return event_times + watermarks.astype("<i8", copy=False).tobytes(), _HAS_WATERMARKS, 0
+    return event_times + values.tobytes() + ends.tobytes(), _HAS_WATERMARKS | _WATERMARK_RUNS, len(values)
+
+
+def _runs(values: Instants) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    """Run-length encoding: the value of each run and the row after its last."""
+    ends = np.append(np.flatnonzero(values[1:] != values[:-1]) + 1, len(values))[: len(values)]
+    return values[ends - 1].astype("<i8", copy=False), ends.astype("<i4")
+
+
+def _decode_times(times: bytes, count: int, flags: int, runs: int) -> tuple[Instants, Instants | None]:
+    """Event times and watermarks of `count` records."""
+    event_times: Instants = np.frombuffer(times, "<i8", count)
+    if not flags & _HAS_WATERMARKS:
+        return event_times, None
+    if not flags & _WATERMARK_RUNS:
+        return event_times, np.frombuffer(times, "<i8", count, offset=8 * count)
+    values: Instants = np.frombuffer(times, "<i8", runs, offset=8 * count)
+    ends = np.frombuffer(times, "<i4", runs, offset=8 * (count + runs))
+    return event_times, np.repeat(values, np.diff(ends, prepend=0))
+
+
+def _encode_batch(batch: pa.RecordBatch) -> bytes | memoryview:
+    """One record batch message, compressed when that pays."""
+    if batch.nbytes < _COMPRESS_BYTES_MIN:
+        return memoryview(batch.serialize())
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=_LZ4) as writer:
+        writer.write_batch(batch)
+    # A stream is the schema message, the batches, and 8 bytes that end it.
+    return memoryview(sink.getvalue())[len(batch.schema.serialize()) : -8]
