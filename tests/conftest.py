@@ -1,0 +1,104 @@
+"""What every test may ask for: a migrated database of its own, a broker, and strictness about what it leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+import pytest_asyncio
+from psycopg import sql
+
+from millpy.embedded import EmbeddedBroker, EmbeddedPostgres, mosquitto_program
+
+TEMPLATE = "millpy_template"
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
+    """A server for the session. MILLPY_TEST_POSTGRES = 16, 18 (default; from the wheel) or system15 (Debian's)."""
+    from millpy.store.migrate import migrate  # here: tests without a database need not pay for it
+
+    version = os.environ.get("MILLPY_TEST_POSTGRES", "18")
+    directory = tmp_path_factory.mktemp("postgres")
+    with EmbeddedPostgres(directory, version=version, tcp=True) as server:
+        with psycopg.connect(server.url(), autocommit=True) as connection:
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(TEMPLATE)))
+        migrate(server.url(TEMPLATE))
+        yield server
+
+
+@pytest.fixture
+def empty_database_url(postgres: EmbeddedPostgres) -> Iterator[str]:
+    """URL of a fresh database without our tables."""
+    with _database(postgres, "template1") as name:
+        yield postgres.url(name)
+
+
+@pytest.fixture
+def database_url(postgres: EmbeddedPostgres) -> Iterator[str]:
+    """URL of a fresh migrated database, reached only through the connections that the test makes."""
+    with _database(postgres, TEMPLATE) as name:
+        yield postgres.url(name)
+
+
+class _database:  # noqa: N801 - reads as a function
+    def __init__(self, server: EmbeddedPostgres, template: str) -> None:
+        self.server = server
+        self.name = f"test_{os.getpid()}_{next(_numbers)}"
+        self.template = template
+
+    def __enter__(self) -> str:
+        make = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(
+            sql.Identifier(self.name), sql.Identifier(self.template)
+        )
+        with psycopg.connect(self.server.url(), autocommit=True) as connection:
+            connection.execute(make)
+        return self.name
+
+    def __exit__(self, *_: object) -> None:
+        drop = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(self.name))
+        with psycopg.connect(self.server.url(), autocommit=True) as connection:
+            connection.execute(drop)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    """mosquitto on a free port with persistent sessions: `host`, `port`, `kill()`, `stop()`, `start()`."""
+    if mosquitto_program() is None:
+        pytest.skip("mosquitto is not installed")
+    with EmbeddedBroker(tmp_path / "broker") as embedded:
+        yield embedded
+
+
+@pytest.fixture(autouse=True)
+def _strict_about_tasks(request: pytest.FixtureRequest) -> None:
+    if inspect.iscoroutinefunction(getattr(request.node, "obj", None)):
+        request.getfixturevalue("_no_leaked_tasks")
+
+
+@pytest_asyncio.fixture
+async def _no_leaked_tasks() -> AsyncIterator[None]:
+    """A task that outlives its test is a fault of the code or of the test."""
+    before = asyncio.all_tasks()
+    yield
+    leaked = asyncio.all_tasks() - before - {asyncio.current_task()}
+    for task in leaked:
+        task.cancel()
+    assert not leaked, f"leaked tasks: {leaked}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Where CI has installed everything (MILLPY_CI=1), a skipped test is a failure."""
+    report = yield
+    if os.environ.get("MILLPY_CI") == "1" and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, but MILLPY_CI=1 says that nothing is missing: {report.longrepr}"
+    return report
