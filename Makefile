@@ -1,0 +1,74 @@
+# The only list of developer commands. Needs Python 3.11 or newer and make; everything else goes into .venv.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help setup check lint format types unit test store-suite crash sim demo ci clean \
+        bench-w1 bench-w2 bench-w4 bench-w5 bench-soak
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## make .venv and install millpy with all that tests and the demonstration need
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "millpy needs Python 3.11 or newer; try: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[mqtt,embedded,dev]'
+	@touch $@
+
+check: lint types unit ## format, lint, types, unit and property tests: before every commit
+
+lint: $(STAMP) ## ruff: formatting and rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+format: $(STAMP) ## let ruff format and fix what it can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+types: $(STAMP) ## mypy --strict over millpy/ and services/
+	$(BIN)/mypy
+
+unit: $(STAMP) ## unit and property tests
+	$(PYTEST) -q tests/unit tests/property
+
+test: $(STAMP) ## all tests
+	$(PYTEST) -q
+
+store-suite: $(STAMP) ## the store's tests; MILLPY_TEST_POSTGRES=16, 18 or system15 chooses the server
+	$(PYTEST) -q tests/conformance
+
+crash: $(STAMP) ## kill and freeze real workers at every Point
+	$(PYTEST) -q tests/crash
+
+sim: $(STAMP) ## the simulator; SEED=n replays one seed
+	SEED=$(SEED) $(PYTEST) -q tests/property/test_simulation.py
+
+demo: $(STAMP) ## broker, database, two workers, one of them killed; every window checked
+	$(BIN)/python -m examples.demo
+
+bench-w1: $(STAMP) ## file to exactly-once windows
+	$(BIN)/python -m benchmarks.w1
+
+bench-w2: $(STAMP) ## latency from publish to visible in SQL
+	$(BIN)/python -m benchmarks.w2
+
+bench-w4: $(STAMP) ## a Computation in Python over 100,000 keys
+	$(BIN)/python -m benchmarks.w4
+
+bench-w5: $(STAMP) ## time to recover from SIGKILL
+	$(BIN)/python -m benchmarks.w5
+
+bench-soak: $(STAMP) ## 20 minutes: does the database stop growing?
+	$(BIN)/python -m benchmarks.soak
+
+ci: ## what CI runs
+	.ci/run
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
