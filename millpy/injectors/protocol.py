@@ -1,0 +1,106 @@
+"""What a source must promise, and how an injector talks to the runtime.
+
+A `Source` is the frozen description in a graph. `connect` makes an `Injector` for one source partition, live in
+one worker under one grant. It is driven on the event loop:
+
+    open(position) -> [take() -> Taken … commit … acknowledge(token)]* -> close()
+
+`take` hands over everything that is waiting, at most a bundle, and never waits to fill. Tokens are acknowledged in
+the order taken, only after the commit. After a failed or unknown commit the runtime closes the injector and opens a
+new one at the stored position: what was taken and not acknowledged must come again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from millpy.clock import Clock
+from millpy.limits import Limits
+from millpy.model.time import Instant
+
+
+@dataclass(slots=True)
+class Taken:
+    """What was waiting at a source, undecoded.
+
+    Attributes:
+        format: how `payloads` or `block` is written.
+        payloads: one payload a record (MQTT), or empty when `block` is set.
+        block: whole lines joined by newlines (files).
+        header: CSV header fields, for format "csv".
+        describe: position of row i for a dead letter, e.g. "readings.ndjson.gz:12 (byte 1344)".
+        position: JSON text of where to go on after this batch; None when the source keeps none.
+        token: what to hand back to `acknowledge`.
+        arrived_at: wall time of taking.
+        finished: the source has ended and this is the last of it (may be empty).
+    """
+
+    format: Literal["json", "csv"]
+    arrived_at: Instant
+    payloads: Sequence[bytes] = ()
+    block: bytes = b""
+    header: Sequence[str] = ()
+    describe: Callable[[int], str] = str
+    position: bytes | None = None
+    token: Any = None
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSetup:
+    """What the runtime tells an injector.
+
+    Attributes:
+        ready: set by the injector whenever something may be waiting, so that the worker wakes.
+        trusted: whether the grant may still be believed; checked before every (re)connect.
+    """
+
+    graph: str
+    stream: str
+    partition: str
+    limits: Limits
+    clock: Clock
+    ready: asyncio.Event
+    trusted: Callable[[], bool] = field(default=lambda: True)
+
+
+class Injector(Protocol):
+    """One source partition, live."""
+
+    async def open(self, position: bytes | None) -> None:
+        """Start at a stored position (None: from the beginning). Raises SourceUnavailableError, ConfigError."""
+        ...
+
+    async def take(self) -> Taken | None:
+        """Everything that is waiting, at most a bundle; None when nothing is. Does not wait for more."""
+        ...
+
+    async def acknowledge(self, token: Any) -> None:
+        """The batch with this token is committed."""
+        ...
+
+    def quiet(self) -> bool:
+        """Connected, nothing waiting locally, and the backlog since (re)connecting is proven drained.
+
+        Only then may the clock advance an idle source's watermark.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Disconnect; what was not acknowledged will come again."""
+        ...
+
+
+class Source(Protocol):
+    """The frozen description of an outside feed; its repr is part of the graph's fingerprint."""
+
+    def partitions(self) -> tuple[str, ...]:
+        """Names of the source partitions, in order."""
+        ...
+
+    def connect(self, setup: SourceSetup) -> Injector:
+        """An injector for `setup.partition`, not yet open."""
+        ...

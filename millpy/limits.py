@@ -1,0 +1,72 @@
+"""Every bound, with its unit, in one place (design: settings and their defaults)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+RECORD_BYTES_MAX = 1_000_000
+KEY_INTERVALS_DEFAULT = 4
+RING_SLOTS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of one worker. Frozen; relations are asserted when it is made."""
+
+    lease_ttl_s: float = 5.0
+    bundle_records_max: int = 65_536
+    bundle_bytes_max: int = 16_000_000
+    record_bytes_max: int = RECORD_BYTES_MAX
+    progress_every_s: float = 0.1
+    poll_s_min: float = 0.002
+    poll_s_max: float = 0.1
+    fold_bytes: int = 32_000_000
+    fold_every_s: float = 10.0
+    unfolded_bytes_max: int = 256_000_000
+    state_cache_bytes_max: int = 256_000_000
+    state_preload_rows_max: int = 50_000
+    epoch_s: float = 60.0
+    epoch_bytes: int = 256_000_000
+    future_tolerance_us: int = 3_600_000_000
+    backlog_records_high: int = 500_000
+    backlog_bytes_high: int = 256_000_000
+    record_attempts_max: int = 3
+    poison_records_max: int = 1_000
+    drain_grace_s: float = 10.0
+    watchdog_s: float = 60.0
+    retry_s_min: float = 0.05
+    retry_s_max: float = 5.0
+    segment_poll_bytes_max: int = 32_000_000
+
+    def __post_init__(self) -> None:
+        assert self.lease_ttl_s >= 0.5, self.lease_ttl_s
+        assert self.bundle_records_max > 0
+        assert self.bundle_bytes_max >= self.record_bytes_max, "a legal record must fit in a bundle"
+        assert 0 < self.poll_s_min <= self.poll_s_max
+        assert self.fold_bytes <= self.unfolded_bytes_max
+        assert self.record_attempts_max >= 1
+
+    @property
+    def heartbeat_s(self) -> float:
+        """A fifth of the lease: four may be lost before it ends."""
+        return self.lease_ttl_s / 5
+
+    @property
+    def lease_margin_s(self) -> float:
+        """How long before the server's deadline a worker stops believing in itself."""
+        return self.lease_ttl_s / 5
+
+    @property
+    def claim_every_s(self) -> float:
+        """How often a worker looks for intervals without a live owner."""
+        return min(0.5, self.lease_ttl_s / 10)
+
+    @property
+    def backlog_records_low(self) -> int:
+        """Below this an injector reads again."""
+        return self.backlog_records_high // 2
+
+    @property
+    def backlog_bytes_low(self) -> int:
+        """Below this an injector reads again."""
+        return self.backlog_bytes_high // 2

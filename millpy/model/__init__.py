@@ -1,0 +1,1 @@
+"""Values: no I/O, no asyncio, no clock."""

@@ -1,0 +1,205 @@
+"""Checkpoint: everything that one bundle of one interval commits, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import pyarrow as pa
+
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
+
+
+class Kind(StrEnum):
+    """What a keyed entry is. The counters of I8 and a source's position are keyed things too (key `""`)."""
+
+    STATE = "state"  # namespace: cell name; subkey: a map cell's entry (JSON text), else ""
+    TIMER = "timer"  # namespace: time domain ("event", "processing", "hold"); subkey: timer name; fire_at: when
+    WINDOW = "window"  # namespace: ""; subkey: "<start µs>/<end µs>"; fire_at: when it expires
+    POSITION = "position"  # a source partition's position and running maximum
+    COUNTER = "counter"  # namespace: what is counted, e.g. "consumed"; subkey: stream; value: absolute count
+    PARKED = "parked"
+
+
+@dataclass(slots=True)
+class Entries:
+    """Changes to keyed things of one kind and namespace: columns of equal length, newest value per (key, subkey).
+
+    Attributes:
+        keys: the keys as JSON text (`keys.key_text`), `b'""'` for things without a key.
+        key_hashes: their hashes, 0 for things without a key.
+        subkeys: "" where the kind has none.
+        values: JSON text, or None for a tombstone. Must be storable: see `model.delta.storable`.
+        fire_ats: µs, for timers and windows; INSTANT_MAX otherwise.
+    """
+
+    kind: Kind
+    namespace: str
+    keys: list[bytes] = field(default_factory=list)
+    key_hashes: list[int] = field(default_factory=list)
+    subkeys: list[str] = field(default_factory=list)
+    values: list[bytes | None] = field(default_factory=list)
+    fire_ats: list[int] = field(default_factory=list)
+
+    def add(self, key: bytes, key_hash: int, subkey: str, value: bytes | None, fire_at: int = INSTANT_MAX) -> None:
+        """Append one change; each (key, subkey) at most once in one delta."""
+        self.keys.append(key)
+        self.key_hashes.append(key_hash)
+        self.subkeys.append(subkey)
+        self.values.append(value)
+        self.fire_ats.append(fire_at)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+Delta = tuple[Entries, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The right to write one interval, while the worker's lease lasts (I1)."""
+
+    interval_id: int
+    sequencer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """All segments of `producer` up to `seq`, in every subscription of this consumer, are consumed (I3)."""
+
+    producer: int
+    seq: int
+    watermark: Instant
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSlice:
+    """One consumer interval's part of a segment: encoded Arrow, checked on reading."""
+
+    records: int
+    payload: bytes
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Records of one subscription by one producer's bundle, for consumers that did not take them in memory.
+
+    Attributes:
+        subscription_id: which subscription.
+        seq: the producer's bundle number (the checkpoint's).
+        previous_seq: the seq of the previous segment written for this subscription, 0 for none.
+        watermark: the producer's low watermark at seq.
+        slices: one per interval of the consuming computation, in the order of its intervals; None where
+            that consumer takes its records in memory or has none.
+        event_time_lo, event_time_hi: smallest and largest event time.
+    """
+
+    subscription_id: int
+    seq: int
+    previous_seq: int
+    watermark: Instant
+    slices: tuple[StoredSlice | None, ...]
+    event_time_lo: Instant
+    event_time_hi: Instant
+
+
+@dataclass(frozen=True, slots=True)
+class DedupeRun:
+    """The dedupe ids that one bundle of a source saw, duplicates too, as a sorted run.
+
+    Attributes:
+        ids: 16 bytes each, sorted, concatenated.
+        times: int64 little-endian, when each id was last seen on the dedupe clock, in the order of `ids`.
+        expires_at: when the last of them leaves the horizon, on the dedupe clock.
+        clock: the dedupe clock's running maximum at this commit; runs with expires_at < clock are dead.
+    """
+
+    ids: bytes
+    times: bytes
+    expires_at: Instant
+    clock: Instant
+
+
+@dataclass(slots=True)
+class ResultRows:
+    """Rows for one result table.
+
+    Attributes:
+        table_id: the table, as deployed.
+        columns: one Arrow array or Python list per column of the table spec, in its order (key columns,
+            then `window_start`, `window_end` for windowed tables, then values, then `pane_index`,
+            `pane_timing`, `late_count` for windowed tables). Event-time columns are int64 µs; the store
+            converts them to timestamptz. `ordinal` for record tables is the row's place in the bundle.
+        count: rows.
+        first: every row is a first pane (absent from the table unless something is wrong), so it may be copied.
+    """
+
+    table_id: int
+    columns: list[pa.Array | list[Any]]
+    count: int
+    first: bool
+
+
+@dataclass(slots=True)
+class LateRows:
+    """Records too late for their window: columns of equal length, for `mill.late_records`."""
+
+    stream: str
+    computation: str
+    keys: list[bytes] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+    event_times: list[int] = field(default_factory=list)
+    watermarks: list[int] = field(default_factory=list)
+    window_starts: list[int | None] = field(default_factory=list)
+    window_ends: list[int | None] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.payloads)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A record set aside: nothing is lost.
+
+    Attributes:
+        reason: a word for the class of failure: "undecodable", "oversize", "event_time", "future",
+            "refused", "user_error", "key".
+        detail: what exactly, one line; with the traceback for user errors.
+        payload: the record's bytes as received, or as JSON when it was a millpy record.
+        stream, computation: where it was on its way.
+        position: where in the source (file and offset, topic), as JSON-able text.
+    """
+
+    reason: str
+    detail: str
+    payload: bytes
+    stream: str
+    computation: str
+    position: str = ""
+    traceback: str = ""
+    event_time: int | None = None
+    key: bytes | None = None
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """All that must change for one bundle of one interval; commits whole or not at all (I2)."""
+
+    grant: Grant
+    bundle: int
+    """The number that this commit gives the interval: the stored one is bundle - 1."""
+    input_watermark: Instant
+    low_watermark: Instant
+    oldest_work: Instant = INSTANT_MAX
+    processing_floor: Instant = INSTANT_MIN
+    delta: Delta = ()
+    cursors: Sequence[Cursor] = ()
+    segments: Sequence[Segment] = ()
+    dedupe_run: DedupeRun | None = None
+    results: Sequence[ResultRows] = ()
+    late: Sequence[LateRows] = ()
+    dead_letters: Sequence[DeadLetter] = ()

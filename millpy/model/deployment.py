@@ -1,0 +1,164 @@
+"""A graph as the database knows it: specs go in, a `Deployment` with ids comes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+import pyarrow as pa
+import xxhash
+
+from millpy.model.keys import KeyInterval
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSpec:
+    """One column of a result table. `sql_type` is one of: text, bigint, double precision, boolean, bytea,
+    timestamptz, uuid, jsonb.
+    """
+
+    name: str
+    sql_type: str
+    nullable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TableSpec:
+    """A result table in the graph's own schema.
+
+    windowed: `keys`, window_start, window_end, `values`, pane_index, pane_timing, late_count,
+        + emitted_at, interval_id, bundle; primary key (keys, window_start, window_end); newest pane only.
+    records: `values`, event_time, ordinal, + emitted_at, interval_id, bundle;
+        primary key (interval_id, bundle, ordinal); one row a record, `keys` is empty.
+    `ResultRows.columns` has the columns before the `+`, in this order.
+    """
+
+    name: str
+    kind: Literal["windowed", "records"]
+    computation: str
+    stream: str
+    keys: tuple[ColumnSpec, ...]
+    values: tuple[ColumnSpec, ...]
+    allowed_lateness_us: int = 0
+
+    def columns(self) -> tuple[ColumnSpec, ...]:
+        """The columns of `ResultRows.columns`, in order."""
+        if self.kind == "windowed":
+            return (
+                *self.keys,
+                ColumnSpec("window_start", "timestamptz", False),
+                ColumnSpec("window_end", "timestamptz", False),
+                *self.values,
+                ColumnSpec("pane_index", "bigint", False),
+                ColumnSpec("pane_timing", "text", False),
+                ColumnSpec("late_count", "bigint", False),
+            )
+        return (
+            *self.values,
+            ColumnSpec("event_time", "timestamptz", False),
+            ColumnSpec("ordinal", "bigint", False),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ComputationSpec:
+    """One computation: an injector with its source partitions, or a stage with its key intervals.
+
+    `meaning` is what must not change under stored state: windows, aggregators, cells, key types.
+    """
+
+    name: str
+    kind: Literal["injector", "stage"]
+    partitions: tuple[str, ...] = ()
+    intervals: int = 0
+    meaning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSpec:
+    """A named, typed stream and the computation that produces it."""
+
+    name: str
+    producer: str
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionSpec:
+    """A stream as one computation consumes it, by its key. `input` is its index among the consumer's inputs."""
+
+    stream: str
+    consumer: str
+    input: int
+    key_fields: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSpec:
+    """A whole graph; computations in topological order."""
+
+    name: str
+    computations: tuple[ComputationSpec, ...]
+    streams: tuple[StreamSpec, ...]
+    subscriptions: tuple[SubscriptionSpec, ...]
+    tables: tuple[TableSpec, ...]
+
+    def description(self) -> dict[str, object]:
+        """The graph as plain JSON-able data: what is stored, compared and shown when a deploy is refused."""
+        return {
+            "computations": {
+                c.name: {
+                    "kind": c.kind,
+                    "partitions": list(c.partitions),
+                    "intervals": c.intervals,
+                    "meaning": c.meaning,
+                }
+                for c in self.computations
+            },
+            "streams": {
+                s.name: {"producer": s.producer, "schema": [f"{f.name}: {f.type}" for f in s.schema]}
+                for s in self.streams
+            },
+            "subscriptions": [[s.stream, s.consumer, s.input, list(s.key_fields)] for s in self.subscriptions],
+            "tables": {
+                t.name: [t.kind, t.stream, *(f"{c.name} {c.sql_type}" for c in t.columns())] for t in self.tables
+            },
+        }
+
+    def fingerprint(self) -> str:
+        """A short hash of the description."""
+        return xxhash.xxh3_128_hexdigest(msgspec.json.encode(self.description(), order="sorted"))
+
+
+@dataclass(frozen=True, slots=True)
+class DeployedInterval:
+    """One interval as deployed: the unit of ownership.
+
+    `index` is its place among its computation's intervals; `keys` the range of a stage's interval, None for an
+    injector's, whose `partition` names the source partition.
+    """
+
+    interval_id: int
+    computation: str
+    index: int
+    keys: KeyInterval | None
+    partition: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """The ids of a deployed graph."""
+
+    graph_id: int
+    version: int
+    name: str
+    intervals: tuple[DeployedInterval, ...]
+    subscription_ids: dict[tuple[str, str, int], int]
+    """(stream, consumer, input) -> id."""
+    table_ids: dict[str, int]
+    """Table name -> id."""
+
+    def of(self, computation: str) -> tuple[DeployedInterval, ...]:
+        """A computation's intervals, by index."""
+        return tuple(sorted((i for i in self.intervals if i.computation == computation), key=lambda i: i.index))

@@ -1,0 +1,133 @@
+"""Keys: canonical bytes, hashes, intervals of the 32-bit hash space.
+
+Canonical bytes outlive processes, versions and machines: golden vectors pin them in tests/unit/test_keys.py.
+
+    str    b"s" + UTF-8                      int    b"i" + 8 bytes, big-endian two's complement
+    bool   b"b" + one byte                   UUID   b"u" + 16 bytes
+    bytes  b"y" + the bytes                  tuple  b"t" + per member: 4 bytes length, canonical bytes
+
+No floats: 0.0 and -0.0 are equal and have different bytes. No null: a nullable field cannot be a key.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NewType
+from uuid import UUID
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+
+KeyHash = NewType("KeyHash", int)
+Key = str | int | bool | UUID | bytes | tuple[Any, ...]
+KEY_TYPES = (str, int, bool, UUID, bytes)
+KEY_SPACE = 2**32
+
+
+def canonical_bytes(key: Key) -> bytes:
+    """The bytes whose hash places a key; see the module for the format."""
+    if isinstance(key, str):
+        return b"s" + key.encode()
+    if isinstance(key, bool):
+        return b"b\x01" if key else b"b\x00"
+    if isinstance(key, int):
+        return b"i" + key.to_bytes(8, "big", signed=True)
+    if isinstance(key, UUID):
+        return b"u" + key.bytes
+    if isinstance(key, bytes):
+        return b"y" + key
+    parts = [canonical_bytes(member) for member in key]
+    return b"t" + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+
+def key_hash(key: Key) -> KeyHash:
+    """The place of a key in [0, 2**32)."""
+    return KeyHash(xxhash.xxh3_64_intdigest(canonical_bytes(key)) >> 32)
+
+
+def key_text(key: Key) -> bytes:
+    """A key as JSON, as it is stored in `mill.keyed`: `"dev-1"`, `7`, `["a", 3]`; UUIDs and bytes as text."""
+    return msgspec.json.encode(key)
+
+
+def key_from_text(text: bytes | str, key_types: tuple[type, ...]) -> Key:
+    """The inverse of `key_text`, given the Python types of the key's fields."""
+    if len(key_types) == 1:
+        return msgspec.json.decode(text, type=key_types[0])
+    return msgspec.json.decode(text, type=tuple[key_types])  # type: ignore[valid-type]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class KeyInterval:
+    """A half-open range [lo, hi) of the key-hash space: the unit of ownership of a computation (I1)."""
+
+    lo: int
+    hi: int
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.lo < self.hi <= KEY_SPACE, (self.lo, self.hi)
+
+    def covers(self, hashed: KeyHash) -> bool:
+        """Whether the hash is in [lo, hi)."""
+        return self.lo <= hashed < self.hi
+
+
+def tile(count: int) -> list[KeyInterval]:
+    """Cut the whole key space into `count` intervals that touch and do not overlap (I1)."""
+    assert count >= 1, count
+    bounds = [KEY_SPACE * index // count for index in range(count + 1)]
+    return [KeyInterval(lo, hi) for lo, hi in itertools.pairwise(bounds)]
+
+
+@dataclass(slots=True)
+class KeyColumn:
+    """The keys of n records, each distinct key once.
+
+    Attributes:
+        codes: int32[n], index into `keys` per record.
+        keys: the distinct keys, in order of first appearance for small columns, else any order.
+        hashes: int64[len(keys)], the key hash of each distinct key.
+    """
+
+    codes: npt.NDArray[np.int32]
+    keys: list[Key]
+    hashes: npt.NDArray[np.int64]
+
+    def take(self, rows: npt.NDArray[np.int64]) -> KeyColumn:
+        """The keys of some rows; keys that no row uses any more are dropped."""
+        used, codes = np.unique(self.codes[rows], return_inverse=True)
+        return KeyColumn(codes.astype(np.int32), [self.keys[code] for code in used], self.hashes[used])
+
+
+class KeyHasher:
+    """Remembers the hash of keys that come again; bounded."""
+
+    def __init__(self, keys_max: int = 500_000) -> None:
+        self._hashes: dict[Key, int] = {}
+        self._keys_max = keys_max
+
+    def hashes(self, keys: Sequence[Key]) -> npt.NDArray[np.int64]:
+        """int64[len(keys)]: the hash of each key."""
+        known = self._hashes
+        if len(known) > self._keys_max:
+            known.clear()
+        found = []
+        for key in keys:
+            # True == 1 and hash(True) == hash(1), but their canonical bytes differ.
+            name = (key,) if isinstance(key, bool) else key
+            hashed = known.get(name)
+            if hashed is None:
+                hashed = known[name] = key_hash(key)
+            found.append(hashed)
+        return np.array(found, dtype=np.int64)
+
+
+def distinct(column: pa.Array) -> tuple[npt.NDArray[np.int32], list[Any]]:
+    """Codes per row and the distinct values of an Arrow column without nulls."""
+    encoded = column.dictionary_encode()
+    return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int32), encoded.dictionary.to_pylist()

@@ -1,0 +1,276 @@
+"""Records of one stream: as Arrow columns, as typed objects, or as both once asked.
+
+A stream is typed by a `msgspec.Struct`. Columns are what bulk work reads; objects are what a user's own
+function reads, and the cheap form of a handful of records (a one-row Arrow call costs 0.1 ms).
+Beside the payload every record has an event time and, behind a source, the watermark before it (I9).
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millpy.errors import SchemaError
+from millpy.model.keys import KEY_TYPES, KeyColumn, KeyHasher, distinct
+
+Instants = npt.NDArray[np.int64]
+SMALL_RECORDS_MAX = 64
+"""Up to so many records are handled as objects rather than as columns."""
+
+ARROW_TYPES: dict[Any, pa.DataType] = {
+    str: pa.string(),
+    int: pa.int64(),
+    float: pa.float64(),
+    bool: pa.bool_(),
+    bytes: pa.binary(),
+    datetime: pa.timestamp("us", tz="UTC"),
+    UUID: pa.string(),
+}
+
+
+def without_none(annotation: Any) -> tuple[Any, bool]:
+    """An annotation without `| None` and without `Annotated`, and whether it had `| None`."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        annotation = typing.get_args(annotation)[0]
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        members = [member for member in typing.get_args(annotation) if member is not type(None)]
+        nullable = len(members) < len(typing.get_args(annotation))
+        if len(members) == 1:
+            return without_none(members[0])[0], nullable
+        return annotation, nullable
+    return annotation, False
+
+
+def arrow_type(annotation: Any) -> pa.DataType:
+    """The Arrow type of a field; structs, lists and dicts of what it knows nest.
+
+    Raises:
+        SchemaError: for an annotation that has no column type.
+    """
+    annotation, _ = without_none(annotation)
+    if annotation in ARROW_TYPES:
+        return ARROW_TYPES[annotation]
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is list:
+        return pa.list_(arrow_type(arguments[0]))
+    if origin is dict and arguments[0] is str:
+        return pa.map_(pa.string(), arrow_type(arguments[1]))
+    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
+        hints = typing.get_type_hints(annotation, include_extras=True)
+        return pa.struct([pa.field(name, arrow_type(hints[name])) for name in annotation.__struct_fields__])
+    raise SchemaError(
+        f"a field of type {annotation!r} has no column type",
+        hint="use str, int, float, bool, bytes, datetime, UUID, a Struct, or list and dict[str, …] of these",
+    )
+
+
+class RecordType:
+    """A stream's record class, its Arrow schema, and the way between the two."""
+
+    def __init__(self, struct: type[msgspec.Struct]) -> None:
+        if not (isinstance(struct, type) and issubclass(struct, msgspec.Struct)):
+            raise SchemaError(f"{struct!r} is not a msgspec.Struct", hint="class Reading(msgspec.Struct): …")
+        self.struct = struct
+        self.fields: tuple[str, ...] = tuple(struct.__struct_fields__)
+        hints = typing.get_type_hints(struct, include_extras=True)
+        self.annotations = {name: hints[name] for name in self.fields}
+        self.schema = pa.schema([pa.field(name, arrow_type(hints[name])) for name in self.fields])
+        # Nested values and UUIDs come out of Arrow as dicts and text and have to be converted.
+        self._flat = all(without_none(hints[name])[0] in ARROW_TYPES for name in self.fields)
+        self._uuids = [n for n in self.fields if without_none(hints[n])[0] is UUID]
+        self._moments = [n for n in self.fields if without_none(hints[n])[0] is datetime]
+
+    def __repr__(self) -> str:
+        return f"RecordType({self.struct.__name__})"
+
+    def field_type(self, name: str) -> type:
+        """The Python type of a field, without `| None`."""
+        return without_none(self.annotations[name])[0]  # type: ignore[no-any-return]
+
+    def is_nullable(self, name: str) -> bool:
+        """Whether the field may be None."""
+        return without_none(self.annotations[name])[1]
+
+    def batch_of(self, objects: Sequence[Any]) -> pa.RecordBatch:
+        """Objects as columns."""
+        if not self._flat:
+            rows = [
+                {n: msgspec.to_builtins(getattr(o, n), builtin_types=(datetime, bytes)) for n in self.fields}
+                for o in objects
+            ]
+            return pa.RecordBatch.from_pylist(rows, schema=self.schema)
+        columns = []
+        for field in self.schema:
+            values: list[Any] = [getattr(o, field.name) for o in objects]
+            if field.name in self._uuids:
+                values = [None if v is None else str(v) for v in values]
+            columns.append(pa.array(values, field.type))
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def objects_of(self, batch: pa.RecordBatch) -> list[Any]:
+        """Columns as objects of the struct."""
+        if not self._flat or self._uuids:
+            return msgspec.convert(batch.to_pylist(maps_as_pydicts="strict"), type=list[self.struct])  # type: ignore[name-defined, no-any-return]
+        if not self.fields:
+            return [self.struct() for _ in range(batch.num_rows)]
+        columns = [batch.column(name).to_pylist() for name in self.fields]
+        if self.struct.__struct_config__.kw_only if hasattr(self.struct.__struct_config__, "kw_only") else False:
+            return [self.struct(**dict(zip(self.fields, row, strict=True))) for row in zip(*columns, strict=True)]
+        try:
+            return list(map(self.struct, *columns))
+        except TypeError:  # keyword-only fields
+            return [self.struct(**dict(zip(self.fields, row, strict=True))) for row in zip(*columns, strict=True)]
+
+    def key_types(self, fields: Sequence[str]) -> tuple[type, ...]:
+        """The Python types of key fields.
+
+        Raises:
+            SchemaError: when a field does not exist, may be None, or has a type that cannot be a key.
+        """
+        for name in fields:
+            if name not in self.annotations:
+                raise SchemaError(
+                    f"{self.struct.__name__} has no field {name!r}", hint=f"it has {', '.join(self.fields)}"
+                )
+            if self.is_nullable(name):
+                raise SchemaError(f"{name!r} of {self.struct.__name__} may be None and cannot be a key")
+            if self.field_type(name) not in KEY_TYPES:
+                raise SchemaError(
+                    f"{name!r} of {self.struct.__name__} cannot be a key", hint="keys are str, int, bool, UUID or bytes"
+                )
+        return tuple(self.field_type(name) for name in fields)
+
+
+class Records:
+    """n records of one type with their event times; immutable by convention.
+
+    Attributes:
+        type: their record type.
+        event_times: int64[n], µs since the epoch.
+        watermarks: int64[n], the source's watermark before each record; None behind a keyed stage.
+    """
+
+    __slots__ = ("_batch", "_objects", "event_times", "type", "watermarks")
+
+    def __init__(
+        self,
+        record_type: RecordType,
+        event_times: Instants,
+        *,
+        watermarks: Instants | None = None,
+        batch: pa.RecordBatch | None = None,
+        objects: list[Any] | None = None,
+    ) -> None:
+        assert batch is not None or objects is not None, "records need columns or objects"
+        assert batch is None or batch.num_rows == len(event_times), (batch and batch.num_rows, len(event_times))
+        assert objects is None or len(objects) == len(event_times), len(event_times)
+        assert watermarks is None or len(watermarks) == len(event_times)
+        self.type = record_type
+        self.event_times = event_times
+        self.watermarks = watermarks
+        self._batch = batch
+        self._objects = objects
+
+    @classmethod
+    def none(cls, record_type: RecordType) -> Records:
+        """No records."""
+        return cls(record_type, np.empty(0, np.int64), objects=[])
+
+    def __len__(self) -> int:
+        return len(self.event_times)
+
+    @property
+    def small(self) -> bool:
+        """Whether they are so few that plain Python beats column calls."""
+        return len(self.event_times) <= SMALL_RECORDS_MAX
+
+    def batch(self) -> pa.RecordBatch:
+        """The payload as columns in the order of `type.schema`."""
+        if self._batch is None:
+            assert self._objects is not None
+            self._batch = self.type.batch_of(self._objects)
+        return self._batch
+
+    def objects(self) -> list[Any]:
+        """The payload as objects of `type.struct`."""
+        if self._objects is None:
+            assert self._batch is not None
+            self._objects = self.type.objects_of(self._batch)
+        return self._objects
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Records:
+        """Some rows, by index, in the order given."""
+        return Records(
+            self.type,
+            self.event_times[rows],
+            watermarks=None if self.watermarks is None else self.watermarks[rows],
+            batch=None if self._batch is None else self._batch.take(pa.array(rows)),
+            objects=None
+            if self._objects is None or (self._batch is not None and len(rows) > SMALL_RECORDS_MAX)
+            else [self._objects[row] for row in rows],
+        )
+
+    def slice(self, start: int, end: int) -> Records:
+        """Rows [start, end)."""
+        return Records(
+            self.type,
+            self.event_times[start:end],
+            watermarks=None if self.watermarks is None else self.watermarks[start:end],
+            batch=None if self._batch is None else self._batch.slice(start, end - start),
+            objects=None if self._objects is None else self._objects[start:end],
+        )
+
+    def keys(self, fields: Sequence[str], hasher: KeyHasher) -> KeyColumn:
+        """The keys of all rows by one field (scalar keys) or several (tuple keys)."""
+        if self._batch is None or (self._objects is not None and self.small):
+            objects = self.objects()
+            if len(fields) == 1:
+                name = fields[0]
+                per_row = [getattr(o, name) for o in objects]
+            else:
+                per_row = [tuple(getattr(o, name) for name in fields) for o in objects]
+            index: dict[Any, int] = {}
+            codes = np.fromiter((index.setdefault(k, len(index)) for k in per_row), np.int32, len(per_row))
+            keys = list(index)
+            return KeyColumn(codes, keys, hasher.hashes(keys))
+        codes, keys = self._distinct_field(fields[0])
+        if len(fields) > 1:
+            tuples: list[Any] = [(k,) for k in keys]
+            for name in fields[1:]:
+                more_codes, more_keys = self._distinct_field(name)
+                combined = codes.astype(np.int64) * len(more_keys) + more_codes
+                used, inverse = np.unique(combined, return_inverse=True)
+                tuples = [(*tuples[u // len(more_keys)], more_keys[u % len(more_keys)]) for u in used.tolist()]
+                codes = inverse.astype(np.int32)
+            keys = tuples
+        return KeyColumn(codes, keys, hasher.hashes(keys))
+
+    def _distinct_field(self, name: str) -> tuple[npt.NDArray[np.int32], list[Any]]:
+        codes, values = distinct(self.batch().column(name))
+        return codes, [UUID(v) for v in values] if self.type.field_type(name) is UUID else values
+
+
+def concat(parts: Sequence[Records]) -> Records:
+    """Join records of one type, in order; at least one part."""
+    if len(parts) == 1:
+        return parts[0]
+    watermarks = None
+    if all(part.watermarks is not None for part in parts):
+        watermarks = np.concatenate([part.watermarks for part in parts])  # type: ignore[misc]
+    event_times = np.concatenate([part.event_times for part in parts])
+    if all(part._objects is not None for part in parts):
+        objects = [o for part in parts for o in part.objects()]
+        return Records(parts[0].type, event_times, watermarks=watermarks, objects=objects)
+    table = pa.Table.from_batches([part.batch() for part in parts]).combine_chunks()
+    return Records(
+        parts[0].type, event_times, watermarks=watermarks, batch=table.to_batches(max_chunksize=len(event_times))[0]
+    )

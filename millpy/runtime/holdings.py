@@ -1,0 +1,158 @@
+"""Holdings: the intervals that a worker owns, from claim to release.
+
+A claim raises the sequencer; what a predecessor left is read in a later statement. After any failed or unknown commit
+the worker takes its intervals over from itself, which waits for a commit in flight, and reads everything again: the
+database is the authority, soft state is always dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from uuid import UUID
+
+from millpy.clock import Clock
+from millpy.graph import InjectorNode
+from millpy.injectors.intake import Intake
+from millpy.injectors.protocol import Injector, SourceSetup
+from millpy.limits import Limits
+from millpy.model.checkpoint import Grant
+from millpy.runtime.balance import moves
+from millpy.runtime.ownership import Lease
+from millpy.runtime.plan import Plan
+from millpy.runtime.probe import Point, Probe
+from millpy.runtime.soft_state import Owned, owned
+from millpy.store.protocol import Event, Opened, Store, WorkerInfo
+
+log = logging.getLogger(__name__)
+
+
+class Holdings:
+    """Soft state by interval id, and the store calls that begin and end it."""
+
+    def __init__(
+        self,
+        store: Store,
+        plan: Plan,
+        worker_id: UUID,
+        lease: Lease,
+        limits: Limits,
+        clock: Clock,
+        probe: Probe,
+        wake: asyncio.Event,
+        only: Sequence[str],
+    ) -> None:
+        self._store = store
+        self._plan = plan
+        self._worker_id = worker_id
+        self._lease = lease
+        self._limits = limits
+        self._clock = clock
+        self._probe = probe
+        self._wake = wake
+        self._only = frozenset(only)
+        self.intervals: dict[int, Owned] = {}
+
+    async def rebalance(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Look at the ownership table: (what to claim, what to give up)."""
+        ownership = await self._store.ownership(self._plan.deployment.graph_id)
+        computations = {
+            c.name: [i.interval_id for i in c.intervals] for c in self._plan if not self._only or c.name in self._only
+        }
+        decided = moves(self._worker_id, ownership, computations, frozenset(self.intervals))
+        return decided.claim, decided.give_up
+
+    async def claim(self, interval_ids: Sequence[int]) -> int:
+        """Claim free intervals and open them; returns how many."""
+        grants = await self._store.claim(self._worker_id, interval_ids)
+        if not grants:
+            return 0
+        await self._probe.reach(Point.AFTER_CLAIM)
+        await self._open(grants, {})
+        log.info("claimed %d intervals: %s", len(grants), [grant.interval_id for grant in grants])
+        graph_id = self._plan.deployment.graph_id
+        await self._store.record_events(
+            graph_id, [Event("claimed", {"worker": str(self._worker_id), "intervals": [g.interval_id for g in grants]})]
+        )
+        return len(grants)
+
+    async def release(self, interval_ids: Sequence[int]) -> None:
+        """Fold and give intervals up; no turn may hold them any more."""
+        leaving = [self.intervals.pop(i) for i in interval_ids if i in self.intervals]
+        for interval in leaving:
+            if interval.injector is not None:
+                await interval.injector.close()
+        for interval in leaving:
+            if interval.unfolded_bytes:
+                await self._store.fold(interval.grant, bytes_max=self._limits.unfolded_bytes_max)
+        await self._probe.reach(Point.BEFORE_RELEASE)
+        await self._store.release(self._worker_id, [interval.grant for interval in leaving])
+
+    async def recover(self) -> None:
+        """Take everything over from oneself and start from what is stored."""
+        grants = [interval.grant for interval in self.intervals.values()]
+        for interval in self.intervals.values():
+            if interval.injector is not None:
+                await interval.injector.close()
+                interval.injector = None
+        if not self._lease.is_trusted() or self._lease.expired:
+            await self.announce()
+        fresh = await self._store.take_over_from_self(self._worker_id, grants) if grants else []
+        self.intervals.clear()
+        await self._open(fresh, {})
+
+    async def announce(self) -> None:
+        """Register with the store: a lease from now on."""
+        started = self._clock.monotonic()
+        info = WorkerInfo(self._worker_id, self._plan.deployment.graph_id, tuple(sorted(self._only)))
+        await self._store.register(info, self._limits.lease_ttl_s)
+        self._lease.renewed(started)
+
+    async def restart(self) -> None:
+        """Read everything again under the same grants, keeping live sources (nothing was committed)."""
+        kept = {interval_id: interval.injector for interval_id, interval in self.intervals.items()}
+        grants = [interval.grant for interval in self.intervals.values()]
+        await self._open(grants, kept)
+
+    async def _open(self, grants: Sequence[Grant], kept: dict[int, Injector | None]) -> None:
+        if not grants:
+            return
+        opened = await self._store.read(grants, state_rows_max=self._limits.state_preload_rows_max)
+        for grant, found in zip(grants, opened, strict=True):
+            self.intervals[grant.interval_id] = await self._open_one(grant, found, kept.get(grant.interval_id))
+
+    async def _open_one(self, grant: Grant, found: Opened, injector: Injector | None) -> Owned:
+        plan = self._plan.by_interval[grant.interval_id]
+        deployed = next(i for i in plan.intervals if i.interval_id == grant.interval_id)
+        interval = owned(grant, deployed, plan, found, self._clock.monotonic())
+        if plan.stage is not None:
+            interval.stage = plan.stage.open(found.recovered)
+            return interval
+        node = plan.node
+        assert isinstance(node, InjectorNode)
+        runs = await self._store.load_dedupe_runs(grant) if node.dedupe is not None else ()
+        interval.intake = Intake(node, self._limits, found.recovered, runs)
+        if injector is None and not interval.finished:
+            injector = node.source.connect(self._setup(node, deployed.partition))
+            await injector.open(interval.intake.position)
+        interval.injector = injector
+        return interval
+
+    def _setup(self, node: InjectorNode, partition: str) -> SourceSetup:
+        return SourceSetup(
+            graph=self._plan.deployment.name,
+            stream=node.name,
+            partition=partition,
+            limits=self._limits,
+            clock=self._clock,
+            ready=self._wake,
+            trusted=self._lease.is_trusted,
+        )
+
+    async def close(self) -> None:
+        """Disconnect all sources; nothing is released."""
+        for interval in self.intervals.values():
+            if interval.injector is not None:
+                await interval.injector.close()
+        self.intervals.clear()

@@ -1,0 +1,102 @@
+"""Folding, retention and backpressure: off the hot path, each a single step that a task or a test can call.
+
+Folding brings an interval's deltas into rows when its unfolded bytes or their age pass a limit; a commit goes on
+meanwhile. Retention turns the rings. Backpressure pauses the injectors while the stored backlog is above its mark.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from millpy.clock import Clock
+from millpy.errors import OwnershipError
+from millpy.limits import Limits
+from millpy.runtime.holdings import Holdings
+from millpy.runtime.plan import Plan
+from millpy.runtime.probe import Point, Probe
+from millpy.runtime.soft_state import Owned
+from millpy.store.protocol import Store
+
+log = logging.getLogger(__name__)
+FOLD_PIECE_BYTES = 64_000_000
+
+
+class Housekeeping:
+    """What a worker does beside its turns."""
+
+    def __init__(
+        self, store: Store, plan: Plan, holdings: Holdings, limits: Limits, clock: Clock, probe: Probe
+    ) -> None:
+        self._store = store
+        self._plan = plan
+        self._holdings = holdings
+        self._limits = limits
+        self._clock = clock
+        self._probe = probe
+        self._folded: list[tuple[int, int, int, int]] = []
+
+    def _due(self) -> list[Owned]:
+        intervals = [i for i in self._holdings.intervals.values() if i.unfolded_bytes]
+        total = sum(interval.unfolded_bytes for interval in intervals)
+        now = self._clock.monotonic()
+        if total >= self._limits.fold_bytes:
+            return sorted(intervals, key=lambda i: -i.unfolded_bytes)
+        return [i for i in intervals if now - i.unfolded_since >= self._limits.fold_every_s]
+
+    async def fold(self) -> bool:
+        """Fold the intervals that are due; False when none was."""
+        due = self._due()
+        for interval in due:
+            await self.fold_one(interval)
+        return bool(due)
+
+    async def fold_one(self, interval: Owned) -> None:
+        """Fold one interval; the stepping side learns of it through `apply_folds`."""
+        before = interval.unfolded_bytes
+        try:
+            await self._probe.reach(Point.BEFORE_FOLD_END)
+            folded = await self._store.fold(interval.grant, bytes_max=FOLD_PIECE_BYTES)
+        except OwnershipError:
+            return  # somebody else folds it now; the next commit says so too
+        await self._probe.reach(Point.AFTER_FOLD)
+        self._folded.append((interval.interval_id, interval.grant.sequencer, folded, before))
+
+    def apply_folds(self) -> None:
+        """Tell soft state what is rows now; called between turns."""
+        folds, self._folded = self._folded, []
+        for interval_id, sequencer, folded, size in folds:
+            interval = self._holdings.intervals.get(interval_id)
+            if interval is None or interval.grant.sequencer != sequencer:
+                continue
+            interval.folded_bundle = folded
+            interval.unfolded_bytes = max(0, interval.unfolded_bytes - size)
+            interval.unfolded_since = self._clock.monotonic()
+            if interval.stage is not None:
+                interval.stage.folded(folded)
+
+    def unfolded_bytes(self) -> int:
+        """Delta bytes of this worker that are not rows yet."""
+        return sum(interval.unfolded_bytes for interval in self._holdings.intervals.values())
+
+    async def turn_rings(self) -> None:
+        """Start new epochs and free slots where that is due."""
+        freed = await self._store.turn_rings(epoch_s=self._limits.epoch_s, epoch_bytes=self._limits.epoch_bytes)
+        if freed:
+            await self._probe.reach(Point.AFTER_SLOT_FREED)
+
+    async def relieve(self) -> None:
+        """Pause the injectors above the high mark, resume them below the low one; nothing is ever dropped."""
+        injectors = [i for i in self._holdings.intervals.values() if i.plan.stage is None]
+        if not injectors:
+            return
+        backlog = await self._store.backlog(self._plan.deployment.graph_id)
+        records = sum(pending.records for pending in backlog.values())
+        size = sum(pending.bytes for pending in backlog.values())
+        limits = self._limits
+        for interval in injectors:
+            if records > limits.backlog_records_high or size > limits.backlog_bytes_high:
+                if not interval.paused:
+                    log.warning("backlog of %d records, %d bytes: %s pauses", records, size, interval.plan.name)
+                interval.paused = True
+            elif records < limits.backlog_records_low and size < limits.backlog_bytes_low:
+                interval.paused = False

@@ -1,0 +1,101 @@
+"""Leases: how long this process may believe that it is alive.
+
+The server's clock decides expiry. Local trust ends at *attempt start + ttl - margin* on the monotonic clock, so a slow
+answer cannot stretch it. Trust is a courtesy that saves useless work: what protects the data is the fence in every
+commit (I1, I2). A thread sends heartbeats on a connection of its own, so neither a long step nor a slow commit loses the
+lease; a watchdog stops it when the worker's loop makes no progress, so a stuck worker does.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Protocol
+from uuid import UUID
+
+from millpy.clock import Clock
+from millpy.errors import TransientError
+from millpy.limits import Limits
+
+log = logging.getLogger(__name__)
+
+
+class Heart(Protocol):
+    """Sends one heartbeat, blocking, on a connection of its own."""
+
+    def beat(self, worker_id: UUID, ttl_s: float) -> bool:
+        """Renew the lease; False when it had expired. Raises TransientError."""
+        ...
+
+    def close(self) -> None:
+        """Give the connection back."""
+        ...
+
+
+class Lease:
+    """Trust in the worker's own lease; written by the heartbeat thread, read by everybody."""
+
+    def __init__(self, limits: Limits, clock: Clock) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._trusted_until = float("-inf")
+        self._progress_at = clock.monotonic()
+        self.expired = False
+
+    def renewed(self, attempt_started: float) -> None:
+        """The server has answered an attempt that began then."""
+        self._trusted_until = attempt_started + self._limits.lease_ttl_s - self._limits.lease_margin_s
+        self.expired = False
+
+    def lost(self) -> None:
+        """The server says that the lease had expired."""
+        self._trusted_until = float("-inf")
+        self.expired = True
+
+    def is_trusted(self) -> bool:
+        """Whether work may be started and committed on it."""
+        return self._clock.monotonic() < self._trusted_until
+
+    def progressed(self) -> None:
+        """The worker's loop is alive."""
+        self._progress_at = self._clock.monotonic()
+
+    def is_stuck(self) -> bool:
+        """Whether the loop has not come round for longer than the watchdog allows."""
+        return self._clock.monotonic() - self._progress_at > self._limits.watchdog_s
+
+
+class HeartThread(threading.Thread):
+    """Renews a lease until stopped, or until the worker is stuck."""
+
+    def __init__(self, heart: Heart, worker_id: UUID, lease: Lease, limits: Limits, clock: Clock) -> None:
+        super().__init__(name="heartbeat", daemon=True)
+        self._heart = heart
+        self._worker_id = worker_id
+        self._lease = lease
+        self._limits = limits
+        self._clock = clock
+        self._stop = threading.Event()
+
+    def run(self) -> None:
+        """Beat, wait, beat."""
+        while not self._stop.wait(self._limits.heartbeat_s):
+            if self._lease.is_stuck():
+                log.error("worker makes no progress, lease is left to expire")
+                continue
+            attempt_started = self._clock.monotonic()
+            try:
+                alive = self._heart.beat(self._worker_id, self._limits.lease_ttl_s)
+            except TransientError as error:
+                log.warning("heartbeat failed: %s", error)
+                continue
+            if alive:
+                self._lease.renewed(attempt_started)
+            else:
+                self._lease.lost()
+        self._heart.close()
+
+    def stop(self) -> None:
+        """Send no more; joins the thread."""
+        self._stop.set()
+        self.join(timeout=self._limits.lease_ttl_s)

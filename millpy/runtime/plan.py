@@ -1,0 +1,143 @@
+"""The deployed graph as the runtime walks it: computations in topological order, who feeds whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from millpy.graph import Graph, InjectorNode, StageNode
+from millpy.limits import Limits
+from millpy.model.deployment import DeployedInterval, Deployment
+from millpy.model.record import RecordType
+from millpy.model.stage import Binding, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Outlet:
+    """One subscription as its producer sees it.
+
+    Attributes:
+        consumer_ids: interval ids of the consuming computation, by index.
+        los: int64, lower bound of each of those intervals, ascending from 0.
+    """
+
+    subscription_id: int
+    stream: str
+    consumer: str
+    input: int
+    key_fields: tuple[str, ...]
+    record_type: RecordType
+    consumer_ids: tuple[int, ...]
+    los: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Inlet:
+    """One subscription as its consumer sees it."""
+
+    subscription_id: int
+    input: int
+    key_fields: tuple[str, ...]
+    record_type: RecordType
+
+
+@dataclass(frozen=True, slots=True)
+class ComputationPlan:
+    """One computation with its neighbours.
+
+    Attributes:
+        inlets: by subscription id.
+        producers: producer interval id -> subscription ids that this computation has of it.
+        consumers: interval ids of all consuming computations (each once).
+        stage: None for an injector.
+    """
+
+    name: str
+    node: InjectorNode | StageNode
+    intervals: tuple[DeployedInterval, ...]
+    outlets: tuple[Outlet, ...]
+    inlets: dict[int, Inlet]
+    producers: dict[int, tuple[int, ...]]
+    consumers: tuple[int, ...]
+    stage: Stage | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All computations of one deployed graph, producers before consumers."""
+
+    deployment: Deployment
+    computations: tuple[ComputationPlan, ...]
+    by_interval: dict[int, ComputationPlan]
+
+    def names(self) -> tuple[str, ...]:
+        """Computation names in topological order."""
+        return tuple(computation.name for computation in self.computations)
+
+    def __iter__(self) -> Iterator[ComputationPlan]:
+        return iter(self.computations)
+
+
+def plan(graph: Graph, deployment: Deployment, limits: Limits) -> Plan:
+    """Join a graph with the ids under which it is deployed."""
+    stages = [node for node in graph.nodes if isinstance(node, StageNode)]
+    computations = []
+    for node in graph.nodes:
+        streams = [node.name] if isinstance(node, InjectorNode) else [stream.name for stream in node.outputs]
+        outlets = [outlet for stage in stages for outlet in _outlets(stage, deployment) if outlet.stream in streams]
+        inlets, producers = _inlets(node, deployment) if isinstance(node, StageNode) else ({}, {})
+        consumers = tuple(dict.fromkeys(c for outlet in outlets for c in outlet.consumer_ids))
+        stage = None
+        if isinstance(node, StageNode):
+            stage = node.logic.bind(_binding(node, deployment, frozenset(o.stream for o in outlets), limits))
+        computations.append(
+            ComputationPlan(
+                node.name, node, deployment.of(node.name), tuple(outlets), inlets, producers, consumers, stage
+            )
+        )
+    by_interval = {interval.interval_id: c for c in computations for interval in c.intervals}
+    return Plan(deployment, tuple(computations), by_interval)
+
+
+def _outlets(consumer: StageNode, deployment: Deployment) -> list[Outlet]:
+    intervals = deployment.of(consumer.name)
+    los = np.array([interval.keys.lo for interval in intervals if interval.keys is not None], np.int64)
+    return [
+        Outlet(
+            subscription_id=deployment.subscription_ids[(keyed.stream.name, consumer.name, index)],
+            stream=keyed.stream.name,
+            consumer=consumer.name,
+            input=index,
+            key_fields=keyed.fields,
+            record_type=keyed.stream.record_type,
+            consumer_ids=tuple(interval.interval_id for interval in intervals),
+            los=los,
+        )
+        for index, keyed in enumerate(consumer.inputs)
+    ]
+
+
+def _inlets(node: StageNode, deployment: Deployment) -> tuple[dict[int, Inlet], dict[int, tuple[int, ...]]]:
+    inlets: dict[int, Inlet] = {}
+    producers: dict[int, tuple[int, ...]] = {}
+    for index, keyed in enumerate(node.inputs):
+        subscription_id = deployment.subscription_ids[(keyed.stream.name, node.name, index)]
+        inlets[subscription_id] = Inlet(subscription_id, index, keyed.fields, keyed.stream.record_type)
+        for interval in deployment.of(keyed.stream.producer.name):
+            known = producers.get(interval.interval_id, ())
+            producers[interval.interval_id] = (*known, subscription_id)
+    return inlets, producers
+
+
+def _binding(node: StageNode, deployment: Deployment, subscribed: frozenset[str], limits: Limits) -> Binding:
+    return Binding(
+        computation=node.name,
+        inputs=node.input_specs(),
+        outputs={stream.name: stream.record_type for stream in node.outputs},
+        tables={stream.name: deployment.table_ids[stream.table] for stream in node.outputs if stream.table},
+        subscribed=subscribed,
+        limits=limits,
+    )

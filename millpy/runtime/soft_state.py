@@ -1,0 +1,122 @@
+"""What a worker holds of an interval in memory: valid for one sequencer, dropped after any failed commit.
+
+The store is the authority. Soft state runs ahead of it by the turns that are stepped and not yet committed; when
+one of those fails, all of it is dropped and read again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from millpy.injectors.intake import Intake
+from millpy.injectors.protocol import Injector
+from millpy.model.checkpoint import Cursor, Entries, Grant, Kind
+from millpy.model.deployment import DeployedInterval
+from millpy.model.stage import StageInterval
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
+from millpy.runtime.plan import ComputationPlan
+from millpy.store.protocol import Opened
+
+NO_KEY = b'""'
+
+
+@dataclass(slots=True)
+class Owned:
+    """One interval under one grant.
+
+    Attributes:
+        bundle: number of the last bundle stepped (committed or in flight).
+        cursors: producer interval -> position consumed and the watermark there (I3, I5).
+        moved: producers whose cursor has moved since the last checkpoint.
+        last_segments: subscription -> seq of the last segment written for it, those in flight included.
+        counters: (what, of what) -> absolute count (I8).
+        unfolded_bytes, unfolded_since: deltas above the folded bundle, and when the oldest was stepped.
+    """
+
+    grant: Grant
+    deployed: DeployedInterval
+    plan: ComputationPlan
+    bundle: int
+    input_watermark: Instant
+    low_watermark: Instant
+    processing_floor: Instant
+    folded_bundle: int
+    cursors: dict[int, Cursor]
+    last_segments: dict[int, int]
+    counters: dict[tuple[str, str], int]
+    unfolded_bytes: int
+    unfolded_since: float
+    stage: StageInterval | None = None
+    intake: Intake | None = None
+    injector: Injector | None = None
+    moved: set[int] = field(default_factory=set)
+    finished: bool = False
+    paused: bool = False
+    committed_at: float = 0.0
+
+    @property
+    def interval_id(self) -> int:
+        """Its interval."""
+        return self.deployed.interval_id
+
+    def is_current_with(self, producer: Owned, *, at_least: int = 0) -> bool:
+        """Whether it has consumed every segment of a local producer, so that bundles can come in memory.
+
+        `at_least` is a position that it will have reached by then.
+        """
+        last = max((producer.last_segments.get(s, 0) for s in self.plan.producers[producer.interval_id]), default=0)
+        return max(self.cursors[producer.interval_id].seq, at_least) >= last
+
+    def advance_cursor(self, producer: int, seq: int, watermark: Instant) -> None:
+        """Move to a producer's position; the watermark belongs to it and never regresses (I5)."""
+        before = self.cursors[producer]
+        assert seq >= before.seq, (producer, seq, before)
+        assert watermark >= before.watermark, (producer, watermark, before)
+        if seq > before.seq:
+            self.cursors[producer] = Cursor(producer, seq, watermark)
+            self.moved.add(producer)
+
+    def count(self, what: str, of: str, records: int) -> None:
+        """Add to a counter of I8."""
+        if records:
+            self.counters[(what, of)] = self.counters.get((what, of), 0) + records
+
+    def counter_entries(self, before: dict[tuple[str, str], int]) -> list[Entries]:
+        """Entries of the counters that are not what they were."""
+        changed: dict[str, Entries] = {}
+        for (what, of), value in self.counters.items():
+            if before.get((what, of)) != value:
+                entries = changed.setdefault(what, Entries(Kind.COUNTER, what))
+                entries.add(NO_KEY, 0, of, b"%d" % value)
+        return list(changed.values())
+
+
+def owned(grant: Grant, deployed: DeployedInterval, plan: ComputationPlan, opened: Opened, now: float) -> Owned:
+    """Soft state as it was read from the store, without its stage or injector."""
+    recovered = opened.recovered
+    counters = {
+        (entries.namespace, subkey): int(value)
+        for entries in recovered.entries
+        if entries.kind is Kind.COUNTER and entries.namespace in ("produced", "consumed", "late", "quarantined")
+        for subkey, value in zip(entries.subkeys, entries.values, strict=True)
+        if value is not None
+    }
+    cursors = {
+        producer: Cursor(producer, *opened.cursors.get(producer, (0, INSTANT_MIN))) for producer in plan.producers
+    }
+    return Owned(
+        grant=grant,
+        deployed=deployed,
+        plan=plan,
+        bundle=recovered.bundle,
+        input_watermark=recovered.input_watermark,
+        low_watermark=recovered.low_watermark,
+        processing_floor=recovered.processing_floor,
+        folded_bundle=recovered.folded_bundle,
+        cursors=cursors,
+        last_segments=dict(opened.last_segments),
+        counters=counters,
+        unfolded_bytes=opened.unfolded_bytes,
+        unfolded_since=now,
+        finished=plan.stage is None and recovered.low_watermark >= INSTANT_MAX,
+    )

@@ -1,0 +1,341 @@
+"""Steps: local intervals in topological order, slices handed on in memory, one checkpoint an interval.
+
+Pure but for soft state: it reads an inbox, moves soft state and returns checkpoints. Runs in the stepping thread.
+
+A bundle goes in memory only to a consumer that has consumed all earlier segments of that producer; every other
+consumer gets its slice in a segment, in the same commit. A local consumer without records in a bundle still moves
+its cursor there, so that it may use the watermark that belongs to that position. It does not commit for that alone:
+progress without data is coalesced (`Inbox.progress_due`), unless a window, hold or timer is due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from millpy.errors import CursorGapError
+from millpy.injectors.protocol import Taken
+from millpy.limits import Limits
+from millpy.model.bundle import Bundle
+from millpy.model.checkpoint import Checkpoint, DeadLetter, Entries, Grant, Segment, StoredSlice
+from millpy.model.keys import KeyColumn, KeyHasher
+from millpy.model.record import Records
+from millpy.model.stage import Arrived, StepResult, Work
+from millpy.model.time import INSTANT_MAX, Instant
+from millpy.model.watermark import advance, input_watermark, low_watermark
+from millpy.runtime.isolation import Isolation
+from millpy.runtime.plan import Outlet, Plan
+from millpy.runtime.probe import Point, Probe
+from millpy.runtime.soft_state import Owned
+from millpy.store.codec import decode_slice, encode_slice
+from millpy.store.protocol import Polled
+
+LoadState = Callable[[Grant, Sequence[bytes]], Sequence[Entries]]
+CURSOR_ONLY_EVERY_S = 1.0
+
+
+@dataclass(slots=True)
+class Inbox:
+    """What a turn starts from. Immutable once gathered, so that a turn can be stepped again from it.
+
+    Attributes:
+        polled: consumer interval -> answers of the store.
+        taken: injector interval -> what was waiting at its source.
+        quiet: injector intervals whose source is proven idle.
+        progress_due: whether progress without data is to be committed in this turn.
+    """
+
+    now_us: Instant
+    monotonic: float
+    polled: Mapping[int, Sequence[Polled]] = field(default_factory=dict)
+    taken: Mapping[int, Taken] = field(default_factory=dict)
+    quiet: frozenset[int] = frozenset()
+    progress_due: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mail:
+    """Something that reaches a consumer: records, a position, or both."""
+
+    producer: int
+    seq: int
+    watermark: Instant
+    bundle: Bundle | None
+    moves_cursor: bool
+    polled: bool = False
+
+
+class Steps:
+    """Runs the intervals that a worker owns."""
+
+    def __init__(self, plan: Plan, limits: Limits, load: LoadState, probe: Probe) -> None:
+        self._plan = plan
+        self._limits = limits
+        self._load = load
+        self._probe = probe
+        self._hasher = KeyHasher()
+
+    def run(self, inbox: Inbox, intervals: Mapping[int, Owned], isolation: Isolation) -> list[Checkpoint]:
+        """Step everything once; returns the checkpoints that this turn has to commit, in topological order."""
+        # Received first of all: whether a consumer is current with a local producer depends on what it has read.
+        mail = {
+            interval_id: self._receive(interval, inbox.polled.get(interval_id, ()))
+            for interval_id, interval in intervals.items()
+        }
+        checkpoints: list[Checkpoint] = []
+        for computation in self._plan:
+            for deployed in computation.intervals:
+                interval = intervals.get(deployed.interval_id)
+                if interval is None:
+                    continue
+                if interval.stage is None:
+                    checkpoint = self._inject(interval, inbox, intervals, mail, isolation)
+                else:
+                    checkpoint = self._step(interval, inbox, intervals, mail, isolation)
+                if checkpoint is not None:
+                    checkpoints.append(checkpoint)
+        return checkpoints
+
+    def _inject(
+        self,
+        interval: Owned,
+        inbox: Inbox,
+        intervals: Mapping[int, Owned],
+        mail: dict[int, list[Mail]],
+        isolation: Isolation,
+    ) -> Checkpoint | None:
+        taken = inbox.taken.get(interval.interval_id)
+        if taken is None and (not inbox.progress_due or interval.finished):
+            return None
+        assert interval.intake is not None
+        quiet = interval.interval_id in inbox.quiet
+        result = interval.intake.step(taken, bundle=interval.bundle + 1, now_us=inbox.now_us, quiet=quiet)
+        if not result.changed:
+            return None
+        self._probe.reach_now(Point.AFTER_DECODE)
+        if taken is not None and taken.finished:
+            interval.finished = True
+        records, refused = isolation.admit_records(result.records, interval.plan.name)
+        counted = dict(interval.counters)
+        interval.input_watermark = interval.low_watermark = advance(interval.low_watermark, result.watermark)
+        interval.bundle += 1
+        segments = self._emit(interval, {interval.plan.name: records}, intervals, mail)
+        return Checkpoint(
+            grant=interval.grant,
+            bundle=interval.bundle,
+            input_watermark=interval.input_watermark,
+            low_watermark=interval.low_watermark,
+            delta=(*result.delta, *interval.counter_entries(counted)),
+            segments=segments,
+            dedupe_run=result.dedupe_run,
+            dead_letters=[*result.dead_letters, *refused],
+        )
+
+    def _receive(self, interval: Owned, answers: Sequence[Polled]) -> list[Mail]:
+        """Turn polled segments into mail, before anything that local producers hand over in this turn."""
+        received = 0
+        inbound: list[Mail] = []
+        for answer in answers:
+            producer = answer.want.producer
+            at = interval.cursors[producer].seq
+            if at != answer.want.after:
+                continue  # polled before the cursor moved on in memory: old news
+            whole = not answer.truncated
+            segments = answer.segments
+            for place, segment in enumerate(segments):
+                if segment.seq > at:
+                    if received >= self._limits.bundle_records_max:
+                        whole = False
+                        break
+                    at = segment.seq
+                if segment.previous_seq > answer.want.after and not any(
+                    s.seq == segment.previous_seq and s.subscription_id == segment.subscription_id for s in segments
+                ):
+                    raise CursorGapError(
+                        f"segment {segment.seq} of interval {producer} follows {segment.previous_seq}, "
+                        f"but interval {interval.interval_id} is at {answer.want.after}"
+                    )
+                bundle = None
+                if segment.payload is not None:
+                    inlet = interval.plan.inlets[segment.subscription_id]
+                    records = decode_slice(inlet.record_type, segment.payload, segment.checksum)
+                    keys = records.keys(inlet.key_fields, self._hasher)
+                    bundle = Bundle(inlet.input, producer, segment.seq, segment.watermark, records, keys)
+                    received += len(records)
+                last_of_seq = place + 1 == len(segments) or segments[place + 1].seq != segment.seq
+                inbound.append(Mail(producer, segment.seq, segment.watermark, bundle, last_of_seq, polled=True))
+            if whole and answer.head_seq > at:
+                inbound.append(Mail(producer, answer.head_seq, answer.head_watermark, None, True))
+        return inbound
+
+    def _step(
+        self,
+        interval: Owned,
+        inbox: Inbox,
+        intervals: Mapping[int, Owned],
+        mail: dict[int, list[Mail]],
+        isolation: Isolation,
+    ) -> Checkpoint | None:
+        assert interval.stage is not None
+        stage = interval.stage
+        before = interval.input_watermark
+        arrived, refused = self._arrivals(interval, mail[interval.interval_id], isolation)
+        after = input_watermark(cursor.watermark for cursor in interval.cursors.values())
+        assert after >= before, (interval.interval_id, before, after)
+        now_us = advance(interval.processing_floor, inbox.now_us)
+        if not (arrived or refused or self._is_due(interval, before, after, now_us, inbox)):
+            interval.input_watermark = after
+            return None
+        if missing := stage.missing([arrival.bundle for arrival in arrived]):
+            stage.absorb(missing, self._load(interval.grant, missing))
+        self._probe.reach_now(Point.AFTER_LOAD)
+        work = Work(interval.bundle + 1, arrived, before, after, now_us)
+        result = stage.step(work)
+        interval.bundle += 1
+        interval.input_watermark = after
+        interval.processing_floor = now_us
+        oldest = stage.oldest_work()
+        # A late record can hold nothing: the watermark has passed it (I5).
+        interval.low_watermark = advance(interval.low_watermark, low_watermark(oldest, after))
+        counted = dict(interval.counters)
+        self._count(interval, arrived, refused, result)
+        segments = self._emit(interval, result.productions, intervals, mail)
+        cursors = [interval.cursors[producer] for producer in sorted(interval.moved)]
+        interval.moved.clear()
+        interval.committed_at = inbox.monotonic
+        return Checkpoint(
+            grant=interval.grant,
+            bundle=interval.bundle,
+            input_watermark=after,
+            low_watermark=interval.low_watermark,
+            oldest_work=oldest,
+            processing_floor=now_us,
+            delta=(*result.delta, *interval.counter_entries(counted)),
+            cursors=cursors,
+            segments=segments,
+            results=result.results,
+            late=result.late,
+            dead_letters=[*result.dead_letters, *(letter for _, letter in refused)],
+        )
+
+    def _arrivals(
+        self, interval: Owned, inbound: Sequence[Mail], isolation: Isolation
+    ) -> tuple[list[Arrived], list[tuple[int, DeadLetter]]]:
+        """Consume the mail in order: each bundle capped by where the *other* producers stand at that moment."""
+        arrived: list[Arrived] = []
+        refused: list[tuple[int, DeadLetter]] = []
+        watermarks = {producer: cursor.watermark for producer, cursor in interval.cursors.items()}
+        for letter in inbound:
+            if letter.bundle is not None and len(letter.bundle):
+                bundle = letter.bundle
+                if letter.polled:
+                    bundle, dead = isolation.admit(letter.bundle, interval.plan.name)
+                    refused.extend((bundle.input, d) for d in dead)
+                cap = min((w for p, w in watermarks.items() if p != letter.producer), default=INSTANT_MAX)
+                if len(bundle):
+                    arrived.append(Arrived(bundle, cap))
+            if letter.moves_cursor:
+                interval.advance_cursor(letter.producer, letter.seq, letter.watermark)
+                watermarks[letter.producer] = letter.watermark
+        return arrived, refused
+
+    def _is_due(self, interval: Owned, before: Instant, after: Instant, now_us: Instant, inbox: Inbox) -> bool:
+        assert interval.stage is not None
+        due_event, due_processing = interval.stage.next_due()
+        if due_processing <= now_us or (due_event <= after and due_event < INSTANT_MAX):
+            return True
+        if not inbox.progress_due:
+            return False
+        moved = advance(interval.low_watermark, low_watermark(interval.stage.oldest_work(), after))
+        if moved > interval.low_watermark or after > before:
+            return True
+        return bool(interval.moved) and inbox.monotonic - interval.committed_at >= CURSOR_ONLY_EVERY_S
+
+    def _count(
+        self,
+        interval: Owned,
+        arrived: Sequence[Arrived],
+        refused: Sequence[tuple[int, DeadLetter]],
+        result: StepResult,
+    ) -> None:
+        """Keep I8: whatever arrived was consumed, late or quarantined."""
+        for inlet in interval.plan.inlets.values():
+            received = sum(len(a.bundle) for a in arrived if a.bundle.input == inlet.input)
+            late = result.late_by_input.get(inlet.input, 0)
+            quarantined = result.quarantined_by_input.get(inlet.input, 0)
+            of = str(inlet.subscription_id)
+            interval.count("consumed", of, received - late - quarantined)
+            interval.count("late", of, late)
+            interval.count("quarantined", of, quarantined + sum(1 for i, _ in refused if i == inlet.input))
+
+    def _emit(
+        self,
+        producer: Owned,
+        productions: Mapping[str, Records],
+        intervals: Mapping[int, Owned],
+        mail: dict[int, list[Mail]],
+    ) -> list[Segment]:
+        """Route a bundle's productions: to local consumers that are current in memory, to the others as segments."""
+        current = {
+            consumer
+            for consumer in producer.plan.consumers
+            if consumer in intervals and _is_current(intervals[consumer], producer, mail[consumer])
+        }
+        segments = []
+        for outlet in producer.plan.outlets:
+            records = productions.get(outlet.stream)
+            if records is None or not len(records):
+                continue
+            producer.count("produced", str(outlet.subscription_id), len(records))
+            slices: list[StoredSlice | None] = [None] * len(outlet.consumer_ids)
+            for index, part, keys in _split(records, records.keys(outlet.key_fields, self._hasher), outlet):
+                consumer = outlet.consumer_ids[index]
+                if consumer in current:
+                    bundle = Bundle(
+                        outlet.input, producer.interval_id, producer.bundle, producer.low_watermark, part, keys
+                    )
+                    mail[consumer].append(
+                        Mail(producer.interval_id, producer.bundle, producer.low_watermark, bundle, False)
+                    )
+                else:
+                    slices[index] = encode_slice(part)
+            if any(part is not None for part in slices):
+                segments.append(
+                    Segment(
+                        outlet.subscription_id,
+                        producer.bundle,
+                        producer.last_segments.get(outlet.subscription_id, 0),
+                        producer.low_watermark,
+                        tuple(slices),
+                        Instant(int(records.event_times.min())),
+                        Instant(int(records.event_times.max())),
+                    )
+                )
+                producer.last_segments[outlet.subscription_id] = producer.bundle
+        for consumer in current:
+            mail[consumer].append(Mail(producer.interval_id, producer.bundle, producer.low_watermark, None, True))
+        return segments
+
+
+def _is_current(consumer: Owned, producer: Owned, inbound: Sequence[Mail]) -> bool:
+    """Whether the consumer will have consumed every earlier segment of the producer when this turn's mail is read."""
+    reached = [m.seq for m in inbound if m.producer == producer.interval_id and m.moves_cursor]
+    return consumer.is_current_with(producer, at_least=max(reached, default=0))
+
+
+def _split(records: Records, keys: KeyColumn, outlet: Outlet) -> list[tuple[int, Records, KeyColumn]]:
+    """Cut records by the consumer interval that owns their key; order is kept within each part."""
+    if len(outlet.los) == 1:
+        return [(0, records, keys)]
+    owners = np.searchsorted(outlet.los, keys.hashes, side="right") - 1
+    used = np.unique(owners).tolist()
+    if len(used) == 1:
+        return [(used[0], records, keys)]
+    per_row = owners[keys.codes]
+    parts = []
+    for index in used:
+        rows = np.flatnonzero(per_row == index)
+        parts.append((index, records.take(rows), keys.take(rows)))
+    return parts

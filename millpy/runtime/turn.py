@@ -1,0 +1,129 @@
+"""One turn, from poll to commit. READ THIS FIRST.
+
+    gather   what is waiting at the sources and in segments            (nothing changes)
+    step     all local computations, in topological order              (soft state moves; pure data comes out)
+    commit   every checkpoint in one transaction, fenced by every grant (I1, I2)
+    acknowledge the sources, wake the others                            (never before the commit is known)
+
+A crash at any line leaves all of a turn's effects or none: before the commit nothing has left the process, and after
+it everything has. `Worker` overlaps: the next turn is gathered and stepped while this one commits; it sends nothing
+before this one's outcome is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+from millpy.injectors.protocol import Injector
+from millpy.model.checkpoint import Checkpoint
+from millpy.model.time import Instant
+from millpy.runtime.isolation import Isolation
+from millpy.runtime.probe import Point, Probe
+from millpy.runtime.soft_state import Owned
+from millpy.runtime.steps import Inbox, Steps
+from millpy.store.protocol import Polled, Store, Want
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A stepped turn: its inbox, what it commits, and whom to acknowledge afterwards.
+
+    Attributes:
+        records: input records met while stepping (for poison isolation).
+    """
+
+    inbox: Inbox
+    checkpoints: Sequence[Checkpoint]
+    tokens: Sequence[tuple[Injector, Any]]
+    records: int
+
+
+def wants(intervals: Mapping[int, Owned]) -> list[Want]:
+    """What the worker's stages have to read: producers elsewhere, and local ones that they lag behind."""
+    found = []
+    for interval in intervals.values():
+        for producer, subscription_ids in interval.plan.producers.items():
+            local = intervals.get(producer)
+            if local is not None and interval.is_current_with(local):
+                continue
+            after = interval.cursors[producer].seq
+            found.append(Want(interval.interval_id, interval.deployed.index, producer, subscription_ids, after))
+    return found
+
+
+async def poll(store: Store, wanted: Sequence[Want], bytes_max: int) -> dict[int, list[Polled]]:
+    """One poll for all intervals; answers by consumer."""
+    by_consumer: dict[int, list[Polled]] = {}
+    if wanted:
+        for answer in await store.poll(wanted, bytes_max):
+            by_consumer.setdefault(answer.want.consumer, []).append(answer)
+    return by_consumer
+
+
+async def take(intervals: Mapping[int, Owned]) -> tuple[dict[int, Any], frozenset[int]]:
+    """Everything that is waiting at the sources, and which sources are proven idle."""
+    taken, quiet = {}, set()
+    for interval in intervals.values():
+        if interval.injector is None or interval.paused or interval.finished:
+            continue
+        waiting = await interval.injector.take()
+        if waiting is not None:
+            taken[interval.interval_id] = waiting
+        elif interval.injector.quiet():
+            quiet.add(interval.interval_id)
+    return taken, frozenset(quiet)
+
+
+async def step(
+    steps: Steps, inbox: Inbox, intervals: Mapping[int, Owned], isolation: Isolation, executor: Executor, probe: Probe
+) -> Turn | None:
+    """Step in the worker's thread; None when nothing has to be committed."""
+
+    def run() -> list[Checkpoint]:
+        probe.reach_now(Point.AFTER_POLL)
+        return steps.run(inbox, intervals, isolation)
+
+    isolation.seen = 0
+    checkpoints = await asyncio.get_running_loop().run_in_executor(executor, run)
+    await probe.reach(Point.AFTER_STEP)
+    if not checkpoints:
+        return None
+    tokens = [
+        (injector, taken.token)
+        for interval_id, taken in inbox.taken.items()
+        if (injector := intervals[interval_id].injector) is not None
+    ]
+    return Turn(inbox, checkpoints, tokens, isolation.seen)
+
+
+async def commit(store: Store, turn: Turn, graph_version: int, probe: Probe) -> None:
+    """Commit a turn, then acknowledge its sources (I2). Raises what `Store.commit` raises."""
+    await probe.reach(Point.BEFORE_COMMIT)
+
+    async def inside() -> None:
+        await probe.reach(Point.AFTER_FENCE)
+
+    await store.commit(turn.checkpoints, graph_version=graph_version, inside=inside if probe.watches_fence else None)
+    await probe.reach(Point.AFTER_COMMIT)
+    for injector, token in turn.tokens:
+        await injector.acknowledge(token)
+    await probe.reach(Point.AFTER_ACKNOWLEDGE)
+
+
+def inbox_is_empty(inbox: Inbox) -> bool:
+    """Whether nothing has arrived: then a step is needed only for progress or for what is due."""
+    return not inbox.taken and not any(
+        answer.segments or answer.head_seq > answer.want.after
+        for answers in inbox.polled.values()
+        for answer in answers
+    )
+
+
+def next_processing_due(intervals: Mapping[int, Owned]) -> Instant | None:
+    """When the next processing-time timer of any interval fires."""
+    dues = [interval.stage.next_due()[1] for interval in intervals.values() if interval.stage is not None]
+    return min(dues, default=None)

@@ -1,0 +1,397 @@
+"""Worker: turns, one after the other and overlapping; the one place where errors meet reactions.
+
+    wait -> gather -> step -> (outcome of the turn before) -> commit in the background -> wait ...
+
+Ownership changes only between turns: an interval is claimed or released when no stepped or in-flight turn holds it.
+
+    StaleSequencerError, LeaseExpiredError   somebody else may own intervals: take over what is still ours, read again
+    CommitUnknownError                       the same; taking over waits for the commit that may still be in flight
+    PoisonError                              find the refused record, dead-letter it, commit the rest
+    TransientError                           back off, then the same as the first
+    UsageError, CorruptionError, assertions  stop the worker; everything is kept in the database
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from uuid import UUID
+
+from millpy.clock import Clock
+from millpy.errors import LeaseExpiredError, OwnershipError, PoisonError, TransientError
+from millpy.limits import Limits
+from millpy.model.checkpoint import Checkpoint, Entries, Grant
+from millpy.model.time import Instant
+from millpy.runtime import turn as turns
+from millpy.runtime.holdings import Holdings
+from millpy.runtime.housekeeping import Housekeeping
+from millpy.runtime.isolation import EVERYTHING, Isolation, find_refused, without_rows
+from millpy.runtime.ownership import Lease
+from millpy.runtime.plan import Plan
+from millpy.runtime.probe import Probe
+from millpy.runtime.steps import Inbox, Steps
+from millpy.runtime.turn import Turn
+from millpy.store.protocol import Event, Store
+
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    """Owns intervals of one graph and turns them until stopped or until the graph has finished."""
+
+    def __init__(
+        self,
+        store: Store,
+        plan: Plan,
+        worker_id: UUID,
+        *,
+        limits: Limits,
+        clock: Clock,
+        probe: Probe,
+        lease: Lease,
+        rng: random.Random,
+        only: Sequence[str] = (),
+    ) -> None:
+        self._store = store
+        self._plan = plan
+        self._limits = limits
+        self._clock = clock
+        self._probe = probe
+        self._lease = lease
+        self._rng = rng
+        self._graph_id = plan.deployment.graph_id
+        self.worker_id = worker_id
+        self.wake = asyncio.Event()
+        self.holdings = Holdings(store, plan, worker_id, lease, limits, clock, probe, self.wake, only)
+        self.housekeeping = Housekeeping(store, plan, self.holdings, limits, clock, probe)
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="steps")
+        self._steps = Steps(plan, limits, self._load_state, probe)
+        self._in_flight: asyncio.Task[None] | None = None
+        self._flying: Turn | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._time_offset_us = 0
+        self._processing_base = 0.0
+        self._claim_at = self._progress_at = self._poll_at = self._finished_at = 0.0
+        self._poll_s = limits.poll_s_min
+        self._retry_s = limits.retry_s_min
+        self._hinted = False
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Register and read the server's clock."""
+        self._loop = asyncio.get_running_loop()
+        await self.holdings.announce()
+        await self._read_clock()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Turn until `stop` is set or everything has finished, then drain."""
+        tasks = [
+            asyncio.create_task(self._repeat(self.housekeeping.fold, min(0.25, self._limits.fold_every_s))),
+            asyncio.create_task(self._repeat(self.housekeeping.turn_rings, self._limits.epoch_s / 8)),
+            asyncio.create_task(self._repeat(self.housekeeping.relieve, 0.25)),
+            asyncio.create_task(self._listen()),
+        ]
+        stopping = asyncio.create_task(stop.wait())
+        stopping.add_done_callback(lambda _: self.wake.set())
+        try:
+            while not stop.is_set():
+                for task in tasks:
+                    if task.done():
+                        task.result()
+                if not await self.step() and not stop.is_set():
+                    if await self._has_finished():
+                        break
+                    await self._wait()
+            await self._drain()
+        finally:
+            for task in (*tasks, stopping):
+                task.cancel()
+            await asyncio.gather(*tasks, stopping, return_exceptions=True)
+            await self._abandon()
+
+    async def step(self) -> bool:
+        """At most one turn, with the reaction to what goes wrong in it; False when there was nothing to do."""
+        self._lease.progressed()
+        try:
+            worked = await self._turn()
+            if worked:
+                self._retry_s = self._limits.retry_s_min
+            return worked
+        except PoisonError as error:
+            await self._react(self._isolate(error))
+        except OwnershipError as error:
+            log.warning("ownership lost: %s", error)
+            await self._react(self._recover(Event("fence_refused", {"stale": list(error.stale)})))
+        except TransientError as error:
+            log.warning("%s: %s", type(error).__name__, error)
+            await self._back_off()
+            await self._react(self._recover(None))
+        return True
+
+    async def _react(self, reaction: asyncio.Future[None] | object) -> None:
+        """Run a reaction; when it fails for want of the database, the next step tries to recover again."""
+        try:
+            await reaction  # type: ignore[misc]
+        except (OwnershipError, TransientError, PoisonError) as error:
+            log.warning("recovery failed: %s", error)
+            self._needs_recovery = True
+            await self._back_off()
+
+    _needs_recovery = False
+
+    # -- one turn -----------------------------------------------------------------------------------------------
+
+    async def _turn(self) -> bool:
+        if self._needs_recovery:
+            await self._recover(None)
+        if not self._lease.is_trusted():
+            raise LeaseExpiredError("the lease is not trusted any more")
+        self.housekeeping.apply_folds()
+        now = self._clock.monotonic()
+        if now >= self._claim_at:
+            self._claim_at = now + self._limits.claim_every_s * self._rng.uniform(0.8, 1.0)
+            await self._balance()
+        if not self.holdings.intervals:
+            return await self._settle()
+        inbox = await self._gather()
+        if inbox is None:
+            return await self._settle()
+        turn = await turns.step(self._steps, inbox, self.holdings.intervals, Isolation(), self._executor, self._probe)
+        await self._settle()
+        if turn is None:
+            return not turns.inbox_is_empty(inbox)
+        self._launch(turn)
+        return True
+
+    async def _gather(self) -> Inbox | None:
+        """What is waiting; None when no step is needed now."""
+        now = self._clock.monotonic()
+        self.wake.clear()
+        over = self.housekeeping.unfolded_bytes() > self._limits.unfolded_bytes_max
+        taken, quiet = ({}, frozenset[int]()) if over else await turns.take(self.holdings.intervals)
+        wanted = [] if over else turns.wants(self.holdings.intervals)
+        polled = {}
+        if wanted and (taken or self._hinted or now >= self._poll_at):
+            if self._in_flight is not None and any(want.producer in self.holdings.intervals for want in wanted):
+                # A local laggard: only with nothing in flight can one poll bring it up to its producer.
+                await self._settle()
+                wanted = turns.wants(self.holdings.intervals)
+            self._hinted = False
+            polled = await turns.poll(self._store, wanted, self._limits.segment_poll_bytes_max)
+        progress_due = now >= self._progress_at
+        inbox = Inbox(self._processing_time(), now, polled, taken, quiet, progress_due)
+        empty = turns.inbox_is_empty(inbox)
+        if polled or wanted:
+            self._poll_s = self._limits.poll_s_min if not empty else min(self._poll_s * 2, self._limits.poll_s_max)
+            self._poll_at = now + self._poll_s
+        if progress_due:
+            self._progress_at = now + self._limits.progress_every_s
+        due = turns.next_processing_due(self.holdings.intervals)
+        if empty and not progress_due and (due is None or due > inbox.now_us):
+            return None
+        return inbox
+
+    def _launch(self, turn: Turn) -> None:
+        for checkpoint in turn.checkpoints:
+            interval = self.holdings.intervals[checkpoint.grant.interval_id]
+            interval.unfolded_bytes += sum(_size(entries) for entries in checkpoint.delta)
+        self._flying = turn
+        self._in_flight = asyncio.create_task(self._commit(turn))
+        self._in_flight.add_done_callback(lambda _: self.wake.set())
+
+    async def _commit(self, turn: Turn) -> None:
+        if not self._lease.is_trusted():
+            raise LeaseExpiredError("the lease is not trusted any more")
+        await turns.commit(self._store, turn, self._plan.deployment.version, self._probe)
+        if any(checkpoint.segments for checkpoint in turn.checkpoints):
+            await self._store.notify(self._graph_id)
+
+    async def _settle(self) -> bool:
+        """Wait for the outcome of the turn in flight; raises what it raised. False when none was in flight."""
+        if self._in_flight is None:
+            return False
+        task, self._in_flight = self._in_flight, None
+        await task
+        self._flying = None
+        return True
+
+    # -- ownership ----------------------------------------------------------------------------------------------
+
+    async def _balance(self) -> None:
+        claim, give_up = await self.holdings.rebalance()
+        if not claim and not give_up:
+            return
+        await self._settle()
+        if give_up:
+            log.info("giving up %s", give_up)
+            await self.holdings.release(give_up)
+            await self._store.notify(self._graph_id)
+        if claim:
+            await self.holdings.claim(claim)
+
+    async def _recover(self, event: Event | None) -> None:
+        """Void every turn stepped and start from what is stored."""
+        self._needs_recovery = True
+        await self._abandon_turn()
+        await self.holdings.recover()
+        await self._read_clock()
+        self._needs_recovery = False
+        self._claim_at = 0.0
+        if event is not None:
+            await self._store.record_events(self._graph_id, [event])
+
+    async def _abandon_turn(self) -> None:
+        task, self._in_flight, self._flying = self._in_flight, None, None
+        if task is not None:
+            with suppress(OwnershipError, TransientError, PoisonError):
+                await task
+
+    async def _isolate(self, error: PoisonError) -> None:
+        """Step the refused turn again without what the database refuses, and commit that (see isolation.py)."""
+        turn = self._flying
+        assert turn is not None, "only a commit can be refused"
+        self._needs_recovery = True
+        await self._abandon_turn()
+        isolation = Isolation()
+        rows: dict[int, str] = {}
+
+        async def stepped(under: Isolation) -> Turn | None:
+            await self.holdings.restart()
+            return await turns.step(
+                self._steps, turn.inbox, self.holdings.intervals, under, self._executor, self._probe
+            )
+
+        async def refusal(checkpoints: Sequence[Checkpoint]) -> PoisonError | None:
+            try:
+                await self._store.commit(checkpoints, graph_version=self._plan.deployment.version, trial=True)
+            except PoisonError as refused:
+                return refused
+            return None
+
+        async def trial(under: Isolation) -> PoisonError | None:
+            found = await stepped(under)
+            return await refusal(without_rows(found.checkpoints, EVERYTHING, rows)) if found is not None else None
+
+        for _ in range(self._limits.poison_records_max):
+            refused = await trial(isolation)
+            if refused is None:
+                break
+            if await find_refused(trial, isolation, isolation.seen) is None:
+                continue
+            found = await stepped(isolation)
+            assert found is not None
+            await _find_refused_row(refusal, found.checkpoints, rows)
+        final = await stepped(isolation)
+        assert final is not None
+        final = Turn(final.inbox, without_rows(final.checkpoints, EVERYTHING, rows), turn.tokens, final.records)
+        log.warning("quarantined %d records and %d rows: %s", len(isolation.refused), len(rows), error)
+        await turns.commit(self._store, final, self._plan.deployment.version, self._probe)
+        # A turn stepped behind the refused one is void, and its inputs have left their sources: fetch them again.
+        await self.holdings.recover()
+        self._needs_recovery = False
+        detail: dict[str, object] = {"records": len(isolation.refused), "rows": len(rows), "reason": error.message}
+        await self._store.record_events(self._graph_id, [Event("refused", detail)])
+
+    # -- waiting ------------------------------------------------------------------------------------------------
+
+    async def _wait(self) -> None:
+        now = self._clock.monotonic()
+        until = [self._claim_at, self._progress_at]
+        if turns.wants(self.holdings.intervals):
+            until.append(self._poll_at)
+        due = turns.next_processing_due(self.holdings.intervals)
+        if due is not None:
+            until.append(now + (due - self._processing_time()) / 1e6)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.wake.wait(), max(0.0005, min(until) - now))
+
+    async def _listen(self) -> None:
+        while True:
+            try:
+                if await self._store.wait_hint(self._graph_id, 5.0):
+                    self._hinted = True
+                    self.wake.set()
+            except TransientError as error:
+                log.debug("no hints: %s", error)
+                await self._clock.sleep(self._limits.retry_s_max)
+
+    async def _repeat(self, work: object, every_s: float) -> None:
+        """Housekeeping goes on through outages; what the turns need is retried by the turns."""
+        while True:
+            await self._clock.sleep(every_s)
+            try:
+                await work()  # type: ignore[operator]
+            except (TransientError, OwnershipError) as error:
+                log.debug("housekeeping: %s", error)
+
+    async def _back_off(self) -> None:
+        self._retry_s = min(self._limits.retry_s_max, self._retry_s * 2)
+        await self._clock.sleep(self._retry_s * self._rng.uniform(0.5, 1.0))
+
+    async def _has_finished(self) -> bool:
+        """Whether every source has ended and every interval of the graph has reached the end of time."""
+        intervals = self.holdings.intervals.values()
+        now = self._clock.monotonic()
+        if any(i.intake is not None and not i.finished for i in intervals) or now < self._finished_at:
+            return False
+        self._finished_at = now + 0.1
+        try:
+            return await self._store.finished(self._graph_id)
+        except TransientError:
+            return False
+
+    async def _drain(self) -> None:
+        """Finish the turn in flight, fold, release, leave; after the grace the lease does it."""
+        try:
+            async with asyncio.timeout(self._limits.drain_grace_s):
+                await self._settle()
+                await self.holdings.release(list(self.holdings.intervals))
+                await self._store.unregister(self.worker_id)
+        except (OwnershipError, TransientError, PoisonError, TimeoutError) as error:
+            log.warning("left without releasing everything: %s", error)
+
+    async def _abandon(self) -> None:
+        if self._in_flight is not None:
+            self._in_flight.cancel()
+            await asyncio.gather(self._in_flight, return_exceptions=True)
+        await self.holdings.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    # -- time and state -----------------------------------------------------------------------------------------
+
+    async def _read_clock(self) -> None:
+        self._time_offset_us = await self._store.now_us()
+        self._processing_base = self._clock.monotonic()
+
+    def _processing_time(self) -> Instant:
+        """Database time plus local monotonic time since it was read."""
+        return Instant(self._time_offset_us + int((self._clock.monotonic() - self._processing_base) * 1e6))
+
+    def _load_state(self, grant: Grant, keys: Sequence[bytes]) -> Sequence[Entries]:
+        """Load missing state from the stepping thread."""
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(self._store.load_state(grant, keys), self._loop).result()
+
+
+async def _find_refused_row(refusal: object, checkpoints: Sequence[Checkpoint], rows: dict[int, str]) -> None:
+    """Bisect for the result row that the database refuses on its own."""
+    passes, fails = 0, sum(r.count for checkpoint in checkpoints for r in checkpoint.results)
+    reason = "refused by the database"
+    while fails - passes > 1:
+        middle = (passes + fails) // 2
+        error = await refusal(without_rows(checkpoints, middle, rows))  # type: ignore[operator]
+        if error is None:
+            passes = middle
+        else:
+            fails, reason = middle, error.message
+    assert fails > 0, "a turn without result rows cannot be refused"
+    rows[fails - 1] = reason
+
+
+def _size(entries: Entries) -> int:
+    return 40 * len(entries) + sum(len(value) for value in entries.values if value is not None)

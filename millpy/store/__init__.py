@@ -1,0 +1,1 @@
+"""Persistence: the protocol, the in-memory reference, PostgreSQL."""

@@ -1,0 +1,260 @@
+"""Store: what the runtime needs of persistence. Ours alone, not a user's extension point.
+
+Two implementations, held equal by tests/conformance/store_suite.py: `store.memory.MemoryStore` (models snapshots,
+lock waits and commits that land after the client lost its connection) and `store.postgres.PostgresStore`.
+
+Errors: OwnershipError, TransientError (CommitUnknownError for `commit` only), PoisonError (`commit` only),
+GraphVersionError, CorruptionError. A method that raised a TransientError other than CommitUnknownError changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+from uuid import UUID
+
+from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant
+from millpy.model.deployment import Deployment, GraphSpec
+from millpy.model.stage import Recovered
+from millpy.model.time import Instant
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What one consumer interval wants to read of one producer interval.
+
+    Attributes:
+        subscription_ids: every subscription of this consumer to streams of this producer.
+        consumer_index: which slice of a segment is the consumer's.
+        after: the cursor: segments with seq > after.
+    """
+
+    consumer: int
+    consumer_index: int
+    producer: int
+    subscription_ids: tuple[int, ...]
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class PolledSegment:
+    """A segment as one consumer reads it; `payload` is its slice, None when that slice is empty."""
+
+    subscription_id: int
+    seq: int
+    previous_seq: int
+    watermark: Instant
+    records: int
+    payload: bytes | None
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Polled:
+    """Answer to one Want, read in one statement (one snapshot).
+
+    Attributes:
+        segments: ordered by (seq, subscription); never part of a seq.
+        head_seq, head_watermark: the producer's header in the same snapshot. Use them only when not
+            `truncated`: then everything up to head_seq is in `segments`.
+    """
+
+    want: Want
+    segments: tuple[PolledSegment, ...]
+    head_seq: int
+    head_watermark: Instant
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What an owner reads after its claim, in a new statement."""
+
+    recovered: Recovered
+    cursors: dict[int, tuple[int, Instant]]
+    """producer interval -> (seq, watermark)."""
+    last_segments: dict[int, int]
+    """subscription id -> seq of the last segment that this interval wrote for it; 0 for none."""
+    unfolded_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """A worker as it registers itself."""
+
+    worker_id: UUID
+    graph_id: int
+    only: tuple[str, ...] = ()
+    """Computations that it takes; empty for all."""
+    host: str = ""
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LiveWorker:
+    """A worker whose lease has not expired."""
+
+    worker_id: UUID
+    only: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """Who owns an interval; `live` when that worker's lease has not expired. worker_id None: nobody."""
+
+    interval_id: int
+    worker_id: UUID | None
+    live: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """The ownership table of one graph in one snapshot: what balancing decides on."""
+
+    workers: tuple[LiveWorker, ...]
+    intervals: tuple[Owned, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Stored segments above the cursors, for one producing computation's subscriptions."""
+
+    records: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """For people: a takeover, a fence refused, a quarantine. Never needed for correctness."""
+
+    kind: str
+    detail: dict[str, object] = field(default_factory=dict)
+
+
+CommitProbe = Callable[[], Awaitable[None]]
+
+
+class Store(Protocol):
+    """The dozen operations; all coroutines may raise TransientError."""
+
+    async def open(self) -> None:
+        """Connect. Raises ConfigError when the database is not migrated or not reachable with these settings."""
+        ...
+
+    async def close(self) -> None:
+        """Give all connections back."""
+        ...
+
+    async def deploy(self, spec: GraphSpec) -> Deployment:
+        """Register the graph, its intervals and result tables, or find it deployed with the same fingerprint.
+
+        Raises:
+            GraphError: deployed already with another fingerprint (the differences in words, a hint), or a
+                result table of this name exists that is not ours.
+        """
+        ...
+
+    async def register(self, worker: WorkerInfo, ttl_s: float) -> None:
+        """Announce a worker with a lease of ttl_s from now on the server's clock."""
+        ...
+
+    async def heartbeat(self, worker_id: UUID, ttl_s: float) -> bool:
+        """Renew the lease; False when it had expired or the worker is unknown (it owns nothing then)."""
+        ...
+
+    async def unregister(self, worker_id: UUID) -> None:
+        """Forget a worker that has released everything."""
+        ...
+
+    async def ownership(self, graph_id: int) -> Ownership:
+        """Who lives, who owns what."""
+        ...
+
+    async def claim(self, worker_id: UUID, interval_ids: Sequence[int]) -> Sequence[Grant]:
+        """Take those of the intervals that no live worker owns, raising their sequencers.
+
+        Waits for a commit in flight of the old owner. A row locked by an expired owner's frozen transaction
+        is freed by terminating its backend. Intervals that somebody else holds are left out of the answer; those that
+        the table says are this worker's own are claimed again (the answer to an earlier claim was lost),
+        and so is everything when the worker's own lease has expired.
+        """
+        ...
+
+    async def release(self, worker_id: UUID, grants: Sequence[Grant]) -> None:
+        """Give intervals up, at once claimable by others; stale grants are ignored."""
+        ...
+
+    async def take_over_from_self(self, worker_id: UUID, grants: Sequence[Grant]) -> Sequence[Grant]:
+        """Raise the sequencers of the grants that are still ours (waits for a commit in flight). New grants."""
+        ...
+
+    async def read(self, grants: Sequence[Grant], *, state_rows_max: int) -> Sequence[Opened]:
+        """Everything an owner needs, per grant, in the order of `grants`. Raises StaleSequencerError."""
+        ...
+
+    async def load_state(self, grant: Grant, keys: Sequence[bytes]) -> Sequence[Entries]:
+        """STATE entries of these keys (JSON text), folded rows overlaid by unfolded deltas; tombstones left out."""
+        ...
+
+    async def load_dedupe_runs(self, grant: Grant) -> Sequence[DedupeRun]:
+        """Runs of this source partition that are not expired by its latest dedupe clock, oldest first."""
+        ...
+
+    async def poll(self, wants: Sequence[Want], bytes_max: int) -> Sequence[Polled]:
+        """Headers and segments above the cursors, in one statement; at most about bytes_max of payload."""
+        ...
+
+    async def commit(
+        self,
+        checkpoints: Sequence[Checkpoint],
+        *,
+        graph_version: int,
+        inside: CommitProbe | None = None,
+        trial: bool = False,
+    ) -> None:
+        """Commit a turn: all checkpoints of one graph, in one transaction, fenced by all their grants (I2).
+
+        `inside` (tests) is awaited between the fence and the rest of the transaction. A `trial` does everything,
+        deferred constraints included (`SET CONSTRAINTS ALL IMMEDIATE`), and then rolls back: it only says whether
+        the database would refuse a value.
+
+        Raises:
+            StaleSequencerError: somebody else owns some of them, or a bundle number is not the expected one.
+            CommitUnknownError: the connection was lost around COMMIT.
+            PoisonError: the database refused a value. Nothing was committed.
+            GraphVersionError, CorruptionError, TransientError.
+        """
+        ...
+
+    async def fold(self, grant: Grant, *, bytes_max: int) -> int:
+        """Bring this interval's deltas into rows; returns the new folded bundle. On its own connection."""
+        ...
+
+    async def backlog(self, graph_id: int) -> dict[str, Backlog]:
+        """Pending records and bytes per producing computation, counted from stored segments above the cursors."""
+        ...
+
+    async def turn_rings(self, *, epoch_s: float, epoch_bytes: int) -> int:
+        """Start a new epoch where one is due and a slot is free; free what can be freed. Returns slots freed."""
+        ...
+
+    async def finished(self, graph_id: int) -> bool:
+        """Whether every interval of the graph has reached INSTANT_MAX (all sources ended, nothing pending)."""
+        ...
+
+    async def now_us(self) -> Instant:
+        """The server's clock."""
+        ...
+
+    async def notify(self, graph_id: int) -> None:
+        """Hint to others that there is something to read; coalesced by the caller."""
+        ...
+
+    async def wait_hint(self, graph_id: int, timeout_s: float) -> bool:
+        """Wait for a hint from others; False on time-out. Nothing correct depends on it."""
+        ...
+
+    async def record_events(self, graph_id: int, events: Sequence[Event]) -> None:
+        """Write events for people."""
+        ...
