@@ -1,0 +1,368 @@
+"""MemoryStore: the reference implementation of `store.protocol`, for unit tests and the simulator.
+
+Several stores, one per worker, connect to one `MemoryDatabase`, whose clock is the server's clock. An operation
+acts between two awaits, which models a statement on one snapshot; what waits is
+
+    commit                 for the row locks of its headers, then, in tests, inside the fence
+    claim, release,        for a commit in flight that holds a header; an expired owner's transaction that has not
+    take_over_from_self    reached COMMIT is terminated by a claim instead
+
+`database.faults` loses connections and answers of COMMIT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from itertools import groupby
+from uuid import UUID
+
+from millpy.errors import CommitUnknownError, MillError, StaleSequencerError, StoreUnavailableError
+from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, Kind, Segment
+from millpy.model.deployment import Deployment, GraphSpec
+from millpy.model.stage import Recovered
+from millpy.model.time import INSTANT_MAX, Instant
+from millpy.store.memory_database import MemoryDatabase, Transaction
+from millpy.store.memory_faults import Landing
+from millpy.store.memory_tables import Header, Worker, entries_of, overlaid
+from millpy.store.protocol import (
+    Backlog,
+    CommitProbe,
+    Event,
+    LiveWorker,
+    Opened,
+    Owned,
+    Ownership,
+    Polled,
+    PolledSegment,
+    Want,
+    WorkerInfo,
+)
+
+__all__ = ["MemoryDatabase", "MemoryStore"]
+
+
+class MemoryStore:
+    """One worker's connection to a `MemoryDatabase`."""
+
+    def __init__(self, database: MemoryDatabase) -> None:
+        self.database = database
+        self._closed = False
+
+    async def open(self) -> None:
+        """Connect."""
+        self._closed = False
+        await self._reach_server()
+
+    async def close(self) -> None:
+        """Disconnect; what was committed stays."""
+        self._closed = True
+        for place in [place for place in self.database.listeners if place[0] is self]:
+            del self.database.listeners[place]
+
+    async def deploy(self, spec: GraphSpec) -> Deployment:
+        """Register the graph, or find it deployed with the same fingerprint."""
+        await self._reach_server()
+        return self.database.deploy(spec)
+
+    # Ownership.
+
+    async def register(self, worker: WorkerInfo, ttl_s: float) -> None:
+        """Announce a worker with a lease from now on the server's clock."""
+        await self._reach_server()
+        self.database.workers[worker.worker_id] = Worker(worker, self._deadline(ttl_s))
+
+    async def heartbeat(self, worker_id: UUID, ttl_s: float) -> bool:
+        """Renew the lease unless it has expired."""
+        await self._reach_server()
+        if not self.database.is_live(worker_id):
+            return False
+        self.database.workers[worker_id].expires_at = self._deadline(ttl_s)
+        return True
+
+    async def unregister(self, worker_id: UUID) -> None:
+        """Forget a worker."""
+        await self._reach_server()
+        self.database.workers.pop(worker_id, None)
+
+    async def ownership(self, graph_id: int) -> Ownership:
+        """Who lives, who owns what."""
+        await self._reach_server()
+        database = self.database
+        workers = [w.info for w in database.workers.values() if w.info.graph_id == graph_id]
+        return Ownership(
+            tuple(LiveWorker(w.worker_id, w.only) for w in workers if database.is_live(w.worker_id)),
+            tuple(
+                Owned(interval_id, header.owner, database.is_live(header.owner))
+                for interval_id, header in database.headers.items()
+                if header.graph_id == graph_id
+            ),
+        )
+
+    async def claim(self, worker_id: UUID, interval_ids: Sequence[int]) -> Sequence[Grant]:
+        """Take intervals without another live owner; a frozen transaction of an expired owner is terminated."""
+        await self._reach_server()
+        grants = []
+        for interval_id in sorted(set(interval_ids)):
+            header = self.database.headers[interval_id]
+            while self._may_claim(worker_id, header):
+                holder = self.database.holder(interval_id)
+                if holder is None:
+                    grants.append(self._grant(header, worker_id))
+                    break
+                if holder.committing or header.owner == worker_id:
+                    await self.database.released()
+                else:
+                    self.database.terminate(holder)
+        return grants
+
+    async def release(self, worker_id: UUID, grants: Sequence[Grant]) -> None:
+        """Give intervals up; stale grants are ignored."""
+        await self._reach_server()
+        for grant in sorted(grants, key=lambda g: g.interval_id):
+            header = await self._own_header(worker_id, grant)
+            if header is not None:
+                header.owner = None
+
+    async def take_over_from_self(self, worker_id: UUID, grants: Sequence[Grant]) -> Sequence[Grant]:
+        """Raise the sequencers of the grants that are still ours, after any commit in flight."""
+        await self._reach_server()
+        taken = []
+        for grant in sorted(grants, key=lambda g: g.interval_id):
+            header = await self._own_header(worker_id, grant)
+            if header is not None:
+                taken.append(self._grant(header, worker_id))
+        return taken
+
+    # Reading.
+
+    async def read(self, grants: Sequence[Grant], *, state_rows_max: int) -> Sequence[Opened]:
+        """Everything an owner needs, per grant."""
+        await self._reach_server()
+        self._check_current(grants)
+        return [self._opened(self.database.headers[grant.interval_id], state_rows_max) for grant in grants]
+
+    async def load_state(self, grant: Grant, keys: Sequence[bytes]) -> Sequence[Entries]:
+        """STATE entries of these keys."""
+        await self._reach_server()
+        self._check_current([grant])
+        header = self.database.headers[grant.interval_id]
+        wanted = set(keys)
+        newest = overlaid(header.keyed, self.database.unfolded(header))
+        return entries_of((name, row) for name, row in newest.items() if name[0] is Kind.STATE and name[2] in wanted)
+
+    async def load_dedupe_runs(self, grant: Grant) -> Sequence[DedupeRun]:
+        """Runs that are not expired, oldest first."""
+        await self._reach_server()
+        self._check_current([grant])
+        clock = self.database.headers[grant.interval_id].dedupe_clock
+        runs = [stored.run for stored in self.database.dedupe_runs if stored.interval_id == grant.interval_id]
+        return [run for run in runs if run.expires_at >= clock]
+
+    async def poll(self, wants: Sequence[Want], bytes_max: int) -> Sequence[Polled]:
+        """Headers and segments above the cursors, from one snapshot."""
+        await self._reach_server()
+        answers = []
+        left = bytes_max
+        for want in wants:
+            polled = self._poll(want, left)
+            left -= sum(len(s.payload) for s in polled.segments if s.payload is not None)
+            answers.append(polled)
+        return answers
+
+    async def backlog(self, graph_id: int) -> dict[str, Backlog]:
+        """Pending records and bytes per producing computation."""
+        await self._reach_server()
+        deployed = self.database.graphs[graph_id]
+        producers = {sub.producer for sub in deployed.subscriptions}
+        return {name: self.database.pending(deployed.written_by(name)) for name in sorted(producers)}
+
+    async def finished(self, graph_id: int) -> bool:
+        """Whether every interval of the graph has reached INSTANT_MAX."""
+        await self._reach_server()
+        headers = [header for header in self.database.headers.values() if header.graph_id == graph_id]
+        return all(header.low_watermark >= INSTANT_MAX for header in headers)
+
+    async def now_us(self) -> Instant:
+        """The server's clock."""
+        await self._reach_server()
+        return self.database.clock.now_us()
+
+    # Writing.
+
+    async def commit(
+        self, checkpoints: Sequence[Checkpoint], *, graph_version: int, inside: CommitProbe | None = None
+    ) -> None:
+        """Commit a turn in one transaction, fenced by all its grants (I2)."""
+        database = self.database
+        transaction = Transaction(database, checkpoints, graph_version)
+        await self._reach_server()
+        loss = database.faults.take_loss(self)
+        if loss == "delayed":
+            raise database.faults.lose(loss, transaction)
+        try:
+            await database.lock(transaction)
+            transaction.check_fence()
+            if inside is not None:
+                await inside()
+            await self._end(transaction, loss)
+        except MillError as error:
+            if loss is None or isinstance(error, CommitUnknownError):
+                raise
+            # Whatever the answer was, the client does not hear it.
+            raise database.faults.lose("never", transaction) from error
+        finally:
+            if not transaction.committing:
+                database.unlock(transaction)
+
+    async def fold(self, grant: Grant, *, bytes_max: int) -> int:
+        """Bring this interval's deltas into rows, newest per key."""
+        await self._reach_server()
+        self._check_current([grant])
+        header = self.database.headers[grant.interval_id]
+        header.keyed = overlaid(header.keyed, self.database.unfolded(header))
+        header.folded_bundle = header.bundle
+        return header.folded_bundle
+
+    async def turn_rings(self, *, epoch_s: float, epoch_bytes: int) -> int:
+        """Free what can be freed, then start new epochs where they are due."""
+        await self._reach_server()
+        database = self.database
+        headers, now = database.headers, database.clock.now_us()
+        freed = database.segments.free(database.is_consumed)
+        freed += database.deltas.free(lambda d: d.bundle <= headers[d.interval_id].folded_bundle)
+        freed += database.dedupe_runs.free(lambda r: r.run.expires_at < headers[r.interval_id].dedupe_clock)
+        database.segments.turn(now, epoch_s=epoch_s, epoch_bytes=epoch_bytes)
+        database.deltas.turn(now, epoch_s=epoch_s, epoch_bytes=epoch_bytes)
+        database.dedupe_runs.turn(now, epoch_s=epoch_s, epoch_bytes=epoch_bytes)
+        return freed
+
+    async def record_events(self, graph_id: int, events: Sequence[Event]) -> None:
+        """Write events for people."""
+        await self._reach_server()
+        self.database.events.extend((graph_id, event) for event in events)
+
+    # Hints.
+
+    async def notify(self, graph_id: int) -> None:
+        """Wake the other stores that wait for this graph."""
+        await self._reach_server()
+        for (store, listened), hint in self.database.listeners.items():
+            if store is not self and listened == graph_id:
+                hint.set()
+
+    async def wait_hint(self, graph_id: int, timeout_s: float) -> bool:
+        """Wait for a hint from others; a hint that came since the last call counts."""
+        await self._reach_server()
+        hint = self.database.listeners.setdefault((self, graph_id), asyncio.Event())
+        if not hint.is_set() and timeout_s > 0:
+            tasks = [asyncio.ensure_future(hint.wait()), asyncio.ensure_future(self.database.clock.sleep(timeout_s))]
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+        came = hint.is_set()
+        hint.clear()
+        return came
+
+    # Helpers.
+
+    async def _reach_server(self) -> None:
+        """One round trip: others may run meanwhile, and the connection may turn out to be lost."""
+        await asyncio.sleep(0)
+        if self._closed:
+            raise StoreUnavailableError("the store is closed")
+        self.database.faults.meet_outage(self)
+
+    async def _end(self, transaction: Transaction, loss: Landing | None) -> None:
+        """COMMIT, with or without an answer."""
+        if loss == "later":
+            transaction.check_fence()
+        elif loss != "never":
+            transaction.land()
+        if loss is not None:
+            raise self.database.faults.lose(loss, transaction)
+
+    def _deadline(self, ttl_s: float) -> Instant:
+        return Instant(self.database.clock.now_us() + int(ttl_s * 1_000_000))
+
+    def _may_claim(self, worker_id: UUID, header: Header) -> bool:
+        if not self.database.is_live(worker_id):
+            return False
+        return header.owner == worker_id or not self.database.is_live(header.owner)
+
+    def _grant(self, header: Header, worker_id: UUID) -> Grant:
+        """Give an unlocked header to a worker under a new sequencer."""
+        header.owner = worker_id
+        header.sequencer += 1
+        return Grant(header.interval.interval_id, header.sequencer)
+
+    async def _own_header(self, worker_id: UUID, grant: Grant) -> Header | None:
+        """The header of a grant once nobody holds its lock; None when the grant is stale by then."""
+        while self.database.holder(grant.interval_id) is not None:
+            await self.database.released()
+        header = self.database.headers[grant.interval_id]
+        return header if (header.owner, header.sequencer) == (worker_id, grant.sequencer) else None
+
+    def _check_current(self, grants: Sequence[Grant]) -> None:
+        headers = self.database.headers
+        stale = [g.interval_id for g in grants if headers[g.interval_id].sequencer != g.sequencer]
+        if stale:
+            raise StaleSequencerError(f"stale grants for intervals {stale}", stale=stale)
+
+    def _opened(self, header: Header, state_rows_max: int) -> Opened:
+        deltas = self.database.unfolded(header)
+        newest = overlaid(header.keyed, deltas)
+        state_complete = sum(name[0] is Kind.STATE for name in newest) <= state_rows_max
+        entries = entries_of((n, row) for n, row in newest.items() if state_complete or n[0] is not Kind.STATE)
+        recovered = Recovered(
+            interval_id=header.interval.interval_id,
+            sequencer=header.sequencer,
+            bundle=header.bundle,
+            folded_bundle=header.folded_bundle,
+            input_watermark=header.input_watermark,
+            low_watermark=header.low_watermark,
+            processing_floor=header.processing_floor,
+            entries=entries,
+            state_complete=state_complete,
+        )
+        unfolded_bytes = sum(delta.size for delta in deltas)
+        return Opened(recovered, dict(header.cursors), dict(header.last_segments), unfolded_bytes)
+
+    def _poll(self, want: Want, bytes_left: int) -> Polled:
+        """One want; whole seqs only, and the first of them even when it is too large."""
+        header = self.database.headers[want.producer]
+        found = [
+            polled_of(stored.segment, want.consumer_index)
+            for stored in self.database.segments
+            if stored.interval_id == want.producer
+            and stored.segment.subscription_id in want.subscription_ids
+            and stored.segment.seq > want.after
+        ]
+        found.sort(key=lambda s: (s.seq, s.subscription_id))
+        taken: list[PolledSegment] = []
+        for _, group in groupby(found, key=lambda s: s.seq):
+            whole = list(group)
+            size = sum(len(s.payload) for s in whole if s.payload is not None)
+            if taken and size > bytes_left:
+                break
+            taken.extend(whole)
+            bytes_left -= size
+        truncated = len(taken) < len(found)
+        return Polled(want, tuple(taken), header.bundle, header.low_watermark, truncated)
+
+
+def polled_of(segment: Segment, consumer_index: int) -> PolledSegment:
+    """A segment as one consumer reads it."""
+    part = segment.slices[consumer_index]
+    return PolledSegment(
+        subscription_id=segment.subscription_id,
+        seq=segment.seq,
+        previous_seq=segment.previous_seq,
+        watermark=segment.watermark,
+        records=0 if part is None else part.records,
+        payload=None if part is None else part.payload,
+        checksum=0 if part is None else part.checksum,
+    )

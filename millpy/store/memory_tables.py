@@ -1,0 +1,273 @@
+"""The tables of a `MemoryDatabase`: what PostgreSQL would hold, as plain objects.
+
+Everything here happens between two awaits, so each function sees and leaves one consistent state: that is how
+the memory store models snapshots and atomic commits. Who waits for whom is decided in `store.memory`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+from uuid import UUID
+
+import pyarrow as pa
+
+from millpy.limits import RING_SLOTS
+from millpy.model.checkpoint import DedupeRun, Entries, Kind, Segment
+from millpy.model.delta import decode_document
+from millpy.model.deployment import DeployedInterval, Deployment, GraphSpec, TableSpec
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
+from millpy.store.protocol import WorkerInfo
+
+EntryName = tuple[Kind, str, bytes, str]
+Row = dict[str, Any]
+
+
+@dataclass(slots=True)
+class KeyedRow:
+    """A folded row of `mill.keyed`; `bundle` is the one that last wrote it."""
+
+    key_hash: int
+    value: bytes | None
+    fire_at: int
+    bundle: int
+
+
+@dataclass(slots=True)
+class Header:
+    """The checkpoint header of one interval: fence and progress."""
+
+    interval: DeployedInterval
+    graph_id: int
+    owner: UUID | None = None
+    sequencer: int = 0
+    bundle: int = 0
+    folded_bundle: int = 0
+    input_watermark: Instant = INSTANT_MIN
+    low_watermark: Instant = INSTANT_MIN
+    oldest_work: Instant = INSTANT_MAX
+    processing_floor: Instant = INSTANT_MIN
+    dedupe_clock: Instant = INSTANT_MIN
+    cursors: dict[int, tuple[int, Instant]] = field(default_factory=dict)
+    last_segments: dict[int, int] = field(default_factory=dict)
+    keyed: dict[EntryName, KeyedRow] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDelta:
+    """One delta document."""
+
+    interval_id: int
+    bundle: int
+    document: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes in the ring."""
+        return len(self.document)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSegment:
+    """One segment and the interval that produced it."""
+
+    interval_id: int
+    segment: Segment
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes in the ring."""
+        return sum(len(part.payload) for part in self.segment.slices if part is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """One dedupe run and the source partition that it belongs to."""
+
+    interval_id: int
+    run: DedupeRun
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes in the ring."""
+        return len(self.run.ids) + len(self.run.times)
+
+
+class Appended(Protocol):
+    """What is appended to a ring."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes in the ring."""
+        ...
+
+
+T = TypeVar("T", bound=Appended)
+
+
+class Ring(Generic[T]):
+    """An append-only table in `RING_SLOTS` slots; a slot is freed as a whole or not at all."""
+
+    def __init__(self, now: Instant) -> None:
+        self._slots: list[list[T]] = [[] for _ in range(RING_SLOTS)]
+        self._current = 0
+        self._since = now
+
+    def __iter__(self) -> Iterator[T]:
+        """All that is stored, oldest slot first."""
+        for step in range(1, RING_SLOTS + 1):
+            yield from self._slots[(self._current + step) % RING_SLOTS]
+
+    def append(self, item: T) -> None:
+        """Store in the current slot."""
+        self._slots[self._current].append(item)
+
+    def turn(self, now: Instant, *, epoch_s: float, epoch_bytes: int) -> bool:
+        """Start a new epoch when one is due and the next slot is free."""
+        filled = self._slots[self._current]
+        due = now - self._since >= epoch_s * 1_000_000 or sum(item.size for item in filled) >= epoch_bytes
+        following = (self._current + 1) % RING_SLOTS
+        if not (due and filled) or self._slots[following]:
+            return False
+        self._current = following
+        self._since = now
+        return True
+
+    def free(self, done: Callable[[T], bool]) -> int:
+        """Empty every slot but the current one in which everything is done; how many."""
+        freed = 0
+        for slot, items in enumerate(self._slots):
+            if slot != self._current and items and all(done(item) for item in items):
+                items.clear()
+                freed += 1
+        return freed
+
+
+@dataclass(slots=True)
+class Table:
+    """A result table; `constraints` are the user's own, by name: each is true for a row that may be stored."""
+
+    table_id: int
+    graph_id: int
+    graph: str
+    spec: TableSpec
+    rows: dict[tuple[Any, ...], Row] = field(default_factory=dict)
+    constraints: dict[str, Callable[[Row], bool]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Worker:
+    """A registered worker."""
+
+    info: WorkerInfo
+    expires_at: Instant
+
+
+@dataclass(frozen=True, slots=True)
+class DeployedSubscription:
+    """A subscription with its id and the intervals on both sides."""
+
+    subscription_id: int
+    stream: str
+    producer: str
+    consumer: str
+    producers: tuple[int, ...]
+    consumers: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class DeployedGraph:
+    """A graph as deployed."""
+
+    spec: GraphSpec
+    deployment: Deployment
+    subscriptions: tuple[DeployedSubscription, ...]
+
+    def written_by(self, computation: str) -> Iterable[DeployedSubscription]:
+        """The subscriptions whose segments a computation writes."""
+        return (s for s in self.subscriptions if s.producer == computation)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceAccount:
+    """I8 of one source partition: injected = accepted + duplicate + dead_lettered."""
+
+    stream: str
+    partition: str
+    injected: int
+    accepted: int
+    duplicate: int
+    dead_lettered: int
+
+    @property
+    def balanced(self) -> bool:
+        """Whether nothing is lost or doubled."""
+        return self.injected == self.accepted + self.duplicate + self.dead_lettered
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionAccount:
+    """I8 of one subscription: produced = consumed + late + quarantined + pending."""
+
+    subscription_id: int
+    stream: str
+    consumer: str
+    produced: int
+    consumed: int
+    late: int
+    quarantined: int
+    pending: int
+
+    @property
+    def balanced(self) -> bool:
+        """Whether nothing is lost or doubled."""
+        return self.produced == self.consumed + self.late + self.quarantined + self.pending
+
+
+@dataclass(frozen=True, slots=True)
+class Accounting:
+    """I8 of one graph, as the view `millpy.accounting` shows it."""
+
+    sources: tuple[SourceAccount, ...]
+    subscriptions: tuple[SubscriptionAccount, ...]
+
+    @property
+    def balanced(self) -> bool:
+        """Whether nothing is lost or doubled anywhere."""
+        return all(s.balanced for s in self.sources) and all(s.balanced for s in self.subscriptions)
+
+
+def overlaid(keyed: dict[EntryName, KeyedRow], deltas: Iterable[StoredDelta]) -> dict[EntryName, KeyedRow]:
+    """Folded rows overlaid by deltas in bundle order; a tombstone takes its row away.
+
+    A row is only replaced by a newer bundle, so that a late folder cannot bring an old value back.
+    """
+    newest = dict(keyed)
+    for delta in deltas:
+        for entries in decode_document(delta.document):
+            for row in range(len(entries)):
+                name = (entries.kind, entries.namespace, entries.keys[row], entries.subkeys[row])
+                stored = newest.get(name)
+                if stored is not None and stored.bundle >= delta.bundle:
+                    continue
+                newest[name] = KeyedRow(
+                    entries.key_hashes[row], entries.values[row], entries.fire_ats[row], delta.bundle
+                )
+    return {name: row for name, row in newest.items() if row.value is not None}
+
+
+def entries_of(rows: Iterable[tuple[EntryName, KeyedRow]]) -> list[Entries]:
+    """Rows as columns, one `Entries` per kind and namespace."""
+    found: dict[tuple[Kind, str], Entries] = {}
+    for (kind, namespace, key, subkey), row in rows:
+        entries = found.get((kind, namespace))
+        if entries is None:
+            entries = found[kind, namespace] = Entries(kind, namespace)
+        entries.add(key, row.key_hash, subkey, row.value, row.fire_at)
+    return list(found.values())
+
+
+def column_values(column: pa.Array | list[Any]) -> list[Any]:
+    """A column of result rows as Python values; event-time columns stay µs."""
+    return column if isinstance(column, list) else column.to_pylist()
