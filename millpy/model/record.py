@@ -119,12 +119,10 @@ class RecordType:
     def objects_of(self, batch: pa.RecordBatch) -> list[Any]:
         """Columns as objects of the struct."""
         if not self._flat or self._uuids:
-            return msgspec.convert(batch.to_pylist(maps_as_pydicts="strict"), type=list[self.struct])  # type: ignore[name-defined, no-any-return]
+            return msgspec.convert(batch.to_pylist(maps_as_pydicts="strict"), type=list[self.struct])  # type: ignore[name-defined]
         if not self.fields:
             return [self.struct() for _ in range(batch.num_rows)]
         columns = [batch.column(name).to_pylist() for name in self.fields]
-        if self.struct.__struct_config__.kw_only if hasattr(self.struct.__struct_config__, "kw_only") else False:
-            return [self.struct(**dict(zip(self.fields, row, strict=True))) for row in zip(*columns, strict=True)]
         try:
             return list(map(self.struct, *columns))
         except TypeError:  # keyword-only fields
@@ -265,12 +263,10 @@ def concat(parts: Sequence[Records]) -> Records:
         return parts[0]
     watermarks = None
     if all(part.watermarks is not None for part in parts):
-        watermarks = np.concatenate([part.watermarks for part in parts])  # type: ignore[misc]
+        watermarks = np.concatenate([part.watermarks for part in parts])
     event_times = np.concatenate([part.event_times for part in parts])
     if all(part._objects is not None for part in parts):
         objects = [o for part in parts for o in part.objects()]
         return Records(parts[0].type, event_times, watermarks=watermarks, objects=objects)
-    table = pa.Table.from_batches([part.batch() for part in parts]).combine_chunks()
-    return Records(
-        parts[0].type, event_times, watermarks=watermarks, batch=table.to_batches(max_chunksize=len(event_times))[0]
-    )
+    batch = pa.concat_batches([part.batch() for part in parts])
+    return Records(parts[0].type, event_times, watermarks=watermarks, batch=batch)

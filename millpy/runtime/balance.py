@@ -1,8 +1,8 @@
 """Which intervals to claim and which to give up: a pure decision on one snapshot of the ownership table.
 
-Each worker aims at its fair share per computation. It claims free intervals up to the share rounded up, and gives up
-what it holds beyond that only when somebody eligible has less than the share rounded down; so ownership is sticky and
-the last of several equal workers changes nothing.
+Each worker aims at its fair share per computation. It claims free intervals up to the share rounded up and gives up what
+it holds beyond that; one more when somebody eligible has less than the share rounded down. So ownership is sticky, and
+once shares differ by at most one nothing moves.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ def moves(me: UUID, ownership: Ownership, computations: Mapping[str, Sequence[in
         claim.extend(free[: max(0, share_up - len(mine))])
         counts = {worker: sum(1 for i in intervals if owners.get(i) == worker) for worker in eligible if worker != me}
         poorest = min(counts.values(), default=share_up)
-        if len(mine) > share_up and poorest < max(share_down, 1):
+        if len(mine) > share_up:
+            # Somebody has less than the share rounded up, and will claim.
             give_up.extend([i for i in mine if i in held][share_up:])
-        elif len(mine) == share_up > share_down >= 1 and poorest < share_down:
-            give_up.extend([i for i in mine if i in held][-1:])
+        elif len(mine) > share_down > poorest:
+            give_up.append(next(i for i in reversed(mine) if i in held))
     return Moves(tuple(claim), tuple(give_up))

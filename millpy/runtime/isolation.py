@@ -111,7 +111,8 @@ def without_rows(checkpoints: Sequence[Checkpoint], upto: int, refused: dict[int
     kept: list[Checkpoint] = []
     start = 0
     for checkpoint in checkpoints:
-        results, dead = [], []
+        results: list[ResultRows] = []
+        dead: list[DeadLetter] = []
         for rows in checkpoint.results:
             places = range(start, start + rows.count)
             keep = [place - start for place in places if place < upto and place not in refused]

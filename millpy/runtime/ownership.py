@@ -2,8 +2,8 @@
 
 The server's clock decides expiry. Local trust ends at *attempt start + ttl - margin* on the monotonic clock, so a slow
 answer cannot stretch it. Trust is a courtesy that saves useless work: what protects the data is the fence in every
-commit (I1, I2). A thread sends heartbeats on a connection of its own, so neither a long step nor a slow commit loses the
-lease; a watchdog stops it when the worker's loop makes no progress, so a stuck worker does.
+commit (I1, I2). A thread sends heartbeats on a connection of its own, so neither a long step nor a slow commit loses
+the lease; a watchdog stops it when the worker's loop makes no progress, so a stuck worker does.
 """
 
 from __future__ import annotations

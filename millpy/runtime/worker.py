@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from uuid import UUID
@@ -38,6 +38,7 @@ from millpy.runtime.turn import Turn
 from millpy.store.protocol import Event, Store
 
 log = logging.getLogger(__name__)
+Refusal = Callable[[Sequence[Checkpoint]], Awaitable[PoisonError | None]]
 
 
 class Worker:
@@ -96,8 +97,8 @@ class Worker:
             asyncio.create_task(self._repeat(self.housekeeping.relieve, 0.25)),
             asyncio.create_task(self._listen()),
         ]
-        stopping = asyncio.create_task(stop.wait())
-        stopping.add_done_callback(lambda _: self.wake.set())
+        stopping: asyncio.Task[bool] = asyncio.create_task(stop.wait())
+        stopping.add_done_callback(self._awake)
         try:
             while not stop.is_set():
                 for task in tasks:
@@ -109,7 +110,8 @@ class Worker:
                     await self._wait()
             await self._drain()
         finally:
-            for task in (*tasks, stopping):
+            stopping.cancel()
+            for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, stopping, return_exceptions=True)
             await self._abandon()
@@ -133,10 +135,10 @@ class Worker:
             await self._react(self._recover(None))
         return True
 
-    async def _react(self, reaction: asyncio.Future[None] | object) -> None:
+    async def _react(self, reaction: Awaitable[None]) -> None:
         """Run a reaction; when it fails for want of the database, the next step tries to recover again."""
         try:
-            await reaction  # type: ignore[misc]
+            await reaction
         except (OwnershipError, TransientError, PoisonError) as error:
             log.warning("recovery failed: %s", error)
             self._needs_recovery = True
@@ -202,7 +204,7 @@ class Worker:
             interval.unfolded_bytes += sum(_size(entries) for entries in checkpoint.delta)
         self._flying = turn
         self._in_flight = asyncio.create_task(self._commit(turn))
-        self._in_flight.add_done_callback(lambda _: self.wake.set())
+        self._in_flight.add_done_callback(self._awake)
 
     async def _commit(self, turn: Turn) -> None:
         if not self._lease.is_trusted():
@@ -210,6 +212,9 @@ class Worker:
         await turns.commit(self._store, turn, self._plan.deployment.version, self._probe)
         if any(checkpoint.segments for checkpoint in turn.checkpoints):
             await self._store.notify(self._graph_id)
+
+    def _awake(self, _: object) -> None:
+        self.wake.set()
 
     async def _settle(self) -> bool:
         """Wait for the outcome of the turn in flight; raises what it raised. False when none was in flight."""
@@ -320,12 +325,12 @@ class Worker:
                 log.debug("no hints: %s", error)
                 await self._clock.sleep(self._limits.retry_s_max)
 
-    async def _repeat(self, work: object, every_s: float) -> None:
+    async def _repeat(self, work: Callable[[], Awaitable[object]], every_s: float) -> None:
         """Housekeeping goes on through outages; what the turns need is retried by the turns."""
         while True:
             await self._clock.sleep(every_s)
             try:
-                await work()  # type: ignore[operator]
+                await work()
             except (TransientError, OwnershipError) as error:
                 log.debug("housekeeping: %s", error)
 
@@ -378,13 +383,13 @@ class Worker:
         return asyncio.run_coroutine_threadsafe(self._store.load_state(grant, keys), self._loop).result()
 
 
-async def _find_refused_row(refusal: object, checkpoints: Sequence[Checkpoint], rows: dict[int, str]) -> None:
+async def _find_refused_row(refusal: Refusal, checkpoints: Sequence[Checkpoint], rows: dict[int, str]) -> None:
     """Bisect for the result row that the database refuses on its own."""
     passes, fails = 0, sum(r.count for checkpoint in checkpoints for r in checkpoint.results)
     reason = "refused by the database"
     while fails - passes > 1:
         middle = (passes + fails) // 2
-        error = await refusal(without_rows(checkpoints, middle, rows))  # type: ignore[operator]
+        error = await refusal(without_rows(checkpoints, middle, rows))
         if error is None:
             passes = middle
         else:

@@ -1,0 +1,79 @@
+"""Balance decides on one snapshot; repeated by every worker it ends in fair shares and then moves nothing."""
+
+import random
+from uuid import UUID
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millpy.runtime.balance import moves
+from millpy.store.protocol import LiveWorker, Owned, Ownership
+
+A, B, C = UUID(int=1), UUID(int=2), UUID(int=3)
+
+
+def snapshot(owners: dict[int, UUID | None], *workers: UUID, only: dict[UUID, tuple[str, ...]] | None = None) -> Ownership:
+    only = only or {}
+    return Ownership(
+        tuple(LiveWorker(worker, only.get(worker, ())) for worker in workers),
+        tuple(Owned(interval, owner, owner in workers) for interval, owner in owners.items()),
+    )
+
+
+def test_a_worker_alone_claims_everything() -> None:
+    decided = moves(A, snapshot({1: None, 2: None, 3: None}, A), {"c": [1, 2, 3]}, frozenset())
+
+    assert decided.claim == (1, 2, 3)
+
+
+def test_intervals_of_a_dead_worker_are_claimed() -> None:
+    decided = moves(A, snapshot({1: B, 2: A}, A), {"c": [1, 2]}, frozenset({2}))
+
+    assert decided.claim == (1,)
+
+
+def test_a_claim_whose_answer_was_lost_is_claimed_again() -> None:
+    decided = moves(A, snapshot({1: A, 2: A}, A), {"c": [1, 2]}, frozenset({2}))
+
+    assert decided.claim == (1,)
+
+
+def test_surplus_goes_to_a_worker_that_joins() -> None:
+    decided = moves(A, snapshot({1: A, 2: A, 3: A, 4: A}, A, B), {"c": [1, 2, 3, 4]}, frozenset({1, 2, 3, 4}))
+
+    assert len(decided.give_up) == 2
+
+
+def test_a_worker_restricted_to_others_is_not_counted() -> None:
+    owners = dict.fromkeys((1, 2, 3, 4), A)
+    decided = moves(A, snapshot(owners, A, B, only={B: ("d",)}), {"c": [1, 2, 3, 4]}, frozenset({1, 2, 3, 4}))
+
+    assert decided.give_up == ()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 2**32))
+def test_balancing_ends_in_fair_shares_and_then_moves_nothing(intervals: int, workers: int, seed: int) -> None:
+    rng = random.Random(seed)
+    names = [UUID(int=n + 1) for n in range(workers)]
+    computations = {"c": list(range(intervals))}
+    owners: dict[int, UUID | None] = {i: rng.choice([None, *names]) for i in range(intervals)}
+
+    moved = 0
+    for _ in range(200):
+        worker = rng.choice(names)
+        held = frozenset(i for i, owner in owners.items() if owner == worker)
+        decided = moves(worker, snapshot(owners, *names), computations, held)
+        for interval in decided.claim:
+            owners[interval] = worker
+        for interval in decided.give_up:
+            owners[interval] = None
+    for worker in names:
+        held = frozenset(i for i, owner in owners.items() if owner == worker)
+        decided = moves(worker, snapshot(owners, *names), computations, held)
+        moved += len(decided.claim) + len(decided.give_up)
+
+    shares = [sum(1 for owner in owners.values() if owner == worker) for worker in names]
+    assert sum(shares) == intervals
+    assert max(shares) - min(shares) <= 1
+    assert moved == 0
