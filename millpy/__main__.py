@@ -1,0 +1,5 @@
+"""`python -m millpy`."""
+
+from millpy.cli import main
+
+main()

@@ -1,0 +1,128 @@
+"""Settings from the environment, validated once and frozen.
+
+MILLPY_DATABASE_URL   the database; without it `millpy run` embeds one
+MILLPY_LEASE_S        the lease of a worker, seconds
+MILLPY_LOG_LEVEL      debug, info (default), warning, error
+MILLPY_LOG_FORMAT     console (default) or json
+MILLPY_<LIMIT>        any other bound of `limits.py` by its name, e.g. MILLPY_BUNDLE_RECORDS_MAX
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import logging
+import os
+import sys
+import typing
+from typing import Any, Literal
+
+import structlog
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from millpy.errors import ConfigError
+from millpy.limits import Limits
+
+PREFIX = "MILLPY_"
+_ALIASES = {"lease_s": "lease_ttl_s"}
+
+
+class Settings(BaseSettings):
+    """What a process is told from outside. Make it with `load()`, which words its errors for people."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", env_ignore_empty=True)
+
+    database_url: str | None = None
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["console", "json"] = "console"
+
+    @classmethod
+    def load(cls, **overrides: Any) -> Settings:
+        """Read the environment; what is given here and is not None comes first.
+
+        Raises:
+            ConfigError: a setting cannot be used; names the variable.
+        """
+        _refuse_misspelt()
+        try:
+            return cls(**{name: value for name, value in overrides.items() if value is not None})
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = PREFIX + str(first["loc"][0]).upper()
+            raise ConfigError(f"{name}: {first['msg'].lower()}", hint=f"it is {first['input']!r}") from None
+
+    @property
+    def limits(self) -> Limits:
+        """The default bounds with those of the environment put over them.
+
+        Raises:
+            ConfigError: a bound is no number, or contradicts another.
+        """
+        kinds = typing.get_type_hints(Limits)
+        given: dict[str, Any] = {}
+        for variable, name in _limit_variables().items():
+            text = os.environ.get(variable, "")
+            if not text:
+                continue
+            try:
+                given[name] = kinds[name](text.replace("_", ""))
+            except ValueError:
+                what = "a whole number" if kinds[name] is int else "a number"
+                raise ConfigError(f"{variable}: {text!r} is not {what}", hint="unset it for the default") from None
+        try:
+            return Limits(**given)
+        except AssertionError as error:
+            raise ConfigError(
+                f"the limits contradict each other: {error}", hint=f"look at {', '.join(sorted(given))}"
+            ) from None
+
+
+def configure_logging(settings: Settings) -> None:
+    """Send the log to standard error, for people or as JSON lines."""
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    renderer: Any
+    if settings.log_format == "json":
+        shared.append(structlog.processors.format_exc_info)
+        renderer = structlog.processors.JSONRenderer()
+    else:
+        renderer = structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(logging.WARNING)
+    logging.getLogger("millpy").setLevel(settings.log_level.upper())
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+
+
+def _limit_variables() -> dict[str, str]:
+    names = {PREFIX + field.name.upper(): field.name for field in dataclasses.fields(Limits)}
+    return names | {PREFIX + alias.upper(): name for alias, name in _ALIASES.items()}
+
+
+def _refuse_misspelt() -> None:
+    """A variable that is nearly one of ours would be ignored in silence."""
+    known = {PREFIX + name.upper() for name in Settings.model_fields} | _limit_variables().keys()
+    for variable in os.environ:
+        if variable.startswith(PREFIX) and variable not in known:
+            close = difflib.get_close_matches(variable, known, n=1, cutoff=0.85)
+            if close:
+                raise ConfigError(f"there is no setting {variable}", hint=f"did you mean {close[0]}?")

@@ -1,0 +1,69 @@
+"""Loads the graph that a user's Python file defines at module level."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from millpy.errors import MillError, UsageError
+from millpy.graph import Graph
+
+
+def load_graph(location: str) -> Graph:
+    """Run the file and find its Graph.
+
+    Args:
+        location: `factory.py`, or `factory.py:name` when it defines several.
+
+    Raises:
+        UsageError: no such file, it does not run (with file and line), or it has not exactly one graph.
+    """
+    path_text, _, name = location.partition(":")
+    path = Path(path_text)
+    if not path.is_file():
+        raise UsageError(f"there is no file {path_text}", hint="name the Python file that defines your graph")
+    module = _run(path)
+    graphs = {key: value for key, value in vars(module).items() if isinstance(value, Graph)}
+    if name:
+        if name not in graphs:
+            raise UsageError(f"{path_text} defines no graph {name!r}", hint=f"it has: {', '.join(graphs) or 'none'}")
+        return graphs[name]
+    distinct = {id(graph): key for key, graph in graphs.items()}
+    if not distinct:
+        raise UsageError(f"{path_text} defines no graph", hint='make one at module level: graph = Graph("factory")')
+    if len(distinct) > 1:
+        raise UsageError(
+            f"{path_text} defines several graphs: {', '.join(graphs)}",
+            hint=f"say which: {path_text}:{next(iter(graphs))}",
+        )
+    return next(iter(graphs.values()))
+
+
+def _run(path: Path) -> ModuleType:
+    name = f"_millpy_graph_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} is not a Python file", hint="its name must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # annotations are looked up there
+    sys.path.insert(0, str(path.parent.resolve()))
+    try:
+        spec.loader.exec_module(module)
+    except MillError:
+        raise
+    except Exception as error:  # the user's code: anything may come
+        raise UsageError(f"{_place(error, path)}: {type(error).__name__}: {error}", hint="correct the file") from error
+    finally:
+        sys.path.pop(0)
+    return module
+
+
+def _place(error: Exception, path: Path) -> str:
+    """The user's file and the line that failed, not ours."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    return f"{path}:{lines[-1]}" if lines else str(path)

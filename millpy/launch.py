@@ -1,0 +1,140 @@
+"""`millpy run`: find or start the database, then one worker here or several as child processes.
+
+Children are on a leash: they drain when this process ends, however it ends. One that is killed is reported and not
+replaced, because the others take its intervals over; one that stops with an error ends the run with its status.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import structlog
+
+from millpy.config import Settings
+from millpy.embedded import EmbeddedPostgres
+from millpy.errors import UsageError
+from millpy.graph_file import load_graph
+from millpy.store.migrate import migrate
+from millpy.worker_process import run_until_told
+
+log = structlog.get_logger("millpy.launch")
+EMBEDDED_DIRECTORY = ".millpy"
+WORKERS_MAX = 64
+
+
+def embedded_directory(graph_location: str | None) -> Path:
+    """Where the embedded server of a graph lives: `.millpy/` beside its file, or in the current directory."""
+    beside = Path(graph_location.partition(":")[0]).parent if graph_location else Path()
+    return beside / EMBEDDED_DIRECTORY / "postgres"
+
+
+@contextmanager
+def database(settings: Settings, graph_location: str | None, *, create: bool) -> Iterator[str]:
+    """The configured database, else the embedded one, started and migrated.
+
+    Args:
+        settings: `database_url` decides.
+        graph_location: the graph file that the embedded one belongs to.
+        create: make the embedded one when it does not exist.
+
+    Raises:
+        UsageError: none is configured, none is embedded yet, and `create` is false.
+    """
+    if settings.database_url is not None:
+        yield settings.database_url
+        return
+    directory = embedded_directory(graph_location)
+    if not create and not (directory / "data").exists():
+        raise UsageError(
+            f"no database is configured and there is none in {directory.parent}",
+            hint="set MILLPY_DATABASE_URL, or give the graph's file as the argument",
+        )
+    with EmbeddedPostgres(directory) as server:
+        url = server.url()
+        migrate(url)
+        log.info("embedded database", url=url, version=server.version)
+        yield url
+
+
+def run(location: str, settings: Settings, *, only: Sequence[str], workers: int) -> int:
+    """Run a graph until it has finished or a signal ends it; returns the exit status.
+
+    Raises:
+        UsageError: the graph, a name in `only` or the number of workers is wrong.
+    """
+    if not 1 <= workers <= WORKERS_MAX:
+        raise UsageError(f"{workers} workers cannot be", hint=f"give a number from 1 to {WORKERS_MAX}")
+    graph = load_graph(location)
+    names = [computation.name for computation in graph.spec().computations]
+    for name in only:
+        if name not in names:
+            raise UsageError(f"graph {graph.name!r} has no computation {name!r}", hint=f"it has: {', '.join(names)}")
+    _ = settings.limits  # a wrong limit is a usage error here, before anything starts
+    with database(settings, location, create=True) as url:
+        if workers == 1:
+            run_until_told(graph, url, settings, only=only)
+            return 0
+        return _run_children(location, url, only, workers)
+
+
+def worker_command(location: str, only: Sequence[str] = ()) -> list[str]:
+    """The command line of one worker process; its database comes by the environment, out of sight of `ps`."""
+    command = [sys.executable, "-m", "millpy.worker_process", location, "--leash"]
+    return [*command, "--only", ",".join(only)] if only else command
+
+
+def _run_children(location: str, url: str, only: Sequence[str], workers: int) -> int:
+    environment = {**os.environ, "MILLPY_DATABASE_URL": url}
+    children = [
+        subprocess.Popen(worker_command(location, only), stdin=subprocess.PIPE, env=environment, start_new_session=True)
+        for _ in range(workers)
+    ]
+
+    def pass_on(number: int, _frame: object) -> None:
+        for child in children:
+            if child.poll() is None:
+                child.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    watchers = [threading.Thread(target=_watch, args=(child, children), daemon=True) for child in children]
+    for watcher in watchers:
+        watcher.start()
+    try:
+        for child in children:
+            child.wait()
+    finally:
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return exit_status([child.returncode for child in children])
+
+
+def _watch(child: subprocess.Popen[bytes], children: Sequence[subprocess.Popen[bytes]]) -> None:
+    code = child.wait()
+    if code < 0:
+        log.warning("worker killed", pid=child.pid, signal=signal.Signals(-code).name, left="the others take over")
+    elif code > 0:
+        log.error("worker failed", pid=child.pid, status=code)
+        for other in children:
+            if other.poll() is None:
+                other.terminate()
+
+
+def exit_status(codes: Sequence[int]) -> int:
+    """The run's status from its workers' (negative: killed by a signal).
+
+    A worker that stopped with an error decides; one that was killed matters only when no other finished.
+    """
+    failed = [code for code in codes if code > 0]
+    if failed:
+        return max(failed)
+    return 0 if 0 in codes else 1

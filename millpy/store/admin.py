@@ -1,0 +1,72 @@
+"""Reads the documented views for people: status and watermarks. Never on the hot path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import NullPool
+
+from millpy.errors import ConfigError, MillError, StoreUnavailableError
+
+Row = Mapping[str, Any]
+NOT_MIGRATED = {"42P01", "42883", "3F000"}  # no such table, function, schema
+
+
+class Admin:
+    """Questions about a database, each answered in one statement and so from one snapshot."""
+
+    def __init__(self, database_url: str) -> None:
+        # The URL goes to libpq as it is: SQLAlchemy would not understand every form of it.
+        self._engine: Engine = create_engine(
+            "postgresql+psycopg://", connect_args={"conninfo": database_url, "connect_timeout": 10}, poolclass=NullPool
+        )
+
+    def workers(self) -> list[Row]:
+        """Processes with their leases and what they own."""
+        return self._rows("SELECT * FROM millpy.workers")
+
+    def accounting(self) -> list[Row]:
+        """The sums of I8, per source partition and subscription."""
+        return self._rows("SELECT * FROM millpy.accounting")
+
+    def watermarks(self) -> list[Row]:
+        """Input and low watermark of every computation."""
+        return self._rows("SELECT * FROM millpy.watermarks")
+
+    def explain_watermark(self, computation: str) -> list[Row]:
+        """What holds a computation's watermark back, and for how long."""
+        return self._rows("SELECT * FROM millpy.explain_watermark(:computation)", computation=computation)
+
+    def _rows(self, statement: str, **parameters: Any) -> list[Row]:
+        try:
+            with self._engine.connect() as connection:
+                result = connection.execute(text(statement), parameters)
+                return [dict(row) for row in result.mappings()]
+        except DBAPIError as error:
+            raise _translated(error) from None
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Rows as aligned text; empty text for none."""
+    if not rows:
+        return ""
+    names = list(rows[0])
+    cells = [names, *([_cell(row[name]) for name in names] for row in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(names))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _translated(error: DBAPIError) -> MillError:
+    state = getattr(error.orig, "sqlstate", None)
+    if state in NOT_MIGRATED:
+        return ConfigError("the database has no tables of millpy", hint="run `millpy migrate` first")
+    detail = " ".join(str(error.orig).split())
+    return StoreUnavailableError(f"the database does not answer: {detail}", hint="is it running, and is the URL right?")

@@ -1,0 +1,85 @@
+"""One worker as a process: `python -m millpy.worker_process GRAPH.py --database URL [--only a,b]`.
+
+SIGTERM and SIGINT drain it: the turn is finished, everything released, exit status 0. With `--leash` the end of
+standard input does so too, so that workers do not outlive the `millpy run` that started them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+from millpy.assembly import run_worker
+from millpy.config import Settings, configure_logging
+from millpy.errors import CorruptionError, MillError, UsageError
+from millpy.graph import Graph
+from millpy.graph_file import load_graph
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_CORRUPT = 3
+
+
+def run_until_told(
+    graph: Graph, database_url: str, settings: Settings, *, only: Sequence[str] = (), leash: bool = False
+) -> None:
+    """Run one worker until its graph has finished, a signal asks it to drain, or its leash ends."""
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        if leash:
+            loop.add_reader(sys.stdin.fileno(), _on_end(loop, stop))
+        await run_worker(graph, database_url, limits=settings.limits, only=only, stop=stop)
+
+    asyncio.run(run())
+
+
+def _on_end(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> Callable[[], None]:
+    def read() -> None:
+        if not os.read(sys.stdin.fileno(), 1):
+            loop.remove_reader(sys.stdin.fileno())
+            stop.set()
+
+    return read
+
+
+def complain(error: MillError) -> int:
+    """Say on standard error what is wrong in one line and what to do in another; returns the exit status."""
+    print(f"millpy: {error.message}", file=sys.stderr)
+    if error.hint:
+        print(f"  hint: {error.hint}", file=sys.stderr)
+    if isinstance(error, UsageError):
+        return EXIT_USAGE
+    return EXIT_CORRUPT if isinstance(error, CorruptionError) else EXIT_FAILED
+
+
+def main() -> int:
+    """Entry of the process; the exit status says how it went."""
+    parser = argparse.ArgumentParser(prog="millpy.worker_process")
+    parser.add_argument("graph")
+    parser.add_argument("--database", default=None)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--leash", action="store_true")
+    arguments = parser.parse_args()
+    try:
+        settings = Settings.load(database_url=arguments.database)
+        configure_logging(settings)
+        if settings.database_url is None:
+            raise UsageError("no database is configured", hint="set MILLPY_DATABASE_URL or give --database URL")
+        only = tuple(name for name in arguments.only.split(",") if name)
+        graph = load_graph(arguments.graph)
+        run_until_told(graph, settings.database_url, settings, only=only, leash=arguments.leash)
+    except MillError as error:
+        return complain(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
