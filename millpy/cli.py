@@ -10,10 +10,10 @@ from typing import Annotated, Any, ParamSpec
 
 import typer
 
+from millpy.complaint import complain
 from millpy.config import Settings, configure_logging
 from millpy.errors import MillError, UsageError
 from millpy.store.admin import Admin, Row, table
-from millpy.worker_process import complain
 
 app = typer.Typer(
     name="millpy",

@@ -20,9 +20,6 @@ import structlog
 from millpy.config import Settings
 from millpy.embedded import EmbeddedPostgres
 from millpy.errors import UsageError
-from millpy.graph_file import load_graph
-from millpy.store.migrate import migrate
-from millpy.worker_process import run_until_told
 
 log = structlog.get_logger("millpy.launch")
 EMBEDDED_DIRECTORY = ".millpy"
@@ -56,6 +53,8 @@ def database(settings: Settings, graph_location: str | None, *, create: bool) ->
             f"no database is configured and there is none in {directory.parent}",
             hint="set MILLPY_DATABASE_URL, or give the graph's file as the argument",
         )
+    from millpy.store.migrate import migrate  # only the embedded one is migrated here
+
     with EmbeddedPostgres(directory) as server:
         url = server.url()
         migrate(url)
@@ -69,6 +68,9 @@ def run(location: str, settings: Settings, *, only: Sequence[str], workers: int)
     Raises:
         UsageError: the graph, a name in `only` or the number of workers is wrong.
     """
+    from millpy.graph_file import load_graph  # the engine is not loaded for `millpy status`
+    from millpy.worker_process import run_until_told
+
     if not 1 <= workers <= WORKERS_MAX:
         raise UsageError(f"{workers} workers cannot be", hint=f"give a number from 1 to {WORKERS_MAX}")
     graph = load_graph(location)

@@ -14,14 +14,11 @@ import sys
 from collections.abc import Callable, Sequence
 
 from millpy.assembly import run_worker
+from millpy.complaint import complain
 from millpy.config import Settings, configure_logging
-from millpy.errors import CorruptionError, MillError, UsageError
+from millpy.errors import MillError, UsageError
 from millpy.graph import Graph
 from millpy.graph_file import load_graph
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_CORRUPT = 3
 
 
 def run_until_told(
@@ -48,16 +45,6 @@ def _on_end(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> Callable[[]
             stop.set()
 
     return read
-
-
-def complain(error: MillError) -> int:
-    """Say on standard error what is wrong in one line and what to do in another; returns the exit status."""
-    print(f"millpy: {error.message}", file=sys.stderr)
-    if error.hint:
-        print(f"  hint: {error.hint}", file=sys.stderr)
-    if isinstance(error, UsageError):
-        return EXIT_USAGE
-    return EXIT_CORRUPT if isinstance(error, CorruptionError) else EXIT_FAILED
 
 
 def main() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import psycopg
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
@@ -12,6 +13,7 @@ from sqlalchemy.pool import NullPool
 from millpy.errors import ConfigError, MillError, StoreUnavailableError
 
 Row = Mapping[str, Any]
+CONNECT_S_MAX = 10
 NOT_MIGRATED = {"42P01", "42883", "3F000"}  # no such table, function, schema
 
 
@@ -21,7 +23,9 @@ class Admin:
     def __init__(self, database_url: str) -> None:
         # The URL goes to libpq as it is: SQLAlchemy would not understand every form of it.
         self._engine: Engine = create_engine(
-            "postgresql+psycopg://", connect_args={"conninfo": database_url, "connect_timeout": 10}, poolclass=NullPool
+            "postgresql+psycopg://",
+            creator=lambda: psycopg.connect(database_url, connect_timeout=CONNECT_S_MAX),
+            poolclass=NullPool,
         )
 
     def workers(self) -> list[Row]:

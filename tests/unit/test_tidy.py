@@ -22,7 +22,7 @@ INJECTOR_PARTS = tuple(
 MEMORY = tuple(f"store.memory{part}" for part in ("", "_commit", "_database", "_faults", "_tables"))
 ENGINE = (*FOUNDATIONS, "computation", "windowing", "graph", *INJECTOR_PARTS, "store.protocol", "store.codec")
 PUBLIC = (*ENGINE, "injectors", "sinks", "runtime", "store", "assembly", "testing")
-EDGES = (*PUBLIC, "config", "embedded", "graph_file", "worker_process", "launch")
+EDGES = (*PUBLIC, "config", "embedded", "graph_file", "worker_process", "launch", "complaint")
 # First match decides: what a module (or package) may import of millpy. A module may import itself and its own package
 # only where its package is listed.
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -43,9 +43,10 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("testing", (*PUBLIC, "config", "embedded", "graph_file", "worker_process")),
     ("spark", (*ENGINE, "store.admin")),
     ("config", FOUNDATIONS),
+    ("complaint", ("errors",)),
     ("embedded", ("errors",)),
     ("graph_file", ("errors", "graph")),
-    ("worker_process", ("errors", "assembly", "config", "graph", "graph_file")),
+    ("worker_process", ("errors", "assembly", "complaint", "config", "graph", "graph_file")),
     ("launch", EDGES),
     ("cli", (*EDGES, "store.admin")),
     ("__main__", ("cli",)),
@@ -53,7 +54,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 # A third-party package -> the modules that may import it.
 FENCES = {
-    "psycopg": ("store.postgres", "store.migrate"),
+    "psycopg": ("store.postgres", "store.migrate", "store.admin"),
     "psycopg_pool": ("store.postgres",),
     "sqlalchemy": ("store.schema", "store.admin", "store.migrate"),
     "alembic": ("store.migrate",),

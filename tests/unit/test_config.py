@@ -1,0 +1,61 @@
+"""Settings: the environment, validated once, with errors for people."""
+
+from __future__ import annotations
+
+import pytest
+
+from millpy.config import Settings
+from millpy.errors import ConfigError
+from millpy.limits import Limits
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in list(os.environ):
+        if name.startswith("MILLPY_"):
+            monkeypatch.delenv(name)
+
+
+def test_defaults_are_those_of_limits() -> None:
+    settings = Settings.load()
+
+    assert settings.database_url is None
+    assert settings.limits == Limits()
+
+
+def test_environment_overrides_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLPY_LEASE_S", "1")
+    monkeypatch.setenv("MILLPY_BUNDLE_RECORDS_MAX", "1_000")
+
+    assert Settings.load().limits == Limits(lease_ttl_s=1.0, bundle_records_max=1000)
+
+
+def test_argument_comes_before_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLPY_DATABASE_URL", "postgresql://one")
+
+    assert Settings.load(database_url="postgresql://two").database_url == "postgresql://two"
+    assert Settings.load(database_url=None).database_url == "postgresql://one"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("MILLPY_LOG_LEVEL", "loud", "MILLPY_LOG_LEVEL"),
+        ("MILLPY_LEASE_S", "soon", "MILLPY_LEASE_S: 'soon' is not a number"),
+        ("MILLPY_BUNDLE_RECORDS_MAX", "1.5", "not a whole number"),
+        ("MILLPY_BUNDLE_BYTES_MAX", "10", "a legal record must fit in a bundle"),
+        ("MILLPY_LEASE_SS", "3", "there is no setting MILLPY_LEASE_SS"),
+    ],
+)
+def test_wrong_setting_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str, complaint: str) -> None:
+    monkeypatch.setenv(name, value)
+
+    with pytest.raises(ConfigError, match=complaint):
+        _ = Settings.load().limits
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Settings.load().log_level = "debug"  # type: ignore[misc]
