@@ -1,0 +1,273 @@
+"""`make demo`: a fleet, a broker, a database, two workers of which one is killed; every window is checked.
+
+Exit status 0 only when every window in SQL equals its recomputation and the too-late records add up.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import paho.mqtt.publish as mqtt_publish
+import psycopg
+
+from examples.recompute import Recomputed, recompute
+from millpy.embedded import EmbeddedBroker, EmbeddedPostgres
+from millpy.launch import worker_command
+from millpy.store.migrate import migrate
+
+ROOT = Path(__file__).resolve().parent.parent
+GRAPH = ROOT / "examples" / "factory.py"
+PLACE = ROOT / ".millpy" / "demo"
+DURATION_S = 60.0
+PROGRESS_S = 3.0
+READY_S_MAX = 40.0
+CLOSING_S_MAX = 60.0
+
+TABLE = """
+    SELECT device, window_start, n, mean, high, late_count FROM factory.temperature_5s
+"""
+SAMPLE = """
+    SELECT device, to_char(window_start AT TIME ZONE 'UTC', 'HH24:MI:SS') AS window_start, n, round(mean::numeric, 3) AS mean,
+           high, pane_index AS pane, pane_timing AS timing, late_count AS late
+      FROM factory.temperature_5s WHERE device IN ('sensor-03', 'sensor-04', 'sensor-05')
+     ORDER BY device, factory.temperature_5s.window_start
+"""
+PROGRESS = """
+    SELECT count(*), coalesce(sum(n), 0)::bigint, coalesce(sum(late_count), 0)::bigint FROM factory.temperature_5s
+"""
+
+
+class DemoError(Exception):
+    """The demonstration could not go on; the message says why."""
+
+
+def main() -> int:
+    """Run it all; the exit status tells the truth."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    shutil.rmtree(PLACE, ignore_errors=True)
+    PLACE.mkdir(parents=True)
+    try:
+        with ExitStack() as stack:
+            return demonstrate(stack)
+    except DemoError as error:
+        print(f"demo: {error}", file=sys.stderr)
+        print(f"  hint: the workers' logs are in {PLACE}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def demonstrate(stack: ExitStack) -> int:
+    """Start everything, kill a worker half way, wait for the last window, compare."""
+    server = stack.enter_context(EmbeddedPostgres(PLACE / "postgres"))
+    broker = stack.enter_context(EmbeddedBroker(PLACE / "broker"))
+    migrate(server.url())
+    say(
+        f"PostgreSQL {server.version} and {Path(broker.program).name if broker.program else 'amqtt'} (port {broker.port}) are up"
+    )
+    workers = [stack.enter_context(worker(number, server.url(), broker)) for number in (1, 2)]
+    connection = stack.enter_context(psycopg.connect(server.url(), autocommit=True))
+    wait_until_subscribed(connection, broker, workers)
+    say("two workers run examples/factory.py and are subscribed")
+
+    own_list = PLACE / "published.ndjson"
+    publisher = stack.enter_context(
+        process("examples.fleet", str(broker.port), broker.protocol, str(DURATION_S), str(own_list))
+    )
+    say(f"the fleet publishes for {DURATION_S:.0f} s: 40 devices, out of order, duplicates, quiet devices")
+    watch(connection, publisher, workers, own_list)
+    if publisher.returncode != 0:
+        raise DemoError(f"the publisher failed with status {publisher.returncode}")
+
+    expected = recompute(own_list)
+    say("the fleet is silent; the clock closes the last windows after 10 s of quiet")
+    wait_for_windows(connection, expected, workers)
+    show(connection)
+    return compare(connection, expected)
+
+
+def watch(
+    connection: psycopg.Connection,
+    publisher: subprocess.Popen[bytes],
+    workers: list[subprocess.Popen[bytes]],
+    own_list: Path,
+) -> None:
+    """Print progress until the publisher ends; SIGKILL one worker half way."""
+    started = time.monotonic()
+    while publisher.poll() is None:
+        time.sleep(PROGRESS_S)
+        elapsed = time.monotonic() - started
+        published = own_list.read_bytes().count(b"\n") if own_list.exists() else 0
+        print(f"{elapsed:5.0f} s  published {published:6}   {progress(connection)}", flush=True)
+        alive = [process for process in workers if process.poll() is None]
+        if elapsed >= DURATION_S / 2 and len(alive) == len(workers):
+            victim = owner_of_the_injector(connection, workers)
+            victim.send_signal(signal.SIGKILL)
+            victim.wait()
+            say(f"SIGKILL: worker with pid {victim.pid}, which held the connection to the broker, is dead")
+        elif not alive:
+            raise DemoError("no worker is left")
+
+
+def progress(connection: psycopg.Connection) -> str:
+    """One line's worth of what SQL shows now."""
+    windows, records, late = row(connection, PROGRESS)
+    return f"windows in SQL {windows:5}   records in them {records:6}   late ones {late:4}"
+
+
+def wait_until_subscribed(
+    connection: psycopg.Connection, broker: EmbeddedBroker, workers: list[subprocess.Popen[bytes]]
+) -> None:
+    """A broker keeps nothing for a session that does not exist yet: send junk until it shows among the dead letters."""
+
+    def junk_arrived() -> bool:
+        with suppress(OSError):
+            mqtt_publish.single("sensors/junk/reading", b"not JSON", qos=1, hostname=broker.host, port=broker.port)
+        with suppress(psycopg.errors.UndefinedTable):
+            return row(connection, "SELECT count(*) FROM mill.dead_letters")[0] > 0
+        return False
+
+    wait(junk_arrived, READY_S_MAX, workers, "the workers do not subscribe")
+
+
+def wait_for_windows(
+    connection: psycopg.Connection, expected: Recomputed, workers: list[subprocess.Popen[bytes]]
+) -> None:
+    """Until as many windows are in SQL as there should be; what is wrong with them is for `compare` to say."""
+
+    def closed() -> bool:
+        return row(connection, "SELECT count(*) FROM factory.temperature_5s")[0] >= len(expected.windows)
+
+    with suppress(DemoError):
+        wait(closed, CLOSING_S_MAX, workers, "windows are missing")
+    print(f"         published {expected.published:6}   {progress(connection)}", flush=True)
+
+
+def wait(done: Callable[[], bool], seconds: float, workers: list[subprocess.Popen[bytes]], otherwise: str) -> None:
+    """Poll a condition; a worker that fails meanwhile ends the wait."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        failed = [process for process in workers if (process.poll() or 0) > 0]
+        if failed:
+            raise DemoError(f"a worker failed with status {failed[0].returncode}")
+        if time.monotonic() > deadline:
+            raise DemoError(f"{otherwise} after {seconds:.0f} s")
+        time.sleep(0.25)
+
+
+def owner_of_the_injector(
+    connection: psycopg.Connection, workers: list[subprocess.Popen[bytes]]
+) -> subprocess.Popen[bytes]:
+    """The worker that owns the source partition, or the first one."""
+    statement = """
+        SELECT w.pid FROM mill.intervals AS i
+          JOIN mill.computations AS c USING (computation_id)
+          JOIN mill.workers AS w ON w.worker_id = i.worker_id
+         WHERE c.kind = 'injector'
+    """
+    pids = {pid for (pid,) in connection.execute(statement)}
+    return next((process for process in workers if process.pid in pids), workers[0])
+
+
+def show(connection: psycopg.Connection) -> None:
+    """The window table of three devices (one quiet, one late to start), as SQL prints it."""
+    cursor = connection.execute(SAMPLE)
+    assert cursor.description is not None
+    lines = [tuple(column.name for column in cursor.description), *(tuple(map(str, line)) for line in cursor)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    print("\nSELECT * FROM factory.temperature_5s  -- three of the forty devices")
+    for line in lines:
+        print("  " + "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+    print()
+
+
+def compare(connection: psycopg.Connection, expected: Recomputed) -> int:
+    """Every window in SQL against its recomputation, and the records that were too late for any."""
+    actual = {(device, start): tuple(values) for device, start, *values in connection.execute(TABLE)}
+    differences = []
+    for key in sorted(actual.keys() | expected.windows.keys()):
+        wanted = expected.windows[key].row() if key in expected.windows else None
+        if not equal(actual.get(key), wanted):
+            differences.append(f"{key[0]} {key[1].isoformat()}: in SQL {actual.get(key)}, recomputed {wanted}")
+    for line in differences[:20]:
+        print(f"  DIFFERENT {line}")
+    too_late = row(connection, "SELECT count(*) FROM mill.late_records")[0]
+    late = sum(window.late for window in expected.windows.values())
+    print(
+        f"published {expected.published} ({expected.duplicates} of them twice), late but in time {late}, "
+        f"too late {too_late} in mill.late_records (recomputed: {expected.too_late})"
+    )
+    print(f"{len(expected.windows)} windows, {len(differences)} differences")
+    return 0 if not differences and too_late == expected.too_late and expected.windows else 1
+
+
+def equal(actual: tuple[object, ...] | None, wanted: tuple[int, float, float, int] | None) -> bool:
+    """Counts and maxima exactly, means to 1e-9: sums of floats depend on their order."""
+    if actual is None or wanted is None:
+        return False
+    n, mean, high, late = actual
+    assert isinstance(mean, float)
+    return (n, high, late) == (wanted[0], wanted[2], wanted[3]) and abs(mean - wanted[1]) <= 1e-9 * abs(wanted[1])
+
+
+@contextmanager
+def worker(number: int, url: str, broker: EmbeddedBroker) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker process; drained at the end if it still lives."""
+    environment = {
+        **os.environ,
+        "MILLPY_DATABASE_URL": url,
+        "FACTORY_BROKER_PORT": str(broker.port),
+        "FACTORY_MQTT_PROTOCOL": broker.protocol,
+    }
+    with (PLACE / f"worker-{number}.log").open("wb") as log:
+        child = subprocess.Popen(
+            worker_command(str(GRAPH)), stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, cwd=ROOT
+        )
+        yield from ended(child)
+
+
+@contextmanager
+def process(module: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A Python module as a process of ours."""
+    child = subprocess.Popen([sys.executable, "-m", module, *arguments], stdin=subprocess.DEVNULL, cwd=ROOT)
+    yield from ended(child)
+
+
+def ended(child: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """Hand the child over, and see to it that it is gone afterwards."""
+    try:
+        yield child
+    finally:
+        if child.poll() is None:
+            child.terminate()
+        try:
+            child.wait(20)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        if child.stdin is not None:
+            child.stdin.close()
+
+
+def row(connection: psycopg.Connection, statement: str) -> tuple[int, ...]:
+    """The only row of an answer."""
+    found = connection.execute(statement).fetchone()
+    assert found is not None
+    return tuple(found)
+
+
+def say(text: str) -> None:
+    """A line about what happens."""
+    print(f"== {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
