@@ -106,9 +106,7 @@ def _check_watermarks(header: Header, checkpoint: Checkpoint) -> None:
             )
 
 
-def _check_positions(
-    database: MemoryDatabase, header: Header, checkpoint: Checkpoint, written: dict[int, int]
-) -> None:
+def _check_positions(database: MemoryDatabase, header: Header, checkpoint: Checkpoint, written: dict[int, int]) -> None:
     """Cursors move forward to bundles that exist; segments follow each other (I3)."""
     for cursor in checkpoint.cursors:
         stored, _ = header.cursors[cursor.producer]

@@ -1,0 +1,286 @@
+"""What every store promises about commits (I2, I5, I7), result rows, and commits of unknown outcome."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from millpy.errors import (
+    CommitUnknownError,
+    CorruptionError,
+    GraphVersionError,
+    OwnershipError,
+    PaneOrderError,
+    PoisonError,
+    StaleSequencerError,
+    TransientError,
+    WatermarkRegressedError,
+)
+from millpy.model.checkpoint import DeadLetter, Kind, LateRows
+from millpy.model.time import Instant
+from tests.conformance.store_builders import Owner, World, a_segment, a_slice, alarm_rows, contents, entries, panes
+
+
+class FenceSuite:
+    """Who may commit what. Mix into a test class that has a `world` fixture."""
+
+    async def test_stale_sequencer_cannot_commit(self, world: World) -> None:
+        old = await world.owner(world.a, world.b)
+        await old.expire()
+        new = await world.owner(world.a)
+
+        with pytest.raises(StaleSequencerError) as refused:
+            await old.commit(old.checkpoint(world.a, low_watermark=Instant(5), input_watermark=Instant(5)))
+
+        assert tuple(refused.value.stale) == (world.a.interval_id,)
+        assert (await new.opened(world.a)).recovered.bundle == 0
+
+    async def test_bundle_cannot_commit_twice(self, world: World) -> None:
+        owner = await world.owner(world.a)
+        checkpoint = owner.checkpoint(world.a, delta=(entries(Kind.STATE, "cell", ("k", 1)),))
+        await owner.commit(checkpoint)
+
+        with pytest.raises(OwnershipError):
+            await owner.commit(checkpoint)
+
+        assert (await owner.opened(world.a)).recovered.bundle == 1
+
+    async def test_bundle_number_cannot_be_left_out(self, world: World) -> None:
+        owner = await world.owner(world.a)
+
+        with pytest.raises(OwnershipError):
+            await owner.commit(owner.checkpoint(world.a, bundle=2))
+
+    async def test_turn_of_several_intervals_commits_whole(self, world: World) -> None:
+        owner = await world.owner()
+
+        await owner.commit(*(owner.checkpoint(i) for i in reversed(world.deployment.intervals)))
+
+        for interval in world.deployment.intervals:
+            assert (await owner.opened(interval)).recovered.bundle == 1
+
+    async def test_turn_with_one_stale_grant_commits_nothing(self, world: World) -> None:
+        old = await world.owner(world.a, world.sums[0])
+        thief = await world.worker()
+        await old.store.release(old.worker_id, [old.grants[world.a.interval_id]])
+        await thief.claim(world.a)
+        first = old.checkpoint(world.sums[0], results=[panes(world.table_id("sums_1m"), ("d", 1.0, 0), first=True)])
+
+        with pytest.raises(StaleSequencerError) as refused:
+            await old.commit(first, old.checkpoint(world.a))
+
+        assert tuple(refused.value.stale) == (world.a.interval_id,)
+        assert await world.rows("sums_1m") == []
+        assert (await old.opened(world.sums[0])).recovered.bundle == 0
+
+    async def test_turn_that_fails_late_commits_nothing(self, world: World) -> None:
+        owner = await world.owner()
+        table = world.table_id("sums_1m")
+        await owner.commit(owner.checkpoint(world.sums[0], results=[panes(table, ("d", 1.0, 0), first=True)]))
+        segment = a_segment(world.to_alarms, 1, [a_slice(1.0)])
+        source = owner.checkpoint(world.a, segments=[segment], delta=(entries(Kind.STATE, "cell", ("k", 1)),))
+
+        with pytest.raises(CorruptionError):
+            await owner.commit(source, owner.checkpoint(world.sums[0], results=[panes(table, ("d", 2.0, 7))]))
+
+        (polled,) = await owner.store.poll([world.want(world.alarms, world.a)], 1_000_000)
+        assert polled.segments == ()
+        assert polled.head_seq == 0
+        assert contents((await owner.opened(world.a)).recovered) == {}
+
+    async def test_watermarks_cannot_go_back(self, world: World) -> None:
+        owner = await world.owner(world.a)
+        await owner.commit(owner.checkpoint(world.a, input_watermark=Instant(10), low_watermark=Instant(10)))
+
+        with pytest.raises(WatermarkRegressedError):
+            await owner.commit(owner.checkpoint(world.a, input_watermark=Instant(10), low_watermark=Instant(9)))
+
+        recovered = (await owner.opened(world.a)).recovered
+        assert (recovered.bundle, recovered.low_watermark) == (1, 10)
+
+    async def test_another_version_of_the_graph_cannot_commit(self, world: World) -> None:
+        owner = await world.owner(world.a)
+
+        with pytest.raises(GraphVersionError):
+            await owner.store.commit([owner.checkpoint(world.a)], graph_version=world.deployment.version + 1)
+
+        assert (await owner.opened(world.a)).recovered.bundle == 0
+
+    async def test_taking_over_from_oneself_waits_for_the_commit_in_flight(self, world: World) -> None:
+        owner = await world.owner(world.a)
+        inside, go_on = asyncio.Event(), asyncio.Event()
+        commit = asyncio.ensure_future(owner.commit(owner.checkpoint(world.a), inside=holding(inside, go_on)))
+        await inside.wait()
+
+        takeover = asyncio.ensure_future(owner.take_over_from_self())
+        await asyncio.wait([takeover], timeout=0.1)
+        waited = not takeover.done()
+        go_on.set()
+        await asyncio.gather(commit, takeover)
+
+        assert waited
+        assert (await owner.opened(world.a)).recovered.bundle == 1
+
+    async def test_owner_frozen_between_fence_and_commit_does_not_block_the_takeover(self, world: World) -> None:
+        old = await world.owner(world.a)
+        inside, go_on = asyncio.Event(), asyncio.Event()
+        commit = asyncio.ensure_future(old.commit(old.checkpoint(world.a), inside=holding(inside, go_on)))
+        await inside.wait()
+        await old.expire()
+        new = await world.worker()
+
+        async with asyncio.timeout(30):
+            while not await new.claim(world.a):
+                pass
+        go_on.set()
+        (outcome,) = await asyncio.gather(commit, return_exceptions=True)
+
+        assert isinstance(outcome, OwnershipError | TransientError), outcome
+        assert (await new.opened(world.a)).recovered.bundle == 0
+        await new.commit(new.checkpoint(world.a))
+
+    @pytest.mark.parametrize("lands", ["before", "later", "never"])
+    async def test_unknown_commit_is_resolved_by_taking_over_from_oneself(self, world: World, lands: str) -> None:
+        owner = await world.owner(world.a)
+        checkpoint = owner.checkpoint(world.a, delta=(entries(Kind.STATE, "cell", ("k", 1)),))
+        inside = world.subject.lose_answer_of_next_commit(owner.store, lands)
+
+        with pytest.raises(CommitUnknownError):
+            await owner.commit(checkpoint, inside=inside)
+        takeover = asyncio.ensure_future(take_over(owner))
+        if lands == "later":
+            await asyncio.wait([takeover], timeout=0.1)
+            assert not takeover.done()
+            await world.subject.land_lost_commits()
+        await takeover
+
+        landed = 0 if lands == "never" else 1
+        assert (await owner.opened(world.a)).recovered.bundle == landed
+        assert len(contents(await owner.store.load_state(owner.grants[world.a.interval_id], [b'"k"']))) == landed
+        with pytest.raises(OwnershipError):
+            await owner.commit(checkpoint)
+        await owner.commit(owner.checkpoint(world.a))
+
+
+class ResultSuite:
+    """Result rows and what is set aside. Mix into a test class that has a `world` fixture."""
+
+    async def test_pane_replaces_the_pane_before_it(self, world: World) -> None:
+        owner = await world.owner(world.sums[0])
+        table = world.table_id("sums_1m")
+        await owner.commit(
+            owner.checkpoint(world.sums[0], results=[panes(table, ("a", 1.0, 0), ("b", None, 0), first=True)])
+        )
+
+        await owner.commit(owner.checkpoint(world.sums[0], results=[panes(table, ("a", 2.5, 1))]))
+
+        rows = {row["device"]: row for row in await world.rows("sums_1m")}
+        assert len(rows) == 2
+        assert (rows["a"]["total"], rows["a"]["pane_index"], rows["a"]["bundle"]) == (2.5, 1, 2)
+        assert (rows["b"]["total"], rows["b"]["pane_index"], rows["b"]["bundle"]) == (None, 0, 1)
+        assert (rows["a"]["window_start"], rows["a"]["window_end"]) == (0, 60_000_000)
+        assert rows["a"]["interval_id"] == world.sums[0].interval_id
+
+    @pytest.mark.parametrize("index", [0, 2])
+    async def test_pane_that_does_not_follow_is_refused(self, world: World, index: int) -> None:
+        owner = await world.owner(world.sums[0])
+        table = world.table_id("sums_1m")
+        await owner.commit(owner.checkpoint(world.sums[0], results=[panes(table, ("a", 1.0, 0))]))
+
+        with pytest.raises(PaneOrderError):
+            await owner.commit(owner.checkpoint(world.sums[0], results=[panes(table, ("a", 2.0, index))]))
+
+        (row,) = await world.rows("sums_1m")
+        assert row["total"] == 1.0
+
+    async def test_first_pane_that_exists_already_is_refused(self, world: World) -> None:
+        owner = await world.owner(world.sums[0])
+        table = world.table_id("sums_1m")
+        await owner.commit(owner.checkpoint(world.sums[0], results=[panes(table, ("a", 1.0, 0), first=True)]))
+
+        with pytest.raises(CorruptionError):
+            await owner.commit(owner.checkpoint(world.sums[0], results=[panes(table, ("a", 1.0, 0), first=True)]))
+
+    async def test_pane_after_people_deleted_the_row_is_stored(self, world: World) -> None:
+        owner = await world.owner(world.sums[0])
+        table = world.table_id("sums_1m")
+        await owner.commit(owner.checkpoint(world.sums[0], results=[panes(table, ("a", 1.0, 0))]))
+        await world.subject.delete_rows(world.deployment, "sums_1m")
+
+        await owner.commit(owner.checkpoint(world.sums[0], results=[panes(table, ("a", 2.0, 1))]))
+
+        (row,) = await world.rows("sums_1m")
+        assert (row["total"], row["pane_index"]) == (2.0, 1)
+
+    async def test_record_rows_are_appended(self, world: World) -> None:
+        owner = await world.owner(world.alarms)
+        table = world.table_id("alarms")
+
+        await owner.commit(owner.checkpoint(world.alarms, results=[alarm_rows(table, 1.0, 2.0)]))
+        await owner.commit(owner.checkpoint(world.alarms, results=[alarm_rows(table, 3.0)]))
+
+        rows = sorted(await world.rows("alarms"), key=lambda row: (row["bundle"], row["ordinal"]))
+        assert [(row["total"], row["bundle"], row["ordinal"]) for row in rows] == [
+            (1.0, 1, 0),
+            (2.0, 1, 1),
+            (3.0, 2, 0),
+        ]
+        assert rows[0]["event_time"] == 60_000_000
+
+    async def test_row_that_the_user_forbids_is_poison_and_nothing_is_committed(self, world: World) -> None:
+        owner = await world.owner(world.sums[0], world.alarms)
+        table = world.table_id("sums_1m")
+        await world.subject.forbid_negative(world.deployment, "sums_1m", "total")
+        alarms = owner.checkpoint(world.alarms, results=[alarm_rows(world.table_id("alarms"), 1.0)])
+
+        for first in (True, False):
+            with pytest.raises(PoisonError) as refused:
+                rows = panes(table, ("a", 1.0, 0), ("b", -1.0, 0), first=first)
+                await owner.commit(alarms, owner.checkpoint(world.sums[0], results=[rows]))
+            assert refused.value.sqlstate == "23514"
+
+        assert await world.rows("sums_1m") == []
+        assert await world.rows("alarms") == []
+        await owner.commit(alarms, owner.checkpoint(world.sums[0], results=[panes(table, ("a", 1.0, 0))]))
+
+    @pytest.mark.parametrize("first", [True, False])
+    async def test_text_with_nul_is_poison(self, world: World, first: bool) -> None:
+        owner = await world.owner(world.sums[0])
+        rows = panes(world.table_id("sums_1m"), ("a", 1.0, 0), first=first, label="a\x00b")
+
+        with pytest.raises(PoisonError):
+            await owner.commit(owner.checkpoint(world.sums[0], results=[rows]))
+
+        assert (await owner.opened(world.sums[0])).recovered.bundle == 0
+
+    async def test_record_set_aside_is_stored_with_the_commit(self, world: World) -> None:
+        owner = await world.owner(world.sums[0])
+        late = LateRows("readings", "sums", [b'"d"'], [b"{}"], [1], [2], [0], [60_000_000])
+        letter = DeadLetter("undecodable", "not JSON", b"\xff\x00{", "readings", "readings")
+
+        await owner.commit(owner.checkpoint(world.sums[0], late=[late], dead_letters=[letter, letter]))
+
+        assert await world.subject.set_aside(world.deployment) == (1, 2)
+
+
+def holding(inside: asyncio.Event, go_on: asyncio.Event) -> Any:
+    """A commit probe that says when the fence is passed and waits for leave to go on."""
+
+    async def hold() -> None:
+        inside.set()
+        await go_on.wait()
+
+    return hold
+
+
+async def take_over(owner: Owner) -> None:
+    """Take over from oneself, again after a transient error, as a worker does."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                await owner.take_over_from_self()
+                return
+            except TransientError:
+                await asyncio.sleep(0)

@@ -1,0 +1,182 @@
+"""What every store promises about graphs, leases and ownership (I1)."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+import pytest
+
+from millpy.errors import GraphError, OwnershipError
+from millpy.model.checkpoint import Grant
+from millpy.model.keys import KEY_SPACE
+from millpy.store.protocol import Event, WorkerInfo
+from tests.conformance.store_builders import World, a_graph
+
+
+class OwnershipSuite:
+    """Mix into a test class that has a `world` fixture."""
+
+    async def test_deploying_twice_finds_the_same_ids(self, world: World) -> None:
+        again = await world.store.deploy(a_graph())
+
+        assert again == world.deployment
+
+    async def test_two_processes_that_deploy_at_once_agree(self, world: World) -> None:
+        stores = [await world.subject.store() for _ in range(3)]
+
+        first, *others = await asyncio.gather(*(store.deploy(a_graph("mine")) for store in stores))
+
+        assert all(other == first for other in others)
+
+    async def test_changed_graph_is_refused_with_the_difference(self, world: World) -> None:
+        with pytest.raises(GraphError) as refused:
+            await world.store.deploy(a_graph(intervals=3))
+
+        assert "sums" in str(refused.value)
+        assert refused.value.hint
+
+    async def test_two_graphs_share_nothing(self, world: World) -> None:
+        other = await world.store.deploy(a_graph("other"))
+
+        ids = {i.interval_id for i in world.deployment.intervals}
+        assert other.graph_id != world.deployment.graph_id
+        assert ids.isdisjoint(i.interval_id for i in other.intervals)
+        assert set(other.table_ids.values()).isdisjoint(world.deployment.table_ids.values())
+
+    async def test_intervals_of_a_stage_tile_the_key_space(self, world: World) -> None:
+        bounds = [(i.keys.lo, i.keys.hi) for i in world.sums if i.keys is not None]
+
+        assert bounds == [(0, KEY_SPACE // 2), (KEY_SPACE // 2, KEY_SPACE)]
+        assert [i.partition for i in (world.a, world.b)] == ["a", "b"]
+
+    async def test_two_workers_never_claim_the_same_interval(self, world: World) -> None:
+        workers = [await world.worker() for _ in range(3)]
+
+        claimed = await asyncio.gather(*(worker.claim() for worker in workers))
+
+        ids = [grant.interval_id for grants in claimed for grant in grants]
+        assert len(ids) == len(set(ids))
+        assert sorted(ids) == sorted(i.interval_id for i in world.deployment.intervals)
+
+    async def test_interval_of_a_live_worker_cannot_be_claimed(self, world: World) -> None:
+        await world.owner(world.a)
+        other = await world.worker()
+
+        grants = await other.claim(world.a, world.b)
+
+        assert [grant.interval_id for grant in grants] == [world.b.interval_id]
+
+    async def test_interval_of_an_expired_worker_is_claimed_under_a_higher_sequencer(self, world: World) -> None:
+        old = await world.owner(world.a)
+        await old.expire()
+
+        (grant,) = await (await world.worker()).claim(world.a)
+
+        assert grant.sequencer > old.grants[world.a.interval_id].sequencer
+
+    async def test_expired_worker_claims_nothing_and_hears_it_from_its_heartbeat(self, world: World) -> None:
+        worker = await world.worker()
+        await worker.expire()
+
+        assert not await worker.store.heartbeat(worker.worker_id, 60.0)
+        assert not await worker.claim(world.a)
+
+    async def test_heartbeat_of_an_unknown_worker_is_refused(self, world: World) -> None:
+        assert not await world.store.heartbeat(uuid.uuid4(), 60.0)
+
+    async def test_heartbeat_keeps_the_lease(self, world: World) -> None:
+        worker = await world.owner(world.a)
+
+        assert await worker.store.heartbeat(worker.worker_id, 60.0)
+        assert not await (await world.worker()).claim(world.a)
+
+    async def test_released_interval_is_at_once_claimable(self, world: World) -> None:
+        old = await world.owner(world.a, world.b)
+        await old.store.release(old.worker_id, [old.grants[world.a.interval_id]])
+
+        (grant,) = await (await world.worker()).claim(world.a, world.b)
+
+        assert grant.interval_id == world.a.interval_id
+        assert grant.sequencer > old.grants[world.a.interval_id].sequencer
+
+    async def test_stale_release_changes_nothing(self, world: World) -> None:
+        old = await world.owner(world.a)
+        await old.expire()
+        new = await world.owner(world.a)
+
+        await old.store.release(old.worker_id, list(old.grants.values()))
+
+        await new.commit(new.checkpoint(world.a))
+        ownership = await world.store.ownership(world.deployment.graph_id)
+        assert {o.interval_id: o.worker_id for o in ownership.intervals}[world.a.interval_id] == new.worker_id
+
+    async def test_ownership_tells_who_lives_and_who_owns_what(self, world: World) -> None:
+        expired = await world.owner(world.a)
+        await expired.expire()
+        live = await world.owner(world.b)
+
+        ownership = await world.store.ownership(world.deployment.graph_id)
+
+        owned = {o.interval_id: (o.worker_id, o.live) for o in ownership.intervals}
+        assert [worker.worker_id for worker in ownership.workers] == [live.worker_id]
+        assert owned[world.b.interval_id] == (live.worker_id, True)
+        assert not owned[world.a.interval_id][1]
+        assert owned[world.alarms.interval_id] == (None, False)
+
+    async def test_ownership_tells_which_computations_a_worker_takes(self, world: World) -> None:
+        await world.store.register(WorkerInfo(uuid.uuid4(), world.deployment.graph_id, only=("sums",)), 60.0)
+
+        (worker,) = (await world.store.ownership(world.deployment.graph_id)).workers
+
+        assert tuple(worker.only) == ("sums",)
+
+    async def test_unregistered_worker_is_forgotten(self, world: World) -> None:
+        worker = await world.worker()
+
+        await worker.store.unregister(worker.worker_id)
+
+        assert not (await world.store.ownership(world.deployment.graph_id)).workers
+
+    async def test_taking_over_from_oneself_raises_only_what_is_still_ours(self, world: World) -> None:
+        worker = await world.owner(world.a)
+        ours = worker.grants[world.a.interval_id]
+        stale = Grant(world.b.interval_id, 0)
+
+        (fresh,) = await worker.store.take_over_from_self(worker.worker_id, [ours, stale])
+
+        assert fresh.interval_id == ours.interval_id
+        assert fresh.sequencer > ours.sequencer
+
+    async def test_stale_owner_can_neither_read_nor_fold(self, world: World) -> None:
+        old = await world.owner(world.a)
+        await old.expire()
+        await world.owner(world.a)
+
+        with pytest.raises(OwnershipError):
+            await old.opened(world.a)
+        with pytest.raises(OwnershipError):
+            await old.store.fold(old.grants[world.a.interval_id], bytes_max=1_000_000)
+
+    async def test_hint_wakes_another_store(self, world: World) -> None:
+        graph_id = world.deployment.graph_id
+        listener = await world.subject.store()
+        await listener.wait_hint(graph_id, 0.0)
+
+        waiting = asyncio.ensure_future(listener.wait_hint(graph_id, 30.0))
+        while not waiting.done():
+            await world.store.notify(graph_id)
+            await asyncio.wait([waiting], timeout=0.05)
+
+        assert await waiting
+
+    async def test_wait_without_a_hint_ends(self, world: World) -> None:
+        assert not await world.store.wait_hint(world.deployment.graph_id, 0.01)
+
+    async def test_server_clock_moves_on(self, world: World) -> None:
+        before = await world.store.now_us()
+
+        assert await world.store.now_us() >= before > 0
+
+    async def test_events_are_taken(self, world: World) -> None:
+        await world.store.record_events(world.deployment.graph_id, [Event("takeover", {"interval": 1})])

@@ -1,0 +1,244 @@
+"""What every store promises about keyed things: recovery, folding, state on demand, dedupe runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from millpy.model.checkpoint import Cursor, DedupeRun, Entries, Kind
+from millpy.model.time import INSTANT_MIN, Instant
+from tests.conformance.store_builders import NULL, Owner, World, a_segment, a_slice, contents, entries
+
+STATE, TIMER, WINDOW = Kind.STATE, Kind.TIMER, Kind.WINDOW
+
+BUNDLES: tuple[tuple[Entries, ...], ...] = (
+    (
+        entries(STATE, "cell", ("a", {"n": 1}), ("b", [1, None]), ("c", 'Grüße \U0001f600 \\ " \n')),
+        entries(STATE, "map", ("a", 1, '"x"'), ("a", 2, '"y"')),
+        entries(TIMER, "event", ("a", {}, "quiet", 50)),
+        entries(WINDOW, "", ("a", [1.5], "0/60", 60)),
+    ),
+    (
+        entries(STATE, "cell", ("a", {"n": 2}), ("b", None)),
+        entries(STATE, "map", ("a", None, '"x"'), ("d", 3, "7")),
+        entries(TIMER, "event", ("a", None, "quiet"), ("b", {}, "quiet", 70)),
+        entries(TIMER, "processing", ("a", {}, "quiet", 80)),
+        entries(Kind.COUNTER, "consumed", ("", 12, "1")),
+    ),
+    (
+        entries(STATE, "cell", ("b", NULL), (("t", 7), True), (-5, 1e-300)),
+        entries(WINDOW, "", ("a", None, "0/60")),
+        entries(Kind.POSITION, "", ("", {"file": "x", "byte": 12})),
+    ),
+)
+
+FINAL = {
+    ("state", "cell", '"a"', ""): ({"n": 2}, 2**62),
+    ("state", "cell", '"b"', ""): (None, 2**62),
+    ("state", "cell", '"c"', ""): ('Grüße \U0001f600 \\ " \n', 2**62),
+    ("state", "cell", '["t",7]', ""): (True, 2**62),
+    ("state", "cell", "-5", ""): (1e-300, 2**62),
+    ("state", "map", '"a"', '"y"'): (2, 2**62),
+    ("state", "map", '"d"', "7"): (3, 2**62),
+    ("timer", "event", '"b"', "quiet"): ({}, 70),
+    ("timer", "processing", '"a"', "quiet"): ({}, 80),
+    ("counter", "consumed", '""', "1"): (12, 2**62),
+    ("position", "", '""', ""): ({"file": "x", "byte": 12}, 2**62),
+}
+
+
+class KeyedSuite:
+    """State, timers, windows and folding. Mix into a test class that has a `world` fixture."""
+
+    async def test_new_owner_reads_what_was_committed(self, world: World) -> None:
+        old = await world.owner()
+        await old.commit(old.checkpoint(world.a, input_watermark=Instant(9), low_watermark=Instant(8)))
+        cursor = Cursor(world.a.interval_id, 1, Instant(8))
+        await old.commit(
+            old.checkpoint(
+                world.sums[0],
+                input_watermark=Instant(7),
+                low_watermark=Instant(5),
+                oldest_work=Instant(5),
+                processing_floor=Instant(99),
+                cursors=[cursor],
+                delta=BUNDLES[0],
+            )
+        )
+        await old.expire()
+
+        new = await world.owner(world.sums[0])
+        opened = await new.opened(world.sums[0])
+
+        recovered = opened.recovered
+        assert recovered.interval_id == world.sums[0].interval_id
+        assert recovered.sequencer == new.grants[world.sums[0].interval_id].sequencer
+        assert (recovered.bundle, recovered.folded_bundle) == (1, 0)
+        assert (recovered.input_watermark, recovered.low_watermark, recovered.processing_floor) == (7, 5, 99)
+        assert opened.cursors[world.a.interval_id] == (1, 8)
+        assert opened.cursors[world.b.interval_id] == (0, INSTANT_MIN)
+        assert opened.unfolded_bytes > 0
+        assert len(contents(recovered)) == 7
+
+    async def test_interval_that_never_committed_is_empty(self, world: World) -> None:
+        owner = await world.owner(world.sums[0])
+
+        opened = await owner.opened(world.sums[0])
+
+        assert (opened.recovered.bundle, opened.unfolded_bytes) == (0, 0)
+        assert opened.recovered.low_watermark == INSTANT_MIN
+        assert opened.recovered.state_complete
+        assert contents(opened.recovered) == {}
+
+    async def test_several_intervals_are_read_in_the_order_asked(self, world: World) -> None:
+        owner = await world.owner()
+        grants = [owner.grants[i.interval_id] for i in reversed(world.deployment.intervals)]
+
+        opened = await owner.store.read(grants, state_rows_max=0)
+
+        assert [o.recovered.interval_id for o in opened] == [g.interval_id for g in grants]
+
+    @pytest.mark.parametrize("folds_after", [(), (1,), (2,), (3,), (1, 2), (1, 2, 3)])
+    async def test_folded_and_unfolded_reads_are_equal(self, world: World, folds_after: tuple[int, ...]) -> None:
+        owner = await world.owner(world.sums[0])
+        for bundle, delta in enumerate(BUNDLES, start=1):
+            await owner.commit(owner.checkpoint(world.sums[0], delta=delta))
+            if bundle in folds_after:
+                await owner.fold(world.sums[0])
+
+        opened = await owner.opened(world.sums[0])
+
+        assert contents(opened.recovered) == FINAL
+        assert opened.recovered.folded_bundle == max(folds_after, default=0)
+        assert await state_of(owner, world, "a", "b", ("t", 7)) == {
+            name: value for name, value in FINAL.items() if name[0] == "state" and name[2] in ('"a"', '"b"', '["t",7]')
+        }
+
+    async def test_folding_in_small_pieces_comes_to_the_same(self, world: World) -> None:
+        owner = await world.owner(world.sums[0])
+        for delta in BUNDLES:
+            await owner.commit(owner.checkpoint(world.sums[0], delta=delta))
+
+        await owner.fold(world.sums[0], bytes_max=1)
+
+        opened = await owner.opened(world.sums[0])
+        assert contents(opened.recovered) == FINAL
+        assert (opened.recovered.folded_bundle, opened.unfolded_bytes) == (3, 0)
+
+    async def test_old_value_is_never_folded_over_a_new_one(self, world: World) -> None:
+        owner = await world.owner(world.sums[0])
+        for value in range(1, 6):
+            await owner.commit(owner.checkpoint(world.sums[0], delta=(entries(STATE, "cell", ("k", value)),)))
+            if value == 2:
+                await owner.fold(world.sums[0])
+        await owner.take_over_from_self()
+        await owner.fold(world.sums[0], bytes_max=1)
+        await owner.commit(owner.checkpoint(world.sums[0], delta=(entries(STATE, "cell", ("k", 6)),)))
+        await owner.fold(world.sums[0], bytes_max=1)
+
+        assert [value for value, _ in (await state_of(owner, world, "k")).values()] == [6]
+
+    async def test_tombstone_hides_the_folded_value_until_it_is_set_again(self, world: World) -> None:
+        owner = await world.owner(world.sums[0])
+        found = []
+        for value in (1, None, 2):
+            await owner.commit(owner.checkpoint(world.sums[0], delta=(entries(STATE, "cell", ("k", value)),)))
+            found.append([v for v, _ in (await state_of(owner, world, "k")).values()])
+            await owner.fold(world.sums[0])
+            found.append([v for v, _ in (await state_of(owner, world, "k")).values()])
+
+        assert found == [[1], [1], [], [], [2], [2]]
+
+    async def test_null_is_a_value_and_not_a_tombstone(self, world: World) -> None:
+        owner = await world.owner(world.sums[0])
+        await owner.commit(owner.checkpoint(world.sums[0], delta=(entries(STATE, "cell", ("k", NULL)),)))
+        before = await state_of(owner, world, "k")
+        await owner.fold(world.sums[0])
+
+        assert list(before.values()) == [(None, 2**62)]
+        assert await state_of(owner, world, "k") == before
+
+    async def test_state_beyond_the_limit_is_left_to_be_loaded(self, world: World) -> None:
+        owner = await world.owner(world.sums[0])
+        state = entries(STATE, "cell", *((f"k{n}", n) for n in range(10)))
+        timers = entries(TIMER, "event", *((f"k{n}", {}, "t", n) for n in range(10)))
+        await owner.commit(owner.checkpoint(world.sums[0], delta=(state, timers)))
+        await owner.fold(world.sums[0])
+
+        few = (await owner.opened(world.sums[0], state_rows_max=5)).recovered
+        whole = (await owner.opened(world.sums[0], state_rows_max=10)).recovered
+
+        assert not few.state_complete
+        assert sum(name[0] == "timer" for name in contents(few)) == 10
+        assert whole.state_complete
+        assert len(contents(whole)) == 20
+        assert [v for v, _ in (await state_of(owner, world, "k3")).values()] == [3]
+
+    async def test_loading_state_finds_only_the_keys_asked_for(self, world: World) -> None:
+        owner = await world.owner(world.sums[0])
+        await owner.commit(owner.checkpoint(world.sums[0], delta=BUNDLES[0]))
+        await owner.fold(world.sums[0])
+        await owner.commit(owner.checkpoint(world.sums[0], delta=BUNDLES[1]))
+
+        found = await state_of(owner, world, "a", "d", "nobody")
+
+        assert {name[1:] for name in found} == {("cell", '"a"', ""), ("map", '"a"', '"y"'), ("map", '"d"', "7")}
+
+    async def test_intervals_do_not_see_each_others_state(self, world: World) -> None:
+        owner = await world.owner(*world.sums)
+        for number, interval in enumerate(world.sums):
+            await owner.commit(owner.checkpoint(interval, delta=(entries(STATE, "cell", ("k", number)),)))
+        await owner.fold(world.sums[0])
+
+        assert [v for v, _ in contents((await owner.opened(world.sums[0])).recovered).values()] == [0]
+        assert [v for v, _ in contents((await owner.opened(world.sums[1])).recovered).values()] == [1]
+
+    async def test_owner_knows_the_last_segment_of_each_subscription(self, world: World) -> None:
+        owner = await world.owner()
+        segment = a_segment(world.by_device, 1, [a_slice(1.0), None])
+        await owner.commit(owner.checkpoint(world.a, segments=[segment]))
+        await owner.commit(owner.checkpoint(world.a))
+
+        last = (await owner.opened(world.a)).last_segments
+
+        assert last.get(world.by_device, 0) == 1
+        assert last.get(world.by_room, 0) == 0
+        assert (await owner.opened(world.b)).last_segments.get(world.by_device, 0) == 0
+
+
+class DedupeSuite:
+    """Dedupe runs. Mix into a test class that has a `world` fixture."""
+
+    async def test_runs_come_back_oldest_first(self, world: World) -> None:
+        owner = await world.owner(world.a, world.b)
+        runs = [a_run(number, expires_at=100 + number, clock=number) for number in range(3)]
+        for run in runs:
+            await owner.commit(owner.checkpoint(world.a, dedupe_run=run))
+        await owner.commit(owner.checkpoint(world.b, dedupe_run=a_run(9, expires_at=999, clock=900)))
+
+        assert list(await owner.store.load_dedupe_runs(owner.grants[world.a.interval_id])) == runs
+
+    async def test_run_is_dead_once_the_dedupe_clock_is_past_it(self, world: World) -> None:
+        owner = await world.owner(world.a)
+        runs = [a_run(1, expires_at=10, clock=0), a_run(2, expires_at=20, clock=5), a_run(3, expires_at=30, clock=20)]
+        for run in runs:
+            await owner.commit(owner.checkpoint(world.a, dedupe_run=run))
+
+        assert list(await owner.store.load_dedupe_runs(owner.grants[world.a.interval_id])) == runs[1:]
+
+
+def a_run(number: int, *, expires_at: int, clock: int) -> DedupeRun:
+    """A run of one id."""
+    times = number.to_bytes(8, "little")
+    return DedupeRun(number.to_bytes(16, "big"), times, Instant(expires_at), Instant(clock))
+
+
+async def state_of(owner: Owner, world: World, *keys: object) -> dict[tuple[str, str, str, str], tuple[object, int]]:
+    """What `load_state` finds for keys."""
+    texts = [name.encode() for name in map(_text, keys)]
+    return contents(await owner.store.load_state(owner.grants[world.sums[0].interval_id], texts))
+
+
+def _text(key: object) -> str:
+    from millpy.model.keys import key_text
+
+    return key_text(key).decode()  # type: ignore[arg-type]

@@ -1,0 +1,12 @@
+"""All that a store promises: mix `StoreSuite` into a test class that has a `world` fixture."""
+
+from __future__ import annotations
+
+from tests.conformance.store_commit_suite import FenceSuite, ResultSuite
+from tests.conformance.store_ownership_suite import OwnershipSuite
+from tests.conformance.store_polling_suite import PollSuite, RetentionSuite
+from tests.conformance.store_reading_suite import DedupeSuite, KeyedSuite
+
+
+class StoreSuite(OwnershipSuite, FenceSuite, ResultSuite, KeyedSuite, DedupeSuite, PollSuite, RetentionSuite):
+    """The suite that holds MemoryStore and PostgresStore equal."""

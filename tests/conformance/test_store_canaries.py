@@ -1,0 +1,116 @@
+"""The store suite catches stores that are broken on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from millpy.errors import MillError
+from millpy.model.checkpoint import Checkpoint, Entries, Grant
+from millpy.store.memory import MemoryStore
+from millpy.store.protocol import CommitProbe, Polled, Want
+from tests.conformance.memory_subject import MemorySubject
+from tests.conformance.store_builders import a_world, closing
+from tests.conformance.store_suite import StoreSuite
+
+
+class IgnoresSequencer(MemoryStore):
+    """Commits under any sequencer."""
+
+    async def commit(
+        self, checkpoints: Sequence[Checkpoint], *, graph_version: int, inside: CommitProbe | None = None
+    ) -> None:
+        headers = self.database.headers
+        current = [
+            dataclasses.replace(c, grant=Grant(c.grant.interval_id, headers[c.grant.interval_id].sequencer))
+            for c in checkpoints
+        ]
+        await super().commit(current, graph_version=graph_version, inside=inside)
+
+
+class CommitsTwice(MemoryStore):
+    """Takes a bundle again under the next number."""
+
+    async def commit(
+        self, checkpoints: Sequence[Checkpoint], *, graph_version: int, inside: CommitProbe | None = None
+    ) -> None:
+        headers = self.database.headers
+        following = [dataclasses.replace(c, bundle=headers[c.grant.interval_id].bundle + 1) for c in checkpoints]
+        await super().commit(following, graph_version=graph_version, inside=inside)
+
+
+class ReadsHeadsLater(MemoryStore):
+    """Reads segments and headers in two statements."""
+
+    async def poll(self, wants: Sequence[Want], bytes_max: int) -> Sequence[Polled]:
+        found = await super().poll(wants, bytes_max)
+        await asyncio.sleep(0)
+        later = await super().poll(wants, bytes_max)
+        return [
+            dataclasses.replace(polled, head_seq=head.head_seq, head_watermark=head.head_watermark)
+            for polled, head in zip(found, later, strict=True)
+        ]
+
+
+class CommitsInParts(MemoryStore):
+    """Commits each interval of a turn by itself."""
+
+    async def commit(
+        self, checkpoints: Sequence[Checkpoint], *, graph_version: int, inside: CommitProbe | None = None
+    ) -> None:
+        for checkpoint in checkpoints:
+            await super().commit([checkpoint], graph_version=graph_version, inside=inside)
+
+
+class TakesOverAtOnce(MemoryStore):
+    """Does not wait for a commit in flight."""
+
+    async def take_over_from_self(self, worker_id: Any, grants: Sequence[Grant]) -> Sequence[Grant]:
+        return [self._grant(self.database.headers[grant.interval_id], worker_id) for grant in grants]
+
+
+class FreesTooEarly(MemoryStore):
+    """Frees segments that the first consumer has read."""
+
+    async def turn_rings(self, *, epoch_s: float, epoch_bytes: int) -> int:
+        freed = self.database.segments.free(lambda stored: True)
+        return freed + await super().turn_rings(epoch_s=epoch_s, epoch_bytes=epoch_bytes)
+
+
+class ForgetsDeltas(MemoryStore):
+    """Loads folded rows only."""
+
+    async def load_state(self, grant: Grant, keys: Sequence[bytes]) -> Sequence[Entries]:
+        header = self.database.headers[grant.interval_id]
+        bundle, header.folded_bundle = header.folded_bundle, header.bundle
+        try:
+            return await super().load_state(grant, keys)
+        finally:
+            header.folded_bundle = bundle
+
+
+CANARIES: list[tuple[type[MemoryStore], str, dict[str, Any]]] = [
+    (IgnoresSequencer, "test_stale_sequencer_cannot_commit", {}),
+    (CommitsTwice, "test_bundle_cannot_commit_twice", {}),
+    (ReadsHeadsLater, "test_head_watermark_belongs_to_the_position_polled", {}),
+    (CommitsInParts, "test_turn_that_fails_late_commits_nothing", {}),
+    (TakesOverAtOnce, "test_taking_over_from_oneself_waits_for_the_commit_in_flight", {}),
+    (FreesTooEarly, "test_retention_never_frees_what_a_cursor_still_needs", {}),
+    (ForgetsDeltas, "test_folded_and_unfolded_reads_are_equal", {"folds_after": (1,)}),
+]
+
+
+@pytest.mark.parametrize(("broken", "claim", "arguments"), CANARIES, ids=lambda v: getattr(v, "__name__", ""))
+async def test_broken_store_is_caught(broken: type[MemoryStore], claim: str, arguments: dict[str, Any]) -> None:
+    check = getattr(StoreSuite(), claim)
+    async with closing(MemorySubject()) as sound:
+        await check(await a_world(sound), **arguments)
+
+    async with closing(MemorySubject(broken)) as subject:
+        world = await a_world(subject)
+        with pytest.raises((AssertionError, MillError, pytest.fail.Exception)):
+            await check(world, **arguments)
