@@ -35,10 +35,10 @@ TABLE = """
     SELECT device, window_start, n, mean, high, late_count FROM factory.temperature_5s
 """
 SAMPLE = """
-    SELECT device, to_char(window_start AT TIME ZONE 'UTC', 'HH24:MI:SS') AS window_start, n, round(mean::numeric, 3) AS mean,
-           high, pane_index AS pane, pane_timing AS timing, late_count AS late
+    SELECT device, to_char(window_start AT TIME ZONE 'UTC', 'HH24:MI:SS') AS starts, n,
+           round(mean::numeric, 3) AS mean, high, pane_index AS pane, pane_timing AS timing, late_count AS late
       FROM factory.temperature_5s WHERE device IN ('sensor-03', 'sensor-04', 'sensor-05')
-     ORDER BY device, factory.temperature_5s.window_start
+     ORDER BY device, window_start
 """
 PROGRESS = """
     SELECT count(*), coalesce(sum(n), 0)::bigint, coalesce(sum(late_count), 0)::bigint FROM factory.temperature_5s
@@ -70,9 +70,8 @@ def demonstrate(stack: ExitStack) -> int:
     server = stack.enter_context(EmbeddedPostgres(PLACE / "postgres"))
     broker = stack.enter_context(EmbeddedBroker(PLACE / "broker"))
     migrate(server.url())
-    say(
-        f"PostgreSQL {server.version} and {Path(broker.program).name if broker.program else 'amqtt'} (port {broker.port}) are up"
-    )
+    program = Path(broker.program).name if broker.program else "amqtt"
+    say(f"PostgreSQL {server.version} and {program} (port {broker.port}) are up")
     workers = [stack.enter_context(worker(number, server.url(), broker)) for number in (1, 2)]
     connection = stack.enter_context(psycopg.connect(server.url(), autocommit=True))
     wait_until_subscribed(connection, broker, workers)

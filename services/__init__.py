@@ -1,0 +1,1 @@
+"""Process entry points for the container image; not installed with the package."""
