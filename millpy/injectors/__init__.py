@@ -1,0 +1,1 @@
+"""Sources and how their payloads become records."""

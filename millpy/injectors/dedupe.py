@@ -1,0 +1,231 @@
+"""Dedupe ids of one source partition: an exact sliding horizon, held in memory as sorted arrays (I4).
+
+A record whose id was last seen at most `within` ago on the dedupe clock is a duplicate, and a duplicate refreshes its
+id. The clock never runs back: a column's clock is its running maximum. Whether records come in one bundle or in many
+makes no difference.
+
+    id       16 bytes: xxh3_128 of the canonical bytes of the fields, as two uint64 (hi, lo)
+    recent   a dict of the ids of small bundles
+    tiers    sorted (hi, lo, last seen); a new tier swallows those before it that are not much larger, so there are
+             O(log n) of them; what has left the horizon is dropped when tiers merge
+    run      what one bundle saw, duplicates too, committed with it; an owner rebuilds from the runs of the horizon
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from uuid import UUID
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from millpy.injectors.settings import Dedupe
+from millpy.model.checkpoint import DedupeRun
+from millpy.model.keys import canonical_bytes
+from millpy.model.record import Instants, RecordType
+from millpy.model.time import INSTANT_MIN, Instant
+
+RECENT_IDS_MAX = 4_096
+_SMALL_IDS_MAX = 64
+_GROWTH = 4
+_NEVER = INSTANT_MIN
+
+Halves = npt.NDArray[np.uint64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class _Tier:
+    """Distinct ids in order, and when each was last seen."""
+
+    hi: Halves
+    lo: Halves
+    seen: Instants
+
+    def __len__(self) -> int:
+        return len(self.hi)
+
+    def last_seen(self, hi: Halves, lo: Halves) -> Instants:
+        """When each of the ids was last seen; the beginning of time for those unknown here."""
+        at = np.searchsorted(self.hi, hi)
+        np.minimum(at, len(self.hi) - 1, out=at)
+        same_hi = self.hi[at] == hi
+        found = np.where(same_hi & (self.lo[at] == lo), self.seen[at], _NEVER)
+        # Two ids with one upper half: look at their neighbours too. With random ids this never happens.
+        for row in np.flatnonzero(same_hi & (self.lo[at] != lo)).tolist():
+            place = int(at[row])
+            while place < len(self.hi) and self.hi[place] == hi[row]:
+                if self.lo[place] == lo[row]:
+                    found[row] = self.seen[place]
+                place += 1
+        return found
+
+
+class DedupeIndex:
+    """The ids of one source partition within the horizon; soft state.
+
+    Args:
+        within_us: the horizon.
+        runs: what the store holds, oldest first.
+    """
+
+    def __init__(self, within_us: int, runs: Sequence[DedupeRun] = ()) -> None:
+        self._within_us = within_us
+        self._recent: dict[tuple[int, int], int] = {}
+        self._tiers: list[_Tier] = []
+        self.clock: Instant = max((run.clock for run in runs), default=INSTANT_MIN)
+        if runs:
+            halves = np.frombuffer(b"".join(run.ids for run in runs), ">u8").astype(np.uint64).reshape(-1, 2)
+            seen = np.frombuffer(b"".join(run.times for run in runs), "<i8").astype(np.int64)
+            self._push(_newest(halves[:, 0], halves[:, 1], seen))
+
+    def __len__(self) -> int:
+        """Ids in memory; one that is in several tiers counts several times."""
+        return len(self._recent) + sum(map(len, self._tiers))
+
+    def check(self, ids: bytes, clocks: Instants) -> tuple[Mask, DedupeRun | None]:
+        """Judge records in order, and remember their ids.
+
+        Args:
+            ids: 16 bytes a record.
+            clocks: what the dedupe clock says at each record; its running maximum is used.
+
+        Returns:
+            Which records are duplicates, and the run to commit; None when there were no records.
+        """
+        count = len(clocks)
+        if not count:
+            return np.zeros(0, bool), None
+        halves = np.frombuffer(ids, ">u8").astype(np.uint64).reshape(-1, 2)
+        times = np.maximum(np.maximum.accumulate(clocks), self.clock)
+        self.clock = Instant(int(times[-1]))
+        order = np.lexsort((halves[:, 1], halves[:, 0]))  # stable: within one id still in order of arrival
+        hi, lo, seen = halves[order, 0], halves[order, 1], times[order]
+        first = np.ones(count, bool)
+        first[1:] = (hi[1:] != hi[:-1]) | (lo[1:] != lo[:-1])
+        last = np.append(first[1:], True)
+        before = np.empty(count, np.int64)
+        before[1:] = seen[:-1]
+        before[first] = self._last_seen(hi[first], lo[first])
+        duplicates = np.empty(count, bool)
+        duplicates[order] = (before != _NEVER) & (seen - before <= self._within_us)
+        tier = _Tier(hi[last], lo[last], seen[last])
+        self._remember(tier)
+        return duplicates, self._run(tier)
+
+    def _last_seen(self, hi: Halves, lo: Halves) -> Instants:
+        found = np.full(len(hi), _NEVER, np.int64)
+        for tier in self._tiers:
+            np.maximum(found, tier.last_seen(hi, lo), out=found)
+        if self._recent:
+            recent = [self._recent.get(pair, _NEVER) for pair in zip(hi.tolist(), lo.tolist(), strict=True)]
+            np.maximum(found, np.array(recent, np.int64), out=found)
+        return found
+
+    def _remember(self, tier: _Tier) -> None:
+        if len(tier) <= _SMALL_IDS_MAX:
+            self._recent.update(
+                zip(zip(tier.hi.tolist(), tier.lo.tolist(), strict=True), tier.seen.tolist(), strict=True)
+            )
+            if len(self._recent) < RECENT_IDS_MAX:
+                return
+            pairs = np.array(list(self._recent), np.uint64)
+            tier = _newest(pairs[:, 0], pairs[:, 1], np.array(list(self._recent.values()), np.int64))
+            self._recent.clear()
+        self._push(tier)
+
+    def _push(self, tier: _Tier) -> None:
+        """Add a tier, merged with the newest ones as long as they are not much larger."""
+        horizon = self.clock - self._within_us
+        while self._tiers and len(self._tiers[-1]) <= _GROWTH * len(tier):
+            before = self._tiers.pop()
+            tier = _newest(
+                np.concatenate([before.hi, tier.hi]),
+                np.concatenate([before.lo, tier.lo]),
+                np.concatenate([before.seen, tier.seen]),
+            )
+        live = tier.seen >= horizon
+        if not live.all():
+            tier = _Tier(tier.hi[live], tier.lo[live], tier.seen[live])
+        self._tiers = [old for old in self._tiers if int(old.seen.max()) >= horizon]
+        if len(tier):
+            self._tiers.append(tier)
+
+    def _run(self, tier: _Tier) -> DedupeRun:
+        ids = np.stack([tier.hi, tier.lo], axis=1).astype(">u8").tobytes()
+        expires_at = Instant(int(tier.seen.max()) + self._within_us)
+        return DedupeRun(ids, tier.seen.astype("<i8").tobytes(), expires_at, self.clock)
+
+
+def _newest(hi: Halves, lo: Halves, seen: Instants) -> _Tier:
+    """Sort, and keep the newest time of each id."""
+    order = np.lexsort((seen, lo, hi))
+    hi, lo, seen = hi[order], lo[order], seen[order]
+    last = np.ones(len(hi), bool)
+    last[:-1] = (hi[1:] != hi[:-1]) | (lo[1:] != lo[:-1])
+    return _Tier(hi[last], lo[last], seen[last])
+
+
+class DedupeIds:
+    """Makes the 16-byte ids of a record type's dedupe fields."""
+
+    def __init__(self, settings: Dedupe, record_type: RecordType) -> None:
+        self._fields = settings.fields
+        self._kinds = record_type.key_types(settings.fields)
+
+    def of_objects(self, objects: Sequence[object]) -> bytes:
+        """Ids of typed objects, concatenated."""
+        if len(self._fields) == 1:
+            name = self._fields[0]
+            return b"".join(xxhash.xxh3_128_digest(canonical_bytes(getattr(o, name))) for o in objects)
+        return b"".join(
+            xxhash.xxh3_128_digest(canonical_bytes(tuple(getattr(o, name) for name in self._fields))) for o in objects
+        )
+
+    def of_batch(self, batch: pa.RecordBatch) -> bytes:
+        """The same of columns, without an object per field."""
+        parts = [
+            _canonical_column(batch.column(name), kind) for name, kind in zip(self._fields, self._kinds, strict=True)
+        ]
+        if len(parts) > 1:
+            parts = [part for member in parts for part in (_length_prefix(member), member)]
+            parts = [pa.scalar(b"t", pa.binary()), *parts]
+            whole = pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
+        else:
+            whole = parts[0]
+        data = whole.buffers()[2].to_pybytes() if len(whole) else b""
+        offsets = np.frombuffer(whole.buffers()[1], np.int32)[whole.offset : whole.offset + len(whole) + 1].tolist()
+        digest = xxhash.xxh3_128_digest
+        return b"".join([digest(data[start:end]) for start, end in pairwise(offsets)])
+
+
+def _canonical_column(column: pa.Array, kind: type) -> pa.Array:
+    """The canonical bytes of every value, as a binary column."""
+    if kind is int:
+        raw = np.empty((len(column), 9), np.uint8)
+        raw[:, 0] = ord("i")
+        raw[:, 1:] = column.to_numpy(zero_copy_only=False).astype(">i8").view(np.uint8).reshape(-1, 8)
+        return _fixed_width(raw)
+    if kind in (str, bytes):
+        tag = pa.scalar(b"s" if kind is str else b"y", pa.binary())
+        return pc.binary_join_element_wise(tag, column.cast(pa.binary()), pa.scalar(b"", pa.binary()))
+    values = column.to_pylist()
+    return pa.array([canonical_bytes(UUID(v) if kind is UUID else v) for v in values], pa.binary())
+
+
+def _length_prefix(column: pa.Array) -> pa.Array:
+    lengths = pc.binary_length(column).to_numpy(zero_copy_only=False).astype(">u4")
+    return _fixed_width(lengths.view(np.uint8).reshape(-1, 4))
+
+
+def _fixed_width(raw: npt.NDArray[np.uint8]) -> pa.Array:
+    count, width = raw.shape
+    offsets = np.arange(0, (count + 1) * width, width, dtype=np.int32)
+    return pa.Array.from_buffers(
+        pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(raw))]
+    )

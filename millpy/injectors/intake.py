@@ -1,0 +1,376 @@
+"""Intake: from what a source handed over to records with watermarks, as data to commit.
+
+Pure but for its own soft state: one Intake is one source partition under one grant, stepped from one thread. In order:
+
+    decode -> dedupe -> event time -> row watermarks
+
+Every record that was read is counted once: injected = accepted + duplicate + dead-lettered (I8).
+
+Watermark of a row: the largest event time *before* it minus the disorder bound, never below the watermark published
+before (I9: a bundle has the effect of one record at a time). An event time beyond the tolerance in the future of its
+arrival is set aside and moves nothing. A finished source reports the greatest time.
+
+Idle: under `AdvanceWithClock(after)`, once the source was quiet (connected, drained, nothing waiting) for the whole of
+`after`, the watermark follows now - after - max_disorder, as if a record that happened `after` ago had just come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millpy.injectors.decode import Decoded, Decoder
+from millpy.injectors.dedupe import DedupeIds, DedupeIndex
+from millpy.injectors.instants import DATETIME_HI, DATETIME_LO, instants_of_numbers
+from millpy.injectors.protocol import Taken
+from millpy.injectors.settings import AdvanceWithClock, Dedupe, EventTime, IdlePolicy, Unit, Wait
+from millpy.limits import Limits
+from millpy.model.checkpoint import DeadLetter, DedupeRun, Delta, Entries, Kind
+from millpy.model.record import Instants, Records, RecordType
+from millpy.model.stage import Recovered
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, describe, instant
+
+NO_KEY = b'""'
+NOWHERE = msgspec.Raw(b"null")
+COUNTERS = ("injected", "accepted", "duplicate", "dead_lettered")
+POSITION_NAMESPACE = "source"
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntakeSettings:
+    """What an injector of the graph says about its records; `computation` is its name (the stream's by default)."""
+
+    stream: str
+    record_type: RecordType
+    event_time: EventTime
+    dedupe: Dedupe | None = None
+    idle: IdlePolicy = field(default_factory=Wait)
+    limits: Limits = field(default_factory=Limits)
+    computation: str = ""
+
+
+class SourcePosition(msgspec.Struct, kw_only=True):
+    """What is stored of a source partition: where it goes on, and what made its watermark (for people).
+
+    Attributes:
+        position: the source's own, as it made it; null when the broker keeps it.
+        max_event_time, max_event_record: the largest event time and where it came from: this holds the watermark.
+        last_event_time, last_record, arrived_at: the newest accepted record.
+    """
+
+    position: msgspec.Raw = NOWHERE
+    watermark: int = INSTANT_MIN
+    max_event_time: int = INSTANT_MIN
+    max_event_record: str = ""
+    last_event_time: int = INSTANT_MIN
+    last_record: str = ""
+    arrived_at: int = INSTANT_MIN
+    finished: bool = False
+
+
+@dataclass(slots=True)
+class IntakeResult:
+    """What one step of an intake commits.
+
+    Attributes:
+        records: accepted, with event times and the watermark before each.
+        delta: position and counters.
+        watermark: after the step; what the injector publishes.
+        changed: there is something to commit.
+    """
+
+    records: Records
+    watermark: Instant
+    changed: bool
+    delta: Delta = ()
+    dead_letters: list[DeadLetter] = field(default_factory=list)
+    dedupe_run: DedupeRun | None = None
+    finished: bool = False
+
+
+class Intake:
+    """Soft state of one source partition.
+
+    Args:
+        settings: what the graph says.
+        recovered: position and counters as stored.
+        runs: the dedupe runs of the horizon, oldest first.
+    """
+
+    def __init__(self, settings: IntakeSettings, recovered: Recovered, runs: Sequence[DedupeRun] = ()) -> None:
+        self._settings = settings
+        limits = settings.limits
+        self._decoder = Decoder(
+            settings.record_type, time_field=settings.event_time.field, record_bytes_max=limits.record_bytes_max
+        )
+        self._ids = DedupeIds(settings.dedupe, settings.record_type) if settings.dedupe else None
+        self._seen = DedupeIndex(settings.dedupe.within_us if settings.dedupe else 0, runs)
+        self._counts = dict.fromkeys(COUNTERS, 0)
+        self._source = SourcePosition()
+        for entries in recovered.entries:
+            self._absorb(entries)
+        self._source.watermark = max(self._source.watermark, recovered.low_watermark)
+        self._quiet_since: int | None = None
+
+    def _absorb(self, entries: Entries) -> None:
+        for subkey, value in zip(entries.subkeys, entries.values, strict=True):
+            if value is None:
+                continue
+            if entries.kind is Kind.POSITION and entries.namespace == POSITION_NAMESPACE:
+                self._source = msgspec.json.decode(value, type=SourcePosition)
+            elif entries.kind is Kind.COUNTER and entries.namespace in self._counts and subkey == self._settings.stream:
+                self._counts[entries.namespace] = int(value)
+
+    @property
+    def position(self) -> bytes | None:
+        """Where the source goes on, for `Injector.open`."""
+        return None if self._source.position == NOWHERE else bytes(self._source.position)
+
+    @property
+    def watermark(self) -> Instant:
+        """What the injector publishes."""
+        return Instant(self._source.watermark)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the source has ended."""
+        return self._source.finished
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The counters of I8, absolute."""
+        return dict(self._counts)
+
+    def observe(self, now_us: Instant, quiet: bool) -> bool:
+        """Note whether the source is quiet; cheap, for every turn.
+
+        Returns:
+            Whether a step without input would move the watermark.
+        """
+        if not quiet:
+            self._quiet_since = None
+        elif self._quiet_since is None:
+            self._quiet_since = now_us
+        return self._idle_watermark(now_us) is not None
+
+    def _idle_watermark(self, now_us: Instant) -> int | None:
+        idle = self._settings.idle
+        if not isinstance(idle, AdvanceWithClock) or self._quiet_since is None or self._source.finished:
+            return None
+        if now_us - self._quiet_since < idle.after_us:
+            return None
+        candidate = now_us - idle.after_us - self._settings.event_time.max_disorder_us
+        # Coalesced: a watermark that creeps with the clock must not cost a commit a turn.
+        step = int(self._settings.limits.progress_every_s * 1_000_000)
+        return candidate if candidate >= self._source.watermark + step else None
+
+    def step(self, taken: Taken | None, *, bundle: int, now_us: Instant, quiet: bool) -> IntakeResult:
+        """Take one batch in, or with None let only the clock work.
+
+        Args:
+            taken: what the source handed over.
+            bundle: the number that the commit will give the interval.
+            now_us: processing time, never running backwards.
+            quiet: what the source's `quiet()` said.
+        """
+        before = (self._source.position, self._source.watermark, self._source.finished)
+        arrived = taken is not None and bool(taken.block or taken.payloads)
+        self.observe(now_us, quiet and not arrived)
+        result = IntakeResult(Records.none(self._settings.record_type), self.watermark, False)
+        if taken is not None:
+            if arrived:
+                self._take(taken, result)
+            if taken.position is not None:
+                self._source.position = msgspec.Raw(taken.position)
+            if taken.finished:
+                self._source.finished, self._source.watermark = True, INSTANT_MAX
+        else:
+            candidate = self._idle_watermark(now_us)
+            self._source.watermark = self._source.watermark if candidate is None else candidate
+        result.changed = arrived or before != (self._source.position, self._source.watermark, self._source.finished)
+        result.watermark, result.finished = self.watermark, self.finished
+        if result.changed:
+            result.delta = self._delta()
+        return result
+
+    def _take(self, taken: Taken, result: IntakeResult) -> None:
+        decoded = self._decoder.decode(taken)
+        letters = [(r.row, self._letter(taken, decoded, r.row, r.reason, r.detail)) for r in decoded.refused]
+        rows = decoded.rows
+        fresh = np.ones(len(rows), bool)
+        if self._ids is not None:
+            fresh, result.dedupe_run = self._without_duplicates(taken, decoded, letters)
+        duplicates = len(rows) - int(np.count_nonzero(fresh)) - (len(letters) - len(decoded.refused))
+        times, accepted = self._event_times(taken, decoded, fresh, letters)
+        self._count(duplicates, int(np.count_nonzero(accepted)), len(letters))
+        result.dead_letters = [letter for _, letter in sorted(letters, key=lambda pair: pair[0])]
+        kept = np.flatnonzero(accepted)
+        self._source.arrived_at = taken.arrived_at
+        if not len(kept):
+            return
+        everything = len(kept) == len(rows)
+        times = times if everything else times[kept]
+        result.records = Records(
+            self._settings.record_type,
+            times,
+            watermarks=self._row_watermarks(times, rows[kept], taken),
+            batch=decoded.batch if everything or decoded.batch is None else decoded.batch.take(pa.array(kept)),
+            objects=decoded.objects if everything or decoded.objects is None else [decoded.objects[k] for k in kept],
+        )
+
+    def _without_duplicates(
+        self, taken: Taken, decoded: Decoded, letters: list[tuple[int, DeadLetter]]
+    ) -> tuple[Mask, DedupeRun | None]:
+        """Which records are neither duplicates nor without a place on the dedupe clock."""
+        settings = self._settings.dedupe
+        assert settings is not None
+        assert self._ids is not None
+        count = len(decoded.rows)
+        clocks = np.full(count, taken.arrived_at, np.int64)
+        timed = np.ones(count, bool)
+        if settings.time is not None:
+            clocks, timed = field_times(decoded, settings.time, settings.unit)
+            latest = taken.arrived_at + self._settings.limits.future_tolerance_us
+            future = timed & (clocks > latest)  # would carry the clock away, and every id with it
+            self._set_aside(taken, decoded, letters, ~timed, "refused", f"dedupe time {settings.time} names no time")
+            self._set_aside(
+                taken,
+                decoded,
+                letters,
+                future,
+                "future",
+                f"dedupe time {settings.time} after {describe(Instant(latest))}",
+            )
+            timed &= ~future
+        ids = (
+            self._ids.of_objects(decoded.objects) if decoded.objects is not None else self._ids.of_batch(decoded.batch)
+        )
+        if not timed.all():
+            halves = np.frombuffer(ids, "V16")
+            ids, clocks = halves[timed].tobytes(), clocks[timed]
+        duplicates, run = self._seen.check(ids, clocks)
+        fresh = timed.copy()
+        fresh[timed] = ~duplicates
+        return fresh, run
+
+    def _event_times(
+        self, taken: Taken, decoded: Decoded, fresh: Mask, letters: list[tuple[int, DeadLetter]]
+    ) -> tuple[Instants, Mask]:
+        """Event times of all rows, and which of the fresh ones are accepted."""
+        settings = self._settings.event_time
+        times, timed = field_times(decoded, settings.field, settings.unit)
+        latest = taken.arrived_at + self._settings.limits.future_tolerance_us
+        future = times > latest
+        self._set_aside(taken, decoded, letters, fresh & ~timed, "event_time", f"{settings.field} names no time")
+        self._set_aside(
+            taken,
+            decoded,
+            letters,
+            fresh & timed & future,
+            "future",
+            f"{settings.field} is after {describe(Instant(latest))}",
+            times,
+        )
+        accepted = fresh & timed & ~future
+        if settings.sorted:
+            # A record that falls below the maximum would not have moved it: the maximum over all is that over the kept.
+            highest = np.maximum.accumulate(np.where(accepted, times, INSTANT_MIN))
+            unordered = accepted & (times < np.maximum(highest, self._source.max_event_time))
+            detail = f"{settings.field} is earlier than one before it in a sorted source"
+            self._set_aside(taken, decoded, letters, unordered, "event_time", detail, times)
+            accepted &= ~unordered
+        return times, accepted
+
+    def _row_watermarks(self, times: Instants, rows: npt.NDArray[np.int64], taken: Taken) -> Instants:
+        """The watermark before each row; moves the maximum and the watermark past the last."""
+        source = self._source
+        before = np.empty(len(times) + 1, np.int64)
+        before[0], before[1:] = source.max_event_time, times
+        np.maximum.accumulate(before, out=before)
+        watermarks = np.maximum(before - self._settings.event_time.max_disorder_us, source.watermark)
+        if before[-1] > source.max_event_time:
+            source.max_event_record = taken.describe(int(rows[int(np.argmax(times))]))
+        source.max_event_time = int(before[-1])
+        source.last_event_time, source.last_record = int(times[-1]), taken.describe(int(rows[-1]))
+        source.watermark = int(watermarks[-1])
+        return watermarks[:-1]
+
+    def _set_aside(
+        self,
+        taken: Taken,
+        decoded: Decoded,
+        letters: list[tuple[int, DeadLetter]],
+        which: Mask,
+        reason: str,
+        detail: str,
+        times: Instants | None = None,
+    ) -> None:
+        for index in np.flatnonzero(which).tolist():
+            row = int(decoded.rows[index])
+            event_time = None if times is None else int(times[index])
+            letters.append((row, self._letter(taken, decoded, row, reason, detail, event_time)))
+
+    def _letter(
+        self, taken: Taken, decoded: Decoded, row: int, reason: str, detail: str, event_time: int | None = None
+    ) -> DeadLetter:
+        return DeadLetter(
+            reason=reason,
+            detail=detail,
+            payload=decoded.payload(row),
+            stream=self._settings.stream,
+            computation=self._settings.computation or self._settings.stream,
+            position=taken.describe(row),
+            event_time=event_time,
+        )
+
+    def _count(self, duplicates: int, accepted: int, dead_lettered: int) -> None:
+        self._counts["injected"] += duplicates + accepted + dead_lettered
+        self._counts["accepted"] += accepted
+        self._counts["duplicate"] += duplicates
+        self._counts["dead_lettered"] += dead_lettered
+
+    def set_aside(self, count: int) -> Delta:
+        """Count accepted records of the last step as dead-lettered after all; the delta to commit instead."""
+        self._counts["accepted"] -= count
+        self._counts["dead_lettered"] += count
+        return self._delta()
+
+    def _delta(self) -> Delta:
+        position = Entries(Kind.POSITION, POSITION_NAMESPACE)
+        position.add(NO_KEY, 0, "", msgspec.json.encode(self._source))
+        counters = []
+        for name, count in self._counts.items():
+            entries = Entries(Kind.COUNTER, name)
+            entries.add(NO_KEY, 0, self._settings.stream, b"%d" % count)
+            counters.append(entries)
+        return (position, *counters)
+
+
+def field_times(decoded: Decoded, name: str, unit: Unit | None) -> tuple[Instants, Mask]:
+    """The times in a field of all accepted rows, and which of them are times; the others are 0."""
+    if decoded.objects is not None:
+        values: list[Any] = [getattr(o, name) for o in decoded.objects]
+        timed = np.array([v is not None for v in values], bool)
+        if unit is None:
+            moments = [0 if v is None else instant(v) for v in values]
+            return np.array(moments, np.int64), timed
+        kind = np.float64 if any(isinstance(v, float) for v in values) else np.int64
+        numbers: Any = np.array([0 if v is None else v for v in values], kind)
+    else:
+        assert decoded.batch is not None
+        column = decoded.batch.column(name)
+        timed = column.is_valid().to_numpy(zero_copy_only=False)
+        if unit is None:
+            times = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+            return times, timed & (times >= DATETIME_LO) & (times <= DATETIME_HI)
+        numbers = column.fill_null(0).to_numpy(zero_copy_only=False)
+    times, possible = instants_of_numbers(numbers, unit)
+    return times, timed & possible

@@ -1,0 +1,196 @@
+"""The columnar decoder accepts and refuses exactly what msgspec does, record by record."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from uuid import UUID
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millpy.injectors.columns import CsvColumns, JsonColumns
+from millpy.injectors.decode import Decoder, _OneByOne
+from millpy.injectors.instants import instants_of_text
+from millpy.injectors.protocol import Taken
+from millpy.model.record import RecordType
+from millpy.model.time import Instant, instant
+
+
+class Reading(msgspec.Struct):
+    s: str
+    i: int
+    f: float = 1.5
+    b: bool = False
+    at: datetime | None = None
+    o: str | None = None
+    n: int | None = None
+    u: UUID | None = None
+
+
+TYPE = RecordType(Reading)
+JSON = JsonColumns(TYPE)
+ONE = _OneByOne(TYPE, "at")
+
+GOOD = {"s": '"a"', "i": "1", "f": "0.5", "b": "true"}
+RAW_VALUES = [
+    "1", "0", "-0", "-0.0", "1.0", "1e3", "1E+2", "1e400", "-1e-400", "01", "+1", ".5", "1.", "1e", "-", "NaN",
+    "Infinity", "-Infinity", "nan", "null", "true", "false", "tru", '""', '"x"', '"\\u0000"', '"\\ud800"',
+    '"\\udc00"', '"\\ud83d\\ude00"', '"\\ud83d\\u0041"', '"\\q"', '"a\tb"', '"a\x01b"', '"a\nb"', '"é😀"',
+    "9223372036854775807", "9223372036854775808", "-9223372036854775808", "-9223372036854775809",
+    "99999999999999999999999", "9007199254740993", "0.1", "123456789012345678.9", '"2026-01-01T00:00:00Z"',
+    '"2026-01-01T00:00:00.123456Z"', '"2026-01-01T00:00:00.1234567Z"', '"2026-01-01T00:00:00+02:00"',
+    '"2026-01-01T00:00:00"', '"2026-01-01"', '"2026-02-29T00:00:00Z"', '"2024-02-29T23:59:59.9-11:30"',
+    '"2026-01-01t00:00:00z"', '"2026-01-01 00:00:00Z"', '"0001-01-01T00:00:00+01:00"',
+    '"9999-12-31T23:59:59.999999Z"', '"9999-12-31T23:59:59-01:00"', '"0000-01-01T00:00:00Z"',
+    '"2026-13-01T00:00:00Z"', '"2026-01-01T24:00:00Z"', '"2026-01-01T00:00:60Z"', "1577836800",
+    '"2026-01-01T00:00:00+24:00"', '"2026-01-01T00:00:00+00:60"', '"2026-01-01T00:00:00.Z"',
+    '"6f3c9a52-7d39-4b6c-8f53-2f0a9d3f6f11"', '"6F3C9A52-7D39-4B6C-8F53-2F0A9D3F6F11"',
+    '"6f3c9a527d394b6c8f532f0a9d3f6f11"', "[]", "{}", "[1,[2,{}]]", '{"s":1}', "[" * 60 + "]" * 60,
+    "[" * 3000 + "]" * 3000, '{"x":[{}', "{}]}", "]", "}",
+]  # fmt: skip
+NAMES = ["s", "i", "f", "b", "at", "o", "n", "u", "z", "", "\\u0069", "s "]
+
+
+@st.composite
+def objects(draw: st.DrawFn) -> str:
+    """A valid record, with now and then a field that is something else, missing, there twice, or unknown."""
+    members = [f'"{name}":{value}' for name, value in GOOD.items()]
+    for _ in range(draw(st.integers(0, 2))):
+        name, value = draw(st.sampled_from(NAMES)), draw(st.sampled_from(RAW_VALUES))
+        kept = members if draw(st.integers(0, 9)) == 0 else [m for m in members if not m.startswith(f'"{name}":')]
+        members = [*kept, f'"{name}":{value}']
+    if draw(st.integers(0, 9)) == 0:
+        members.pop(draw(st.integers(0, len(members) - 1)))
+    before, after = "", ""
+    if draw(st.integers(0, 9)) == 0:
+        before = draw(st.sampled_from([" ", "\ufeff", "[", "{}", "\r"]))
+    if draw(st.integers(0, 9)) == 0:
+        after = draw(st.sampled_from([" ", ",", "{}", "\r", "]", "\x00", "//"]))
+    return before + "{" + ",".join(members) + "}" + after
+
+
+byte_lines = st.one_of(
+    objects().map(lambda text: text.encode()),
+    objects().map(lambda text: text.encode()),
+    st.sampled_from(
+        [
+            b"",
+            b"{",
+            b"}",
+            b'{"s":"\xff","i":1}',
+            b'{"s":"a","i":1,"z":"\xff"}',
+            b"\xed\xa0\x80",
+            b"{}",
+            b"null",
+            b"[1]",
+            b'{"s":"a","i":1,"f":1,"b":true,"z":"\xff"}',
+            b'{"s":"a","i":1,"f":1,"b":true}{"s":"a"',
+        ]
+    ),
+)
+
+
+def the_slow_path(lines: list[bytes], **how: object) -> tuple[list[int], list[object]]:
+    rows, found = ONE.decode(Taken("json", Instant(0), **how), np.arange(len(lines)), lines.__getitem__, [])
+    return rows.tolist(), found
+
+
+def same(left: list[object], right: list[object]) -> bool:
+    return repr_of(left) == repr_of(right)
+
+
+def repr_of(records: list[object]) -> list[object]:
+    """Values with the sign of zero, so that -0.0 and 0.0 differ."""
+    return [
+        {k: (v, math.copysign(1, v)) if isinstance(v, float) else v for k, v in msgspec.structs.asdict(r).items()}
+        for r in records
+    ]
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.lists(byte_lines, min_size=1, max_size=4))
+def test_columns_are_what_msgspec_makes_of_every_line(lines: list[bytes]) -> None:
+    block = b"\n".join(lines)
+
+    batch = JSON.columns(block, block.count(b"\n") + 1)
+
+    if batch is not None:
+        rows, found = the_slow_path(block.split(b"\n"))
+        assert rows == list(range(batch.num_rows))
+        assert same(TYPE.objects_of(batch), found)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(byte_lines, min_size=1, max_size=6), st.integers(0, 200))
+def test_large_batch_decodes_like_its_records_one_by_one(lines: list[bytes], at: int) -> None:
+    plain = [b'{"s":"dev","i":%d,"f":1,"b":true,"at":"2026-01-01T00:00:00Z"}' % i for i in range(200)]
+    payloads = plain[:at] + lines + plain[at:]
+
+    decoded = Decoder(TYPE).decode(Taken("json", Instant(0), payloads=payloads))
+
+    rows, found = the_slow_path(payloads)
+    assert decoded.rows.tolist() == rows
+    assert same(decoded.objects or TYPE.objects_of(decoded.batch), found)
+    assert sorted([*rows, *(r.row for r in decoded.refused)]) == list(range(len(payloads)))
+
+
+FIRST, LAST = datetime(1, 1, 2), datetime(9999, 12, 30)  # noqa: DTZ001 (the strategy adds the zone)
+moments = st.datetimes(min_value=FIRST, max_value=LAST, timezones=st.just(UTC))
+
+
+@given(
+    st.lists(st.tuples(moments, st.sampled_from(["Z", "+00:00", "-11:30", "+05:45"]), st.integers(0, 6)), min_size=1)
+)
+def test_times_in_columns_are_those_of_msgspec(parts: list[tuple[datetime, str, int]]) -> None:
+    texts = []
+    for moment, zone, digits in parts:
+        fraction = f".{moment.microsecond:06}"[: digits + 1] if digits else ""
+        texts.append(f"{moment.year:04}-{moment:%m-%dT%H:%M:%S}{fraction}{zone}")
+
+    times = instants_of_text(pa.array(texts))
+
+    assert times is not None
+    assert times.tolist() == [instant(msgspec.convert(text, datetime)) for text in texts]
+
+
+CELLS = [
+    "", "1", "-1", "0", "-0", "+1", "007", "1.0", "1e3", " 1", "1 ", "0x1F", "nan", "inf", "1e400", "1e-5", ".5",
+    "1.", "null", "true", "TRUE", "false", "yes", "a", "ä", "a b", "99999999999999999999", "2026-01-01T00:00:00Z",
+    "2026-01-01T00:00:00", "1577836800", '"a"', '"a,b"', '"a', 'a"b', "\x00",
+    "6f3c9a52-7d39-4b6c-8f53-2f0a9d3f6f11", "-9223372036854775808", "9223372036854775808", "1_0",
+]  # fmt: skip
+HEADER = ("i", "s", "f", "at", "n", "o", "b", "u", "z")
+PLAIN = ["1", "x", "2.5", "2026-01-01T00:00:00Z", "", "", "true", "", ""]
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, len(HEADER) - 1), st.sampled_from(CELLS)), max_size=2), min_size=1, max_size=3
+    )
+)
+def test_csv_columns_are_what_msgspec_makes_of_every_line(changes: list[list[tuple[int, str]]]) -> None:
+    lines = []
+    for changed in changes:
+        row = list(PLAIN)
+        for place, cell in changed:
+            row[place] = cell
+        lines.append(",".join(row).encode())
+
+    batch = CsvColumns(TYPE, HEADER).columns(b"\n".join(lines), len(lines))
+
+    if batch is not None:
+        rows, found = ONE.decode(Taken("csv", Instant(0), header=HEADER), np.arange(len(lines)), lines.__getitem__, [])
+        assert rows.tolist() == list(range(batch.num_rows))
+        assert same(TYPE.objects_of(batch), found)
+
+
+def test_fast_path_is_taken_where_nothing_is_special() -> None:
+    member = ",".join(f'"{name}":{value}' for name, value in GOOD.items())
+
+    assert JSON.columns(("{" + member + "}").encode(), 1) is not None
+    assert CsvColumns(TYPE, HEADER).columns(",".join(PLAIN).encode(), 1) is not None
