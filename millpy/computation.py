@@ -1,0 +1,339 @@
+"""Computation: what a user writes at the MillWheel level, and the context it is given.
+
+A `Computation` object is shared by all keys and may be called from any worker: whatever belongs to a key lives in
+cells, declared as class attributes and reached through the context. A call's effects (cells, timers, holds,
+productions) commit together with the record that caused them, once, or not at all (I2).
+
+    class Spike(Computation):
+        usual = Value(Usual)
+
+        def process_record(self, context: Context, record: Reading) -> None:
+            usual = context[Spike.usual]          # of this key; change it in place or set it
+            context.produce(Alert(...))
+            context.set_timer("quiet", at=context.event_time + minutes(5))
+
+When a call raises, all that it did is undone and it is tried again, then its record is quarantined with the traceback.
+So a call may run more than once: what it does outside its context is not exactly-once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, MutableMapping
+from datetime import UTC, datetime
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+from millpy.errors import RefusedValueError, TimerError, UsageError
+from millpy.model.keys import Key
+from millpy.model.time import EPOCH, INSTANT_MAX, INSTANT_MIN, Instant, instant, to_datetime
+from millpy.model.timer import TimeDomain, Timer, TimerId
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+
+_ABSENT: Any = object()
+NO_DEFAULT: Any = object()
+_LATEST = instant(datetime.max.replace(tzinfo=UTC))
+_EARLIEST = instant(datetime.min.replace(tzinfo=UTC))
+
+
+class Cell(Generic[T]):
+    """One named piece of state of every key; its attribute's name is the name it is stored by."""
+
+    in_place = False
+    """Whether an assignment changes a live view rather than replaces a value."""
+
+    def shape(self) -> Any:
+        """The type that is stored."""
+        raise NotImplementedError
+
+
+class Value(Cell[T]):
+    """One value a key.
+
+    Without a stored value it reads as `default`; without one, as `type_()` when a Struct can be made without
+    arguments, else as None. A value set back to its default takes no space.
+
+    Args:
+        type_: what msgspec can encode as JSON: numbers, text, Struct classes, lists, dicts, datetime.
+        default: what a new key starts from; copied for each key.
+    """
+
+    def __init__(self, type_: type[T], default: T = NO_DEFAULT) -> None:
+        self.type = type_
+        self.default = default
+
+    def shape(self) -> Any:
+        """The type that is stored."""
+        return self.type
+
+
+class ListCell(Cell[list[T]]):
+    """A list a key, stored whole: for short ones."""
+
+    def __init__(self, type_: type[T]) -> None:
+        self.type = type_
+
+    def shape(self) -> Any:
+        """The type that is stored."""
+        return list[self.type]  # type: ignore[name-defined]
+
+
+class MapCell(Cell[MutableMapping[K, V]]):
+    """A dictionary a key, stored by entry: a large one costs only for the entries that are touched.
+
+    Iteration goes by the entries' JSON text, whatever the order in which they were set.
+    """
+
+    in_place = True
+
+    def __init__(self, key_type: type[K], value_type: type[V]) -> None:
+        self.key_type = key_type
+        self.value_type = value_type
+
+    def shape(self) -> Any:
+        """The type that is stored."""
+        return dict[self.key_type, self.value_type]  # type: ignore[name-defined]
+
+
+class Computation:
+    """User logic, invoked per key, in one writer per key interval. Both callbacks may be `async def`."""
+
+    def process_record(self, context: Context, record: Any) -> Awaitable[None] | None:
+        """Take one record; `context.key` is its key."""
+        raise NotImplementedError(f"{type(self).__name__} defines no process_record")
+
+    def process_timer(self, context: Context, timer: Timer) -> Awaitable[None] | None:
+        """Take one timer that is due."""
+        raise NotImplementedError(f"{type(self).__name__} sets timers and defines no process_timer")
+
+    @classmethod
+    def cells(cls) -> dict[str, Cell[Any]]:
+        """The cells that the class and its bases declare, by name, in order of declaration."""
+        found: dict[str, Cell[Any]] = {}
+        for base in reversed(cls.__mro__):
+            found.update({name: cell for name, cell in vars(base).items() if isinstance(cell, Cell)})
+        return found
+
+
+class CellSource(Protocol):
+    """Where the context finds the value of a cell."""
+
+    def load(self, key: Key) -> Any:
+        """The key's value: a fresh object, or a view of its entries."""
+        ...
+
+    def blank(self, key: Key) -> Any:
+        """What the key's value becomes when it is deleted."""
+        ...
+
+
+class Outlet(Protocol):
+    """An output stream of the computation."""
+
+    def admitted(self, record: Any) -> Any:
+        """The record as it will be carried: checked, and no longer shared with the caller."""
+        ...
+
+
+Produced = tuple[int, Instant, Outlet, Any]
+
+
+class Context:
+    """What a call may see and do, for the key and the time of its record or timer.
+
+    One object serves many calls: do not keep it. Times come as aware datetimes, and as µs with the suffix `_us`.
+
+    Attributes:
+        key: the record's key; a tuple if there are several key fields.
+        event_time_us: when the record happened, or the timer's event time.
+        stream: name of the stream that the record came on; "" in `process_timer`.
+        input_watermark_us: what lateness and event timers go by.
+        now_us: processing time; never runs backwards.
+    """
+
+    __slots__ = (
+        "_firing",
+        "_late",
+        "_outlets",
+        "_produced",
+        "_row",
+        "_stores",
+        "_timers",
+        "_timers_of",
+        "_values",
+        "event_time_us",
+        "input_watermark_us",
+        "key",
+        "now_us",
+        "stream",
+    )
+
+    def __init__(
+        self,
+        stores: Mapping[Cell[Any], CellSource],
+        outlets: Mapping[str | None, Outlet],
+        timers_of: Mapping[Key, Mapping[TimerId, Timer]],
+    ) -> None:
+        self._stores = stores
+        self._outlets = outlets
+        self._timers_of = timers_of
+        self._values: dict[Cell[Any], Any] = {}
+        self._produced: list[Produced] = []
+        self._timers: dict[TimerId, Timer] | None = None
+        self._firing: Timer | None = None
+        self._late: bool | None = None
+        self._row = 0
+        self.key: Any = None
+        self.stream = ""
+        self.event_time_us = self.now_us = Instant(0)
+        self.input_watermark_us = INSTANT_MIN
+
+    @property
+    def event_time(self) -> datetime:
+        """When the record happened, or the timer's event time."""
+        return to_datetime(self.event_time_us)
+
+    @property
+    def late(self) -> bool:
+        """Whether the record's event time is below the watermark; for a timer, whether a late record set it."""
+        return self.event_time_us < self.input_watermark_us if self._late is None else self._late
+
+    @property
+    def input_watermark(self) -> datetime:
+        """What lateness and event timers go by, within the years that a datetime has."""
+        return to_datetime(Instant(min(max(self.input_watermark_us, _EARLIEST), _LATEST)))
+
+    @property
+    def now(self) -> datetime:
+        """Processing time; never runs backwards."""
+        return to_datetime(self.now_us)
+
+    def __getitem__(self, cell: Cell[T]) -> T:
+        """The key's value: change it in place, or set it."""
+        value = self._values.get(cell, _ABSENT)
+        if value is _ABSENT:
+            value = self._values[cell] = self._store(cell).load(self.key)
+        return value  # type: ignore[no-any-return]
+
+    def __setitem__(self, cell: Cell[T], value: T) -> None:
+        """Replace the key's value; for a map, all its entries."""
+        self._store(cell)
+        if cell.in_place:
+            entries = cast("Mapping[Any, Any]", value)
+            taken = dict(entries)
+            view = cast("MutableMapping[Any, Any]", self[cell])
+            view.clear()
+            view.update(taken)
+        else:
+            self._values[cell] = value
+
+    def __delitem__(self, cell: Cell[Any]) -> None:
+        """Back to the default; for a map, to no entries."""
+        self._values[cell] = self._store(cell).blank(self.key)
+
+    def produce(self, record: Any, to: str | None = None, at: datetime | int | None = None) -> None:
+        """Emit a record.
+
+        Args:
+            record: of the output stream's type; copied, so it may be changed afterwards.
+            to: the output stream, when there are several.
+            at: its event time, if it is to be later than the record's or timer's.
+
+        Raises:
+            TimerError: `at` is before the time of the record or timer.
+            RefusedValueError: a value that cannot be stored, or not of the stream's type.
+        """
+        time = self.event_time_us
+        if at is not None:
+            named = _instant(at)
+            if named < time:
+                raise TimerError(
+                    f"a production at {at} is older than its cause at {self.event_time}", hint="name a later time"
+                )
+            time = named
+        outlet = self._outlets.get(to)
+        if outlet is None:
+            names = ", ".join(sorted(name for name in self._outlets if name is not None)) or "none"
+            raise UsageError(f"no output stream {to!r}", hint=f"the output streams are: {names}")
+        self._produced.append((self._row, time, outlet, outlet.admitted(record)))
+
+    def set_timer(self, name: str, *, at: datetime | int, processing: bool = False) -> None:
+        """Wake this key at a time; set again under the same name, the timer moves.
+
+        An event timer fires once the input watermark has reached it (at once, if it has), and holds the low watermark
+        until then. A processing timer goes by the clock, and holds it at the time of this record unless that is late.
+        """
+        at_us = _instant(at)
+        if processing:
+            self._set(Timer(name, "processing", at_us, self.event_time_us, not self.late))
+        else:
+            self._set(Timer(name, "event", at_us, at_us))
+
+    def delete_timer(self, name: str, *, processing: bool | None = None) -> None:
+        """Forget a timer: it never fires (I6). Without `processing`, those of both domains; one not set is ignored."""
+        if processing is not True:
+            self._discard(("event", name))
+        if processing is not False:
+            self._discard(("processing", name))
+
+    def hold(self, name: str, at: datetime | int) -> None:
+        """Keep the low watermark of the outputs from passing `at` until `release`; held again, it moves."""
+        at_us = _instant(at)
+        self._set(Timer(name, "hold", at_us, at_us))
+
+    def release(self, name: str) -> None:
+        """Let the low watermark go; a hold that does not exist is ignored."""
+        self._discard(("hold", name))
+
+    def timer(self, name: str, *, processing: bool = False) -> Timer | None:
+        """The timer of that name, if it is set."""
+        domain: TimeDomain = "processing" if processing else "event"
+        return self._pending().get((domain, name))
+
+    def _store(self, cell: Cell[Any]) -> CellSource:
+        store = self._stores.get(cell)
+        if store is None:
+            raise UsageError(f"{cell!r} is not a cell of this computation", hint="cells are class attributes")
+        return store
+
+    def _pending(self) -> Mapping[TimerId, Timer]:
+        return self._timers if self._timers is not None else self._timers_of.get(self.key, {})
+
+    def _set(self, timer: Timer) -> None:
+        if not timer.name or not isinstance(timer.name, str):
+            raise TimerError(f"{timer.name!r} is no name for a timer", hint="a name is text that is not empty")
+        if "\x00" in timer.name or not timer.name.isprintable():
+            raise RefusedValueError(f"{timer.name!r} cannot be stored as a timer's name")
+        if self._timers is None:
+            self._timers = dict(self._timers_of.get(self.key, {}))
+        self._timers[timer.id] = timer
+
+    def _discard(self, timer_id: TimerId) -> None:
+        if timer_id in self._pending():
+            if self._timers is None:
+                self._timers = dict(self._timers_of[self.key])
+            del self._timers[timer_id]
+
+    def _reset(self) -> None:
+        """Forget all effects of the key in hand."""
+        self._values.clear()
+        self._produced.clear()
+        self._timers = None
+        self._firing = None
+        self._late = None
+
+
+def _instant(at: datetime | int) -> Instant:
+    """The time that a user named.
+
+    Raises:
+        TimerError: a naive datetime, or not a time.
+    """
+    if isinstance(at, datetime):
+        if at.tzinfo is None:
+            raise TimerError(f"naive datetime {at!r} names no instant", hint="give it a time zone")
+        return instant(at)
+    if isinstance(at, bool) or not isinstance(at, int) or not INSTANT_MIN < at < INSTANT_MAX:
+        raise TimerError(f"{at!r} is not a time", hint=f"an aware datetime, or whole µs since {EPOCH:%Y-%m-%d}")
+    return Instant(at)

@@ -1,0 +1,347 @@
+"""Calls: runs a user's callbacks, key by key, so that each key's effects are taken as a whole or not at all.
+
+The usual way is optimistic: all of a key's rows (with the timers due between them) run on fresh objects, then its cells
+are encoded and taken together. If anything raises, everything of that key is forgotten and it runs again *carefully*:
+its state is taken after each row, a row that raises is undone alone and tried again, and after
+`Limits.record_attempts_max` failures it is quarantined and the key goes on. Other keys never notice.
+
+`async def` callbacks run on a private event loop: keys concurrently, rows of one key in order. The way without a loop
+is the same coroutine, driven by hand, since it never suspends; only the plain loop over rows is written twice, for
+speed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import weakref
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from millpy.computation import Cell, Computation, Context, Outlet, Produced
+from millpy.errors import TimerError
+from millpy.model.checkpoint import DeadLetter
+from millpy.model.keys import Key, key_text
+from millpy.model.quarantine import dead_letter_of, payload_of
+from millpy.model.stage import Binding, Work
+from millpy.model.time import INSTANT_MIN, Instant
+from millpy.model.timer import Timer, due_order
+from millpy.runtime.cells import Store
+from millpy.runtime.rows import Rows
+from millpy.runtime.timers import TimerBook
+
+CONCURRENT_KEYS_MAX = 256
+"""So many keys of one interval may be inside `async def` callbacks at a time."""
+TIMER_CHAIN_MAX = 1_000
+"""So many timers of a key may fire in a row without their time rising: one that sets itself again stops there."""
+
+NOWHERE = -1
+Job = tuple[int, Sequence[int]]
+Failures = dict[int | Timer, tuple[int, Exception]]
+
+
+@dataclass(slots=True)
+class Turn:
+    """One step as it goes: what came in, and what the calls did beside cells and timers.
+
+    Attributes:
+        keys, hashes: by code; those of the rows first, then keys that only have due timers.
+        fired: code -> productions of the timers that fired at the end.
+        quarantined: input index -> records.
+    """
+
+    work: Work
+    rows: Rows
+    keys: list[Key]
+    hashes: list[int]
+    produced: list[Produced] = field(default_factory=list)
+    fired: dict[int, list[Produced]] = field(default_factory=dict)
+    letters: list[DeadLetter] = field(default_factory=list)
+    quarantined: dict[int, int] = field(default_factory=dict)
+
+
+class Calls:
+    """Calls of one computation for the keys of one interval."""
+
+    def __init__(
+        self,
+        computation: Computation,
+        binding: Binding,
+        stores: Mapping[Cell[Any], Store],
+        outlets: Mapping[str | None, Outlet],
+        book: TimerBook,
+        loop: PrivateLoop,
+    ) -> None:
+        self._process_record = computation.process_record
+        self._process_timer = computation.process_timer
+        self._awaits = inspect.iscoroutinefunction(self._process_record) or inspect.iscoroutinefunction(
+            self._process_timer
+        )
+        self._binding = binding
+        self._streams = [spec.stream for spec in binding.inputs]
+        self._stores = stores
+        self._outlets = outlets
+        self._book = book
+        self._loop = loop
+        self._context = self._fresh_context()
+
+    def take_rows(self, turn: Turn, jobs: Sequence[Job]) -> None:
+        """Run rows key by key, and the timers that become due between them."""
+        if self._awaits:
+            self._loop.run(self._run_concurrently(turn, jobs, final=False))
+        else:
+            self._run_plain(turn, jobs)
+
+    def fire_due(self, turn: Turn, codes: Sequence[int]) -> None:
+        """Fire what is due at the end of the turn."""
+        jobs = [(code, ()) for code in codes]
+        if self._awaits:
+            self._loop.run(self._run_concurrently(turn, jobs, final=True))
+            return
+        self._context.now_us = turn.work.now_us
+        for job in jobs:
+            _drive(self._run_key(self._context, turn, job, final=True))
+
+    def _fresh_context(self) -> Context:
+        return Context(self._stores, self._outlets, self._book.by_key)
+
+    def _run_plain(self, turn: Turn, jobs: Sequence[Job]) -> None:
+        """The hot loop: rows of keys without timers, no awaiting, no bookkeeping but for the context's fields."""
+        rows, context, timed, process = turn.rows, self._context, self._book.by_key, self._process_record
+        objects, times, watermarks, inputs = rows.objects, rows.times, rows.watermarks, rows.inputs
+        keys, finish = turn.keys, self._finish
+        context.now_us = turn.work.now_us
+        context.stream = stream = self._streams[rows.input]
+        row = NOWHERE
+        for job in jobs:
+            code, mine = job
+            context.key = key = keys[code]
+            if timed and key in timed:
+                _drive(self._run_key(context, turn, job, final=False))
+                context.stream = stream
+                continue
+            try:
+                for row in mine:
+                    context._row = row
+                    context.event_time_us = times[row]
+                    context.input_watermark_us = watermarks[row]
+                    if inputs is not None:
+                        context.stream = self._streams[inputs[row]]
+                    process(context, objects[row])
+                    if context._timers is not None:
+                        # Its timers may be due before its next row: go on the way that looks.
+                        rest = mine[mine.index(row) + 1 :]
+                        _drive(self._run_on(context, turn, (code, rest), False, None))
+                        context.stream = stream
+                        break
+                else:
+                    context._row = NOWHERE
+                    finish(context, turn, code, False)
+            except Exception as error:  # user code: quarantined, see the module
+                _drive(self._run_carefully(context, turn, job, False, error))
+                context.stream = stream
+
+    async def _run_concurrently(self, turn: Turn, jobs: Sequence[Job], *, final: bool) -> None:
+        waiting: Iterator[Job] = iter(jobs)
+
+        async def run_some() -> None:
+            context = self._fresh_context()
+            context.now_us = turn.work.now_us
+            for job in waiting:
+                await self._run_key(context, turn, job, final=final)
+
+        await asyncio.gather(*(run_some() for _ in range(min(CONCURRENT_KEYS_MAX, len(jobs)))))
+
+    async def _run_key(self, context: Context, turn: Turn, job: Job, *, final: bool) -> None:
+        context.key = turn.keys[job[0]]
+        try:
+            await self._run_on(context, turn, job, final, None)
+        except Exception as error:  # user code: quarantined, see the module
+            await self._run_carefully(context, turn, job, final, error)
+
+    async def _run_carefully(self, context: Context, turn: Turn, job: Job, final: bool, error: Exception) -> None:
+        """Run a key from the start, with its state taken after each row, because it raised `error`."""
+        failed: Timer | int = context._row if context._firing is None else context._firing
+        failures: Failures = {} if failed == NOWHERE else {failed: (1, error)}
+        context._reset()
+        await self._run_on(context, turn, job, final, failures)
+
+    async def _run_on(self, context: Context, turn: Turn, job: Job, final: bool, failures: Failures | None) -> None:
+        """Rows with due timers in between, from what the context has so far; carefully when given `failures`."""
+        code, mine = job
+        for row in mine:
+            context._row = row
+            if context._pending():
+                await self._fire(context, turn, code, turn.rows.watermarks[row], None, failures)
+            await self._take(context, turn, code, row, turn.rows.watermarks[row], failures)
+        if final:
+            context._row = len(turn.rows)
+            await self._fire(context, turn, code, turn.work.watermark, turn.work.now_us, failures)
+        context._row = NOWHERE
+        context._firing = None
+        context._late = None
+        self._finish(context, turn, code, final)
+
+    async def _fire(
+        self,
+        context: Context,
+        turn: Turn,
+        code: int,
+        watermark: Instant,
+        now_us: Instant | None,
+        failures: Failures | None,
+    ) -> None:
+        """Fire the key's due timers in order, those that they set included."""
+        chain, latest = 0, INSTANT_MIN
+        while (timer := _next_due(context, watermark, now_us)) is not None:
+            chain = chain + 1 if timer.at_us <= latest else 0
+            latest = max(latest, timer.at_us)
+            if chain <= TIMER_CHAIN_MAX:
+                await self._take(context, turn, code, timer, watermark, failures)
+                continue
+            error = TimerError(f"timer {timer.name!r} is set again and again at a time that is due already")
+            if failures is None:
+                context._firing = timer
+                raise error
+            self._quarantine(context, turn, timer, error)
+
+    async def _take(
+        self,
+        context: Context,
+        turn: Turn,
+        code: int,
+        item: int | Timer,
+        watermark: Instant,
+        failures: Failures | None,
+    ) -> None:
+        """Call for a row or timer; carefully: undo, try again, at last quarantine."""
+        if failures is None:
+            await self._call(context, turn, item, watermark)
+            return
+        timers = None if context._timers is None else dict(context._timers)
+        produced = len(context._produced)
+        count, error = failures.get(item, (0, None))
+        while count < self._binding.limits.record_attempts_max:
+            try:
+                await self._call(context, turn, item, watermark)
+                self._take_cells(context, code)
+                return
+            except Exception as raised:  # user code: quarantined, see the module
+                count, error = count + 1, raised
+                context._values.clear()
+                del context._produced[produced:]
+                context._timers = None if timers is None else dict(timers)
+        assert error is not None, item
+        self._quarantine(context, turn, item, error)
+
+    async def _call(self, context: Context, turn: Turn, item: int | Timer, watermark: Instant) -> None:
+        context.input_watermark_us = watermark
+        if isinstance(item, Timer):
+            context._firing = item
+            context._late = not item.holds
+            context._discard(item.id)
+            context.event_time_us = item.event_time_us
+            context.stream = ""
+            result = self._process_timer(context, item)
+        else:
+            context._firing = None
+            context._late = None
+            context.event_time_us = turn.rows.times[item]
+            context.stream = self._streams[turn.rows.input_of(item)]
+            result = self._process_record(context, turn.rows.objects[item])
+        if result is not None and self._awaits:
+            await result
+
+    def _take_cells(self, context: Context, code: int) -> None:
+        """Encode what was touched, all of it, then take it."""
+        values, stores, key = context._values, self._stores, context.key
+        if len(values) == 1:
+            for cell, value in values.items():
+                stores[cell].take(key, code, value)
+        else:
+            changes = [(stores[cell], stores[cell].changes(key, value)) for cell, value in values.items()]
+            for store, change in changes:
+                store.apply(key, code, change)  # type: ignore[arg-type]
+        values.clear()
+
+    def _finish(self, context: Context, turn: Turn, code: int, final: bool) -> None:
+        """Take all effects of a key's run."""
+        if context._values:
+            self._take_cells(context, code)
+        if context._produced:
+            if final:
+                turn.fired[code] = context._produced[:]
+            else:
+                turn.produced += context._produced
+            context._produced.clear()
+        if context._timers is not None:
+            self._book.replace(context.key, code, context._timers)
+            context._timers = None
+
+    def _quarantine(self, context: Context, turn: Turn, item: int | Timer, error: Exception) -> None:
+        if isinstance(item, Timer):
+            context._discard(item.id)
+            timer = {"timer": item.name, "domain": item.domain, "at": item.at_us, "event_time": item.event_time_us}
+            stream, event_time, payload = "", item.event_time_us, msgspec.json.encode(timer)
+        else:
+            origin = turn.rows.input_of(item)
+            turn.quarantined[origin] = turn.quarantined.get(origin, 0) + 1
+            stream, event_time = self._streams[origin], turn.rows.times[item]
+            payload = payload_of(turn.rows.objects[item])
+        turn.letters.append(
+            dead_letter_of(
+                error,
+                payload,
+                stream=stream,
+                computation=self._binding.computation,
+                event_time=event_time,
+                key=key_text(context.key),
+            )
+        )
+
+
+class PrivateLoop:
+    """An event loop for the `async def` callbacks of one computation: clients that they keep live on it."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
+
+    def run(self, calls: Coroutine[Any, Any, None]) -> None:
+        """Run to the end, also when called from a thread in which another loop is running."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                weakref.finalize(self, self._loop.close)
+            try:
+                asyncio.get_running_loop()
+            except RuntimeError:
+                self._loop.run_until_complete(calls)
+            else:
+                with ThreadPoolExecutor(1) as elsewhere:
+                    elsewhere.submit(self._loop.run_until_complete, calls).result()
+
+
+def _drive(calls: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine that never suspends."""
+    try:
+        calls.send(None)
+    except StopIteration:
+        return
+    raise AssertionError("a callback that is not async def has awaited")
+
+
+def _next_due(context: Context, watermark: Instant, now_us: Instant | None) -> Timer | None:
+    """The key's first timer that is due: event timers before processing timers; without `now_us`, only event timers."""
+    pending = context._pending()
+    if not pending:
+        return None
+    due = [timer for timer in pending.values() if timer.domain == "event" and timer.at_us <= watermark]
+    if not due and now_us is not None:
+        due = [timer for timer in pending.values() if timer.domain == "processing" and timer.at_us <= now_us]
+    return min(due, key=due_order, default=None)

@@ -1,0 +1,316 @@
+"""Cell stores: the values of one cell for the keys of one interval, as JSON text.
+
+Encoded text is the state; objects live only while their key is stepped. So what a step sees is what another worker
+would read from the store, a key's changes are undone by forgetting its objects, and 100,000 keys cost the garbage
+collector nothing. A value is checked by decoding it again before it is taken: what is stored can always be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import msgspec
+
+from millpy.computation import NO_DEFAULT, Cell, MapCell, Value
+from millpy.errors import RefusedValueError, SchemaError
+from millpy.model.checkpoint import Entries, Kind
+from millpy.model.delta import encode_value
+from millpy.model.keys import Key
+from millpy.model.time import INSTANT_MAX
+
+ENTRY_BYTES = 160
+"""What a value costs in memory beside its text."""
+
+NULL = b"null"
+Change = tuple[str, bytes | None]
+
+
+class ValueStore:
+    """A `Value` or `ListCell` of all keys in memory.
+
+    Attributes:
+        encoded: key -> JSON text; a key that has the default is absent.
+        changed: key code of this turn -> new text, or None for a tombstone.
+        bytes: estimate of the memory taken.
+    """
+
+    def __init__(self, name: str, cell: Cell[Any]) -> None:
+        self.name = name
+        self.encoded: dict[Key, bytes] = {}
+        self.changed: dict[int, bytes | None] = {}
+        self.bytes = 0
+        default = _default_of(cell)
+        self.default = encode_value(default)
+        shape = cell.shape()
+        self.decode = msgspec.json.Decoder(shape if default is not None else shape | None).decode
+        self._decode_default = (lambda _: None) if default is None else self.decode
+
+    def load(self, key: Key) -> Any:
+        """A fresh object of the key's value."""
+        text = self.encoded.get(key)
+        return self._decode_default(self.default) if text is None else self.decode(text)
+
+    def blank(self, key: Key) -> Any:
+        """A fresh object of the default."""
+        return self._decode_default(self.default)
+
+    def changes(self, key: Key, value: Any) -> bytes:
+        """What `apply` has to be given for this value; changes nothing.
+
+        Raises:
+            RefusedValueError: it cannot be stored, or is not of the cell's type.
+        """
+        text = encode_value(value)
+        try:
+            self.decode(text)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise RefusedValueError(f"the value of cell {self.name!r} is not of its type: {error}") from error
+        return text
+
+    def apply(self, key: Key, code: int, text: bytes) -> None:
+        """Make `text` the key's value."""
+        before = self.encoded.get(key)
+        if text == before:
+            return
+        if text != self.default:
+            self.encoded[key] = self.changed[code] = text
+            self.bytes += len(text) - len(before) if before is not None else len(text) + ENTRY_BYTES
+        elif before is not None:
+            del self.encoded[key]
+            self.changed[code] = None
+            self.bytes -= len(before) + ENTRY_BYTES
+
+    def take(self, key: Key, code: int, value: Any) -> None:
+        """`changes` and `apply` at once: a key with one cell in hand cannot be left half taken."""
+        self.apply(key, code, self.changes(key, value))
+
+    def absorb(self, key: Key, subkey: str, text: bytes) -> None:
+        """Take a stored value, written as this version would write it."""
+        self.evict(key)
+        try:
+            text = encode_value(self.decode(text))
+        except (msgspec.DecodeError, ValueError):
+            pass  # left as it is: whoever reads it is told, and its record is quarantined
+        self.encoded[key] = text
+        self.bytes += len(text) + ENTRY_BYTES
+
+    def evict(self, key: Key) -> None:
+        """Forget a key's value, which is stored."""
+        text = self.encoded.pop(key, None)
+        if text is not None:
+            self.bytes -= len(text) + ENTRY_BYTES
+
+    def keys(self) -> Iterable[Key]:
+        """Keys with a value in memory."""
+        return self.encoded
+
+    def take_entries(self, texts: Sequence[bytes], hashes: Sequence[int]) -> Entries | None:
+        """This turn's changes, by the key texts and hashes of its codes; None for none."""
+        changed, self.changed = self.changed, {}
+        if not changed:
+            return None
+        count = len(changed)
+        return Entries(
+            Kind.STATE,
+            self.name,
+            keys=[texts[code] for code in changed],
+            key_hashes=[hashes[code] for code in changed],
+            subkeys=[""] * count,
+            values=list(changed.values()),
+            fire_ats=[INSTANT_MAX] * count,
+        )
+
+
+class MapStore:
+    """A `MapCell` of all keys in memory, by entry."""
+
+    def __init__(self, name: str, cell: MapCell[Any, Any]) -> None:
+        self.name = name
+        self.encoded: dict[Key, dict[str, bytes]] = {}
+        self.changed: dict[int, dict[str, bytes | None]] = {}
+        self.bytes = 0
+        self.decode = msgspec.json.Decoder(cell.value_type).decode
+        self.decode_key = msgspec.json.Decoder(cell.key_type).decode
+
+    def load(self, key: Key) -> Any:
+        """A view of the key's entries."""
+        return MapView(self, self.encoded.get(key, {}))
+
+    def blank(self, key: Key) -> Any:
+        """A view without entries."""
+        view = MapView(self, self.encoded.get(key, {}))
+        view.clear()
+        return view
+
+    def changes(self, key: Key, view: MapView) -> list[Change]:
+        """What `apply` has to be given for this view; changes nothing."""
+        return view.changes()
+
+    def apply(self, key: Key, code: int, changes: Sequence[Change]) -> None:
+        """Make these changes to the key's entries."""
+        if not changes:
+            return
+        entries = self.encoded.setdefault(key, {})
+        changed = self.changed.setdefault(code, {})
+        for subkey, text in changes:
+            before = entries.pop(subkey, None)
+            if before is not None:
+                self.bytes -= len(subkey) + len(before) + ENTRY_BYTES
+            if text is not None:
+                entries[subkey] = text
+                self.bytes += len(subkey) + len(text) + ENTRY_BYTES
+            changed[subkey] = text
+        if not entries:
+            del self.encoded[key]
+
+    def take(self, key: Key, code: int, view: MapView) -> None:
+        """`changes` and `apply` at once."""
+        self.apply(key, code, view.changes())
+
+    def absorb(self, key: Key, subkey: str, text: bytes) -> None:
+        """Take a stored entry, written as this version would write it."""
+        try:
+            text = encode_value(self.decode(text))
+        except (msgspec.DecodeError, ValueError):
+            pass  # as for ValueStore
+        self.encoded.setdefault(key, {})[subkey] = text
+        self.bytes += len(subkey) + len(text) + ENTRY_BYTES
+
+    def evict(self, key: Key) -> None:
+        """Forget a key's entries, which are stored."""
+        entries = self.encoded.pop(key, {})
+        self.bytes -= sum(len(subkey) + len(text) + ENTRY_BYTES for subkey, text in entries.items())
+
+    def keys(self) -> Iterable[Key]:
+        """Keys with an entry in memory."""
+        return self.encoded
+
+    def take_entries(self, texts: Sequence[bytes], hashes: Sequence[int]) -> Entries | None:
+        """This turn's changes; None for none."""
+        changed, self.changed = self.changed, {}
+        if not changed:
+            return None
+        entries = Entries(Kind.STATE, self.name)
+        for code, changes in changed.items():
+            for subkey, text in changes.items():
+                entries.add(texts[code], hashes[code], subkey, text)
+        return entries
+
+
+Store = ValueStore | MapStore
+
+
+class MapView(MutableMapping[Any, Any]):
+    """One key's entries while it is stepped: decoded on first touch."""
+
+    def __init__(self, store: MapStore, encoded: Mapping[str, bytes]) -> None:
+        self._store = store
+        self._encoded = encoded
+        self._live: dict[str, Any] = {}
+        self._gone: set[str] = set()
+
+    def __getitem__(self, name: Any) -> Any:
+        subkey = self._subkey(name)
+        if subkey in self._live:
+            return self._live[subkey]
+        text = None if subkey in self._gone else self._encoded.get(subkey)
+        if text is None:
+            raise KeyError(name)
+        value = self._live[subkey] = self._store.decode(text)
+        return value
+
+    def __setitem__(self, name: Any, value: Any) -> None:
+        subkey = self._subkey(name)
+        self._live[subkey] = value
+        self._gone.discard(subkey)
+
+    def __delitem__(self, name: Any) -> None:
+        subkey = self._subkey(name)
+        if not self._has(subkey):
+            raise KeyError(name)
+        self._live.pop(subkey, None)
+        if subkey in self._encoded:
+            self._gone.add(subkey)
+
+    def __contains__(self, name: object) -> bool:
+        return self._has(self._subkey(name))
+
+    def __iter__(self) -> Iterator[Any]:
+        # Sorted: the order of entries in memory depends on where they have been loaded from.
+        for subkey in sorted((self._encoded.keys() - self._gone) | self._live.keys()):
+            yield self._store.decode_key(subkey)
+
+    def __len__(self) -> int:
+        return len((self._encoded.keys() - self._gone) | self._live.keys())
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+    def changes(self) -> list[Change]:
+        """Entries that are not what they were; None for those deleted."""
+        changes: list[Change] = [(subkey, None) for subkey in sorted(self._gone)]
+        for subkey, value in self._live.items():
+            text = encode_value(value)
+            if text == self._encoded.get(subkey):
+                continue
+            try:
+                self._store.decode(text)
+            except (msgspec.DecodeError, ValueError) as error:
+                raise RefusedValueError(f"an entry of cell {self._store.name!r} is not of its type: {error}") from error
+            changes.append((subkey, text))
+        return changes
+
+    def _has(self, subkey: str) -> bool:
+        return subkey in self._live or (subkey in self._encoded and subkey not in self._gone)
+
+    def _subkey(self, name: Any) -> str:
+        text = encode_value(name)
+        try:
+            self._store.decode_key(text)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise RefusedValueError(f"{name!r} is no key of cell {self._store.name!r}: {error}") from error
+        return text.decode()
+
+
+def store_of(name: str, cell: Cell[Any]) -> Store:
+    """An empty store for a cell.
+
+    Raises:
+        SchemaError: the cell's type or default cannot be stored as JSON.
+    """
+    types = (cell.key_type, cell.value_type) if isinstance(cell, MapCell) else (getattr(cell, "type"),)  # noqa: B009
+    for type_ in types:
+        if isinstance(msgspec.inspect.type_info(type_), msgspec.inspect.CustomType):
+            raise SchemaError(f"cell {name!r} cannot be stored: {type_!r} has no JSON form", hint="use a Struct")
+    try:
+        return MapStore(name, cell) if isinstance(cell, MapCell) else ValueStore(name, cell)
+    except (TypeError, RefusedValueError) as error:
+        raise SchemaError(f"cell {name!r} cannot be stored: {error}") from error
+
+
+def _default_of(cell: Cell[Any]) -> Any:
+    if not isinstance(cell, Value):
+        return []
+    if cell.default is not NO_DEFAULT:
+        return cell.default
+    if isinstance(cell.type, type) and issubclass(cell.type, msgspec.Struct):
+        required = [f for f in msgspec.structs.fields(cell.type) if f.required]
+        return None if required else cell.type()
+    return None
+
+
+def meaning_of(cells: Mapping[str, Cell[Any]]) -> str:
+    """The cells as text, with the fields of their types: what must not change under stored state."""
+    return "; ".join(f"{name}={type(cell).__name__}({_described(cell.shape())})" for name, cell in cells.items())
+
+
+def _described(shape: Any) -> str:
+    if isinstance(shape, type) and issubclass(shape, msgspec.Struct):
+        fields = ", ".join(f"{f.encode_name}: {_described(f.type)}" for f in msgspec.structs.fields(shape))
+        return f"{shape.__name__}({fields})"
+    arguments = getattr(shape, "__args__", None)
+    if arguments:
+        origin = getattr(shape, "__origin__", shape)
+        return f"{getattr(origin, '__name__', str(origin))}[{', '.join(_described(a) for a in arguments)}]"
+    return str(getattr(shape, "__name__", shape))
