@@ -185,6 +185,8 @@ class EmbeddedPostgres:
     def _launch(self, port: int | None = None) -> None:
         run = self._socket_directory()
         run.mkdir(mode=0o700, exist_ok=True)
+        if os.geteuid() != 0 and run.stat().st_uid != os.geteuid():
+            raise ConfigError(f"{run} belongs to somebody else", hint="remove it, or move the graph to a shorter path")
         _give_to_server_user(run)
         log = self.directory / "log"
         log.touch()
