@@ -191,13 +191,18 @@ class MemoryStore:
     # Writing.
 
     async def commit(
-        self, checkpoints: Sequence[Checkpoint], *, graph_version: int, inside: CommitProbe | None = None
+        self,
+        checkpoints: Sequence[Checkpoint],
+        *,
+        graph_version: int,
+        inside: CommitProbe | None = None,
+        trial: bool = False,
     ) -> None:
-        """Commit a turn in one transaction, fenced by all its grants (I2)."""
+        """Commit a turn in one transaction, fenced by all its grants (I2); a trial is rolled back."""
         database = self.database
         transaction = Transaction(database, checkpoints, graph_version)
         await self._reach_server()
-        loss = database.faults.take_loss(self)
+        loss = None if trial else database.faults.take_loss(self)
         if loss == "delayed":
             raise database.faults.lose(loss, transaction)
         try:
@@ -205,7 +210,10 @@ class MemoryStore:
             transaction.check_fence()
             if inside is not None:
                 await inside()
-            await self._end(transaction, loss)
+            if trial:
+                transaction.check()
+            else:
+                await self._end(transaction, loss)
         except MillError as error:
             if loss is None or isinstance(error, CommitUnknownError):
                 raise

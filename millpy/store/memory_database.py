@@ -19,7 +19,7 @@ from millpy.model.checkpoint import Checkpoint, DeadLetter, Kind, LateRows
 from millpy.model.deployment import DeployedInterval, Deployment, GraphSpec
 from millpy.model.keys import tile
 from millpy.model.time import INSTANT_MIN
-from millpy.store.memory_commit import apply, check, check_fence, document_of
+from millpy.store.memory_commit import StagedRows, apply, check, check_fence, document_of
 from millpy.store.memory_faults import Faults
 from millpy.store.memory_tables import (
     Accounting,
@@ -62,11 +62,14 @@ class Transaction:
             raise CommitUnknownError("the backend was terminated by a worker that took over")
         check_fence(self._database, self._checkpoints, self._graph_version)
 
+    def check(self) -> StagedRows:
+        """Check everything and change nothing; the result rows to store."""
+        self.check_fence()
+        return check(self._database, self._checkpoints)
+
     def land(self) -> None:
         """Check everything, then change everything."""
-        self.check_fence()
-        staged = check(self._database, self._checkpoints)
-        apply(self._database, self._checkpoints, self._documents, staged)
+        apply(self._database, self._checkpoints, self._documents, self.check())
 
 
 class MemoryDatabase:

@@ -245,6 +245,24 @@ class ResultSuite:
         assert await world.rows("alarms") == []
         await owner.commit(alarms, owner.checkpoint(world.sums[0], results=[panes(table, ("a", 1.0, 0))]))
 
+    async def test_trial_says_what_is_refused_and_changes_nothing(self, world: World) -> None:
+        owner = await world.owner(world.sums[0])
+        table, version = world.table_id("sums_1m"), world.deployment.version
+        await world.subject.forbid_negative(world.deployment, "sums_1m", "total")
+        accepted = owner.checkpoint(
+            world.sums[0], results=[panes(table, ("a", 1.0, 0))], delta=(entries(Kind.STATE, "cell", ("k", 1)),)
+        )
+        refused = owner.checkpoint(world.sums[0], results=[panes(table, ("a", -1.0, 0))])
+
+        await owner.store.commit([accepted], graph_version=version, trial=True)
+        with pytest.raises(PoisonError):
+            await owner.store.commit([refused], graph_version=version, trial=True)
+
+        opened = await owner.opened(world.sums[0])
+        assert (opened.recovered.bundle, contents(opened.recovered)) == (0, {})
+        assert await world.rows("sums_1m") == []
+        await owner.commit(accepted)
+
     @pytest.mark.parametrize("first", [True, False])
     async def test_text_with_nul_is_poison(self, world: World, first: bool) -> None:
         owner = await world.owner(world.sums[0])

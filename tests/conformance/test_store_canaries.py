@@ -12,7 +12,7 @@ import pytest
 from millpy.errors import MillError
 from millpy.model.checkpoint import Checkpoint, Entries, Grant
 from millpy.store.memory import MemoryStore
-from millpy.store.protocol import CommitProbe, Polled, Want
+from millpy.store.protocol import Polled, Want
 from tests.conformance.memory_subject import MemorySubject
 from tests.conformance.store_builders import a_world, closing
 from tests.conformance.store_suite import StoreSuite
@@ -21,26 +21,22 @@ from tests.conformance.store_suite import StoreSuite
 class IgnoresSequencer(MemoryStore):
     """Commits under any sequencer."""
 
-    async def commit(
-        self, checkpoints: Sequence[Checkpoint], *, graph_version: int, inside: CommitProbe | None = None
-    ) -> None:
+    async def commit(self, checkpoints: Sequence[Checkpoint], **options: Any) -> None:
         headers = self.database.headers
         current = [
             dataclasses.replace(c, grant=Grant(c.grant.interval_id, headers[c.grant.interval_id].sequencer))
             for c in checkpoints
         ]
-        await super().commit(current, graph_version=graph_version, inside=inside)
+        await super().commit(current, **options)
 
 
 class CommitsTwice(MemoryStore):
     """Takes a bundle again under the next number."""
 
-    async def commit(
-        self, checkpoints: Sequence[Checkpoint], *, graph_version: int, inside: CommitProbe | None = None
-    ) -> None:
+    async def commit(self, checkpoints: Sequence[Checkpoint], **options: Any) -> None:
         headers = self.database.headers
         following = [dataclasses.replace(c, bundle=headers[c.grant.interval_id].bundle + 1) for c in checkpoints]
-        await super().commit(following, graph_version=graph_version, inside=inside)
+        await super().commit(following, **options)
 
 
 class ReadsHeadsLater(MemoryStore):
@@ -59,11 +55,16 @@ class ReadsHeadsLater(MemoryStore):
 class CommitsInParts(MemoryStore):
     """Commits each interval of a turn by itself."""
 
-    async def commit(
-        self, checkpoints: Sequence[Checkpoint], *, graph_version: int, inside: CommitProbe | None = None
-    ) -> None:
+    async def commit(self, checkpoints: Sequence[Checkpoint], **options: Any) -> None:
         for checkpoint in checkpoints:
-            await super().commit([checkpoint], graph_version=graph_version, inside=inside)
+            await super().commit([checkpoint], **options)
+
+
+class CommitsTrials(MemoryStore):
+    """Takes a trial for a commit."""
+
+    async def commit(self, checkpoints: Sequence[Checkpoint], **options: Any) -> None:
+        await super().commit(checkpoints, **{**options, "trial": False})
 
 
 class TakesOverAtOnce(MemoryStore):
@@ -98,6 +99,7 @@ CANARIES: list[tuple[type[MemoryStore], str, dict[str, Any]]] = [
     (CommitsTwice, "test_bundle_cannot_commit_twice", {}),
     (ReadsHeadsLater, "test_head_watermark_belongs_to_the_position_polled", {}),
     (CommitsInParts, "test_turn_that_fails_late_commits_nothing", {}),
+    (CommitsTrials, "test_trial_says_what_is_refused_and_changes_nothing", {}),
     (TakesOverAtOnce, "test_taking_over_from_oneself_waits_for_the_commit_in_flight", {}),
     (FreesTooEarly, "test_retention_never_frees_what_a_cursor_still_needs", {}),
     (ForgetsDeltas, "test_folded_and_unfolded_reads_are_equal", {"folds_after": (1,)}),
