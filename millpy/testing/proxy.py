@@ -1,0 +1,335 @@
+"""A TCP proxy before PostgreSQL that loses, swallows and delays what a network can lose, swallow and delay.
+
+It understands enough of the protocol to recognise the COMMIT of a checkpoint: a transaction in which `marker` was
+called (`hold_grants`), ended by COMMIT in a simple query or in a pipeline, or by the Sync of a pipeline without BEGIN.
+
+    proxy.cut()            close all connections now
+    proxy.stall(True)      forward nothing until stall(False)
+    proxy.arm(Fault.SWALLOW)         the next checkpoint commits, its answer is lost with the connection
+    proxy.arm(Fault.LATE_COMMIT)     the next COMMIT reaches the server only `delay_s` after the client lost it
+    proxy.arm(Fault.LATE_PIPELINE)   the same for its whole last pipeline, fence included
+    proxy.arm(Fault.CUT_COMMIT)      the connection is cut before the COMMIT is forwarded
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import threading
+from collections.abc import Coroutine
+from enum import StrEnum
+from types import TracebackType
+from typing import Any, Self
+
+ENCRYPTION_REQUESTS = {80877103, 80877104}
+CANCEL_REQUEST = 80877102
+
+
+class Fault(StrEnum):
+    """What happens to the next commit of a checkpoint."""
+
+    SWALLOW = "swallow"
+    LATE_COMMIT = "late_commit"
+    LATE_PIPELINE = "late_pipeline"
+    CUT_COMMIT = "cut_commit"
+
+
+class PostgresProxy:
+    """Listens on a free port of 127.0.0.1 in a thread of its own, and forwards to one server.
+
+    Attributes:
+        struck: how many armed faults have happened.
+        commits: how many commits of checkpoints have been seen.
+        lost_answers: what the server said to each commit whose client was gone.
+        landed: set when that answer is complete.
+    """
+
+    def __init__(self, host: str, port: int, *, marker: bytes = b"hold_grants", delay_s: float = 0.3) -> None:
+        self.server_address = (host, port)
+        self.marker = marker
+        self.delay_s = delay_s
+        self.port = 0
+        self.struck = 0
+        self.commits = 0
+        self.lost_answers: list[bytes] = []
+        self.landed = threading.Event()
+        self._fault: Fault | None = None
+        self._links: set[_Link] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._flowing = asyncio.Event()
+        self._listener: asyncio.Server | None = None
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._call(self._listen())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._call(self._shut())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def cut(self) -> None:
+        """Close all connections, on both sides, now."""
+        self._call(self._cut())
+
+    def stall(self, stalled: bool) -> None:
+        """Forward nothing, in either direction, until called with False."""
+        self._loop.call_soon_threadsafe(self._flowing.clear if stalled else self._flowing.set)
+
+    def arm(self, fault: Fault) -> None:
+        """Let a fault happen to the next commit of a checkpoint."""
+        self.landed.clear()
+        self._fault = fault
+
+    def take_fault(self) -> Fault | None:
+        """The armed fault, for the commit that meets it first."""
+        fault, self._fault = self._fault, None
+        return fault
+
+    async def flowing(self) -> None:
+        """Wait while stalled."""
+        await self._flowing.wait()
+
+    def keep(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something in the background that ends at the latest with the proxy."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _call(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
+    async def _listen(self) -> None:
+        self._flowing.set()
+        self._listener = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = self._listener.sockets[0].getsockname()[1]
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        link = _Link(self, reader, writer)
+        self._links.add(link)
+        try:
+            await link.run()
+        except asyncio.CancelledError:
+            pass  # the proxy shuts; a cancelled handler would be logged as a failure
+        finally:
+            self._links.discard(link)
+
+    async def _cut(self) -> None:
+        for link in list(self._links):
+            link.cut()
+
+    async def _shut(self) -> None:
+        assert self._listener is not None
+        self._listener.close()
+        await self._cut()
+        for task in list(self._tasks):
+            task.cancel()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+
+class _Link:
+    """One client and its connection to the server."""
+
+    def __init__(self, proxy: PostgresProxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.proxy = proxy
+        self.client_reader, self.client_writer = reader, writer
+        self.server_reader: asyncio.StreamReader | None = None
+        self.server_writer: asyncio.StreamWriter | None = None
+        self.statements: dict[bytes, bytes] = {}  # prepared statement -> its text
+        self.fenced = False  # the transaction has called the marker
+        self.explicit = False  # it began with BEGIN
+        self.held: list[bytes] = []  # the pipeline since its last Sync
+        self.syncs = 0  # sent to the server
+        self.ended_by = b""  # what ended the last pipeline: Sync or simple Query
+        self.answers = -1  # ReadyForQuery seen; the one of the start answers nothing
+        self.swallow_at = 0  # drop the server's answers from this one on
+        self.hung_up = asyncio.Event()  # the server has closed its side
+        self.lost = bytearray()  # answers that no client sees
+        self.detached = False  # the client is gone, the server's side is ours
+
+    async def run(self) -> None:
+        try:
+            self.server_reader, self.server_writer = await asyncio.open_connection(*self.proxy.server_address)
+            if not await self._start_up():
+                return
+            back = asyncio.create_task(self._backward())
+            try:
+                await self._forward()
+            finally:
+                if not self.detached and not self.swallow_at:
+                    back.cancel()
+                await asyncio.gather(back, return_exceptions=True)
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self.client_writer.close()
+            if self.server_writer is not None and not self.detached:
+                self.server_writer.close()
+
+    def cut(self) -> None:
+        for writer in (self.client_writer, self.server_writer):
+            if writer is not None and writer.transport is not None:
+                writer.transport.abort()
+
+    async def _start_up(self) -> bool:
+        """Pass the untyped messages at the beginning; False when there is nothing behind them."""
+        assert self.server_writer is not None
+        while True:
+            head = await self.client_reader.readexactly(8)
+            length, code = struct.unpack("!II", head)
+            body = await self.client_reader.readexactly(length - 8)
+            if code in ENCRYPTION_REQUESTS:
+                self.client_writer.write(b"N")
+                continue
+            self.server_writer.write(head + body)
+            await self.server_writer.drain()
+            return bool(code != CANCEL_REQUEST)
+
+    async def _forward(self) -> None:
+        """Client to server, message by message."""
+        assert self.server_writer is not None
+        while True:
+            kind, message = await _message(self.client_reader)
+            await self.proxy.flowing()
+            ends, commits = self._read(kind, message)
+            self.held.append(message)
+            if not ends:
+                # What follows the fence waits for its Sync: it may be the one to lose. COPY data must not wait.
+                if not self.fenced or kind in b"dcfH":
+                    self._send()
+                if kind in b"cf" and self.ended_by == b"S":
+                    self.syncs -= 1  # a server that waits for COPY data ignores the Sync before
+                continue
+            self.ended_by = kind
+            if commits:
+                self.proxy.commits += 1
+                fault = self.proxy.take_fault()
+                if fault is not None:
+                    self.proxy.struck += 1
+                    if await self._strike(fault):
+                        return
+            self._send()
+            if self.server_writer.transport.get_write_buffer_size() > 1_000_000:
+                await self.server_writer.drain()
+
+    def _send(self) -> None:
+        assert self.server_writer is not None
+        self.syncs += sum(1 for message in self.held if message[:1] in b"SQ")
+        self.server_writer.write(b"".join(self.held))
+        self.held.clear()
+
+    def _read(self, kind: bytes, message: bytes) -> tuple[bool, bool]:
+        """Follow the transaction: (this message ends a pipeline, with it a checkpoint commits)."""
+        text = b""
+        if kind == b"Q":
+            text = message[5:-1]
+        elif kind == b"P":
+            name, query = message[5:].split(b"\0")[:2]
+            self.statements[name] = query
+        elif kind == b"B":
+            text = self.statements.get(message[5:].split(b"\0")[1], b"")
+        word = text.lstrip()[:8].upper()
+        if word.startswith((b"BEGIN", b"START TR")):
+            self.explicit, self.fenced = True, False
+        if self.proxy.marker in text:
+            self.fenced = True
+        if word.startswith(b"COMMIT"):
+            self.explicit = False
+        elif word.startswith(b"ROLLBACK"):
+            self.explicit = self.fenced = False
+        ends = kind in (b"S", b"Q")
+        commits = ends and self.fenced and not self.explicit
+        if commits:
+            self.fenced = False
+        return ends, commits
+
+    async def _strike(self, fault: Fault) -> bool:
+        """Do the fault; True when the client is gone."""
+        if fault is Fault.CUT_COMMIT:
+            self.cut()
+        elif fault is Fault.SWALLOW:
+            self.swallow_at = self.syncs + 1
+            self._send()
+            return False
+        else:
+            self.detached = True
+            late = list(self.held)
+            if fault is Fault.LATE_COMMIT:
+                commit_from = self._commit_from(late)
+                self._write(b"".join(late[:commit_from]) + (b"H\0\0\0\x04" if commit_from else b""))  # H: Flush
+                late = late[commit_from:]
+            self.client_writer.transport.abort()
+            self.proxy.keep(self._land(late))
+        return True
+
+    def _commit_from(self, messages: list[bytes]) -> int:
+        """Where the COMMIT begins among the messages of its pipeline; its Sync when there is no COMMIT."""
+        for place, message in enumerate(messages):
+            if message[:1] in (b"P", b"Q") and b"COMMIT" in message[:40].upper():
+                return place
+            if message[:1] == b"B" and self.statements.get(message[5:].split(b"\0")[1], b"").upper() == b"COMMIT":
+                return place
+        return len(messages) - 1
+
+    def _write(self, data: bytes) -> None:
+        assert self.server_writer is not None
+        self.server_writer.write(data)
+
+    async def _land(self, late: list[bytes]) -> None:
+        """Deliver what was held back, wait for the server to be done with it, and hang up."""
+        assert self.server_writer is not None
+        await asyncio.sleep(self.proxy.delay_s)
+        try:
+            self._write(b"".join(late))
+            await self.server_writer.drain()
+            self.server_writer.write(b"X\0\0\0\x04")  # Terminate, behind the COMMIT
+            await self.server_writer.drain()
+        except OSError:
+            pass  # the server has ended the session first
+        await self.hung_up.wait()
+        self._tell()
+        self.server_writer.close()
+
+    def _tell(self) -> None:
+        self.proxy.lost_answers.append(bytes(self.lost))
+        self.proxy.landed.set()
+
+    async def _backward(self) -> None:
+        """Server to client; whole messages, so that an answer can be dropped."""
+        assert self.server_reader is not None and self.server_writer is not None
+        try:
+            while True:
+                kind, message = await _message(self.server_reader)
+                await self.proxy.flowing()
+                if self.detached or (self.swallow_at and self.answers >= self.swallow_at - 1):
+                    self.lost += message
+                else:
+                    self.client_writer.write(message)
+                if kind == b"Z":
+                    self.answers += 1
+                    if self.swallow_at and self.answers >= self.swallow_at:
+                        self._tell()
+                        self.cut()
+                        return
+                if self.client_writer.transport.get_write_buffer_size() > 1_000_000:
+                    await self.client_writer.drain()
+        except (OSError, asyncio.IncompleteReadError):
+            self.server_writer.close()
+            self.client_writer.close()
+        finally:
+            self.hung_up.set()
+
+
+async def _message(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    """One typed message, whole."""
+    head = await reader.readexactly(5)
+    return head[:1], head + await reader.readexactly(struct.unpack("!I", head[1:])[0] - 4)

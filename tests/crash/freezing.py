@@ -1,0 +1,79 @@
+"""A worker that is frozen past its lease and resumed (MillWheel's figure 12): the scenario, for tests and canaries."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+
+from millpy.runtime.probe import Point
+from tests.crash.checks import Observer, faults, orphans
+from tests.crash.harness import GRAPH, Worker, await_true, owners
+from tests.crash.workload import Expected
+
+
+@dataclass
+class Outcome:
+    """What was seen."""
+
+    takeover_s: float
+    faults: list[str]
+    frozen_log: str
+    refused: int
+
+
+def freeze_and_thaw(
+    directory: Path, url: str, source: Path, expected: Expected, point: Point, only: str = "", graph: Path = GRAPH
+) -> Outcome:
+    """Freeze one of two workers at a point until the other owns all, then let it go on."""
+    with (
+        Observer(url) as observer,
+        Worker(directory, url, source, graph=graph, bundle_records_max=20) as other,
+    ):
+        other.await_reached(Point.AFTER_CLAIM)
+        with Worker(
+            directory, url, source, graph=graph, only=only, probe=f"{point}:5:stop", bundle_records_max=20
+        ) as frozen:
+            frozen.await_frozen()
+            frozen_at = time.monotonic()
+            before = owners(url)
+            lost = intervals_of_newest(url)
+            assert lost
+            await_true(lambda: all(owners(url)[i][1] > before[i][1] for i in lost), "taken over", 10)
+            takeover_s = time.monotonic() - frozen_at
+            frozen.thaw()
+            found = _finish(url, observer, other, frozen)
+        found += faults(url, expected) + observer.faults
+        return Outcome(takeover_s, found, frozen.log, _refused(url))
+
+
+def _finish(url: str, observer: Observer, other: Worker, frozen: Worker) -> list[str]:
+    found = []
+    for worker in (other, frozen):
+        try:
+            worker.await_finished()
+        except AssertionError as error:
+            found.append(f"a worker failed: {error}")
+    observer.look_now()
+    with psycopg.connect(url, autocommit=True) as connection:
+        return found + orphans(connection)
+
+
+def intervals_of_newest(url: str) -> list[int]:
+    """What the worker that registered last owns."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        return [
+            row[0]
+            for row in connection.execute(
+                "SELECT interval_id FROM mill.intervals WHERE worker_id ="
+                " (SELECT worker_id FROM mill.workers ORDER BY registered_at DESC LIMIT 1)"
+            )
+        ]
+
+
+def _refused(url: str) -> int:
+    with psycopg.connect(url, autocommit=True) as connection:
+        row = connection.execute("SELECT count(*) FROM mill.events WHERE kind = 'fence_refused'").fetchone()
+    return row[0] if row else 0

@@ -1,0 +1,139 @@
+"""Real worker processes to kill, freeze and await."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+import psycopg
+
+from millpy.runtime.probe import Point
+from millpy.testing.crash import points_reached
+
+ROOT = Path(__file__).resolve().parents[2]
+GRAPH = Path(__file__).with_name("graph.py")
+LEASE_S = 1.0
+SETTINGS = {
+    "lease-s": LEASE_S,
+    "bundle-records-max": 100,
+    "fold-every-s": 0.15,
+    "epoch-s": 0.4,
+    "progress-every-s": 0.02,
+    "retry-s-max": 0.3,
+}
+
+
+def await_true(condition: Callable[[], bool], what: str, within_s: float = 30.0) -> float:
+    """Poll until it holds; returns how long that took."""
+    started = time.monotonic()
+    while not condition():
+        if time.monotonic() - started > within_s:
+            raise AssertionError(f"not within {within_s} s: {what}")
+        time.sleep(0.01)
+    return time.monotonic() - started
+
+
+class Worker:
+    """One `crash_worker` process."""
+
+    numbers = 0
+
+    def __init__(
+        self,
+        directory: Path,
+        url: str,
+        source: Path,
+        *,
+        graph: Path = GRAPH,
+        probe: str = "",
+        only: str = "",
+        **settings: float,
+    ) -> None:
+        Worker.numbers += 1
+        self.reached_file = directory / f"reached.{Worker.numbers}"
+        self.log_file = directory / f"worker.{Worker.numbers}.log"
+        limits = {**SETTINGS, **{name.replace("_", "-"): value for name, value in settings.items()}}
+        command = [sys.executable, "-m", "millpy.testing.crash_worker", str(graph), "--database", url]
+        command += ["--probe", probe, "--reached", str(self.reached_file), "--only", only]
+        command += [word for name, value in limits.items() for word in (f"--{name}", str(value))]
+        environment = {**os.environ, "CRASH_INPUT": str(source), "PYTHONPATH": str(ROOT)}
+        with self.log_file.open("wb") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=directory)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    def reached(self, point: Point) -> int:
+        return points_reached(self.reached_file)[point]
+
+    def await_reached(self, point: Point, times: int = 1, within_s: float = 30.0) -> None:
+        def there() -> bool:
+            assert self.process.poll() is None or self.reached(point) >= times, self._ended_early(point)
+            return self.reached(point) >= times
+
+        await_true(there, f"{point} {times} times; log: {self.log[-3000:]}", within_s)
+
+    def _ended_early(self, point: Point) -> str:
+        return f"ended with {self.process.returncode} before {point}: {self.log[-3000:]}"
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def freeze(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def drain(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def await_killed(self, within_s: float = 40.0) -> None:
+        """Its probe has killed it."""
+        self._await_end(within_s)
+        assert self.process.returncode == -signal.SIGKILL, (self.process.returncode, self.log[-3000:])
+
+    def await_frozen(self, within_s: float = 30.0) -> None:
+        """Its probe has stopped it."""
+        status = Path(f"/proc/{self.process.pid}/stat")
+        await_true(lambda: status.read_text().rpartition(")")[2].split()[0] == "T", "frozen", within_s)
+
+    def await_finished(self, within_s: float = 60.0) -> None:
+        """The graph has finished and the worker has left in good order."""
+        self._await_end(within_s)
+        assert self.process.returncode == 0, (self.process.returncode, self.log[-3000:])
+
+    def _await_end(self, within_s: float) -> None:
+        try:
+            self.process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"did not end within {within_s} s; log: {self.log[-3000:]}") from None
+
+
+def owners(url: str) -> dict[int, tuple[str | None, int]]:
+    """interval -> (owner, sequencer)."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        rows = connection.execute("SELECT interval_id, worker_id::text, sequencer FROM mill.intervals").fetchall()
+    return {row[0]: (row[1], row[2]) for row in rows}
+
+
+def committed(url: str) -> dict[int, int]:
+    """interval -> bundle."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        return dict(connection.execute("SELECT interval_id, bundle FROM mill.intervals").fetchall())

@@ -1,0 +1,33 @@
+"""From SIGKILL to the next commit of everything that was lost: the lease and at most a second."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from millpy.runtime.probe import Point
+from tests.crash.checks import Observer, faults
+from tests.crash.freezing import intervals_of_newest
+from tests.crash.harness import LEASE_S, Worker, await_true, committed
+from tests.crash.workload import Expected
+
+
+def test_lost_intervals_commit_within_lease_and_a_second(
+    tmp_path: Path, database_url: str, source: Path, expected: Expected
+) -> None:
+    with Observer(database_url) as observer, Worker(tmp_path, database_url, source, bundle_records_max=20) as other:
+        other.await_reached(Point.AFTER_CLAIM)
+        with Worker(tmp_path, database_url, source, bundle_records_max=20) as killed:
+            killed.await_reached(Point.AFTER_ACKNOWLEDGE, 5)
+            lost = intervals_of_newest(database_url)
+            killed.kill()
+            died_at = time.monotonic()
+            before = committed(database_url)
+        assert lost
+        await_true(lambda: all(committed(database_url)[i] > before[i] for i in lost), "all lost intervals commit", 20)
+        recovery_s = time.monotonic() - died_at
+        other.await_finished()
+
+    assert recovery_s < LEASE_S + 1
+    assert faults(database_url, expected) == []
+    assert observer.faults == []
