@@ -72,10 +72,12 @@ class DedupeIndex:
     Args:
         within_us: the horizon.
         runs: what the store holds, oldest first.
+        recent_ids_max: ids of small bundles are sorted into a tier when there are so many.
     """
 
-    def __init__(self, within_us: int, runs: Sequence[DedupeRun] = ()) -> None:
+    def __init__(self, within_us: int, runs: Sequence[DedupeRun] = (), *, recent_ids_max: int = RECENT_IDS_MAX) -> None:
         self._within_us = within_us
+        self._recent_ids_max = recent_ids_max
         self._recent: dict[tuple[int, int], int] = {}
         self._tiers: list[_Tier] = []
         self.clock: Instant = max((run.clock for run in runs), default=INSTANT_MIN)
@@ -132,7 +134,7 @@ class DedupeIndex:
             self._recent.update(
                 zip(zip(tier.hi.tolist(), tier.lo.tolist(), strict=True), tier.seen.tolist(), strict=True)
             )
-            if len(self._recent) < RECENT_IDS_MAX:
+            if len(self._recent) < self._recent_ids_max:
                 return
             pairs = np.array(list(self._recent), np.uint64)
             tier = _newest(pairs[:, 0], pairs[:, 1], np.array(list(self._recent.values()), np.int64))
@@ -176,10 +178,24 @@ class DedupeIds:
 
     def __init__(self, settings: Dedupe, record_type: RecordType) -> None:
         self._fields = settings.fields
-        self._kinds = record_type.key_types(settings.fields)
+        self._kinds = [record_type.field_type(name) for name in settings.fields]
+        self._nullable = [name for name in settings.fields if record_type.is_nullable(name)]
+
+    def identified_objects(self, objects: Sequence[object]) -> Mask:
+        """Which of the objects have an id: none of its fields is None."""
+        if not self._nullable:
+            return np.ones(len(objects), bool)
+        return np.array([all(getattr(o, name) is not None for name in self._nullable) for o in objects], bool)
+
+    def identified_batch(self, batch: pa.RecordBatch) -> Mask:
+        """The same of columns."""
+        known = np.ones(batch.num_rows, bool)
+        for name in self._nullable:
+            known &= batch.column(name).is_valid().to_numpy(zero_copy_only=False)
+        return known
 
     def of_objects(self, objects: Sequence[object]) -> bytes:
-        """Ids of typed objects, concatenated."""
+        """Ids of typed objects that have one, concatenated."""
         if len(self._fields) == 1:
             name = self._fields[0]
             return b"".join(xxhash.xxh3_128_digest(canonical_bytes(getattr(o, name))) for o in objects)

@@ -232,7 +232,6 @@ class Intake:
         """Which records are neither duplicates nor without a place on the dedupe clock."""
         settings = self._settings.dedupe
         assert settings is not None
-        assert self._ids is not None
         count = len(decoded.rows)
         clocks = np.full(count, taken.arrived_at, np.int64)
         timed = np.ones(count, bool)
@@ -250,16 +249,23 @@ class Intake:
                 f"dedupe time {settings.time} after {describe(Instant(latest))}",
             )
             timed &= ~future
-        ids = (
-            self._ids.of_objects(decoded.objects) if decoded.objects is not None else self._ids.of_batch(decoded.batch)
-        )
-        if not timed.all():
-            halves = np.frombuffer(ids, "V16")
-            ids, clocks = halves[timed].tobytes(), clocks[timed]
-        duplicates, run = self._seen.check(ids, clocks)
+        judged, ids = self._identify(decoded, timed)
+        duplicates, run = self._seen.check(ids, clocks[judged])
         fresh = timed.copy()
-        fresh[timed] = ~duplicates
+        fresh[judged] = ~duplicates
         return fresh, run
+
+    def _identify(self, decoded: Decoded, timed: Mask) -> tuple[Mask, bytes]:
+        """Which of the timed rows have an id, and these ids."""
+        assert self._ids is not None
+        if decoded.objects is not None:
+            judged = timed & self._ids.identified_objects(decoded.objects)
+            return judged, self._ids.of_objects(
+                [o for o, is_judged in zip(decoded.objects, judged, strict=True) if is_judged]
+            )
+        assert decoded.batch is not None
+        judged = timed & self._ids.identified_batch(decoded.batch)
+        return judged, self._ids.of_batch(decoded.batch if judged.all() else decoded.batch.filter(pa.array(judged)))
 
     def _event_times(
         self, taken: Taken, decoded: Decoded, fresh: Mask, letters: list[tuple[int, DeadLetter]]

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from millpy.errors import GraphError, SchemaError
+from millpy.model.keys import KEY_TYPES
 from millpy.model.record import RecordType
 from millpy.model.time import microseconds
 
@@ -112,10 +113,12 @@ class EventTime:
 class Dedupe:
     """Drop a record whose id was last seen at most `within` ago; a duplicate refreshes its id (I4).
 
+    A record where one of the id's fields is None has no id and is never a duplicate.
+
     The horizon slides on a named clock: by default the time of arrival, else the running maximum of field `time`.
 
     Args:
-        fields: the fields that together are the id; str, int, bool, UUID or bytes, never None.
+        fields: the fields that together are the id; str, int, bool, UUID or bytes.
         within: the horizon.
         time: the field that is the clock.
         unit: its unit, when it is a number.
@@ -155,10 +158,20 @@ class Dedupe:
         """Refuse fields that cannot be an id or a clock.
 
         Raises:
-            SchemaError: an id field that does not exist, may be None, or has no canonical bytes.
+            SchemaError: an id field that does not exist or has no canonical bytes.
             GraphError: a clock field that does not exist, may be None, or is a number without a unit.
         """
-        record_type.key_types(self.fields)
+        struct = record_type.struct.__name__
+        for name in self.fields:
+            if name not in record_type.annotations:
+                raise SchemaError(
+                    f"dedupe: {struct} has no field {name!r}", hint=f"it has {', '.join(record_type.fields)}"
+                )
+            if record_type.field_type(name) not in KEY_TYPES:
+                raise SchemaError(
+                    f"dedupe: {name!r} of {struct} cannot be part of an id",
+                    hint="ids are str, int, bool, UUID or bytes",
+                )
         if self.time is None:
             return
         _check_time_field(record_type, self.time, self.unit, "dedupe time")

@@ -59,10 +59,12 @@ def test_field_that_is_no_time_is_refused() -> None:
         EventTime("time", sorted=True).validate(TYPE)
 
 
-def test_dedupe_id_may_not_be_none() -> None:
-    with pytest.raises(SchemaError):
-        Dedupe("note", within=hours(1)).validate(TYPE)
+def test_dedupe_fields_are_ids_and_its_clock_is_never_none() -> None:
+    with pytest.raises(SchemaError, match="cannot be part of an id"):
+        Dedupe("at", within=hours(1)).validate(TYPE)
+    with pytest.raises(SchemaError, match="no field"):
+        Dedupe("uuid", within=hours(1)).validate(TYPE)
     with pytest.raises(GraphError, match="cannot be a clock"):
         Dedupe("id", within=hours(1), time="arrival_ms", unit="ms").validate(TYPE)
 
-    Dedupe("id", within=hours(1), time="at").validate(TYPE)
+    Dedupe("id", "note", within=hours(1), time="at").validate(TYPE)

@@ -1,0 +1,134 @@
+"""The dedupe index is an exact sliding horizon, however the records are bundled and whoever holds it."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from pathlib import Path
+from uuid import UUID
+
+import msgspec
+import numpy as np
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millpy.clock import SystemClock
+from millpy.injectors.dedupe import DedupeIds, DedupeIndex
+from millpy.injectors.intake import Intake, IntakeSettings
+from millpy.injectors.protocol import Taken
+from millpy.injectors.settings import Dedupe, EventTime
+from millpy.model.record import RecordType
+from millpy.model.stage import Recovered
+from millpy.model.time import minutes
+
+CAMPUSIOT = Path(__file__).parents[3] / "shared" / "data" / "campusiot_lorawan"
+WITHIN = 10
+
+
+def an_id(number: int) -> bytes:
+    """Every third id shares its upper half with its neighbours, which never happens to hashes."""
+    return hashlib.md5(b"%d" % (number // 3)).digest()[:8] + number.to_bytes(8, "big")
+
+
+def by_brute_force(records: list[tuple[int, int]]) -> list[bool]:
+    last: dict[int, int] = {}
+    clock, found = -(10**9), []
+    for number, time in records:
+        clock = max(clock, time)
+        found.append(number in last and clock - last[number] <= WITHIN)
+        last[number] = clock
+    return found
+
+
+records = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 200)), max_size=200)
+in_order = records.map(
+    lambda rows: [(number, time) for (number, _), time in zip(rows, sorted(t for _, t in rows), strict=True)]
+)
+
+
+@settings(deadline=None)
+@given(
+    st.one_of(records, in_order),
+    st.lists(st.integers(1, 90), min_size=1),
+    st.sets(st.integers(0, 20)),
+    st.integers(1, 200),
+)
+def test_duplicate_is_what_brute_force_says_in_any_bundles_and_hands(
+    rows: list[tuple[int, int]], sizes: list[int], takeovers: set[int], recent_max: int
+) -> None:
+    index, runs, found, start, bundle = DedupeIndex(WITHIN, recent_ids_max=recent_max), [], [], 0, 0
+
+    while start < len(rows):
+        part = rows[start : start + sizes[bundle % len(sizes)]]
+        duplicates, run = index.check(b"".join(an_id(n) for n, _ in part), np.array([t for _, t in part], np.int64))
+        found += duplicates.tolist()
+        assert run is not None
+        runs.append(run)
+        if bundle in takeovers:
+            alive = [r for r in runs if r.expires_at >= runs[-1].clock]
+            index = DedupeIndex(WITHIN, alive, recent_ids_max=recent_max)
+        start, bundle = start + len(part), bundle + 1
+
+    assert found == by_brute_force(rows)
+
+
+def test_run_is_sorted_and_holds_duplicates_too() -> None:
+    ids = [an_id(n) for n in (5, 1, 5)]
+
+    _, run = DedupeIndex(WITHIN).check(b"".join(ids), np.array([1, 2, 3], np.int64))
+
+    assert run is not None
+    assert run.ids == b"".join(sorted({*ids}))
+    assert sorted(np.frombuffer(run.times, "<i8").tolist()) == [2, 3]
+    assert (run.clock, run.expires_at) == (3, 13)
+
+
+def test_what_left_the_horizon_leaves_memory() -> None:
+    index = DedupeIndex(WITHIN)
+
+    for bundle in range(200):
+        ids = b"".join(an_id(n) for n in range(bundle * 1000, bundle * 1000 + 1000))
+        index.check(ids, np.full(1000, bundle * 100, np.int64))
+
+    assert len(index) <= 2000
+
+
+@given(st.lists(st.tuples(st.text(), st.integers(-(2**63), 2**63 - 1), st.booleans(), st.uuids()), min_size=1))
+def test_ids_of_columns_are_those_of_objects(rows: list[tuple[str, int, bool, UUID]]) -> None:
+    kind = msgspec.defstruct("Row", [("s", str), ("i", int), ("b", bool), ("u", UUID)])
+    record_type = RecordType(kind)
+    objects = [kind(*row) for row in rows if all(c.isprintable() for c in row[0])]
+    batch = record_type.batch_of(objects)
+
+    for fields in (["s"], ["i"], ["b"], ["u"], ["s", "i"], ["u", "b", "s", "i"]):
+        ids = DedupeIds(Dedupe(*fields, within=minutes(1)), record_type)
+
+        assert ids.of_batch(batch) == ids.of_objects(objects)
+        assert ids.of_batch(batch.slice(1)) == ids.of_objects(objects[1:])
+
+
+@pytest.mark.skipif(not CAMPUSIOT.exists(), reason="the recorded feeds are not here")
+@pytest.mark.parametrize("bundle", [50, 5_000, 100_000])
+def test_real_feed_has_exactly_its_known_duplicates(bundle: int) -> None:
+    fields = [("device", str), ("fcnt", int | None), ("arrival_ms", int), ("arrival_seq", int)]
+    settings = IntakeSettings(
+        stream="frames",
+        record_type=RecordType(msgspec.defstruct("Frame", fields)),
+        event_time=EventTime("arrival_ms", unit="ms", max_disorder=minutes(1)),
+        dedupe=Dedupe("device", "fcnt", within=minutes(10), time="arrival_ms", unit="ms"),
+    )
+    intake, accepted = Intake(settings, Recovered(1, 1)), []
+    expected = pyarrow.parquet.read_table(CAMPUSIOT / "expected" / "duplicates_ttl600s.parquet")
+    with gzip.open(CAMPUSIOT / "frames.csv.gz") as file:
+        header, *lines = file.read().splitlines()
+
+    for start in range(0, len(lines), bundle):
+        block = b"\n".join(lines[start : start + bundle])
+        taken = Taken("csv", SystemClock().now_us(), block=block, header=header.decode().split(","))
+        result = intake.step(taken, bundle=1, now_us=taken.arrived_at, quiet=False)
+        accepted += [o.arrival_seq for o in result.records.objects()]
+
+    assert intake.counts == {"injected": 91_063, "accepted": 82_641, "duplicate": 8_422, "dead_lettered": 0}
+    assert set(accepted) == set(range(1, 91_064)) - set(expected.column("arrival_seq").to_pylist())
