@@ -53,16 +53,16 @@ demo: $(STAMP) ## broker, database, two workers, one of them killed; every windo
 	$(BIN)/python -m examples.demo
 
 bench-w1: $(STAMP) ## file to exactly-once windows
-	$(BIN)/python -m benchmarks.w1
+	$(BIN)/python -m benchmarks.w1_windows
 
 bench-w2: $(STAMP) ## latency from publish to visible in SQL
-	$(BIN)/python -m benchmarks.w2
+	$(BIN)/python -m benchmarks.w2_latency
 
 bench-w4: $(STAMP) ## a Computation in Python over 100,000 keys
-	$(BIN)/python -m benchmarks.w4
+	$(BIN)/python -m benchmarks.w4_state
 
 bench-w5: $(STAMP) ## time to recover from SIGKILL
-	$(BIN)/python -m benchmarks.w5
+	$(BIN)/python -m benchmarks.w5_recovery
 
 bench-soak: $(STAMP) ## 20 minutes: does the database stop growing?
 	$(BIN)/python -m benchmarks.soak

@@ -1,0 +1,1 @@
+"""One script per workload; see README.md."""

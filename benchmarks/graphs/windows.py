@@ -1,0 +1,30 @@
+"""W1: a file of readings through exactly-once windows into a table."""
+
+import os
+
+import msgspec
+
+from millpy import Count, EventTime, File, FixedWindows, Graph, Max, Mean, Min, seconds
+
+
+class Reading(msgspec.Struct):
+    device: str
+    event_ms: int
+    temperature: float
+    humidity: float
+    seq: int
+
+
+graph = Graph("w1")
+readings = graph.inject(
+    "readings",
+    File(os.environ["BENCH_FILE"]),
+    schema=Reading,
+    event_time=EventTime("event_ms", unit="ms", max_disorder=seconds(2)),
+)
+(
+    readings.key_by("device")
+    .window(FixedWindows(seconds(10)), intervals=int(os.environ.get("BENCH_INTERVALS", "4")))
+    .aggregate(n=Count(), mean=Mean("temperature"), low=Min("temperature"), high=Max("temperature"))
+    .to_table("temperature_10s")
+)

@@ -1,0 +1,23 @@
+"""Resident memory of a process, now and at its highest, in MB (10**6 bytes)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+
+
+def peak_rss_mb(pid: int | None = None) -> float:
+    """The kernel's own high-water mark (Linux); elsewhere what is resident now."""
+    status = Path(f"/proc/{pid or os.getpid()}/status")
+    if status.exists():
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024 / 1e6
+    return rss_mb(pid or os.getpid())
+
+
+def rss_mb(pid: int) -> float:
+    """What is resident now."""
+    return float(psutil.Process(pid).memory_info().rss) / 1e6
