@@ -74,7 +74,7 @@ BANNED_CALLS = {
     "uuid.uuid1", "uuid.uuid4", "os.urandom", "secrets.token_bytes", "secrets.token_hex",
 }  # fmt: skip
 READS_TIME = ("clock", "embedded", "testing.crash", "testing.proxy")  # these wait for processes, or delay on purpose
-CATCHES_ALL = ("runtime.worker", "runtime.keyed", "graph_file")  # the latter two around the user's code
+CATCHES_ALL = ("runtime.worker", "runtime.calls", "graph_file")  # the latter two around the user's code
 
 
 def modules() -> Iterator[tuple[str, Path, ast.Module]]:
