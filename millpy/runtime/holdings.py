@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from uuid import UUID
 
 from millpy.clock import Clock
 from millpy.graph import InjectorNode
-from millpy.injectors.intake import Intake
+from millpy.injectors.intake import Intake, IntakeSettings
 from millpy.injectors.protocol import Injector, SourceSetup
 from millpy.limits import Limits
 from millpy.model.checkpoint import Grant
@@ -132,10 +133,21 @@ class Holdings:
         node = plan.node
         assert isinstance(node, InjectorNode)
         runs = await self._store.load_dedupe_runs(grant) if node.dedupe is not None else ()
-        interval.intake = Intake(node, self._limits, found.recovered, runs)
+        settings = IntakeSettings(
+            stream=node.name,
+            record_type=node.record_type,
+            event_time=node.event_time,
+            dedupe=node.dedupe,
+            idle=node.idle,
+            limits=self._limits,
+        )
+        interval.intake = Intake(settings, found.recovered, runs)
         if injector is None and not interval.finished:
             injector = node.source.connect(self._setup(node, deployed.partition))
-            await injector.open(interval.intake.position)
+            async with AsyncExitStack() as opening:
+                opening.push_async_callback(injector.close)
+                await injector.open(interval.intake.position)
+                opening.pop_all()
         interval.injector = injector
         return interval
 

@@ -84,6 +84,8 @@ class Steps:
             interval_id: self._receive(interval, inbox.polled.get(interval_id, ()))
             for interval_id, interval in intervals.items()
         }
+        for interval_id, inbound in mail.items():
+            inbound.extend(_positions_of_local_producers(intervals[interval_id], intervals, inbound))
         checkpoints: list[Checkpoint] = []
         for computation in self._plan:
             for deployed in computation.intervals:
@@ -118,6 +120,7 @@ class Steps:
         if taken is not None and taken.finished:
             interval.finished = True
         records, refused = isolation.admit_records(result.records, interval.plan.name)
+        delta = interval.intake.set_aside(len(refused)) if refused else result.delta
         counted = dict(interval.counters)
         interval.input_watermark = interval.low_watermark = advance(interval.low_watermark, result.watermark)
         interval.bundle += 1
@@ -127,7 +130,7 @@ class Steps:
             bundle=interval.bundle,
             input_watermark=interval.input_watermark,
             low_watermark=interval.low_watermark,
-            delta=(*result.delta, *interval.counter_entries(counted)),
+            delta=(*delta, *interval.counter_entries(counted)),
             segments=segments,
             dedupe_run=result.dedupe_run,
             dead_letters=[*result.dead_letters, *refused],
@@ -317,6 +320,23 @@ class Steps:
         for consumer in current:
             mail[consumer].append(Mail(producer.interval_id, producer.bundle, producer.low_watermark, None, True))
         return segments
+
+
+def _positions_of_local_producers(
+    consumer: Owned, intervals: Mapping[int, Owned], inbound: Sequence[Mail]
+) -> list[Mail]:
+    """Where local producers stand that have nothing for this consumer above its cursor.
+
+    It may have come to this worker after their last bundle, and a producer that has finished makes no other.
+    """
+    found = []
+    for producer_id in consumer.plan.producers:
+        producer = intervals.get(producer_id)
+        if producer is not None and _is_current(consumer, producer, inbound):
+            at = max([consumer.cursors[producer_id].seq, *(m.seq for m in inbound if m.producer == producer_id)])
+            if producer.bundle > at:
+                found.append(Mail(producer_id, producer.bundle, producer.low_watermark, None, True))
+    return found
 
 
 def _is_current(consumer: Owned, producer: Owned, inbound: Sequence[Mail]) -> bool:

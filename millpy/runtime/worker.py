@@ -177,18 +177,19 @@ class Worker:
         over = self.housekeeping.unfolded_bytes() > self._limits.unfolded_bytes_max
         taken, quiet = ({}, frozenset[int]()) if over else await turns.take(self.holdings.intervals)
         wanted = [] if over else turns.wants(self.holdings.intervals)
-        polled = {}
+        polled, looked = {}, False
         if wanted and (taken or self._hinted or now >= self._poll_at):
             if self._in_flight is not None and any(want.producer in self.holdings.intervals for want in wanted):
                 # A local laggard: only with nothing in flight can one poll bring it up to its producer.
                 await self._settle()
                 wanted = turns.wants(self.holdings.intervals)
             self._hinted = False
+            looked = True
             polled = await turns.poll(self._store, wanted, self._limits.segment_poll_bytes_max)
         progress_due = now >= self._progress_at
         inbox = Inbox(self._processing_time(), now, polled, taken, quiet, progress_due)
         empty = turns.inbox_is_empty(inbox)
-        if polled or wanted:
+        if looked:
             self._poll_s = self._limits.poll_s_min if not empty else min(self._poll_s * 2, self._limits.poll_s_max)
             self._poll_at = now + self._poll_s
         if progress_due:
@@ -291,6 +292,11 @@ class Worker:
             found = await stepped(isolation)
             assert found is not None
             await _find_refused_row(refusal, found.checkpoints, rows)
+        else:
+            raise TransientError(
+                f"the database refuses more than {self._limits.poison_records_max} records of one turn: {error}",
+                hint="look at the constraints of the result tables; nothing is lost, the turn is tried again",
+            )
         final = await stepped(isolation)
         assert final is not None
         final = Turn(final.inbox, without_rows(final.checkpoints, EVERYTHING, rows), turn.tokens, final.records)

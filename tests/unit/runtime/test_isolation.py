@@ -1,0 +1,62 @@
+"""Poison isolation finds exactly the refused records, with logarithmically many trials."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from millpy.errors import PoisonError
+from millpy.model.checkpoint import Checkpoint, Grant, ResultRows
+from millpy.model.record import Records, RecordType
+from millpy.model.time import INSTANT_MIN
+from millpy.runtime.isolation import EVERYTHING, Isolation, find_refused, without_rows
+
+
+class Reading(msgspec.Struct):
+    value: int
+
+
+def some_records(values: list[int]) -> Records:
+    return Records(RecordType(Reading), np.zeros(len(values), np.int64), objects=[Reading(v) for v in values])
+
+
+@pytest.mark.parametrize("bad", [[0], [99], [17, 63], [5, 6, 7]])
+async def test_bisection_finds_every_refused_record(bad: list[int]) -> None:
+    trials = 0
+
+    async def trial(isolation: Isolation) -> PoisonError | None:
+        nonlocal trials
+        trials += 1
+        isolation.seen = 0
+        admitted, _ = isolation.admit_records(some_records(list(range(100))), "c")
+        return PoisonError("check constraint") if any(o.value in bad for o in admitted.objects()) else None
+
+    isolation = Isolation()
+    while await trial(isolation) is not None:
+        assert await find_refused(trial, isolation, 100) is None
+    isolation.seen = 0
+    admitted, dead = isolation.admit_records(some_records(list(range(100))), "c")
+
+    assert sorted(isolation.refused) == bad
+    assert [o.value for o in admitted.objects()] == [v for v in range(100) if v not in bad]
+    assert [msgspec.json.decode(letter.payload)["value"] for letter in dead] == bad
+    assert trials <= len(bad) * 10 + 2
+
+
+async def test_a_turn_that_is_refused_without_any_record_is_not_blamed_on_one() -> None:
+    async def trial(isolation: Isolation) -> PoisonError | None:
+        return PoisonError("an old window")
+
+    isolation = Isolation()
+
+    assert await find_refused(trial, isolation, 10) is not None
+    assert isolation.refused == {}
+
+
+def test_refused_result_rows_become_dead_letters() -> None:
+    rows = ResultRows(1, [["a", "b", "c"], [1, 2, 3]], 3, first=True)
+    checkpoint = Checkpoint(Grant(1, 1), 1, INSTANT_MIN, INSTANT_MIN, results=[rows])
+
+    (kept,) = without_rows([checkpoint], EVERYTHING, {1: "too large"})
+
+    assert kept.results[0].columns == [["a", "c"], [1, 3]]
+    assert [msgspec.json.decode(letter.payload) for letter in kept.dead_letters] == [["b", 2]]

@@ -1,0 +1,165 @@
+"""Several real workers over one in-memory database, on a file of readings; crashed, cut off and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from millpy.clock import SystemClock, fresh_identity
+from millpy.computation import Computation, Context, Value
+from millpy.errors import TransientError
+from millpy.graph import Graph
+from millpy.injectors.files import File
+from millpy.injectors.settings import EventTime
+from millpy.limits import Limits
+from millpy.model.time import milliseconds
+from millpy.runtime.ownership import Lease
+from millpy.runtime.plan import plan
+from millpy.runtime.probe import NoProbe
+from millpy.runtime.worker import Worker
+from millpy.store.memory import MemoryDatabase, MemoryStore
+
+LIMITS = Limits(lease_ttl_s=0.5, bundle_records_max=100, progress_every_s=0.01, fold_every_s=0.05, retry_s_min=0.002)
+
+
+class Reading(msgspec.Struct):
+    device: str
+    at: int
+    value: int
+
+
+class Total(msgspec.Struct):
+    device: str
+    number: int
+    total: int
+    value: int
+
+
+class Running(msgspec.Struct):
+    number: int = 0
+    total: int = 0
+
+
+class Totals(Computation):
+    running = Value(Running)
+
+    def process_record(self, context: Context, record: Reading) -> None:
+        running = context[Totals.running]
+        running.number += 1
+        running.total += record.value
+        context.produce(Total(record.device, running.number, running.total, record.value))
+
+
+class Largest(Computation):
+    largest = Value(int, default=0)
+
+    def process_record(self, context: Context, record: Total) -> None:
+        context[Largest.largest] = max(context[Largest.largest], record.total)
+        context.produce(Total(record.device, record.number, context[Largest.largest], record.value))
+
+
+def readings(count: int, seed: int = 1) -> list[Reading]:
+    rng = random.Random(seed)
+    return [Reading(f"dev-{rng.randrange(20)}", 1_000 * n, rng.randrange(100)) for n in range(count)]
+
+
+def two_stages(path: Path, records: Sequence[Reading]) -> Graph:
+    path.write_text("".join(json.dumps(msgspec.to_builtins(r)) + "\n" for r in records))
+    graph = Graph("world")
+    source = graph.inject(
+        "readings", File(str(path)), schema=Reading, event_time=EventTime("at", unit="us", max_disorder=milliseconds(5))
+    )
+    totals = source.key_by("device").process(Totals(), name="totals", output=Total)
+    largest = totals.key_by("device").process(Largest(), name="largest", output=Total)
+    largest.to_table("largest")
+    return graph
+
+
+def expected(records: Sequence[Reading]) -> list[tuple[str, int, int]]:
+    running: dict[str, tuple[int, int]] = {}
+    rows = []
+    for record in records:
+        number, total = running.get(record.device, (0, 0))
+        running[record.device] = (number + 1, total + record.value)
+        rows.append((record.device, *running[record.device]))
+    return sorted(rows)
+
+
+class World:
+    """Workers come and go; the database stays."""
+
+    def __init__(self, graph: Graph, limits: Limits = LIMITS) -> None:
+        self.graph = graph
+        self.limits = limits
+        self.database = MemoryDatabase()
+        self.clock = SystemClock()
+        self.stop = asyncio.Event()
+        self.running: list[asyncio.Task[None]] = []
+        self.graph_id = 0
+
+    def start(self, only: Sequence[str] = ()) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._work(tuple(only)))
+        self.running.append(task)
+        return task
+
+    async def _work(self, only: tuple[str, ...]) -> None:
+        store = MemoryStore(self.database)
+        await store.open()
+        deployment = await store.deploy(self.graph.spec())
+        self.graph_id = deployment.graph_id
+        lease = Lease(self.limits, self.clock)
+        worker = Worker(
+            store,
+            plan(self.graph, deployment, self.limits),
+            fresh_identity(),
+            limits=self.limits,
+            clock=self.clock,
+            probe=NoProbe(),
+            lease=lease,
+            rng=random.Random(1),
+            only=only,
+        )
+        await worker.start()
+        beating = asyncio.create_task(self._beat(worker, store, lease))
+        try:
+            await worker.run(self.stop)
+        finally:
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
+
+    async def _beat(self, worker: Worker, store: MemoryStore, lease: Lease) -> None:
+        while True:
+            await asyncio.sleep(self.limits.heartbeat_s)
+            started = self.clock.monotonic()
+            try:
+                if await store.heartbeat(worker.worker_id, self.limits.lease_ttl_s):
+                    lease.renewed(started)
+                else:
+                    lease.lost()
+            except TransientError:
+                continue
+
+    async def crash(self, task: asyncio.Task[None]) -> None:
+        """The process is gone: nothing is drained or released."""
+        self.running.remove(task)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def finish(self) -> None:
+        """Wait until every running worker has ended by itself."""
+        async with asyncio.timeout(30):
+            await asyncio.gather(*self.running)
+
+    def results(self) -> list[tuple[str, int, int]]:
+        return sorted((row["device"], row["number"], row["total"]) for row in self.database.rows("largest"))
+
+    def adds_up(self) -> bool:
+        account = self.database.accounting(self.graph_id)
+        return all(s.injected == s.accepted + s.duplicate + s.dead_lettered for s in account.sources) and all(
+            s.produced == s.consumed + s.late + s.quarantined + s.pending for s in account.subscriptions
+        )
