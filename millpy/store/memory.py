@@ -68,8 +68,14 @@ class MemoryStore:
     # Ownership.
 
     async def register(self, worker: WorkerInfo, ttl_s: float) -> None:
-        """Announce a worker with a lease from now on the server's clock."""
+        """Announce a worker with a lease from now on the server's clock; it owns nothing."""
         await self._reach_server()
+        for interval_id, header in sorted(self.database.headers.items()):
+            while header.owner == worker.worker_id:
+                if self.database.holder(interval_id) is None:
+                    self._disown(header)
+                else:
+                    await self.database.released()
         self.database.workers[worker.worker_id] = Worker(worker, self._deadline(ttl_s))
 
     async def heartbeat(self, worker_id: UUID, ttl_s: float) -> bool:
@@ -100,7 +106,7 @@ class MemoryStore:
         )
 
     async def claim(self, worker_id: UUID, interval_ids: Sequence[int]) -> Sequence[Grant]:
-        """Take intervals without another live owner; a frozen transaction of an expired owner is terminated."""
+        """Take intervals without a live owner; a frozen transaction of an expired owner is terminated."""
         await self._reach_server()
         grants = []
         for interval_id in sorted(set(interval_ids)):
@@ -110,7 +116,7 @@ class MemoryStore:
                 if holder is None:
                     grants.append(self._grant(header, worker_id))
                     break
-                if holder.committing or header.owner == worker_id:
+                if holder.committing:
                     await self.database.released()
                 else:
                     self.database.terminate(holder)
@@ -122,7 +128,7 @@ class MemoryStore:
         for grant in sorted(grants, key=lambda g: g.interval_id):
             header = await self._own_header(worker_id, grant)
             if header is not None:
-                header.owner = None
+                self._disown(header)
 
     async def take_over_from_self(self, worker_id: UUID, grants: Sequence[Grant]) -> Sequence[Grant]:
         """Raise the sequencers of the grants that are still ours, after any commit in flight."""
@@ -297,15 +303,18 @@ class MemoryStore:
         return Instant(self.database.clock.now_us() + int(ttl_s * 1_000_000))
 
     def _may_claim(self, worker_id: UUID, header: Header) -> bool:
-        if not self.database.is_live(worker_id):
-            return False
-        return header.owner == worker_id or not self.database.is_live(header.owner)
+        return self.database.is_live(worker_id) and not self.database.is_live(header.owner)
 
     def _grant(self, header: Header, worker_id: UUID) -> Grant:
         """Give an unlocked header to a worker under a new sequencer."""
         header.owner = worker_id
         header.sequencer += 1
         return Grant(header.interval.interval_id, header.sequencer)
+
+    def _disown(self, header: Header) -> None:
+        """Take an unlocked header from its owner, whose grant is stale from now on."""
+        header.owner = None
+        header.sequencer += 1
 
     async def _own_header(self, worker_id: UUID, grant: Grant) -> Header | None:
         """The header of a grant once nobody holds its lock; None when the grant is stale by then."""
