@@ -75,11 +75,11 @@ class HeartThread(threading.Thread):
         self._lease = lease
         self._limits = limits
         self._clock = clock
-        self._stop = threading.Event()
+        self._ended = threading.Event()
 
     def run(self) -> None:
         """Beat, wait, beat."""
-        while not self._stop.wait(self._limits.heartbeat_s):
+        while not self._ended.wait(self._limits.heartbeat_s):
             if self._lease.is_stuck():
                 log.error("worker makes no progress, lease is left to expire")
                 continue
@@ -97,5 +97,5 @@ class HeartThread(threading.Thread):
 
     def stop(self) -> None:
         """Send no more; joins the thread."""
-        self._stop.set()
+        self._ended.set()
         self.join(timeout=self._limits.lease_ttl_s)
