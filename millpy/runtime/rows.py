@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from millpy.model.arrivals import joined_keys, judging_watermarks
 from millpy.model.keys import Key
-from millpy.model.record import Instants
-from millpy.model.stage import Arrived, Work
+from millpy.model.stage import Work
 from millpy.model.time import Instant
-
-
-def judging_watermarks(arrived: Arrived, work: Work) -> Instants:
-    """Per row what lateness and timers go by: its own watermark capped by the other producers', or the turn's.
-
-    Behind a source a bundle has the effect of one record at a time; behind a keyed stage all rows are judged alike
-    (I9).
-    """
-    watermarks = arrived.bundle.records.watermarks
-    if watermarks is None:
-        return np.full(len(arrived.bundle), work.watermark_before, np.int64)
-    return np.minimum(watermarks, arrived.cap)
 
 
 @dataclass(slots=True)
@@ -64,11 +51,7 @@ def gather(work: Work) -> Rows:
     if not arrived:
         return Rows()
     rows = Rows(input=arrived[0].bundle.input)
-    if len(arrived) == 1:
-        bundle = arrived[0].bundle
-        codes, rows.keys, rows.hashes = bundle.keys.codes, list(bundle.keys.keys), bundle.keys.hashes.tolist()
-    else:
-        codes = _joined_codes(arrived, rows)
+    codes, rows.keys, rows.hashes = joined_keys(arrived)
     if any(arrival.bundle.input != rows.input for arrival in arrived):
         rows.inputs = [arrival.bundle.input for arrival in arrived for _ in range(len(arrival.bundle))]
     for arrival in arrived:
@@ -79,18 +62,3 @@ def gather(work: Work) -> Rows:
     rows.order = np.argsort(codes, kind="stable").tolist()
     rows.bounds = [0, *np.cumsum(np.bincount(codes, minlength=len(rows.keys))).tolist()]
     return rows
-
-
-def _joined_codes(arrived: Sequence[Arrived], rows: Rows) -> Any:
-    """Codes over all bundles: the same key may have come in several."""
-    code_of: dict[Key, int] = {}
-    parts = []
-    for arrival in arrived:
-        keys = arrival.bundle.keys
-        for key, hashed in zip(keys.keys, keys.hashes.tolist(), strict=True):
-            if key not in code_of:
-                code_of[key] = len(code_of)
-                rows.hashes.append(hashed)
-        parts.append(np.array([code_of[key] for key in keys.keys], np.int64)[keys.codes])
-    rows.keys = list(code_of)
-    return np.concatenate(parts)
