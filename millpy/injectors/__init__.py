@@ -1,1 +1,7 @@
 """Sources and how their payloads become records."""
+
+from millpy.injectors.files import File
+from millpy.injectors.mqtt import Mqtt
+from millpy.injectors.settings import AdvanceWithClock, Dedupe, EventTime, Wait
+
+__all__ = ["AdvanceWithClock", "Dedupe", "EventTime", "File", "Mqtt", "Wait"]
