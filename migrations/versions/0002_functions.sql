@@ -1,0 +1,197 @@
+-- The advisory lock of the rings: writers hold it shared from fence to COMMIT, freeing a slot takes it alone.
+CREATE FUNCTION mill.ring_lock() RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 7596565200000001';
+
+CREATE FUNCTION mill.moment(p_instant bigint) RETURNS timestamptz LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT CASE WHEN p_instant <= -4611686018427387904 THEN timestamptz '-infinity'
+                WHEN p_instant >= 4611686018427387904 THEN timestamptz 'infinity'
+                WHEN p_instant BETWEEN -200000000000000000 AND 200000000000000000
+                THEN timestamptz 'epoch' + p_instant * interval '1 microsecond'
+           END
+$$;
+
+CREATE FUNCTION mill.instant(p_moment timestamptz) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT CASE WHEN p_moment = timestamptz '-infinity' THEN -4611686018427387904
+                WHEN p_moment = timestamptz 'infinity' THEN 4611686018427387904
+                ELSE (extract(epoch FROM p_moment) * 1000000)::bigint
+           END
+$$;
+
+-- Whether a worker's lease lasts, on the server's clock.
+CREATE FUNCTION mill.alive(p_worker uuid) RETURNS boolean LANGUAGE sql VOLATILE AS $$
+    SELECT EXISTS (SELECT FROM mill.workers WHERE worker_id = p_worker AND lease_deadline > clock_timestamp())
+$$;
+
+-- Advances the checkpoint headers and holds the grants for the rest of this transaction (I1, I2).
+-- A row that does not match has a newer sequencer, or this bundle is committed already, or runs another version
+-- of the graph, or its watermark would regress (I5). It raises, because in a pipeline the statements behind it
+-- have been sent already:
+--   MW001 stale grants (DETAIL: their ids)    MW002 another graph version runs (DETAIL: which)
+--   MW003 a slot is no longer current         MW005 a low watermark would move back (DETAIL: ids)
+-- The lock comes first and the slots are read in a later statement, so a slot found current here cannot be
+-- freed before this transaction ends.
+CREATE FUNCTION mill.hold_grants(
+    p_graph_version integer, p_slots integer[], p_intervals bigint[], p_sequencers bigint[], p_bundles bigint[],
+    p_input_watermarks bigint[], p_low_watermarks bigint[], p_oldest_works bigint[], p_floors bigint[]
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    held integer;
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared(mill.ring_lock());
+    IF p_slots <> (SELECT array_agg(slot::integer ORDER BY ring) FROM mill.epochs WHERE state = 'current') THEN
+        RAISE EXCEPTION 'slots % are no longer current', p_slots USING ERRCODE = 'MW003';
+    END IF;
+    IF cardinality(p_intervals) > 1 THEN
+        PERFORM FROM mill.intervals WHERE interval_id = ANY (p_intervals) ORDER BY interval_id FOR NO KEY UPDATE;
+    END IF;
+    UPDATE mill.intervals AS i
+       SET bundle = e.bundle,
+           input_watermark = e.input_watermark,
+           low_watermark = e.low_watermark,
+           oldest_work = e.oldest_work,
+           processing_floor = greatest(i.processing_floor, e.processing_floor)
+      FROM unnest(p_intervals, p_sequencers, p_bundles, p_input_watermarks, p_low_watermarks, p_oldest_works, p_floors)
+        AS e (interval_id, sequencer, bundle, input_watermark, low_watermark, oldest_work, processing_floor)
+     WHERE i.interval_id = e.interval_id
+       AND i.sequencer = e.sequencer
+       AND i.bundle = e.bundle - 1
+       AND i.low_watermark <= e.low_watermark
+       AND i.graph_version = p_graph_version;
+    GET DIAGNOSTICS held = ROW_COUNT;
+    IF held <> cardinality(p_intervals) THEN
+        PERFORM mill.refuse(p_graph_version, p_intervals, p_sequencers, p_bundles, p_low_watermarks);
+    END IF;
+END $$;
+
+-- Says why a fence refused; the headers are locked by the caller.
+CREATE FUNCTION mill.refuse(
+    p_graph_version integer, p_intervals bigint[], p_sequencers bigint[], p_bundles bigint[], p_low_watermarks bigint[]
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    running integer;
+    stale bigint[];
+    regressed bigint[];
+BEGIN
+    SELECT min(graph_version) FILTER (WHERE graph_version <> p_graph_version) INTO running
+      FROM mill.intervals WHERE interval_id = ANY (p_intervals);
+    IF running IS NOT NULL THEN
+        RAISE EXCEPTION 'graph version % runs, not %', running, p_graph_version
+              USING ERRCODE = 'MW002', DETAIL = running::text;
+    END IF;
+    -- The fence has advanced the headers that matched, so those have the new bundle number now.
+    SELECT array_agg(e.interval_id ORDER BY e.interval_id)
+             FILTER (WHERE i.interval_id IS NULL OR i.sequencer <> e.sequencer
+                        OR i.bundle NOT IN (e.bundle - 1, e.bundle)
+                        OR (i.bundle = e.bundle AND i.xmin <> pg_current_xact_id()::xid)),
+           array_agg(e.interval_id ORDER BY e.interval_id)
+             FILTER (WHERE i.sequencer = e.sequencer AND i.bundle = e.bundle - 1 AND i.low_watermark > e.low_watermark)
+      INTO stale, regressed
+      FROM unnest(p_intervals, p_sequencers, p_bundles, p_low_watermarks) AS e (interval_id, sequencer, bundle, low_watermark)
+      LEFT JOIN mill.intervals AS i ON i.interval_id = e.interval_id;
+    IF stale IS NOT NULL THEN
+        RAISE EXCEPTION 'stale grants %', stale USING ERRCODE = 'MW001', DETAIL = array_to_string(stale, ',');
+    ELSIF regressed IS NOT NULL THEN
+        RAISE EXCEPTION 'the low watermark of intervals % would move back', regressed
+              USING ERRCODE = 'MW005', DETAIL = array_to_string(regressed, ',');
+    END IF;
+    RAISE EXCEPTION 'the fence matched not every one of %', p_intervals
+          USING ERRCODE = 'MW001', DETAIL = array_to_string(p_intervals, ',');
+END $$;
+
+-- Raises MW004 unless every pane found no row or the pane before it (I7).
+CREATE FUNCTION mill.check_panes(p_table text, p_written bigint, p_sent bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_written <> p_sent THEN
+        RAISE EXCEPTION '% of % panes do not follow the pane stored in %', p_sent - p_written, p_sent, p_table
+              USING ERRCODE = 'MW004', DETAIL = p_table;
+    END IF;
+END $$;
+
+-- Raises unless every cursor moved forward (I3): a cursor that is missing or ahead means a broken invariant.
+CREATE FUNCTION mill.check_cursors(p_written bigint, p_sent bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_written <> p_sent THEN
+        RAISE EXCEPTION '% of % cursors are missing or would move back', p_sent - p_written, p_sent
+              USING ERRCODE = 'MW006';
+    END IF;
+END $$;
+
+-- The last step of folding a piece: holds the header for an instant and raises MW001 when the grant is stale.
+CREATE FUNCTION mill.end_fold(p_interval bigint, p_sequencer bigint, p_folded bigint, p_bundle bigint)
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE mill.intervals SET folded_bundle = p_bundle
+     WHERE interval_id = p_interval AND sequencer = p_sequencer AND folded_bundle = p_folded;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'stale grants {%}', p_interval USING ERRCODE = 'MW001', DETAIL = p_interval::text;
+    END IF;
+END $$;
+
+-- Whether nobody needs what a filled slot holds. Once true it stays true, because nobody writes to a filled slot
+-- and cursors, folded bundles and dedupe clocks only move forward. Index probes only.
+CREATE FUNCTION mill.unneeded(p_ring text, p_slot integer) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_ring = 'segments' THEN
+        RETURN NOT EXISTS (
+            SELECT FROM mill.subscriptions AS u
+              JOIN mill.streams AS t ON t.stream_id = u.stream_id
+              JOIN mill.intervals AS p ON p.computation_id = t.producer_id
+              JOIN mill.intervals AS c ON c.computation_id = u.consumer_id
+              JOIN mill.cursors AS k ON k.consumer = c.interval_id AND k.producer = p.interval_id
+             WHERE EXISTS (SELECT FROM mill.segments AS s
+                            WHERE s.slot = p_slot AND s.subscription_id = u.subscription_id
+                              AND s.producer = p.interval_id AND s.seq > k.seq));
+    ELSIF p_ring = 'deltas' THEN
+        RETURN NOT EXISTS (
+            SELECT FROM mill.intervals AS i
+             WHERE EXISTS (SELECT FROM mill.deltas AS d
+                            WHERE d.slot = p_slot AND d.interval_id = i.interval_id AND d.bundle > i.folded_bundle));
+    END IF;
+    RETURN NOT EXISTS (
+        SELECT FROM mill.intervals AS i
+         CROSS JOIN LATERAL (SELECT max(r.clock) AS clock FROM mill.dedupe_runs AS r WHERE r.interval_id = i.interval_id) AS latest
+         WHERE EXISTS (SELECT FROM mill.dedupe_runs AS r
+                        WHERE r.slot = p_slot AND r.interval_id = i.interval_id AND r.expires_at >= latest.clock));
+END $$;
+
+-- Begins a new epoch when the current one is old or large and a slot is free. True when it did.
+-- Writers of the old slot that are in flight end undisturbed: they hold the ring's lock until then.
+CREATE FUNCTION mill.turn_ring(p_ring text, p_epoch_s double precision, p_epoch_bytes bigint)
+RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    turned record;
+    next_slot smallint;
+    size bigint;
+BEGIN
+    SELECT * INTO turned FROM mill.epochs WHERE ring = p_ring AND state = 'current' FOR UPDATE SKIP LOCKED;
+    IF turned IS NULL THEN
+        RETURN false;
+    END IF;
+    size := pg_table_size(format('mill.%I', p_ring || '_' || turned.slot)::regclass);
+    -- An empty TOASTed table has 8 kB, the page of its TOAST index.
+    IF size <= 8192 OR (size < p_epoch_bytes
+                        AND turned.started_at > clock_timestamp() - make_interval(secs => p_epoch_s)) THEN
+        RETURN false;
+    END IF;
+    SELECT slot INTO next_slot FROM mill.epochs WHERE ring = p_ring AND state = 'free'
+     ORDER BY (slot - turned.slot + 16) % 16 LIMIT 1;
+    IF next_slot IS NULL THEN
+        RETURN false;
+    END IF;
+    UPDATE mill.epochs SET state = 'filled' WHERE ring = p_ring AND slot = turned.slot;
+    UPDATE mill.epochs SET state = 'current', started_at = clock_timestamp() WHERE ring = p_ring AND slot = next_slot;
+    RETURN true;
+END $$;
+
+-- Empties a filled slot that nobody needs. The caller sets a lock_timeout of a few milliseconds: neither writers
+-- nor readers may queue behind this for long. True when the slot is free now.
+CREATE FUNCTION mill.free_slot(p_ring text, p_slot integer) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(mill.ring_lock());
+    PERFORM FROM mill.epochs WHERE ring = p_ring AND slot = p_slot AND state = 'filled' FOR UPDATE;
+    IF NOT FOUND OR NOT mill.unneeded(p_ring, p_slot) THEN
+        RETURN false;
+    END IF;
+    EXECUTE format('TRUNCATE mill.%I', p_ring || '_' || p_slot);
+    UPDATE mill.epochs SET state = 'free', started_at = NULL WHERE ring = p_ring AND slot = p_slot;
+    RETURN true;
+END $$;

@@ -1,0 +1,239 @@
+-- What people read. Exact and live: folded rows overlaid by the documents that are not folded yet, in one snapshot.
+CREATE SCHEMA millpy;
+
+-- Changes that are not folded yet.
+CREATE VIEW mill.changes AS
+SELECT d.interval_id, d.bundle, e ->> 'kind' AS kind, e ->> 'namespace' AS namespace, c.key::text AS key, c.subkey,
+       c.fire_at::bigint AS fire_at, nullif(c.value::text, 'null')::json AS value  -- a tombstone is null
+  FROM mill.intervals AS i
+  JOIN mill.deltas AS d ON d.interval_id = i.interval_id AND d.bundle > i.folded_bundle
+ CROSS JOIN LATERAL json_array_elements(d.document) AS e
+ CROSS JOIN LATERAL ROWS FROM (json_array_elements(e -> 'key'), json_array_elements_text(e -> 'subkey'),
+       json_array_elements(e -> 'value'), json_array_elements_text(e -> 'fire_at')) AS c (key, subkey, value, fire_at);
+
+-- Every keyed thing as it is now.
+CREATE VIEW mill.entries AS
+SELECT interval_id, kind, namespace, key, subkey, fire_at, value
+  FROM (SELECT DISTINCT ON (interval_id, kind, namespace, key, subkey) *
+          FROM (SELECT interval_id, kind, namespace, key, subkey, fire_at, bundle, value FROM mill.keyed
+                 UNION ALL
+                SELECT interval_id, kind, namespace, key, subkey, fire_at, bundle, value -> 0 FROM mill.changes) AS stored
+         ORDER BY interval_id, kind, namespace, key, subkey, bundle DESC) AS newest
+ WHERE value IS NOT NULL;
+
+-- An interval with the words for it.
+CREATE VIEW mill.places AS
+SELECT g.name AS graph, c.name AS computation, c.kind, i.*,
+       CASE WHEN c.kind = 'injector' THEN 'source partition ' || i.source_partition
+            ELSE format('keys %s to %s', lpad(to_hex(i.key_lo), 8, '0'), lpad(to_hex(i.key_hi - 1), 8, '0'))
+       END AS described
+  FROM mill.intervals AS i
+  JOIN mill.computations AS c USING (computation_id)
+  JOIN mill.graphs AS g ON g.graph_id = i.graph_id;
+
+CREATE VIEW millpy.state AS
+SELECT p.graph, p.computation, e.namespace AS cell, e.key, e.subkey, e.value::jsonb AS value, p.interval_id
+  FROM mill.entries AS e JOIN mill.places AS p USING (interval_id)
+ WHERE e.kind = 'state';
+
+CREATE VIEW millpy.timers AS
+SELECT p.graph, p.computation, e.namespace AS time_domain, e.key, e.subkey AS timer, mill.moment(e.fire_at) AS fires_at,
+       e.value::jsonb AS value, p.interval_id
+  FROM mill.entries AS e JOIN mill.places AS p USING (interval_id)
+ WHERE e.kind = 'timer';
+
+CREATE VIEW millpy.windows AS
+SELECT p.graph, p.computation, e.key, mill.moment(split_part(e.subkey, '/', 1)::bigint) AS window_start,
+       mill.moment(split_part(e.subkey, '/', 2)::bigint) AS window_end, mill.moment(e.fire_at) AS expires_at,
+       e.value::jsonb AS value, p.interval_id
+  FROM mill.entries AS e JOIN mill.places AS p USING (interval_id)
+ WHERE e.kind = 'window';
+
+-- Stored records and bytes above the cursors, by subscription: counted, not subtracted.
+CREATE VIEW mill.pending AS
+SELECT u.subscription_id, coalesce(sum(found.segments), 0)::bigint AS segments,
+       coalesce(sum(found.records), 0)::bigint AS records, coalesce(sum(found.bytes), 0)::bigint AS bytes
+  FROM mill.subscriptions AS u
+  JOIN mill.streams AS s USING (stream_id)
+  JOIN mill.intervals AS p ON p.computation_id = s.producer_id
+  JOIN mill.intervals AS c ON c.computation_id = u.consumer_id
+  JOIN mill.cursors AS k ON k.consumer = c.interval_id AND k.producer = p.interval_id
+  LEFT JOIN LATERAL (
+       SELECT count(*) AS segments, sum(g.records[c.place + 1]) AS records,
+              sum(g.ends[c.place + 1] - coalesce(g.ends[c.place], 0)) AS bytes
+         FROM mill.segments AS g
+        WHERE k.seq < p.bundle AND g.subscription_id = u.subscription_id AND g.producer = p.interval_id AND g.seq > k.seq
+       ) AS found ON true
+ GROUP BY u.subscription_id;
+
+CREATE VIEW millpy.backlog AS
+SELECT g.name AS graph, s.name AS stream, c.name AS consumer, u.key_fields, p.segments, p.records, p.bytes
+  FROM mill.pending AS p
+  JOIN mill.subscriptions AS u USING (subscription_id)
+  JOIN mill.streams AS s USING (stream_id)
+  JOIN mill.computations AS c ON c.computation_id = u.consumer_id
+  JOIN mill.graphs AS g ON g.graph_id = u.graph_id;
+
+-- I8. A source partition: injected = accepted + duplicate + dead_lettered. A subscription: produced = consumed + late
+-- + quarantined + parked + pending. Counts that do not apply are null; so is `parked` while nothing is.
+CREATE VIEW millpy.accounting AS
+WITH counters AS MATERIALIZED (
+    SELECT interval_id, namespace, subkey, (value #>> '{}')::bigint AS count FROM mill.entries WHERE kind = 'counter'
+), parked AS (
+    SELECT namespace AS subscription, count(*) AS count FROM mill.entries WHERE kind = 'parked' GROUP BY namespace
+), sources AS (
+    SELECT p.graph, s.name AS stream, p.source_partition,
+           coalesce(sum(k.count) FILTER (WHERE k.namespace = 'injected'), 0)::bigint AS injected,
+           coalesce(sum(k.count) FILTER (WHERE k.namespace = 'accepted'), 0)::bigint AS accepted,
+           coalesce(sum(k.count) FILTER (WHERE k.namespace = 'duplicate'), 0)::bigint AS duplicate,
+           coalesce(sum(k.count) FILTER (WHERE k.namespace = 'dead_lettered'), 0)::bigint AS dead_lettered
+      FROM mill.places AS p
+      JOIN mill.streams AS s ON s.producer_id = p.computation_id
+      LEFT JOIN counters AS k ON k.interval_id = p.interval_id AND k.subkey = s.name
+     WHERE p.kind = 'injector'
+     GROUP BY p.graph, s.name, p.interval_id, p.source_partition
+), subscribed AS (
+    SELECT g.name AS graph, s.name AS stream, c.name AS consumer, u.key_fields,
+           coalesce(sum(k.count) FILTER (WHERE k.namespace = 'produced'), 0)::bigint AS produced,
+           coalesce(sum(k.count) FILTER (WHERE k.namespace = 'consumed'), 0)::bigint AS consumed,
+           coalesce(sum(k.count) FILTER (WHERE k.namespace = 'late'), 0)::bigint AS late,
+           coalesce(sum(k.count) FILTER (WHERE k.namespace = 'quarantined'), 0)::bigint AS quarantined,
+           (SELECT q.count FROM parked AS q WHERE q.subscription = u.subscription_id::text) AS parked,
+           (SELECT w.records FROM mill.pending AS w WHERE w.subscription_id = u.subscription_id) AS pending
+      FROM mill.subscriptions AS u
+      JOIN mill.streams AS s USING (stream_id)
+      JOIN mill.computations AS c ON c.computation_id = u.consumer_id
+      JOIN mill.graphs AS g ON g.graph_id = u.graph_id
+      LEFT JOIN counters AS k
+        ON k.subkey = u.subscription_id::text AND k.namespace IN ('produced', 'consumed', 'late', 'quarantined')
+     GROUP BY g.name, s.name, c.name, u.subscription_id
+)
+SELECT graph, stream, source_partition, NULL::text AS consumer, NULL::text[] AS key_fields,
+       injected, accepted, duplicate, dead_lettered, NULL::bigint AS produced, NULL::bigint AS consumed,
+       NULL::bigint AS late, NULL::bigint AS quarantined, NULL::bigint AS parked, NULL::bigint AS pending,
+       injected = accepted + duplicate + dead_lettered AS balanced
+  FROM sources
+ UNION ALL
+SELECT graph, stream, NULL, consumer, key_fields, NULL, NULL, NULL, NULL, produced, consumed, late, quarantined, parked,
+       pending, produced = consumed + late + quarantined + coalesce(parked, 0) + pending
+  FROM subscribed;
+
+-- `infinity` is the end of the input, `-infinity` its beginning. lag: how far behind the clock.
+CREATE VIEW millpy.watermarks AS
+SELECT p.graph, p.computation, p.interval_id, p.described AS part, p.worker_id,
+       coalesce(w.lease_deadline > clock_timestamp(), false) AS live, p.bundle,
+       mill.moment(p.input_watermark) AS input_watermark, mill.moment(p.low_watermark) AS low_watermark,
+       mill.moment(p.oldest_work) AS oldest_work,
+       CASE WHEN abs(p.low_watermark) < 4611686018427387904 THEN clock_timestamp() - mill.moment(p.low_watermark) END AS lag
+  FROM mill.places AS p
+  JOIN mill.computations AS c USING (computation_id)
+  LEFT JOIN mill.workers AS w USING (worker_id)
+ ORDER BY p.graph, c.place, p.place;
+
+CREATE VIEW millpy.workers AS
+SELECT g.name AS graph, w.worker_id, w.host, w.pid, w.lease_deadline > clock_timestamp() AS live, w.registered_at,
+       w.lease_deadline, w.computations AS only,
+       (SELECT count(*) FROM mill.intervals AS i WHERE i.worker_id = w.worker_id) AS intervals
+  FROM mill.workers AS w JOIN mill.graphs AS g USING (graph_id)
+ ORDER BY g.name, w.registered_at;
+
+CREATE VIEW millpy.events AS
+SELECT g.name AS graph, e.at, e.kind, e.detail FROM mill.events AS e JOIN mill.graphs AS g USING (graph_id);
+
+-- The watermark of an interval's keyed thing that holds it back: the oldest window, timer or hold.
+CREATE FUNCTION mill.oldest_entry(p_interval bigint)
+RETURNS TABLE (kind text, namespace text, key text, subkey text, at bigint) LANGUAGE sql STABLE AS $$
+    SELECT e.kind, e.namespace, e.key, e.subkey, at
+      FROM mill.entries AS e
+     CROSS JOIN LATERAL (
+           SELECT CASE WHEN e.kind = 'window' THEN split_part(e.subkey, '/', 2)::bigint - 1
+                       WHEN e.namespace IN ('event', 'hold') THEN e.fire_at
+                       -- A processing-time timer holds at the time of the record that set it.
+                       ELSE coalesce((SELECT i.oldest_work FROM mill.intervals AS i WHERE i.interval_id = p_interval),
+                                     e.fire_at)
+                  END AS at) AS held
+     WHERE e.interval_id = p_interval AND e.kind IN ('window', 'timer')
+       -- A window whose on-time pane is out holds nothing.
+       AND NOT (e.kind = 'window' AND at < (SELECT i.oldest_work FROM mill.intervals AS i WHERE i.interval_id = p_interval))
+     ORDER BY at, e.key, e.subkey LIMIT 1
+$$;
+
+-- Walks upstream from a computation to what holds its watermark: one row per step, the last one is the culprit.
+-- held_for: how far its watermark is behind the clock.
+CREATE FUNCTION millpy.explain_watermark(p_graph text, p_computation text)
+RETURNS TABLE (step integer, computation text, part text, input_watermark timestamptz, low_watermark timestamptz,
+               held_by text, detail text, held_for interval) LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    here record;
+    slowest record;
+    entry record;
+    next_interval bigint;
+BEGIN
+    SELECT p.interval_id INTO next_interval FROM mill.places AS p
+     WHERE p.graph = p_graph AND p.computation = p_computation ORDER BY p.low_watermark, p.place LIMIT 1;
+    IF next_interval IS NULL THEN
+        RAISE EXCEPTION 'graph % has no computation %', p_graph, p_computation USING ERRCODE = 'no_data_found';
+    END IF;
+    step := 0;
+    LOOP
+        step := step + 1;
+        SELECT p.*, coalesce(w.lease_deadline > clock_timestamp(), false) AS live INTO here
+          FROM mill.places AS p LEFT JOIN mill.workers AS w USING (worker_id) WHERE p.interval_id = next_interval;
+        computation := here.computation;
+        part := here.described;
+        input_watermark := mill.moment(here.input_watermark);
+        low_watermark := mill.moment(here.low_watermark);
+        held_for := CASE WHEN abs(here.low_watermark) < 4611686018427387904
+                         THEN clock_timestamp() - mill.moment(here.low_watermark) END;
+        SELECT k.producer, k.seq, k.watermark, i.bundle, i.low_watermark AS published INTO slowest
+          FROM mill.cursors AS k JOIN mill.intervals AS i ON i.interval_id = k.producer
+         WHERE k.consumer = next_interval ORDER BY k.watermark, i.low_watermark, k.producer LIMIT 1;
+        IF here.low_watermark >= 4611686018427387904 THEN
+            held_by := 'nothing';
+            detail := 'everything has ended';
+        ELSIF NOT here.live THEN
+            held_by := 'owner';
+            detail := 'no live worker owns this interval';
+        ELSIF slowest.producer IS NOT NULL AND here.oldest_work < here.input_watermark THEN
+            SELECT * INTO entry FROM mill.oldest_entry(next_interval);
+            held_by := coalesce(CASE WHEN entry.kind = 'timer' AND entry.namespace = 'hold' THEN 'hold'
+                                     ELSE entry.kind END, 'work');
+            detail := CASE entry.kind
+                WHEN 'window' THEN format('key %s, window %s to %s', entry.key, mill.moment(split_part(entry.subkey, '/', 1)::bigint),
+                                          mill.moment(split_part(entry.subkey, '/', 2)::bigint))
+                WHEN 'timer' THEN format('key %s, %s %s at %s', entry.key, entry.namespace, entry.subkey, mill.moment(entry.at))
+                ELSE format('oldest work at %s', mill.moment(here.oldest_work)) END;
+        ELSIF slowest.producer IS NULL THEN
+            held_by := 'source';
+            detail := format('%s has brought nothing later than %s', here.described, mill.moment(here.low_watermark));
+        ELSIF slowest.published > slowest.watermark THEN
+            held_by := 'backlog';
+            detail := format('bundle %s of %s is consumed and %s is committed', slowest.seq,
+                             (SELECT p.computation || ', ' || p.described FROM mill.places AS p WHERE p.interval_id = slowest.producer),
+                             slowest.bundle);
+        ELSE
+            held_by := 'input';
+            detail := (SELECT p.computation || ', ' || p.described FROM mill.places AS p WHERE p.interval_id = slowest.producer);
+            next_interval := slowest.producer;
+            RETURN NEXT;
+            CONTINUE;
+        END IF;
+        RETURN NEXT;
+        RETURN;
+    END LOOP;
+END $$;
+
+-- The same for a computation whose name is in one graph only.
+CREATE FUNCTION millpy.explain_watermark(p_computation text)
+RETURNS TABLE (step integer, computation text, part text, input_watermark timestamptz, low_watermark timestamptz,
+               held_by text, detail text, held_for interval) LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    graphs text[];
+BEGIN
+    SELECT array_agg(DISTINCT p.graph ORDER BY p.graph) INTO graphs FROM mill.places AS p WHERE p.computation = p_computation;
+    IF cardinality(graphs) > 1 THEN
+        RAISE EXCEPTION 'graphs % have a computation %', array_to_string(graphs, ', '), p_computation
+              USING ERRCODE = 'ambiguous_alias', HINT = 'name the graph: millpy.explain_watermark(graph, computation)';
+    END IF;
+    RETURN QUERY SELECT * FROM millpy.explain_watermark(graphs[1], p_computation);
+END $$;

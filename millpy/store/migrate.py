@@ -1,0 +1,87 @@
+"""Brings a database to the schema that this version of millpy needs.
+
+The migrations are reviewed SQL under `migrations/`; the wheel ships the same folder as `millpy/_migrations`.
+They only go forward, and all that are missing run in one transaction under one advisory lock, so that several
+processes may start at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import sqlalchemy
+from alembic import command
+from alembic.config import Config
+from sqlalchemy.exc import ArgumentError, OperationalError
+
+from millpy.errors import ConfigError, StoreUnavailableError
+
+HEAD = "0003"
+"""The newest revision; tests hold it equal to what is in the folder."""
+
+_MIGRATION_LOCK = 7596565200000000
+
+
+def migrations_folder() -> Path:
+    """Where the migrations are: in the wheel, else in the source tree.
+
+    Raises:
+        ConfigError: when neither is there.
+    """
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "_migrations", package.parent / "migrations"):
+        if (folder / "env.py").is_file():
+            return folder
+    raise ConfigError("the migrations are not installed", hint="reinstall millpy")
+
+
+def migrate(url: str) -> None:
+    """Apply every migration that is missing. Needs the right to create schemas.
+
+    Raises:
+        ConfigError: for a URL that is not one of PostgreSQL, or a role without the rights.
+        StoreUnavailableError: when the database cannot be reached.
+    """
+    config = Config()
+    config.set_main_option("script_location", str(migrations_folder()))
+    config.set_main_option("path_separator", "os")
+    engine = _engine(url)
+    try:
+        with engine.begin() as connection:
+            connection.execute(sqlalchemy.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+    except OperationalError as error:
+        raise StoreUnavailableError(f"cannot reach the database: {error.orig}") from error
+    except sqlalchemy.exc.ProgrammingError as error:
+        raise ConfigError(f"cannot migrate the database: {error.orig}", hint="migrate as the owner role") from error
+    finally:
+        engine.dispose()
+
+
+def is_migrated(url: str) -> bool:
+    """Whether the database has the schema that this version needs.
+
+    Raises:
+        StoreUnavailableError: when the database cannot be reached.
+    """
+    engine = _engine(url)
+    try:
+        with engine.connect() as connection:
+            if connection.scalar(sqlalchemy.text("SELECT to_regclass('mill.alembic_version')")) is None:
+                return False
+            return bool(connection.scalar(sqlalchemy.text("SELECT version_num FROM mill.alembic_version")) == HEAD)
+    except OperationalError as error:
+        raise StoreUnavailableError(f"cannot reach the database: {error.orig}") from error
+    finally:
+        engine.dispose()
+
+
+def _engine(url: str) -> sqlalchemy.Engine:
+    try:
+        parsed = sqlalchemy.make_url(url)
+    except ArgumentError as error:
+        raise ConfigError("the database URL cannot be read", hint="postgresql://user@host:5432/database") from error
+    return sqlalchemy.create_engine(
+        parsed.set(drivername="postgresql+psycopg"), poolclass=sqlalchemy.NullPool, isolation_level="READ COMMITTED"
+    )

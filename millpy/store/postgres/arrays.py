@@ -1,0 +1,165 @@
+"""One-dimensional arrays in PostgreSQL's binary format, made from whole columns.
+
+psycopg adapts lists element by element and picks the element type by the values; here the type is fixed, so that a
+statement is planned once, and columns of fixed width are packed by numpy.
+
+    array    dimensions int32 = 1, has nulls int32, element type int32, length int32, lower bound int32 = 1
+    element  length int32 (-1 for null), the bytes
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+from uuid import UUID
+
+import numpy as np
+import numpy.typing as npt
+from psycopg import AsyncConnection
+from psycopg.adapt import Dumper
+from psycopg.pq import Format
+
+_HEAD = struct.Struct("!iiIii")
+_LENGTH = struct.Struct("!i")
+_NULL = _LENGTH.pack(-1)
+_PG_EPOCH_US = 946_684_800_000_000
+"""PostgreSQL counts from 2000-01-01."""
+
+
+class PgArray:
+    """An array as it goes over the wire; one subclass per element type."""
+
+    __slots__ = ("encoded",)
+    element_oid: ClassVar[int]
+    array_oid: ClassVar[int]
+
+    def __init__(self, count: int, body: bytes) -> None:
+        self.encoded = _HEAD.pack(1, 1, self.element_oid, count, 1) + body
+
+
+class _Fixed(PgArray):
+    """Elements that `struct` and numpy can pack; None is null."""
+
+    __slots__ = ()
+    numpy_type: ClassVar[str]
+    python_type: ClassVar[str]
+
+    def __init__(self, values: Sequence[Any] | npt.NDArray[Any]) -> None:
+        super().__init__(len(values), self._body(values))
+
+    @classmethod
+    def _body(cls, values: Sequence[Any] | npt.NDArray[Any]) -> bytes:
+        width = np.dtype(cls.numpy_type).itemsize
+        if isinstance(values, np.ndarray):
+            packed = np.empty(len(values), dtype=[("length", ">i4"), ("value", cls.numpy_type)])
+            packed["length"] = width
+            packed["value"] = values
+            return packed.tobytes()
+        element = struct.Struct("!i" + cls.python_type)
+        return b"".join([_NULL if value is None else element.pack(width, value) for value in values])
+
+
+class Bigints(_Fixed):
+    """`bigint[]`."""
+
+    __slots__ = ()
+    element_oid, array_oid, numpy_type, python_type = 20, 1016, ">i8", "q"
+
+
+class Doubles(_Fixed):
+    """`double precision[]`."""
+
+    __slots__ = ()
+    element_oid, array_oid, numpy_type, python_type = 701, 1022, ">f8", "d"
+
+
+class Booleans(_Fixed):
+    """`boolean[]`."""
+
+    __slots__ = ()
+    element_oid, array_oid, numpy_type, python_type = 16, 1000, "?", "?"
+
+
+class Moments(_Fixed):
+    """`timestamptz[]` of µs since 1970."""
+
+    __slots__ = ()
+    element_oid, array_oid, numpy_type, python_type = 1184, 1185, ">i8", "q"
+
+    def __init__(self, values: Sequence[int | None] | npt.NDArray[np.int64]) -> None:
+        if isinstance(values, np.ndarray):
+            super().__init__(values - _PG_EPOCH_US)
+        else:
+            super().__init__([None if value is None else value - _PG_EPOCH_US for value in values])
+
+
+class Byteas(PgArray):
+    """`bytea[]`."""
+
+    __slots__ = ()
+    element_oid, array_oid = 17, 1001
+
+    def __init__(self, values: Sequence[bytes | None]) -> None:
+        super().__init__(len(values), _variable(values))
+
+
+class Texts(PgArray):
+    """`text[]`, from str or UTF-8."""
+
+    __slots__ = ()
+    element_oid, array_oid = 25, 1009
+
+    def __init__(self, values: Sequence[str | bytes | None]) -> None:
+        super().__init__(len(values), _variable(v.encode() if isinstance(v, str) else v for v in values))
+
+
+class Uuids(PgArray):
+    """`uuid[]`, from UUID or its text."""
+
+    __slots__ = ()
+    element_oid, array_oid = 2950, 2951
+
+    def __init__(self, values: Sequence[UUID | str | None]) -> None:
+        super().__init__(len(values), _variable(None if v is None else UUID(str(v)).bytes for v in values))
+
+
+class Jsonbs(PgArray):
+    """`jsonb[]`, from JSON text."""
+
+    __slots__ = ()
+    element_oid, array_oid = 3802, 3807
+
+    def __init__(self, values: Sequence[bytes | None]) -> None:
+        super().__init__(len(values), _variable(None if v is None else b"\x01" + v for v in values))
+
+
+def _variable(values: Iterable[bytes | None]) -> bytes:
+    parts = []
+    for value in values:
+        if value is None:
+            parts.append(_NULL)
+        else:
+            parts.append(_LENGTH.pack(len(value)))
+            parts.append(value)
+    return b"".join(parts)
+
+
+class _ArrayDumper(Dumper):
+    format = Format.BINARY
+
+    def dump(self, obj: PgArray) -> bytes:
+        return obj.encoded
+
+
+ARRAY_TYPES: tuple[type[PgArray], ...] = (Bigints, Doubles, Booleans, Moments, Byteas, Texts, Uuids, Jsonbs)
+_DUMPERS = {
+    kind: type(f"{kind.__name__}Dumper", (_ArrayDumper,), {"oid": kind.array_oid, "format": Format.BINARY})
+    for kind in ARRAY_TYPES
+}
+
+
+def register_arrays(connection: AsyncConnection[Any]) -> None:
+    """Teach one connection to send these arrays."""
+    for kind, dumper in _DUMPERS.items():
+        connection.adapters.register_dumper(kind, dumper)

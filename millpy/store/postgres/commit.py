@@ -1,0 +1,336 @@
+"""The commit: one transaction for a whole turn, fenced by every grant in it (I1, I2).
+
+    encode     checkpoints -> statements with arrays, COPY text; pure, before any lock is taken
+    send       BEGIN · fence · one statement per table · COMMIT, one network round trip in a pipeline
+
+In a pipeline the statements behind the fence are sent before its answer is read; that is why the fence raises. COPY
+cannot be in a pipeline: then the fence and the appends go first, in one round trip, and COPY and COMMIT follow.
+
+What is unknown: once COMMIT may have left this machine, a lost connection or a cancelled task proves nothing, and the
+old backend may still commit later. That is `CommitUnknownError`, and nothing else is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+
+from millpy.errors import CommitUnknownError
+from millpy.model.checkpoint import Checkpoint, Segment, StoredSlice
+from millpy.model.delta import encode_document
+from millpy.store.postgres.arrays import Bigints, Byteas, PgArray, Texts
+from millpy.store.postgres.connection import Connection, Lane
+from millpy.store.postgres.errors import OwnConstraints, SlotMovedError, translate, translate_commit
+from millpy.store.postgres.results import COPY_ROWS_MIN, Block, ResultTable, copy_text, insert_parameters
+from millpy.store.postgres.statements import statement
+from millpy.store.protocol import CommitProbe
+
+ENCODE_APART_MIN = 2_000
+"""A turn with more entries and rows than this is encoded in a thread, so that the event loop goes on."""
+SLOT_ATTEMPTS_MAX = 5
+
+Parameters = dict[str, Any] | list[Any]
+Command = tuple[bytes, Parameters]
+
+
+@dataclass(slots=True)
+class EncodedTurn:
+    """A turn as it goes over the wire; slots are filled in when it is sent."""
+
+    fence: dict[str, Any]
+    appends: list[Command]
+    copies: list[tuple[bytes, pa.Buffer]]
+
+
+def encode_turn(checkpoints: Sequence[Checkpoint], graph_version: int, tables: dict[int, ResultTable]) -> EncodedTurn:
+    """All statements of a turn, by table; the checkpoints are sorted by interval."""
+    checkpoints = sorted(checkpoints, key=lambda c: c.grant.interval_id)
+    ids = [c.grant.interval_id for c in checkpoints]
+    assert len(set(ids)) == len(ids), ids
+    fence = {
+        "graph_version": graph_version,
+        "intervals": Bigints(ids),
+        "sequencers": Bigints([c.grant.sequencer for c in checkpoints]),
+        "bundles": Bigints([c.bundle for c in checkpoints]),
+        "input_watermarks": Bigints([c.input_watermark for c in checkpoints]),
+        "low_watermarks": Bigints([c.low_watermark for c in checkpoints]),
+        "oldest_works": Bigints([c.oldest_work for c in checkpoints]),
+        "floors": Bigints([c.processing_floor for c in checkpoints]),
+    }
+    appends = [
+        *_deltas(checkpoints),
+        *_cursors(checkpoints),
+        *_segments(checkpoints),
+        *_dedupe_runs(checkpoints),
+        *_late_records(checkpoints),
+        *_dead_letters(checkpoints),
+    ]
+    inserts, copies = _results(checkpoints, tables)
+    return EncodedTurn(fence, appends + inserts, copies)
+
+
+def _deltas(checkpoints: Sequence[Checkpoint]) -> list[Command]:
+    changed = [c for c in checkpoints if any(len(entries) for entries in c.delta)]
+    if not changed:
+        return []
+    parameters = {
+        "intervals": Bigints([c.grant.interval_id for c in changed]),
+        "bundles": Bigints([c.bundle for c in changed]),
+        "documents": Texts([encode_document(c.delta) for c in changed]),
+    }
+    return [(statement("append_deltas"), parameters)]
+
+
+def _cursors(checkpoints: Sequence[Checkpoint]) -> list[Command]:
+    moved = [(c.grant.interval_id, cursor) for c in checkpoints for cursor in c.cursors]
+    if not moved:
+        return []
+    parameters = {
+        "consumers": Bigints([consumer for consumer, _ in moved]),
+        "producers": Bigints([cursor.producer for _, cursor in moved]),
+        "seqs": Bigints([cursor.seq for _, cursor in moved]),
+        "watermarks": Bigints([cursor.watermark for _, cursor in moved]),
+    }
+    return [(statement("advance_cursors"), parameters)]
+
+
+def _segments(checkpoints: Sequence[Checkpoint]) -> list[Command]:
+    written = [(c.grant.interval_id, segment) for c in checkpoints for segment in c.segments]
+    if not written:
+        return []
+    segments = [segment for _, segment in written]
+    parameters: dict[str, PgArray] = {
+        "subscriptions": Bigints([s.subscription_id for s in segments]),
+        "producers": Bigints([producer for producer, _ in written]),
+        "seqs": Bigints([s.seq for s in segments]),
+        "previous_seqs": Bigints([s.previous_seq for s in segments]),
+        "watermarks": Bigints([s.watermark for s in segments]),
+        "records": Texts([_literal([piece.records for piece in _slices(s)]) for s in segments]),
+        "ends": Texts([_literal(np.cumsum([len(piece.payload) for piece in _slices(s)]).tolist()) for s in segments]),
+        "checksums": Texts([_literal([piece.checksum for piece in _slices(s)]) for s in segments]),
+        "event_time_los": Bigints([s.event_time_lo for s in segments]),
+        "event_time_his": Bigints([s.event_time_hi for s in segments]),
+        "payloads": Byteas([b"".join(piece.payload for piece in _slices(s)) for s in segments]),
+    }
+    return [(statement("append_segments"), parameters)]
+
+
+_NO_SLICE = StoredSlice(0, b"", 0)
+
+
+def _slices(segment: Segment) -> list[StoredSlice]:
+    return [piece or _NO_SLICE for piece in segment.slices]
+
+
+def _literal(numbers: Sequence[int]) -> str:
+    return "{" + ",".join(map(str, numbers)) + "}"
+
+
+def _dedupe_runs(checkpoints: Sequence[Checkpoint]) -> list[Command]:
+    runs = [(c.grant.interval_id, c.bundle, c.dedupe_run) for c in checkpoints if c.dedupe_run is not None]
+    if not runs:
+        return []
+    parameters = {
+        "intervals": Bigints([interval for interval, _, _ in runs]),
+        "bundles": Bigints([bundle for _, bundle, _ in runs]),
+        "expires_ats": Bigints([run.expires_at for _, _, run in runs]),
+        "clocks": Bigints([run.clock for _, _, run in runs]),
+        "ids": Byteas([run.ids for _, _, run in runs]),
+        "times": Byteas([run.times for _, _, run in runs]),
+    }
+    return [(statement("append_dedupe_runs"), parameters)]
+
+
+def _late_records(checkpoints: Sequence[Checkpoint]) -> list[Command]:
+    blocks = [(c, late) for c in checkpoints for late in c.late if len(late)]
+    if not blocks:
+        return []
+    parameters = {
+        "intervals": Bigints([c.grant.interval_id for c, late in blocks for _ in late.payloads]),
+        "bundles": Bigints([c.bundle for c, late in blocks for _ in late.payloads]),
+        "streams": Texts([late.stream for _, late in blocks for _ in late.payloads]),
+        "computations": Texts([late.computation for _, late in blocks for _ in late.payloads]),
+        "keys": Texts([key for _, late in blocks for key in late.keys]),
+        "event_times": Bigints([at for _, late in blocks for at in late.event_times]),
+        "watermarks": Bigints([at for _, late in blocks for at in late.watermarks]),
+        "window_starts": Bigints([at for _, late in blocks for at in late.window_starts]),
+        "window_ends": Bigints([at for _, late in blocks for at in late.window_ends]),
+        "payloads": Byteas([payload for _, late in blocks for payload in late.payloads]),
+    }
+    return [(statement("append_late_records"), parameters)]
+
+
+def _dead_letters(checkpoints: Sequence[Checkpoint]) -> list[Command]:
+    letters = [(c, letter) for c in checkpoints for letter in c.dead_letters]
+    if not letters:
+        return []
+    parameters = {
+        "intervals": Bigints([c.grant.interval_id for c, _ in letters]),
+        "bundles": Bigints([c.bundle for c, _ in letters]),
+        "streams": Texts([letter.stream for _, letter in letters]),
+        "computations": Texts([letter.computation for _, letter in letters]),
+        "reasons": Texts([letter.reason for _, letter in letters]),
+        # These words may quote the record that is at fault, and must not become a second fault.
+        "details": Texts([_storable(letter.detail) for _, letter in letters]),
+        "tracebacks": Texts([_storable(letter.traceback) for _, letter in letters]),
+        "positions": Texts([_storable(letter.position) for _, letter in letters]),
+        "keys": Texts(
+            [None if letter.key is None else _storable(letter.key.decode(errors="replace")) for _, letter in letters]
+        ),
+        "event_times": Bigints([letter.event_time for _, letter in letters]),
+        "payloads": Byteas([letter.payload for _, letter in letters]),
+    }
+    return [(statement("append_dead_letters"), parameters)]
+
+
+def _storable(text: str) -> str:
+    return text.replace("\x00", "\ufffd").encode(errors="replace").decode()
+
+
+def _results(
+    checkpoints: Sequence[Checkpoint], tables: dict[int, ResultTable]
+) -> tuple[list[Command], list[tuple[bytes, pa.Buffer]]]:
+    groups: dict[tuple[int, bool], list[Block]] = {}
+    for c in checkpoints:
+        for rows in c.results:
+            if rows.count:
+                plain = rows.first or tables[rows.table_id].kind == "records"
+                groups.setdefault((rows.table_id, plain), []).append(Block(rows, c.grant.interval_id, c.bundle))
+    inserts: list[Command] = []
+    copies: list[tuple[bytes, pa.Buffer]] = []
+    for (table_id, plain), blocks in sorted(groups.items()):
+        table = tables[table_id]
+        count = sum(block.rows.count for block in blocks)
+        if plain and count >= COPY_ROWS_MIN:
+            copies.append((table.copy, copy_text(table, blocks)))
+        elif plain:
+            inserts.append((table.insert, list(insert_parameters(table, blocks))))
+        else:
+            inserts.append((table.upsert, [*insert_parameters(table, blocks), count]))
+    return inserts, copies
+
+
+def _work(checkpoints: Sequence[Checkpoint]) -> int:
+    return sum(
+        sum(len(entries) for entries in c.delta)
+        + sum(rows.count for rows in c.results)
+        + sum(len(late) for late in c.late)
+        for c in checkpoints
+    )
+
+
+class Committer:
+    """Sends turns on the commit lane."""
+
+    def __init__(self, lane: Lane, tables: dict[int, ResultTable]) -> None:
+        self._lane = lane
+        self._tables = tables
+        self._slots: list[int] | None = None
+
+    async def commit(
+        self, checkpoints: Sequence[Checkpoint], graph_version: int, inside: CommitProbe | None, trial: bool
+    ) -> None:
+        """Commit a turn, or only try it; see `Store.commit`."""
+        if not checkpoints:
+            return
+        if _work(checkpoints) > ENCODE_APART_MIN:
+            turn = await asyncio.to_thread(encode_turn, checkpoints, graph_version, self._tables)
+        else:
+            turn = encode_turn(checkpoints, graph_version, self._tables)
+        for attempt in range(SLOT_ATTEMPTS_MAX):
+            try:
+                await self._send(turn, inside, trial)
+                return
+            except SlotMovedError:
+                # A ring has turned. Nothing was committed; the current slots are read and it is sent again.
+                self._slots = None
+                if attempt == SLOT_ATTEMPTS_MAX - 1:
+                    raise
+
+    async def _send(self, turn: EncodedTurn, inside: CommitProbe | None, trial: bool) -> None:
+        sending = _Sending()
+        try:
+            async with self._lane.use_raw() as connection:
+                slots = await self._current_slots(connection)
+                commands = _commands(turn, slots)
+                if trial:
+                    await self._send_in_parts(connection, commands, turn, inside)
+                    await _pipeline(connection, [(b"SET CONSTRAINTS ALL IMMEDIATE", []), (b"ROLLBACK", [])])
+                elif inside is None and not turn.copies:
+                    sending.commit_sent = True
+                    await _pipeline(connection, [(b"BEGIN", []), *commands, (b"COMMIT", [])])
+                else:
+                    await self._send_in_parts(connection, commands, turn, inside)
+                    sending.commit_sent = True
+                    await connection.execute(b"COMMIT", prepare=False)
+        except psycopg.Error as error:
+            raise translate_commit(error, self._own(), commit_sent=sending.commit_sent) from error
+        except asyncio.CancelledError as cancelled:
+            if sending.commit_sent:
+                raise CommitUnknownError("the commit was cancelled after COMMIT was sent") from cancelled
+            raise
+
+    async def _send_in_parts(
+        self, connection: Connection, commands: list[Command], turn: EncodedTurn, inside: CommitProbe | None
+    ) -> None:
+        fence, *appends = commands
+        if inside is None:
+            await _pipeline(connection, [(b"BEGIN", []), fence, *appends])
+        else:
+            await _pipeline(connection, [(b"BEGIN", []), fence])
+            await inside()
+            if appends:
+                await _pipeline(connection, appends)
+        for copy_sql, text in turn.copies:
+            async with connection.cursor() as cursor, cursor.copy(copy_sql) as copy:
+                await copy.write(memoryview(text))
+
+    async def _current_slots(self, connection: Connection) -> list[int]:
+        if self._slots is None:
+            try:
+                rows = await (await connection.execute(statement("read_slots"))).fetchall()
+            except psycopg.Error as error:
+                raise translate(error) from error
+            self._slots = [row[0] for row in rows]
+        return self._slots
+
+    def _own(self) -> OwnConstraints:
+        return {(table.schema, table.name): table.own_constraints() for table in self._tables.values()}
+
+
+@dataclass(slots=True)
+class _Sending:
+    """Whether COMMIT may have left this machine."""
+
+    commit_sent: bool = False
+
+
+def _commands(turn: EncodedTurn, slots: list[int]) -> list[Command]:
+    """Fence and appends with the slots filled in; rings are in the order of their names."""
+    dedupe_slot, delta_slot, segment_slot = slots
+    by_statement = {
+        statement("append_dedupe_runs"): dedupe_slot,
+        statement("append_deltas"): delta_slot,
+        statement("append_segments"): segment_slot,
+    }
+    commands: list[Command] = [(statement("hold_grants"), turn.fence | {"slots": _literal(slots)})]
+    for query, parameters in turn.appends:
+        if query in by_statement:
+            assert isinstance(parameters, dict)
+            commands.append((query, parameters | {"slot": by_statement[query]}))
+        else:
+            commands.append((query, parameters))
+    return commands
+
+
+async def _pipeline(connection: Connection, commands: Sequence[Command]) -> None:
+    """Send commands in one round trip; raises the first error."""
+    async with connection.pipeline():
+        for query, parameters in commands:
+            await connection.execute(query, parameters or None)

@@ -1,0 +1,157 @@
+"""Lanes: named connections of one worker, each used by one task at a time.
+
+A worker needs few connections, and each has another temper: the commit lane is the recorded backend of the worker,
+the listen lane blocks for as long as it likes, folding may take a minute. A lane connects when it is first used, and
+again after it was lost; it never retries by itself, because only the caller knows whether a retry is safe.
+
+Timeouts on the server keep a frozen or vanished worker from holding row locks: `statement_timeout` and
+`idle_in_transaction_session_timeout` are below the lease, and TCP gives up as early.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection
+from psycopg.pq import TransactionStatus
+from psycopg.rows import TupleRow
+
+from millpy.errors import StoreUnavailableError
+from millpy.store.postgres.arrays import register_arrays
+from millpy.store.postgres.errors import translate
+
+Connection = AsyncConnection[TupleRow]
+_SETTINGS = b"""
+SELECT set_config('statement_timeout', %s, false), set_config('idle_in_transaction_session_timeout', %s, false),
+       set_config('synchronous_commit', %s, false), set_config('plan_cache_mode', 'force_generic_plan', false),
+       set_config('jit', 'off', false), set_config('timezone', 'UTC', false)
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionSettings:
+    """How the store connects.
+
+    Attributes:
+        connect_s: how long a connection attempt may take.
+        statement_s: server-side limit of a statement, and of idling in a transaction; below the lease.
+        long_statement_s: the same for folding and deploying.
+        prepare_threshold: None behind a transaction pooler that cannot keep prepared statements.
+    """
+
+    connect_s: float = 5.0
+    statement_s: float = 4.0
+    long_statement_s: float = 60.0
+    prepare_threshold: int | None = 1
+
+
+class Lane:
+    """One connection and the lock that serialises its use."""
+
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        settings: ConnectionSettings,
+        *,
+        long: bool = False,
+        durable: bool = True,
+        prepare: Callable[[Connection], Awaitable[None]] | None = None,
+    ) -> None:
+        self._url = url
+        self._name = name
+        self._settings = settings
+        self._statement_s = settings.long_statement_s if long else settings.statement_s
+        self._synchronous_commit = "on" if durable else "off"
+        self._prepare = prepare
+        self._connection: Connection | None = None
+        self._lock = asyncio.Lock()
+
+    @asynccontextmanager
+    async def use(self) -> AsyncIterator[Connection]:
+        """The connection, in autocommit mode, for one task at a time; psycopg's errors come out translated."""
+        async with self._lock:
+            try:
+                yield await self.connected()
+            except psycopg.Error as error:
+                raise translate(error) from error
+            finally:
+                await self._tidy()
+
+    @asynccontextmanager
+    async def use_raw(self) -> AsyncIterator[Connection]:
+        """The same with psycopg's own errors, for the commit, which reads more from them."""
+        async with self._lock:
+            try:
+                yield await self.connected()
+            finally:
+                await self._tidy()
+
+    async def connected(self) -> Connection:
+        """The live connection, made anew when it was lost."""
+        if self._connection is not None and not self._connection.closed:
+            return self._connection
+        timeout_ms = int(self._statement_s * 1000)
+        try:
+            connection = await AsyncConnection.connect(
+                self._url,
+                autocommit=True,
+                connect_timeout=max(2, int(self._settings.connect_s)),
+                application_name=f"millpy {self._name}",
+                prepare_threshold=self._settings.prepare_threshold,
+                keepalives_idle=5,
+                tcp_user_timeout=timeout_ms,
+            )
+        except psycopg.OperationalError as error:
+            raise StoreUnavailableError(f"cannot reach the database: {error}") from error
+        try:
+            connection.prepared_max = 500
+            register_arrays(connection)
+            await connection.execute(
+                _SETTINGS, (str(timeout_ms), str(timeout_ms), self._synchronous_commit), prepare=False
+            )
+            if self._prepare is not None:
+                await self._prepare(connection)
+        except BaseException:
+            await connection.close()
+            raise
+        self._connection = connection
+        return connection
+
+    async def close(self) -> None:
+        """Disconnect."""
+        async with self._lock:
+            await self.drop()
+
+    async def drop(self) -> None:
+        """Disconnect at once; for the holder of the lane."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+    async def _tidy(self) -> None:
+        """A connection that is not idle afterwards is in an unknown state: drop it rather than mend it."""
+        connection = self._connection
+        if connection is None:
+            return
+        status = connection.info.transaction_status
+        if status == TransactionStatus.IDLE:
+            return
+        if status == TransactionStatus.INERROR:
+            try:
+                await connection.rollback()
+                return
+            except psycopg.Error:
+                pass  # it is dropped below
+        await self.drop()
+
+
+async def all_rows(connection: Connection, query: bytes, parameters: dict[str, Any]) -> list[TupleRow]:
+    """Every row of one statement, transferred in binary."""
+    cursor = await connection.execute(query, parameters, binary=True)
+    return await cursor.fetchall()

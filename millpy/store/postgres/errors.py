@@ -1,0 +1,123 @@
+"""PostgreSQL's errors in millpy's words: the only place that looks at a SQLSTATE.
+
+MW001 stale grant                      StaleSequencerError, names the intervals
+MW002 graph version                    GraphVersionError
+MW003 slot moved, 23514 no partition   SlotMovedError (transient: the commit tries again by itself)
+MW004 pane order                       PaneOrderError
+MW005 watermark                        WatermarkRegressedError
+MW006 cursor, 23 on our own tables     CorruptionError
+08, 57P, connection lost               StoreUnavailableError, or CommitUnknownError around COMMIT
+40, 55P03, 57014, 25P0x                TransientError
+53, 58                                 StoreUnavailableError
+22, 54, P0001, 23 on a user's own      PoisonError, in a commit
+42, others                             UsageError (missing rights), with a hint
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import psycopg
+
+from millpy.errors import (
+    CommitUnknownError,
+    ConfigError,
+    CorruptionError,
+    GraphVersionError,
+    MillError,
+    PaneOrderError,
+    PoisonError,
+    StaleSequencerError,
+    StoreUnavailableError,
+    TransientError,
+    WatermarkRegressedError,
+)
+
+OUR_SCHEMA = "mill"
+OwnConstraints = Mapping[tuple[str, str], frozenset[str]]
+"""(schema, result table) -> names of the constraints, and columns that are not null, that millpy made."""
+
+
+class SlotMovedError(TransientError):
+    """A ring has turned since this worker read the epochs: read them again and commit again."""
+
+
+def translate(error: psycopg.Error) -> MillError:
+    """What an error means outside of a commit."""
+    state = error.sqlstate or ""
+    if state.startswith("MW"):
+        return _ours(error, state)
+    if _connection_lost(error, state) or state[:2] in ("53", "58"):
+        return StoreUnavailableError(f"the database is not available: {_line(error)}")
+    if state[:2] in ("40", "25") or state in ("55P03", "57014", "0A000"):
+        return TransientError(f"the database asks to try again: {_line(error)}")
+    if state == "42501":
+        return ConfigError(f"missing rights: {_line(error)}", hint="GRANT them to the worker's role")
+    if state[:2] in ("3D", "28") or state == "3F000":
+        return ConfigError(f"the database refuses these settings: {_line(error)}")
+    if state[:2] == "42":
+        return ConfigError(
+            f"the database does not know a name: {_line(error)}", hint="was it migrated? is a result table gone?"
+        )
+    return CorruptionError(f"unexpected answer of the database ({state}): {_line(error)}")
+
+
+def translate_commit(error: psycopg.Error, own: OwnConstraints, *, commit_sent: bool) -> MillError:
+    """What an error means inside a turn's transaction.
+
+    Args:
+        error: as psycopg raised it.
+        own: which constraints of result tables are ours.
+        commit_sent: whether COMMIT may have reached the server.
+    """
+    state = error.sqlstate or ""
+    if _connection_lost(error, state):
+        if commit_sent:
+            return CommitUnknownError(f"the connection was lost around COMMIT: {_line(error)}")
+        return StoreUnavailableError(f"the connection was lost before COMMIT: {_line(error)}")
+    if state[:2] == "23":
+        return _constraint(error, own, state)
+    if state[:2] in ("22", "54") or state == "P0001":
+        return PoisonError(_line(error), table=error.diag.table_name or "", sqlstate=state)
+    return translate(error)
+
+
+def _ours(error: psycopg.Error, state: str) -> MillError:
+    detail = error.diag.message_detail or ""
+    message = error.diag.message_primary or str(error)
+    if state == "MW001":
+        return StaleSequencerError(message, stale=[int(part) for part in detail.split(",")])
+    if state == "MW002":
+        return GraphVersionError(message, hint=f"version {detail} of this graph is deployed; stop this worker")
+    known: dict[str, Callable[[str], MillError]] = {
+        "MW003": SlotMovedError,
+        "MW004": PaneOrderError,
+        "MW005": WatermarkRegressedError,
+    }
+    return known.get(state, CorruptionError)(message)
+
+
+def _constraint(error: psycopg.Error, own: OwnConstraints, state: str) -> MillError:
+    diag = error.diag
+    table, schema, name = diag.table_name or "", diag.schema_name or "", diag.constraint_name or ""
+    if schema == OUR_SCHEMA:
+        if state == "23514" and not name:
+            return SlotMovedError(f"no partition for a row: {_line(error)}")
+        return CorruptionError(f"{_line(error)} in {schema}.{table}")
+    column = diag.column_name or ""
+    ours = own.get((schema, table), frozenset())
+    # Up to version 17 a violated NOT NULL names its column and no constraint.
+    if name in ours or (state == "23502" and column in ours):
+        kind = PaneOrderError if state == "23505" else CorruptionError
+        return kind(f"{_line(error)} in {schema}.{table}")
+    return PoisonError(_line(error), table=table, sqlstate=state)
+
+
+def _connection_lost(error: psycopg.Error, state: str) -> bool:
+    if state[:2] == "08" or state[:3] == "57P":
+        return True
+    return not state and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+
+
+def _line(error: psycopg.Error) -> str:
+    return error.diag.message_primary or str(error).strip().replace("\n", " ")

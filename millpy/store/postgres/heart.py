@@ -1,0 +1,75 @@
+"""The heart: renews one worker's lease from a thread of its own, on a connection of its own.
+
+A thread, so that a long computation or a busy event loop does not cost the lease. Not durable on purpose: a lease that
+a crash of the server forgets has ended anyway.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import TupleRow
+
+from millpy.errors import StoreUnavailableError
+from millpy.store.postgres.errors import translate
+from millpy.store.postgres.statements import statement
+
+
+class Heart:
+    """Sends heartbeats; synchronous, for one thread. Reconnects when its connection was lost."""
+
+    def __init__(self, url: str, *, timeout_s: float = 1.0) -> None:
+        self._url = url
+        self._timeout_s = timeout_s
+        self._connection: psycopg.Connection[TupleRow] | None = None
+
+    def beat(self, worker_id: UUID, ttl_s: float) -> bool:
+        """Renew the lease; False when it had expired, or the worker is unknown.
+
+        Raises:
+            TransientError: when the database cannot be asked; whether the lease was renewed is unknown.
+        """
+        parameters: dict[str, Any] = {"worker_id": worker_id, "ttl_s": ttl_s}
+        try:
+            connection = self._connected()
+            return connection.execute(statement("renew_lease"), parameters).rowcount == 1
+        except psycopg.Error as error:
+            self.close()
+            raise translate(error) from error
+
+    def close(self) -> None:
+        """Disconnect."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def __enter__(self) -> Heart:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _connected(self) -> psycopg.Connection[TupleRow]:
+        if self._connection is None or self._connection.closed:
+            timeout_ms = int(self._timeout_s * 1000)
+            try:
+                self._connection = psycopg.connect(
+                    self._url,
+                    autocommit=True,
+                    connect_timeout=2,
+                    application_name="millpy heart",
+                    tcp_user_timeout=timeout_ms,
+                    prepare_threshold=None,
+                )
+                settings = (
+                    b"SELECT set_config('statement_timeout', %s, false), set_config('synchronous_commit', 'off', false)"
+                )
+                self._connection.execute(settings, [str(timeout_ms)])
+            except psycopg.OperationalError as error:
+                raise StoreUnavailableError(f"cannot reach the database: {error}") from error
+        return self._connection

@@ -1,0 +1,135 @@
+"""Who owns what: leases, claims, releases, and taking over from oneself.
+
+Expiry is decided by the server's clock. A claim skips rows that are locked, then looks at what it left out: when the
+owner has no live lease, the lock is a commit in flight, which is waited for, or a frozen transaction, which is ended by
+terminating the backend that the owner recorded.
+
+    1. worker A is stopped between fence and COMMIT; its lease ends.
+    2. B claims: the row is locked, skipped.
+    3. B waits LOCK_WAIT_S for the row: a commit in flight would end in that time.
+    4. B terminates A's recorded backend; its transaction is rolled back.
+    5. B claims again. When A goes on, its connection is gone: the outcome is unknown to it, so it takes over from
+       itself, and finds that it owns nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from millpy.model.checkpoint import Grant
+from millpy.store.postgres.arrays import Bigints, Moments
+from millpy.store.postgres.connection import Connection, all_rows
+from millpy.store.postgres.statements import statement
+from millpy.store.protocol import LiveWorker, Owned, Ownership, WorkerInfo
+
+LOCK_WAIT_S = 0.2
+"""How long a commit in flight is waited for before its backend is terminated."""
+
+Backend = tuple[int, datetime]
+
+
+async def register(connection: Connection, worker: WorkerInfo, ttl_s: float) -> None:
+    """Announce a worker, which owns nothing yet."""
+    parameters = {
+        "worker_id": worker.worker_id,
+        "graph_id": worker.graph_id,
+        "computations": list(worker.only),
+        "host": worker.host,
+        "pid": worker.pid,
+        "ttl_s": ttl_s,
+    }
+    async with connection.transaction():
+        await connection.execute(statement("disown"), {"worker_id": worker.worker_id})
+        await connection.execute(statement("register_worker"), parameters)
+    await connection.execute(statement("forget_workers"))
+
+
+async def read_ownership(connection: Connection, graph_id: int) -> Ownership:
+    """Who lives and who owns what, in one snapshot."""
+    workers, intervals = [], []
+    for worker_id, computations, interval_id, live in await all_rows(
+        connection, statement("read_ownership"), {"graph_id": graph_id}
+    ):
+        if interval_id is None:
+            workers.append(LiveWorker(worker_id, tuple(computations)))
+        else:
+            intervals.append(Owned(interval_id, worker_id, live))
+    return Ownership(tuple(workers), tuple(intervals))
+
+
+async def claim(connection: Connection, worker_id: UUID, interval_ids: Sequence[int]) -> list[Grant]:
+    """Take what no live worker owns; see `Store.claim`."""
+    wanted = list(interval_ids)
+    grants = await _claim_unlocked(connection, worker_id, wanted)
+    left = [i for i in wanted if i not in {g.interval_id for g in grants}]
+    if left:
+        parameters: dict[str, Any] = {"intervals": Bigints(left), "claimer": worker_id}
+        locked = [row[0] for row in await all_rows(connection, statement("find_locked"), parameters)]
+        if locked:
+            if not await _unlocked_in_time(connection, locked):
+                await connection.execute(statement("terminate_owners"), {"intervals": Bigints(locked)})
+                await _unlocked_in_time(connection, locked)
+            grants += await _claim_unlocked(connection, worker_id, locked)
+    return sorted(grants, key=lambda g: g.interval_id)
+
+
+async def _claim_unlocked(connection: Connection, worker_id: UUID, interval_ids: Sequence[int]) -> list[Grant]:
+    parameters = {"worker_id": worker_id, "intervals": Bigints(sorted(interval_ids))}
+    return [Grant(*row) for row in await all_rows(connection, statement("claim_intervals"), parameters)]
+
+
+async def _unlocked_in_time(connection: Connection, interval_ids: Sequence[int]) -> bool:
+    """Wait until nobody has these headers locked, at most LOCK_WAIT_S."""
+    try:
+        async with connection.transaction():
+            await _limit_lock_wait(connection)
+            await connection.execute(statement("wait_for_rows"), {"intervals": Bigints(interval_ids)})
+    except psycopg.errors.LockNotAvailable:
+        return False
+    return True
+
+
+async def _limit_lock_wait(connection: Connection) -> None:
+    await connection.execute(b"SELECT set_config('lock_timeout', %s, true)", [f"{int(LOCK_WAIT_S * 1000)}ms"])
+
+
+async def release(connection: Connection, worker_id: UUID, grants: Sequence[Grant]) -> None:
+    """Give intervals up; stale grants are ignored."""
+    await connection.execute(statement("release_intervals"), _grant_parameters(worker_id, grants))
+
+
+async def take_over_from_self(
+    connection: Connection, worker_id: UUID, grants: Sequence[Grant], lost: Sequence[Backend]
+) -> list[Grant]:
+    """Raise the sequencers of the grants that are still ours, in their order.
+
+    The update waits for a commit in flight. One that does not end in time is on a connection that this process has
+    lost: its backend is terminated, which decides the outcome.
+    """
+    parameters = _grant_parameters(worker_id, grants)
+    query = statement("raise_sequencers")
+    try:
+        async with connection.transaction():
+            await _limit_lock_wait(connection)
+            rows = await all_rows(connection, query, parameters)
+    except psycopg.errors.LockNotAvailable:
+        if lost:
+            starts = [int(started.timestamp()) * 1_000_000 + started.microsecond for _, started in lost]
+            backends = {"pids": Bigints([pid for pid, _ in lost]), "starts": Moments(starts)}
+            await connection.execute(statement("terminate_backends"), backends)
+        rows = await all_rows(connection, query, parameters)
+    raised: dict[int, int] = {interval_id: sequencer for interval_id, sequencer in rows}
+    return [Grant(g.interval_id, raised[g.interval_id]) for g in grants if g.interval_id in raised]
+
+
+def _grant_parameters(worker_id: UUID, grants: Sequence[Grant]) -> dict[str, Any]:
+    return {
+        "worker_id": worker_id,
+        "intervals": Bigints([g.interval_id for g in grants]),
+        "sequencers": Bigints([g.sequencer for g in grants]),
+    }

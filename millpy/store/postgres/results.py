@@ -1,0 +1,196 @@
+"""Result tables: their statements and their rows as arrays or as COPY text. The only place that names a user's table.
+
+Small results go through one INSERT from arrays, in the pipeline of the commit. First panes in bulk go by COPY; the
+text is written by Arrow from columns. A pane that replaces another finds it in the statement: the row must be absent
+(people delete old ones) or hold the pane before (I7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as csv
+from psycopg import sql
+
+from millpy.model.checkpoint import ResultRows
+from millpy.model.delta import encode_value
+from millpy.model.deployment import ColumnSpec, TableSpec
+from millpy.model.time import instant
+from millpy.store.postgres.arrays import Bigints, Booleans, Byteas, Doubles, Jsonbs, Moments, PgArray, Texts, Uuids
+
+COPY_ROWS_MIN = 200
+"""From so many first panes on, COPY pays for its extra round trips."""
+
+_ARRAYS: dict[str, type[PgArray]] = {
+    "text": Texts,
+    "bigint": Bigints,
+    "double precision": Doubles,
+    "boolean": Booleans,
+    "bytea": Byteas,
+    "timestamptz": Moments,
+    "uuid": Uuids,
+    "jsonb": Jsonbs,
+}
+_CSV_TYPES: dict[str, pa.DataType] = {
+    "text": pa.string(),
+    "bigint": pa.int64(),
+    "double precision": pa.float64(),
+    "boolean": pa.bool_(),
+    "bytea": pa.string(),
+    "timestamptz": pa.timestamp("us", tz="UTC"),
+    "uuid": pa.string(),
+    "jsonb": pa.string(),
+}
+_FIXED_WIDTH = ("bigint", "double precision", "timestamptz")
+SQL_TYPES = frozenset(_ARRAYS)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rows for one table from one or more checkpoints, with the interval and bundle that commit them."""
+
+    rows: ResultRows
+    interval_id: int
+    bundle: int
+
+
+@dataclass(slots=True)
+class ResultTable:
+    """A deployed result table and its statements, made once."""
+
+    schema: str
+    name: str
+    kind: str
+    keys: tuple[ColumnSpec, ...]
+    columns: tuple[ColumnSpec, ...]
+    insert: bytes = field(init=False)
+    upsert: bytes = field(init=False)
+    copy: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        names = [column.name for column in self.columns] + ["interval_id", "bundle"]
+        table = sql.Identifier(self.schema, self.name)
+        listed = sql.SQL(", ").join(map(sql.Identifier, names))
+        arrays = sql.SQL(", ").join(sql.Placeholder() * len(names))
+        insert = sql.SQL("INSERT INTO {} AS stored ({}) SELECT * FROM unnest({})").format(table, listed, arrays)
+        self.insert = insert.as_bytes()
+        self.copy = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(table, listed).as_bytes()
+        identity = [column.name for column in self.keys] + ["window_start", "window_end"]
+        self.upsert = (
+            sql.SQL(
+                "WITH written AS ({} ON CONFLICT ({}) DO UPDATE SET {}, emitted_at = now()"
+                " WHERE stored.pane_index = excluded.pane_index - 1 RETURNING 1)"
+                " SELECT mill.check_panes({}, (SELECT count(*) FROM written), %s)"
+            )
+            .format(
+                insert,
+                sql.SQL(", ").join(map(sql.Identifier, identity)),
+                sql.SQL(", ").join(
+                    sql.SQL("{} = {}").format(sql.Identifier(n), sql.Identifier("excluded", n))
+                    for n in names
+                    if n not in identity
+                ),
+                sql.Literal(self.name),
+            )
+            .as_bytes()
+        )
+
+    @classmethod
+    def of(cls, schema: str, spec: TableSpec) -> ResultTable:
+        """The table of a spec."""
+        return cls(schema, spec.name, spec.kind, spec.keys, spec.columns())
+
+    @property
+    def primary_key(self) -> str:
+        """The name of the table's own constraint."""
+        return f"{self.name}_pkey"
+
+    def own_constraints(self) -> frozenset[str]:
+        """Names that tell our constraints from a user's; a column's name stands for its NOT NULL."""
+        required = [c.name for c in self.columns if not c.nullable] + ["emitted_at", "interval_id", "bundle"]
+        # From version 18 on NOT NULL constraints have names, made like this.
+        return frozenset([self.primary_key, *required, *(f"{self.name}_{name}_not_null" for name in required)])
+
+
+def insert_parameters(table: ResultTable, blocks: Sequence[Block]) -> list[PgArray]:
+    """The arrays of `table.insert`: one a column, then interval and bundle."""
+    arrays = [
+        _array(column.sql_type, [b.rows.columns[place] for b in blocks]) for place, column in enumerate(table.columns)
+    ]
+    counts = [block.rows.count for block in blocks]
+    arrays.append(Bigints(np.repeat(np.array([b.interval_id for b in blocks], np.int64), counts)))
+    arrays.append(Bigints(np.repeat(np.array([b.bundle for b in blocks], np.int64), counts)))
+    return arrays
+
+
+def copy_text(table: ResultTable, blocks: Sequence[Block]) -> pa.Buffer:
+    """The rows as the CSV that `table.copy` reads: null is empty, text is quoted."""
+    columns = [
+        pa.chunked_array(
+            [_csv_column(column.sql_type, block.rows.columns[place]) for block in blocks], _CSV_TYPES[column.sql_type]
+        )
+        for place, column in enumerate(table.columns)
+    ]
+    counts = [block.rows.count for block in blocks]
+    columns.append(pa.chunked_array([pa.array(np.repeat(np.array([b.interval_id for b in blocks], np.int64), counts))]))
+    columns.append(pa.chunked_array([pa.array(np.repeat(np.array([b.bundle for b in blocks], np.int64), counts))]))
+    rows = pa.Table.from_arrays(columns, names=[str(place) for place in range(len(columns))])
+    out = pa.BufferOutputStream()
+    csv.write_csv(rows, out, csv.WriteOptions(include_header=False, batch_size=8192))
+    return out.getvalue()
+
+
+def _array(sql_type: str, parts: Sequence[pa.Array | list[Any]]) -> PgArray:
+    kind = _ARRAYS[sql_type]
+    if sql_type in _FIXED_WIDTH and all(_plain(part) for part in parts):
+        return kind(np.concatenate([_numbers(part) for part in parts]))  # type: ignore[call-arg, arg-type]
+    values = [value for part in parts for value in _values(sql_type, part)]
+    return kind(values)  # type: ignore[call-arg, arg-type]
+
+
+def _plain(part: pa.Array | list[Any]) -> bool:
+    return isinstance(part, pa.Array | pa.ChunkedArray) and part.null_count == 0 and not pa.types.is_null(part.type)
+
+
+def _numbers(part: pa.Array) -> Any:
+    return (part.cast(pa.int64()) if pa.types.is_timestamp(part.type) else part).to_numpy(zero_copy_only=False)
+
+
+def _values(sql_type: str, part: pa.Array | list[Any]) -> list[Any]:
+    """A column as a list of what the array of its type takes."""
+    if isinstance(part, pa.Array | pa.ChunkedArray):
+        if pa.types.is_timestamp(part.type):
+            part = part.cast(pa.int64())
+        part = part.to_pylist(maps_as_pydicts="strict") if sql_type == "jsonb" else part.to_pylist()
+    if sql_type == "jsonb":
+        return [None if value is None else _json(value) for value in part]
+    if sql_type == "timestamptz":
+        return [instant(value) if isinstance(value, datetime) else value for value in part]
+    return part
+
+
+def _csv_column(sql_type: str, part: pa.Array | list[Any]) -> pa.Array:
+    target = _CSV_TYPES[sql_type]
+    if sql_type in ("jsonb", "bytea", "uuid"):
+        values = _values(sql_type, part)
+        if sql_type == "jsonb":
+            return pa.array([None if v is None else v.decode() for v in values], target)
+        if sql_type == "bytea":
+            return pa.array([None if v is None else "\\x" + v.hex() for v in values], target)
+        return pa.array([None if v is None else str(v) for v in values], target)
+    if isinstance(part, pa.ChunkedArray):
+        part = part.combine_chunks()
+    if not isinstance(part, pa.Array):
+        part = pa.array(_values(sql_type, part), pa.int64() if sql_type == "timestamptz" else target)
+    return part if part.type == target else pc.cast(part, target)
+
+
+def _json(value: Any) -> bytes:
+    """Bytes are JSON text already; anything else is encoded."""
+    return value if isinstance(value, bytes) else encode_value(value)

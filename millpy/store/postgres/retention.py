@@ -1,0 +1,32 @@
+"""Retention: turning the rings and emptying the slots that nobody needs any more."""
+
+from __future__ import annotations
+
+import psycopg
+
+from millpy.store.postgres.connection import Connection, all_rows
+from millpy.store.postgres.statements import statement
+
+RINGS = ("segments", "deltas", "dedupe_runs")
+FREE_LOCK_MS = 20
+"""How long writers and readers may have to queue behind an attempt to empty a slot."""
+
+
+async def turn_rings(connection: Connection, *, epoch_s: float, epoch_bytes: int) -> int:
+    """Begin new epochs where due, empty slots where possible; see `Store.turn_rings`."""
+    for ring in RINGS:
+        due = {"ring": ring, "epoch_s": float(epoch_s), "epoch_bytes": epoch_bytes}
+        await connection.execute(statement("turn_ring"), due)
+    freed = 0
+    for ring, slot in await all_rows(connection, statement("find_unneeded_slots"), {}):
+        freed += await _free(connection, ring, slot)
+    return freed
+
+
+async def _free(connection: Connection, ring: str, slot: int) -> bool:
+    try:
+        async with connection.transaction():
+            await connection.execute(b"SELECT set_config('lock_timeout', %s, true)", [f"{FREE_LOCK_MS}ms"])
+            return bool((await all_rows(connection, statement("free_slot"), {"ring": ring, "slot": slot}))[0][0])
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
+        return False  # busy: the next turn tries again

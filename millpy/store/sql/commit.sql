@@ -1,0 +1,64 @@
+-- Every statement of a turn's transaction. Result tables are written by statements made from their columns
+-- (store/postgres/results.py).
+
+-- name: hold_grants
+-- The fence; raises MW001, MW002, MW003, MW005. Always one row.
+SELECT mill.hold_grants(%(graph_version)s::integer, %(slots)s::integer[], %(intervals)s, %(sequencers)s, %(bundles)s,
+                        %(input_watermarks)s, %(low_watermarks)s, %(oldest_works)s, %(floors)s);
+
+-- name: advance_cursors
+-- Moves cursors; raises MW006 when one is missing or would not move forward (I3). Always one row.
+WITH moved AS (
+    UPDATE mill.cursors AS c SET seq = e.seq, watermark = e.watermark
+      FROM unnest(%(consumers)s, %(producers)s, %(seqs)s, %(watermarks)s) AS e (consumer, producer, seq, watermark)
+     WHERE c.consumer = e.consumer AND c.producer = e.producer AND c.seq <= e.seq
+    RETURNING 1
+)
+SELECT mill.check_cursors((SELECT count(*) FROM moved), cardinality(%(consumers)s));
+
+-- name: append_deltas
+-- One document per interval. Zero rows: nothing was sent.
+INSERT INTO mill.deltas (slot, interval_id, bundle, bytes, document)
+SELECT %(slot)s::smallint, interval_id, bundle, octet_length(document), document::json
+  FROM unnest(%(intervals)s, %(bundles)s, %(documents)s) AS e (interval_id, bundle, document);
+
+-- name: append_segments
+-- Also moves the end of each subscription's chain. Zero rows: nothing was sent.
+WITH sent AS (
+    SELECT * FROM unnest(%(subscriptions)s, %(producers)s, %(seqs)s, %(previous_seqs)s, %(watermarks)s, %(records)s,
+                         %(ends)s, %(checksums)s, %(event_time_los)s, %(event_time_his)s, %(payloads)s)
+        AS e (subscription_id, producer, seq, previous_seq, watermark, records, ends, checksums, lo, hi, payload)
+), chained AS (
+    INSERT INTO mill.last_segments (producer, subscription_id, seq) SELECT producer, subscription_id, seq FROM sent
+    ON CONFLICT (producer, subscription_id) DO UPDATE SET seq = excluded.seq
+)
+INSERT INTO mill.segments (slot, subscription_id, producer, seq, previous_seq, watermark, records, ends, checksums,
+                           event_time_lo, event_time_hi, payload)
+SELECT %(slot)s::smallint, subscription_id, producer, seq, previous_seq, watermark, records::integer[], ends::bigint[],
+       checksums::bigint[], lo, hi, payload
+  FROM sent;
+
+-- name: append_dedupe_runs
+-- Zero rows: nothing was sent.
+INSERT INTO mill.dedupe_runs (slot, interval_id, bundle, expires_at, clock, ids, times)
+SELECT %(slot)s::smallint, interval_id, bundle, expires_at, clock, ids, times
+  FROM unnest(%(intervals)s, %(bundles)s, %(expires_ats)s, %(clocks)s, %(ids)s, %(times)s)
+    AS e (interval_id, bundle, expires_at, clock, ids, times);
+
+-- name: append_late_records
+-- Zero rows: nothing was sent.
+INSERT INTO mill.late_records (interval_id, bundle, stream, computation, key, event_time, watermark,
+                               window_start, window_end, payload)
+SELECT * FROM unnest(%(intervals)s, %(bundles)s, %(streams)s, %(computations)s, %(keys)s, %(event_times)s,
+                     %(watermarks)s, %(window_starts)s, %(window_ends)s, %(payloads)s);
+
+-- name: append_dead_letters
+-- Zero rows: nothing was sent.
+INSERT INTO mill.dead_letters (interval_id, bundle, stream, computation, reason, detail, traceback, source_position,
+                               key, event_time, payload)
+SELECT * FROM unnest(%(intervals)s, %(bundles)s, %(streams)s, %(computations)s, %(reasons)s, %(details)s,
+                     %(tracebacks)s, %(positions)s, %(keys)s, %(event_times)s, %(payloads)s);
+
+-- name: read_slots
+-- The current slot of each ring, by the ring's name. Always three rows.
+SELECT slot FROM mill.epochs WHERE state = 'current' ORDER BY ring;

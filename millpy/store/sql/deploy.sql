@@ -1,0 +1,89 @@
+-- name: lock_deployment
+-- One deployment of a graph's name at a time.
+SELECT pg_advisory_xact_lock(hashtextextended('millpy deploy ' || %(name)s, 0));
+
+-- name: read_graph
+-- Zero rows: never deployed.
+SELECT graph_id, version, fingerprint, description FROM mill.graphs WHERE name = %(name)s;
+
+-- name: insert_graph
+-- Always one row.
+INSERT INTO mill.graphs (name, fingerprint, description) VALUES (%(name)s, %(fingerprint)s, %(description)s::text::jsonb)
+RETURNING graph_id, version;
+
+-- name: insert_computation
+-- Always one row.
+INSERT INTO mill.computations (graph_id, name, kind, place, meaning)
+VALUES (%(graph_id)s, %(name)s, %(kind)s, %(place)s, %(meaning)s)
+RETURNING computation_id;
+
+-- name: insert_intervals
+-- Always at least one row.
+INSERT INTO mill.intervals (graph_id, computation_id, graph_version, place, key_lo, key_hi, source_partition)
+SELECT %(graph_id)s, %(computation_id)s, %(graph_version)s, e.place, e.key_lo, e.key_hi, e.source_partition
+  FROM unnest(%(places)s, %(key_los)s, %(key_his)s, %(partitions)s) AS e (place, key_lo, key_hi, source_partition)
+ ORDER BY e.place;
+
+-- name: insert_schema
+-- Zero rows: it is there already.
+INSERT INTO mill.schemas (encoded, digest) VALUES (%(encoded)s, %(digest)s) ON CONFLICT (digest) DO NOTHING;
+
+-- name: insert_stream
+-- Always one row.
+INSERT INTO mill.streams (graph_id, name, producer_id, schema_id)
+SELECT %(graph_id)s, %(name)s, c.computation_id, s.schema_id
+  FROM mill.computations AS c CROSS JOIN mill.schemas AS s
+ WHERE c.graph_id = %(graph_id)s AND c.name = %(producer)s AND s.digest = %(digest)s;
+
+-- name: insert_subscription
+-- Always one row.
+INSERT INTO mill.subscriptions (graph_id, stream_id, consumer_id, input, key_fields)
+SELECT %(graph_id)s, s.stream_id, c.computation_id, %(input)s, %(key_fields)s
+  FROM mill.streams AS s CROSS JOIN mill.computations AS c
+ WHERE s.graph_id = %(graph_id)s AND s.name = %(stream)s AND c.graph_id = %(graph_id)s AND c.name = %(consumer)s;
+
+-- name: insert_cursors
+-- One for every consumer and producer interval that a subscription joins. Zero rows: no subscriptions.
+INSERT INTO mill.cursors (consumer, producer)
+SELECT DISTINCT c.interval_id, p.interval_id
+  FROM mill.subscriptions AS u
+  JOIN mill.streams AS s USING (stream_id)
+  JOIN mill.intervals AS p ON p.computation_id = s.producer_id
+  JOIN mill.intervals AS c ON c.computation_id = u.consumer_id
+ WHERE u.graph_id = %(graph_id)s
+ON CONFLICT DO NOTHING;
+
+-- name: insert_result_table
+-- Always one row.
+INSERT INTO mill.result_tables (graph_id, name, kind, computation_id, stream_id, key_columns, value_columns, allowed_lateness_us)
+SELECT %(graph_id)s, %(name)s, %(kind)s, c.computation_id, s.stream_id, %(key_columns)s::text::jsonb,
+       %(value_columns)s::text::jsonb, %(allowed_lateness_us)s
+  FROM mill.streams AS s CROSS JOIN mill.computations AS c
+ WHERE s.graph_id = %(graph_id)s AND s.name = %(stream)s AND c.graph_id = %(graph_id)s AND c.name = %(computation)s;
+
+-- name: find_relations
+-- Names in a graph's schema that are taken already. Zero rows: all are free.
+SELECT c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE n.nspname = %(schema)s AND c.relname = ANY (%(names)s);
+
+-- name: read_intervals
+-- Zero rows: the graph has no computation.
+SELECT i.interval_id, c.name AS computation, i.place, i.key_lo, i.key_hi, i.source_partition
+  FROM mill.intervals AS i JOIN mill.computations AS c USING (computation_id)
+ WHERE i.graph_id = %(graph_id)s ORDER BY c.place, i.place;
+
+-- name: read_subscriptions
+-- Zero rows: no stream is consumed.
+SELECT u.subscription_id, s.name AS stream, c.name AS consumer, u.input
+  FROM mill.subscriptions AS u
+  JOIN mill.streams AS s USING (stream_id)
+  JOIN mill.computations AS c ON c.computation_id = u.consumer_id
+ WHERE u.graph_id = %(graph_id)s;
+
+-- name: read_result_tables
+-- Zero rows: the graph has none.
+SELECT table_id, name, kind, key_columns, value_columns FROM mill.result_tables WHERE graph_id = %(graph_id)s;
+
+-- name: read_revision
+-- The newest migration that ran. Zero rows: none.
+SELECT version_num FROM mill.alembic_version;

@@ -1,0 +1,48 @@
+-- name: choose_piece
+-- The next contiguous documents after the folded bundle, of about piece_bytes, at least one.
+-- Zero rows: the grant is stale; a null end: nothing is unfolded.
+SELECT i.folded_bundle, piece.bundle AS upto, piece.bytes
+  FROM mill.intervals AS i
+  LEFT JOIN LATERAL (
+       SELECT max(d.bundle) AS bundle, sum(d.bytes) AS bytes
+         FROM (SELECT u.bundle, u.bytes, sum(u.bytes) OVER (ORDER BY u.bundle) - u.bytes AS before
+                 FROM mill.deltas AS u
+                WHERE u.interval_id = i.interval_id AND u.bundle > i.folded_bundle) AS d
+        WHERE d.before < %(piece_bytes)s::bigint) AS piece ON true
+ WHERE i.interval_id = %(interval)s AND i.sequencer = %(sequencer)s;
+
+-- name: fold_piece
+-- Brings the documents of (folded, upto] into rows, newest per key. Zero rows: only tombstones.
+WITH changes AS MATERIALIZED (
+    SELECT d.bundle, e ->> 'kind' AS kind, e ->> 'namespace' AS namespace, c.key::text AS key, c.subkey,
+           c.key_hash::bigint AS key_hash, c.fire_at::bigint AS fire_at, c.value
+      FROM mill.deltas AS d
+     CROSS JOIN LATERAL json_array_elements(d.document) AS e
+     CROSS JOIN LATERAL ROWS FROM (
+           json_array_elements_text(e -> 'hash'), json_array_elements(e -> 'key'), json_array_elements_text(e -> 'subkey'),
+           json_array_elements(e -> 'value'), json_array_elements_text(e -> 'fire_at')) AS c (key_hash, key, subkey, value, fire_at)
+     WHERE d.interval_id = %(interval)s AND d.bundle > %(folded)s AND d.bundle <= %(upto)s
+), newest AS MATERIALIZED (
+    SELECT DISTINCT ON (kind COLLATE "C", namespace COLLATE "C", key COLLATE "C", subkey COLLATE "C") *
+      FROM changes
+     ORDER BY kind COLLATE "C", namespace COLLATE "C", key COLLATE "C", subkey COLLATE "C", bundle DESC
+), gone AS (
+    DELETE FROM mill.keyed AS k USING newest AS n
+     WHERE n.value::text = 'null'
+       AND k.interval_id = %(interval)s AND k.kind = n.kind
+       AND hashtextextended(k.key, 0) = hashtextextended(n.key COLLATE "C", 0)
+       AND k.namespace = n.namespace
+       AND hashtextextended(k.subkey, 0) = hashtextextended(n.subkey COLLATE "C", 0)
+       AND k.key_hash = n.key_hash AND k.bundle < n.bundle
+)
+INSERT INTO mill.keyed AS k (interval_id, kind, namespace, key, subkey, key_hash, fire_at, bundle, value)
+SELECT %(interval)s, kind, namespace, key, subkey, key_hash, fire_at, bundle, value -> 0
+  FROM newest
+ WHERE value::text <> 'null'
+ON CONFLICT (interval_id, kind, hashtextextended(key, 0), namespace, hashtextextended(subkey, 0), key_hash)
+DO UPDATE SET value = excluded.value, fire_at = excluded.fire_at, bundle = excluded.bundle
+ WHERE k.bundle < excluded.bundle;
+
+-- name: end_fold
+-- Raises MW001 when the grant is stale; then the whole piece is undone. Always one row.
+SELECT mill.end_fold(%(interval)s, %(sequencer)s, %(folded)s, %(upto)s);

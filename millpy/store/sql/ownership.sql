@@ -1,0 +1,111 @@
+-- name: register_worker
+-- Announces a worker. Always one row.
+INSERT INTO mill.workers (worker_id, graph_id, computations, host, pid, lease_deadline)
+VALUES (%(worker_id)s, %(graph_id)s, %(computations)s, %(host)s, %(pid)s,
+        clock_timestamp() + make_interval(secs => %(ttl_s)s))
+ON CONFLICT (worker_id) DO UPDATE
+   SET graph_id = excluded.graph_id, computations = excluded.computations, host = excluded.host, pid = excluded.pid,
+       lease_deadline = excluded.lease_deadline;
+
+-- name: disown
+-- A worker that registers owns nothing. Zero rows: it owned nothing.
+UPDATE mill.intervals AS i SET worker_id = NULL, sequencer = i.sequencer + 1
+  FROM (SELECT interval_id FROM mill.intervals WHERE worker_id = %(worker_id)s
+         ORDER BY interval_id FOR NO KEY UPDATE) AS mine
+ WHERE i.interval_id = mine.interval_id;
+
+-- name: forget_workers
+-- Removes workers that are long gone and own nothing. Zero rows: there are none.
+DELETE FROM mill.workers AS w
+ WHERE w.lease_deadline < clock_timestamp() - interval '1 hour'
+   AND NOT EXISTS (SELECT FROM mill.intervals AS i WHERE i.worker_id = w.worker_id);
+
+-- name: record_backend
+-- Says which backend commits for a worker; sent on that very connection. Zero rows: the worker is not registered.
+UPDATE mill.workers SET backend_pid = a.pid, backend_start = a.backend_start
+  FROM pg_stat_activity AS a
+ WHERE worker_id = %(worker_id)s AND a.pid = pg_backend_pid();
+
+-- name: this_backend
+-- The identity of this connection's backend. Always one row.
+SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid();
+
+-- name: renew_lease
+-- Zero rows: the lease had expired already, or the worker is unknown.
+UPDATE mill.workers SET lease_deadline = clock_timestamp() + make_interval(secs => %(ttl_s)s)
+ WHERE worker_id = %(worker_id)s AND lease_deadline > clock_timestamp();
+
+-- name: forget_worker
+-- Zero rows: the worker is unknown.
+DELETE FROM mill.workers WHERE worker_id = %(worker_id)s;
+
+-- name: read_ownership
+-- Live workers (interval_id null) and intervals (computations null) in one snapshot.
+SELECT w.worker_id, w.computations, NULL::bigint AS interval_id, true AS live
+  FROM mill.workers AS w
+ WHERE w.graph_id = %(graph_id)s AND w.lease_deadline > clock_timestamp()
+UNION ALL
+SELECT i.worker_id, NULL, i.interval_id, coalesce(w.lease_deadline > clock_timestamp(), false)
+  FROM mill.intervals AS i LEFT JOIN mill.workers AS w USING (worker_id)
+ WHERE i.graph_id = %(graph_id)s
+ ORDER BY interval_id;
+
+-- name: claim_intervals
+-- Takes what no live worker owns and nobody has locked, and what is this worker's own (the answer to an earlier claim
+-- was lost). Zero rows: nothing is free, or this worker's lease is over.
+UPDATE mill.intervals AS i SET worker_id = %(worker_id)s, sequencer = i.sequencer + 1
+  FROM (SELECT h.interval_id FROM mill.intervals AS h
+         WHERE h.interval_id = ANY (%(intervals)s)
+           AND (h.worker_id = %(worker_id)s OR NOT mill.alive(h.worker_id))
+         ORDER BY h.interval_id FOR NO KEY UPDATE SKIP LOCKED) AS free
+ WHERE i.interval_id = free.interval_id AND mill.alive(%(worker_id)s)
+RETURNING i.interval_id, i.sequencer;
+
+-- name: find_locked
+-- Those that no live worker owns, and that a claim left out because somebody has them locked. Zero rows: none.
+SELECT interval_id FROM mill.intervals
+ WHERE interval_id = ANY (%(intervals)s) AND mill.alive(%(claimer)s)
+   AND (worker_id = %(claimer)s OR NOT mill.alive(worker_id));
+
+-- name: wait_for_rows
+-- Waits for the commits that have these headers locked; fails with 55P03 when they take too long.
+SELECT interval_id FROM mill.intervals WHERE interval_id = ANY (%(intervals)s) ORDER BY interval_id FOR NO KEY UPDATE;
+
+-- name: terminate_owners
+-- Ends the transactions in which expired owners of these intervals are frozen. Zero rows: no such backend.
+SELECT pg_terminate_backend(a.pid)
+  FROM mill.workers AS w
+  JOIN pg_stat_activity AS a ON a.pid = w.backend_pid AND a.backend_start = w.backend_start
+ WHERE w.worker_id IN (SELECT i.worker_id FROM mill.intervals AS i WHERE i.interval_id = ANY (%(intervals)s))
+   AND NOT mill.alive(w.worker_id) AND a.xact_start IS NOT NULL;
+
+-- name: terminate_backends
+-- Ends connections that this process has lost. Zero rows: they are gone.
+SELECT pg_terminate_backend(a.pid)
+  FROM unnest(%(pids)s, %(starts)s) AS lost (pid, started)
+  JOIN pg_stat_activity AS a ON a.pid = lost.pid AND a.backend_start = lost.started;
+
+-- name: release_intervals
+-- Zero rows: none of the grants was current.
+UPDATE mill.intervals AS i SET worker_id = NULL, sequencer = i.sequencer + 1
+  FROM (SELECT h.interval_id FROM mill.intervals AS h
+          JOIN unnest(%(intervals)s, %(sequencers)s) AS g (interval_id, sequencer)
+            ON g.interval_id = h.interval_id AND g.sequencer = h.sequencer
+         WHERE h.worker_id = %(worker_id)s
+         ORDER BY h.interval_id FOR NO KEY UPDATE OF h) AS mine
+ WHERE i.interval_id = mine.interval_id;
+
+-- name: raise_sequencers
+-- Takes grants over from oneself; waits for a commit in flight. Zero rows: none is ours any more.
+UPDATE mill.intervals AS i SET sequencer = i.sequencer + 1
+  FROM (SELECT h.interval_id FROM mill.intervals AS h
+          JOIN unnest(%(intervals)s, %(sequencers)s) AS g (interval_id, sequencer)
+            ON g.interval_id = h.interval_id AND g.sequencer = h.sequencer
+         WHERE h.worker_id = %(worker_id)s
+         ORDER BY h.interval_id FOR NO KEY UPDATE OF h) AS mine
+ WHERE i.interval_id = mine.interval_id
+RETURNING i.interval_id, i.sequencer;
+
+-- name: server_now
+-- µs since the epoch. Always one row.
+SELECT mill.instant(clock_timestamp());

@@ -1,0 +1,47 @@
+-- name: poll
+-- Headers and segments above the cursors, in one snapshot: a watermark belongs to a position (I5). Each want gives
+-- at least one row, with a null seq when nothing is there; zero rows: no such producer.
+-- A want asks once per subscription and per slot that holds data, up to segments_max rows each. Where that limit
+-- is met, only what lies before the last row is known to be whole; `known` is that bound. What goes beyond the
+-- want's share of bytes is cut too, at a seq boundary, but the first seq always goes.
+WITH wants AS MATERIALIZED (
+    SELECT w.place, w.consumer_index, w.producer, w.after, i.bundle AS head_seq, i.low_watermark AS head_watermark,
+           %(bytes_max)s::bigint / greatest(1, count(*) FILTER (WHERE i.bundle > w.after) OVER ()) AS share
+      FROM unnest(%(places)s, %(consumer_indexes)s, %(producers)s, %(afters)s)
+        AS w (place, consumer_index, producer, after)
+      JOIN mill.intervals AS i ON i.interval_id = w.producer
+), pairs AS (
+    SELECT w.place, w.consumer_index + 1 AS slice, w.producer, w.after, w.head_seq, w.share, a.subscription_id
+      FROM wants AS w
+      JOIN unnest(%(asked_places)s, %(asked_subscriptions)s) AS a (place, subscription_id) ON a.place = w.place
+     WHERE w.head_seq > w.after
+), found AS MATERIALIZED (
+    SELECT p.place, p.share, s.*, count(*) OVER probe AS probed, max(s.seq) OVER probe AS probed_to
+      FROM pairs AS p
+     CROSS JOIN (SELECT slot FROM mill.epochs WHERE ring = 'segments' AND state <> 'free') AS live
+     CROSS JOIN LATERAL (
+           SELECT s.subscription_id, s.slot, s.seq, s.previous_seq, s.watermark, s.records[p.slice] AS records,
+                  s.checksums[p.slice] AS checksum, coalesce(s.ends[p.slice - 1], 0) AS starts,
+                  s.ends[p.slice] - coalesce(s.ends[p.slice - 1], 0) AS bytes, s.payload
+             FROM mill.segments AS s
+            WHERE s.slot = live.slot AND s.subscription_id = p.subscription_id AND s.producer = p.producer
+              AND s.seq > p.after
+            ORDER BY s.seq LIMIT %(segments_max)s::integer) AS s
+    WINDOW probe AS (PARTITION BY p.place, s.subscription_id, s.slot)
+), known AS (
+    SELECT place, min(probed_to) FILTER (WHERE probed >= %(segments_max)s::integer) AS bound FROM found GROUP BY place
+), counted AS (
+    SELECT f.*, sum(f.bytes) OVER (PARTITION BY f.place ORDER BY f.seq)
+                - sum(f.bytes) OVER (PARTITION BY f.place, f.seq) AS bytes_before
+      FROM found AS f JOIN known AS k ON k.place = f.place AND f.seq < coalesce(k.bound, 9223372036854775807)
+), given AS (
+    SELECT c.* FROM counted AS c WHERE c.bytes_before < c.share
+)
+SELECT w.place, w.head_seq, w.head_watermark,
+       (SELECT count(*) FROM found AS f WHERE f.place = w.place) > (SELECT count(*) FROM given AS g WHERE g.place = w.place)
+         AS truncated,
+       g.subscription_id, g.seq, g.previous_seq, g.watermark, g.records, g.checksum,
+       CASE WHEN g.records > 0 THEN substr(g.payload, (g.starts + 1)::integer, g.bytes::integer) END AS payload
+  FROM wants AS w
+  LEFT JOIN given AS g ON g.place = w.place
+ ORDER BY w.place, g.seq, g.subscription_id;

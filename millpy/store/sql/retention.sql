@@ -1,0 +1,42 @@
+-- name: turn_ring
+-- True when a new epoch has begun. Always one row.
+SELECT mill.turn_ring(%(ring)s, %(epoch_s)s, %(epoch_bytes)s);
+
+-- name: find_unneeded_slots
+-- Filled slots that nobody needs any more. Zero rows: none.
+SELECT ring, slot FROM mill.epochs WHERE state = 'filled' AND mill.unneeded(ring, slot) ORDER BY ring, started_at;
+
+-- name: free_slot
+-- True when the slot is empty now; 55P03 when writers or readers were in the way. Always one row.
+SELECT mill.free_slot(%(ring)s, %(slot)s);
+
+-- name: read_backlog
+-- Records and bytes above the cursors by producing computation, counted from the stored slices.
+SELECT p.name, coalesce(sum(pending.records), 0)::bigint AS records, coalesce(sum(pending.bytes), 0)::bigint AS bytes
+  FROM mill.computations AS p
+  JOIN mill.streams AS t ON t.producer_id = p.computation_id
+  JOIN mill.subscriptions AS u ON u.stream_id = t.stream_id
+  JOIN mill.intervals AS i ON i.computation_id = p.computation_id
+  JOIN mill.intervals AS c ON c.computation_id = u.consumer_id
+  JOIN mill.cursors AS k ON k.consumer = c.interval_id AND k.producer = i.interval_id
+  LEFT JOIN LATERAL (
+       SELECT sum(s.records[c.place + 1]) AS records,
+              sum(s.ends[c.place + 1] - coalesce(s.ends[c.place], 0)) AS bytes
+         FROM mill.segments AS s
+        WHERE k.seq < i.bundle AND s.subscription_id = u.subscription_id AND s.producer = i.interval_id AND s.seq > k.seq
+       ) AS pending ON true
+ WHERE p.graph_id = %(graph_id)s
+ GROUP BY p.name;
+
+-- name: read_finished
+-- Whether every interval has reached the end. Always one row.
+SELECT coalesce(bool_and(low_watermark >= 4611686018427387904), false) FROM mill.intervals WHERE graph_id = %(graph_id)s;
+
+-- name: append_events
+-- Zero rows: nothing was sent.
+INSERT INTO mill.events (graph_id, kind, detail)
+SELECT %(graph_id)s, kind, detail FROM unnest(%(kinds)s, %(details)s::jsonb[]) AS e (kind, detail);
+
+-- name: hint
+-- A hint that there is something to read. Always one row.
+SELECT pg_notify(%(channel)s, %(sender)s);
