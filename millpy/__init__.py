@@ -1,0 +1,41 @@
+"""millpy: exactly-once stream processing on PostgreSQL, after MillWheel. The whole public API."""
+
+from millpy.computation import Computation, Context, ListCell, MapCell, Value
+from millpy.graph import Graph, KeyedStream, Stream, WindowedStream
+from millpy.injectors import AdvanceWithClock, Dedupe, EventTime, File, Mqtt, Wait
+from millpy.injectors.files import Files
+from millpy.model.time import days, hours, milliseconds, minutes, seconds
+from millpy.model.timer import Timer
+from millpy.windowing.aggregate import Count, Max, Mean, Min, Sum
+from millpy.windowing.window import FixedWindows
+
+__all__ = [
+    "AdvanceWithClock",
+    "Computation",
+    "Context",
+    "Count",
+    "Dedupe",
+    "EventTime",
+    "File",
+    "Files",
+    "FixedWindows",
+    "Graph",
+    "KeyedStream",
+    "ListCell",
+    "MapCell",
+    "Max",
+    "Mean",
+    "Min",
+    "Mqtt",
+    "Stream",
+    "Sum",
+    "Timer",
+    "Value",
+    "Wait",
+    "WindowedStream",
+    "days",
+    "hours",
+    "milliseconds",
+    "minutes",
+    "seconds",
+]

@@ -13,15 +13,20 @@ SELECT i.folded_bundle, piece.bundle AS upto, piece.bytes
 
 -- name: fold_piece
 -- Brings the documents of (folded, upto] into rows, newest per key. Zero rows: only tombstones.
-WITH changes AS MATERIALIZED (
-    SELECT d.bundle, e ->> 'kind' AS kind, e ->> 'namespace' AS namespace, c.key::text AS key, c.subkey,
-           c.key_hash::bigint AS key_hash, c.fire_at::bigint AS fire_at, c.value
+-- A part's kind and namespace are read once a part: read once a row, each would parse its document again.
+WITH parts AS MATERIALIZED (
+    SELECT d.bundle, e ->> 'kind' AS kind, e ->> 'namespace' AS namespace, e AS part
       FROM mill.deltas AS d
      CROSS JOIN LATERAL json_array_elements(d.document) AS e
-     CROSS JOIN LATERAL ROWS FROM (
-           json_array_elements_text(e -> 'hash'), json_array_elements(e -> 'key'), json_array_elements_text(e -> 'subkey'),
-           json_array_elements(e -> 'value'), json_array_elements_text(e -> 'fire_at')) AS c (key_hash, key, subkey, value, fire_at)
      WHERE d.interval_id = %(interval)s AND d.bundle > %(folded)s AND d.bundle <= %(upto)s
+), changes AS MATERIALIZED (
+    SELECT p.bundle, p.kind, p.namespace, c.key::text AS key, c.subkey,
+           c.key_hash::bigint AS key_hash, c.fire_at::bigint AS fire_at, c.value
+      FROM parts AS p
+     CROSS JOIN LATERAL ROWS FROM (
+           json_array_elements_text(p.part -> 'hash'), json_array_elements(p.part -> 'key'),
+           json_array_elements_text(p.part -> 'subkey'), json_array_elements(p.part -> 'value'),
+           json_array_elements_text(p.part -> 'fire_at')) AS c (key_hash, key, subkey, value, fire_at)
 ), newest AS MATERIALIZED (
     SELECT DISTINCT ON (kind COLLATE "C", namespace COLLATE "C", key COLLATE "C", subkey COLLATE "C") *
       FROM changes
