@@ -199,8 +199,9 @@ class World:
         self.to_alarms = deployment.subscription_ids["readings", "alarms", 0]
 
     async def worker(self) -> Owner:
-        """Another live worker that owns nothing."""
-        owner = Owner(await self.subject.store(), self.deployment)
+        """Another live worker that owns nothing; like every process it begins by deploying its graph."""
+        store = await self.subject.store()
+        owner = Owner(store, await store.deploy(a_graph()))
         await owner.register()
         return owner
 

@@ -83,6 +83,22 @@ async def test_dropped_commit_frees_whoever_waits_for_it(world: World) -> None:
     assert (await owner.opened(world.a)).recovered.bundle == 0
 
 
+async def test_takeover_waits_for_a_lost_commit_that_lands_later(world: World) -> None:
+    owner = await world.owner(world.a)
+    faults = database_of(world).faults
+    faults.lose_answer_of_next_commit("later")
+    with pytest.raises(CommitUnknownError):
+        await owner.commit(owner.checkpoint(world.a))
+    takeover = asyncio.ensure_future(owner.take_over_from_self())
+    await asyncio.wait([takeover], timeout=0.01)
+    assert not takeover.done()
+
+    assert faults.land_lost_commits() == 1
+
+    await takeover
+    assert (await owner.opened(world.a)).recovered.bundle == 1
+
+
 async def test_claim_waits_for_a_lost_commit_that_lands_later(world: World) -> None:
     old = await world.owner(world.a)
     new = await world.worker()

@@ -53,17 +53,21 @@ async def take_payloads(injector: MqttInjector, count: int) -> list[bytes]:
     return found
 
 
-async def until(claim: Callable[[], bool]) -> None:
+async def until(injector: MqttInjector, claim: Callable[[], bool]) -> None:
+    """Wait for a claim that changes only when the injector wakes us."""
     async with asyncio.timeout(20):
-        while not claim():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        while not claim():
+            await injector._setup.ready.wait()
+            injector._setup.ready.clear()
 
 
 async def until_quiet(injector: MqttInjector) -> None:
     async with asyncio.timeout(20):
         while not injector.quiet():
             assert await injector.take() is None
-            await asyncio.sleep(0.01)
+            if not injector.quiet():
+                await injector._setup.ready.wait()
+                injector._setup.ready.clear()
 
 
 async def test_messages_come_in_order_and_name_their_topic(broker: EmbeddedBroker) -> None:
@@ -140,10 +144,12 @@ async def test_injector_finds_a_killed_broker_again_and_loses_nothing(broker: Em
     await publish(broker.port, [b"first", b"second"])
     await take_payloads(injector, 2)
     saved = broker.directory / "mosquitto.db"  # mosquitto writes it a moment after it has answered the publisher
-    await until(lambda: saved.exists() and b"second" in saved.read_bytes())
+    async with asyncio.timeout(20):
+        while not (saved.exists() and b"second" in saved.read_bytes()):
+            await asyncio.sleep(0)
 
     broker.kill()
-    await until(lambda: injector._session is None)
+    await until(injector, lambda: injector._session is None)
     assert not injector.quiet()
     broker.start()
 
@@ -160,7 +166,7 @@ async def test_injector_waits_for_a_broker_that_is_not_there_yet(broker: Embedde
     assert await injector.take() is None
 
     broker.start()
-    await until(lambda: injector._session is not None)
+    await until(injector, lambda: injector._session is not None)
     await publish(broker.port, [b"1"])
 
     assert await take_payloads(injector, 1) == [b"1"]
@@ -210,7 +216,7 @@ async def test_markers_do_not_pile_up_in_the_session(broker: EmbeddedBroker) -> 
     await injector.open(None)
     session = injector._session
     assert session is not None
-    await until(lambda: len(session.inbox) > 0)
+    await until(injector, lambda: len(session.inbox) > 0)
     await until_quiet(injector)
 
     assert len(session.outstanding) == 0
@@ -240,7 +246,7 @@ async def test_untrusted_grant_never_connects(broker: EmbeddedBroker) -> None:
     trust[0] = False
 
     broker.kill()
-    await until(lambda: injector._session is None)
+    await until(injector, lambda: injector._session is None)
     broker.start()
     other = an_injector(broker.port)
     await other.open(None)
@@ -249,7 +255,7 @@ async def test_untrusted_grant_never_connects(broker: EmbeddedBroker) -> None:
     assert injector._session is None
     await other.close()
     trust[0] = True
-    await until(lambda: injector._session is not None)
+    await until(injector, lambda: injector._session is not None)
     await injector.close()
 
 
@@ -258,7 +264,7 @@ async def test_session_taken_over_is_not_fought_for(broker: EmbeddedBroker) -> N
     await first.open(None)
 
     await second.open(None)
-    await until(lambda: first._session is None)
+    await until(first, lambda: first._session is None)
     await publish(broker.port, [b"1"])
 
     assert await take_payloads(second, 1) == [b"1"]
