@@ -298,6 +298,7 @@ class MqttInjector:
             if self._session is not None:
                 taken_over = await self._session.connection.lost()
                 lost, self._session = self._session, None
+                self._setup.ready.set()
                 await lost.connection.close()
                 delay_s = limits.retry_s_min
                 if taken_over:

@@ -145,7 +145,7 @@ async def test_injector_finds_a_killed_broker_again_and_loses_nothing(broker: Em
     await take_payloads(injector, 2)
     saved = broker.directory / "mosquitto.db"  # mosquitto writes it a moment after it has answered the publisher
     async with asyncio.timeout(20):
-        while not (saved.exists() and b"second" in saved.read_bytes()):
+        while not (saved.exists() and b"second" in saved.read_bytes()):  # noqa: ASYNC110
             await asyncio.sleep(0)
 
     broker.kill()

@@ -33,6 +33,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("model", FOUNDATIONS),
     ("computation", FOUNDATIONS),
     ("windowing", (*FOUNDATIONS, "computation", "windowing")),
+    ("injectors.mqtt", (*FOUNDATIONS, *INJECTOR_PARTS, "injectors.mqtt_connection")),
     ("injectors", (*FOUNDATIONS, *INJECTOR_PARTS)),
     ("sinks", (*FOUNDATIONS, "sinks.protocol", "store.protocol")),
     ("store.postgres", (*FOUNDATIONS, "store")),

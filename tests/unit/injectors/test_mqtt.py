@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from millpy.clock import SystemClock
+from millpy.errors import ConfigError
+from millpy.injectors.mqtt import Mqtt
+from millpy.injectors.mqtt_connection import BrokerAddress
+from millpy.injectors.protocol import SourceSetup
+from millpy.limits import Limits
+
+
+def address(source: Mqtt, partition: str = "a/#", graph: str = "g") -> BrokerAddress:
+    setup = SourceSetup(
+        graph=graph, stream="s", partition=partition, limits=Limits(), clock=SystemClock(), ready=asyncio.Event()
+    )
+    return source._address(setup)
+
+
+def test_each_filter_is_a_source_partition() -> None:
+    assert Mqtt("a/#", "b/#").partitions() == ("a/#", "b/#")
+
+
+def test_repr_holds_what_is_read_and_neither_broker_nor_password() -> None:
+    assert repr(Mqtt("a/#", "b/#", host="h", username="u", password="secret")) == "Mqtt('a/#', 'b/#')"
+
+
+def test_broker_comes_from_the_environment_unless_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MILLPY_MQTT_URL", raising=False)
+    assert str(address(Mqtt("a/#"))) == "localhost:1883"
+
+    monkeypatch.setenv("MILLPY_MQTT_URL", "mqtts://me:p%40ss@broker.example")
+    found = address(Mqtt("a/#"))
+    assert (str(found), found.username, found.password, found.tls) == ("broker.example:8883", "me", "p@ss", True)
+
+    named = address(Mqtt("a/#", host="other"))
+    assert (str(named), named.username, named.password, named.tls) == ("other:1883", None, None, False)
+
+
+def test_address_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLPY_MQTT_URL", "broker.example:1883")
+
+    with pytest.raises(ConfigError) as caught:
+        address(Mqtt("a/#"))
+
+    assert "mqtt://" in caught.value.hint
+
+
+def test_session_is_named_by_graph_stream_and_filter() -> None:
+    names = {
+        address(Mqtt("a/#")).client_id,
+        address(Mqtt("a/#"), partition="b/#").client_id,
+        address(Mqtt("a/#"), graph="other").client_id,
+    }
+
+    assert len(names) == 3
+    assert address(Mqtt("a/#")).client_id == address(Mqtt("a/#")).client_id
+    assert address(Mqtt("a/#", client_id="mine")).client_id == "mine"
+    assert address(Mqtt("a/#", "b/#", client_id="mine")).client_id != "mine"
+
+
+def test_source_without_a_filter_is_refused() -> None:
+    with pytest.raises(ConfigError):
+        Mqtt()
