@@ -47,13 +47,8 @@ class PostgresSubject:
             proxy.__exit__(None, None, None)
 
     async def rows(self, deployment: Deployment, table: str) -> list[Row]:
-        statement = sql.SQL("SELECT to_jsonb(t) - 'emitted_at' AS stored, t.* FROM {} AS t")
-        name = sql.Identifier(deployment.name, table)
-        found = await self._fetch(statement.format(name))
-        return [
-            {column: _in_us(value) for column, value in row.items() if column not in ("stored", "emitted_at")}
-            for row in found
-        ]
+        found = await self._fetch(sql.SQL("SELECT * FROM {}").format(sql.Identifier(deployment.name, table)))
+        return [{name: _in_us(value) for name, value in row.items() if name != "emitted_at"} for row in found]
 
     async def delete_rows(self, deployment: Deployment, table: str) -> None:
         await self._execute(sql.SQL("DELETE FROM {}").format(sql.Identifier(deployment.name, table)))

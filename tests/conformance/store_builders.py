@@ -78,7 +78,7 @@ class Subject(Protocol):
         ...
 
     async def balance(self, deployment: Deployment) -> dict[str, dict[str, int]]:
-        """Accounting (I8): stream, or stream>consumer -> counts with the difference, which is 0."""
+        """Accounting (I8): "stream" or "stream>consumer" -> counts, summed over partitions and subscriptions."""
         ...
 
     def lose_answer_of_next_commit(self, store: Store, lands: str) -> Callable[[], Any] | None:
