@@ -1,8 +1,8 @@
 """Which intervals to claim and which to give up: a pure decision on one snapshot of the ownership table.
 
-Each worker aims at its fair share per computation. It claims free intervals up to the share rounded up and gives up what
-it holds beyond that; one more when somebody eligible has less than the share rounded down. So ownership is sticky, and
-once shares differ by at most one nothing moves.
+Each worker aims at its fair share per computation. It claims free intervals up to the share rounded up and gives up
+what it holds beyond that; one more when somebody eligible has less than the share rounded down. So ownership is sticky,
+and once shares differ by at most one nothing moves.
 """
 
 from __future__ import annotations

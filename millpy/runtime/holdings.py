@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import platform
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from uuid import UUID
@@ -78,14 +80,17 @@ class Holdings:
         )
         return len(grants)
 
-    async def release(self, interval_ids: Sequence[int]) -> None:
-        """Fold and give intervals up; no turn may hold them any more."""
+    async def release(self, interval_ids: Sequence[int], *, fold: bool = False) -> None:
+        """Give intervals up, folded if asked; no turn may hold them any more.
+
+        A neighbour that takes over loads unfolded deltas faster than they fold, so only leaving workers fold.
+        """
         leaving = [self.intervals.pop(i) for i in interval_ids if i in self.intervals]
         for interval in leaving:
             if interval.injector is not None:
                 await interval.injector.close()
         for interval in leaving:
-            if interval.unfolded_bytes:
+            if fold and interval.unfolded_bytes:
                 await self._store.fold(interval.grant, bytes_max=self._limits.unfolded_bytes_max)
         await self._probe.reach(Point.BEFORE_RELEASE)
         await self._store.release(self._worker_id, [interval.grant for interval in leaving])
@@ -106,7 +111,8 @@ class Holdings:
     async def announce(self) -> None:
         """Register with the store: a lease from now on."""
         started = self._clock.monotonic()
-        info = WorkerInfo(self._worker_id, self._plan.deployment.graph_id, tuple(sorted(self._only)))
+        graph_id = self._plan.deployment.graph_id
+        info = WorkerInfo(self._worker_id, graph_id, tuple(sorted(self._only)), platform.node(), os.getpid())
         await self._store.register(info, self._limits.lease_ttl_s)
         self._lease.renewed(started)
 

@@ -108,7 +108,7 @@ class Worker:
                     if await self._has_finished():
                         break
                     await self._wait()
-            await self._drain()
+            await self._drain(self._limits.drain_grace_s if stop.is_set() else None)
         finally:
             stopping.cancel()
             for task in tasks:
@@ -356,12 +356,12 @@ class Worker:
         except TransientError:
             return False
 
-    async def _drain(self) -> None:
+    async def _drain(self, grace_s: float | None) -> None:
         """Finish the turn in flight, fold, release, leave; after the grace the lease does it."""
         try:
-            async with asyncio.timeout(self._limits.drain_grace_s):
+            async with asyncio.timeout(grace_s):
                 await self._settle()
-                await self.holdings.release(list(self.holdings.intervals))
+                await self.holdings.release(list(self.holdings.intervals), fold=True)
                 await self._store.unregister(self.worker_id)
         except (OwnershipError, TransientError, PoisonError, TimeoutError) as error:
             log.warning("left without releasing everything: %s", error)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.runtime.world import World, expected, readings, two_stages
+from tests.crash.memory_world import World, expected, readings, two_stages
 
 RECORDS = readings(3_000)
 
