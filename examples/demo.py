@@ -5,6 +5,7 @@ Exit status 0 only when every window in SQL equals its recomputation and the too
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -51,6 +52,7 @@ class DemoError(Exception):
 
 def main() -> int:
     """Run it all; the exit status tells the truth."""
+    logging.getLogger("paho").addHandler(logging.NullHandler())  # it complains when a client has said goodbye
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     shutil.rmtree(PLACE, ignore_errors=True)
     PLACE.mkdir(parents=True)
@@ -223,8 +225,8 @@ def worker(number: int, url: str, broker: EmbeddedBroker) -> Iterator[subprocess
     environment = {
         **os.environ,
         "MILLPY_DATABASE_URL": url,
-        "FACTORY_BROKER_PORT": str(broker.port),
-        "FACTORY_MQTT_PROTOCOL": broker.protocol,
+        "MILLPY_MQTT_URL": f"mqtt://{broker.host}:{broker.port}",
+        "FACTORY_MQTT_PROTOCOL": "5" if broker.protocol == "5" else "311",
     }
     with (PLACE / f"worker-{number}.log").open("wb") as log:
         child = subprocess.Popen(

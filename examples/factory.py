@@ -1,6 +1,7 @@
 """Temperatures of a factory's sensors, per device in windows of five seconds. `make demo` runs this graph.
 
-The broker is told by FACTORY_BROKER_HOST and FACTORY_BROKER_PORT; FACTORY_MQTT_PROTOCOL is "5" or "3.1.1".
+MILLPY_MQTT_URL names the broker (default mqtt://localhost:1883); FACTORY_MQTT_PROTOCOL=311 suits one that speaks only
+MQTT 3.1.1.
 """
 
 import os
@@ -33,12 +34,7 @@ class Reading(msgspec.Struct):
 graph = Graph("factory")
 readings = graph.inject(
     "readings",
-    Mqtt(
-        "sensors/+/reading",
-        host=os.environ.get("FACTORY_BROKER_HOST", "127.0.0.1"),
-        port=int(os.environ.get("FACTORY_BROKER_PORT", "1883")),
-        protocol=os.environ.get("FACTORY_MQTT_PROTOCOL", "5"),
-    ),
+    Mqtt("sensors/+/reading", protocol=311 if os.environ.get("FACTORY_MQTT_PROTOCOL") == "311" else 5),
     schema=Reading,
     event_time=EventTime("at", max_disorder=seconds(2)),
     dedupe=Dedupe("id", within=minutes(10)),

@@ -39,14 +39,14 @@ class Settings(BaseSettings):
 
     @classmethod
     def load(cls, **overrides: Any) -> Settings:
-        """Read the environment; what is given here and is not None comes first.
+        """Read the environment; what is given here and is neither None nor empty comes first.
 
         Raises:
             ConfigError: a setting cannot be used; names the variable.
         """
         _refuse_misspelt()
         try:
-            return cls(**{name: value for name, value in overrides.items() if value is not None})
+            return cls(**{name: value for name, value in overrides.items() if value not in (None, "")})
         except ValidationError as error:
             first = error.errors()[0]
             name = PREFIX + str(first["loc"][0]).upper()

@@ -303,14 +303,17 @@ class EmbeddedBroker:
     Args:
         directory: for its configuration, log and (mosquitto) persistent sessions.
         port: 0 takes a free one, kept over `kill` and `start`.
+        save_always: mosquitto saves after every change, so that `kill` loses nothing of its own. Slow: otherwise it
+            saves once a minute and at `stop`.
     """
 
     host = "127.0.0.1"
 
-    def __init__(self, directory: Path | str, *, port: int = 0) -> None:
+    def __init__(self, directory: Path | str, *, port: int = 0, save_always: bool = False) -> None:
         self.directory = Path(directory).expanduser().resolve()
         self.port = port or free_port()
         self.program = mosquitto_program()
+        self._saving = "1\nautosave_on_changes true" if save_always else "60"
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -376,7 +379,9 @@ class EmbeddedBroker:
             ]
         configuration = self.directory / "mosquitto.conf"
         configuration.write_text(
-            _MOSQUITTO.format(host=self.host, port=self.port, directory=self.directory, user=_current_user())
+            _MOSQUITTO.format(
+                host=self.host, port=self.port, directory=self.directory, user=_current_user(), saving=self._saving
+            )
         )
         return [self.program, "-c", str(configuration)]
 
@@ -387,8 +392,7 @@ allow_anonymous true
 user {user}
 persistence true
 persistence_location {directory}/
-autosave_interval 1
-autosave_on_changes true
+autosave_interval {saving}
 max_queued_messages 1000000
 max_inflight_messages 0
 max_queued_bytes 0

@@ -65,5 +65,6 @@ def _place(error: Exception, path: Path) -> str:
     """The user's file and the line that failed, not ours."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}"
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
     return f"{path}:{lines[-1]}" if lines else str(path)

@@ -58,7 +58,8 @@ def database(settings: Settings, graph_location: str | None, *, create: bool) ->
     with EmbeddedPostgres(directory) as server:
         url = server.url()
         migrate(url)
-        log.info("embedded database", url=url, version=server.version)
+        if create:
+            log.info("embedded database", url=url, version=server.version)
         yield url
 
 
@@ -122,7 +123,9 @@ def _run_children(location: str, url: str, only: Sequence[str], workers: int) ->
 
 def _watch(child: subprocess.Popen[bytes], children: Sequence[subprocess.Popen[bytes]]) -> None:
     code = child.wait()
-    if code < 0:
+    if code == -signal.SIGTERM:
+        log.info("worker ended before it had begun", pid=child.pid)
+    elif code < 0:
         log.warning("worker killed", pid=child.pid, signal=signal.Signals(-code).name, left="the others take over")
     elif code > 0:
         log.error("worker failed", pid=child.pid, status=code)

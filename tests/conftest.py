@@ -73,7 +73,7 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
     """mosquitto on a free port with persistent sessions: `host`, `port`, `kill()`, `stop()`, `start()`."""
     if mosquitto_program() is None:
         pytest.skip("mosquitto is not installed")
-    with EmbeddedBroker(tmp_path / "broker") as embedded:
+    with EmbeddedBroker(tmp_path / "broker", save_always=True) as embedded:
         yield embedded
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psycopg
+from psycopg.types.string import TextLoader
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
@@ -14,6 +15,7 @@ from millpy.errors import ConfigError, MillError, StoreUnavailableError
 
 Row = Mapping[str, Any]
 CONNECT_S_MAX = 10
+SENTINELS = {"infinity": "the end", "-infinity": "the beginning"}
 NOT_MIGRATED = {"42P01", "42883", "3F000"}  # no such table, function, schema
 
 
@@ -24,7 +26,7 @@ class Admin:
         # The URL goes to libpq as it is: SQLAlchemy would not understand every form of it.
         self._engine: Engine = create_engine(
             "postgresql+psycopg://",
-            creator=lambda: psycopg.connect(database_url, connect_timeout=CONNECT_S_MAX),
+            creator=lambda: _connect(database_url),
             poolclass=NullPool,
         )
 
@@ -64,8 +66,14 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 
+def _connect(database_url: str) -> psycopg.Connection[Any]:
+    connection = psycopg.connect(database_url, connect_timeout=CONNECT_S_MAX, options="-c timezone=UTC")
+    connection.adapters.register_loader("timestamptz", TextLoader)  # Python has no instant for infinity
+    return connection
+
+
 def _cell(value: object) -> str:
-    return "" if value is None else str(value)
+    return "" if value is None else SENTINELS.get(str(value), str(value))
 
 
 def _translated(error: DBAPIError) -> MillError:
