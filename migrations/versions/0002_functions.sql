@@ -1,5 +1,8 @@
--- The advisory lock of the rings: writers hold it shared from fence to COMMIT, freeing a slot takes it alone.
-CREATE FUNCTION mill.ring_lock() RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT 7596565200000001';
+-- The advisory lock of a slot: writers hold it shared from fence to COMMIT, emptying the slot takes it alone. One lock
+-- a slot, so that emptying an old slot waits only for those who still write to that one.
+CREATE FUNCTION mill.slot_lock(p_ring text, p_slot integer) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT 7596565200000100 + p_slot + CASE p_ring WHEN 'dedupe_runs' THEN 0 WHEN 'deltas' THEN 16 ELSE 32 END
+$$;
 
 CREATE FUNCTION mill.moment(p_instant bigint) RETURNS timestamptz LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT CASE WHEN p_instant <= -4611686018427387904 THEN timestamptz '-infinity'
@@ -27,8 +30,8 @@ $$;
 -- have been sent already:
 --   MW001 stale grants (DETAIL: their ids)    MW002 another graph version runs (DETAIL: which)
 --   MW003 a slot is no longer current         MW005 a low watermark would move back (DETAIL: ids)
--- The lock comes first and the slots are read in a later statement, so a slot found current here cannot be
--- freed before this transaction ends.
+-- The locks of the slots come first and the slots are read in a later statement, so a slot found current here cannot
+-- be emptied before this transaction ends. Slots are in the order of the rings' names.
 CREATE FUNCTION mill.hold_grants(
     p_graph_version integer, p_slots integer[], p_intervals bigint[], p_sequencers bigint[], p_bundles bigint[],
     p_input_watermarks bigint[], p_low_watermarks bigint[], p_oldest_works bigint[], p_floors bigint[]
@@ -36,7 +39,9 @@ CREATE FUNCTION mill.hold_grants(
 DECLARE
     held integer;
 BEGIN
-    PERFORM pg_advisory_xact_lock_shared(mill.ring_lock());
+    PERFORM pg_advisory_xact_lock_shared(mill.slot_lock('dedupe_runs', p_slots[1]));
+    PERFORM pg_advisory_xact_lock_shared(mill.slot_lock('deltas', p_slots[2]));
+    PERFORM pg_advisory_xact_lock_shared(mill.slot_lock('segments', p_slots[3]));
     IF p_slots <> (SELECT array_agg(slot::integer ORDER BY ring) FROM mill.epochs WHERE state = 'current') THEN
         RAISE EXCEPTION 'slots % are no longer current', p_slots USING ERRCODE = 'MW003';
     END IF;
@@ -154,7 +159,7 @@ BEGIN
 END $$;
 
 -- Begins a new epoch when the current one is old or large and a slot is free. True when it did.
--- Writers of the old slot that are in flight end undisturbed: they hold the ring's lock until then.
+-- Writers of the old slot that are in flight end undisturbed: they hold the slot's lock until then.
 CREATE FUNCTION mill.turn_ring(p_ring text, p_epoch_s double precision, p_epoch_bytes bigint)
 RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
@@ -186,7 +191,7 @@ END $$;
 -- nor readers may queue behind this for long. True when the slot is free now.
 CREATE FUNCTION mill.free_slot(p_ring text, p_slot integer) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM pg_advisory_xact_lock(mill.ring_lock());
+    PERFORM pg_advisory_xact_lock(mill.slot_lock(p_ring, p_slot));
     PERFORM FROM mill.epochs WHERE ring = p_ring AND slot = p_slot AND state = 'filled' FOR UPDATE;
     IF NOT FOUND OR NOT mill.unneeded(p_ring, p_slot) THEN
         RETURN false;

@@ -26,9 +26,11 @@ from millpy.store.postgres.arrays import register_arrays
 from millpy.store.postgres.errors import translate
 
 Connection = AsyncConnection[TupleRow]
+STALE_PLAN = ("0A000", "26000")
+"""A prepared statement whose tables have changed, or that a pooler has lost: only a new connection helps."""
 _SETTINGS = b"""
 SELECT set_config('statement_timeout', %s, false), set_config('idle_in_transaction_session_timeout', %s, false),
-       set_config('synchronous_commit', %s, false), set_config('plan_cache_mode', 'force_generic_plan', false),
+       set_config('synchronous_commit', %s, false), set_config('plan_cache_mode', %s, false),
        set_config('jit', 'off', false), set_config('timezone', 'UTC', false)
 """
 
@@ -66,6 +68,7 @@ class Lane:
         self._url = url
         self._name = name
         self._settings = settings
+        self._plans = "force_custom_plan" if long else "force_generic_plan"
         self._statement_s = settings.long_statement_s if long else settings.statement_s
         self._synchronous_commit = "on" if durable else "off"
         self._prepare = prepare
@@ -75,13 +78,11 @@ class Lane:
     @asynccontextmanager
     async def use(self) -> AsyncIterator[Connection]:
         """The connection, in autocommit mode, for one task at a time; psycopg's errors come out translated."""
-        async with self._lock:
-            try:
-                yield await self.connected()
-            except psycopg.Error as error:
-                raise translate(error) from error
-            finally:
-                await self._tidy()
+        try:
+            async with self.use_raw() as connection:
+                yield connection
+        except psycopg.Error as error:
+            raise translate(error) from error
 
     @asynccontextmanager
     async def use_raw(self) -> AsyncIterator[Connection]:
@@ -89,6 +90,10 @@ class Lane:
         async with self._lock:
             try:
                 yield await self.connected()
+            except psycopg.Error as error:
+                if error.sqlstate in STALE_PLAN:
+                    await self.drop()
+                raise
             finally:
                 await self._tidy()
 
@@ -112,9 +117,8 @@ class Lane:
         try:
             connection.prepared_max = 500
             register_arrays(connection)
-            await connection.execute(
-                _SETTINGS, (str(timeout_ms), str(timeout_ms), self._synchronous_commit), prepare=False
-            )
+            values = (str(timeout_ms), str(timeout_ms), self._synchronous_commit, self._plans)
+            await connection.execute(_SETTINGS, values, prepare=False)
             if self._prepare is not None:
                 await self._prepare(connection)
         except BaseException:

@@ -14,7 +14,7 @@ from millpy.model.checkpoint import Grant
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.statements import statement
 
-PIECE_BYTES = 4_000_000
+PIECE_BYTES = 8_000_000
 
 
 async def fold(connection: Connection, grant: Grant, bytes_max: int) -> int:
@@ -26,10 +26,10 @@ async def fold(connection: Connection, grant: Grant, bytes_max: int) -> int:
         found = await all_rows(connection, statement("choose_piece"), of_grant | {"piece_bytes": piece_bytes})
         if not found:
             raise StaleSequencerError(f"stale grants {[grant.interval_id]}", stale=[grant.interval_id])
-        folded, upto, size = found[0]
+        folded, upto, size, slots = found[0]
         if upto is None or (done and done >= bytes_max):
             return int(folded)
-        piece = of_grant | {"folded": folded, "upto": upto}
+        piece = of_grant | {"folded": folded, "upto": upto, "slots": slots}
         async with connection.pipeline():
             # Losing a piece to a crash costs only its repetition.
             # The planner knows nothing of a document's size; an index probe a key is right for any.

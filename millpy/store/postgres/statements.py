@@ -34,5 +34,5 @@ def statement(name: str) -> bytes:
 
 def _without_comments(text: str) -> str:
     # Comments may hold a percent sign, which psycopg would take for a parameter.
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith("--")]
-    return "\n".join(lines).strip().removesuffix(";")
+    lines = [line.partition("--")[0].rstrip() for line in text.splitlines()]
+    return "\n".join(line for line in lines if line).strip().removesuffix(";")

@@ -8,6 +8,7 @@ records, so that others can end its frozen transaction.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any
 from uuid import UUID
@@ -27,6 +28,7 @@ from millpy.store.postgres import folding, ownership, polling, reading, retentio
 from millpy.store.postgres.arrays import Jsonbs, Texts
 from millpy.store.postgres.commit import Committer
 from millpy.store.postgres.connection import Connection, ConnectionSettings, Lane, all_rows
+from millpy.store.postgres.errors import translate
 from millpy.store.postgres.results import ResultTable
 from millpy.store.postgres.statements import statement
 from millpy.store.protocol import Backlog, CommitProbe, Event, Opened, Ownership, Polled, Want, WorkerInfo
@@ -72,6 +74,8 @@ class PostgresStore:
                 revision = (await all_rows(connection, statement("read_revision"), {}))[0][0]
         except psycopg.errors.UndefinedTable as error:
             raise ConfigError("the database is not migrated", hint="run `millpy migrate`") from error
+        except psycopg.Error as error:
+            raise translate(error) from error
         if revision != HEAD:
             message = f"the database has revision {revision}, and {HEAD} is needed"
             raise ConfigError(message, hint="run `millpy migrate`")
@@ -208,9 +212,10 @@ class PostgresStore:
             if self._listening is not connection:
                 await connection.execute(b"LISTEN " + psycopg.sql.Identifier(_channel(graph_id)).as_bytes())
                 self._listening = connection
-            async for hint in connection.notifies(timeout=timeout_s):
-                if hint.payload != self._identity:
-                    return True
+            async with aclosing(connection.notifies(timeout=timeout_s)) as hints:
+                async for hint in hints:
+                    if hint.payload != self._identity:
+                        return True
         return False
 
     async def record_events(self, graph_id: int, events: Sequence[Event]) -> None:

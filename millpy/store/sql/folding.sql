@@ -1,11 +1,11 @@
 -- name: choose_piece
 -- The next contiguous documents after the folded bundle, of about piece_bytes, at least one.
 -- Zero rows: the grant is stale; a null end: nothing is unfolded.
-SELECT i.folded_bundle, piece.bundle AS upto, piece.bytes
+SELECT i.folded_bundle, piece.bundle AS upto, piece.bytes, piece.slots
   FROM mill.intervals AS i
   LEFT JOIN LATERAL (
-       SELECT max(d.bundle) AS bundle, sum(d.bytes) AS bytes
-         FROM (SELECT u.bundle, u.bytes, sum(u.bytes) OVER (ORDER BY u.bundle) - u.bytes AS before
+       SELECT max(d.bundle) AS bundle, sum(d.bytes) AS bytes, array_agg(DISTINCT d.slot) AS slots
+         FROM (SELECT u.bundle, u.slot, u.bytes, sum(u.bytes) OVER (ORDER BY u.bundle) - u.bytes AS before
                  FROM mill.deltas AS u
                 WHERE u.interval_id = i.interval_id AND u.bundle > i.folded_bundle) AS d
         WHERE d.before < %(piece_bytes)s::bigint) AS piece ON true
@@ -18,7 +18,8 @@ WITH parts AS MATERIALIZED (
     SELECT d.bundle, e ->> 'kind' AS kind, e ->> 'namespace' AS namespace, e AS part
       FROM mill.deltas AS d
      CROSS JOIN LATERAL json_array_elements(d.document) AS e
-     WHERE d.interval_id = %(interval)s AND d.bundle > %(folded)s AND d.bundle <= %(upto)s
+     WHERE d.slot = ANY (%(slots)s::smallint[])  -- known when it is planned: other slots are not even locked
+       AND d.interval_id = %(interval)s AND d.bundle > %(folded)s AND d.bundle <= %(upto)s
 ), changes AS MATERIALIZED (
     SELECT p.bundle, p.kind, p.namespace, c.key::text AS key, c.subkey,
            c.key_hash::bigint AS key_hash, c.fire_at::bigint AS fire_at, c.value
