@@ -196,7 +196,7 @@ class Context:
 
     @property
     def late(self) -> bool:
-        """Whether the record's event time is below the watermark; for a timer, whether a late record set it."""
+        """Whether the record's event time is below the watermark; for a timer, whether it holds nothing back."""
         return self.event_time_us < self.input_watermark_us if self._late is None else self._late
 
     @property
@@ -258,17 +258,42 @@ class Context:
             raise UsageError(f"no output stream {to!r}", hint=f"the output streams are: {names}")
         self._produced.append((self._row, time, outlet, outlet.admitted(record)))
 
-    def set_timer(self, name: str, *, at: datetime | int, processing: bool = False) -> None:
+    def set_timer(
+        self,
+        name: str,
+        *,
+        at: datetime | int,
+        processing: bool = False,
+        event_time: datetime | int | None = None,
+        hold: bool = True,
+    ) -> None:
         """Wake this key at a time; set again under the same name, the timer moves.
 
-        An event timer fires once the input watermark has reached it (at once, if it has), and holds the low watermark
-        until then. A processing timer goes by the clock, and holds it at the time of this record unless that is late.
+        An event timer fires once the input watermark has reached it (at once, if it has); a processing timer goes by
+        the clock. Until then it holds the low watermark at its event time.
+
+        Args:
+            name: what another `set_timer` or `delete_timer` refers to.
+            at: when to fire.
+            processing: whether `at` is meant by the clock.
+            event_time: of what the timer will produce; by default `at`, for a processing timer that of this record.
+            hold: False lets the low watermark pass: what the timer produces may be late. So it is anyway for a
+                processing timer that a late record sets.
+
+        Raises:
+            TimerError: an event time before that of its cause, or after `at`.
         """
         at_us = _instant(at)
-        if processing:
-            self._set(Timer(name, "processing", at_us, self.event_time_us, not self.late))
+        if event_time is not None:
+            time = _instant(event_time)
+            if time < self.event_time_us or (time > at_us and not processing):
+                raise TimerError(
+                    f"timer {name!r} cannot have event time {event_time}", hint="between cause and fire time"
+                )
         else:
-            self._set(Timer(name, "event", at_us, at_us))
+            time = self.event_time_us if processing else at_us
+        holds = hold and not (processing and self.late)
+        self._set(Timer(name, "processing" if processing else "event", at_us, time, holds))
 
     def delete_timer(self, name: str, *, processing: bool | None = None) -> None:
         """Forget a timer: it never fires (I6). Without `processing`, those of both domains; one not set is ignored."""

@@ -28,6 +28,8 @@ Key = str | int | bool | UUID | bytes | tuple[Any, ...]
 KEY_TYPES = (str, int, bool, UUID, bytes)
 KEY_SPACE = 2**32
 
+_encode = msgspec.json.Encoder().encode
+
 
 def canonical_bytes(key: Key) -> bytes:
     """The bytes whose hash places a key; see the module for the format."""
@@ -53,6 +55,11 @@ def key_hash(key: Key) -> KeyHash:
 def key_text(key: Key) -> bytes:
     """A key as JSON, as it is stored in `mill.keyed`: `"dev-1"`, `7`, `["a", 3]`; UUIDs and bytes as text."""
     return msgspec.json.encode(key)
+
+
+def key_texts(keys: Sequence[Key]) -> list[bytes]:
+    """`key_text` of many keys."""
+    return list(map(_encode, keys))
 
 
 def key_from_text(text: bytes | str, key_types: tuple[type, ...]) -> Key:

@@ -3,8 +3,8 @@
 A timer is named and set once per (domain, name): setting it again moves it. Due timers fire in `due_order`.
 
     domain      fires when                         holds the low watermark at
-    event       the input watermark reaches it     its fire time
-    processing  the worker's clock reaches it      the event time of the record that set it, unless that was late
+    event       the input watermark reaches it     its event time: its fire time, unless an earlier one was named
+    processing  the worker's clock reaches it      its event time: that of the record that set it, if that was not late
     hold        never                              its time
 """
 
@@ -28,7 +28,7 @@ class Timer(msgspec.Struct, frozen=True):
         name: as given to `set_timer`.
         domain: "event" or "processing" ("hold" is a hold, and never fires).
         at_us: when it fires, µs since the epoch.
-        event_time_us: event time of what it produces; for an event timer its fire time.
+        event_time_us: event time of what it produces.
         holds: whether it keeps the low watermark back.
     """
 
@@ -58,7 +58,7 @@ class Timer(msgspec.Struct, frozen=True):
         """Where it keeps the low watermark back; INSTANT_MAX for nowhere."""
         if not self.holds:
             return INSTANT_MAX
-        return self.event_time_us if self.domain == "processing" else self.at_us
+        return self.event_time_us
 
 
 def due_order(timer: Timer) -> tuple[Instant, str]:
@@ -74,8 +74,8 @@ class _Stored(msgspec.Struct, omit_defaults=True):
 
 
 def encode_timer(timer: Timer) -> bytes:
-    """The JSON value of a timer's entry; `{}` but for processing timers."""
-    event_time = timer.event_time_us if timer.domain == "processing" else None
+    """The JSON value of a timer's entry; `{}` for one whose event time is its fire time."""
+    event_time = timer.event_time_us if timer.event_time_us != timer.at_us else None
     return msgspec.json.encode(_Stored(event_time, timer.holds))
 
 

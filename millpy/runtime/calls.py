@@ -1,9 +1,10 @@
 """Calls: runs a user's callbacks, key by key, so that each key's effects are taken as a whole or not at all.
 
-The usual way is optimistic: all of a key's rows (with the timers due between them) run on fresh objects, then its cells
-are encoded and taken together. If anything raises, everything of that key is forgotten and it runs again *carefully*:
-its state is taken after each row, a row that raises is undone alone and tried again, and after
-`Limits.record_attempts_max` failures it is quarantined and the key goes on. Other keys never notice.
+The usual way is optimistic: all of a key's rows (with the timers due between them) run on objects of their own, which
+pass through their encoding after each row, so that bundling does not show (I9); at the end its cells are taken
+together. If anything raises, everything of that key is forgotten and it runs again *carefully*: its state is taken
+after each row, a row that raises is undone alone and tried again, and after `Limits.record_attempts_max` failures it
+is quarantined and the key goes on. Other keys never notice.
 
 `async def` callbacks run on a private event loop: keys concurrently, rows of one key in order. The way without a loop
 is the same coroutine, driven by hand, since it never suspends; only the plain loop over rows is written twice, for
@@ -16,7 +17,7 @@ import asyncio
 import inspect
 import threading
 import weakref
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,7 +41,6 @@ CONCURRENT_KEYS_MAX = 256
 TIMER_CHAIN_MAX = 1_000
 """So many timers of a key may fire in a row without their time rising: one that sets itself again stops there."""
 
-NOWHERE = -1
 Job = tuple[int, Sequence[int]]
 Failures = dict[int | Timer, tuple[int, Exception]]
 
@@ -90,7 +90,7 @@ class Calls:
         self._loop = loop
         self._context = self._fresh_context()
 
-    def take_rows(self, turn: Turn, jobs: Sequence[Job]) -> None:
+    def take_rows(self, turn: Turn, jobs: Iterable[Job]) -> None:
         """Run rows key by key, and the timers that become due between them."""
         if self._awaits:
             self._loop.run(self._run_concurrently(turn, jobs, final=False))
@@ -99,7 +99,7 @@ class Calls:
 
     def fire_due(self, turn: Turn, codes: Sequence[int]) -> None:
         """Fire what is due at the end of the turn."""
-        jobs = [(code, ()) for code in codes]
+        jobs: list[Job] = [(code, ()) for code in codes]
         if self._awaits:
             self._loop.run(self._run_concurrently(turn, jobs, final=True))
             return
@@ -110,14 +110,13 @@ class Calls:
     def _fresh_context(self) -> Context:
         return Context(self._stores, self._outlets, self._book.by_key)
 
-    def _run_plain(self, turn: Turn, jobs: Sequence[Job]) -> None:
+    def _run_plain(self, turn: Turn, jobs: Iterable[Job]) -> None:
         """The hot loop: rows of keys without timers, no awaiting, no bookkeeping but for the context's fields."""
         rows, context, timed, process = turn.rows, self._context, self._book.by_key, self._process_record
         objects, times, watermarks, inputs = rows.objects, rows.times, rows.watermarks, rows.inputs
         keys, finish = turn.keys, self._finish
         context.now_us = turn.work.now_us
         context.stream = stream = self._streams[rows.input]
-        row = NOWHERE
         for job in jobs:
             code, mine = job
             context.key = key = keys[code]
@@ -125,6 +124,7 @@ class Calls:
                 _drive(self._run_key(context, turn, job, final=False))
                 context.stream = stream
                 continue
+            left = len(mine)
             try:
                 for row in mine:
                     context._row = row
@@ -134,19 +134,22 @@ class Calls:
                         context.stream = self._streams[inputs[row]]
                     process(context, objects[row])
                     if context._timers is not None:
+                        self._settle(context)
                         # Its timers may be due before its next row: go on the way that looks.
                         rest = mine[mine.index(row) + 1 :]
                         _drive(self._run_on(context, turn, (code, rest), False, None))
                         context.stream = stream
                         break
+                    left -= 1
+                    if left:
+                        self._settle(context)
                 else:
-                    context._row = NOWHERE
                     finish(context, turn, code, False)
             except Exception as error:  # user code: quarantined, see the module
                 _drive(self._run_carefully(context, turn, job, False, error))
                 context.stream = stream
 
-    async def _run_concurrently(self, turn: Turn, jobs: Sequence[Job], *, final: bool) -> None:
+    async def _run_concurrently(self, turn: Turn, jobs: Iterable[Job], *, final: bool) -> None:
         waiting: Iterator[Job] = iter(jobs)
 
         async def run_some() -> None:
@@ -155,7 +158,7 @@ class Calls:
             for job in waiting:
                 await self._run_key(context, turn, job, final=final)
 
-        await asyncio.gather(*(run_some() for _ in range(min(CONCURRENT_KEYS_MAX, len(jobs)))))
+        await asyncio.gather(*(run_some() for _ in range(min(CONCURRENT_KEYS_MAX, len(turn.keys)))))
 
     async def _run_key(self, context: Context, turn: Turn, job: Job, *, final: bool) -> None:
         context.key = turn.keys[job[0]]
@@ -167,7 +170,7 @@ class Calls:
     async def _run_carefully(self, context: Context, turn: Turn, job: Job, final: bool, error: Exception) -> None:
         """Run a key from the start, with its state taken after each row, because it raised `error`."""
         failed: Timer | int = context._row if context._firing is None else context._firing
-        failures: Failures = {} if failed == NOWHERE else {failed: (1, error)}
+        failures: Failures = {failed: (1, error)}
         context._reset()
         await self._run_on(context, turn, job, final, failures)
 
@@ -182,10 +185,9 @@ class Calls:
         if final:
             context._row = len(turn.rows)
             await self._fire(context, turn, code, turn.work.watermark, turn.work.now_us, failures)
-        context._row = NOWHERE
+        self._finish(context, turn, code, final)
         context._firing = None
         context._late = None
-        self._finish(context, turn, code, final)
 
     async def _fire(
         self,
@@ -222,6 +224,7 @@ class Calls:
         """Call for a row or timer; carefully: undo, try again, at last quarantine."""
         if failures is None:
             await self._call(context, turn, item, watermark)
+            self._settle(context)
             return
         timers = None if context._timers is None else dict(context._timers)
         produced = len(context._produced)
@@ -256,6 +259,12 @@ class Calls:
             result = self._process_record(context, turn.rows.objects[item])
         if result is not None and self._awaits:
             await result
+
+    def _settle(self, context: Context) -> None:
+        """Pass what was touched through its encoding: the next call sees what another worker would read."""
+        values = context._values
+        for cell, value in values.items():
+            values[cell] = self._stores[cell].settled(value)
 
     def _take_cells(self, context: Context, code: int) -> None:
         """Encode what was touched, all of it, then take it."""

@@ -55,17 +55,29 @@ class ValueStore:
         """A fresh object of the default."""
         return self._decode_default(self.default)
 
-    def changes(self, key: Key, value: Any) -> bytes:
-        """What `apply` has to be given for this value; changes nothing.
+    def settled(self, value: Any) -> Any:
+        """The value as the next bundle would read it.
 
         Raises:
             RefusedValueError: it cannot be stored, or is not of the cell's type.
         """
         text = encode_value(value)
         try:
+            return self.decode(text)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise self._not_of_type(error) from error
+
+    def changes(self, key: Key, value: Any) -> bytes:
+        """What `apply` has to be given for this value; changes nothing.
+
+        Raises:
+            RefusedValueError: as for `settled`.
+        """
+        text = encode_value(value)
+        try:
             self.decode(text)
         except (msgspec.DecodeError, ValueError) as error:
-            raise RefusedValueError(f"the value of cell {self.name!r} is not of its type: {error}") from error
+            raise self._not_of_type(error) from error
         return text
 
     def apply(self, key: Key, code: int, text: bytes) -> None:
@@ -84,6 +96,9 @@ class ValueStore:
     def take(self, key: Key, code: int, value: Any) -> None:
         """`changes` and `apply` at once: a key with one cell in hand cannot be left half taken."""
         self.apply(key, code, self.changes(key, value))
+
+    def _not_of_type(self, error: Exception) -> RefusedValueError:
+        return RefusedValueError(f"the value of cell {self.name!r} is not of its type: {error}")
 
     def absorb(self, key: Key, subkey: str, text: bytes) -> None:
         """Take a stored value, written as this version would write it."""
@@ -141,6 +156,11 @@ class MapStore:
         """A view without entries."""
         view = MapView(self, self.encoded.get(key, {}))
         view.clear()
+        return view
+
+    def settled(self, view: MapView) -> MapView:
+        """The view, its entries as the next bundle would read them."""
+        view.settle()
         return view
 
     def changes(self, key: Key, view: MapView) -> list[Change]:
@@ -202,67 +222,80 @@ Store = ValueStore | MapStore
 
 
 class MapView(MutableMapping[Any, Any]):
-    """One key's entries while it is stepped: decoded on first touch."""
+    """One key's entries while it is stepped: decoded on touch, and encoded again after each record.
+
+    `_live` has what the record in hand has touched, `_changed` what earlier ones of this step have left.
+    """
 
     def __init__(self, store: MapStore, encoded: Mapping[str, bytes]) -> None:
         self._store = store
         self._encoded = encoded
+        self._changed: dict[str, bytes | None] = {}
         self._live: dict[str, Any] = {}
-        self._gone: set[str] = set()
 
     def __getitem__(self, name: Any) -> Any:
         subkey = self._subkey(name)
         if subkey in self._live:
             return self._live[subkey]
-        text = None if subkey in self._gone else self._encoded.get(subkey)
+        text = self._text(subkey)
         if text is None:
             raise KeyError(name)
         value = self._live[subkey] = self._store.decode(text)
         return value
 
     def __setitem__(self, name: Any, value: Any) -> None:
-        subkey = self._subkey(name)
-        self._live[subkey] = value
-        self._gone.discard(subkey)
+        self._live[self._subkey(name)] = value
 
     def __delitem__(self, name: Any) -> None:
         subkey = self._subkey(name)
-        if not self._has(subkey):
+        if subkey not in self._live and self._text(subkey) is None:
             raise KeyError(name)
         self._live.pop(subkey, None)
-        if subkey in self._encoded:
-            self._gone.add(subkey)
+        self._changed[subkey] = None
 
     def __contains__(self, name: object) -> bool:
-        return self._has(self._subkey(name))
+        subkey = self._subkey(name)
+        return subkey in self._live or self._text(subkey) is not None
 
     def __iter__(self) -> Iterator[Any]:
         # Sorted: the order of entries in memory depends on where they have been loaded from.
-        for subkey in sorted((self._encoded.keys() - self._gone) | self._live.keys()):
+        for subkey in sorted(self._subkeys()):
             yield self._store.decode_key(subkey)
 
     def __len__(self) -> int:
-        return len((self._encoded.keys() - self._gone) | self._live.keys())
+        return len(self._subkeys())
 
     def __repr__(self) -> str:
         return repr(dict(self))
 
-    def changes(self) -> list[Change]:
-        """Entries that are not what they were; None for those deleted."""
-        changes: list[Change] = [(subkey, None) for subkey in sorted(self._gone)]
+    def settle(self) -> None:
+        """Encode what is live.
+
+        Raises:
+            RefusedValueError: an entry cannot be stored, or is not of the cell's type.
+        """
         for subkey, value in self._live.items():
             text = encode_value(value)
-            if text == self._encoded.get(subkey):
+            if text == self._text(subkey):
                 continue
             try:
                 self._store.decode(text)
             except (msgspec.DecodeError, ValueError) as error:
                 raise RefusedValueError(f"an entry of cell {self._store.name!r} is not of its type: {error}") from error
-            changes.append((subkey, text))
-        return changes
+            self._changed[subkey] = text
+        self._live.clear()
 
-    def _has(self, subkey: str) -> bool:
-        return subkey in self._live or (subkey in self._encoded and subkey not in self._gone)
+    def changes(self) -> list[Change]:
+        """Entries that are not what they were before the step; None for those deleted."""
+        self.settle()
+        return [(subkey, text) for subkey, text in self._changed.items() if text != self._encoded.get(subkey)]
+
+    def _text(self, subkey: str) -> bytes | None:
+        return self._changed[subkey] if subkey in self._changed else self._encoded.get(subkey)
+
+    def _subkeys(self) -> set[str]:
+        gone = {subkey for subkey, text in self._changed.items() if text is None}
+        return ((self._encoded.keys() | self._changed.keys()) - gone) | self._live.keys()
 
     def _subkey(self, name: Any) -> str:
         text = encode_value(name)

@@ -18,7 +18,7 @@ from millpy.computation import Computation, Produced
 from millpy.errors import SchemaError
 from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import DeadLetter, Entries, Kind
-from millpy.model.keys import Key, KeyHasher, key_from_text, key_text
+from millpy.model.keys import Key, KeyHasher, key_from_text, key_text, key_texts
 from millpy.model.quarantine import payload_of, unstorable_keys
 from millpy.model.stage import Binding, Recovered, StepResult, Work
 from millpy.model.time import Instant
@@ -111,11 +111,11 @@ class KeyedInterval:
         """Apply one turn's work to the soft state and say what has to be committed for it."""
         rows = gather(work)
         turn = Turn(work, rows, rows.keys, rows.hashes)
-        texts = [key_text(key) for key in rows.keys]
+        texts = key_texts(rows.keys)
         if len(rows):
             refused = self._refuse_keys(turn, texts)
-            jobs = [(code, rows.of(code)) for code in range(len(rows.keys)) if code not in refused]
-            self._calls.take_rows(turn, jobs)
+            jobs = rows.by_key()
+            self._calls.take_rows(turn, (job for job in jobs if job[0] not in refused) if refused else jobs)
         due = self._due_codes(turn, texts)
         if due:
             self._calls.fire_due(turn, due)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -39,6 +41,13 @@ class Rows:
     def of(self, code: int) -> list[int]:
         """Row numbers of a key."""
         return self.order[self.bounds[code] : self.bounds[code + 1]]
+
+    def by_key(self) -> Iterator[tuple[int, list[int]]]:
+        """(code, row numbers) of every key."""
+        order, lo = self.order, 0
+        for code, hi in enumerate(islice(self.bounds, 1, None)):
+            yield code, order[lo:hi]
+            lo = hi
 
     def input_of(self, row: int) -> int:
         """The input that a row came on."""

@@ -24,7 +24,7 @@ from millpy.errors import RefusedValueError
 from millpy.model.arrivals import joined_keys, judging_watermarks
 from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import DeadLetter, Entries, Kind, LateRows
-from millpy.model.keys import Key, key_text
+from millpy.model.keys import Key, key_text, key_texts
 from millpy.model.quarantine import dead_letter_of, payload_of, unstorable_keys
 from millpy.model.record import SMALL_RECORDS_MAX, Instants, Records, RecordType, concat
 from millpy.model.stage import Binding, Recovered, StepResult, Work
@@ -188,7 +188,7 @@ class WindowedInterval:
     def _refused(self, result: StepResult, records: Records, codes: Integers, keys: list[Key]) -> Mask | None:
         """Rows whose key or text could not be stored, set aside as dead letters; None for none."""
         mask: Mask = np.zeros(len(records), np.bool_)
-        bad_keys = unstorable_keys([key_text(key) for key in keys])
+        bad_keys = unstorable_keys(key_texts(keys))
         if bad_keys:
             mask |= np.isin(codes, bad_keys)
         for field in self._texts:

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from millpy.model.checkpoint import Entries, Kind
-from millpy.model.keys import Key, KeyHasher, key_from_text, key_text
+from millpy.model.keys import Key, KeyHasher, key_from_text, key_texts
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.windowing.aggregate import Fold
 
@@ -115,7 +115,7 @@ class OpenWindows:
         for pane in touched.values():
             pane.bundle = bundle
         size, allowed = self._size_us, self._allowed_us
-        entries.keys = [key_text(key) for _, key in names]
+        entries.keys = key_texts([key for _, key in names])
         entries.key_hashes = self._hasher.hashes([key for _, key in names]).tolist()
         entries.subkeys = [f"{start}/{start + size}" for start, _ in names]
         entries.values = [*encode_panes(list(touched.values())), *([None] * len(gone))]
@@ -146,12 +146,13 @@ def encode_panes(panes: Sequence[OpenPane]) -> list[bytes]:
 
 def _encode_exactly(pane: OpenPane) -> bytes:
     """With infinities, NaN and whole numbers beyond 64 bits as text; `Fold.restored` reads them back."""
-    return msgspec.json.encode(msgspec.structs.replace(pane, values=[_sayable(value) for value in pane.values]))
+    return msgspec.json.encode(msgspec.structs.replace(pane, values=[sayable(value) for value in pane.values]))
 
 
-def _sayable(value: Any) -> Any:
+def sayable(value: Any) -> Any:
+    """An accumulator as JSON can hold it."""
     if isinstance(value, list):
-        return [_sayable(part) for part in value]
+        return [sayable(part) for part in value]
     if isinstance(value, float):
         return value if value - value == 0.0 else str(value)
     if isinstance(value, int) and not -(2**63) <= value < 2**63:

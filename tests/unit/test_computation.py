@@ -491,3 +491,61 @@ def test_cell_of_a_type_without_json_form_is_refused_when_the_graph_is_written()
 
     with pytest.raises(SchemaError, match="odd"):
         ComputationLogic(Odd())
+
+
+class Named(Computation):
+    def process_record(self, context: Context, record: Reading) -> None:
+        match record.note:
+            case "earlier":
+                context.set_timer("t", at=100, event_time=50)
+            case "free":
+                context.set_timer("t", at=100, hold=False)
+            case "before cause":
+                context.set_timer("t", at=100, event_time=context.event_time_us - 1)
+            case "after fire":
+                context.set_timer("t", at=100, event_time=101)
+
+    def process_timer(self, context: Context, timer: Timer) -> None:
+        context.produce(Alert(context.key, timer.name))
+
+
+def test_timer_holds_the_watermark_at_the_event_time_of_what_it_will_produce() -> None:
+    subject = driver(Named())
+
+    subject.feed([(Reading("a", note="earlier"), 1), (Reading("b"), 99)])
+    assert subject.interval.oldest_work() == 50
+    subject.restart()
+    subject.feed([(Reading("b"), 100)])
+
+    assert subject.produced("alerts") == [(Alert("a", "t"), 50)]
+
+
+def test_timer_without_hold_lets_the_watermark_pass() -> None:
+    subject = driver(Named())
+
+    subject.feed([(Reading("a", note="free"), 1)])
+    subject.restart()
+
+    assert subject.interval.oldest_work() == INSTANT_MAX
+    assert subject.interval.next_due() == (100, INSTANT_MAX)
+
+
+@pytest.mark.parametrize("note", ["before cause", "after fire"])
+def test_timer_with_an_event_time_outside_cause_and_fire_time_is_refused(note: str) -> None:
+    result = driver(Named()).feed([(Reading("a", note=note), 10)])
+
+    assert "TimerError" in result.dead_letters[0].traceback
+
+
+def test_state_that_a_later_record_would_heal_is_refused_all_the_same() -> None:
+    """Else the outcome would depend on whether both are in one bundle (I9)."""
+
+    class Healing(Computation):
+        value = Value(float, default=0.0)
+
+        def process_record(self, context: Context, record: Reading) -> None:
+            context[Healing.value] = record.value
+
+    result = driver(Healing()).feed([(Reading("a", math.nan), 1), (Reading("a", 1.0), 2)])
+
+    assert [letter.event_time for letter in result.dead_letters] == [1]
