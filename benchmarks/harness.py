@@ -148,7 +148,7 @@ class Worker:
         self.process = subprocess.Popen(
             command,
             cwd=HERE.parent,
-            env={**os.environ, "MILLPY_LOG_LEVEL": "warning", **environment},
+            env={"MILLPY_LOG_LEVEL": "warning", **_environment(), **environment},
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr,
         )
@@ -190,6 +190,11 @@ class Worker:
     def kill(self) -> None:
         """SIGKILL; nothing when it has ended."""
         _kill(self.process)
+
+
+def _environment() -> dict[str, str]:
+    """Ours; bytecode is kept, or each worker would compile all its modules beside the one that is measured."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def _kill(process: subprocess.Popen[Any]) -> None:
