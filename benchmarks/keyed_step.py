@@ -1,6 +1,6 @@
 """W4, the step alone: a running mean, count and deviation a key, 65,536 records a bundle over 100,000 keys.
 
-    python benchmarks/keyed_step.py    prints records a CPU second, and the µs of a bundle of one
+python benchmarks/keyed_step.py    prints records a CPU second, and the µs of a bundle of one
 """
 
 from __future__ import annotations
