@@ -55,7 +55,6 @@ readings = st.builds(
 rows = st.lists(st.tuples(readings, st.integers(-20, 60)), max_size=40)
 breaks = st.lists(st.sampled_from(["none", "none", "cut", "cut", "restart"]), max_size=40)
 lateness = st.sampled_from([0, 5, 10, 1000])
-caps = st.sampled_from([INSTANT_MAX, INSTANT_MAX, 15])
 
 
 @dataclass
@@ -165,13 +164,13 @@ def keyed(feed: list[Any], where: list[str], allowed: int) -> Outcome:
 
 
 def assert_same(one: Outcome, other: Outcome) -> None:
-    """Equal, floats to 1e-9 of the largest value that can occur."""
+    """Equal, floats to 1e-9; sums that cancel to what 40 values of up to 1e6 lose in double precision."""
     assert one.late == other.late
     assert one.windows.keys() == other.windows.keys()
     for name, values in one.windows.items():
         for mine, theirs in zip(values, other.windows[name], strict=True):
             if isinstance(mine, float) and isinstance(theirs, float):
-                assert math.isclose(mine, theirs, rel_tol=1e-9, abs_tol=1e-9 * 1e6), (name, mine, theirs)
+                assert math.isclose(mine, theirs, rel_tol=1e-9, abs_tol=1e-7), (name, mine, theirs)
             else:
                 assert mine == theirs, (name, values, other.windows[name])
                 assert type(mine) is type(theirs)
