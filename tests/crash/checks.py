@@ -56,7 +56,7 @@ def _windows(connection: psycopg.Connection, expected: Expected) -> list[str]:
 
 def _late(connection: psycopg.Connection, expected: Expected) -> list[str]:
     rows = connection.execute(
-        f"SELECT key::jsonb #>> '{{}}', {US.format('window_start')}, count(*) FROM mill.late_records"
+        "SELECT key::jsonb #>> '{}', window_start, count(*) FROM mill.late_records"
         " WHERE computation = 'per_window' GROUP BY 1, 2"
     ).fetchall()
     return _differences("late records", {row[:2]: row[2] for row in rows}, expected.late_records)
@@ -81,8 +81,12 @@ def _groups(connection: psycopg.Connection, expected: Expected) -> list[str]:
 
 
 def _sources(connection: psycopg.Connection, expected: Expected) -> list[str]:
-    (letters,) = connection.execute("SELECT count(*) FROM mill.dead_letters").fetchone() or (0,)
-    return [] if letters == expected.dead_letters else [f"{letters} dead letters instead of {expected.dead_letters}"]
+    found = connection.execute(
+        "SELECT injected, duplicate, dead_lettered, (SELECT count(*) FROM mill.dead_letters)"
+        " FROM millpy.accounting WHERE consumer IS NULL"
+    ).fetchall()
+    wanted = [(expected.injected, expected.duplicates, expected.dead_letters, expected.dead_letters)]
+    return [] if found == wanted else [f"source: {found} instead of {wanted}"]
 
 
 def accounting_faults(connection: psycopg.Connection) -> list[str]:
@@ -134,12 +138,17 @@ BEYOND = """
     WHERE c.seq > p.bundle OR c.watermark > p.low_watermark
        OR i.input_watermark > c.watermark OR i.low_watermark > i.input_watermark
 """
+MISPLACED = """
+    SELECT c.consumer, c.producer, c.seq, c.watermark, s.watermark
+    FROM mill.cursors c JOIN mill.segments s USING (producer, seq)
+    WHERE c.watermark <> s.watermark
+"""
 
 
 class Observer(threading.Thread):
     """Watches from outside while workers run and die: watermarks, sequencers and bundles never fall, I5 and I8 hold."""
 
-    def __init__(self, url: str, every_s: float = 0.05) -> None:
+    def __init__(self, url: str, every_s: float = 0.1) -> None:
         super().__init__(name="observer", daemon=True)
         self.url = url
         self.every_s = every_s
@@ -158,15 +167,16 @@ class Observer(threading.Thread):
         self.join()
 
     def run(self) -> None:
-        connection: psycopg.Connection | None = None
-        while not self._ended.wait(self.every_s):
+        while not self._ended.is_set():
             try:
-                connection = connection or psycopg.connect(self.url, autocommit=True)
-                self.look(connection)
-            except psycopg.OperationalError:  # the server is down: a test killed it
-                connection = None
-        if connection is not None:
-            connection.close()
+                with psycopg.connect(self.url, autocommit=True) as connection:
+                    while not self._ended.wait(self.every_s):
+                        self.look(connection)
+            except psycopg.ProgrammingError as error:
+                self.faults.append(f"cannot look: {error}")
+                return
+            except psycopg.OperationalError:  # the server is down: a test has killed it
+                self._ended.wait(self.every_s)
 
     def look(self, connection: psycopg.Connection) -> None:
         """Take one sample."""
@@ -178,6 +188,7 @@ class Observer(threading.Thread):
                     self.faults.append(f"interval {interval_id} went back from {newest} to {now}")
                 self._newest[interval_id] = now  # type: ignore[assignment]
             self.faults.extend(f"beyond what was published: {row}" for row in connection.execute(BEYOND))
+            self.faults.extend(f"watermark of another position: {row}" for row in connection.execute(MISPLACED))
             self.faults.extend(accounting_faults(connection))
             self.samples += 1
 

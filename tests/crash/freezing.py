@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import psycopg
 
 from millpy.runtime.probe import Point
 from tests.crash.checks import Observer, faults, orphans
-from tests.crash.harness import GRAPH, Worker, await_true, owners
+from tests.crash.harness import GRAPH, Worker, await_true, owned_by, owners
 from tests.crash.workload import Expected
 
 
@@ -27,24 +28,39 @@ class Outcome:
 def freeze_and_thaw(
     directory: Path, url: str, source: Path, expected: Expected, point: Point, only: str = "", graph: Path = GRAPH
 ) -> Outcome:
-    """Freeze one of two workers at a point until the other owns all, then let it go on."""
-    with (
-        Observer(url) as observer,
-        Worker(directory, url, source, graph=graph, bundle_records_max=20) as other,
-    ):
-        other.await_reached(Point.AFTER_CLAIM)
-        with Worker(
-            directory, url, source, graph=graph, only=only, probe=f"{point}:5:stop", bundle_records_max=20
-        ) as frozen:
-            frozen.await_frozen()
-            frozen_at = time.monotonic()
-            before = owners(url)
-            lost = intervals_of_newest(url)
-            assert lost
-            await_true(lambda: all(owners(url)[i][1] > before[i][1] for i in lost), "taken over", 10)
-            takeover_s = time.monotonic() - frozen_at
-            frozen.thaw()
-            found = _finish(url, observer, other, frozen)
+    """Freeze one of two workers at a point until the other owns all, then let it go on.
+
+    Who comes first keeps a source: the one that freezes does when it is about the source, else the other does.
+    """
+
+    def other() -> Worker:
+        return stack.enter_context(Worker(directory, url, source, graph=graph, bundle_records_max=20))
+
+    def freezing(nth: int, records: int) -> Worker:
+        probe = f"{point}:{nth}:stop"
+        return stack.enter_context(
+            Worker(directory, url, source, graph=graph, only=only, probe=probe, bundle_records_max=records)
+        )
+
+    with Observer(url) as observer, ExitStack() as stack:
+        if only:
+            frozen = freezing(200, 5)
+            frozen.await_reached(Point.AFTER_CLAIM)
+            heir = other()
+        else:
+            heir = other()
+            heir.await_reached(Point.AFTER_CLAIM)
+            frozen = freezing(5, 20)
+        frozen.await_frozen()
+        lost = owned_by(url, frozen)
+        assert lost, frozen.log
+        before = owners(url)
+        heir.await_reached(Point.AFTER_CLAIM)
+        frozen_at = time.monotonic()
+        await_true(lambda: all(owners(url)[i][1] > before[i][1] for i in lost), "taken over", 10)
+        takeover_s = time.monotonic() - frozen_at
+        frozen.thaw()
+        found = _finish(url, observer, heir, frozen)
         found += faults(url, expected) + observer.faults
         return Outcome(takeover_s, found, frozen.log, _refused(url))
 
@@ -59,18 +75,6 @@ def _finish(url: str, observer: Observer, other: Worker, frozen: Worker) -> list
     observer.look_now()
     with psycopg.connect(url, autocommit=True) as connection:
         return found + orphans(connection)
-
-
-def intervals_of_newest(url: str) -> list[int]:
-    """What the worker that registered last owns."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        return [
-            row[0]
-            for row in connection.execute(
-                "SELECT interval_id FROM mill.intervals WHERE worker_id ="
-                " (SELECT worker_id FROM mill.workers ORDER BY registered_at DESC LIMIT 1)"
-            )
-        ]
 
 
 def _refused(url: str) -> int:

@@ -82,14 +82,22 @@ class Worker:
         return points_reached(self.reached_file)[point]
 
     def await_reached(self, point: Point, times: int = 1, within_s: float = 30.0) -> None:
-        def there() -> bool:
-            assert self.process.poll() is None or self.reached(point) >= times, self._ended_early(point)
-            return self.reached(point) >= times
+        self.await_while_running(lambda: self.reached(point) >= times, f"{point} {times} times", within_s)
 
-        await_true(there, f"{point} {times} times; log: {self.log[-3000:]}", within_s)
+    def await_while_running(self, condition: Callable[[], bool], what: str, within_s: float = 30.0) -> None:
+        """Poll until it holds; a worker that has ended cannot bring it about any more."""
 
-    def _ended_early(self, point: Point) -> str:
-        return f"ended with {self.process.returncode} before {point}: {self.log[-3000:]}"
+        def holds() -> bool:
+            ended = self.process.poll()
+            if condition():
+                return True
+            assert ended is None, f"ended with {ended} before: {what}; log: {self.log[-3000:]}"
+            return False
+
+        try:
+            await_true(holds, what, within_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; log: {self.log[-3000:]}") from None
 
     def kill(self) -> None:
         self.process.kill()
@@ -137,3 +145,13 @@ def committed(url: str) -> dict[int, int]:
     """interval -> bundle."""
     with psycopg.connect(url, autocommit=True) as connection:
         return dict(connection.execute("SELECT interval_id, bundle FROM mill.intervals").fetchall())
+
+
+def owned_by(url: str, worker: Worker) -> list[int]:
+    """Intervals that the table says are a worker's."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        rows = connection.execute(
+            "SELECT interval_id FROM mill.intervals JOIN mill.workers USING (worker_id) WHERE pid = %s",
+            [worker.process.pid],
+        ).fetchall()
+    return [row[0] for row in rows]

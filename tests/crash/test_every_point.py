@@ -76,11 +76,13 @@ def test_other_worker_goes_on(
     with (
         Observer(database_url) as observer,
         Worker(tmp_path, database_url, source, probe=f"{point}:{nth}:kill") as killed,
-        Worker(tmp_path, database_url, source) as other,
     ):
-        killed.await_killed()
-        observer.look_now()
-        other.await_finished()
+        if point is Point.AFTER_DECODE:
+            killed.await_reached(Point.AFTER_CLAIM)  # it has to be the one with the source
+        with Worker(tmp_path, database_url, source) as other:
+            killed.await_killed()
+            observer.look_now()
+            other.await_finished()
 
     assert faults(database_url, expected) == []
     assert observer.faults == []

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from millpy.runtime.probe import Point
 from tests.crash.checks import Observer, faults
-from tests.crash.freezing import intervals_of_newest
-from tests.crash.harness import LEASE_S, Worker, await_true, committed
+from tests.crash.harness import LEASE_S, Worker, await_true, committed, owned_by
 from tests.crash.workload import Expected
 
 
@@ -19,7 +18,7 @@ def test_lost_intervals_commit_within_lease_and_a_second(
         other.await_reached(Point.AFTER_CLAIM)
         with Worker(tmp_path, database_url, source, bundle_records_max=20) as killed:
             killed.await_reached(Point.AFTER_ACKNOWLEDGE, 5)
-            lost = intervals_of_newest(database_url)
+            lost = owned_by(database_url, killed)
             killed.kill()
             died_at = time.monotonic()
             before = committed(database_url)
