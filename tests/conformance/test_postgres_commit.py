@@ -1,0 +1,138 @@
+"""What only PostgreSQL can show of a commit: cancelled tasks, ended backends, rings that turn, the heart."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from uuid import UUID
+
+import psycopg
+import pytest
+import pytest_asyncio
+
+from millpy.errors import CommitUnknownError, StoreUnavailableError
+from millpy.model.checkpoint import Entries, Kind
+from millpy.store.postgres.heart import Heart
+from millpy.store.postgres.store import PostgresStore
+from tests.conformance.store_builders import Owner, a_graph, a_segment, a_slice, entries
+
+
+@pytest_asyncio.fixture
+async def owner(database_url: str) -> AsyncIterator[Owner]:
+    async with PostgresStore(database_url) as store:
+        found = Owner(store, await store.deploy(a_graph()))
+        await found.register()
+        await found.claim()
+        yield found
+
+
+def some_state() -> tuple[Entries, ...]:
+    return (entries(Kind.STATE, "cell", ("k", 1)),)
+
+
+async def waits_for_a_lock(watcher: psycopg.AsyncConnection) -> None:
+    """Until a commit waits for a row lock."""
+    query = (
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'millpy commit' AND wait_event_type = 'Lock'"
+    )
+    while (await (await watcher.execute(query)).fetchone()) == (0,):
+        pass
+
+
+async def test_cancelled_commit_is_unknown(owner: Owner, database_url: str) -> None:
+    interval = owner.deployment.intervals[0]
+    async with (
+        await psycopg.AsyncConnection.connect(database_url) as locker,
+        await psycopg.AsyncConnection.connect(database_url, autocommit=True) as watcher,
+    ):
+        await locker.execute("SELECT FROM mill.intervals FOR UPDATE")
+        commit = asyncio.create_task(owner.commit(owner.checkpoint(interval, delta=some_state())))
+        await waits_for_a_lock(watcher)
+
+        commit.cancel()
+        with pytest.raises(CommitUnknownError):
+            await commit
+        await locker.rollback()
+
+    await owner.take_over_from_self()
+    await owner.commit(owner.checkpoint(interval, delta=some_state()))
+
+
+async def test_backend_ended_inside_a_commit_changes_nothing(owner: Owner, database_url: str) -> None:
+    interval = owner.deployment.intervals[0]
+
+    async def end_it() -> None:
+        async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as other:
+            await other.execute(
+                "SELECT pg_terminate_backend(backend_pid) FROM mill.workers WHERE worker_id = %s", [owner.worker_id]
+            )
+
+    with pytest.raises((StoreUnavailableError, CommitUnknownError)):
+        await owner.commit(owner.checkpoint(interval, delta=some_state()), inside=end_it)
+
+    await owner.take_over_from_self()
+    assert owner.bundles[interval.interval_id] == 0
+    await owner.commit(owner.checkpoint(interval, delta=some_state()))
+
+
+async def test_reconnected_commit_lane_is_recorded(owner: Owner, database_url: str) -> None:
+    interval = owner.deployment.intervals[0]
+    recorded = "SELECT backend_pid FROM mill.workers WHERE worker_id = %s"
+    async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as other:
+        before = await (await other.execute(recorded, [owner.worker_id])).fetchone()
+        await other.execute("SELECT pg_terminate_backend(%s)", before)
+        with pytest.raises((StoreUnavailableError, CommitUnknownError)):
+            await owner.commit(owner.checkpoint(interval))
+        await owner.take_over_from_self()
+
+        await owner.commit(owner.checkpoint(interval))
+
+        after = await (await other.execute(recorded, [owner.worker_id])).fetchone()
+        alive = await other.execute("SELECT application_name FROM pg_stat_activity WHERE pid = %s", after)
+        assert after != before
+        assert await alive.fetchone() == ("millpy commit",)
+
+
+async def test_commit_goes_on_when_another_worker_turned_the_rings(owner: Owner, database_url: str) -> None:
+    interval = owner.deployment.of("readings")[0]
+    subscription = owner.deployment.subscription_ids["readings", "sums", 0]
+
+    for seq in range(1, 4):
+        segment = a_segment(subscription, seq, [a_slice(1.0), None], previous=seq - 1)
+        await owner.commit(owner.checkpoint(interval, delta=some_state(), segments=[segment]))
+        async with PostgresStore(database_url) as other:
+            await other.turn_rings(epoch_s=0.0, epoch_bytes=1)
+
+    async with await psycopg.AsyncConnection.connect(database_url) as connection:
+        slots = await (await connection.execute("SELECT slot FROM mill.segments ORDER BY seq")).fetchall()
+    assert slots == [(0,), (1,), (2,)]
+
+
+async def test_slot_is_not_emptied_while_a_commit_writes_to_it(owner: Owner, database_url: str) -> None:
+    interval = owner.deployment.intervals[0]
+    freed: list[int] = []
+    await owner.commit(owner.checkpoint(interval, delta=some_state()))
+    await owner.fold(interval)
+
+    async def turn() -> None:
+        async with PostgresStore(database_url) as other:
+            freed.extend([await other.turn_rings(epoch_s=0.0, epoch_bytes=1) for _ in range(3)])
+
+    await owner.commit(owner.checkpoint(interval, delta=some_state()), inside=turn)
+
+    assert freed == [0, 0, 0]
+    assert len((await owner.opened(interval)).recovered.entries) == 1
+
+
+async def test_heart_renews_the_lease_and_says_when_it_is_over(owner: Owner, database_url: str) -> None:
+    with Heart(database_url) as heart:
+        renewed = await asyncio.to_thread(heart.beat, owner.worker_id, 60.0)
+        await owner.expire()
+        over = await asyncio.to_thread(heart.beat, owner.worker_id, 60.0)
+
+    assert (renewed, over) == (True, False)
+
+
+def test_heart_that_reaches_nobody_says_so() -> None:
+    with Heart("postgresql://nobody@127.0.0.1:1/nothing") as heart, pytest.raises(StoreUnavailableError):
+        heart.beat(UUID(int=1), 1.0)

@@ -1,0 +1,74 @@
+"""Every named statement is used, says what zero rows mean, and PREPAREs on a freshly migrated database."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from millpy.store.postgres.arrays import Bigints, Byteas, Jsonbs, Moments, Texts
+from millpy.store.postgres.statements import statements
+
+ROOT = Path(__file__).resolve().parents[2] / "millpy" / "store"
+NAMED = re.compile(rb"%\((\w+)\)s")
+# What the client sends as arrays of other types than bigint[]; scalars are inferred.
+TEXTS = (
+    "documents records ends checksums streams computations keys reasons details tracebacks positions partitions kinds"
+).split()
+BYTEAS = ("payloads", "ids", "times")
+
+
+def type_oid(name: str, statement: str) -> int:
+    """The type that the client declares for a parameter; 0 lets the server infer it."""
+    if statement == "hold_grants" and name in ("slots", "graph_version"):
+        return 0
+    if name == "starts":
+        return Moments.array_oid
+    if name == "details" and statement == "append_events":
+        return Jsonbs.array_oid
+    if statement in ("register_worker", "find_relations") or name in ("slots", "key_fields"):
+        return 0
+    if name in BYTEAS:
+        return Byteas.array_oid
+    if name in TEXTS:
+        return Texts.array_oid
+    return Bigints.array_oid if name.endswith("s") and name not in SINGULAR else 0
+
+
+SINGULAR = (
+    "ttl_s",
+    "epoch_s",
+    "epoch_bytes",
+    "bytes_max",
+    "piece_bytes",
+    "segments_max",
+    "state_rows_max",
+    "allowed_lateness_us",
+)
+
+
+@pytest.mark.parametrize("name", sorted(name for name, text in statements().items() if not text.startswith(b"LOCK")))
+def test_statement_prepares(name: str, database_url: str) -> None:
+    places: dict[str, bytes] = {}
+    numbered = NAMED.sub(
+        lambda found: places.setdefault(found[1].decode(), b"$%d" % (len(places) + 1)), statements()[name]
+    )
+
+    with psycopg.connect(database_url) as connection:
+        result = connection.pgconn.prepare(b"guard", numbered, [type_oid(parameter, name) for parameter in places])
+
+    assert result.error_message.decode() == ""
+
+
+def test_every_statement_is_used() -> None:
+    code = "\n".join(path.read_text() for path in (ROOT / "postgres").glob("*.py"))
+
+    assert [name for name in statements() if f'statement("{name}")' not in code] == []
+
+
+def test_every_statement_used_exists() -> None:
+    code = "\n".join(path.read_text() for path in (ROOT / "postgres").glob("*.py"))
+
+    assert sorted(set(re.findall(r'statement\("(\w+)"\)', code)) - set(statements())) == []

@@ -1,0 +1,186 @@
+"""The views for people are exact and live, and the explanation of a watermark names the culprit."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import psycopg
+import pytest
+import pytest_asyncio
+
+from millpy.model.checkpoint import Cursor, Entries, Kind
+from millpy.model.deployment import DeployedInterval
+from millpy.model.time import INSTANT_MAX, Instant
+from millpy.store.postgres.store import PostgresStore
+from tests.conformance.store_builders import MINUTE, Owner, a_graph, a_segment, a_slice, entries
+
+
+@pytest_asyncio.fixture
+async def owner(database_url: str) -> AsyncIterator[Owner]:
+    async with PostgresStore(database_url) as store:
+        found = Owner(store, await store.deploy(a_graph()))
+        await found.register()
+        await found.claim()
+        yield found
+
+
+def fetch(url: str, query: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("SET timezone = 'UTC'")
+        return connection.execute(query).fetchall()  # type: ignore[call-overload, no-any-return]
+
+
+async def advance(owner: Owner, interval: DeployedInterval, watermark: int, **changes: Any) -> None:
+    """Commit a bundle that publishes a watermark, and let every consumer take it unless it is named."""
+    low = min(watermark, changes.get("oldest_work", INSTANT_MAX))
+    await owner.commit(
+        owner.checkpoint(interval, input_watermark=Instant(watermark), low_watermark=Instant(low), **changes)
+    )
+
+
+def cursors(owner: Owner, watermark: int, *producers: DeployedInterval) -> list[Cursor]:
+    return [Cursor(p.interval_id, owner.bundles[p.interval_id], Instant(watermark)) for p in producers]
+
+
+STATE = "SELECT graph, computation, cell, key, subkey, value FROM millpy.state ORDER BY key, subkey"
+
+
+@pytest.mark.parametrize("folds_after", [0, 1, 2, 3])
+async def test_state_is_the_same_however_much_is_folded(owner: Owner, database_url: str, folds_after: int) -> None:
+    (interval, _) = owner.deployment.of("sums")
+    changes: list[Entries] = [
+        entries(Kind.STATE, "usual", ("a", 1), ("b", {"x": 1}), ("c", 3)),
+        entries(Kind.STATE, "usual", ("a", 2), ("b", None)),
+        entries(Kind.STATE, "usual", ("c", [None]), ("b", "back", "sub")),
+    ]
+
+    for number, change in enumerate(changes, start=1):
+        await owner.commit(owner.checkpoint(interval, delta=(change,)))
+        if number == folds_after:
+            await owner.fold(interval)
+
+    assert fetch(database_url, STATE) == [
+        ("factory", "sums", "usual", '"a"', "", 2),
+        ("factory", "sums", "usual", '"b"', "sub", "back"),
+        ("factory", "sums", "usual", '"c"', "", [None]),
+    ]
+
+
+async def test_timers_and_windows_are_shown_in_time(owner: Owner, database_url: str) -> None:
+    (interval, _) = owner.deployment.of("sums")
+    timer = entries(Kind.TIMER, "event", ("a", {"at": 1}, "quiet", 3 * MINUTE))
+    window = entries(Kind.WINDOW, "", ("a", [1, 2.5], f"0/{MINUTE}", 2 * MINUTE))
+
+    await owner.commit(owner.checkpoint(interval, delta=(timer, window)))
+
+    timers = fetch(database_url, "SELECT key, timer, time_domain, fires_at::text FROM millpy.timers")
+    assert timers == [('"a"', "quiet", "event", "1970-01-01 00:03:00+00")]
+    windows = fetch(
+        database_url, "SELECT key, window_start::text, window_end::text, expires_at::text FROM millpy.windows"
+    )
+    assert windows == [('"a"', "1970-01-01 00:00:00+00", "1970-01-01 00:01:00+00", "1970-01-01 00:02:00+00")]
+
+
+async def test_backlog_counts_what_is_stored_above_the_cursors(owner: Owner, database_url: str) -> None:
+    (a, _), (first, second) = owner.deployment.of("readings"), owner.deployment.of("sums")
+    subscription = owner.deployment.subscription_ids["readings", "sums", 0]
+    await owner.commit(owner.checkpoint(a, segments=[a_segment(subscription, 1, [a_slice(1, 2), a_slice(3)])]))
+    await owner.commit(owner.checkpoint(first, cursors=cursors(owner, 0, a)))
+
+    found = fetch(
+        database_url, "SELECT stream, consumer, key_fields, segments, records FROM millpy.backlog WHERE records > 0"
+    )
+
+    assert found == [("readings", "sums", ["device"], 1, 1)]
+    assert second.index == 1
+
+
+async def test_watermarks_and_workers_are_shown(owner: Owner, database_url: str) -> None:
+    a, b = owner.deployment.of("readings")
+    await advance(owner, a, MINUTE)
+    await advance(owner, b, INSTANT_MAX)
+
+    columns = "part, live, bundle, low_watermark::text, lag IS NULL"
+    query = f"SELECT {columns} FROM millpy.watermarks WHERE computation = 'readings'"
+
+    assert fetch(database_url, query) == [
+        ("source partition a", True, 1, "1970-01-01 00:01:00+00", False),
+        ("source partition b", True, 1, "infinity", True),
+    ]
+    assert fetch(database_url, "SELECT graph, worker_id, live, intervals FROM millpy.workers") == [
+        ("factory", owner.worker_id, True, 5)
+    ]
+
+
+async def explain(owner: Owner, url: str, computation: str) -> list[tuple[Any, ...]]:
+    query = f"SELECT computation, held_by, detail FROM millpy.explain_watermark('{computation}') ORDER BY step"
+    return fetch(url, query)
+
+
+async def sums_hold(owner: Owner, **changes: Any) -> None:
+    """Both sources are at ten minutes and consumed; the first interval of `sums` has work that is older."""
+    a, b = owner.deployment.of("readings")
+    for source in (a, b):
+        await advance(owner, source, 10 * MINUTE)
+    first, second = owner.deployment.of("sums")
+    (alarms,) = owner.deployment.of("alarms")
+    await advance(owner, first, 10 * MINUTE, cursors=cursors(owner, 10 * MINUTE, a, b), **changes)
+    await advance(owner, second, 10 * MINUTE, cursors=cursors(owner, 10 * MINUTE, a, b))
+    low = min(10 * MINUTE, changes.get("oldest_work", INSTANT_MAX))
+    taken = [*cursors(owner, low, first), *cursors(owner, 10 * MINUTE, a, b, second)]
+    await advance(owner, alarms, low, cursors=taken)
+
+
+async def test_open_window_is_named_from_downstream(owner: Owner, database_url: str) -> None:
+    window = entries(Kind.WINDOW, "", ("dev-7", [1], f"{4 * MINUTE}/{5 * MINUTE}", 6 * MINUTE))
+    await sums_hold(owner, oldest_work=Instant(5 * MINUTE - 1), delta=(window,))
+
+    steps = await explain(owner, database_url, "alarms")
+
+    assert steps == [
+        ("alarms", "input", "sums, keys 00000000 to 7fffffff"),
+        ("sums", "window", 'key "dev-7", window 1970-01-01 00:04:00+00 to 1970-01-01 00:05:00+00'),
+    ]
+
+
+@pytest.mark.parametrize(("domain", "held_by"), [("event", "timer"), ("hold", "hold")])
+async def test_timer_and_hold_are_named(owner: Owner, database_url: str, domain: str, held_by: str) -> None:
+    timer = entries(Kind.TIMER, domain, ("dev-7", None, "x", 1), ("dev-8", {}, "quiet", 3 * MINUTE))
+    await sums_hold(owner, oldest_work=Instant(3 * MINUTE), delta=(timer,))
+
+    steps = await explain(owner, database_url, "sums")
+
+    assert steps == [("sums", held_by, f'key "dev-8", {domain} quiet at 1970-01-01 00:03:00+00')]
+
+
+async def test_slow_source_partition_is_named(owner: Owner, database_url: str) -> None:
+    a, b = owner.deployment.of("readings")
+    first, second = owner.deployment.of("sums")
+    await advance(owner, a, 10 * MINUTE)
+    await advance(owner, b, 2 * MINUTE)
+    for interval in (first, second):
+        taken = [*cursors(owner, 10 * MINUTE, a), *cursors(owner, 2 * MINUTE, b)]
+        await advance(owner, interval, 2 * MINUTE, cursors=taken)
+
+    steps = await explain(owner, database_url, "sums")
+
+    assert steps[-1][:2] == ("readings", "source")
+    assert "partition b" in steps[-1][2]
+
+
+async def test_backlog_and_lost_owner_are_named(owner: Owner, database_url: str) -> None:
+    for source in owner.deployment.of("readings"):
+        await advance(owner, source, 10 * MINUTE)
+    behind = await explain(owner, database_url, "sums")
+    await owner.expire()
+
+    lost = await explain(owner, database_url, "sums")
+
+    assert behind == [("sums", "backlog", "bundle 0 of readings, source partition a is consumed and 1 is committed")]
+    assert lost[-1][1] == "owner"
+
+
+async def test_computation_that_nobody_knows_is_refused(owner: Owner, database_url: str) -> None:
+    with pytest.raises(psycopg.errors.NoDataFound):
+        await explain(owner, database_url, "nothing")

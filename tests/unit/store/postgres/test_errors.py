@@ -1,0 +1,69 @@
+"""Each SQLSTATE has one meaning (design: the table of the commit)."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from millpy.errors import (
+    CommitUnknownError,
+    ConfigError,
+    CorruptionError,
+    PoisonError,
+    StoreUnavailableError,
+    TransientError,
+)
+from millpy.store.postgres.errors import translate, translate_commit
+
+
+def an_error(sqlstate: str) -> psycopg.Error:
+    return psycopg.errors.lookup(sqlstate)("something happened")
+
+
+LOST = psycopg.OperationalError("server closed the connection unexpectedly")
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "expected"),
+    [
+        ("40001", TransientError),
+        ("40P01", TransientError),
+        ("55P03", TransientError),
+        ("57014", TransientError),
+        ("25P03", TransientError),
+        ("53100", StoreUnavailableError),
+        ("53300", StoreUnavailableError),
+        ("57P01", StoreUnavailableError),
+        ("08006", StoreUnavailableError),
+        ("58030", StoreUnavailableError),
+        ("42501", ConfigError),
+        ("42P01", ConfigError),
+        ("3D000", ConfigError),
+        ("28P01", ConfigError),
+        ("XX000", CorruptionError),
+    ],
+)
+def test_state_tells_the_reaction(sqlstate: str, expected: type[Exception]) -> None:
+    assert type(translate(an_error(sqlstate))) is expected
+
+
+@pytest.mark.parametrize("sqlstate", ["22003", "22021", "22P02", "54000", "P0001", "23505"])
+def test_value_that_is_refused_in_a_commit_is_poison(sqlstate: str) -> None:
+    error = translate_commit(an_error(sqlstate), {}, commit_sent=True)
+
+    assert isinstance(error, PoisonError)
+    assert error.sqlstate == sqlstate
+
+
+@pytest.mark.parametrize("lost", [LOST, an_error("57P01"), an_error("57P02"), an_error("08003")])
+def test_lost_connection_is_unknown_only_once_commit_was_sent(lost: psycopg.Error) -> None:
+    assert type(translate_commit(lost, {}, commit_sent=True)) is CommitUnknownError
+    assert type(translate_commit(lost, {}, commit_sent=False)) is StoreUnavailableError
+
+
+@pytest.mark.parametrize("sqlstate", ["40001", "57014", "53100", "25P03"])
+def test_error_that_the_server_named_is_not_unknown(sqlstate: str) -> None:
+    error = translate_commit(an_error(sqlstate), {}, commit_sent=True)
+
+    assert isinstance(error, TransientError)
+    assert not isinstance(error, CommitUnknownError)
