@@ -31,10 +31,13 @@ class Reading(msgspec.Struct):
     id: str
 
 
+OLD_BROKER = os.environ.get("FACTORY_MQTT_PROTOCOL") == "311"
+
 graph = Graph("factory")
 readings = graph.inject(
     "readings",
-    Mqtt("sensors/+/reading", protocol=311 if os.environ.get("FACTORY_MQTT_PROTOCOL") == "311" else 5),
+    # amqtt marks what it kept for us while we were away as retained.
+    Mqtt("sensors/+/reading", protocol=311 if OLD_BROKER else 5, retained=OLD_BROKER),
     schema=Reading,
     event_time=EventTime("at", max_disorder=seconds(2)),
     dedupe=Dedupe("id", within=minutes(10)),
@@ -42,7 +45,7 @@ readings = graph.inject(
 )
 (
     readings.key_by("device")
-    .window(FixedWindows(seconds(5)), allowed_lateness=seconds(10))
+    .window(FixedWindows(seconds(5)), allowed_lateness=seconds(20))
     .aggregate(n=Count(), mean=Mean("temperature"), high=Max("temperature"))
     .to_table("temperature_5s")
 )

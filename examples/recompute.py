@@ -12,7 +12,7 @@ from pathlib import Path
 
 WINDOW = timedelta(seconds=5)
 MAX_DISORDER = timedelta(seconds=2)
-ALLOWED_LATENESS = timedelta(seconds=10)
+ALLOWED_LATENESS = timedelta(seconds=20)
 EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 
 
