@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from paho.mqtt import client as mqtt
 
-from millpy.embedded import EmbeddedBroker
+from millpy.embedded import EmbeddedBroker, mosquitto_program
 from tests.crash.checks import Observer
 from tests.crash.harness import ROOT, Worker, await_true
 
@@ -29,6 +29,7 @@ LATE = {
     "late_250_1000": "late_w1s_bound250ms_lateness1000ms",
     "late_2000_0": "late_w1s_bound2000ms_lateness0ms",
 }
+GENTLE = {"bundle_records_max": 5_000, "fold_every_s": 2, "epoch_s": 10, "progress_every_s": 0.1}
 MS = "(extract(epoch FROM {}) * 1000)::bigint"
 
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason="the shared data is not here")
@@ -100,6 +101,15 @@ class Publisher:
 
 
 @pytest.fixture
+def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    """It is not killed here, so it need not save its sessions at every message."""
+    if mosquitto_program() is None:
+        pytest.skip("mosquitto is not installed")
+    with EmbeddedBroker(tmp_path / "broker") as running:
+        yield running
+
+
+@pytest.fixture
 def environment(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("OOO_HOST", broker.host)
     monkeypatch.setenv("OOO_PORT", str(broker.port))
@@ -117,7 +127,7 @@ def test_expected_tables_through_kills(
     marks = [(total // 3, killed[0]), (2 * total // 3, killed[1])]
 
     def worker() -> Worker:
-        return Worker(tmp_path, database_url, Path("none"), graph=GRAPH, bundle_records_max=2_000, fold_every_s=1)
+        return Worker(tmp_path, database_url, Path("none"), graph=GRAPH, **GENTLE)
 
     with Observer(database_url, every_s=0.25) as observer, Publisher(broker) as publisher:
         with ExitStack() as stack:
