@@ -249,9 +249,13 @@ class Committer:
                 return
             except SlotMovedError:
                 # A ring has turned. Nothing was committed; the current slots are read and it is sent again.
-                self._slots = None
+                self.forget_slots()
                 if attempt == SLOT_ATTEMPTS_MAX - 1:
                     raise
+
+    def forget_slots(self) -> None:
+        """The rings may have turned: read the slots again before the next commit."""
+        self._slots = None
 
     async def _send(self, turn: EncodedTurn, inside: CommitProbe | None, trial: bool) -> None:
         sending = _Sending()

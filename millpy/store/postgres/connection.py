@@ -11,6 +11,7 @@ Timeouts on the server keep a frozen or vanished worker from holding row locks: 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -50,6 +51,17 @@ class ConnectionSettings:
     statement_s: float = 4.0
     long_statement_s: float = 60.0
     prepare_threshold: int | None = 1
+
+
+class _NoEcho(logging.Filter):
+    """Hides the echo of an error: a pipeline that has failed also warns that the commands behind it were skipped."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        return not any(isinstance(argument, psycopg.errors.PipelineAborted) for argument in arguments)
+
+
+logging.getLogger("psycopg").addFilter(_NoEcho())
 
 
 class Lane:

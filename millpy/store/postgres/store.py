@@ -189,7 +189,9 @@ class PostgresStore:
     async def turn_rings(self, *, epoch_s: float, epoch_bytes: int) -> int:
         """Begin new epochs where due and free slots; returns slots freed."""
         async with self._fold.use() as connection:
-            return await retention.turn_rings(connection, epoch_s=epoch_s, epoch_bytes=epoch_bytes)
+            freed = await retention.turn_rings(connection, epoch_s=epoch_s, epoch_bytes=epoch_bytes)
+        self._committer.forget_slots()
+        return freed
 
     async def finished(self, graph_id: int) -> bool:
         """Whether every interval of the graph has reached the end."""

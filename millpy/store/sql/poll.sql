@@ -6,7 +6,7 @@
 -- want's share of bytes is cut too, at a seq boundary, but the first seq always goes.
 WITH wants AS MATERIALIZED (
     SELECT w.place, w.consumer_index, w.producer, w.after, i.bundle AS head_seq, i.low_watermark AS head_watermark,
-           %(bytes_max)s::bigint / greatest(1, count(*) FILTER (WHERE i.bundle > w.after) OVER ()) AS share
+           greatest(1, %(bytes_max)s::bigint / greatest(1, count(*) FILTER (WHERE i.bundle > w.after) OVER ())) AS share
       FROM unnest(%(places)s, %(consumer_indexes)s, %(producers)s, %(afters)s)
         AS w (place, consumer_index, producer, after)
       JOIN mill.intervals AS i ON i.interval_id = w.producer
@@ -16,7 +16,8 @@ WITH wants AS MATERIALIZED (
       JOIN unnest(%(asked_places)s, %(asked_subscriptions)s) AS a (place, subscription_id) ON a.place = w.place
      WHERE w.head_seq > w.after
 ), found AS MATERIALIZED (
-    SELECT p.place, p.share, s.*, count(*) OVER probe AS probed, max(s.seq) OVER probe AS probed_to
+    SELECT p.place, p.share, s.*, count(*) OVER probe AS probed, max(s.seq) OVER probe AS probed_to,
+           count(*) OVER (PARTITION BY p.place) AS found
       FROM pairs AS p
      CROSS JOIN (SELECT slot FROM mill.epochs WHERE ring = 'segments' AND state <> 'free') AS live
      CROSS JOIN LATERAL (
@@ -35,11 +36,9 @@ WITH wants AS MATERIALIZED (
                 - sum(f.bytes) OVER (PARTITION BY f.place, f.seq) AS bytes_before
       FROM found AS f JOIN known AS k ON k.place = f.place AND f.seq < coalesce(k.bound, 9223372036854775807)
 ), given AS (
-    SELECT c.* FROM counted AS c WHERE c.bytes_before < c.share
+    SELECT c.*, count(*) OVER (PARTITION BY c.place) AS given FROM counted AS c WHERE c.bytes_before < c.share
 )
-SELECT w.place, w.head_seq, w.head_watermark,
-       (SELECT count(*) FROM found AS f WHERE f.place = w.place) > (SELECT count(*) FROM given AS g WHERE g.place = w.place)
-         AS truncated,
+SELECT w.place, w.head_seq, w.head_watermark, coalesce(g.given < g.found, false) AS truncated,
        g.subscription_id, g.seq, g.previous_seq, g.watermark, g.records, g.checksum,
        CASE WHEN g.records > 0 THEN substr(g.payload, (g.starts + 1)::integer, g.bytes::integer) END AS payload
   FROM wants AS w
