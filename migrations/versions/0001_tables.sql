@@ -194,7 +194,7 @@ CREATE TABLE mill.keyed (
     value       json NOT NULL
 ) WITH (fillfactor = 70);
 CREATE UNIQUE INDEX keyed_identity ON mill.keyed (
-    interval_id, kind, hashtextextended(key, 0), namespace, hashtextextended(subkey, 0), key_hash
+    interval_id, hashtextextended(key, 0), kind, namespace, hashtextextended(subkey, 0), key_hash
 );
 
 CREATE TABLE mill.dead_letters (

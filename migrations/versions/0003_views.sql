@@ -3,13 +3,14 @@ CREATE SCHEMA millpy;
 
 -- Changes that are not folded yet.
 CREATE VIEW mill.changes AS
-SELECT d.interval_id, d.bundle, e ->> 'kind' AS kind, e ->> 'namespace' AS namespace, c.key::text AS key, c.subkey,
+SELECT d.interval_id, d.bundle, e.kind, e.namespace, c.key::text AS key, c.subkey,
        c.fire_at::bigint AS fire_at, nullif(c.value::text, 'null')::json AS value  -- a tombstone is null
   FROM mill.intervals AS i
   JOIN mill.deltas AS d ON d.interval_id = i.interval_id AND d.bundle > i.folded_bundle
- CROSS JOIN LATERAL json_array_elements(d.document) AS e
- CROSS JOIN LATERAL ROWS FROM (json_array_elements(e -> 'key'), json_array_elements_text(e -> 'subkey'),
-       json_array_elements(e -> 'value'), json_array_elements_text(e -> 'fire_at')) AS c (key, subkey, value, fire_at);
+ CROSS JOIN LATERAL json_to_recordset(d.document) AS e
+       (kind text, namespace text, key json, subkey json, value json, fire_at json)
+ CROSS JOIN LATERAL ROWS FROM (json_array_elements(e.key), json_array_elements_text(e.subkey),
+       json_array_elements(e.value), json_array_elements_text(e.fire_at)) AS c (key, subkey, value, fire_at);
 
 -- Every keyed thing as it is now.
 CREATE VIEW mill.entries AS

@@ -251,8 +251,8 @@ keyed = Table(
     Index(
         "keyed_identity",
         "interval_id",
-        "kind",
         text("hashtextextended(key, 0)"),
+        "kind",
         "namespace",
         text("hashtextextended(subkey, 0)"),
         "key_hash",
