@@ -196,6 +196,8 @@ CREATE TABLE mill.keyed (
 CREATE UNIQUE INDEX keyed_identity ON mill.keyed (
     interval_id, hashtextextended(key, 0), kind, namespace, hashtextextended(subkey, 0), key_hash
 );
+-- Timers, windows, positions and counters are few beside state; an owner reads them all, people ask for them by kind.
+CREATE INDEX keyed_others ON mill.keyed (kind, interval_id) WHERE kind <> 'state';
 
 CREATE TABLE mill.dead_letters (
     dead_letter_id   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

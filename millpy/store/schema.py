@@ -258,6 +258,7 @@ keyed = Table(
         "key_hash",
         unique=True,
     ),
+    Index("keyed_others", "kind", "interval_id", postgresql_where=text("kind <> 'state'")),
 )
 
 dead_letters = Table(

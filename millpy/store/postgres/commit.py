@@ -284,6 +284,9 @@ class Committer:
         self, connection: Connection, commands: list[Command], turn: EncodedTurn, inside: CommitProbe | None
     ) -> None:
         fence, *appends = commands
+        if turn.copies:
+            # The text of COPY has no zones; a pooler may have lost the session's.
+            appends.append((b"SET LOCAL timezone TO 'UTC'", []))
         if inside is None:
             await _pipeline(connection, [(b"BEGIN", []), fence, *appends])
         else:

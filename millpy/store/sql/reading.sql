@@ -32,7 +32,12 @@ SELECT d.interval_id, d.bundle, d.document::text AS document
 -- Folded rows; `with_state` names the intervals whose state is read too. Zero rows: nothing is folded.
 SELECT interval_id, kind, namespace, key, subkey, key_hash, fire_at, value::text AS value
   FROM mill.keyed
- WHERE interval_id = ANY (%(intervals)s) AND (kind <> 'state' OR interval_id = ANY (%(with_state)s));
+ WHERE interval_id = ANY (%(intervals)s) AND kind <> 'state'
+   AND kind IN ('timer', 'window', 'position', 'counter', 'parked')
+UNION ALL
+SELECT interval_id, kind, namespace, key, subkey, key_hash, fire_at, value::text AS value
+  FROM mill.keyed
+ WHERE interval_id = ANY (%(with_state)s) AND kind = 'state';
 
 -- name: read_folded_bundle
 -- Zero rows: the grant is stale.
