@@ -95,6 +95,11 @@ class Recovered:
 class StageInterval(Protocol):
     """Soft state of one key interval of one computation."""
 
+    @property
+    def immediate(self) -> bool:
+        """Whether a step neither loads state nor awaits, so that a small one may run on the event loop."""
+        ...
+
     def missing(self, bundles: Sequence[Bundle]) -> Sequence[bytes]:
         """Keys (JSON text) whose state has to be loaded before these bundles can be stepped."""
         ...

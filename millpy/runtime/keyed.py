@@ -88,6 +88,11 @@ class KeyedInterval:
             elif entries.kind is Kind.STATE and self._complete:
                 self._absorb_state(entries)
 
+    @property
+    def immediate(self) -> bool:
+        """Whether a step neither loads state nor awaits."""
+        return self._complete and not self._calls.awaits
+
     def missing(self, bundles: Sequence[Bundle]) -> Sequence[bytes]:
         """Keys whose state has to be loaded: those that have records, and those that have timers."""
         if self._complete:

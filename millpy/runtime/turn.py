@@ -20,12 +20,15 @@ from typing import Any
 
 from millpy.injectors.protocol import Injector
 from millpy.model.checkpoint import Checkpoint
+from millpy.model.record import SMALL_RECORDS_MAX
 from millpy.model.time import Instant
 from millpy.runtime.isolation import Isolation
 from millpy.runtime.probe import Point, Probe
 from millpy.runtime.soft_state import Owned
 from millpy.runtime.steps import Inbox, Steps
 from millpy.store.protocol import Polled, Store, Want
+
+SMALL_BLOCK_BYTES = 8_192
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +82,21 @@ async def take(intervals: Mapping[int, Owned]) -> tuple[dict[int, Any], frozense
 
 
 async def step(
-    steps: Steps, inbox: Inbox, intervals: Mapping[int, Owned], isolation: Isolation, executor: Executor, probe: Probe
+    steps: Steps,
+    inbox: Inbox,
+    intervals: Mapping[int, Owned],
+    isolation: Isolation,
+    executor: Executor | None,
+    probe: Probe,
 ) -> Turn | None:
-    """Step in the worker's thread; None when nothing has to be committed."""
+    """Step in the worker's thread, or here without one; None when nothing has to be committed."""
 
     def run() -> list[Checkpoint]:
         probe.reach_now(Point.AFTER_POLL)
         return steps.run(inbox, intervals, isolation)
 
     isolation.seen = 0
-    checkpoints = await asyncio.get_running_loop().run_in_executor(executor, run)
+    checkpoints = run() if executor is None else await asyncio.get_running_loop().run_in_executor(executor, run)
     await probe.reach(Point.AFTER_STEP)
     if not checkpoints:
         return None
@@ -120,6 +128,17 @@ def inbox_is_empty(inbox: Inbox) -> bool:
         answer.segments or answer.head_seq > answer.want.after
         for answers in inbox.polled.values()
         for answer in answers
+    )
+
+
+def is_immediate(inbox: Inbox, intervals: Mapping[int, Owned]) -> bool:
+    """Whether stepping is a handful of records in memory: then a hop to a thread would cost more than the step."""
+    waiting = sum(len(taken.payloads) for taken in inbox.taken.values())
+    waiting += sum(segment.records for found in inbox.polled.values() for a in found for segment in a.segments)
+    return (
+        waiting <= SMALL_RECORDS_MAX
+        and sum(len(taken.block) for taken in inbox.taken.values()) <= SMALL_BLOCK_BYTES
+        and all(interval.stage is None or interval.stage.immediate for interval in intervals.values())
     )
 
 

@@ -38,6 +38,8 @@ from millpy.runtime.turn import Turn
 from millpy.store.protocol import Event, Store
 
 log = logging.getLogger(__name__)
+STEP_HERE_S_MAX = 0.005
+"""When a step took longer, user code is slow or waits, and the next step goes to the thread."""
 Refusal = Callable[[Sequence[Checkpoint]], Awaitable[PoisonError | None]]
 
 
@@ -80,6 +82,7 @@ class Worker:
         self._poll_s = limits.poll_s_min
         self._retry_s = limits.retry_s_min
         self._hinted = False
+        self._step_s = 0.0
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -163,7 +166,7 @@ class Worker:
         inbox = await self._gather()
         if inbox is None:
             return await self._settle()
-        turn = await turns.step(self._steps, inbox, self.holdings.intervals, Isolation(), self._executor, self._probe)
+        turn = await self._step_inbox(inbox)
         await self._settle()
         if turn is None:
             return not turns.inbox_is_empty(inbox)
@@ -198,6 +201,17 @@ class Worker:
         if empty and not progress_due and (due is None or due > inbox.now_us):
             return None
         return inbox
+
+    async def _step_inbox(self, inbox: Inbox) -> Turn | None:
+        """Step in the thread, so that I/O goes on; a few quick records right here."""
+        intervals = self.holdings.intervals
+        here = self._step_s < STEP_HERE_S_MAX and turns.is_immediate(inbox, intervals)
+        executor = None if here else self._executor
+        started = self._clock.monotonic()
+        try:
+            return await turns.step(self._steps, inbox, intervals, Isolation(), executor, self._probe)
+        finally:
+            self._step_s = self._clock.monotonic() - started
 
     def _launch(self, turn: Turn) -> None:
         for checkpoint in turn.checkpoints:

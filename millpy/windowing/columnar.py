@@ -97,6 +97,8 @@ class WindowedStage:
 class WindowedInterval:
     """Soft state of one key interval: its open windows, all in memory."""
 
+    immediate = True
+
     def __init__(self, logic: WindowedLogic, binding: Binding, recovered: Recovered) -> None:
         assert len(binding.inputs) == 1, binding.inputs
         self._binding = binding
