@@ -3,8 +3,8 @@
     python -m millpy.testing.crash_worker GRAPH.py --database URL [--probe SPEC] [--reached FILE] [--only A,B]
         [--lease-s 1] [--bundle-records-max 50] …
 
-Every field of `Limits` is an option. SIGTERM and SIGINT drain. The exit status is 0 when the graph has finished or the
-worker has drained.
+Every field of `Limits` is an option. `--gated` lets several processes, all imported, begin at the same moment. SIGTERM
+and SIGINT drain. The exit status is 0 when the graph has finished or the worker has drained.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--reached", type=Path)
     options.add_argument("--only", default="")
     options.add_argument("--log-level", default="WARNING")
+    options.add_argument("--gated", action="store_true", help="say `ready`, then wait for a line on standard input")
     for limit in dataclasses.fields(Limits):
         names = ["--" + limit.name.replace("_", "-"), *(["--lease-s"] if limit.name == "lease_ttl_s" else [])]
         options.add_argument(*names, dest=limit.name, type=type(limit.default), default=None)
@@ -61,7 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     probe = CrashProbe(parse_spec(options.probe), options.reached)
     only = tuple(filter(None, options.only.split(",")))
     try:
-        asyncio.run(run(load_graph(options.graph), options.database, limits, only, probe))
+        graph = load_graph(options.graph)
+        if options.gated:
+            print("ready", flush=True)
+            sys.stdin.readline()
+        asyncio.run(run(graph, options.database, limits, only, probe))
     except MillError as error:
         logging.getLogger(__name__).exception("worker stopped")
         print(f"error: {error.message}" + (f" ({error.hint})" if error.hint else ""), file=sys.stderr)

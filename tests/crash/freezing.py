@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,29 +32,23 @@ def freeze_and_thaw(
     Who comes first keeps a source: the one that freezes does when it is about the source, else the other does.
     """
 
-    def other() -> Worker:
-        return stack.enter_context(Worker(directory, url, source, graph=graph, bundle_records_max=20))
-
-    def freezing(nth: int, records: int) -> Worker:
-        probe = f"{point}:{nth}:stop"
-        return stack.enter_context(
-            Worker(directory, url, source, graph=graph, only=only, probe=probe, bundle_records_max=records)
-        )
-
-    with Observer(url) as observer, ExitStack() as stack:
-        if only:
-            frozen = freezing(200, 5)
-            frozen.await_reached(Point.AFTER_CLAIM)
-            heir = other()
-        else:
-            heir = other()
-            heir.await_reached(Point.AFTER_CLAIM)
-            frozen = freezing(5, 20)
+    probe = f"{point}:{30 if only else 5}:stop"
+    with (
+        Observer(url) as observer,
+        Worker(directory, url, source, graph=graph, gated=True, bundle_records_max=30) as heir,
+        Worker(
+            directory, url, source, graph=graph, gated=True, bundle_records_max=30, only=only, probe=probe
+        ) as frozen,
+    ):
+        heir.await_ready()
+        frozen.await_ready()
+        for worker in (frozen, heir) if only else (heir, frozen):
+            worker.begin()
+            worker.await_reached(Point.AFTER_CLAIM)
         frozen.await_frozen()
         lost = owned_by(url, frozen)
         assert lost, frozen.log
         before = owners(url)
-        heir.await_reached(Point.AFTER_CLAIM)
         frozen_at = time.monotonic()
         await_true(lambda: all(owners(url)[i][1] > before[i][1] for i in lost), "taken over", 10)
         takeover_s = time.monotonic() - frozen_at

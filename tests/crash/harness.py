@@ -53,6 +53,7 @@ class Worker:
         graph: Path = GRAPH,
         probe: str = "",
         only: str = "",
+        gated: bool = False,
         **settings: float,
     ) -> None:
         Worker.numbers += 1
@@ -62,9 +63,12 @@ class Worker:
         command = [sys.executable, "-m", "millpy.testing.crash_worker", str(graph), "--database", url]
         command += ["--probe", probe, "--reached", str(self.reached_file), "--only", only]
         command += [word for name, value in limits.items() for word in (f"--{name}", str(value))]
+        command += ["--gated"] if gated else []
         environment = {**os.environ, "CRASH_INPUT": str(source), "PYTHONPATH": str(ROOT)}
         with self.log_file.open("wb") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=directory)
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, cwd=directory
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -73,6 +77,8 @@ class Worker:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
 
     @property
     def log(self) -> str:
@@ -98,6 +104,16 @@ class Worker:
             await_true(holds, what, within_s)
         except AssertionError as error:
             raise AssertionError(f"{error}; log: {self.log[-3000:]}") from None
+
+    def await_ready(self) -> None:
+        """A gated worker has been imported and waits."""
+        self.await_while_running(lambda: "ready" in self.log, "ready")
+
+    def begin(self) -> None:
+        """Open the gate."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+        self.process.stdin.flush()
 
     def kill(self) -> None:
         self.process.kill()

@@ -72,17 +72,19 @@ def test_killed_worker_is_started_again(
 def test_other_worker_goes_on(
     tmp_path: Path, database_url: str, source: Path, expected: Expected, point: Point
 ) -> None:
-    nth = max(1, NTH[point] // 5)
     with (
         Observer(database_url) as observer,
-        Worker(tmp_path, database_url, source, probe=f"{point}:{nth}:kill") as killed,
+        Worker(tmp_path, database_url, source, probe=f"{point}:{NTH[point]}:kill", gated=True) as killed,
+        Worker(tmp_path, database_url, source, gated=True) as other,
     ):
-        if point is Point.AFTER_DECODE:
-            killed.await_reached(Point.AFTER_CLAIM)  # it has to be the one with the source
-        with Worker(tmp_path, database_url, source) as other:
-            killed.await_killed()
-            observer.look_now()
-            other.await_finished()
+        killed.await_ready()
+        other.await_ready()
+        killed.begin()
+        killed.await_reached(Point.AFTER_CLAIM)
+        other.begin()
+        killed.await_killed()
+        observer.look_now()
+        other.await_finished()
 
     assert faults(database_url, expected) == []
     assert observer.faults == []

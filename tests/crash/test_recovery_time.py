@@ -14,14 +14,21 @@ from tests.crash.workload import Expected
 def test_lost_intervals_commit_within_lease_and_a_second(
     tmp_path: Path, database_url: str, source: Path, expected: Expected
 ) -> None:
-    with Observer(database_url) as observer, Worker(tmp_path, database_url, source, bundle_records_max=20) as other:
-        other.await_reached(Point.AFTER_CLAIM)
-        with Worker(tmp_path, database_url, source, bundle_records_max=20) as killed:
-            killed.await_reached(Point.AFTER_ACKNOWLEDGE, 5)
-            lost = owned_by(database_url, killed)
-            killed.kill()
-            died_at = time.monotonic()
-            before = committed(database_url)
+    with (
+        Observer(database_url) as observer,
+        Worker(tmp_path, database_url, source, gated=True, bundle_records_max=30) as other,
+        Worker(tmp_path, database_url, source, gated=True, bundle_records_max=30) as killed,
+    ):
+        other.await_ready()
+        killed.await_ready()
+        for worker in (other, killed):
+            worker.begin()
+            worker.await_reached(Point.AFTER_CLAIM)
+        killed.await_reached(Point.AFTER_ACKNOWLEDGE, 5)
+        lost = owned_by(database_url, killed)
+        killed.kill()
+        died_at = time.monotonic()
+        before = committed(database_url)
         assert lost
         await_true(lambda: all(committed(database_url)[i] > before[i] for i in lost), "all lost intervals commit", 20)
         recovery_s = time.monotonic() - died_at
