@@ -22,7 +22,7 @@ from contextlib import suppress
 from uuid import UUID
 
 from millpy.clock import Clock
-from millpy.errors import LeaseExpiredError, OwnershipError, PoisonError, TransientError
+from millpy.errors import CursorGapError, LeaseExpiredError, OwnershipError, PoisonError, TransientError
 from millpy.limits import Limits
 from millpy.model.checkpoint import Checkpoint, Entries, Grant
 from millpy.model.time import Instant
@@ -83,6 +83,8 @@ class Worker:
         self._retry_s = limits.retry_s_min
         self._hinted = False
         self._step_s = 0.0
+        self._needs_recovery = False
+        self._gap_seen = False
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -126,7 +128,16 @@ class Worker:
             worked = await self._turn()
             if worked:
                 self._retry_s = self._limits.retry_s_min
+            self._gap_seen = False
             return worked
+        except CursorGapError as error:
+            # A worker that was frozen may poll with a cursor that its successor's retention has passed. Only when
+            # the gap is still there under a fresh grant is it one.
+            if self._gap_seen:
+                raise
+            self._gap_seen = True
+            log.warning("%s; reading again", error)
+            await self._react(self._recover(None))
         except PoisonError as error:
             await self._react(self._isolate(error))
         except OwnershipError as error:
@@ -147,8 +158,6 @@ class Worker:
             self._needs_recovery = True
             await self._back_off()
 
-    _needs_recovery = False
-
     # -- one turn -----------------------------------------------------------------------------------------------
 
     async def _turn(self) -> bool:
@@ -157,6 +166,7 @@ class Worker:
         if not self._lease.is_trusted():
             raise LeaseExpiredError("the lease is not trusted any more")
         self.housekeeping.apply_folds()
+        self.wake.clear()  # before anything is looked at: what comes later wakes again
         now = self._clock.monotonic()
         if now >= self._claim_at:
             self._claim_at = now + self._limits.claim_every_s * self._rng.uniform(0.8, 1.0)
@@ -176,7 +186,6 @@ class Worker:
     async def _gather(self) -> Inbox | None:
         """What is waiting; None when no step is needed now."""
         now = self._clock.monotonic()
-        self.wake.clear()
         over = self.housekeeping.unfolded_bytes() > self._limits.unfolded_bytes_max
         taken, quiet = ({}, frozenset[int]()) if over else await turns.take(self.holdings.intervals)
         wanted = [] if over else turns.wants(self.holdings.intervals)
@@ -195,6 +204,8 @@ class Worker:
         if looked:
             self._poll_s = self._limits.poll_s_min if not empty else min(self._poll_s * 2, self._limits.poll_s_max)
             self._poll_at = now + self._poll_s
+        elif over:
+            self._poll_at = now + self._limits.poll_s_max
         if progress_due:
             self._progress_at = now + self._limits.progress_every_s
         due = turns.next_processing_due(self.holdings.intervals)
@@ -216,7 +227,8 @@ class Worker:
     def _launch(self, turn: Turn) -> None:
         for checkpoint in turn.checkpoints:
             interval = self.holdings.intervals[checkpoint.grant.interval_id]
-            interval.unfolded_bytes += sum(_size(entries) for entries in checkpoint.delta)
+            if checkpoint.delta:
+                interval.unfolded.append((checkpoint.bundle, sum(map(_size, checkpoint.delta))))
         self._flying = turn
         self._in_flight = asyncio.create_task(self._commit(turn))
         self._in_flight.add_done_callback(self._awake)
@@ -326,7 +338,9 @@ class Worker:
 
     async def _wait(self) -> None:
         now = self._clock.monotonic()
-        until = [self._claim_at, self._progress_at]
+        until = [self._claim_at]
+        if self.holdings.intervals:
+            until.append(self._progress_at)
         if turns.wants(self.holdings.intervals):
             until.append(self._poll_at)
         due = turns.next_processing_due(self.holdings.intervals)
