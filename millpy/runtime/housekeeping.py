@@ -18,7 +18,6 @@ from millpy.runtime.soft_state import Owned
 from millpy.store.protocol import Store
 
 log = logging.getLogger(__name__)
-FOLD_PIECE_BYTES = 64_000_000
 
 
 class Housekeeping:
@@ -33,7 +32,7 @@ class Housekeeping:
         self._limits = limits
         self._clock = clock
         self._probe = probe
-        self._folded: list[tuple[int, int, int, int]] = []
+        self._folded: list[tuple[int, int, int]] = []
 
     def _due(self) -> list[Owned]:
         intervals = [i for i in self._holdings.intervals.values() if i.unfolded_bytes]
@@ -52,24 +51,24 @@ class Housekeeping:
 
     async def fold_one(self, interval: Owned) -> None:
         """Fold one interval; the stepping side learns of it through `apply_folds`."""
-        before = interval.unfolded_bytes
+        # All of it, in pieces: a part that stayed behind in an interval that goes quiet would keep its slot for ever.
+        bytes_max = 2 * self._limits.unfolded_bytes_max
         try:
             await self._probe.reach(Point.BEFORE_FOLD_END)
-            folded = await self._store.fold(interval.grant, bytes_max=FOLD_PIECE_BYTES)
+            folded = await self._store.fold(interval.grant, bytes_max=bytes_max)
         except OwnershipError:
             return  # somebody else folds it now; the next commit says so too
         await self._probe.reach(Point.AFTER_FOLD)
-        self._folded.append((interval.interval_id, interval.grant.sequencer, folded, before))
+        self._folded.append((interval.interval_id, interval.grant.sequencer, folded))
 
     def apply_folds(self) -> None:
         """Tell soft state what is rows now; called between turns."""
         folds, self._folded = self._folded, []
-        for interval_id, sequencer, folded, size in folds:
+        for interval_id, sequencer, folded in folds:
             interval = self._holdings.intervals.get(interval_id)
             if interval is None or interval.grant.sequencer != sequencer:
                 continue
-            interval.folded_bundle = folded
-            interval.unfolded_bytes = max(0, interval.unfolded_bytes - size)
+            interval.fold_to(folded)
             interval.unfolded_since = self._clock.monotonic()
             if interval.stage is not None:
                 interval.stage.folded(folded)

@@ -6,6 +6,7 @@ one of those fails, all of it is dropped and read again.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from millpy.injectors.intake import Intake
@@ -30,7 +31,9 @@ class Owned:
         moved: producers whose cursor has moved since the last checkpoint.
         last_segments: subscription -> seq of the last segment written for it, those in flight included.
         counters: (what, of what) -> absolute count (I8).
-        unfolded_bytes, unfolded_since: deltas above the folded bundle, and when the oldest was stepped.
+        unfolded_since: when the last fold was.
+        unfolded, unfolded_bytes: (bundle, bytes of its deltas) above the folded bundle, those in flight included,
+            oldest first; and their sum.
     """
 
     grant: Grant
@@ -44,7 +47,6 @@ class Owned:
     cursors: dict[int, Cursor]
     last_segments: dict[int, int]
     counters: dict[tuple[str, str], int]
-    unfolded_bytes: int
     unfolded_since: float
     stage: StageInterval | None = None
     intake: Intake | None = None
@@ -53,6 +55,8 @@ class Owned:
     finished: bool = False
     paused: bool = False
     committed_at: float = 0.0
+    unfolded: deque[tuple[int, int]] = field(default_factory=deque)
+    unfolded_bytes: int = 0
 
     @property
     def interval_id(self) -> int:
@@ -75,6 +79,17 @@ class Owned:
         if seq > before.seq:
             self.cursors[producer] = Cursor(producer, seq, watermark)
             self.moved.add(producer)
+
+    def log(self, bundle: int, size: int) -> None:
+        """A bundle has deltas of so many bytes."""
+        self.unfolded.append((bundle, size))
+        self.unfolded_bytes += size
+
+    def fold_to(self, bundle: int) -> None:
+        """Forget the deltas up to a bundle: they are rows now. What was in flight during the fold stays."""
+        self.folded_bundle = bundle
+        while self.unfolded and self.unfolded[0][0] <= bundle:
+            self.unfolded_bytes -= self.unfolded.popleft()[1]
 
     def count(self, what: str, of: str, records: int) -> None:
         """Add to a counter of I8."""
@@ -104,7 +119,7 @@ def owned(grant: Grant, deployed: DeployedInterval, plan: ComputationPlan, opene
     cursors = {
         producer: Cursor(producer, *opened.cursors.get(producer, (0, INSTANT_MIN))) for producer in plan.producers
     }
-    return Owned(
+    interval = Owned(
         grant=grant,
         deployed=deployed,
         plan=plan,
@@ -116,7 +131,10 @@ def owned(grant: Grant, deployed: DeployedInterval, plan: ComputationPlan, opene
         cursors=cursors,
         last_segments=dict(opened.last_segments),
         counters=counters,
-        unfolded_bytes=opened.unfolded_bytes,
         unfolded_since=now,
         finished=plan.stage is None and recovered.low_watermark >= INSTANT_MAX,
     )
+    if opened.unfolded_bytes:
+        # Which bundles they are in is not known; a fold takes all of them.
+        interval.log(recovered.folded_bundle + 1, opened.unfolded_bytes)
+    return interval

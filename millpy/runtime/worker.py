@@ -227,8 +227,8 @@ class Worker:
     def _launch(self, turn: Turn) -> None:
         for checkpoint in turn.checkpoints:
             interval = self.holdings.intervals[checkpoint.grant.interval_id]
-            if checkpoint.delta:
-                interval.unfolded.append((checkpoint.bundle, sum(map(_size, checkpoint.delta))))
+            if size := sum(map(_size, checkpoint.delta)):
+                interval.log(checkpoint.bundle, size)
         self._flying = turn
         self._in_flight = asyncio.create_task(self._commit(turn))
         self._in_flight.add_done_callback(self._awake)
