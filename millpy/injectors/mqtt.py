@@ -243,7 +243,6 @@ class MqttInjector:
         self._address = address
         self._retained = retained
         self._session: _Session | None = None
-        self._failure: ConfigError | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None
         self._watched_at = 0.0
@@ -260,6 +259,7 @@ class MqttInjector:
             except SourceUnavailableError as error:
                 log.warning("%s; trying again", error.message, extra={"hint": error.hint})
         self._keeper = asyncio.create_task(self._keep_connected(), name=f"millpy-mqtt-{self._setup.partition}")
+        self._keeper.add_done_callback(lambda _: self._setup.ready.set())
 
     async def _connect(self) -> _Session:
         session = _Session(self._setup, self._address, retained=self._retained)
@@ -314,15 +314,11 @@ class MqttInjector:
                 self._session = await self._connect()
             except SourceUnavailableError as error:
                 log.debug("mqtt: %s", error.message)
-            except ConfigError as error:
-                self._failure = error
-                self._setup.ready.set()
-                return
 
     async def take(self) -> Taken | None:
         """Everything received and not yet taken, at most a bundle. Raises ConfigError when the broker refused us."""
-        if self._failure is not None:
-            raise self._failure
+        if self._keeper is not None and self._keeper.done():
+            self._keeper.result()  # nobody connects again: say why rather than go quiet
         session = self._session
         if session is None or not session.inbox:
             return None
@@ -377,6 +373,9 @@ class MqttInjector:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        for task in tasks:
+            if not task.cancelled():
+                task.exception()  # said in `take`, or of no interest any more
         session, self._session = self._session, None
         if session is not None:
             await session.connection.close()

@@ -127,6 +127,7 @@ class Holdings:
             return
         opened = await self._store.read(grants, state_rows_max=self._limits.state_preload_rows_max)
         for grant, found in zip(grants, opened, strict=True):
+            self._lease.progressed()  # each source may take its time, and together they may take long
             self.intervals[grant.interval_id] = await self._open_one(grant, found, kept.get(grant.interval_id))
 
     async def _open_one(self, grant: Grant, found: Opened, injector: Injector | None) -> Owned:

@@ -14,7 +14,7 @@ from typing import Protocol
 from uuid import UUID
 
 from millpy.clock import Clock
-from millpy.errors import TransientError
+from millpy.errors import MillError
 from millpy.limits import Limits
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,8 @@ class HeartThread(threading.Thread):
             attempt_started = self._clock.monotonic()
             try:
                 alive = self._heart.beat(self._worker_id, self._limits.lease_ttl_s)
-            except TransientError as error:
+            except MillError as error:
+                # Whatever it is, the next one may succeed; and a thread that ends says nothing to anybody.
                 log.warning("heartbeat failed: %s", error)
                 continue
             if alive:

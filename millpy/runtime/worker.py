@@ -293,6 +293,7 @@ class Worker:
         rows: dict[int, str] = {}
 
         async def stepped(under: Isolation) -> Turn | None:
+            self._lease.progressed()  # a few thousand trials are slow, but not stuck
             await self.holdings.restart()
             return await turns.step(
                 self._steps, turn.inbox, self.holdings.intervals, under, self._executor, self._probe

@@ -43,7 +43,7 @@ class ConnectionSettings:
     Attributes:
         connect_s: how long a connection attempt may take.
         statement_s: server-side limit of a statement, and of idling in a transaction; below the lease.
-        long_statement_s: the same for folding and deploying.
+        long_statement_s: limit of a statement that folds or deploys.
         prepare_threshold: None behind a transaction pooler that cannot keep prepared statements.
     """
 
@@ -129,7 +129,9 @@ class Lane:
         try:
             connection.prepared_max = 500
             register_arrays(connection)
-            values = (str(timeout_ms), str(timeout_ms), self._synchronous_commit, self._plans)
+            # Long statements may be, long idling never: it would hold row locks of a process that is frozen.
+            idle_ms = int(self._settings.statement_s * 1000)
+            values = (str(timeout_ms), str(idle_ms), self._synchronous_commit, self._plans)
             await connection.execute(_SETTINGS, values, prepare=False)
             if self._prepare is not None:
                 await self._prepare(connection)

@@ -64,3 +64,20 @@ def test_session_is_named_by_graph_stream_and_filter() -> None:
 def test_source_without_a_filter_is_refused() -> None:
     with pytest.raises(ConfigError):
         Mqtt()
+
+
+async def test_keeper_that_dies_says_so_when_asked_for_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = asyncio.Event()
+    setup = SourceSetup(graph="g", stream="s", partition="a/#", limits=Limits(), clock=SystemClock(), ready=ready)
+    injector = Mqtt("a/#").connect(setup)
+
+    async def connect() -> None:
+        raise ZeroDivisionError("a fault of the client library")
+
+    monkeypatch.setattr(injector, "_connect", connect)
+    injector._keeper = asyncio.create_task(injector._keep_connected())
+    await asyncio.wait([injector._keeper])
+
+    with pytest.raises(ZeroDivisionError):
+        await injector.take()
+    await injector.close()

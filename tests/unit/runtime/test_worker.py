@@ -7,13 +7,16 @@ from pathlib import Path
 
 from millpy.clock import SystemClock, fresh_identity
 from millpy.graph import Graph
+from millpy.injectors.protocol import SourceSetup
+from millpy.injectors.settings import EventTime
 from millpy.limits import Limits
+from millpy.model.time import milliseconds
 from millpy.runtime.ownership import Lease
 from millpy.runtime.plan import plan
 from millpy.runtime.probe import NoProbe
 from millpy.runtime.worker import Worker
 from millpy.store.memory import MemoryDatabase, MemoryStore
-from tests.crash.memory_world import readings, two_stages
+from tests.crash.memory_world import Reading, Total, Totals, readings, two_stages
 
 
 async def started(graph: Graph, database: MemoryDatabase, limits: Limits, only: Sequence[str] = ()) -> Worker:
@@ -84,4 +87,90 @@ async def test_a_bundle_that_was_in_flight_during_a_fold_is_folded_later(tmp_pat
 
     assert header.folded_bundle == header.bundle
     assert source.unfolded_bytes == 0
+    await worker._abandon()
+
+
+class SlowInjector:
+    """Takes its time to open, as a broker behind a dead network does."""
+
+    async def open(self, position: bytes | None) -> None:
+        await asyncio.sleep(0.2)
+
+    async def take(self) -> None:
+        return None
+
+    async def acknowledge(self, token: object) -> None:
+        pass
+
+    def quiet(self) -> bool:
+        return False
+
+    async def close(self) -> None:
+        pass
+
+
+class SlowSource:
+    def partitions(self) -> tuple[str, ...]:
+        return tuple("abcdefgh")
+
+    def connect(self, setup: SourceSetup) -> SlowInjector:
+        return SlowInjector()
+
+
+class WatchedLease(Lease):
+    """Remembers the longest time without a sign of progress."""
+
+    longest_s = 0.0
+
+    def progressed(self) -> None:
+        now = self._clock.monotonic()
+        self.longest_s = max(self.longest_s, now - self._progress_at)
+        super().progressed()
+
+
+async def test_opening_many_slow_sources_is_not_taken_for_being_stuck() -> None:
+    graph = Graph("slow")
+    source = graph.inject(
+        "readings", SlowSource(), schema=Reading, event_time=EventTime("at", unit="us", max_disorder=milliseconds(5))
+    )
+    source.key_by("device").process(Totals(), name="totals", output=Total)
+    worker = await started(graph, MemoryDatabase(), Limits())
+    lease = WatchedLease(Limits(), SystemClock())
+    lease.renewed(SystemClock().monotonic())
+    worker._lease = worker.holdings._lease = lease
+
+    await worker.step()
+    lease.progressed()
+
+    assert len([i for i in worker.holdings.intervals.values() if i.injector is not None]) == 8
+    assert lease.longest_s < 0.8
+    await worker._abandon()
+
+
+async def test_finding_many_refused_records_is_not_taken_for_being_stuck(tmp_path: Path) -> None:
+    database = MemoryDatabase()
+    worker = await started(two_stages(tmp_path / "in", readings(100)), database, Limits(lease_ttl_s=60))
+    database.constrain("largest", "small", lambda row: row["value"] < 50)
+    lease = WatchedLease(Limits(lease_ttl_s=60), SystemClock())
+    lease.renewed(SystemClock().monotonic())
+    worker._lease = worker.holdings._lease = lease
+    progressed = 0
+    trials = 0
+    commit = worker._store.commit
+
+    async def counted(*args: object, trial: bool = False, **how: object) -> None:
+        nonlocal progressed, trials
+        if trial:
+            trials += 1
+            progressed += lease._progress_at > marks[-1]
+            marks.append(lease._progress_at)
+        await commit(*args, trial=trial, **how)  # type: ignore[arg-type]
+
+    marks = [0.0]
+    worker._store.commit = counted  # type: ignore[method-assign]
+    while trials == 0:
+        await worker.step()
+
+    assert trials > 10
+    assert progressed == trials
     await worker._abandon()
