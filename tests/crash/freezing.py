@@ -22,6 +22,9 @@ class Outcome:
     faults: list[str]
     frozen_log: str
     refused: int
+    """Times that a fence has refused somebody (MW001), as the events tell."""
+    uncommitted: int
+    """Commits of the frozen worker that were begun and did not succeed."""
 
 
 def freeze_and_thaw(
@@ -55,7 +58,8 @@ def freeze_and_thaw(
         frozen.thaw()
         found = _finish(url, observer, heir, frozen)
         found += faults(url, expected) + observer.faults
-        return Outcome(takeover_s, found, frozen.log, _refused(url))
+        uncommitted = frozen.reached(Point.BEFORE_COMMIT) - frozen.reached(Point.AFTER_COMMIT)
+        return Outcome(takeover_s, found, frozen.log, _refused(url), uncommitted)
 
 
 def _finish(url: str, observer: Observer, other: Worker, frozen: Worker) -> list[str]:

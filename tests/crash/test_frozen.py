@@ -21,7 +21,9 @@ def test_frozen_worker_changes_nothing(
 
     assert outcome.faults == []
     assert outcome.takeover_s < LEASE_S + 1
+    assert outcome.uncommitted >= 1, outcome.frozen_log
     if point is Point.BEFORE_COMMIT:
-        assert outcome.refused >= 1, outcome.frozen_log  # MW001 for what it held when it froze
+        # Another statement that was on its way when it froze may have failed first: then the refusal is no event.
+        assert outcome.refused >= 1 or "statement timeout" in outcome.frozen_log, outcome.frozen_log
     else:
         assert "Error" in outcome.frozen_log  # its transaction was ended for it
