@@ -1,0 +1,1 @@
+"""Test kit: crash probes, proxies, clocks."""
