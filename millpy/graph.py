@@ -41,10 +41,9 @@ IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 RESERVED_SCHEMAS = {"mill", "millpy", "public", "information_schema"}
 RESERVED_COLUMNS = {
     "records": {"event_time", "ordinal", "interval_id", "bundle", "emitted_at"},
-    "windowed": {
-        "window_start", "window_end", "pane_index", "pane_timing", "late_count", "interval_id", "bundle", "emitted_at", "is_final",
-    },
-}  # fmt: skip
+    "windowed": {"window_start", "window_end", "pane_index", "pane_timing", "late_count"}
+    | {"interval_id", "bundle", "emitted_at", "is_final"},
+}
 SQL_TYPES: dict[Any, str] = {
     str: "text",
     int: "bigint",

@@ -12,9 +12,13 @@ RECORDS = readings(3_000)
 
 
 @pytest.mark.parametrize(
-    "placement", [[()], [(), ()], [("readings",), ("totals", "largest")], [("readings", "largest"), ("totals",), ()]], ids=str
+    "placement",
+    [[()], [(), ()], [("readings",), ("totals", "largest")], [("readings", "largest"), ("totals",), ()]],
+    ids=str,
 )
-async def test_results_do_not_depend_on_where_computations_run(tmp_path: Path, placement: list[tuple[str, ...]]) -> None:
+async def test_results_do_not_depend_on_where_computations_run(
+    tmp_path: Path, placement: list[tuple[str, ...]]
+) -> None:
     world = World(two_stages(tmp_path / "in.ndjson", RECORDS))
     for only in placement:
         world.start(only)
