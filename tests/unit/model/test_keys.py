@@ -5,7 +5,17 @@ from uuid import UUID
 import numpy as np
 import pytest
 
-from millpy.model.keys import KEY_SPACE, Key, KeyHash, KeyHasher, canonical_bytes, key_from_text, key_hash, key_text, tile
+from millpy.model.keys import (
+    KEY_SPACE,
+    Key,
+    KeyHash,
+    KeyHasher,
+    canonical_bytes,
+    key_from_text,
+    key_hash,
+    key_text,
+    tile,
+)
 
 GOLDEN: list[tuple[Key, bytes]] = [
     ("dev-1", b"sdev-1"),
@@ -51,7 +61,14 @@ def test_intervals_tile_the_key_space(count: int) -> None:
 
 @pytest.mark.parametrize(
     ("key", "types"),
-    [("dev-1", (str,)), (7, (int,)), (("a", 3), (str, int)), (UUID(int=5), (UUID,)), (b"\x01\xff", (bytes,)), (True, (bool,))],
+    [
+        ("dev-1", (str,)),
+        (7, (int,)),
+        (("a", 3), (str, int)),
+        (UUID(int=5), (UUID,)),
+        (b"\x01\xff", (bytes,)),
+        (True, (bool,)),
+    ],
 )
 def test_key_text_reads_back(key: Key, types: tuple[type, ...]) -> None:
     assert key_from_text(key_text(key), types) == key

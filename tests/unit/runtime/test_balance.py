@@ -12,7 +12,9 @@ from millpy.store.protocol import LiveWorker, Owned, Ownership
 A, B, C = UUID(int=1), UUID(int=2), UUID(int=3)
 
 
-def snapshot(owners: dict[int, UUID | None], *workers: UUID, only: dict[UUID, tuple[str, ...]] | None = None) -> Ownership:
+def snapshot(
+    owners: dict[int, UUID | None], *workers: UUID, only: dict[UUID, tuple[str, ...]] | None = None
+) -> Ownership:
     only = only or {}
     return Ownership(
         tuple(LiveWorker(worker, only.get(worker, ())) for worker in workers),
