@@ -97,7 +97,7 @@ class StageInterval(Protocol):
 
     @property
     def immediate(self) -> bool:
-        """Whether a step neither loads state nor awaits, so that a small one may run on the event loop."""
+        """Whether a step neither loads state nor calls user code, so that a small one may run on the event loop."""
         ...
 
     def missing(self, bundles: Sequence[Bundle]) -> Sequence[bytes]:

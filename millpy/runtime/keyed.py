@@ -69,6 +69,10 @@ class ComputationStage:
 class KeyedInterval:
     """Soft state of one key interval under one sequencer."""
 
+    immediate = False
+    """Callbacks may block, call `asyncio.run`, or keep what belongs to their thread (a connection to SQLite): they
+    always run in the one thread for steps, whatever the size of a bundle (I9)."""
+
     def __init__(self, computation: Computation, binding: Binding, loop: PrivateLoop, recovered: Recovered) -> None:
         self._binding = binding
         self._key_types = binding.inputs[0].key_types
@@ -87,11 +91,6 @@ class KeyedInterval:
                 self._absorb_timers(entries)
             elif entries.kind is Kind.STATE and self._complete:
                 self._absorb_state(entries)
-
-    @property
-    def immediate(self) -> bool:
-        """Whether a step neither loads state nor awaits."""
-        return self._complete and not self._calls.awaits
 
     def missing(self, bundles: Sequence[Bundle]) -> Sequence[bytes]:
         """Keys whose state has to be loaded: those that have records, and those that have timers."""

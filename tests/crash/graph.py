@@ -6,8 +6,6 @@ import os
 from datetime import datetime
 
 import msgspec
-from millpy.windowing.aggregate import Count, Max, Min, Sum
-from millpy.windowing.window import FixedWindows
 
 from millpy.computation import Computation, Context, MapCell, Value
 from millpy.graph import Graph
@@ -15,6 +13,8 @@ from millpy.injectors.files import File
 from millpy.injectors.settings import Dedupe, EventTime
 from millpy.model.time import hours, milliseconds, seconds
 from millpy.model.timer import Timer
+from millpy.windowing.aggregate import Count, Max, Min, Sum
+from millpy.windowing.window import FixedWindows
 
 INTERVALS = 2
 EVERY = 10

@@ -101,6 +101,7 @@ class World:
         self.stop = asyncio.Event()
         self.running: list[asyncio.Task[None]] = []
         self.graph_id = 0
+        self.deployed = asyncio.Event()
 
     def start(self, only: Sequence[str] = ()) -> asyncio.Task[None]:
         task = asyncio.create_task(self._work(tuple(only)))
@@ -112,6 +113,7 @@ class World:
         await store.open()
         deployment = await store.deploy(self.graph.spec())
         self.graph_id = deployment.graph_id
+        self.deployed.set()
         lease = Lease(self.limits, self.clock)
         worker = Worker(
             store,

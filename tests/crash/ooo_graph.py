@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 
 import msgspec
-from millpy.injectors.mqtt import Mqtt
-from millpy.windowing.aggregate import Count, Max, Mean, Min, Sum
-from millpy.windowing.window import FixedWindows
 
 from millpy.graph import Graph, KeyedStream
+from millpy.injectors.mqtt import Mqtt
 from millpy.injectors.settings import Dedupe, EventTime
 from millpy.model.time import hours, milliseconds, minutes, seconds
+from millpy.windowing.aggregate import Count, Max, Mean, Min, Sum
+from millpy.windowing.window import FixedWindows
 
 
 class Message(msgspec.Struct):

@@ -66,9 +66,7 @@ async def land_for_ever(world: World) -> None:
 async def test_a_refused_row_costs_only_its_record(tmp_path: Path) -> None:
     world = World(two_stages(tmp_path / "in.ndjson", RECORDS))
     world.start()
-    await asyncio.sleep(0)
-    while not world.graph_id:
-        await asyncio.sleep(0)
+    await world.deployed.wait()
     world.database.constrain("largest", "not_42", lambda row: row["value"] != 42)
 
     await world.finish()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from millpy.store.postgres.store import PostgresStore
-
 from millpy import assembly
+from millpy.store.postgres.store import PostgresStore
 from tests.crash.canaries.forge import forged, without_tripwires
 from tests.crash.graph import graph
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from millpy.store.postgres.store import PostgresStore
-
 from millpy import assembly
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
+from millpy.store.postgres.store import PostgresStore
 from tests.crash.graph import graph
 
 __all__ = ["graph"]

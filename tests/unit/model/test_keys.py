@@ -1,5 +1,6 @@
 """Canonical bytes outlive processes and versions: these vectors must never change."""
 
+import itertools
 from uuid import UUID
 
 import numpy as np
@@ -54,7 +55,7 @@ def test_intervals_tile_the_key_space(count: int) -> None:
 
     assert intervals[0].lo == 0
     assert intervals[-1].hi == KEY_SPACE
-    assert all(left.hi == right.lo for left, right in zip(intervals, intervals[1:], strict=False))
+    assert all(left.hi == right.lo for left, right in itertools.pairwise(intervals))
     for hashed in np.random.default_rng(1).integers(0, KEY_SPACE, 100):
         assert sum(interval.covers(KeyHash(int(hashed))) for interval in intervals) == 1
 

@@ -1,12 +1,19 @@
 """The worker's own books and its waiting, on the in-memory store."""
 
 import asyncio
+import json
 import random
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
+
+import msgspec
 
 from millpy.clock import SystemClock, fresh_identity
+from millpy.computation import Computation, Context
 from millpy.graph import Graph
+from millpy.injectors.files import File
 from millpy.injectors.protocol import SourceSetup
 from millpy.injectors.settings import EventTime
 from millpy.limits import Limits
@@ -174,3 +181,33 @@ async def test_finding_many_refused_records_is_not_taken_for_being_stuck(tmp_pat
     assert trials > 10
     assert progressed == trials
     await worker._abandon()
+
+
+class Threads(Computation):
+    """Remembers where it was called, and calls what may not be called where an event loop runs."""
+
+    seen: ClassVar[set[int]] = set()
+
+    def process_record(self, context: Context, record: Reading) -> None:
+        self.seen.add(threading.get_ident())
+        asyncio.run(asyncio.sleep(0))
+        context.produce(Total(record.device, 1, 1, record.value))
+
+
+async def test_callbacks_run_in_one_thread_whatever_the_size_of_a_bundle(tmp_path: Path) -> None:
+    path = tmp_path / "in"
+    path.write_text("".join(json.dumps(msgspec.to_builtins(r)) + "\n" for r in readings(300)))
+    graph = Graph("threads")
+    source = graph.inject(
+        "readings", File(path), schema=Reading, event_time=EventTime("at", unit="us", max_disorder=milliseconds(5))
+    )
+    source.key_by("device").process(Threads(), name="threads", output=Total).to_table("out")
+    database = MemoryDatabase()
+    worker = await started(graph, database, Limits(bundle_records_max=70))
+
+    await worker.run(asyncio.Event())
+
+    assert not database.dead_letters
+    assert len(database.rows("out")) == 300
+    assert len(Threads.seen) == 1
+    assert threading.get_ident() not in Threads.seen
