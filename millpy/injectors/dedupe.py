@@ -120,6 +120,18 @@ class DedupeIndex:
         self._remember(tier)
         return duplicates, self._run(tier)
 
+    def expire(self, quiet_us: int) -> DedupeRun | None:
+        """Forget every id when the clock has gone on by more than the horizon; the run that tells the store.
+
+        Without it the last runs of a source that has gone quiet would be kept for ever, and with them their slots.
+        """
+        if not len(self) or quiet_us <= self._within_us:
+            return None
+        self._recent.clear()
+        self._tiers.clear()
+        self.clock = Instant(self.clock + quiet_us)
+        return DedupeRun(b"", b"", Instant(self.clock - 1), self.clock)
+
     def _last_seen(self, hi: Halves, lo: Halves) -> Instants:
         found = np.full(len(hi), _NEVER, np.int64)
         for tier in self._tiers:

@@ -17,7 +17,7 @@ Idle: under `AdvanceWithClock(after)`, once the source was quiet (connected, dra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -119,6 +119,7 @@ class Intake:
             self._absorb(entries)
         self._source.watermark = max(self._source.watermark, recovered.low_watermark)
         self._quiet_since: int | None = None
+        self._arrived_us: int | None = None
 
     def _absorb(self, entries: Entries) -> None:
         for subkey, value in zip(entries.subkeys, entries.values, strict=True):
@@ -192,10 +193,19 @@ class Intake:
                 self._source.position = msgspec.Raw(taken.position)
             if taken.finished:
                 self._source.finished, self._source.watermark = True, INSTANT_MAX
+                if self._settings.dedupe is not None:
+                    run = result.dedupe_run or DedupeRun(b"", b"", INSTANT_MIN, INSTANT_MAX)
+                    result.dedupe_run = replace(run, clock=INSTANT_MAX)  # nobody will ask for these ids again
         else:
             candidate = self._idle_watermark(now_us)
             self._source.watermark = self._source.watermark if candidate is None else candidate
-        result.changed = arrived or before != (self._source.position, self._source.watermark, self._source.finished)
+        if arrived or self._arrived_us is None:
+            self._arrived_us = now_us
+        elif taken is None and self._settings.dedupe is not None and self._settings.dedupe.time is None:
+            # By elapsed time: the host's wall clock, which says when records arrive, may differ from processing time.
+            result.dedupe_run = self._seen.expire(now_us - self._arrived_us)
+        after = (self._source.position, self._source.watermark, self._source.finished)
+        result.changed = arrived or result.dedupe_run is not None or before != after
         result.watermark, result.finished = self.watermark, self.finished
         if result.changed:
             result.delta = self._delta()

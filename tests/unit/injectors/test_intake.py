@@ -215,3 +215,51 @@ def test_naive_datetime_is_set_aside_as_event_time() -> None:
 
     assert [d.reason for d in result.dead_letters] == ["event_time"]
     assert result.records.event_times.tolist() == [600 * S]
+
+
+def idle(intake: Intake, now: int) -> IntakeResult:
+    return intake.step(None, bundle=2, now_us=Instant(now), quiet=True)
+
+
+def test_ids_of_a_source_that_has_gone_quiet_do_not_keep_their_slots() -> None:
+    dedupe = Dedupe("id", within=minutes(1))
+    intake = an_intake(dedupe=dedupe)
+    first = step(intake, (1, 100)).dedupe_run
+    assert first is not None
+
+    assert not idle(intake, NOW + 60 * S).changed
+    told = idle(intake, NOW + 61 * S)
+
+    assert told.changed
+    assert told.dedupe_run is not None
+    assert first.expires_at < told.dedupe_run.clock
+    assert told.dedupe_run.expires_at < told.dedupe_run.clock
+    assert not idle(intake, NOW + 600 * S).changed
+
+
+def test_ids_stay_for_the_whole_horizon_after_a_takeover() -> None:
+    dedupe = Dedupe("id", within=minutes(1))
+    first = step(an_intake(dedupe=dedupe), (1, 100))
+    assert first.dedupe_run is not None
+    intake = an_intake(stored(first), [first.dedupe_run], dedupe=dedupe)
+
+    assert not idle(intake, NOW + 500 * S).changed, "nobody knows how the hosts' clocks differ"
+    assert not idle(intake, NOW + 560 * S).changed
+    assert idle(intake, NOW + 561 * S).dedupe_run is not None
+
+
+def test_ids_on_a_named_clock_wait_for_that_clock() -> None:
+    intake = an_intake(dedupe=Dedupe("id", within=minutes(1), time="s", unit="s"))
+    step(intake, (1, 100))
+
+    assert not idle(intake, NOW + 3_600 * S).changed
+
+
+def test_a_finished_source_keeps_no_ids() -> None:
+    intake = an_intake(dedupe=Dedupe("id", within=minutes(1)))
+    first = step(intake, (1, 100)).dedupe_run
+    last = step(intake, (2, 101), finished=True).dedupe_run
+
+    assert first is not None
+    assert last is not None
+    assert max(first.expires_at, last.expires_at) < last.clock
