@@ -27,7 +27,7 @@ from millpy.store.postgres.arrays import register_arrays
 from millpy.store.postgres.errors import translate
 
 Connection = AsyncConnection[TupleRow]
-STALE_PLAN = ("0A000", "26000")
+STALE_PLAN = ("0A000", "26000", "42P05")
 """A prepared statement whose tables have changed, or that a pooler has lost: only a new connection helps."""
 _SETTINGS = b"""
 SELECT set_config('statement_timeout', %s, false), set_config('idle_in_transaction_session_timeout', %s, false),

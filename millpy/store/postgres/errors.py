@@ -8,6 +8,7 @@ MW005 watermark                        WatermarkRegressedError
 MW006 cursor, 23 on our own tables     CorruptionError
 08, 57P, connection lost               StoreUnavailableError, or CommitUnknownError around COMMIT
 40, 55P03, 57014, 25P0x                TransientError
+0A000, 26000, 42P05                    TransientError: a prepared statement is gone or stale, the lane connects anew
 53, 58                                 StoreUnavailableError
 22, 54, P0001, 23 on a user's own      PoisonError, in a commit
 42, others                             UsageError (missing rights), with a hint
@@ -49,7 +50,7 @@ def translate(error: psycopg.Error) -> MillError:
         return _ours(error, state)
     if _connection_lost(error, state) or state[:2] in ("53", "58"):
         return StoreUnavailableError(f"the database is not available: {_line(error)}")
-    if state[:2] in ("40", "25") or state in ("55P03", "57014", "0A000"):
+    if state[:2] in ("40", "25") or state in ("55P03", "57014", "0A000", "26000", "42P05"):
         return TransientError(f"the database asks to try again: {_line(error)}")
     if state == "42501":
         return ConfigError(f"missing rights: {_line(error)}", hint="GRANT them to the worker's role")
