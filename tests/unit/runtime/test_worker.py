@@ -5,6 +5,7 @@ import json
 import random
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -65,9 +66,9 @@ async def test_a_worker_without_intervals_sleeps_also_after_a_hint(tmp_path: Pat
     counting, stop = CountingWorker(worker), asyncio.Event()
     running = asyncio.create_task(worker.run(stop))
 
-    await asyncio.sleep(0.1)
+    await asyncio.wait([running], timeout=0.1)
     worker.wake.set()
-    await asyncio.sleep(0.1)
+    await asyncio.wait([running], timeout=0.1)
     stop.set()
     await running
 
@@ -101,7 +102,8 @@ class SlowInjector:
     """Takes its time to open, as a broker behind a dead network does."""
 
     async def open(self, position: bytes | None) -> None:
-        await asyncio.sleep(0.2)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.Event().wait(), 0.2)
 
     async def take(self) -> None:
         return None
