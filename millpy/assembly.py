@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import sys
 from collections.abc import Sequence
 
 from millpy.clock import SystemClock, fresh_identity
@@ -18,6 +19,8 @@ from millpy.store.postgres.heart import Heart
 from millpy.store.postgres.store import PostgresStore
 
 log = logging.getLogger(__name__)
+SWITCH_S = 0.0005
+"""The event loop and the thread for steps hand the interpreter to each other; Python's 5 ms would be our latency."""
 
 
 async def run_worker(
@@ -36,6 +39,7 @@ async def run_worker(
         GraphVersionError: another version of the graph runs.
         CorruptionError: an invariant is broken; the worker has stopped and kept everything.
     """
+    sys.setswitchinterval(SWITCH_S)
     limits = limits or Limits()
     clock = SystemClock()
     store = PostgresStore(database_url, limits=limits)

@@ -24,6 +24,7 @@ class Pong(msgspec.Struct):
 class Counting(Computation):
     """Counts the records of each device."""
 
+    immediate = True
     seen = Value(int, default=0)
 
     def process_record(self, context: Context, record: Ping | Pong) -> None:

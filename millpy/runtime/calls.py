@@ -79,7 +79,7 @@ class Calls:
     ) -> None:
         self._process_record = computation.process_record
         self._process_timer = computation.process_timer
-        self._awaits = inspect.iscoroutinefunction(self._process_record) or inspect.iscoroutinefunction(
+        self.awaits = inspect.iscoroutinefunction(self._process_record) or inspect.iscoroutinefunction(
             self._process_timer
         )
         self._binding = binding
@@ -92,7 +92,7 @@ class Calls:
 
     def take_rows(self, turn: Turn, jobs: Iterable[Job]) -> None:
         """Run rows key by key, and the timers that become due between them."""
-        if self._awaits:
+        if self.awaits:
             self._loop.run(self._run_concurrently(turn, jobs, final=False))
         else:
             self._run_plain(turn, jobs)
@@ -100,7 +100,7 @@ class Calls:
     def fire_due(self, turn: Turn, codes: Sequence[int]) -> None:
         """Fire what is due at the end of the turn."""
         jobs: list[Job] = [(code, ()) for code in codes]
-        if self._awaits:
+        if self.awaits:
             self._loop.run(self._run_concurrently(turn, jobs, final=True))
             return
         self._context.now_us = turn.work.now_us
@@ -257,7 +257,7 @@ class Calls:
             context.event_time_us = turn.rows.times[item]
             context.stream = self._streams[turn.rows.input_of(item)]
             result = self._process_record(context, turn.rows.objects[item])
-        if result is not None and self._awaits:
+        if result is not None and self.awaits:
             await result
 
     def _settle(self, context: Context) -> None:

@@ -69,10 +69,6 @@ class ComputationStage:
 class KeyedInterval:
     """Soft state of one key interval under one sequencer."""
 
-    immediate = False
-    """Callbacks may block, call `asyncio.run`, or keep what belongs to their thread (a connection to SQLite): they
-    always run in the one thread for steps, whatever the size of a bundle (I9)."""
-
     def __init__(self, computation: Computation, binding: Binding, loop: PrivateLoop, recovered: Recovered) -> None:
         self._binding = binding
         self._key_types = binding.inputs[0].key_types
@@ -81,6 +77,7 @@ class KeyedInterval:
         self._outlets = outlets_of(binding)
         by_cell = {cell: self._stores[name] for name, cell in computation.cells().items()}
         self._calls = Calls(computation, binding, by_cell, self._outlets, self._book, loop)
+        self._only_computes = computation.immediate and not self._calls.awaits
         self._hasher = KeyHasher()
         self._complete = recovered.state_complete
         """Whether every stored value is in memory. Until then `_known` says which keys are, least recent first."""
@@ -91,6 +88,11 @@ class KeyedInterval:
                 self._absorb_timers(entries)
             elif entries.kind is Kind.STATE and self._complete:
                 self._absorb_state(entries)
+
+    @property
+    def immediate(self) -> bool:
+        """Whether a step neither loads state nor waits for anything, by the word of the user's class."""
+        return self._only_computes and self._complete
 
     def missing(self, bundles: Sequence[Bundle]) -> Sequence[bytes]:
         """Keys whose state has to be loaded: those that have records, and those that have timers."""

@@ -213,3 +213,29 @@ async def test_callbacks_run_in_one_thread_whatever_the_size_of_a_bundle(tmp_pat
     assert len(database.rows("out")) == 300
     assert len(Threads.seen) == 1
     assert threading.get_ident() not in Threads.seen
+
+
+class Quick(Threads):
+    immediate = True
+    seen: ClassVar[set[int]] = set()
+
+    def process_record(self, context: Context, record: Reading) -> None:
+        Quick.seen.add(threading.get_ident())
+        context.produce(Total(record.device, 1, 1, record.value))
+
+
+async def test_callbacks_that_only_compute_are_stepped_without_a_hop_when_few_records_wait(tmp_path: Path) -> None:
+    path = tmp_path / "in"
+    path.write_text("".join(json.dumps(msgspec.to_builtins(r)) + "\n" for r in readings(60)))
+    graph = Graph("quick")
+    source = graph.inject(
+        "readings", File(path), schema=Reading, event_time=EventTime("at", unit="us", max_disorder=milliseconds(5))
+    )
+    source.key_by("device").process(Quick(), name="quick", output=Total).to_table("out")
+    database = MemoryDatabase()
+    worker = await started(graph, database, Limits(bundle_records_max=20))
+
+    await worker.run(asyncio.Event())
+
+    assert len(database.rows("out")) == 60
+    assert threading.get_ident() in Quick.seen
