@@ -105,6 +105,8 @@ def configure_logging(settings: Settings) -> None:
     root.handlers = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("millpy").setLevel(settings.log_level.upper())
+    # It warns of each transaction that is aborted in a pipeline; a fence or a turned ring does that, and we say so.
+    logging.getLogger("psycopg").setLevel(logging.ERROR)
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),

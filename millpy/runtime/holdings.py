@@ -80,18 +80,18 @@ class Holdings:
         )
         return len(grants)
 
-    async def release(self, interval_ids: Sequence[int], *, fold: bool = False) -> None:
-        """Give intervals up, folded if asked; no turn may hold them any more.
+    async def fold(self) -> None:
+        """Fold everything, for a worker that leaves; a neighbour would load the deltas faster than they fold."""
+        for interval in self.intervals.values():
+            if interval.unfolded_bytes:
+                await self._store.fold(interval.grant, bytes_max=self._limits.unfolded_bytes_max)
 
-        A neighbour that takes over loads unfolded deltas faster than they fold, so only leaving workers fold.
-        """
+    async def release(self, interval_ids: Sequence[int]) -> None:
+        """Give intervals up; no turn may hold them any more."""
         leaving = [self.intervals.pop(i) for i in interval_ids if i in self.intervals]
         for interval in leaving:
             if interval.injector is not None:
                 await interval.injector.close()
-        for interval in leaving:
-            if fold and interval.unfolded_bytes:
-                await self._store.fold(interval.grant, bytes_max=self._limits.unfolded_bytes_max)
         await self._probe.reach(Point.BEFORE_RELEASE)
         await self._store.release(self._worker_id, [interval.grant for interval in leaving])
 

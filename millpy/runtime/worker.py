@@ -38,6 +38,8 @@ from millpy.runtime.turn import Turn
 from millpy.store.protocol import Event, Store
 
 log = logging.getLogger(__name__)
+CLOCK_EVERY_S = 60.0
+"""How often the server's clock is read: the local one may drift. Processing time never runs back (see `steps`)."""
 STEP_HERE_S_MAX = 0.005
 """When a step took longer, user code is slow or waits, and the next step goes to the thread."""
 Refusal = Callable[[Sequence[Checkpoint]], Awaitable[PoisonError | None]]
@@ -168,6 +170,8 @@ class Worker:
         self.housekeeping.apply_folds()
         self.wake.clear()  # before anything is looked at: what comes later wakes again
         now = self._clock.monotonic()
+        if now - self._processing_base > CLOCK_EVERY_S:
+            await self._read_clock()
         if now >= self._claim_at:
             self._claim_at = now + self._limits.claim_every_s * self._rng.uniform(0.8, 1.0)
             await self._balance()
@@ -390,7 +394,10 @@ class Worker:
         try:
             async with asyncio.timeout(grace_s):
                 await self._settle()
-                await self.holdings.release(list(self.holdings.intervals), fold=True)
+                with suppress(TimeoutError):  # what is not folded in time is folded by the next owner
+                    async with asyncio.timeout(grace_s and grace_s / 2):
+                        await self.holdings.fold()
+                await self.holdings.release(list(self.holdings.intervals))
                 await self._store.unregister(self.worker_id)
         except (OwnershipError, TransientError, PoisonError, TimeoutError) as error:
             log.warning("left without releasing everything: %s", error)

@@ -122,6 +122,8 @@ class Lane:
                 application_name=f"millpy {self._name}",
                 prepare_threshold=self._settings.prepare_threshold,
                 keepalives_idle=5,
+                keepalives_interval=2,
+                keepalives_count=3,
                 tcp_user_timeout=timeout_ms,
             )
         except psycopg.OperationalError as error:
