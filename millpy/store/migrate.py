@@ -15,9 +15,7 @@ from alembic.config import Config
 from sqlalchemy.exc import ArgumentError, OperationalError
 
 from millpy.errors import ConfigError, StoreUnavailableError
-
-HEAD = "0003"
-"""The newest revision; tests hold it equal to what is in the folder."""
+from millpy.store.revision import HEAD
 
 _MIGRATION_LOCK = 7596565200000000
 

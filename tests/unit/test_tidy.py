@@ -37,7 +37,10 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("injectors", (*FOUNDATIONS, *INJECTOR_PARTS)),
     ("sinks", (*FOUNDATIONS, "sinks.protocol", "store.protocol")),
     ("store.postgres", (*FOUNDATIONS, "store")),
-    ("store", (*FOUNDATIONS, "store.protocol", "store.codec", "store.schema", "store.statements", *MEMORY)),
+    (
+        "store",
+        (*FOUNDATIONS, "store.protocol", "store.codec", "store.schema", "store.revision", "store.statements", *MEMORY),
+    ),
     ("runtime", (*ENGINE, "runtime")),
     ("graph", (*FOUNDATIONS, "computation", "windowing", "injectors.protocol", "injectors.settings", "runtime.keyed")),
     ("assembly", (*ENGINE, "injectors", "sinks", "runtime", "store")),

@@ -22,7 +22,7 @@ from millpy.limits import Limits
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.time import Instant
-from millpy.store.migrate import HEAD
+from millpy.store.revision import HEAD
 from millpy.store.postgres import deploy as deploying
 from millpy.store.postgres import folding, ownership, polling, reading, retention
 from millpy.store.postgres.arrays import Jsonbs, Texts
