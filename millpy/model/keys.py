@@ -27,6 +27,8 @@ KeyHash = NewType("KeyHash", int)
 Key = str | int | bool | UUID | bytes | tuple[Any, ...]
 KEY_TYPES = (str, int, bool, UUID, bytes)
 KEY_SPACE = 2**32
+FEW_KEYS_MAX = 64
+"""Up to so many rows plain Python beats column calls."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -107,6 +109,10 @@ class KeyColumn:
 
     def take(self, rows: npt.NDArray[np.int64]) -> KeyColumn:
         """The keys of some rows; keys that no row uses any more are dropped."""
+        if len(rows) <= FEW_KEYS_MAX:
+            places: dict[int, int] = {}
+            few = [places.setdefault(code, len(places)) for code in self.codes[rows].tolist()]
+            return KeyColumn(np.array(few, np.int32), [self.keys[code] for code in places], self.hashes[list(places)])
         used, codes = np.unique(self.codes[rows], return_inverse=True)
         return KeyColumn(codes.astype(np.int32), [self.keys[code] for code in used], self.hashes[used])
 

@@ -10,6 +10,7 @@ progress without data is coalesced (`Inbox.progress_due`), unless a window, hold
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -229,6 +230,8 @@ class Steps:
         """Consume the mail in order: each bundle capped by where the *other* producers stand at that moment."""
         arrived: list[Arrived] = []
         refused: list[tuple[int, DeadLetter]] = []
+        if not inbound:
+            return arrived, refused
         watermarks = {producer: cursor.watermark for producer, cursor in interval.cursors.items()}
         for letter in inbound:
             if letter.bundle is not None and len(letter.bundle):
@@ -284,7 +287,7 @@ class Steps:
         current = {
             consumer
             for consumer in producer.plan.consumers
-            if consumer in intervals and _is_current(intervals[consumer], producer, mail[consumer])
+            if consumer in intervals and _takes_in_memory(intervals[consumer], producer, mail[consumer])
         }
         segments = []
         for outlet in producer.plan.outlets:
@@ -322,6 +325,18 @@ class Steps:
         return segments
 
 
+def _split_few(records: Records, keys: KeyColumn, outlet: Outlet) -> list[tuple[int, Records, KeyColumn]]:
+    los = outlet.los.tolist()
+    owners = [bisect_right(los, hashed) - 1 for hashed in keys.hashes.tolist()]
+    rows: dict[int, list[int]] = {}
+    for row, code in enumerate(keys.codes.tolist()):
+        rows.setdefault(owners[code], []).append(row)
+    if len(rows) == 1:
+        return [(index, records, keys) for index in rows]
+    parts = [(index, np.array(rows[index], np.int64)) for index in sorted(rows)]
+    return [(index, records.take(places), keys.take(places)) for index, places in parts]
+
+
 def _positions_of_local_producers(
     consumer: Owned, intervals: Mapping[int, Owned], inbound: Sequence[Mail]
 ) -> list[Mail]:
@@ -332,11 +347,19 @@ def _positions_of_local_producers(
     found = []
     for producer_id in consumer.plan.producers:
         producer = intervals.get(producer_id)
-        if producer is not None and _is_current(consumer, producer, inbound):
+        if producer is None or producer.bundle == consumer.cursors[producer_id].seq:
+            continue
+        if _is_current(consumer, producer, inbound):
             at = max([consumer.cursors[producer_id].seq, *(m.seq for m in inbound if m.producer == producer_id)])
             if producer.bundle > at:
                 found.append(Mail(producer_id, producer.bundle, producer.low_watermark, None, True))
     return found
+
+
+def _takes_in_memory(consumer: Owned, producer: Owned, inbound: Sequence[Mail]) -> bool:
+    """Whether the bundle that the producer has just made goes to this consumer in memory."""
+    before = producer.bundle - 1
+    return consumer.cursors[producer.interval_id].seq == before or _is_current(consumer, producer, inbound)
 
 
 def _is_current(consumer: Owned, producer: Owned, inbound: Sequence[Mail]) -> bool:
@@ -349,6 +372,8 @@ def _split(records: Records, keys: KeyColumn, outlet: Outlet) -> list[tuple[int,
     """Cut records by the consumer interval that owns their key; order is kept within each part."""
     if len(outlet.los) == 1:
         return [(0, records, keys)]
+    if records.small:
+        return _split_few(records, keys, outlet)
     owners = np.searchsorted(outlet.los, keys.hashes, side="right") - 1
     used = np.unique(owners).tolist()
     if len(used) == 1:
