@@ -61,10 +61,12 @@ class Settings(BaseSettings):
         """
         kinds = typing.get_type_hints(Limits)
         given: dict[str, Any] = {}
+        variables = []
         for variable, name in _limit_variables().items():
             text = os.environ.get(variable, "")
             if not text:
                 continue
+            variables.append(variable)
             try:
                 given[name] = kinds[name](text.replace("_", ""))
             except ValueError:
@@ -74,7 +76,7 @@ class Settings(BaseSettings):
             return Limits(**given)
         except AssertionError as error:
             raise ConfigError(
-                f"the limits contradict each other: {error}", hint=f"look at {', '.join(sorted(given))}"
+                f"the limits cannot be: {error}", hint=f"look at {', '.join(sorted(variables))}"
             ) from None
 
 

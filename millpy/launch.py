@@ -100,10 +100,11 @@ def _run_children(location: str, url: str, only: Sequence[str], workers: int) ->
         for _ in range(workers)
     ]
 
-    def pass_on(number: int, _frame: object) -> None:
+    def pass_on(_number: int, _frame: object) -> None:
+        # Always SIGTERM: a child that still imports has no handler, and Python would print a traceback for SIGINT.
         for child in children:
             if child.poll() is None:
-                child.send_signal(number)
+                child.terminate()
 
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
     watchers = [threading.Thread(target=_watch, args=(child, children), daemon=True) for child in children]

@@ -39,12 +39,12 @@ class Limits:
     segment_poll_bytes_max: int = 32_000_000
 
     def __post_init__(self) -> None:
-        assert self.lease_ttl_s >= 0.5, self.lease_ttl_s
-        assert self.bundle_records_max > 0
+        assert self.lease_ttl_s >= 0.5, f"a lease of {self.lease_ttl_s} s is shorter than 0.5 s"
+        assert self.bundle_records_max > 0, "a bundle must hold a record"
         assert self.bundle_bytes_max >= self.record_bytes_max, "a legal record must fit in a bundle"
-        assert 0 < self.poll_s_min <= self.poll_s_max
-        assert self.fold_bytes <= self.unfolded_bytes_max
-        assert self.record_attempts_max >= 1
+        assert 0 < self.poll_s_min <= self.poll_s_max, "poll_s_min must be above 0 and at most poll_s_max"
+        assert self.fold_bytes <= self.unfolded_bytes_max, "fold_bytes must be at most unfolded_bytes_max"
+        assert self.record_attempts_max >= 1, "a record needs an attempt"
 
     @property
     def heartbeat_s(self) -> float:

@@ -241,7 +241,9 @@ DECLARE
     graphs text[];
 BEGIN
     SELECT array_agg(DISTINCT p.graph ORDER BY p.graph) INTO graphs FROM mill.places AS p WHERE p.computation = p_computation;
-    IF cardinality(graphs) > 1 THEN
+    IF graphs IS NULL THEN
+        RAISE EXCEPTION 'no graph has a computation %', p_computation USING ERRCODE = 'no_data_found';
+    ELSIF cardinality(graphs) > 1 THEN
         RAISE EXCEPTION 'graphs % have a computation %', array_to_string(graphs, ', '), p_computation
               USING ERRCODE = 'ambiguous_alias', HINT = 'name the graph: millpy.explain_watermark(graph, computation)';
     END IF;

@@ -228,11 +228,17 @@ class _Reader:
     def _read_header(self) -> None:
         while not len(self._newlines) and not self._at_end:
             self._fill()
+        if not self._buffer:
+            self._header = ()  # a file of no bytes has no records, so it needs no header
+            return
         end = int(self._newlines[0]) + 1 if len(self._newlines) else len(self._buffer)
         text = self._buffer[:end].removeprefix(_BOM).decode(errors="replace").rstrip("\r\n")
         header = tuple(next(csv.reader([text]), []))
         if len(set(header)) != len(header) or not header:
-            raise ConfigError(f"{self._at.path}: no header with distinct names in the first line: {text[:200]!r}")
+            raise ConfigError(
+                f"{self._at.path}: no header with distinct names in the first line: {text[:200]!r}",
+                hint="a CSV file begins with the names of its columns",
+            )
         self._header = header
         self._skip(end, lines=1)
 

@@ -11,12 +11,13 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
-from millpy.errors import ConfigError, MillError, StoreUnavailableError
+from millpy.errors import ConfigError, MillError, StoreUnavailableError, UsageError
 
 Row = Mapping[str, Any]
 CONNECT_S_MAX = 10
 SENTINELS = {"infinity": "the end", "-infinity": "the beginning"}
 NOT_MIGRATED = {"42P01", "42883", "3F000"}  # no such table, function, schema
+NOT_ONE_COMPUTATION = {"P0002", "42P09"}  # no such computation, or in several graphs
 
 
 class Admin:
@@ -43,8 +44,16 @@ class Admin:
         return self._rows("SELECT * FROM millpy.watermarks")
 
     def explain_watermark(self, computation: str) -> list[Row]:
-        """What holds a computation's watermark back, and for how long."""
-        return self._rows("SELECT * FROM millpy.explain_watermark(:computation)", computation=computation)
+        """What holds a computation's watermark back, and for how long; `graph.computation` says whose.
+
+        Raises:
+            UsageError: no graph has it, or several have.
+        """
+        graph, _, name = computation.rpartition(".")
+        if graph:
+            statement = "SELECT * FROM millpy.explain_watermark(:graph, :name)"
+            return self._rows(statement, graph=graph, name=name)
+        return self._rows("SELECT * FROM millpy.explain_watermark(:name)", name=name)
 
     def _rows(self, statement: str, **parameters: Any) -> list[Row]:
         try:
@@ -81,4 +90,9 @@ def _translated(error: DBAPIError) -> MillError:
     if state in NOT_MIGRATED:
         return ConfigError("the database has no tables of millpy", hint="run `millpy migrate` first")
     detail = " ".join(str(error.orig).split())
+    if isinstance(error.orig, psycopg.Error) and state in NOT_ONE_COMPUTATION:
+        message = error.orig.diag.message_primary or detail
+        return UsageError(message, hint="`millpy watermarks` lists them; say which with --explain GRAPH.COMPUTATION")
+    if state == "42501":
+        return ConfigError(f"missing rights: {detail}", hint="GRANT them to your role, or ask as the owner")
     return StoreUnavailableError(f"the database does not answer: {detail}", hint="is it running, and is the URL right?")

@@ -17,6 +17,7 @@ from sqlalchemy.exc import ArgumentError, OperationalError
 from millpy.errors import ConfigError, StoreUnavailableError
 from millpy.store.revision import HEAD
 
+URL_FORM = "postgresql://user@host:5432/database"
 _MIGRATION_LOCK = 7596565200000000
 
 
@@ -50,7 +51,7 @@ def migrate(url: str) -> None:
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
     except OperationalError as error:
-        raise StoreUnavailableError(f"cannot reach the database: {error.orig}") from error
+        raise _unavailable(error) from error
     except sqlalchemy.exc.ProgrammingError as error:
         raise ConfigError(f"cannot migrate the database: {error.orig}", hint="migrate as the owner role") from error
     finally:
@@ -70,16 +71,23 @@ def is_migrated(url: str) -> bool:
                 return False
             return bool(connection.scalar(sqlalchemy.text("SELECT version_num FROM mill.alembic_version")) == HEAD)
     except OperationalError as error:
-        raise StoreUnavailableError(f"cannot reach the database: {error.orig}") from error
+        raise _unavailable(error) from error
     finally:
         engine.dispose()
+
+
+def _unavailable(error: OperationalError) -> StoreUnavailableError:
+    detail = " ".join(str(error.orig).split())
+    return StoreUnavailableError(f"cannot reach the database: {detail}", hint="is it running, and is the URL right?")
 
 
 def _engine(url: str) -> sqlalchemy.Engine:
     try:
         parsed = sqlalchemy.make_url(url)
     except ArgumentError as error:
-        raise ConfigError("the database URL cannot be read", hint="postgresql://user@host:5432/database") from error
+        raise ConfigError("the database URL cannot be read", hint=URL_FORM) from error
+    if parsed.get_backend_name() not in ("postgresql", "postgres"):
+        raise ConfigError(f"the database URL is one of {parsed.get_backend_name()}, not PostgreSQL", hint=URL_FORM)
     return sqlalchemy.create_engine(
         parsed.set(drivername="postgresql+psycopg"), poolclass=sqlalchemy.NullPool, isolation_level="READ COMMITTED"
     )

@@ -72,7 +72,7 @@ class Count(Aggregate):
 
 
 class Sum(Aggregate):
-    """The sum; of whole numbers it is a whole number."""
+    """The sum; of whole numbers it is a whole number, and NULL where 64 bits cannot hold it."""
 
     takes = NUMBERS
 

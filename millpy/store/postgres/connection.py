@@ -22,9 +22,8 @@ from psycopg import AsyncConnection
 from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 
-from millpy.errors import StoreUnavailableError
 from millpy.store.postgres.arrays import register_arrays
-from millpy.store.postgres.errors import translate
+from millpy.store.postgres.errors import not_connected, translate
 
 Connection = AsyncConnection[TupleRow]
 STALE_PLAN = ("0A000", "26000", "42P05")
@@ -126,8 +125,8 @@ class Lane:
                 keepalives_count=3,
                 tcp_user_timeout=timeout_ms,
             )
-        except psycopg.OperationalError as error:
-            raise StoreUnavailableError(f"cannot reach the database: {error}") from error
+        except psycopg.Error as error:
+            raise not_connected(error) from error
         try:
             connection.prepared_max = 500
             register_arrays(connection)

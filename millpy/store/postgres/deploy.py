@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from os.path import commonprefix
 from typing import Any
 
 import msgspec
@@ -237,7 +238,7 @@ def _differences(stored: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
         found += [f"{word} {name!r} is gone" for name in before if name not in after]
         found += [f"{word} {name!r} is new" for name in after if name not in before]
         found += [
-            f"{word} {name!r} was {_short(before[name])} and is {_short(after[name])}"
+            f"{word} {name!r}: {_change(before[name], after[name])}"
             for name in after
             if name in before and before[name] != after[name]
         ]
@@ -246,6 +247,16 @@ def _differences(stored: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     return found
 
 
-def _short(value: object) -> str:
-    text = msgspec.json.encode(value).decode()
-    return text if len(text) <= 200 else text[:197] + "..."
+def _change(before: object, after: object) -> str:
+    """What differs, and a little of what stands before it: the whole of a long meaning would hide it."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        fields = [field for field in after if before.get(field) != after[field]]
+        return ", ".join(f"{field} {_change(before.get(field), after[field])}" for field in fields)
+    was, now = (value if isinstance(value, str) else msgspec.json.encode(value).decode() for value in (before, after))
+    start = max(len(commonprefix([was, now])) - 40, 0)
+    return f"was {_short(was, start)} and is {_short(now, start)}"
+
+
+def _short(text: str, start: int) -> str:
+    end = start + 160
+    return ("..." if start else "") + text[start:end] + ("..." if end < len(text) else "")

@@ -63,6 +63,16 @@ def translate(error: psycopg.Error) -> MillError:
     return CorruptionError(f"unexpected answer of the database ({state}): {_line(error)}")
 
 
+def not_connected(error: psycopg.Error) -> MillError:
+    """Why there is no connection, in one line: libpq's own words have several."""
+    detail = " ".join(str(error).split())
+    if isinstance(error, psycopg.ProgrammingError):
+        return ConfigError(f"the database URL cannot be read: {detail}", hint="postgresql://user@host:5432/database")
+    return StoreUnavailableError(
+        f"cannot reach the database: {detail}", hint="is it running, and is the URL (MILLPY_DATABASE_URL) right?"
+    )
+
+
 def translate_commit(error: psycopg.Error, own: OwnConstraints, *, commit_sent: bool) -> MillError:
     """What an error means inside a turn's transaction.
 

@@ -22,7 +22,6 @@ from millpy.limits import Limits
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.time import Instant
-from millpy.store.revision import HEAD
 from millpy.store.postgres import deploy as deploying
 from millpy.store.postgres import folding, ownership, polling, reading, retention
 from millpy.store.postgres.arrays import Jsonbs, Texts
@@ -32,6 +31,7 @@ from millpy.store.postgres.errors import translate
 from millpy.store.postgres.results import ResultTable
 from millpy.store.postgres.statements import statement
 from millpy.store.protocol import Backlog, CommitProbe, Event, Opened, Ownership, Polled, Want, WorkerInfo
+from millpy.store.revision import HEAD
 
 LOST_BACKENDS_MAX = 8
 
