@@ -98,7 +98,9 @@ def status(graph: GraphArgument = None, database: DatabaseOption = None, as_json
 @worded
 def watermarks(
     graph: GraphArgument = None,
-    explain: Annotated[str, typer.Option("--explain", metavar="[GRAPH.]COMPUTATION", help="What holds this one back.")] = "",
+    explain: Annotated[
+        str, typer.Option("--explain", metavar="[GRAPH.]COMPUTATION", help="What holds this one back.")
+    ] = "",
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from millpy import launch
 from millpy.launch import exit_status
 from millpy.store.admin import table
 
@@ -34,6 +36,18 @@ def millpy(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 EMPTY = "x = 1\n"
 BROKEN = "x = 1\ny = undefined\n"
+COUNTING = """
+import msgspec
+from millpy import Count, EventTime, File, FixedWindows, Graph, minutes
+
+class Reading(msgspec.Struct):
+    device: str
+    at: int
+
+graph = Graph("counting")
+readings = graph.inject("readings", File("r.ndjson"), schema=Reading, event_time=EventTime("at", unit="s", sorted=True))
+readings.key_by("device").window(FixedWindows(minutes(1))).aggregate(n=Count()).to_table("per_minute")
+"""
 RESERVED = 'from millpy import Graph\ngraph = Graph("mill")\n'
 
 
@@ -72,6 +86,56 @@ def test_unreachable_database_is_one_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("command", [["run", "graph.py"], ["migrate"]])
+@pytest.mark.parametrize(
+    ("url", "status", "line"),
+    [
+        ("postgresql://somebody@127.0.0.1:1/none", 1, "millpy: cannot reach the database: connection failed"),
+        ("nonsense", 2, "millpy: the database URL cannot be read"),
+        ("mysql://somebody@127.0.0.1:1/none", 2, "millpy: the database URL"),
+    ],
+)
+def test_database_url_that_leads_nowhere_is_one_line_and_a_hint(
+    tmp_path: Path, command: list[str], url: str, status: int, line: str
+) -> None:
+    (tmp_path / "graph.py").write_text(COUNTING)
+
+    done = millpy(*command, "--database", url, cwd=tmp_path)
+
+    assert done.returncode == status, done.stderr
+    first, second = done.stderr.strip().splitlines()
+    assert first.startswith(line)
+    assert second.startswith("  hint: ")
+
+
+def test_computation_that_is_not_deployed_is_not_a_silent_database(tmp_path: Path, database_url: str) -> None:
+    for name, refusal in (("nope", "no graph has a"), ("factory.nope", "graph factory has no")):
+        done = millpy("watermarks", "--explain", name, "--database", database_url, cwd=tmp_path)
+
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.startswith(f"millpy: {refusal} computation nope\n  hint: ")
+
+
+def test_changed_graph_is_refused_with_what_changed_at_the_end_of_a_long_meaning(
+    tmp_path: Path, database_url: str
+) -> None:
+    (tmp_path / "r.ndjson").touch()
+    (tmp_path / "graph.py").write_text(COUNTING)
+    assert millpy("run", "graph.py", "--database", database_url, cwd=tmp_path).returncode == 0
+    (tmp_path / "graph.py").write_text(COUNTING.replace("minutes(1)", "minutes(2)"))
+
+    done = millpy("run", "graph.py", "--database", database_url, cwd=tmp_path)
+
+    assert done.returncode == 2, done.stderr
+    first, second = done.stderr.strip().splitlines()
+    assert first.startswith(
+        "millpy: graph 'counting' is deployed with another meaning: computation 'per_minute': meaning"
+    )
+    assert "seconds=60" in first
+    assert "seconds=120" in first
+    assert "another name" in second
+
+
 def test_database_that_is_not_migrated_is_named(tmp_path: Path, empty_database_url: str) -> None:
     done = millpy("status", "--database", empty_database_url, cwd=tmp_path)
 
@@ -100,3 +164,23 @@ def test_table_aligns_columns() -> None:
 )
 def test_run_ends_with_its_workers_status(codes: list[int], status: int) -> None:
     assert exit_status(codes) == status
+
+
+INTERRUPTS_ITS_PARENT = """
+import os, select, signal, sys
+while not select.select([sys.stdin], [], [], 0.05)[0]:
+    os.kill(os.getppid(), signal.SIGINT)
+"""
+
+
+def test_interrupt_before_a_worker_has_begun_prints_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch, "worker_command", lambda *_: [sys.executable, "-c", INTERRUPTS_ITS_PARENT])
+    before = signal.signal(signal.SIGINT, lambda *_: None)  # for the moment before the run has its own
+    try:
+        launch._run_children("graph.py", "postgresql://", (), workers=1)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert "Traceback" not in capfd.readouterr().err

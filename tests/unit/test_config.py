@@ -46,6 +46,7 @@ def test_argument_comes_before_environment(monkeypatch: pytest.MonkeyPatch) -> N
         ("MILLPY_LEASE_S", "soon", "MILLPY_LEASE_S: 'soon' is not a number"),
         ("MILLPY_BUNDLE_RECORDS_MAX", "1.5", "not a whole number"),
         ("MILLPY_BUNDLE_BYTES_MAX", "10", "a legal record must fit in a bundle"),
+        ("MILLPY_LEASE_S", "0.1", "a lease of 0.1 s is shorter than 0.5 s"),
         ("MILLPY_LEASE_SS", "3", "there is no setting MILLPY_LEASE_SS"),
     ],
 )

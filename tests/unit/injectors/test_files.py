@@ -87,6 +87,17 @@ async def test_files_are_read_in_order_each_with_its_own_header(tmp_path: Path) 
     assert [(tuple(t.header), t.block) for t in found if t.block] == [(("x", "y"), b"1,2\r\n"), (("y", "x"), b"3,4")]
 
 
+async def test_csv_file_of_no_bytes_has_no_records_and_needs_no_header(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"")
+    (tmp_path / "b.csv").write_bytes(b"x\n1\n")
+    (tmp_path / "c.csv").write_bytes(b"")
+
+    found = await read_all(Files(tmp_path / "a.csv", tmp_path / "b.csv", tmp_path / "c.csv"))
+
+    assert [(tuple(t.header), t.block) for t in found if t.block] == [(("x",), b"1\n")]
+    assert found[-1].finished
+
+
 async def test_record_is_described_by_line_and_byte(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(b"x,y\n1,2\n3,4\n5,6\n")
