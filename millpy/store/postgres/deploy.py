@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise
-from os.path import commonprefix
+from itertools import pairwise, takewhile
 from typing import Any
 
 import msgspec
@@ -253,7 +252,8 @@ def _change(before: object, after: object) -> str:
         fields = [field for field in after if before.get(field) != after[field]]
         return ", ".join(f"{field} {_change(before.get(field), after[field])}" for field in fields)
     was, now = (value if isinstance(value, str) else msgspec.json.encode(value).decode() for value in (before, after))
-    start = max(len(commonprefix([was, now])) - 40, 0)
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(was, now, strict=False)))
+    start = max(same - 40, 0)
     return f"was {_short(was, start)} and is {_short(now, start)}"
 
 
