@@ -98,6 +98,8 @@ async def _no_leaked_tasks() -> AsyncIterator[None]:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """Where CI has installed everything (MILLPY_CI=1), a skipped test is a failure."""
     report = yield
+    if report.skipped and "recorded feeds" in str(report.longrepr):
+        return report  # nobody can install them; everything else can be installed
     if os.environ.get("MILLPY_CI") == "1" and report.skipped and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         report.longrepr = f"skipped, but MILLPY_CI=1 says that nothing is missing: {report.longrepr}"

@@ -249,3 +249,21 @@ BEGIN
     END IF;
     RETURN QUERY SELECT * FROM millpy.explain_watermark(graphs[1], p_computation);
 END $$;
+
+-- What was set aside, for people: payloads as received, and as text with what is not printable escaped.
+CREATE VIEW millpy.dead_letters AS
+SELECT g.name AS graph, d.computation, d.stream, d.reason, d.detail, d.source_position, d.key,
+       mill.moment(d.event_time) AS event_time, encode(d.payload, 'escape') AS payload_text, d.payload, d.traceback,
+       d.dead_lettered_at, d.dead_letter_id
+  FROM mill.dead_letters AS d
+  JOIN mill.intervals AS i USING (interval_id)
+  JOIN mill.graphs AS g ON g.graph_id = i.graph_id;
+
+CREATE VIEW millpy.late_records AS
+SELECT g.name AS graph, l.computation, l.stream, l.key, mill.moment(l.event_time) AS event_time,
+       mill.moment(l.watermark) AS watermark, mill.moment(l.window_start) AS window_start,
+       mill.moment(l.window_end) AS window_end, encode(l.payload, 'escape') AS payload_text, l.payload, l.recorded_at,
+       l.late_record_id
+  FROM mill.late_records AS l
+  JOIN mill.intervals AS i USING (interval_id)
+  JOIN mill.graphs AS g ON g.graph_id = i.graph_id;

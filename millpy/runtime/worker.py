@@ -22,7 +22,7 @@ from contextlib import suppress
 from uuid import UUID
 
 from millpy.clock import Clock
-from millpy.errors import CursorGapError, LeaseExpiredError, OwnershipError, PoisonError, TransientError
+from millpy.errors import CursorGapError, LeaseExpiredError, OwnershipError, PoisonError, TransientError, UsageError
 from millpy.limits import Limits
 from millpy.model.checkpoint import Checkpoint, Entries, Grant
 from millpy.model.time import Instant
@@ -115,7 +115,14 @@ class Worker:
                     if await self._has_finished():
                         break
                     await self._wait()
+            if not stop.is_set():
+                log.info("every source has ended and nothing is pending: folding and leaving")
             await self._drain(self._limits.drain_grace_s if stop.is_set() else None)
+        except UsageError:
+            # It will be mended and run again, and need not wait for this worker's lease then.
+            with suppress(TransientError):
+                await self._store.unregister(self.worker_id)
+            raise
         finally:
             stopping.cancel()
             for task in tasks:

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 import pytest_asyncio
 
-from millpy.model.checkpoint import Cursor, Entries, Kind
+from millpy.model.checkpoint import Cursor, DeadLetter, Entries, Kind, LateRows
 from millpy.model.deployment import DeployedInterval
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.store.postgres.store import PostgresStore
@@ -184,3 +184,16 @@ async def test_backlog_and_lost_owner_are_named(owner: Owner, database_url: str)
 async def test_computation_that_nobody_knows_is_refused(owner: Owner, database_url: str) -> None:
     with pytest.raises(psycopg.errors.NoDataFound):
         await explain(owner, database_url, "nothing")
+
+
+async def test_what_was_set_aside_is_readable(owner: Owner, database_url: str) -> None:
+    (interval, _) = owner.deployment.of("sums")
+    letter = DeadLetter("user_error", "boom", b'{"x":"\xff"}', "readings", "sums", event_time=MINUTE, key=b'"a"')
+    late = LateRows("readings", "sums", [b'"a"'], [b"{}"], [MINUTE], [3 * MINUTE], [MINUTE], [2 * MINUTE])
+
+    await owner.commit(owner.checkpoint(interval, dead_letters=[letter], late=[late]))
+
+    dead = fetch(database_url, "SELECT graph, reason, event_time::text, payload_text FROM millpy.dead_letters")
+    assert dead == [("factory", "user_error", "1970-01-01 00:01:00+00", '{"x":"\\377"}')]
+    found = fetch(database_url, "SELECT graph, key, window_end::text, payload_text FROM millpy.late_records")
+    assert found == [("factory", '"a"', "1970-01-01 00:02:00+00", "{}")]

@@ -32,7 +32,7 @@ LATE = {
 GENTLE = {"bundle_records_max": 5_000, "fold_every_s": 2, "epoch_s": 10, "progress_every_s": 0.1}
 MS = "(extract(epoch FROM {}) * 1000)::bigint"
 
-pytestmark = pytest.mark.skipif(not DATA.exists(), reason="the shared data is not here")
+pytestmark = pytest.mark.skipif(not DATA.exists(), reason="the recorded feeds are not here")
 
 
 def name_of(session: str) -> str:

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import ClassVar
 
 import msgspec
+import pytest
 
 from millpy.clock import SystemClock, fresh_identity
 from millpy.computation import Computation, Context
+from millpy.errors import ConfigError
 from millpy.graph import Graph
 from millpy.injectors.files import File
 from millpy.injectors.protocol import SourceSetup
@@ -239,3 +241,18 @@ async def test_callbacks_that_only_compute_are_stepped_without_a_hop_when_few_re
 
     assert len(database.rows("out")) == 60
     assert threading.get_ident() in Quick.seen
+
+
+async def test_a_worker_that_stops_for_a_mistake_leaves_its_intervals_free_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "in"
+    graph = two_stages(path, readings(100))
+    path.unlink()
+    database, limits = MemoryDatabase(), Limits(lease_ttl_s=60)
+
+    with pytest.raises(ConfigError):
+        await (await started(graph, database, limits)).run(asyncio.Event())
+    two_stages(path, readings(100))
+    async with asyncio.timeout(10):
+        await (await started(graph, database, limits)).run(asyncio.Event())
+
+    assert len(database.rows("largest")) == 100
