@@ -198,14 +198,18 @@ class Threads(Computation):
         context.produce(Total(record.device, 1, 1, record.value))
 
 
-async def test_callbacks_run_in_one_thread_whatever_the_size_of_a_bundle(tmp_path: Path) -> None:
-    path = tmp_path / "in"
-    path.write_text("".join(json.dumps(msgspec.to_builtins(r)) + "\n" for r in readings(300)))
-    graph = Graph("threads")
+def one_stage(path: Path, computation: Computation, count: int) -> Graph:
+    path.write_text("".join(json.dumps(msgspec.to_builtins(r)) + "\n" for r in readings(count)))
+    graph = Graph("one_stage")
     source = graph.inject(
         "readings", File(path), schema=Reading, event_time=EventTime("at", unit="us", max_disorder=milliseconds(5))
     )
-    source.key_by("device").process(Threads(), name="threads", output=Total).to_table("out")
+    source.key_by("device").process(computation, name="stage", output=Total).to_table("out")
+    return graph
+
+
+async def test_callbacks_run_in_one_thread_whatever_the_size_of_a_bundle(tmp_path: Path) -> None:
+    graph = one_stage(tmp_path / "in", Threads(), 300)
     database = MemoryDatabase()
     worker = await started(graph, database, Limits(bundle_records_max=70))
 
@@ -227,13 +231,7 @@ class Quick(Threads):
 
 
 async def test_callbacks_that_only_compute_are_stepped_without_a_hop_when_few_records_wait(tmp_path: Path) -> None:
-    path = tmp_path / "in"
-    path.write_text("".join(json.dumps(msgspec.to_builtins(r)) + "\n" for r in readings(60)))
-    graph = Graph("quick")
-    source = graph.inject(
-        "readings", File(path), schema=Reading, event_time=EventTime("at", unit="us", max_disorder=milliseconds(5))
-    )
-    source.key_by("device").process(Quick(), name="quick", output=Total).to_table("out")
+    graph = one_stage(tmp_path / "in", Quick(), 60)
     database = MemoryDatabase()
     worker = await started(graph, database, Limits(bundle_records_max=20))
 
