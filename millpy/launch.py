@@ -111,8 +111,8 @@ def _run_children(location: str, url: str, only: Sequence[str], workers: int) ->
     for watcher in watchers:
         watcher.start()
     try:
-        for child in children:
-            child.wait()
+        for watcher in watchers:
+            watcher.join()  # a watcher waits for its child, and has then said how it ended
     finally:
         for child in children:
             assert child.stdin is not None
