@@ -1,0 +1,151 @@
+"""Graph: its nodes in topological order, by name.
+
+A stream exists before anybody can consume it, so a graph is acyclic by construction. Every stateful step is named,
+explicitly or by its table: positional names would orphan state when a step is inserted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from millpy.computation import Computation
+from millpy.errors import GraphError
+from millpy.graph.names import RESERVED_SCHEMAS, checked_name
+from millpy.graph.nodes import InjectorNode, StageNode
+from millpy.graph.spec import graph_spec
+from millpy.graph.streams import KeyedStream, Stream
+from millpy.injectors.protocol import Source
+from millpy.injectors.settings import AdvanceWithClock, Dedupe, EventTime, Wait
+from millpy.limits import KEY_INTERVALS_DEFAULT
+from millpy.model.deployment import GraphSpec
+from millpy.model.record import RecordType
+from millpy.runtime.keyed import ComputationLogic
+
+
+class Graph:
+    """A graph of computations; its name is also the schema of its result tables.
+
+    Example:
+        >>> graph = Graph("factory")
+    """
+
+    def __init__(self, name: str) -> None:
+        checked_name(name, "graph")
+        if name in RESERVED_SCHEMAS or name.startswith("pg_"):
+            raise GraphError(f"{name!r} is a reserved schema", hint="give the graph another name")
+        self.name = name
+        self.nodes: list[InjectorNode | StageNode] = []
+
+    def __repr__(self) -> str:
+        return f"Graph({self.name!r})"
+
+    def add(self, node: InjectorNode | StageNode) -> None:
+        """Append a node; a name twice is refused."""
+        if node.name and any(other.name == node.name for other in self.nodes):
+            raise GraphError(f"two steps are named {node.name!r}", hint="names are identities of stored state")
+        self.nodes.append(node)
+
+    def inject(
+        self,
+        name: str,
+        source: Source,
+        *,
+        schema: type[msgspec.Struct],
+        event_time: EventTime,
+        dedupe: Dedupe | None = None,
+        idle: AdvanceWithClock | Wait | None = None,
+    ) -> Stream:
+        """Bring an outside feed in as a stream.
+
+        Args:
+            name: the stream's name.
+            source: `File(...)`, `Mqtt(...)`.
+            schema: the msgspec.Struct that decides which payloads are valid.
+            event_time: which field says when it happened, and how far records may come out of order.
+            dedupe: which fields identify a record, and for how long.
+            idle: what the watermark does while the source is silent; the default waits.
+
+        Raises:
+            GraphError, SchemaError: with a hint.
+        """
+        checked_name(name, "stream")
+        record_type = RecordType(schema)
+        event_time.validate(record_type)
+        if dedupe is not None:
+            dedupe.validate(record_type)
+        if len(set(source.partitions())) != len(source.partitions()) or not source.partitions():
+            raise GraphError(f"source {source!r} names no partition, or one twice")
+        node = InjectorNode(name, source, record_type, event_time, dedupe, idle if idle is not None else Wait())
+        self.add(node)
+        return Stream(self, node, record_type)
+
+    def process(
+        self,
+        computation: Computation,
+        *,
+        name: str,
+        inputs: Sequence[KeyedStream],
+        output: type[msgspec.Struct] | Mapping[str, type[msgspec.Struct]] | None = None,
+        intervals: int = KEY_INTERVALS_DEFAULT,
+    ) -> Any:
+        """Run a Computation on several keyed streams.
+
+        Returns:
+            One Stream for one output type; a dict of Streams by name for several; None for none.
+        """
+        checked_name(name, "step")
+        if not inputs:
+            raise GraphError(f"step {name!r} has no inputs")
+        if len({keyed.key_types for keyed in inputs}) > 1:
+            raise GraphError(f"the inputs of {name!r} have keys of different types")
+        if any(keyed.stream.graph is not self for keyed in inputs):
+            raise GraphError(f"an input of {name!r} belongs to another graph")
+        node = StageNode(name, tuple(inputs), ComputationLogic(computation), intervals)
+        streams = {}
+        if isinstance(output, Mapping):
+            streams = {
+                checked_name(own, "stream"): Stream(self, node, RecordType(struct), own_name=own)
+                for own, struct in output.items()
+            }
+        elif output is not None:
+            streams = {name: Stream(self, node, RecordType(output))}
+        node.outputs.extend(streams.values())
+        self.add(node)
+        if isinstance(output, Mapping):
+            return streams
+        return streams.get(name)
+
+    def streams(self) -> list[Stream]:
+        """All streams, in the order in which they were made (injectors' first appear by their consumers)."""
+        found: list[Stream] = []
+        for node in self.nodes:
+            if isinstance(node, StageNode):
+                found.extend(keyed.stream for keyed in node.inputs if keyed.stream not in found)
+                found.extend(stream for stream in node.outputs if stream not in found)
+        return found
+
+    def spec(self) -> GraphSpec:
+        """The graph as it is deployed.
+
+        Raises:
+            GraphError: an unnamed step, a name twice, or nothing to run.
+        """
+        self._check()
+        return graph_spec(self.name, self.nodes)
+
+    def _check(self) -> None:
+        if not any(isinstance(node, StageNode) for node in self.nodes):
+            raise GraphError(f"graph {self.name!r} computes nothing", hint="aggregate or process one of its streams")
+        for node in self.nodes:
+            if not node.name:
+                raise GraphError("a windowed step has no name", hint="window(..., name=…) or .to_table(…) names it")
+        for what, names in (
+            ("step", [node.name for node in self.nodes]),
+            ("stream", [stream.name for stream in self.streams()]),
+            ("table", [stream.table for stream in self.streams() if stream.table]),
+        ):
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise GraphError(f"two {what}s are named {twice[0]!r}", hint="names are identities of stored state")

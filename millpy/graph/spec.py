@@ -1,0 +1,90 @@
+"""Spec: a graph as it is deployed, computations in topological order with their streams and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from millpy.errors import GraphError
+from millpy.graph.names import RESERVED_COLUMNS, checked_name
+from millpy.graph.nodes import InjectorNode, StageNode
+from millpy.graph.streams import Stream
+from millpy.model.deployment import (
+    ColumnSpec,
+    ComputationSpec,
+    GraphSpec,
+    StreamSpec,
+    SubscriptionSpec,
+    TableSpec,
+)
+from millpy.model.record import RecordType, without_none
+from millpy.windowing.columnar import WindowedLogic
+
+SQL_TYPES: dict[Any, str] = {
+    str: "text",
+    int: "bigint",
+    float: "double precision",
+    bool: "boolean",
+    bytes: "bytea",
+    datetime: "timestamptz",
+    UUID: "uuid",
+}
+
+
+def graph_spec(name: str, nodes: Sequence[InjectorNode | StageNode]) -> GraphSpec:
+    """All nodes of a checked graph as specs."""
+    computations, streams, subscriptions, tables = [], [], [], []
+    for node in nodes:
+        if isinstance(node, InjectorNode):
+            computations.append(
+                ComputationSpec(node.name, "injector", partitions=node.source.partitions(), meaning=node.meaning())
+            )
+            streams.append(StreamSpec(node.name, node.name, node.record_type.schema))
+            continue
+        computations.append(ComputationSpec(node.name, "stage", intervals=node.intervals, meaning=node.logic.meaning()))
+        for stream in node.outputs:
+            streams.append(StreamSpec(stream.name, node.name, stream.record_type.schema))
+            if stream.table is not None:
+                tables.append(_table_spec(node, stream))
+        for index, keyed in enumerate(node.inputs):
+            subscriptions.append(SubscriptionSpec(keyed.stream.name, node.name, index, keyed.fields))
+    return GraphSpec(name, tuple(computations), tuple(streams), tuple(subscriptions), tuple(tables))
+
+
+def sql_type(annotation: Any) -> str:
+    """The column type of a field in a result table; what nests becomes jsonb."""
+    return SQL_TYPES.get(without_none(annotation)[0], "jsonb")
+
+
+def _columns(record_type: RecordType, names: Sequence[str]) -> tuple[ColumnSpec, ...]:
+    return tuple(
+        ColumnSpec(checked_name(name, "column"), sql_type(record_type.annotations[name]), record_type.is_nullable(name))
+        for name in names
+    )
+
+
+def _table_spec(node: StageNode, stream: Stream) -> TableSpec:
+    assert stream.table is not None
+    if isinstance(node.logic, WindowedLogic):
+        keys = node.inputs[0].fields
+        return TableSpec(
+            name=stream.table,
+            kind="windowed",
+            computation=node.name,
+            stream=stream.name,
+            keys=_columns(node.inputs[0].stream.record_type, keys),
+            values=_columns(stream.record_type, node.logic.columns()),
+            allowed_lateness_us=node.allowed_lateness_us,
+        )
+    if taken := RESERVED_COLUMNS["records"] & set(stream.record_type.fields):
+        raise GraphError(f"field {sorted(taken)[0]!r} is a column of every result table", hint="rename the field")
+    return TableSpec(
+        name=stream.table,
+        kind="records",
+        computation=node.name,
+        stream=stream.name,
+        keys=(),
+        values=_columns(stream.record_type, stream.record_type.fields),
+    )
