@@ -19,7 +19,7 @@ from millpy.model.deployment import (
     SubscriptionSpec,
     TableSpec,
 )
-from millpy.model.record import RecordType, without_none
+from millpy.model.record import RecordType, column_name, without_none
 from millpy.windowing.columnar import WindowedLogic
 
 SQL_TYPES: dict[Any, str] = {
@@ -60,7 +60,11 @@ def sql_type(annotation: Any) -> str:
 
 def _columns(record_type: RecordType, names: Sequence[str]) -> tuple[ColumnSpec, ...]:
     return tuple(
-        ColumnSpec(checked_name(name, "column"), sql_type(record_type.annotations[name]), record_type.is_nullable(name))
+        ColumnSpec(
+            checked_name(column_name(name), "column"),
+            sql_type(record_type.along(name)[-1]),
+            record_type.is_nullable(name),
+        )
         for name in names
     )
 

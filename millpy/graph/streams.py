@@ -14,7 +14,7 @@ from millpy.errors import GraphError
 from millpy.graph.names import RESERVED_COLUMNS, checked_name
 from millpy.graph.nodes import InjectorNode, StageNode
 from millpy.limits import KEY_INTERVALS_DEFAULT
-from millpy.model.record import RecordType
+from millpy.model.record import RecordType, column_name
 from millpy.model.time import microseconds
 from millpy.windowing.aggregate import Aggregate
 from millpy.windowing.columnar import WindowedLogic
@@ -41,6 +41,8 @@ class Stream:
 
     def key_by(self, *fields: str) -> KeyedStream:
         """Group the records by one field (the key is its value) or several (the key is a tuple).
+
+        "a.b" is field b of the struct in field a; in a result table its column is a_b.
 
         Raises:
             SchemaError: a field does not exist, may be None, or has a type that cannot be a key.
@@ -126,9 +128,12 @@ class WindowedStream:
             raise GraphError("aggregate needs at least one aggregate", hint="aggregate(n=Count())")
         keyed = self.keyed
         logic = WindowedLogic(self.windows, self.allowed_lateness, aggregates)
+        taken = [column_name(field) for field in keyed.fields]
+        if len(set(taken)) < len(taken):
+            raise GraphError(f"the key fields {keyed.fields} have one column name", hint="map one to another name")
         for name in aggregates:
             checked_name(name, "column")
-            if name in keyed.fields or name in RESERVED_COLUMNS["windowed"]:
+            if name in taken or name in RESERVED_COLUMNS["windowed"]:
                 raise GraphError(f"column {name!r} is taken", hint="give the aggregate another name")
         output = logic.output_type(keyed.stream.record_type, keyed.fields)
         node = StageNode(

@@ -27,7 +27,7 @@ import xxhash
 from millpy.injectors.settings import Dedupe
 from millpy.model.checkpoint import DedupeRun
 from millpy.model.keys import canonical_bytes
-from millpy.model.record import Instants, RecordType
+from millpy.model.record import Instants, RecordType, column_of, getter
 from millpy.model.time import INSTANT_MIN, Instant
 
 RECENT_IDS_MAX = 4_096
@@ -192,33 +192,36 @@ class DedupeIds:
         self._fields = settings.fields
         self._kinds = [record_type.field_type(name) for name in settings.fields]
         self._nullable = [name for name in settings.fields if record_type.is_nullable(name)]
+        self._reads = [getter(name) for name in settings.fields]
 
     def identified_objects(self, objects: Sequence[object]) -> Mask:
         """Which of the objects have an id: none of its fields is None."""
         if not self._nullable:
             return np.ones(len(objects), bool)
-        return np.array([all(getattr(o, name) is not None for name in self._nullable) for o in objects], bool)
+        reads = [getter(name) for name in self._nullable]
+        return np.array([all(read(o) is not None for read in reads) for o in objects], bool)
 
     def identified_batch(self, batch: pa.RecordBatch) -> Mask:
         """The same of columns."""
         known = np.ones(batch.num_rows, bool)
         for name in self._nullable:
-            known &= batch.column(name).is_valid().to_numpy(zero_copy_only=False)
+            known &= column_of(batch, name).is_valid().to_numpy(zero_copy_only=False)
         return known
 
     def of_objects(self, objects: Sequence[object]) -> bytes:
         """Ids of typed objects that have one, concatenated."""
         if len(self._fields) == 1:
-            name = self._fields[0]
-            return b"".join(xxhash.xxh3_128_digest(canonical_bytes(getattr(o, name))) for o in objects)
+            (read,) = self._reads
+            return b"".join(xxhash.xxh3_128_digest(canonical_bytes(read(o))) for o in objects)
         return b"".join(
-            xxhash.xxh3_128_digest(canonical_bytes(tuple(getattr(o, name) for name in self._fields))) for o in objects
+            xxhash.xxh3_128_digest(canonical_bytes(tuple(read(o) for read in self._reads))) for o in objects
         )
 
     def of_batch(self, batch: pa.RecordBatch) -> bytes:
         """The same of columns, without an object per field."""
         parts = [
-            _canonical_column(batch.column(name), kind) for name, kind in zip(self._fields, self._kinds, strict=True)
+            _canonical_column(column_of(batch, name), kind)
+            for name, kind in zip(self._fields, self._kinds, strict=True)
         ]
         if len(parts) > 1:
             parts = [part for member in parts for part in (_length_prefix(member), member)]

@@ -32,7 +32,7 @@ from millpy.injectors.protocol import Taken
 from millpy.injectors.settings import AdvanceWithClock, Dedupe, EventTime, IdlePolicy, Unit, Wait
 from millpy.limits import Limits
 from millpy.model.checkpoint import DeadLetter, DedupeRun, Delta, Entries, Kind
-from millpy.model.record import Instants, Records, RecordType
+from millpy.model.record import Instants, Records, RecordType, column_of, getter
 from millpy.model.stage import Recovered
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, describe, instant
 
@@ -373,7 +373,7 @@ class Intake:
 def field_times(decoded: Decoded, name: str, unit: Unit | None) -> tuple[Instants, Mask]:
     """The times in a field of all accepted rows, and which of them are times; the others are 0."""
     if decoded.objects is not None:
-        values: list[Any] = [getattr(o, name) for o in decoded.objects]
+        values: list[Any] = list(map(getter(name), decoded.objects))
         timed = np.array([v is not None for v in values], bool)
         if unit is None:
             moments = [0 if v is None else instant(v) for v in values]
@@ -382,7 +382,7 @@ def field_times(decoded: Decoded, name: str, unit: Unit | None) -> tuple[Instant
         numbers: Any = np.array([0 if v is None else v for v in values], kind)
     else:
         assert decoded.batch is not None
-        column = decoded.batch.column(name)
+        column = column_of(decoded.batch, name)
         timed = column.is_valid().to_numpy(zero_copy_only=False)
         if unit is None:
             times = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)

@@ -31,9 +31,10 @@ def duration_text(duration: timedelta) -> str:
 def _check_time_field(record_type: RecordType, name: str, unit: Unit | None, setting: str) -> None:
     """A time field exists, is a datetime or a number with a unit."""
     struct = record_type.struct.__name__
-    if name not in record_type.annotations:
-        raise GraphError(f"{setting}: {struct} has no field {name!r}", hint=f"it has {', '.join(record_type.fields)}")
-    kind = record_type.field_type(name)
+    try:
+        kind = record_type.field_type(name)
+    except SchemaError as error:
+        raise GraphError(f"{setting}: {error.message}", hint=error.hint) from error
     if kind is datetime:
         if unit is not None:
             raise GraphError(f"{setting}: {name!r} of {struct} is a datetime and has no unit", hint="leave unit= out")
@@ -163,10 +164,6 @@ class Dedupe:
         """
         struct = record_type.struct.__name__
         for name in self.fields:
-            if name not in record_type.annotations:
-                raise SchemaError(
-                    f"dedupe: {struct} has no field {name!r}", hint=f"it has {', '.join(record_type.fields)}"
-                )
             if record_type.field_type(name) not in KEY_TYPES:
                 raise SchemaError(
                     f"dedupe: {name!r} of {struct} cannot be part of an id",

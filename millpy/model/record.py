@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
@@ -18,6 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millpy.errors import SchemaError
 from millpy.model.keys import KEY_TYPES, KeyColumn, KeyHasher, distinct
@@ -74,6 +76,34 @@ def arrow_type(annotation: Any) -> pa.DataType:
     )
 
 
+def getter(path: str) -> Callable[[Any], Any]:
+    """Reads a field of an object; "a.b.c" goes through nested structs, and is None where one of them is."""
+    if "." not in path:
+        return attrgetter(path)
+    names = path.split(".")
+
+    def read(record: Any) -> Any:
+        for name in names:
+            if record is None:
+                return None
+            record = getattr(record, name)
+        return record
+
+    return read
+
+
+def column_of(batch: pa.RecordBatch, path: str) -> pa.Array:
+    """The column of a field; "a.b.c" goes through nested structs, and is null where one of them is."""
+    name, *nested = path.split(".")
+    column = batch.column(name)
+    return pc.struct_field(column, nested) if nested else column
+
+
+def column_name(path: str) -> str:
+    """What the column of a field is called in a result: "a.b" becomes a_b."""
+    return path.replace(".", "_")
+
+
 _SECONDS_EXACT = 2**32
 """Below so many seconds from the epoch (the year 2106) a double holds every µs."""
 
@@ -109,13 +139,37 @@ class RecordType:
     def __repr__(self) -> str:
         return f"RecordType({self.struct.__name__})"
 
-    def field_type(self, name: str) -> type:
-        """The Python type of a field, without `| None`."""
-        return without_none(self.annotations[name])[0]  # type: ignore[no-any-return]
+    def along(self, path: str) -> list[Any]:
+        """The annotations of a field and of the structs that it is nested in, outermost first.
 
-    def is_nullable(self, name: str) -> bool:
-        """Whether the field may be None."""
-        return without_none(self.annotations[name])[1]
+        Raises:
+            SchemaError: there is no such field.
+        """
+        name, *nested = path.split(".")
+        if name not in self.annotations:
+            raise SchemaError(f"{self.struct.__name__} has no field {path!r}", hint=f"it has {', '.join(self.fields)}")
+        found = [self.annotations[name]]
+        for name in nested:
+            inside = without_none(found[-1])[0]
+            hints = {}
+            if isinstance(inside, type) and issubclass(inside, msgspec.Struct):
+                hints = typing.get_type_hints(inside, include_extras=True)
+            if name not in hints:
+                what = getattr(inside, "__name__", inside)
+                raise SchemaError(
+                    f"{self.struct.__name__} has no field {path!r}: {what} has no {name!r}",
+                    hint=f"it has {', '.join(hints)}" if hints else "only structs have fields",
+                )
+            found.append(hints[name])
+        return found
+
+    def field_type(self, path: str) -> type:
+        """The Python type of a field, without `| None`. Raises SchemaError when there is no such field."""
+        return without_none(self.along(path)[-1])[0]  # type: ignore[no-any-return]
+
+    def is_nullable(self, path: str) -> bool:
+        """Whether the field may be None, or nothing because a struct that it is nested in may be."""
+        return any(without_none(annotation)[1] for annotation in self.along(path))
 
     def batch_of(self, objects: Sequence[Any]) -> pa.RecordBatch:
         """Objects as columns."""
@@ -155,10 +209,6 @@ class RecordType:
             SchemaError: when a field does not exist, may be None, or has a type that cannot be a key.
         """
         for name in fields:
-            if name not in self.annotations:
-                raise SchemaError(
-                    f"{self.struct.__name__} has no field {name!r}", hint=f"it has {', '.join(self.fields)}"
-                )
             if self.is_nullable(name):
                 raise SchemaError(f"{name!r} of {self.struct.__name__} may be None and cannot be a key")
             if self.field_type(name) not in KEY_TYPES:
@@ -252,10 +302,9 @@ class Records:
         if self._batch is None or (self._objects is not None and self.small):
             objects = self.objects()
             if len(fields) == 1:
-                name = fields[0]
-                per_row = [getattr(o, name) for o in objects]
+                per_row = list(map(getter(fields[0]), objects))
             else:
-                per_row = [tuple(getattr(o, name) for name in fields) for o in objects]
+                per_row = list(zip(*(map(getter(name), objects) for name in fields), strict=True))
             index: dict[Any, int] = {}
             codes = np.fromiter((index.setdefault(k, len(index)) for k in per_row), np.int32, len(per_row))
             keys = list(index)
@@ -273,7 +322,7 @@ class Records:
         return KeyColumn(codes, keys, hasher.hashes(keys))
 
     def _distinct_field(self, name: str) -> tuple[npt.NDArray[np.int32], list[Any]]:
-        codes, values = distinct(self.batch().column(name))
+        codes, values = distinct(column_of(self.batch(), name))
         return codes, [UUID(v) for v in values] if self.type.field_type(name) is UUID else values
 
 

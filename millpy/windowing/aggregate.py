@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from millpy.errors import SchemaError
-from millpy.model.record import RecordType, arrow_type
+from millpy.model.record import RecordType, arrow_type, getter
 from millpy.model.time import instant, to_datetime
 from millpy.windowing.grouping import Column, Groups, Integers
 
@@ -43,11 +43,6 @@ class Aggregate:
         name = type(self).__name__
         if self.field is None:
             raise SchemaError(f"{name} needs a field", hint=f'{name}("temperature")')
-        if self.field not in record_type.annotations:
-            raise SchemaError(
-                f"{record_type.struct.__name__} has no field {self.field!r}",
-                hint=f"it has {', '.join(record_type.fields)}",
-            )
         kind = record_type.field_type(self.field)
         if self.takes and kind not in self.takes:
             takes = ", ".join(t.__name__ for t in self.takes)
@@ -146,6 +141,7 @@ class Fold:
     def __init__(self, field: str | None, kind: type) -> None:
         self.field = field
         self.kind = kind
+        self._read = getter(field) if field is not None else None
 
     def empty(self) -> Any:
         """The accumulator of no records."""
@@ -153,7 +149,7 @@ class Fold:
 
     def value_of(self, record: Any) -> Any:
         """What of a record is folded: numbers, text, µs; None is left out."""
-        value = getattr(record, self.field) if self.field is not None else 1
+        value = self._read(record) if self._read is not None else 1
         return instant(value) if isinstance(value, datetime) else value
 
     def add(self, accumulator: Any, value: Any) -> Any:

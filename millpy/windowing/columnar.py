@@ -26,7 +26,7 @@ from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import DeadLetter, Entries, Kind, LateRows
 from millpy.model.keys import Key, key_text, key_texts
 from millpy.model.quarantine import dead_letter_of, payload_of, unstorable_keys
-from millpy.model.record import SMALL_RECORDS_MAX, Instants, Records, RecordType, concat
+from millpy.model.record import SMALL_RECORDS_MAX, Instants, Records, RecordType, column_of, concat, getter
 from millpy.model.stage import Binding, Recovered, StepResult, Work
 from millpy.model.time import INSTANT_MAX, Instant, microseconds
 from millpy.windowing.aggregate import Aggregate, ExtremeFold, Fold
@@ -195,9 +195,9 @@ class WindowedInterval:
             mask |= np.isin(codes, bad_keys)
         for field in self._texts:
             if len(records) <= SMALL_RECORDS_MAX:
-                mask |= np.array(["\x00" in (getattr(o, field) or "") for o in records.objects()], np.bool_)
+                mask |= np.array(["\x00" in (getter(field)(o) or "") for o in records.objects()], np.bool_)
             else:
-                found = pc.fill_null(pc.match_substring(records.batch().column(field), "\x00"), False)
+                found = pc.fill_null(pc.match_substring(column_of(records.batch(), field), "\x00"), False)
                 mask |= found.to_numpy(zero_copy_only=False)
         rows = np.flatnonzero(mask)
         if not len(rows):

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from millpy.model.checkpoint import ResultRows
 from millpy.model.keys import Key
-from millpy.model.record import SMALL_RECORDS_MAX, Records, RecordType
+from millpy.model.record import SMALL_RECORDS_MAX, Records, RecordType, column_name
 from millpy.model.time import to_datetime
 from millpy.windowing.aggregate import Aggregate, Fold, Partial
 from millpy.windowing.grouping import Groups, Integers
@@ -24,7 +24,7 @@ Column: TypeAlias = "pa.Array | list[Any]"
 
 def output_type(record_type: RecordType, key_fields: Sequence[str], aggregates: dict[str, Aggregate]) -> RecordType:
     """The record type of a windowed stream: key fields, window, aggregates, pane."""
-    fields: list[tuple[str, Any]] = [(name, record_type.annotations[name]) for name in key_fields]
+    fields: list[tuple[str, Any]] = [(column_name(name), record_type.along(name)[-1]) for name in key_fields]
     fields += [("window_start", datetime), ("window_end", datetime)]
     fields += [(name, aggregate.bind(record_type).result) for name, aggregate in aggregates.items()]
     fields += [("pane_index", int), ("pane_timing", str), ("late_count", int)]

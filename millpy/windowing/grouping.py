@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpy.model.record import Instants
+from millpy.model.record import Instants, column_of
 
 Integers = npt.NDArray[np.integer[Any]]
 Column = npt.NDArray[Any]
@@ -63,7 +63,7 @@ class Groups:
 
     def valid_counts(self, field: str) -> Integers:
         """Rows per group whose field is not null."""
-        column = self._batch().column(field)
+        column = column_of(self._batch(), field)
         if not column.null_count:
             return self.counts
         return self.counts_where(pc.is_valid(column).to_numpy(zero_copy_only=False))
@@ -100,7 +100,7 @@ class Groups:
         known = self._columns.get(field)
         if known is not None:
             return known
-        column = self._batch().column(field)
+        column = column_of(self._batch(), field)
         order = self._order
         if column.null_count:
             order = order[pc.is_valid(column).to_numpy(zero_copy_only=False)[order]]
