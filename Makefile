@@ -8,10 +8,10 @@ PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check lint format types unit test store-suite crash sim demo ci clean \
-        bench-w1 bench-w2 bench-w4 bench-w5 bench-soak
+        bench-w1 bench-w1-dedupe bench-w2 bench-w4 bench-w5 bench-soak
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv and install millpy with all that tests and the demonstration need
 
@@ -54,6 +54,9 @@ demo: $(STAMP) ## broker, database, two workers, one of them killed; every windo
 
 bench-w1: $(STAMP) ## file to exactly-once windows
 	$(BIN)/python -m benchmarks.w1_windows
+
+bench-w1-dedupe: $(STAMP) ## the same with dedupe ids on
+	$(BIN)/python -m benchmarks.w1_windows --dedupe
 
 bench-w2: $(STAMP) ## latency from publish to visible in SQL
 	$(BIN)/python -m benchmarks.w2_latency

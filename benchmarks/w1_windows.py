@@ -1,12 +1,13 @@
 """W1: 2 M JSON readings from a file, through exactly-once windows, into a table.
 
-    python -m benchmarks.w1_windows [--records 2000000] [--intervals 4]
+    python -m benchmarks.w1_windows [--records 2000000] [--intervals 4] [--dedupe]
 
 Timed from the source's first claim by the worker (interpreter, imports and deployment are over; nothing is read yet)
 to the last commit. fsync is on. `parse_ratio` = our records/s by those of a plain pyarrow JSON parse of the same file
 with the same fields (both cores). `copy_ratio` = our result rows/s by those of a raw binary COPY of the very rows of
 the result table into an equal empty one, one commit. `differences` counts windows, and late records, that differ from a
 recomputation by DuckDB's own JSON reader. With `two_workers`, the source runs on one worker and the windows on another.
+`--dedupe` turns dedupe ids on (device and sequence number, ten minutes; the file has no duplicates).
 """
 
 from __future__ import annotations
@@ -151,6 +152,8 @@ def main(options: argparse.Namespace) -> None:
         path = bench.directory / "readings.ndjson"
         bench.show("bytes_per_record", write_readings(path, options.records, DEVICES, value="temperature"))
         environment = {"BENCH_FILE": str(path), "BENCH_INTERVALS": str(options.intervals)}
+        if options.dedupe:
+            environment["BENCH_DEDUPE"] = "1"
         url, seconds, peak_rss_mb = one_worker(bench, environment)
         check_rules(bench, url, options.records, enforced=options.records >= 2_000_000)
         wrong = differences(url, path)
@@ -172,4 +175,5 @@ def main(options: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = arguments(__doc__, records=2_000_000, intervals=4)
+    parser.add_argument("--dedupe", action="store_true")
     main(parser.parse_args())

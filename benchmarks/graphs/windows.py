@@ -1,10 +1,10 @@
-"""W1: a file of readings through exactly-once windows into a table."""
+"""W1: a file of readings through exactly-once windows into a table; with BENCH_DEDUPE, dedupe ids on."""
 
 import os
 
 import msgspec
 
-from millpy import Count, EventTime, File, FixedWindows, Graph, Max, Mean, Min, seconds
+from millpy import Count, Dedupe, EventTime, File, FixedWindows, Graph, Max, Mean, Min, minutes, seconds
 
 
 class Reading(msgspec.Struct):
@@ -21,6 +21,7 @@ readings = graph.inject(
     File(os.environ["BENCH_FILE"]),
     schema=Reading,
     event_time=EventTime("event_ms", unit="ms", max_disorder=seconds(2)),
+    dedupe=Dedupe("device", "seq", within=minutes(10)) if os.environ.get("BENCH_DEDUPE") else None,
 )
 (
     readings.key_by("device")

@@ -113,7 +113,8 @@ class DedupeRun:
 
     Attributes:
         ids: 16 bytes each, sorted, concatenated.
-        times: int64 little-endian, when each id was last seen on the dedupe clock, in the order of `ids`.
+        times: int64 little-endian, when each id was last seen on the dedupe clock, in the order of `ids`; one alone
+            when it is that of all.
         expires_at: when the last of them leaves the horizon, on the dedupe clock.
         clock: the dedupe clock's running maximum at this commit; runs with expires_at < clock are dead.
     """
