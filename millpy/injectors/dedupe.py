@@ -217,9 +217,11 @@ def _merged(old: _Tier, new: _Tier) -> _Tier:
     at = np.searchsorted(old.hi, new.hi)
     again = np.minimum(at, len(old) - 1)
     if (old.hi[again] == new.hi).any():  # ids that came again, or that share an upper half: rare enough to sort
-        parts = ((old.hi, new.hi), (old.lo, new.lo), (old.seen, new.seen))
-        hi, lo, seen = (np.concatenate(part) for part in parts)
-        return _newest(hi, lo, seen)
+        return _newest(
+            np.concatenate([old.hi, new.hi]),
+            np.concatenate([old.lo, new.lo]),
+            np.concatenate([old.seen, new.seen]),
+        )
     places = at + np.arange(len(new))
     from_old = np.ones(len(old) + len(new), bool)
     from_old[places] = False
