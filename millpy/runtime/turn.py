@@ -7,7 +7,8 @@
 
 A crash at any line leaves all of a turn's effects or none: before the commit nothing has left the process, and after
 it everything has. `Worker` overlaps: the next turn is gathered and stepped while this one commits; it sends nothing
-before this one's outcome is known.
+before this one's outcome is known. A few quick records are stepped in no time: then nothing is gathered before the
+outcome is known, and what arrives meanwhile goes along in one turn rather than in a turn of its own.
 """
 
 from __future__ import annotations

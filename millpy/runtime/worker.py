@@ -85,6 +85,7 @@ class Worker:
         self._retry_s = limits.retry_s_min
         self._hinted = False
         self._step_s = 0.0
+        self._stepped_here = False
         self._needs_recovery = False
         self._gap_seen = False
 
@@ -184,9 +185,11 @@ class Worker:
             await self._balance()
         if not self.holdings.intervals:
             return await self._settle()
+        # A quick step gains nothing beside a commit, and what arrives meanwhile can go along with it.
+        settled = self._stepped_here and await self._settle()
         inbox = await self._gather()
         if inbox is None:
-            return await self._settle()
+            return await self._settle() or settled
         turn = await self._step_inbox(inbox)
         await self._settle()
         if turn is None:
@@ -229,6 +232,7 @@ class Worker:
         intervals = self.holdings.intervals
         here = self._step_s < STEP_HERE_S_MAX and turns.is_immediate(inbox, intervals)
         executor = None if here else self._executor
+        self._stepped_here = here
         started = self._clock.monotonic()
         try:
             return await turns.step(self._steps, inbox, intervals, Isolation(), executor, self._probe)

@@ -241,6 +241,41 @@ async def test_callbacks_that_only_compute_are_stepped_without_a_hop_when_few_re
     assert threading.get_ident() in Quick.seen
 
 
+@pytest.mark.parametrize(("computation", "gathered"), [(Quick(), 0), (Threads(), 1)], ids=["quick", "in the thread"])
+async def test_only_a_step_in_the_thread_overlaps_with_the_commit_before(
+    tmp_path: Path, computation: Computation, gathered: int
+) -> None:
+    worker = await started(one_stage(tmp_path / "in", computation, 60), MemoryDatabase(), Limits(bundle_records_max=20))
+    commit, answered = worker._store.commit, asyncio.Event()
+
+    async def held(*args: object, **how: object) -> None:
+        await answered.wait()
+        await commit(*args, **how)  # type: ignore[arg-type]
+
+    worker._store.commit = held  # type: ignore[method-assign]
+    while worker._in_flight is None:
+        await worker.step()
+    (injector,) = [i.injector for i in worker.holdings.intervals.values() if i.injector is not None]
+    take, taken = injector.take, 0
+
+    async def counted() -> object:
+        nonlocal taken
+        taken += 1
+        return await take()
+
+    injector.take = counted  # type: ignore[method-assign, assignment]
+    stepping = asyncio.create_task(worker.step())
+    await asyncio.wait([stepping], timeout=0.2)
+
+    assert taken == gathered
+
+    answered.set()
+    await stepping
+
+    assert taken == 1
+    await worker._abandon()
+
+
 async def test_a_worker_that_stops_for_a_mistake_leaves_its_intervals_free_at_once(tmp_path: Path) -> None:
     path = tmp_path / "in"
     graph = two_stages(path, readings(100))
