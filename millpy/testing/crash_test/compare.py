@@ -1,0 +1,208 @@
+"""Compares tables with tables. Pure: rows in, differences out.
+
+A table with keys has one row a key; one without is a multiset of rows. Floats agree to 1e-9: sums depend on order.
+
+    lost      the reference has it, the run does not
+    doubled   the run has a row more often than the reference
+    changed   the same key or event time with other values, or a row of which the reference knows nothing
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+Row = tuple[Any, ...]
+AGREE = 1e-9
+
+
+class Change(StrEnum):
+    """What became of a row of the reference."""
+
+    LOST = "lost"
+    DOUBLED = "doubled"
+    CHANGED = "changed"
+
+
+@dataclass(frozen=True, slots=True)
+class ResultTable:
+    """The comparable part of a table: key columns, then the others."""
+
+    name: str
+    keys: tuple[str, ...]
+    values: tuple[str, ...]
+    rows: Sequence[Row]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns, in the order of the rows."""
+        return (*self.keys, *self.values)
+
+    def without(self, columns: Collection[str]) -> ResultTable:
+        """The same without some of its value columns."""
+        if not columns:
+            return self
+        kept = [place for place, name in enumerate(self.columns) if name not in columns]
+        rows = [tuple(row[place] for place in kept) for row in self.rows]
+        return ResultTable(self.name, self.keys, tuple(name for name in self.values if name not in columns), rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What a run has left behind."""
+
+    tables: dict[str, ResultTable]
+    unbalanced: tuple[str, ...] = ()
+    injected: int = 0
+    duplicates: int = 0
+    dead_lettered: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One row that differs.
+
+    Attributes:
+        identity: the key, or for rows without one what they are told by.
+        expected, found: values by column; None where there is no row.
+        columns: the columns that differ.
+    """
+
+    table: str
+    change: Change
+    identity: dict[str, Any]
+    expected: dict[str, Any] | None
+    found: dict[str, Any] | None
+    columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Unsteady:
+    """Where two fault-free runs of the same input differ in a table.
+
+    Attributes:
+        columns: columns whose values differ.
+        rows: rows come and go, whatever their columns.
+    """
+
+    columns: frozenset[str] = frozenset()
+    rows: bool = False
+    differences: list[Difference] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.columns) or self.rows
+
+
+def differences(reference: ResultTable, run: ResultTable) -> list[Difference]:
+    """What the run has lost, doubled or changed of the reference."""
+    if reference.keys:
+        return list(_by_key(reference, run))
+    return list(_as_multiset(reference, run))
+
+
+def unsteady(one: ResultTable, other: ResultTable) -> Unsteady:
+    """Which columns of a table, or which of its rows, two fault-free runs do not agree about."""
+    found = differences(one, other)
+    if not found:
+        return Unsteady()
+    if one.keys:
+        columns = frozenset(name for difference in found if difference.found and difference.expected
+                            for name in difference.columns)  # fmt: skip
+    else:
+        columns = frozenset(
+            name for place, name in enumerate(one.columns) if not _same_values(one.rows, other.rows, place)
+        )
+        if len(one.rows) != len(other.rows) or len(columns) == len(one.columns):
+            return Unsteady(frozenset(), True, found)
+    rows = bool(differences(one.without(columns), other.without(columns)))
+    return Unsteady(columns, rows, found)
+
+
+def agree(one: Any, other: Any) -> bool:
+    """Whether two values are the same, floats to 1e-9."""
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=AGREE, abs_tol=AGREE) or (math.isnan(one) and math.isnan(other))
+    return bool(one == other)
+
+
+def _by_key(reference: ResultTable, run: ResultTable) -> Iterator[Difference]:
+    width, name = len(reference.keys), reference.name
+    expected = {row[:width]: row[width:] for row in reference.rows}
+    found = {row[:width]: row[width:] for row in run.rows}
+    for key in sorted(expected.keys() | found.keys(), key=repr):
+        identity = dict(zip(reference.keys, key, strict=True))
+        was = dict(zip(reference.values, expected[key], strict=True)) if key in expected else None
+        now = dict(zip(run.values, found[key], strict=True)) if key in found else None
+        if was is not None and now is not None:
+            columns = tuple(column for column in was if not agree(was[column], now[column]))
+            if columns:
+                yield Difference(name, Change.CHANGED, identity, was, now, columns)
+        else:
+            yield Difference(name, Change.LOST if now is None else Change.CHANGED, identity, was, now)
+
+
+def _as_multiset(reference: ResultTable, run: ResultTable) -> Iterator[Difference]:
+    missing, extra = Counter(reference.rows), Counter(run.rows)
+    known = set(reference.rows)
+    missing, extra = missing - extra, extra - missing
+    _pair_off_nearly_same(missing, extra)
+    columns = reference.columns
+    told_by = columns.index("event_time") if "event_time" in columns else 0
+    waiting: dict[Any, list[Row]] = defaultdict(list)
+    for row in sorted(missing.elements(), key=repr):
+        waiting[row[told_by]].append(row)
+    for row in sorted(extra.elements(), key=repr):
+        identity = {columns[told_by]: row[told_by]}
+        now = dict(zip(columns, row, strict=True))
+        if row in known:
+            yield Difference(reference.name, Change.DOUBLED, identity, now, now)
+        elif waiting[row[told_by]]:
+            was = _take_nearest(waiting[row[told_by]], row)
+            differing = tuple(c for c, a, b in zip(columns, was, row, strict=True) if not agree(a, b))
+            before = dict(zip(columns, was, strict=True))
+            yield Difference(reference.name, Change.CHANGED, identity, before, now, differing)
+        else:
+            yield Difference(reference.name, Change.CHANGED, identity, None, now)
+    for left in waiting.values():
+        for row in left:
+            was_row = dict(zip(columns, row, strict=True))
+            yield Difference(reference.name, Change.LOST, {columns[told_by]: row[told_by]}, was_row, None)
+
+
+def _pair_off_nearly_same(missing: Counter[Row], extra: Counter[Row]) -> None:
+    """Take rows out that differ only by the rounding of floats."""
+    groups: dict[Row, list[Row]] = defaultdict(list)
+    for row in missing.elements():
+        groups[_rough(row)].append(row)
+    for row in list(extra.elements()):
+        candidates = groups.get(_rough(row), [])
+        same = next((c for c in candidates if all(map(agree, c, row))), None)
+        if same is not None:
+            candidates.remove(same)
+            missing[same] -= 1
+            extra[row] -= 1
+
+
+def _rough(row: Row) -> Row:
+    return tuple(None if isinstance(value, float) else value for value in row)
+
+
+def _take_nearest(rows: list[Row], row: Row) -> Row:
+    nearest = max(rows, key=lambda other: sum(map(agree, other, row)))
+    rows.remove(nearest)
+    return nearest
+
+
+def _same_values(one: Sequence[Row], other: Sequence[Row], place: int) -> bool:
+    """Whether a column has the same values in both, in whatever order."""
+    first = sorted((row[place] for row in one), key=_order)
+    second = sorted((row[place] for row in other), key=_order)
+    return len(first) == len(second) and all(map(agree, first, second))
+
+
+def _order(value: Any) -> tuple[str, Any]:
+    return (type(value).__name__, value if isinstance(value, int | float | str | bytes) else repr(value))

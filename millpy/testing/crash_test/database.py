@@ -1,0 +1,252 @@
+"""All SQL of a crash test: refusing, cleaning, sampling, reading results. The only module here that knows psycopg."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, LiteralString, cast
+from urllib.parse import quote
+
+import msgspec
+import psycopg
+from psycopg import conninfo, sql
+from psycopg.types.string import TextLoader
+
+from millpy.errors import StoreUnavailableError, UsageError
+from millpy.testing.crash_test.compare import Results, ResultTable
+
+COUNT_TOGETHER = ("interval_id", "bundle", "emitted_at")  # who committed a row, and when: not part of a result
+VARIES = {
+    "windowed": ("pane_index", "pane_timing", *COUNT_TOGETHER),  # how many panes it took depends on bundling
+    "records": ("ordinal", *COUNT_TOGETHER),
+}
+TEXTUAL = ("json", "jsonb", "timestamptz", "uuid", "numeric")
+
+INTERVALS: LiteralString = """
+    SELECT i.interval_id, c.name, c.kind = 'injector', i.bundle, i.low_watermark >= 4611686018427387904, w.pid,
+           coalesce(w.lease_deadline > clock_timestamp(), false)
+      FROM mill.intervals AS i JOIN mill.computations AS c USING (computation_id)
+      LEFT JOIN mill.workers AS w ON w.worker_id = i.worker_id
+     ORDER BY i.interval_id
+"""
+INJECTED: LiteralString = """
+    SELECT e.interval_id, e.namespace, (e.value #>> '{}')::bigint FROM mill.entries AS e
+     WHERE e.kind = 'counter' AND e.interval_id = ANY (%s) AND e.namespace IN ('injected', 'duplicate')
+"""
+LATE: LiteralString = """
+    SELECT stream, computation, key, event_time, window_start, window_end, payload FROM mill.late_records
+"""
+DEAD: LiteralString = "SELECT stream, computation, reason, key, payload FROM mill.dead_letters"
+UNBALANCED: LiteralString = "SELECT stream, source_partition, consumer FROM millpy.accounting WHERE NOT balanced"
+PENDING: LiteralString = """
+    SELECT coalesce(sum(injected), 0)::bigint, coalesce(sum(duplicate), 0)::bigint,
+           coalesce(sum(dead_lettered), 0)::bigint FROM millpy.accounting WHERE consumer IS NULL
+"""
+TERMINATE: LiteralString = """
+    SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+     WHERE datname = current_database() AND application_name LIKE 'millpy %%' AND pid <> pg_backend_pid()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An interval at one moment. `pid` is its owner's, None without one; `live`: the owner's lease has not ended."""
+
+    interval_id: int
+    computation: str
+    is_injector: bool
+    bundle: int
+    finished: bool
+    pid: int | None
+    live: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What the tables said at one moment.
+
+    Attributes:
+        injected: records that the injectors have read and committed.
+        duplicates: how many of those were dropped as duplicates.
+    """
+
+    intervals: tuple[Interval, ...]
+    injected: int
+    duplicates: int
+
+
+class Database:
+    """One database, by one connection that is made again when it was lost."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._connection: psycopg.Connection[Any] | None = None
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Disconnect."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def rows(self, statement: LiteralString | sql.Composed, parameters: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
+        """Every row of one statement.
+
+        Raises:
+            StoreUnavailableError: the database does not answer.
+        """
+        try:
+            if self._connection is None or self._connection.closed:
+                self._connection = _connect(self.url)
+            cursor = self._connection.execute(statement, list(parameters))
+            return cursor.fetchall() if cursor.description is not None else []
+        except psycopg.OperationalError as error:
+            self.close()
+            raise StoreUnavailableError(f"the database does not answer: {error}") from error
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise UsageError(
+                f"missing rights: {error}", hint="run the crash test as the owner of the database"
+            ) from error
+
+    def snapshot(self) -> Snapshot | None:
+        """Intervals and counts now; None before the graph is deployed."""
+        if self.rows("SELECT to_regclass('mill.intervals')")[0][0] is None:
+            return None
+        intervals = tuple(Interval(*row) for row in self.rows(INTERVALS))
+        if not intervals:
+            return None
+        sources = [interval.interval_id for interval in intervals if interval.is_injector]
+        counts = self.rows(INJECTED, [sources])
+        injected = sum(count for _, name, count in counts if name == "injected")
+        return Snapshot(intervals, injected, sum(count for _, name, count in counts if name == "duplicate"))
+
+    def graphs(self) -> list[str]:
+        """Names of the graphs that are deployed here; none without our tables."""
+        if self.rows("SELECT to_regclass('mill.graphs')")[0][0] is None:
+            return []
+        return [name for (name,) in self.rows("SELECT name FROM mill.graphs ORDER BY name")]
+
+    def has_schema(self, name: str) -> bool:
+        """Whether there is a schema of this name."""
+        return bool(self.rows("SELECT to_regnamespace(quote_ident(%s)) IS NOT NULL", [name])[0][0])
+
+    def forget(self, graph: str) -> None:
+        """Remove everything that a crash test of this graph has left.
+
+        Raises:
+            UsageError: another graph has come into the database meanwhile; nothing is removed then.
+        """
+        if others := [name for name in self.graphs() if name != graph]:
+            raise UsageError(
+                f"graph {others[0]!r} was deployed into the database of the crash test",
+                hint="give a crash test a database of its own",
+            )
+        self.rows(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(graph)))
+        tables = self.rows(
+            "SELECT c.relname FROM pg_class AS c WHERE c.relnamespace = 'mill'::regnamespace"
+            " AND c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relname NOT IN ('epochs', 'alembic_version')"
+        )
+        names = sql.SQL(", ").join(sql.Identifier("mill", name) for (name,) in tables)
+        self.rows(sql.SQL("TRUNCATE {} RESTART IDENTITY CASCADE").format(names))
+
+    def results(self, graph: str) -> Results:
+        """Every result table, what was set aside, and the accounting."""
+        tables = [
+            self._table(graph, name, kind, [column[0] for column in msgspec.json.decode(keys)])
+            for name, kind, keys in self.rows(
+                "SELECT t.name, t.kind, t.key_columns FROM mill.result_tables AS t"
+                " JOIN mill.graphs AS g USING (graph_id) WHERE g.name = %s ORDER BY t.name",
+                [graph],
+            )
+        ]
+        tables.append(_set_aside("late records", LATE, self.rows(LATE)))
+        tables.append(_set_aside("dead letters", DEAD, self.rows(DEAD)))
+        injected, duplicates, dead = self.rows(PENDING)[0]
+        return Results(
+            tables={table.name: table for table in tables},
+            unbalanced=tuple(" ".join(filter(None, row)) for row in self.rows(UNBALANCED)),
+            injected=injected,
+            duplicates=duplicates,
+            dead_lettered=dead,
+        )
+
+    def _table(self, graph: str, name: str, kind: str, keys: list[str]) -> ResultTable:
+        names = [
+            column
+            for (column,) in self.rows(
+                "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped"
+                " ORDER BY attnum",
+                [f'"{graph}"."{name}"'],
+            )
+        ]
+        if kind == "windowed":
+            keys = [*keys, "window_start", "window_end"]
+        values = [column for column in names if column not in keys and column not in VARIES.get(kind, COUNT_TOGETHER)]
+        chosen = sql.SQL(", ").join(map(sql.Identifier, [*keys, *values]))
+        rows = self.rows(sql.SQL("SELECT {} FROM {}").format(chosen, sql.Identifier(graph, name)))
+        return ResultTable(name, tuple(keys), tuple(values), rows)
+
+    def events(self) -> list[tuple[str, int]]:
+        """How many events of each kind the engine has written."""
+        return [
+            (kind, count) for kind, count in self.rows("SELECT kind, count(*) FROM mill.events GROUP BY 1 ORDER BY 1")
+        ]
+
+    def terminate_workers(self) -> int:
+        """End every connection of the workers; returns how many."""
+        return int(self.rows(TERMINATE)[0][0])
+
+
+def make_database(url: str, name: str, template: str) -> None:
+    """CREATE DATABASE on the server of a URL."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(
+            sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
+        )
+
+
+def tcp_address(url: str) -> tuple[str, int] | None:
+    """Host and port of a URL that a proxy can stand before; None for a socket, several hosts or required encryption."""
+    parts = conninfo.conninfo_to_dict(url)
+    host, port = str(parts.get("host") or ""), str(parts.get("port") or "5432")
+    plain = parts.get("sslmode") in (None, "disable", "allow", "prefer")
+    return (host, int(port)) if host and not host.startswith("/") and "," not in host + port and plain else None
+
+
+def through(url: str, port: int) -> str:
+    """The same URL by a proxy on this machine."""
+    parts = conninfo.conninfo_to_dict(url)
+    parts.pop("hostaddr", None)
+    parts |= {"host": "127.0.0.1", "port": str(port), "sslmode": "disable"}
+    user, database = parts.pop("user", None), parts.pop("dbname", "postgres")
+    password = parts.pop("password", None)
+    secret = f":{quote(str(password), safe='')}" if password else ""
+    login = f"{quote(str(user), safe='')}{secret}@" if user else ""
+    rest = "&".join(
+        f"{name}={quote(str(value), safe='')}" for name, value in parts.items() if name not in ("host", "port")
+    )
+    return f"postgresql://{login}127.0.0.1:{port}/{quote(str(database), safe='')}?{rest}"
+
+
+def _set_aside(name: str, statement: str, rows: list[tuple[Any, ...]]) -> ResultTable:
+    columns = statement.split("SELECT")[1].split("FROM")[0].replace("\n", " ").split(",")
+    return ResultTable(name, (), tuple(column.strip() for column in columns), rows)
+
+
+def _connect(url: str) -> psycopg.Connection[Any]:
+    connection = psycopg.connect(
+        url,
+        autocommit=True,
+        connect_timeout=3,
+        prepare_threshold=None,
+        options="-c timezone=UTC -c jit=off -c statement_timeout=60s",
+        application_name="crash-test",
+    )
+    for name in TEXTUAL:
+        connection.adapters.register_loader(name, TextLoader)
+    return cast("psycopg.Connection[Any]", connection)

@@ -1,0 +1,184 @@
+"""Faults: carries a plan out, one after the other, and times how long the system takes to be whole again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from millpy.clock import Clock
+from millpy.errors import MillError
+from millpy.testing.crash_test.fleet import Fleet
+from millpy.testing.crash_test.options import FaultKind
+from millpy.testing.crash_test.place import Place
+from millpy.testing.crash_test.plan import PlannedFault, likely_s, pause_s
+from millpy.testing.crash_test.watch import Watch
+
+LOOK_EVERY_S = 0.02
+PATIENCE_S = 60.0
+"""When the system is not whole so long after a fault, it will not be."""
+
+
+class StuckError(MillError):
+    """The graph did not go on after a fault, or a worker ended by itself."""
+
+
+@dataclass(slots=True)
+class Struck:
+    """A fault that happened; times are monotonic seconds.
+
+    Attributes:
+        what: in words.
+        slot: the worker it struck, None for all.
+        owned: how many intervals that worker had.
+        fed: records fed when it struck.
+        over: when the fault itself was over (thawed, restarted, let through).
+        recovered: when all was owned again and `fed` was committed; None if it never was.
+    """
+
+    number: int
+    kind: FaultKind
+    what: str
+    at: float
+    fed: int
+    slot: int | None = None
+    owned: int = 0
+    over: float | None = None
+    recovered: float | None = None
+    lost_pid: int | None = None
+
+
+class Striker:
+    """Strikes one fault after the other.
+
+    Args:
+        tick: called in every wait; raises when the run has gone wrong.
+        tell: called when a fault has struck and when it was recovered from.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        watch: Watch,
+        place: Place,
+        url: str,
+        clock: Clock,
+        *,
+        lease_s: float,
+        tick: Callable[[], None],
+        tell: Callable[[Struck], None],
+    ) -> None:
+        self._fleet, self._watch, self._place, self._url = fleet, watch, place, url
+        self._clock = clock
+        self._lease_s = lease_s
+        self._tick = tick
+        self._tell = tell
+        self._pause = threading.Event()  # never set: waits without sleeping on a clock of its own
+        self._open: list[Struck] = []
+        self._left: Sequence[PlannedFault] = ()
+        self.struck: list[Struck] = []
+
+    def remaining_s(self) -> float:
+        """How long the faults to come are likely to take."""
+        return sum(likely_s(fault, self._lease_s) for fault in self._left)
+
+    def strike_all(self, plan: Sequence[PlannedFault]) -> None:
+        """Carry the plan out; returns when the last fault has been recovered from.
+
+        Raises:
+            StuckError: the system does not become whole again.
+        """
+        for place, fault in enumerate(plan):
+            self._left = plan[place:]
+            if not fault.at_once:
+                self._await_recovery()
+            self.wait(pause_s(fault, self._lease_s))
+            self._strike(fault)
+        self._left = ()
+        self._await_recovery()
+
+    @property
+    def is_striking(self) -> bool:
+        """Whether there are faults to come, or not recovered from."""
+        return bool(self._left or self._open)
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass while looking on."""
+        until = self._clock.monotonic() + seconds
+        while (left := until - self._clock.monotonic()) > 0:
+            self._look_on(left)
+
+    def _wait_until(self, condition: Callable[[], bool], within_s: float) -> bool:
+        until = self._clock.monotonic() + within_s
+        while not condition():
+            if self._clock.monotonic() > until:
+                return False
+            self._look_on(LOOK_EVERY_S)
+        return True
+
+    def _look_on(self, seconds: float) -> None:
+        self._pause.wait(min(seconds, LOOK_EVERY_S))
+        self._note_recoveries()
+        self._tick()
+
+    def _await_recovery(self) -> None:
+        if not self._wait_until(lambda: not self._open, PATIENCE_S):
+            fault = self._open[0]
+            raise StuckError(f"fault {fault.number} ({fault.what}) was not recovered from within {PATIENCE_S:.0f} s")
+
+    def _note_recoveries(self) -> None:
+        for fault in list(self._open):
+            if fault.over is not None and self._watch.recovered(fault.at, fault.fed, fault.lost_pid):
+                fault.recovered = self._clock.monotonic()
+                self._open.remove(fault)
+                self._tell(fault)
+
+    def _strike(self, fault: PlannedFault) -> None:
+        strike = {FaultKind.KILL: self._kill, FaultKind.FREEZE: self._freeze, FaultKind.DB: self._database}[fault.kind]
+        strike(fault)
+
+    def _begin(self, fault: PlannedFault, what: str, slot: int | None = None) -> Struck:
+        struck = Struck(len(self.struck) + 1, fault.kind, what, self._clock.monotonic(), self._watch.fed, slot)
+        if slot is not None:
+            struck.owned = len(self._watch.owned_by(self._fleet.life(slot).pid))
+        self.struck.append(struck)
+        self._open.append(struck)
+        self._tell(struck)
+        return struck
+
+    def _victim(self, fault: PlannedFault) -> int:
+        """A live worker, rather one that owns something."""
+        self._wait_until(lambda: bool(self._fleet.alive()), PATIENCE_S)
+        alive = self._fleet.alive()
+        busy = [slot for slot in alive if self._watch.owned_by(self._fleet.life(slot).pid)] or alive
+        return busy[int(fault.victim * len(busy))]
+
+    def _kill(self, fault: PlannedFault) -> None:
+        slot = self._victim(fault)
+        struck = self._begin(fault, f"SIGKILL of worker {slot + 1}", slot)
+        struck.lost_pid = self._fleet.life(slot).pid
+        self._fleet.kill(slot)
+        self.wait(fault.length * self._lease_s / 2)
+        self._fleet.start(slot)
+        struck.over = self._clock.monotonic()
+
+    def _freeze(self, fault: PlannedFault) -> None:
+        """Past the lease: until others have what it owned, and a little longer."""
+        slot = self._victim(fault)
+        struck = self._begin(fault, f"worker {slot + 1} frozen", slot)
+        pid = self._fleet.life(slot).pid
+        self._fleet.freeze(slot)
+        if len(self._fleet.alive()) > 1:
+            self._wait_until(lambda: not self._watch.owned_by(pid), 3 * self._lease_s)
+        else:
+            self.wait(self._lease_s)
+        self.wait(fault.length * self._lease_s)
+        self._fleet.thaw(slot)
+        struck.over = self._clock.monotonic()
+
+    def _database(self, fault: PlannedFault) -> None:
+        struck = self._begin(fault, "database")
+        struck.what = self._place.strike(self._url)
+        self.wait(fault.length * self._lease_s)
+        self._place.restore()
+        struck.over = self._clock.monotonic()

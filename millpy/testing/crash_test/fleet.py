@@ -1,0 +1,160 @@
+"""Fleet: the worker processes of one run, in numbered slots; start, kill, freeze, thaw, replace.
+
+Each process is on a leash: it drains when this one ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from millpy.clock import Clock
+
+END_S_MAX = 20
+LAST_LINES = 3
+
+
+@dataclass(slots=True)
+class Life:
+    """One process from its start to its end.
+
+    Attributes:
+        ended: monotonic seconds; None while it lives.
+        how: "killed", "finished", "failed", "stopped", or empty while it lives.
+        frozen: pairs of monotonic seconds.
+    """
+
+    slot: int
+    pid: int
+    started: float
+    ended: float | None = None
+    how: str = ""
+    frozen: list[tuple[float, float]] | None = None
+
+
+class Fleet:
+    """Workers of one run.
+
+    Args:
+        command: the command line of a worker.
+        urls: the database as each slot reaches it.
+        environment: beside our own.
+        logs: directory for a log file a slot.
+    """
+
+    def __init__(
+        self, command: Sequence[str], urls: Sequence[str], environment: Mapping[str, str], logs: Path, clock: Clock
+    ) -> None:
+        self._command = [sys.executable, "-m", *command]
+        self._urls = urls
+        self._environment = {**os.environ, **environment}
+        self._logs = logs
+        self._clock = clock
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._frozen: dict[int, float] = {}
+        self.lives: list[Life] = []
+
+    @property
+    def slots(self) -> range:
+        """The numbers of the workers."""
+        return range(len(self._urls))
+
+    def start(self, slot: int) -> None:
+        """Start a worker in a slot that has none."""
+        environment = {**self._environment, "MILLPY_DATABASE_URL": self._urls[slot]}
+        with self.log_file(slot).open("ab") as log:
+            process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+        self._processes[slot] = process
+        self.lives.append(Life(slot, process.pid, self._clock.monotonic(), frozen=[]))
+
+    def log_file(self, slot: int) -> Path:
+        """Where a slot's workers log."""
+        return self._logs / f"worker-{slot}.log"
+
+    def last_words(self, slot: int) -> str:
+        """The last lines of that log, as one."""
+        lines = self.log_file(slot).read_text(errors="replace").strip().splitlines()
+        return " | ".join(line.strip() for line in lines[-LAST_LINES:])
+
+    def life(self, slot: int) -> Life:
+        """The present or last process of a slot."""
+        return next(life for life in reversed(self.lives) if life.slot == slot)
+
+    def alive(self) -> list[int]:
+        """Slots whose process runs."""
+        self._notice()
+        return [slot for slot, process in sorted(self._processes.items()) if process.poll() is None]
+
+    def failed(self) -> list[int]:
+        """Slots whose process ended with an error of its own."""
+        self._notice()
+        return [slot for slot, process in sorted(self._processes.items()) if (process.poll() or 0) > 0]
+
+    def finished(self) -> bool:
+        """Whether every process that was not killed has left in good order, and at least one has."""
+        self._notice()
+        codes = [process.poll() for process in self._processes.values()]
+        return None not in codes and 0 in codes
+
+    def kill(self, slot: int) -> None:
+        """SIGKILL."""
+        process = self._processes[slot]
+        process.kill()
+        process.wait()
+        self._notice()
+
+    def freeze(self, slot: int) -> None:
+        """SIGSTOP."""
+        self._processes[slot].send_signal(signal.SIGSTOP)
+        self._frozen[slot] = self._clock.monotonic()
+
+    def thaw(self, slot: int) -> None:
+        """SIGCONT."""
+        since = self._frozen.pop(slot, None)
+        if since is not None:
+            self._processes[slot].send_signal(signal.SIGCONT)
+            self._frozen_times(slot).append((since, self._clock.monotonic()))
+
+    def _frozen_times(self, slot: int) -> list[tuple[float, float]]:
+        found = self.life(slot).frozen
+        assert found is not None
+        return found
+
+    def stop(self) -> None:
+        """End all of them: drain, and kill what does not."""
+        for slot in list(self._frozen):
+            self.thaw(slot)
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.terminate()
+        for process in self._processes.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(END_S_MAX)
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
+        self._notice()
+
+    def _notice(self) -> None:
+        now = self._clock.monotonic()
+        for slot, process in self._processes.items():
+            life, code = self.life(slot), process.poll()
+            if code is None or life.ended is not None:
+                continue
+            life.ended = now
+            if code == -signal.SIGKILL:
+                life.how = "killed"
+            elif code < 0:
+                life.how = "stopped"
+            else:
+                life.how = "finished" if code == 0 else "failed"

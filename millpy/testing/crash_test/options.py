@@ -1,0 +1,89 @@
+"""What a crash test was asked to do, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from millpy.errors import UsageError
+
+WORKERS_MAX = 16
+FAULTS_MAX = 10_000
+
+
+class FaultKind(StrEnum):
+    """What can happen to a running graph."""
+
+    KILL = "kill"
+    FREEZE = "freeze"
+    DB = "db"
+    NETWORK = "network"
+    BROKER = "broker"
+
+
+MEANINGS = {
+    FaultKind.KILL: "SIGKILL a worker, start another in its place",
+    FaultKind.FREEZE: "SIGSTOP a worker past its lease, then SIGCONT",
+    FaultKind.DB: "SIGKILL PostgreSQL and restart it (one that was given: terminate all connections of the workers)",
+    FaultKind.NETWORK: "cut, stall, or swallow the answer to COMMIT between a worker and the database",
+    FaultKind.BROKER: "SIGKILL the MQTT broker and restart it",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """One crash test.
+
+    Attributes:
+        graph: location of the graph, `factory.py` or `factory.py:name`.
+        inputs: `FILE` or `STREAM=FILE`, each replaces an injector's source.
+        generate: records to make up for each injector without an input; None for none.
+        count: how many faults.
+        faults: the kinds they are drawn from.
+        lease_s: lease of the workers; short, so that takeovers are quick.
+        database_url: a database to run in; None embeds one.
+        report: the HTML file; the JSON file stands beside it.
+        keep: leave databases, logs and tapes behind.
+    """
+
+    graph: str
+    inputs: tuple[str, ...] = ()
+    generate: int | None = None
+    count: int = 20
+    workers: int = 3
+    seed: int = 1
+    faults: tuple[FaultKind, ...] = (FaultKind.KILL,)
+    lease_s: float = 1.0
+    database_url: str | None = None
+    report: Path = Path("crash-test.html")
+    keep: bool = False
+
+    def __post_init__(self) -> None:
+        for what, value, least, most in (
+            ("--kills", self.count, 1, FAULTS_MAX),
+            ("--workers", self.workers, 1, WORKERS_MAX),
+            ("--generate", 1 if self.generate is None else self.generate, 1, 100_000_000),
+        ):
+            if not least <= value <= most:
+                raise UsageError(f"{what} {value} cannot be", hint=f"give a number from {least} to {most}")
+        if self.report.suffix != ".html":
+            raise UsageError(f"--report {self.report} is no .html file", hint="the JSON file is written beside it")
+        if not self.report.absolute().parent.is_dir():
+            raise UsageError(f"there is no directory {self.report.absolute().parent}", hint="make it first")
+
+
+def fault_kinds(words: Iterable[str]) -> tuple[FaultKind, ...]:
+    """The kinds named, each once, in the order of `FaultKind`.
+
+    Raises:
+        UsageError: a word that is none, or no word at all.
+    """
+    named = {word.strip() for word in words if word.strip()}
+    known = {kind.value for kind in FaultKind}
+    if unknown := sorted(named - known):
+        raise UsageError(f"there is no fault {unknown[0]!r}", hint=f"there are: {', '.join(FaultKind)}")
+    if not named:
+        raise UsageError("no fault is named", hint=f"there are: {', '.join(FaultKind)}")
+    return tuple(kind for kind in FaultKind if kind.value in named)

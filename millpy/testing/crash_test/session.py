@@ -1,0 +1,126 @@
+"""Session: the whole of a crash test, in order. READ THIS FIRST.
+
+prepare    what each source is fed, as lines on disk
+reference  one worker, large bundles, everything at once
+reference  again: several workers, small bundles, fed over a while: what differs is not the faults' doing
+crash      the same input, paced so that it lasts as long as the faults
+judge      every result table, late record, dead letter and account
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from millpy.clock import Clock
+from millpy.errors import UsageError
+from millpy.graph import Graph
+from millpy.graph_file import load_graph
+from millpy.testing.crash_test.display import Display
+from millpy.testing.crash_test.inputs import Prepared, prepare
+from millpy.testing.crash_test.options import Options
+from millpy.testing.crash_test.place import Place, place_for
+from millpy.testing.crash_test.plan import draw
+from millpy.testing.crash_test.trial import Outcome, Setting, Trial
+from millpy.testing.crash_test.verdict import Verdict, judge
+
+SMALL_BUNDLES = 400
+"""The second reference cuts its input into about so many bundles."""
+SECOND_S = 4.0
+SHARE_OF_CAPACITY = 0.5
+"""The crash run is fed at most at this share of the first reference's rate, so that it can catch up after a fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tested:
+    """Everything that a report tells of.
+
+    Attributes:
+        place: the database, in words.
+        files: where tapes, logs and data are; None when they were removed.
+    """
+
+    options: Options
+    graph: Graph
+    place: str
+    prepared: list[Prepared]
+    references: tuple[Outcome, Outcome]
+    crash: Outcome
+    verdict: Verdict
+    files: Path | None
+
+
+def crash_test(options: Options, directory: Path, clock: Clock, display: Display) -> Tested:
+    """Run it all.
+
+    Args:
+        options: what was asked for.
+        directory: where the files of this test may go; made when missing.
+        clock: for everything that is timed.
+        display: is told how far it is.
+
+    Raises:
+        UsageError: the graph, its input or the database cannot be used, or the graph fails without any fault.
+    """
+    graph = load_graph(options.graph)
+    graph.spec()
+    directory.mkdir(parents=True, exist_ok=True)
+    files = Path(tempfile.mkdtemp(prefix="run-", dir=directory))
+    keep = options.keep
+    try:
+        prepared = prepare(graph, options, files / "input")
+        display.say(f"{', '.join(f'{source.stream}: {source.origin}' for source in prepared)}")
+        place = place_for(options.database_url, graph.name, files / "postgres")
+        try:
+            tested = _trials(options, graph, prepared, place, files, clock, display)
+            keep |= not tested.verdict.passed
+        finally:
+            place.close(keep=keep)
+    finally:
+        if not keep:
+            shutil.rmtree(files, ignore_errors=True)
+    return tested
+
+
+def _trials(
+    options: Options,
+    graph: Graph,
+    prepared: Sequence[Prepared],
+    place: Place,
+    files: Path,
+    clock: Clock,
+    display: Display,
+) -> Tested:
+    def run(setting: Setting) -> Outcome:
+        trial = Trial(
+            options.graph, graph.name, prepared, setting, place, files, clock, show=display.show, tell=display.tell
+        )
+        with display.trial(setting.name):
+            return trial.run()
+
+    records = sum(source.total for source in prepared)
+    first = run(Setting(name="reference", workers=1, lease_s=options.lease_s))
+    _refuse_failed(first)
+    small = {"MILLPY_BUNDLE_RECORDS_MAX": str(max(50, records // SMALL_BUNDLES))}
+    several = 3 if options.workers == 2 else 2
+    again = Setting(name="reference_2", workers=several, lease_s=options.lease_s, limits=small, over_s=SECOND_S)
+    second = run(again)
+    _refuse_failed(second)
+    plan = draw(options.faults, options.count, options.seed)
+    rate = SHARE_OF_CAPACITY * records / first.seconds
+    crash = run(Setting(name="crash", workers=options.workers, lease_s=options.lease_s, plan=plan, rate_max=rate))
+    verdict = judge(first.results, second.results, crash.results, fed=crash.fed, stuck=crash.stuck)
+    return Tested(options, graph, place.described, list(prepared), (first, second), crash, verdict, files)
+
+
+def _refuse_failed(outcome: Outcome) -> None:
+    if outcome.stuck:
+        raise UsageError(
+            f"the graph does not run through even without faults: {outcome.stuck}",
+            hint="try it with `millpy run` first",
+        )
+    if outcome.results.unbalanced:
+        raise UsageError(f"the accounting of {outcome.results.unbalanced[0]} does not add up without any fault")

@@ -1,0 +1,160 @@
+"""Tape: the source that stands in for a graph's own, a set of growing files of whole lines.
+
+The tool writes, workers read: everything up to the last newline is there. Its order is the input's order, whatever
+happens to the workers, and its end is an `end` file, at which the source finishes and all windows close. Decoding is
+the graph's own (schema, event time, dedupe); only where the bytes come from differs.
+
+    DIRECTORY/parts.json   [{"format": "csv", "header": [...]}, ...]
+    DIRECTORY/0, 1, ...    the lines; part n is complete when part n + 1 or `end` is there
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from millpy.injectors.protocol import SourceSetup, Taken
+
+PARTITION = "tape"
+PARTS_FILE = "parts.json"
+END_FILE = "end"
+LOOK_EVERY_S = 0.01
+
+
+class Part(msgspec.Struct, frozen=True):
+    """How the lines of one file of the tape are written."""
+
+    format: Literal["json", "csv"] = "json"
+    header: tuple[str, ...] = ()
+    origin: str = ""
+
+
+class TapePosition(msgspec.Struct, frozen=True):
+    """Where reading goes on."""
+
+    part: int = 0
+    offset: int = 0
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Tape:
+    """A source in a graph; where its files are is not part of what the graph means."""
+
+    directory: Path
+
+    def __repr__(self) -> str:
+        return "Tape()"
+
+    def partitions(self) -> tuple[str, ...]:
+        """One source partition, so that the order of its records is one."""
+        return (PARTITION,)
+
+    def connect(self, setup: SourceSetup) -> TapeInjector:
+        """A reader, not yet open."""
+        return TapeInjector(self.directory, setup)
+
+
+class TapeInjector:
+    """Reads a tape; what it reads is in the page cache, so it reads on the event loop."""
+
+    def __init__(self, directory: Path, setup: SourceSetup) -> None:
+        self._directory = directory
+        self._setup = setup
+        self._parts: list[Part] = []
+        self._at = TapePosition()
+        self._ended = False
+        self._looking: asyncio.Task[None] | None = None
+
+    async def open(self, position: bytes | None) -> None:
+        """Go to a stored position."""
+        self._parts = msgspec.json.decode((self._directory / PARTS_FILE).read_bytes(), type=list[Part])
+        if position is not None:
+            self._at = msgspec.json.decode(position, type=TapePosition)
+        self._looking = asyncio.create_task(self._look(), name="millpy-tape")
+
+    async def _look(self) -> None:
+        while not self._ended:
+            if self._size() > self._at.offset or self._is_complete():
+                self._setup.ready.set()
+            await self._setup.clock.sleep(LOOK_EVERY_S)
+
+    def _file(self, part: int) -> Path:
+        return self._directory / str(part)
+
+    def _size(self) -> int:
+        path = self._file(self._at.part)
+        return path.stat().st_size if path.exists() else 0
+
+    def _is_complete(self) -> bool:
+        following = self._at.part + 1
+        return self._file(following).exists() if following < len(self._parts) else (self._directory / END_FILE).exists()
+
+    async def take(self) -> Taken | None:
+        """The whole lines that are there, at most a bundle."""
+        if self._ended:
+            return None
+        while True:
+            complete = self._is_complete()  # asked before reading: then nothing can come behind what is read
+            block = self._read()
+            if block or not complete:
+                break
+            if self._at.part + 1 == len(self._parts):
+                self._ended = True
+                return self._taken(b"", finished=True)
+            self._at = TapePosition(self._at.part + 1)
+        return self._taken(block, finished=False) if block else None
+
+    def _read(self) -> bytes:
+        limits = self._setup.limits
+        if self._size() <= self._at.offset:
+            return b""
+        with self._file(self._at.part).open("rb") as file:
+            file.seek(self._at.offset)
+            block = file.read(limits.bundle_bytes_max)
+            block = block[: block.rfind(b"\n") + 1] or _whole_line(block + file.readline())
+        if block.count(b"\n") > limits.bundle_records_max:
+            lines = block.split(b"\n", limits.bundle_records_max)
+            block = block[: len(block) - len(lines[-1])]
+        return block
+
+    def _taken(self, block: bytes, *, finished: bool) -> Taken:
+        before, part = self._at, self._parts[self._at.part]
+        self._at = TapePosition(before.part, before.offset + len(block), before.line + block.count(b"\n"))
+        return Taken(
+            format=part.format,
+            arrived_at=self._setup.clock.now_us(),
+            block=block,
+            header=part.header,
+            describe=_describer(part, before.line),
+            position=msgspec.json.encode(self._at),
+            finished=finished,
+        )
+
+    async def acknowledge(self, token: Any) -> None:
+        """Nothing to do: the position is in the commit."""
+
+    def quiet(self) -> bool:
+        """Never: the clock must not move the watermark of a recording."""
+        return False
+
+    async def close(self) -> None:
+        """Stop looking for more."""
+        task, self._looking = self._looking, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def _whole_line(line: bytes) -> bytes:
+    """A line longer than a bundle, or nothing while its end is not written yet."""
+    return line if line.endswith(b"\n") else b""
+
+
+def _describer(part: Part, line: int) -> Callable[[int], str]:
+    return lambda row: f"{part.origin}, record {line + row + 1}"

@@ -1,0 +1,103 @@
+"""Watch: samples the database from outside while workers run and die: who owns what, how far the input has come."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from millpy.clock import Clock
+from millpy.errors import StoreUnavailableError
+from millpy.testing.crash_test.database import Database, Interval, Snapshot
+
+EVERY_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """How far the input was at a moment (monotonic seconds)."""
+
+    at: float
+    fed: int
+    committed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """An interval came to another process than the one that had it last."""
+
+    at: float
+    computation: str
+    interval_id: int
+    from_pid: int
+    to_pid: int
+
+
+class Watch(threading.Thread):
+    """Samples until stopped; what it knows is the newest snapshot that could be taken.
+
+    Attributes:
+        snapshot: None before the graph is deployed.
+        fed: what the feeder says, for the samples.
+        moved: monotonic seconds of the newest commit seen.
+        answered: monotonic seconds at which the newest question was asked that had an answer.
+    """
+
+    def __init__(self, url: str, clock: Clock) -> None:
+        super().__init__(name="watch", daemon=True)
+        self._database = Database(url)
+        self._clock = clock
+        self._stopped = threading.Event()
+        self._owners: dict[int, int] = {}
+        self._bundles = 0
+        self.fed = 0
+        self.snapshot: Snapshot | None = None
+        self.samples: list[Sample] = []
+        self.takeovers: list[Takeover] = []
+        self.moved = self.answered = clock.monotonic()
+
+    def run(self) -> None:
+        """Sample, and again."""
+        while not self._stopped.wait(EVERY_S):
+            self._look()
+        self._database.close()
+
+    def _look(self) -> None:
+        fed, asked = self.fed, self._clock.monotonic()
+        try:
+            found = self._database.snapshot()
+        except StoreUnavailableError:
+            return
+        now = self._clock.monotonic()
+        if found is not None:
+            self._note(found, now)
+            self.samples.append(Sample(now, fed, found.injected))
+            self.snapshot = found
+        self.answered = asked
+
+    def _note(self, found: Snapshot, now: float) -> None:
+        bundles = sum(interval.bundle for interval in found.intervals)
+        if bundles != self._bundles:
+            self._bundles, self.moved = bundles, now
+        for interval in found.intervals:
+            if interval.pid is None:
+                continue
+            before = self._owners.get(interval.interval_id)
+            if before is not None and before != interval.pid:
+                self.takeovers.append(Takeover(now, interval.computation, interval.interval_id, before, interval.pid))
+            self._owners[interval.interval_id] = interval.pid
+
+    def owned_by(self, pid: int) -> list[Interval]:
+        """What a process owns by the newest snapshot."""
+        return [interval for interval in self.snapshot.intervals if interval.pid == pid] if self.snapshot else []
+
+    def recovered(self, since: float, fed: int, lost_pid: int | None) -> bool:
+        """Whether, asked after `since`, all is owned, nothing by the lost process, and what was fed is committed."""
+        found = self.snapshot
+        if found is None or self.answered <= since or found.injected < fed:
+            return False
+        return all(i.finished or (i.live and i.pid is not None and i.pid != lost_pid) for i in found.intervals)
+
+    def stop(self) -> None:
+        """End."""
+        self._stopped.set()
+        self.join()
