@@ -103,7 +103,8 @@ class Graph:
             raise GraphError(f"the inputs of {name!r} have keys of different types")
         if any(keyed.stream.graph is not self for keyed in inputs):
             raise GraphError(f"an input of {name!r} belongs to another graph")
-        node = StageNode(name, tuple(inputs), ComputationLogic(computation), intervals)
+        taken = tuple(each for keyed in inputs for each in keyed.inputs())
+        node = StageNode(name, taken, ComputationLogic(computation), intervals)
         streams = {}
         if isinstance(output, Mapping):
             streams = {
@@ -123,7 +124,7 @@ class Graph:
         found: list[Stream] = []
         for node in self.nodes:
             if isinstance(node, StageNode):
-                found.extend(keyed.stream for keyed in node.inputs if keyed.stream not in found)
+                found.extend(taken.stream for taken in node.inputs if taken.stream not in found)
                 found.extend(stream for stream in node.outputs if stream not in found)
         return found
 

@@ -9,10 +9,11 @@ from millpy.injectors.protocol import Source
 from millpy.injectors.settings import AdvanceWithClock, Dedupe, EventTime, Wait
 from millpy.model.record import RecordType
 from millpy.model.stage import InputSpec, StageLogic
+from millpy.runtime.operators import Chain
 from millpy.windowing.columnar import WindowedLogic
 
 if TYPE_CHECKING:
-    from millpy.graph.streams import KeyedStream, Stream
+    from millpy.graph.streams import Stream
 
 
 @dataclass(slots=True, eq=False)
@@ -31,12 +32,33 @@ class InjectorNode:
         return f"{self.source!r} {self.event_time!r} {self.dedupe!r} {self.idle!r}"
 
 
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One subscription of a stage: what a computation produces, behind operators, by a key.
+
+    Attributes:
+        record_type: of the records behind the operators.
+    """
+
+    stream: Stream
+    operators: Chain
+    record_type: RecordType
+    fields: tuple[str, ...]
+    key_types: tuple[type, ...]
+
+    @property
+    def producer(self) -> InjectorNode | StageNode:
+        """Whose stream it is."""
+        assert self.stream.producer is not None, self.stream
+        return self.stream.producer
+
+
 @dataclass(slots=True, eq=False)
 class StageNode:
     """A computation: its inputs by key, its logic, its output streams."""
 
     name: str
-    inputs: tuple[KeyedStream, ...]
+    inputs: tuple[Input, ...]
     logic: StageLogic
     intervals: int
     outputs: list[Stream] = field(default_factory=list)
@@ -51,11 +73,11 @@ class StageNode:
         """The inputs as the stage sees them."""
         return tuple(
             InputSpec(
-                stream=keyed.stream.name,
-                record_type=keyed.stream.record_type,
-                key_fields=keyed.fields,
-                key_types=keyed.key_types,
-                source_fed=isinstance(keyed.stream.producer, InjectorNode),
+                stream=taken.stream.name,
+                record_type=taken.record_type,
+                key_fields=taken.fields,
+                key_types=taken.key_types,
+                source_fed=isinstance(taken.producer, InjectorNode),
             )
-            for keyed in self.inputs
+            for taken in self.inputs
         )

@@ -48,8 +48,9 @@ def graph_spec(name: str, nodes: Sequence[InjectorNode | StageNode]) -> GraphSpe
             streams.append(StreamSpec(stream.name, node.name, stream.record_type.schema))
             if stream.table is not None:
                 tables.append(_table_spec(node, stream))
-        for index, keyed in enumerate(node.inputs):
-            subscriptions.append(SubscriptionSpec(keyed.stream.name, node.name, index, keyed.fields))
+        for index, taken in enumerate(node.inputs):
+            operators = tuple(operator.meaning() for operator in taken.operators)
+            subscriptions.append(SubscriptionSpec(taken.stream.name, node.name, index, taken.fields, operators))
     return GraphSpec(name, tuple(computations), tuple(streams), tuple(subscriptions), tuple(tables))
 
 
@@ -78,7 +79,7 @@ def _table_spec(node: StageNode, stream: Stream) -> TableSpec:
             kind="windowed",
             computation=node.name,
             stream=stream.name,
-            keys=_columns(node.inputs[0].stream.record_type, keys),
+            keys=_columns(node.inputs[0].record_type, keys),
             values=_columns(stream.record_type, node.logic.columns()),
             allowed_lateness_us=node.allowed_lateness_us,
         )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,10 +13,11 @@ import msgspec
 from millpy.computation import Computation
 from millpy.errors import GraphError
 from millpy.graph.names import RESERVED_COLUMNS, checked_name
-from millpy.graph.nodes import InjectorNode, StageNode
+from millpy.graph.nodes import InjectorNode, Input, StageNode
 from millpy.limits import KEY_INTERVALS_DEFAULT
 from millpy.model.record import RecordType, column_name
 from millpy.model.time import microseconds
+from millpy.runtime.operators import Chain, Filter, FlatMap, Map, Operator, Split
 from millpy.windowing.aggregate import Aggregate
 from millpy.windowing.columnar import WindowedLogic
 from millpy.windowing.window import FixedWindows
@@ -24,20 +26,126 @@ if TYPE_CHECKING:
     from millpy.graph.graph import Graph
 
 
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What a computation produces, and the operators behind it."""
+
+    stream: Stream
+    operators: Chain
+
+
 @dataclass(slots=True, eq=False)
 class Stream:
-    """A named, typed flow of records. Made by `Graph.inject`, `process` and `aggregate`."""
+    """A typed flow of records: what an injector or computation produces, or operators make of it.
+
+    Made by `Graph.inject`, `process` and `aggregate`; and by `map`, `filter`, `flat_map`, `split` and `union`, which have
+    no producer of their own: they run in that of the stream that they start from, for each consumer.
+
+    Attributes:
+        routes: where its records come from: itself, or other streams behind operators.
+    """
 
     graph: Graph
-    producer: InjectorNode | StageNode
+    producer: InjectorNode | StageNode | None
     record_type: RecordType
     own_name: str = ""
     table: str | None = None
+    routes: tuple[Route, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.routes = self.routes or (Route(self, ()),)
 
     @property
     def name(self) -> str:
-        """Its own name, or its producer's."""
+        """Its own name, or its producer's; without a producer, what it is made of."""
+        if self.producer is None:
+            return " + ".join(".".join([r.stream.name, *map(repr, r.operators)]) for r in self.routes)
         return self.own_name or self.producer.name
+
+    def map(
+        self,
+        function: Callable[[Any], Any],
+        output: type[msgspec.Struct] | None = None,
+        *,
+        columns: bool = False,
+        event_time: str | None = None,
+    ) -> Stream:
+        """Make one record of each.
+
+        Args:
+            function: from a record to a record; with `columns`, from a `pyarrow.RecordBatch` to one with as many rows
+                (or a dict of columns). It depends on nothing but the record, and may be called again.
+            output: the type of the new records; without it, they are of the old one.
+            columns: whether the function takes whole columns.
+            event_time: a datetime field of the new record that is its event time, by default that of the old one.
+                An earlier one is refused: the watermark may have passed it.
+        """
+        made = RecordType(output) if output is not None else self.record_type
+        if event_time is not None and made.field_type(event_time) is not datetime:
+            raise GraphError(f"event time {event_time!r} of a map is not a datetime", hint="leave event_time= out")
+        _check_function(function, "map")
+        return self._through(Map(function, self.record_type, made, columns=columns, event_time=event_time))
+
+    def filter(self, function: Callable[[Any], Any], *, columns: bool = False) -> Stream:
+        """Keep the records for which the function is true.
+
+        Args:
+            function: from a record to a truth value; with `columns`, from a `pyarrow.RecordBatch` to a boolean column
+                (null is false). It depends on nothing but the record, and may be called again.
+            columns: whether the function takes whole columns.
+        """
+        _check_function(function, "filter")
+        return self._through(Filter(function, self.record_type, columns=columns))
+
+    def flat_map(
+        self,
+        function: Callable[[Any], Any],
+        output: type[msgspec.Struct] | None = None,
+        *,
+        columns: bool = False,
+        event_time: str | None = None,
+    ) -> Stream:
+        """Make any number of records of each, in order.
+
+        Args:
+            function: from a record to an iterable of records; with `columns`, from a `pyarrow.RecordBatch` to
+                (columns, for each of their rows the row that it is made of, rising).
+            output, columns, event_time: as for `map`.
+        """
+        made = RecordType(output) if output is not None else self.record_type
+        if event_time is not None and made.field_type(event_time) is not datetime:
+            raise GraphError(f"event time {event_time!r} of a flat_map is not a datetime", hint="leave event_time= out")
+        _check_function(function, "flat_map")
+        return self._through(FlatMap(function, self.record_type, made, columns=columns, event_time=event_time))
+
+    def split(self, function: Callable[[Any], Any], into: Sequence[str], *, columns: bool = False) -> dict[str, Stream]:
+        """Send each record to one of several streams.
+
+        Args:
+            function: from a record to the name of its stream, or None for none of them; with `columns`, from a
+                `pyarrow.RecordBatch` to a column of names.
+            into: the names. A record with another one is set aside.
+            columns: whether the function takes whole columns.
+
+        Returns:
+            The streams by name.
+        """
+        if not into or len(set(into)) < len(into):
+            raise GraphError(f"split into {list(into)}: names are wanted, each once")
+        _check_function(function, "split")
+        split = Split(function, self.record_type, into, columns=columns)
+        return {name: self._through(split, split.branch(name)) for name in into}
+
+    def union(self, *others: Stream) -> Stream:
+        """The records of several streams of one type; each keeps the order of its own."""
+        streams = (self, *others)
+        if any(stream.graph is not self.graph for stream in others):
+            raise GraphError(f"a union of {self.name!r} with a stream of another graph")
+        if len({stream.record_type.struct for stream in streams}) > 1:
+            names = ", ".join(stream.record_type.struct.__name__ for stream in streams)
+            raise GraphError(f"a union of streams of different types: {names}", hint="map them to one type first")
+        routes = tuple(route for stream in streams for route in stream.routes)
+        return Stream(self.graph, None, self.record_type, routes=routes)
 
     def key_by(self, *fields: str) -> KeyedStream:
         """Group the records by one field (the key is its value) or several (the key is a tuple).
@@ -57,6 +165,11 @@ class Stream:
         Windowed streams: newest pane per (key, window). Computation outputs: one row a record.
         """
         checked_name(name, "table")
+        if self.producer is None:
+            raise GraphError(
+                f"stream {self.name!r} has no computation of its own that could write a table",
+                hint="aggregate or process it, and write that to a table",
+            )
         if isinstance(self.producer, InjectorNode):
             raise GraphError(
                 f"stream {self.name!r} comes straight from a source",
@@ -69,6 +182,10 @@ class Stream:
             self.producer.name = name
         return self
 
+    def _through(self, *operators: Operator) -> Stream:
+        routes = tuple(Route(route.stream, (*route.operators, *operators)) for route in self.routes)
+        return Stream(self.graph, None, operators[-1].output, routes=routes)
+
 
 @dataclass(frozen=True, slots=True)
 class KeyedStream:
@@ -77,6 +194,13 @@ class KeyedStream:
     stream: Stream
     fields: tuple[str, ...]
     key_types: tuple[type, ...]
+
+    def inputs(self) -> tuple[Input, ...]:
+        """The subscriptions that it takes: one a route."""
+        return tuple(
+            Input(route.stream, route.operators, self.stream.record_type, self.fields, self.key_types)
+            for route in self.stream.routes
+        )
 
     def process(
         self,
@@ -137,9 +261,16 @@ class WindowedStream:
                 raise GraphError(f"column {name!r} is taken", hint="give the aggregate another name")
         output = logic.output_type(keyed.stream.record_type, keyed.fields)
         node = StageNode(
-            self.name, (keyed,), logic, self.intervals, allowed_lateness_us=microseconds(self.allowed_lateness)
+            self.name, keyed.inputs(), logic, self.intervals, allowed_lateness_us=microseconds(self.allowed_lateness)
         )
         stream = Stream(keyed.stream.graph, node, output)
         node.outputs.append(stream)
         keyed.stream.graph.add(node)
         return stream
+
+
+def _check_function(function: Callable[[Any], Any], what: str) -> None:
+    if not callable(function):
+        raise GraphError(f"{what} needs a function, not {function!r}")
+    if inspect.iscoroutinefunction(function):
+        raise GraphError(f"{what} cannot wait for {function.__qualname__}", hint="a Computation may be async def")

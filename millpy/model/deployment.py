@@ -86,12 +86,16 @@ class StreamSpec:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionSpec:
-    """A stream as one computation consumes it, by its key. `input` is its index among the consumer's inputs."""
+    """A stream as one computation consumes it, by its key. `input` is its index among the consumer's inputs.
+
+    `operators`: what its records go through on the way, in words.
+    """
 
     stream: str
     consumer: str
     input: int
     key_fields: tuple[str, ...]
+    operators: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +124,10 @@ class GraphSpec:
                 s.name: {"producer": s.producer, "schema": [f"{f.name}: {f.type}" for f in s.schema]}
                 for s in self.streams
             },
-            "subscriptions": [[s.stream, s.consumer, s.input, list(s.key_fields)] for s in self.subscriptions],
+            "subscriptions": [
+                [s.stream, s.consumer, s.input, list(s.key_fields), *([list(s.operators)] if s.operators else [])]
+                for s in self.subscriptions
+            ],
             "tables": {
                 t.name: [t.kind, t.stream, *(f"{c.name} {c.sql_type}" for c in t.columns())] for t in self.tables
             },

@@ -13,6 +13,7 @@ from millpy.limits import Limits
 from millpy.model.deployment import DeployedInterval, Deployment
 from millpy.model.record import RecordType
 from millpy.model.stage import Binding, Stage
+from millpy.runtime.operators import Chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,8 @@ class Outlet:
     """One subscription as its producer sees it.
 
     Attributes:
+        operators: what productions go through before they are cut by key.
+        record_type: of the records behind the operators.
         consumer_ids: interval ids of the consuming computation, by index.
         los: int64, lower bound of each of those intervals, ascending from 0.
     """
@@ -28,6 +31,7 @@ class Outlet:
     stream: str
     consumer: str
     input: int
+    operators: Chain
     key_fields: tuple[str, ...]
     record_type: RecordType
     consumer_ids: tuple[int, ...]
@@ -107,26 +111,27 @@ def _outlets(consumer: StageNode, deployment: Deployment) -> list[Outlet]:
     los = np.array([interval.keys.lo for interval in intervals if interval.keys is not None], np.int64)
     return [
         Outlet(
-            subscription_id=deployment.subscription_ids[(keyed.stream.name, consumer.name, index)],
-            stream=keyed.stream.name,
+            subscription_id=deployment.subscription_ids[(taken.stream.name, consumer.name, index)],
+            stream=taken.stream.name,
             consumer=consumer.name,
             input=index,
-            key_fields=keyed.fields,
-            record_type=keyed.stream.record_type,
+            operators=taken.operators,
+            key_fields=taken.fields,
+            record_type=taken.record_type,
             consumer_ids=tuple(interval.interval_id for interval in intervals),
             los=los,
         )
-        for index, keyed in enumerate(consumer.inputs)
+        for index, taken in enumerate(consumer.inputs)
     ]
 
 
 def _inlets(node: StageNode, deployment: Deployment) -> tuple[dict[int, Inlet], dict[int, tuple[int, ...]]]:
     inlets: dict[int, Inlet] = {}
     producers: dict[int, tuple[int, ...]] = {}
-    for index, keyed in enumerate(node.inputs):
-        subscription_id = deployment.subscription_ids[(keyed.stream.name, node.name, index)]
-        inlets[subscription_id] = Inlet(subscription_id, index, keyed.fields, keyed.stream.record_type)
-        for interval in deployment.of(keyed.stream.producer.name):
+    for index, taken in enumerate(node.inputs):
+        subscription_id = deployment.subscription_ids[(taken.stream.name, node.name, index)]
+        inlets[subscription_id] = Inlet(subscription_id, index, taken.fields, taken.record_type)
+        for interval in deployment.of(taken.producer.name):
             known = producers.get(interval.interval_id, ())
             producers[interval.interval_id] = (*known, subscription_id)
     return inlets, producers

@@ -1,0 +1,112 @@
+"""Admission: whether what a user's function made can be carried by a stream, as objects and as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpy.errors import RefusedValueError
+from millpy.injectors.instants import DATETIME_HI, DATETIME_LO
+from millpy.model.delta import encode_value
+from millpy.model.record import ARROW_TYPES, RecordType, without_none
+
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+
+class Admission:
+    """Checks records of one type.
+
+    Args:
+        what: whose records they are, for messages: "stream 'alerts' carries".
+    """
+
+    def __init__(self, record_type: RecordType, what: str) -> None:
+        self._type = record_type
+        self._struct = record_type.struct
+        self._what = what
+        self._decode = msgspec.json.Decoder(record_type.struct).decode
+        self._by_column = all(
+            (kind := without_none(record_type.annotations[name])[0]) in ARROW_TYPES and kind in _UNFIT
+            for name in record_type.fields
+        )
+
+    def admitted(self, record: Any) -> Any:
+        """The record as it will be carried: every value can be stored, and it is no longer shared with the caller.
+
+        Raises:
+            RefusedValueError: of another type, or a value that cannot be stored.
+        """
+        if not isinstance(record, self._struct):
+            raise RefusedValueError(f"{self._what} {self._struct.__name__}, not {type(record).__name__}")
+        try:
+            copied = self._decode(encode_value(record))
+        except (msgspec.DecodeError, ValueError) as error:
+            raise RefusedValueError(f"not a {self._struct.__name__}: {error}") from error
+        for name in self._struct.__struct_fields__:
+            _refuse_unfit(getattr(copied, name))
+        return copied
+
+    def refused(self, batch: pa.RecordBatch) -> dict[int, RefusedValueError]:
+        """Rows of a batch of the type's schema that cannot be carried."""
+        found: dict[int, RefusedValueError] = {}
+        if not self._by_column:
+            for row, values in enumerate(batch.to_pylist(maps_as_pydicts="strict")):
+                try:
+                    self.admitted(msgspec.convert(values, self._struct))
+                except (msgspec.ValidationError, RefusedValueError) as error:
+                    found[row] = RefusedValueError(str(error))
+            return found
+        for name in self._type.fields:
+            column = batch.column(name)
+            detail, unfit = _UNFIT[without_none(self._type.annotations[name])[0]]
+            self._add(found, unfit(column), f"{name}: {detail}")
+            if column.null_count and not self._type.is_nullable(name):
+                self._add(found, column.is_null(), f"{name} may not be None")
+        return found
+
+    @staticmethod
+    def _add(found: dict[int, RefusedValueError], mask: pa.Array | None, detail: str) -> None:
+        if mask is not None:
+            for row in np.flatnonzero(pc.fill_null(mask, False).to_numpy(zero_copy_only=False)).tolist():
+                found.setdefault(row, RefusedValueError(detail))
+
+
+def _out_of_years(column: pa.Array) -> pa.Array:
+    instants = column.cast(pa.int64())
+    return pc.or_(pc.less(instants, DATETIME_LO), pc.greater(instants, DATETIME_HI))
+
+
+_UNFIT: dict[Any, tuple[str, Callable[[pa.Array], pa.Array | None]]] = {
+    str: ("NUL in text", lambda column: pc.match_substring(column, "\0")),
+    float: ("not a number that can be stored", lambda column: pc.invert(pc.is_finite(column))),
+    datetime: ("outside of the years 1 to 9999", _out_of_years),
+    int: ("", lambda column: None),
+    bool: ("", lambda column: None),
+    bytes: ("", lambda column: None),
+}
+"""Type of a field -> what a column of it may not hold."""
+
+
+def _refuse_unfit(value: Any) -> None:
+    """Refuse what a column cannot hold: whole numbers beyond 64 bits, datetimes that name no instant."""
+    if isinstance(value, int):
+        if not INT64_MIN <= value <= INT64_MAX:
+            raise RefusedValueError(f"{value} does not fit in 64 bits")
+    elif isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise RefusedValueError(f"naive datetime {value!r} names no instant", hint="give it a time zone")
+    elif isinstance(value, list):
+        for part in value:
+            _refuse_unfit(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            _refuse_unfit(part)
+    elif isinstance(value, msgspec.Struct):
+        for name in value.__struct_fields__:
+            _refuse_unfit(getattr(value, name))

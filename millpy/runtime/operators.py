@@ -1,0 +1,439 @@
+"""Operators: map, filter, flat_map and split, run by a stream's producer on the way to each consumer.
+
+They have no state, no key and no commit of their own: an operator is a function of one record, so it is applied to
+productions before they are cut by key, in the turn and the checkpoint of their producer. What several consumers share
+(a common beginning of their chains) runs once. A row keeps the watermark before it, so a stage behind operators is
+judged as if the source had sent what they let through (I9).
+
+A function is given a record (or, with `columns=True`, a whole `pyarrow.RecordBatch`) and must depend on nothing else:
+it may be called again for the same record, in any thread. A record for which it raises is tried
+`Limits.record_attempts_max` times; then it is set aside with the traceback, once for each consumer, and the others go
+on. A function over columns that raises is called with ever smaller pieces until the record is found. One that does not
+return columns of the right length and type is a mistake in the program and stops the worker (SchemaError).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpy.errors import RefusedValueError, SchemaError, TimerError
+from millpy.model.record import Records, RecordType, column_of, concat, getter
+from millpy.model.time import Instant, describe, instant
+from millpy.runtime.admission import Admission
+
+Rows = npt.NDArray[np.int64]
+Function = Callable[[Any], Any]
+Failures = list[tuple[int, Exception]]
+
+
+@dataclass(slots=True)
+class Passed:
+    """What has come through the operators so far.
+
+    Attributes:
+        records: what is left, in order.
+        rows: which row of the producer's records each of them comes from; None for one by one.
+        failures: (row of the producer's records, error) of what was set aside.
+        labels: behind a split, the index of each record's branch; -1 for none.
+    """
+
+    records: Records
+    rows: Rows | None = None
+    failures: Failures = field(default_factory=list)
+    labels: Rows | None = None
+
+
+@dataclass(slots=True)
+class Part:
+    """What a function made of some records: `parents` says of which row each is."""
+
+    records: Records
+    parents: Rows
+    labels: Rows | None = None
+
+
+class Operator:
+    """One function on the way.
+
+    Attributes:
+        output: the type of what it lets through.
+    """
+
+    word: ClassVar[str]
+
+    def __init__(self, function: Function, input: RecordType, output: RecordType, *, columns: bool) -> None:
+        self.function = function
+        self.output = output
+        self._columns = columns
+        # A function may change its record in place, and other consumers see the same object.
+        nests = any(pa.types.is_nested(column.type) for column in input.schema)
+        self._clone = copy.deepcopy if nests else copy.copy
+
+    def __repr__(self) -> str:
+        return f"{self.word}({getattr(self.function, '__qualname__', repr(self.function))})"
+
+    def meaning(self) -> str:
+        """What a change of the graph shows as text: what it does, and the columns that it makes."""
+        return f"{self!r}: {', '.join(f'{f.name} {f.type}' for f in self.output.schema)}"
+
+    def apply(self, before: Passed, attempts_max: int) -> Passed:
+        """Let records through; what the function does not survive becomes a failure."""
+        parts: list[Part] = []
+        failures: Failures = []
+        if self._columns:
+            self._take_columns(before.records, 0, attempts_max, parts, failures)
+        else:
+            parts.append(self._take_objects(before.records, attempts_max, failures))
+        rows = np.concatenate([part.parents for part in parts]) if parts else np.empty(0, np.int64)
+        labels = [part.labels for part in parts if part.labels is not None]
+        failures.sort(key=lambda failure: failure[0])
+        if before.rows is not None:
+            rows = before.rows[rows]
+            failures = [(int(before.rows[row]), error) for row, error in failures]
+        return Passed(
+            concat([part.records for part in parts]) if parts else Records.none(self.output),
+            rows,
+            [*before.failures, *failures],
+            np.concatenate(labels) if labels else None,
+        )
+
+    def _take_objects(self, records: Records, attempts_max: int, failures: Failures) -> Part:
+        """Call for each record."""
+        one, clone = self._one, self._clone
+        values: list[Any] = []
+        rows: list[int] = []
+        for row, (record, at) in enumerate(zip(records.objects(), records.event_times.tolist(), strict=True)):
+            for attempt in range(1, attempts_max + 1):
+                try:
+                    values.append(one(clone(record), at))
+                    rows.append(row)
+                    break
+                except Exception as error:  # user code: set aside, see the module
+                    if attempt == attempts_max:
+                        failures.append((row, error))
+        return self._gathered(records, values, rows)
+
+    def _take_columns(
+        self, records: Records, start: int, attempts_max: int, parts: list[Part], failures: Failures
+    ) -> None:
+        """Call for all at once; when that raises, for halves, down to the record at fault."""
+        for attempt in range(1, (1 if len(records) > 1 else attempts_max) + 1):
+            try:
+                part, refused = self._many(records)
+            except SchemaError:
+                raise
+            except Exception as error:  # user code: set aside, see the module
+                if len(records) == 1 and attempt == attempts_max:
+                    failures.append((start, error))
+                continue
+            part.parents = part.parents + start
+            parts.append(part)
+            failures.extend((row + start, error) for row, error in refused.items())
+            return
+        if len(records) > 1:
+            middle = len(records) // 2
+            self._take_columns(records.slice(0, middle), start, attempts_max, parts, failures)
+            self._take_columns(records.slice(middle, len(records)), start + middle, attempts_max, parts, failures)
+
+    def _one(self, record: Any, at: Instant) -> Any:
+        """What becomes of one record."""
+        raise NotImplementedError
+
+    def _gathered(self, records: Records, values: list[Any], rows: list[int]) -> Part:
+        """The answers of `_one` for those rows, joined."""
+        raise NotImplementedError
+
+    def _many(self, records: Records) -> tuple[Part, Mapping[int, Exception]]:
+        """What becomes of many records, and rows of which nothing does."""
+        raise NotImplementedError
+
+    def _answer(self, answer: Any, count: int, *kinds: str) -> pa.Array:
+        """One value a record, as a column of one of these kinds."""
+        if isinstance(answer, pa.ChunkedArray):
+            answer = answer.combine_chunks()
+        if not isinstance(answer, pa.Array):
+            answer = pa.array(answer)
+        if str(answer.type) not in (*kinds, "null"):
+            raise SchemaError(f"{self!r} returned {answer.type}", hint=f"a column of {kinds[0]} is wanted")
+        if len(answer) != count:
+            raise SchemaError(f"{self!r} returned {len(answer)} values for {count} records")
+        return answer
+
+
+class Filter(Operator):
+    """Lets those records through for which the function is true."""
+
+    word = "filter"
+
+    def __init__(self, function: Function, input: RecordType, *, columns: bool) -> None:
+        super().__init__(function, input, input, columns=columns)
+
+    def _one(self, record: Any, at: Instant) -> Any:
+        return bool(self.function(record))
+
+    def _gathered(self, records: Records, values: list[Any], rows: list[int]) -> Part:
+        return self._kept(records, np.array([row for row, keep in zip(rows, values, strict=True) if keep], np.int64))
+
+    def _many(self, records: Records) -> tuple[Part, Mapping[int, Exception]]:
+        mask = self._answer(self.function(records.batch()), len(records), "bool")
+        rows = np.flatnonzero(pc.fill_null(mask.cast(pa.bool_()), False).to_numpy(zero_copy_only=False))
+        return self._kept(records, rows), {}
+
+    @staticmethod
+    def _kept(records: Records, rows: Rows) -> Part:
+        return Part(records if len(rows) == len(records) else records.take(rows), rows)
+
+
+class Map(Operator):
+    """Makes one record of each.
+
+    `event_time`: a field of the new record that is its event time; not before that of the record it is made of.
+    """
+
+    word = "map"
+
+    def __init__(
+        self, function: Function, input: RecordType, output: RecordType, *, columns: bool, event_time: str | None
+    ) -> None:
+        super().__init__(function, input, output, columns=columns)
+        self._event_time = event_time
+        self._read = getter(event_time) if event_time is not None else None
+        self._admission = Admission(output, f"{self!r} makes")
+
+    def meaning(self) -> str:
+        """The same, with its event time."""
+        return super().meaning() + (f" at {self._event_time}" if self._event_time is not None else "")
+
+    def _one(self, record: Any, at: Instant) -> Any:
+        return self._admitted(self.function(record), at)
+
+    def _admitted(self, record: Any, at: Instant) -> tuple[Any, Instant]:
+        admitted = self._admission.admitted(record)
+        if self._read is not None:
+            named = self._read(admitted)
+            if named is None:
+                raise RefusedValueError(f"{self!r}: {self._event_time} names no time")
+            at = self._checked(instant(named), at)
+        return admitted, at
+
+    def _checked(self, named: Instant, at: Instant) -> Instant:
+        if named < at:
+            raise TimerError(
+                f"{self!r}: a record at {describe(named)} is older than what it is made of, at {describe(at)}",
+                hint="the watermark may have passed it; name a later time",
+            )
+        return named
+
+    def _gathered(self, records: Records, values: list[Any], rows: list[int]) -> Part:
+        return self._made(records, values, np.array(rows, np.int64))
+
+    def _made(self, records: Records, values: Sequence[tuple[Any, Instant]], parents: Rows) -> Part:
+        return Part(
+            Records(
+                self.output,
+                np.array([at for _, at in values], np.int64),
+                watermarks=None if records.watermarks is None else records.watermarks[parents],
+                objects=[record for record, _ in values],
+            ),
+            parents,
+        )
+
+    def _many(self, records: Records) -> tuple[Part, Mapping[int, Exception]]:
+        return self._taken(records, self.function(records.batch()), np.arange(len(records)))
+
+    def _taken(self, records: Records, answer: Any, parents: Rows) -> tuple[Part, Mapping[int, Exception]]:
+        """Columns that the function made, without the rows that cannot be carried."""
+        batch = self._batch(answer, len(parents))
+        refused: dict[int, Exception] = dict(self._admission.refused(batch))
+        times = records.event_times[parents]
+        if self._event_time is not None:
+            column = column_of(batch, self._event_time)
+            named = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+            known = column.is_valid().to_numpy(zero_copy_only=False)
+            for row in np.flatnonzero(~known | (named < times)).tolist():
+                try:
+                    self._admitted(self.output.objects_of(batch.slice(row, 1))[0], Instant(int(times[row])))
+                except (RefusedValueError, TimerError) as error:
+                    refused.setdefault(row, error)
+            times = named
+        by_parent = {int(parents[row]): error for row, error in refused.items()}
+        made = Records(
+            self.output,
+            times,
+            watermarks=None if records.watermarks is None else records.watermarks[parents],
+            batch=batch,
+        )
+        if by_parent:  # with one of a record's, all of them go
+            rows = np.flatnonzero(~np.isin(parents, list(by_parent)))
+            made, parents = made.take(rows), parents[rows]
+        return Part(made, parents), by_parent
+
+    def _batch(self, answer: Any, count: int) -> pa.RecordBatch:
+        """What the function returned as a batch of the output's schema."""
+        if isinstance(answer, pa.Table | pa.RecordBatch):
+            answer = {name: answer.column(name) for name in answer.schema.names}
+        if not isinstance(answer, Mapping):
+            raise SchemaError(
+                f"{self!r} returned {type(answer).__name__}", hint="a RecordBatch, or a dict of columns, is wanted"
+            )
+        fields = self.output.fields
+        if set(answer) != set(fields):
+            raise SchemaError(
+                f"{self!r} returned the columns {', '.join(map(str, answer))}", hint=f"{', '.join(fields)} are wanted"
+            )
+        columns = [self._column(field, answer[field.name]) for field in self.output.schema]
+        if any(len(column) != count for column in columns):
+            raise SchemaError(f"{self!r} returned {[len(c) for c in columns]} values for {count} records")
+        return pa.RecordBatch.from_arrays(columns, schema=self.output.schema)
+
+    def _column(self, field: pa.Field, values: Any) -> pa.Array:
+        if isinstance(values, pa.ChunkedArray):
+            values = values.combine_chunks()
+        if not isinstance(values, pa.Array):
+            values = pa.array(values)
+        if values.type == field.type:
+            return values
+        naive = pa.types.is_timestamp(values.type) and values.type.tz is None
+        try:
+            if naive or pa.types.is_string(field.type) or pa.types.is_string(values.type):
+                raise pa.ArrowNotImplementedError
+            return values.cast(field.type)
+        except pa.ArrowNotImplementedError as error:
+            raise SchemaError(
+                f"{self!r} returned {values.type} for {field.name!r}", hint=f"{field.type} is wanted"
+            ) from error
+
+
+class FlatMap(Map):
+    """Makes any number of records of each."""
+
+    word = "flat_map"
+
+    def _one(self, record: Any, at: Instant) -> Any:
+        return [self._admitted(made, at) for made in self.function(record)]
+
+    def _gathered(self, records: Records, values: list[Any], rows: list[int]) -> Part:
+        parents = np.repeat(np.array(rows, np.int64), [len(made) for made in values])
+        return self._made(records, [pair for made in values for pair in made], parents)
+
+    def _many(self, records: Records) -> tuple[Part, Mapping[int, Exception]]:
+        answer = self.function(records.batch())
+        if not (isinstance(answer, tuple) and len(answer) == 2):
+            raise SchemaError(
+                f"{self!r} returned {type(answer).__name__}",
+                hint="(columns, for each of their rows the row that it is made of) is wanted",
+            )
+        columns, rows = answer
+        parents = np.asarray(rows)
+        if parents.dtype.kind not in "iu" and len(parents):
+            raise SchemaError(f"{self!r} returned rows of {parents.dtype}", hint="whole numbers are wanted")
+        parents = parents.astype(np.int64)
+        if len(parents) and (parents[0] < 0 or parents[-1] >= len(records) or (np.diff(parents) < 0).any()):
+            raise SchemaError(
+                f"{self!r} returned rows that are out of order or not among the {len(records)}",
+                hint="rows are counted from 0 and rise",
+            )
+        return self._taken(records, columns, parents)
+
+
+class Split(Operator):
+    """Says to which branch each record goes: its name, or None for nowhere."""
+
+    word = "split"
+
+    def __init__(self, function: Function, input: RecordType, into: Sequence[str], *, columns: bool) -> None:
+        super().__init__(function, input, input, columns=columns)
+        self._branches = {name: place for place, name in enumerate(into)}
+
+    def branch(self, name: str) -> Operator:
+        """The operator behind this one that lets one branch through."""
+        return Branch(self.output, name, self._branches[name])
+
+    def _place(self, name: Any) -> int:
+        if name is None:
+            return -1
+        place = self._branches.get(name)
+        if place is None:
+            raise RefusedValueError(f"{self!r} has no branch {name!r}, only {', '.join(self._branches)}")
+        return place
+
+    def _one(self, record: Any, at: Instant) -> Any:
+        return self._place(self.function(record))
+
+    def _gathered(self, records: Records, values: list[Any], rows: list[int]) -> Part:
+        places = np.array(rows, np.int64)
+        return Part(records if len(rows) == len(records) else records.take(places), places, np.array(values, np.int64))
+
+    def _many(self, records: Records) -> tuple[Part, Mapping[int, Exception]]:
+        names = self._answer(self.function(records.batch()), len(records), "string", "large_string")
+        encoded = names.cast(pa.string()).dictionary_encode()
+        places = np.full(len(encoded.dictionary) + 1, -1, np.int64)
+        unknown: dict[int, Exception] = {}
+        for code, name in enumerate(encoded.dictionary.to_pylist()):
+            try:
+                places[code] = self._place(name)
+            except RefusedValueError as error:
+                unknown[code] = error
+        codes = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy(zero_copy_only=False).astype(np.int64)
+        rows = np.flatnonzero(~np.isin(codes, list(unknown)))
+        refused = {int(row): unknown[int(codes[row])] for row in np.flatnonzero(np.isin(codes, list(unknown)))}
+        return Part(records.take(rows) if unknown else records, rows, places[codes[rows]]), refused
+
+
+class Branch(Operator):
+    """Lets one branch of the split before it through."""
+
+    word = "branch"
+
+    def __init__(self, output: RecordType, name: str, place: int) -> None:
+        super().__init__(lambda record: record, output, output, columns=True)
+        self.name = name
+        self._place = place
+
+    def __repr__(self) -> str:
+        return f"branch({self.name!r})"
+
+    def apply(self, before: Passed, attempts_max: int) -> Passed:
+        """Let the branch's records through."""
+        assert before.labels is not None, "a branch is behind its split"
+        rows = np.flatnonzero(before.labels == self._place)
+        parents = rows if before.rows is None else before.rows[rows]
+        return Passed(before.records.take(rows), parents, before.failures)
+
+
+Chain = tuple[Operator, ...]
+
+
+class Chains:
+    """The productions of one bundle behind their chains of operators; what chains share runs once."""
+
+    def __init__(self, productions: Mapping[str, Records], attempts_max: int) -> None:
+        self._productions = productions
+        self._attempts_max = attempts_max
+        self._known: dict[tuple[str, Chain], Passed] = {}
+
+    def behind(self, stream: str, chain: Chain) -> Passed | None:
+        """What a chain makes of a stream's productions; None when there were none."""
+        records = self._productions.get(stream)
+        if records is None or not len(records):
+            return None
+        passed = Passed(records)
+        for end, operator in enumerate(chain, 1):
+            known = self._known.get((stream, chain[:end]))
+            if known is None:
+                if len(passed.records):
+                    known = operator.apply(passed, self._attempts_max)
+                else:
+                    nothing = np.empty(0, np.int64)
+                    known = Passed(Records.none(operator.output), nothing, passed.failures, nothing)
+                self._known[(stream, chain[:end])] = known
+            passed = known
+        return passed
