@@ -17,7 +17,8 @@ from millpy.graph.nodes import InjectorNode, Input, StageNode
 from millpy.limits import KEY_INTERVALS_DEFAULT
 from millpy.model.record import RecordType, column_name
 from millpy.model.time import microseconds
-from millpy.runtime.operators import Chain, Filter, FlatMap, Map, Operator, Split
+from millpy.runtime.mapping import FlatMap, Map
+from millpy.runtime.operators import Chain, Filter, Operator, Split
 from millpy.windowing.aggregate import Aggregate
 from millpy.windowing.columnar import WindowedLogic
 from millpy.windowing.window import FixedWindows
@@ -38,8 +39,8 @@ class Route:
 class Stream:
     """A typed flow of records: what an injector or computation produces, or operators make of it.
 
-    Made by `Graph.inject`, `process` and `aggregate`; and by `map`, `filter`, `flat_map`, `split` and `union`, which have
-    no producer of their own: they run in that of the stream that they start from, for each consumer.
+    Made by `Graph.inject`, `process` and `aggregate`; and by `map`, `filter`, `flat_map`, `split` and `union`, which
+    have no producer of their own: they run in that of the stream that they start from, for each consumer.
 
     Attributes:
         routes: where its records come from: itself, or other streams behind operators.
@@ -110,7 +111,9 @@ class Stream:
         Args:
             function: from a record to an iterable of records; with `columns`, from a `pyarrow.RecordBatch` to
                 (columns, for each of their rows the row that it is made of, rising).
-            output, columns, event_time: as for `map`.
+            output: as for `map`.
+            columns: whether the function takes whole columns.
+            event_time: as for `map`.
         """
         made = RecordType(output) if output is not None else self.record_type
         if event_time is not None and made.field_type(event_time) is not datetime:

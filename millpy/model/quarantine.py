@@ -50,7 +50,7 @@ def dead_letter_of(
     stream: str,
     computation: str,
     event_time: int | None,
-    key: bytes,
+    key: bytes | None,
 ) -> DeadLetter:
     """What user code did not survive: "refused" for a value that cannot be stored, else "user_error"."""
     trace = "".join(traceback.format_exception(error))

@@ -24,10 +24,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpy.errors import RefusedValueError, SchemaError, TimerError
-from millpy.model.record import Records, RecordType, column_of, concat, getter
-from millpy.model.time import Instant, describe, instant
-from millpy.runtime.admission import Admission
+from millpy.errors import RefusedValueError, SchemaError
+from millpy.model.record import Records, RecordType, concat
+from millpy.model.time import Instant
 
 Rows = npt.NDArray[np.int64]
 Function = Callable[[Any], Any]
@@ -78,7 +77,7 @@ class Operator:
         self._clone = copy.deepcopy if nests else copy.copy
 
     def __repr__(self) -> str:
-        return f"{self.word}({getattr(self.function, '__qualname__', repr(self.function))})"
+        return f"{self.word}({getattr(self.function, '__name__', repr(self.function))})"
 
     def meaning(self) -> str:
         """What a change of the graph shows as text: what it does, and the columns that it makes."""
@@ -190,158 +189,6 @@ class Filter(Operator):
     @staticmethod
     def _kept(records: Records, rows: Rows) -> Part:
         return Part(records if len(rows) == len(records) else records.take(rows), rows)
-
-
-class Map(Operator):
-    """Makes one record of each.
-
-    `event_time`: a field of the new record that is its event time; not before that of the record it is made of.
-    """
-
-    word = "map"
-
-    def __init__(
-        self, function: Function, input: RecordType, output: RecordType, *, columns: bool, event_time: str | None
-    ) -> None:
-        super().__init__(function, input, output, columns=columns)
-        self._event_time = event_time
-        self._read = getter(event_time) if event_time is not None else None
-        self._admission = Admission(output, f"{self!r} makes")
-
-    def meaning(self) -> str:
-        """The same, with its event time."""
-        return super().meaning() + (f" at {self._event_time}" if self._event_time is not None else "")
-
-    def _one(self, record: Any, at: Instant) -> Any:
-        return self._admitted(self.function(record), at)
-
-    def _admitted(self, record: Any, at: Instant) -> tuple[Any, Instant]:
-        admitted = self._admission.admitted(record)
-        if self._read is not None:
-            named = self._read(admitted)
-            if named is None:
-                raise RefusedValueError(f"{self!r}: {self._event_time} names no time")
-            at = self._checked(instant(named), at)
-        return admitted, at
-
-    def _checked(self, named: Instant, at: Instant) -> Instant:
-        if named < at:
-            raise TimerError(
-                f"{self!r}: a record at {describe(named)} is older than what it is made of, at {describe(at)}",
-                hint="the watermark may have passed it; name a later time",
-            )
-        return named
-
-    def _gathered(self, records: Records, values: list[Any], rows: list[int]) -> Part:
-        return self._made(records, values, np.array(rows, np.int64))
-
-    def _made(self, records: Records, values: Sequence[tuple[Any, Instant]], parents: Rows) -> Part:
-        return Part(
-            Records(
-                self.output,
-                np.array([at for _, at in values], np.int64),
-                watermarks=None if records.watermarks is None else records.watermarks[parents],
-                objects=[record for record, _ in values],
-            ),
-            parents,
-        )
-
-    def _many(self, records: Records) -> tuple[Part, Mapping[int, Exception]]:
-        return self._taken(records, self.function(records.batch()), np.arange(len(records)))
-
-    def _taken(self, records: Records, answer: Any, parents: Rows) -> tuple[Part, Mapping[int, Exception]]:
-        """Columns that the function made, without the rows that cannot be carried."""
-        batch = self._batch(answer, len(parents))
-        refused: dict[int, Exception] = dict(self._admission.refused(batch))
-        times = records.event_times[parents]
-        if self._event_time is not None:
-            column = column_of(batch, self._event_time)
-            named = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
-            known = column.is_valid().to_numpy(zero_copy_only=False)
-            for row in np.flatnonzero(~known | (named < times)).tolist():
-                try:
-                    self._admitted(self.output.objects_of(batch.slice(row, 1))[0], Instant(int(times[row])))
-                except (RefusedValueError, TimerError) as error:
-                    refused.setdefault(row, error)
-            times = named
-        by_parent = {int(parents[row]): error for row, error in refused.items()}
-        made = Records(
-            self.output,
-            times,
-            watermarks=None if records.watermarks is None else records.watermarks[parents],
-            batch=batch,
-        )
-        if by_parent:  # with one of a record's, all of them go
-            rows = np.flatnonzero(~np.isin(parents, list(by_parent)))
-            made, parents = made.take(rows), parents[rows]
-        return Part(made, parents), by_parent
-
-    def _batch(self, answer: Any, count: int) -> pa.RecordBatch:
-        """What the function returned as a batch of the output's schema."""
-        if isinstance(answer, pa.Table | pa.RecordBatch):
-            answer = {name: answer.column(name) for name in answer.schema.names}
-        if not isinstance(answer, Mapping):
-            raise SchemaError(
-                f"{self!r} returned {type(answer).__name__}", hint="a RecordBatch, or a dict of columns, is wanted"
-            )
-        fields = self.output.fields
-        if set(answer) != set(fields):
-            raise SchemaError(
-                f"{self!r} returned the columns {', '.join(map(str, answer))}", hint=f"{', '.join(fields)} are wanted"
-            )
-        columns = [self._column(field, answer[field.name]) for field in self.output.schema]
-        if any(len(column) != count for column in columns):
-            raise SchemaError(f"{self!r} returned {[len(c) for c in columns]} values for {count} records")
-        return pa.RecordBatch.from_arrays(columns, schema=self.output.schema)
-
-    def _column(self, field: pa.Field, values: Any) -> pa.Array:
-        if isinstance(values, pa.ChunkedArray):
-            values = values.combine_chunks()
-        if not isinstance(values, pa.Array):
-            values = pa.array(values)
-        if values.type == field.type:
-            return values
-        naive = pa.types.is_timestamp(values.type) and values.type.tz is None
-        try:
-            if naive or pa.types.is_string(field.type) or pa.types.is_string(values.type):
-                raise pa.ArrowNotImplementedError
-            return values.cast(field.type)
-        except pa.ArrowNotImplementedError as error:
-            raise SchemaError(
-                f"{self!r} returned {values.type} for {field.name!r}", hint=f"{field.type} is wanted"
-            ) from error
-
-
-class FlatMap(Map):
-    """Makes any number of records of each."""
-
-    word = "flat_map"
-
-    def _one(self, record: Any, at: Instant) -> Any:
-        return [self._admitted(made, at) for made in self.function(record)]
-
-    def _gathered(self, records: Records, values: list[Any], rows: list[int]) -> Part:
-        parents = np.repeat(np.array(rows, np.int64), [len(made) for made in values])
-        return self._made(records, [pair for made in values for pair in made], parents)
-
-    def _many(self, records: Records) -> tuple[Part, Mapping[int, Exception]]:
-        answer = self.function(records.batch())
-        if not (isinstance(answer, tuple) and len(answer) == 2):
-            raise SchemaError(
-                f"{self!r} returned {type(answer).__name__}",
-                hint="(columns, for each of their rows the row that it is made of) is wanted",
-            )
-        columns, rows = answer
-        parents = np.asarray(rows)
-        if parents.dtype.kind not in "iu" and len(parents):
-            raise SchemaError(f"{self!r} returned rows of {parents.dtype}", hint="whole numbers are wanted")
-        parents = parents.astype(np.int64)
-        if len(parents) and (parents[0] < 0 or parents[-1] >= len(records) or (np.diff(parents) < 0).any()):
-            raise SchemaError(
-                f"{self!r} returned rows that are out of order or not among the {len(records)}",
-                hint="rows are counted from 0 and rise",
-            )
-        return self._taken(records, columns, parents)
 
 
 class Split(Operator):

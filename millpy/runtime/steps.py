@@ -22,11 +22,13 @@ from millpy.limits import Limits
 from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import Checkpoint, DeadLetter, Entries, Grant, Segment, StoredSlice
 from millpy.model.keys import KeyColumn, KeyHasher
+from millpy.model.quarantine import dead_letter_of, payload_of
 from millpy.model.record import Records
 from millpy.model.stage import Arrived, StepResult, Work
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.model.watermark import advance, input_watermark, low_watermark
 from millpy.runtime.isolation import Isolation
+from millpy.runtime.operators import Chains, Passed
 from millpy.runtime.plan import Outlet, Plan
 from millpy.runtime.probe import Point, Probe
 from millpy.runtime.soft_state import Owned
@@ -125,7 +127,7 @@ class Steps:
         counted = dict(interval.counters)
         interval.input_watermark = interval.low_watermark = advance(interval.low_watermark, result.watermark)
         interval.bundle += 1
-        segments = self._emit(interval, {interval.plan.name: records}, intervals, mail)
+        segments, failed = self._emit(interval, {interval.plan.name: records}, intervals, mail)
         return Checkpoint(
             grant=interval.grant,
             bundle=interval.bundle,
@@ -134,7 +136,7 @@ class Steps:
             delta=(*delta, *interval.counter_entries(counted)),
             segments=segments,
             dedupe_run=result.dedupe_run,
-            dead_letters=[*result.dead_letters, *refused],
+            dead_letters=[*result.dead_letters, *refused, *failed],
         )
 
     def _receive(self, interval: Owned, answers: Sequence[Polled]) -> list[Mail]:
@@ -205,7 +207,7 @@ class Steps:
         interval.low_watermark = advance(interval.low_watermark, low_watermark(oldest, after))
         counted = dict(interval.counters)
         self._count(interval, arrived, refused, result)
-        segments = self._emit(interval, result.productions, intervals, mail)
+        segments, failed = self._emit(interval, result.productions, intervals, mail)
         cursors = [interval.cursors[producer] for producer in sorted(interval.moved)]
         interval.moved.clear()
         interval.committed_at = inbox.monotonic
@@ -221,7 +223,7 @@ class Steps:
             segments=segments,
             results=result.results,
             late=result.late,
-            dead_letters=[*result.dead_letters, *(letter for _, letter in refused)],
+            dead_letters=[*result.dead_letters, *(letter for _, letter in refused), *failed],
         )
 
     def _arrivals(
@@ -282,17 +284,27 @@ class Steps:
         productions: Mapping[str, Records],
         intervals: Mapping[int, Owned],
         mail: dict[int, list[Mail]],
-    ) -> list[Segment]:
-        """Route a bundle's productions: to local consumers that are current in memory, to the others as segments."""
+    ) -> tuple[list[Segment], list[DeadLetter]]:
+        """Route a bundle's productions: to local consumers that are current in memory, to the others as segments.
+
+        On the way they go through the operators of each consumer; what those do not survive is set aside.
+        """
         current = {
             consumer
             for consumer in producer.plan.consumers
             if consumer in intervals and _takes_in_memory(intervals[consumer], producer, mail[consumer])
         }
         segments = []
+        letters: list[DeadLetter] = []
+        chains = Chains(productions, self._limits.record_attempts_max)
         for outlet in producer.plan.outlets:
-            records = productions.get(outlet.stream)
-            if records is None or not len(records):
+            passed = chains.behind(outlet.stream, outlet.operators)
+            if passed is None:
+                continue
+            records = passed.records
+            if passed.failures:
+                letters.extend(_failed(producer, outlet, productions[outlet.stream], passed))
+            if not len(records):
                 continue
             producer.count("produced", str(outlet.subscription_id), len(records))
             slices: list[StoredSlice | None] = [None] * len(outlet.consumer_ids)
@@ -322,7 +334,21 @@ class Steps:
                 producer.last_segments[outlet.subscription_id] = producer.bundle
         for consumer in current:
             mail[consumer].append(Mail(producer.interval_id, producer.bundle, producer.low_watermark, None, True))
-        return segments
+        return segments, letters
+
+
+def _failed(producer: Owned, outlet: Outlet, records: Records, passed: Passed) -> list[DeadLetter]:
+    """Dead letters for what operators did not survive, as it was before them; counted as produced and quarantined."""
+    count = len(passed.failures)
+    producer.count("produced", str(outlet.subscription_id), count)
+    producer.count("quarantined", str(outlet.subscription_id), count)
+    failed = records.take(np.array([row for row, _ in passed.failures], np.int64))
+    return [
+        dead_letter_of(
+            error, payload_of(record), stream=outlet.stream, computation=outlet.consumer, event_time=at, key=None
+        )
+        for (_, error), record, at in zip(passed.failures, failed.objects(), failed.event_times.tolist(), strict=True)
+    ]
 
 
 def _split_few(records: Records, keys: KeyColumn, outlet: Outlet) -> list[tuple[int, Records, KeyColumn]]:

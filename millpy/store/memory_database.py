@@ -124,8 +124,9 @@ class MemoryDatabase:
         for sub in deployed.subscriptions:
             name = str(sub.subscription_id)
             produced = self._count(sub.producers, "produced", name)
+            both = [*sub.producers, *sub.consumers]  # operators quarantine in the producer
             consumed, late, quarantined = (
-                self._count(sub.consumers, kind, name) for kind in ("consumed", "late", "quarantined")
+                self._count(both, kind, name) for kind in ("consumed", "late", "quarantined")
             )
             pending = self.pending([sub]).records
             subscriptions.append(

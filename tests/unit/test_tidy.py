@@ -51,6 +51,8 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "injectors.protocol",
             "injectors.settings",
             "runtime.keyed",
+            "runtime.operators",
+            "runtime.mapping",
             "graph",
         ),
     ),
@@ -91,7 +93,7 @@ BANNED_CALLS = {
     "uuid.uuid1", "uuid.uuid4", "os.urandom", "secrets.token_bytes", "secrets.token_hex",
 }  # fmt: skip
 READS_TIME = ("clock", "embedded", "testing.crash", "testing.proxy")  # these wait for processes, or delay on purpose
-CATCHES_ALL = ("runtime.worker", "runtime.calls", "graph_file")  # the latter two around the user's code
+CATCHES_ALL = ("runtime.worker", "runtime.calls", "runtime.operators", "graph_file")  # the latter around user code
 
 
 def modules() -> Iterator[tuple[str, Path, ast.Module]]:

@@ -1,0 +1,163 @@
+"""Operators in a running graph: what they let through is what the same functions as Computations produce."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from millpy.computation import Computation, Context
+from millpy.graph import Graph, Stream
+from millpy.injectors.files import File
+from millpy.injectors.settings import EventTime
+from millpy.model.time import milliseconds
+from tests.crash.memory_world import Reading, World, readings
+from tests.crash.test_memory_engine import land_for_ever
+
+RECORDS = readings(2_000)
+FAILS = 42
+
+
+class Piece(msgspec.Struct):
+    device: str
+    value: int
+    part: int
+
+
+def is_wanted(record: Reading) -> bool:
+    return record.value % 7 != 0
+
+
+def are_wanted(batch: pa.RecordBatch) -> pa.Array:
+    sevens = pc.multiply(pc.divide(batch["value"], 7), 7)
+    return pc.not_equal(batch["value"], sevens)
+
+
+def pieces(record: Reading) -> list[Piece]:
+    if record.value == FAILS + 2:
+        raise ValueError(f"no {record.value}")
+    return [Piece(record.device, record.value, part) for part in range(record.value % 3)]
+
+
+def halved(piece: Piece) -> Piece:
+    piece.value //= 2  # in place, and others have the same object
+    return piece
+
+
+def side(piece: Piece) -> str | None:
+    return {0: "left", 1: "right"}[piece.part]
+
+
+def through_operators(source: Stream) -> Stream:
+    wanted = source.filter(are_wanted, columns=True)
+    parts = wanted.flat_map(pieces, Piece)
+    sides = parts.split(side, into=["left", "right"])
+    return sides["left"].union(sides["right"].map(halved))
+
+
+class Through(Computation):
+    """The same functions, one record at a time."""
+
+    def process_record(self, context: Context, record: Reading) -> None:
+        if is_wanted(record):
+            for piece in pieces(record):
+                context.produce(halved(piece) if side(piece) == "right" else piece)
+
+
+class Number(Computation):
+    """Passes records on, so that they end up in a table."""
+
+    def process_record(self, context: Context, record: Piece) -> None:
+        context.produce(record)
+
+
+def graph_of(path: Path, records: Sequence[Reading], *, fused: bool) -> Graph:
+    path.write_text("".join(json.dumps(msgspec.to_builtins(r)) + "\n" for r in records))
+    graph = Graph("world")
+    source = graph.inject(
+        "readings", File(str(path)), schema=Reading, event_time=EventTime("at", unit="us", max_disorder=milliseconds(5))
+    )
+    if fused:
+        made = through_operators(source)
+    else:
+        made = source.key_by("device").process(Through(), name="through", output=Piece)
+    made.key_by("device").process(Number(), name="number", output=Piece).to_table("pieces")
+    return graph
+
+
+def rows(world: World) -> Counter[tuple[str, int, int]]:
+    return Counter((row["device"], row["value"], row["part"]) for row in world.database.rows("pieces"))
+
+
+def expected() -> Counter[tuple[str, int, int]]:
+    found: Counter[tuple[str, int, int]] = Counter()
+    for record in RECORDS:
+        if is_wanted(record) and record.value != FAILS + 2:
+            for piece in pieces(record):
+                piece = halved(piece) if side(piece) == "right" else piece
+                found[(piece.device, piece.value, piece.part)] += 1
+    return found
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["operators", "computations"])
+async def test_operators_do_what_computations_do(tmp_path: Path, fused: bool) -> None:
+    world = World(graph_of(tmp_path / "in.ndjson", RECORDS, fused=fused))
+    world.start()
+
+    await world.finish()
+
+    assert rows(world) == expected()
+    assert world.adds_up()
+
+
+@pytest.mark.parametrize(
+    "placement", [[(), ()], [("readings",), ("number",)], [("readings", "number"), ("number",)]], ids=str
+)
+async def test_operators_do_not_depend_on_where_their_consumers_run(
+    tmp_path: Path, placement: list[tuple[str, ...]]
+) -> None:
+    world = World(graph_of(tmp_path / "in.ndjson", RECORDS, fused=True))
+    for only in placement:
+        world.start(only)
+
+    await world.finish()
+
+    assert rows(world) == expected()
+    assert world.adds_up()
+    failed = sum(1 for record in RECORDS if record.value == FAILS + 2)
+    letters = [letter for *_, letter in world.database.dead_letters]
+    # Once for each of the two subscriptions behind the failing function.
+    assert Counter((letter.stream, letter.computation, letter.reason) for letter in letters) == {
+        ("readings", "number", "user_error"): 2 * failed
+    }
+    assert "no 44" in letters[0].traceback
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_crashes_change_nothing_behind_operators(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    world = World(graph_of(tmp_path / "in.ndjson", RECORDS, fused=True))
+    for _ in range(2):
+        world.start()
+
+    for _ in range(8):
+        await asyncio.sleep(rng.uniform(0.0, 0.05))
+        if rng.randrange(2) and world.running:
+            await world.crash(rng.choice(world.running))
+            world.start()
+        else:
+            world.database.faults.lose_answer_of_next_commit(rng.choice(["before", "later", "never"]))
+    landing = asyncio.create_task(land_for_ever(world))
+    await world.finish()
+    landing.cancel()
+
+    assert rows(world) == expected()
+    assert world.adds_up()
