@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from millpy.commands import crash_test
+from millpy.commands import crash_test, doctor
 from millpy.commands.common import DatabaseOption, GraphArgument, JsonOption, settings_of, show, worded
 from millpy.errors import UsageError
 from millpy.store.admin import Admin, Row
@@ -77,6 +77,7 @@ def watermarks(
 
 
 app.command("crash-test")(worded(crash_test.command))
+app.command("doctor")(doctor.doctor)
 
 
 def main() -> None:

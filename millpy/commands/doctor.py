@@ -1,0 +1,50 @@
+"""`millpy doctor`: looks the database over and says what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from millpy.clock import SystemClock
+from millpy.commands.common import DatabaseOption, GraphArgument, JsonOption, print_json, settings_of, worded
+from millpy.complaint import EXIT_FAILED
+from millpy.doctor import Finding, Severity, examine
+
+_COLOURS = {Severity.OK: "green", Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "red"}
+QuietOption = Annotated[bool, typer.Option("--quiet", help="Show only what is not well.")]
+
+
+@worded
+def doctor(
+    graph: GraphArgument = None,
+    database: DatabaseOption = None,
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Look the database over: settings, connections, locks, leases, state, space; says what to do.
+
+    Ends with 0 when nothing is worse than a warning, with 1 otherwise.
+    """
+    from millpy.launch import database as connected
+    from millpy.store.postgres.diagnosis import look  # not loaded for --help
+
+    settings = settings_of(database)
+    with connected(settings, graph, create=False) as url:
+        findings = examine(look(url, SystemClock()), settings.limits)
+    shown = [finding for finding in findings if not quiet or finding.severity is not Severity.OK]
+    if as_json:
+        print_json([dataclasses.asdict(finding) | {"severity": finding.severity.value} for finding in shown])
+    else:
+        for finding in shown:
+            _print(finding)
+    return EXIT_FAILED if any(finding.severity is Severity.ERROR for finding in findings) else 0
+
+
+def _print(finding: Finding) -> None:
+    mark = typer.style(f"{finding.severity.value:<8}", fg=_COLOURS[finding.severity])
+    typer.echo(f"{mark}{finding.check}: {finding.found}")
+    if finding.meaning:
+        typer.echo(f"        {finding.meaning}")
+        typer.echo(f"        do: {finding.action}")

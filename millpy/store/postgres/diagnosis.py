@@ -1,0 +1,102 @@
+"""What `millpy doctor` looks at, read in one go over one connection. It judges nothing and changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg.rows import dict_row
+
+from millpy.clock import Clock
+from millpy.errors import StoreUnavailableError
+from millpy.store.postgres.statements import statement
+
+CONNECT_S_MAX = 10
+STATEMENT_S_MAX = 20
+NEEDED_BY = {
+    "segments": statement("look_who_needs_segments"),
+    "deltas": statement("look_who_needs_deltas"),
+    "dedupe_runs": statement("look_who_needs_dedupe_runs"),
+}
+Row = dict[str, Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class Facts:
+    """A database as it was found.
+
+    Attributes:
+        client_pid: the server process that the connection was told of when it was made; a pooler tells another.
+        clock_difference_s: the server's clock less this machine's, as of the middle of a round trip.
+        round_trip_s: how long that round trip took.
+        revision: of the tables of millpy, or None without any; what follows is then empty.
+        needed_by: ring -> computations that need its oldest slot.
+    """
+
+    client_pid: int
+    clock_difference_s: float
+    round_trip_s: float
+    server: Row
+    old_snapshots: list[Row]
+    revision: str | None = None
+    rights: Row = field(default_factory=dict)
+    workers: list[Row] = field(default_factory=list)
+    graphs: list[Row] = field(default_factory=list)
+    rings: list[Row] = field(default_factory=list)
+    needed_by: dict[str, list[str]] = field(default_factory=dict)
+    set_aside: list[Row] = field(default_factory=list)
+    unbalanced: list[Row] = field(default_factory=list)
+
+
+def look(url: str, clock: Clock) -> Facts:
+    """Read the facts.
+
+    Raises:
+        StoreUnavailableError: the database cannot be reached, or stopped answering.
+    """
+    try:
+        with psycopg.connect(url, autocommit=True, connect_timeout=CONNECT_S_MAX, row_factory=dict_row) as connection:
+            connection.execute("SELECT set_config('statement_timeout', %s, false)", (f"{STATEMENT_S_MAX}s",))
+            return _look(connection, clock)
+    except psycopg.OperationalError as error:
+        detail = " ".join(str(error).split())
+        raise StoreUnavailableError(
+            f"cannot reach the database: {detail}", hint="is it running, and is the URL right?"
+        ) from error
+
+
+def _look(connection: psycopg.Connection[Row], clock: Clock) -> Facts:
+    client_pid = connection.info.backend_pid
+    before = clock.monotonic()
+    (server,) = _rows(connection, statement("look_at_server"))
+    round_trip_s = clock.monotonic() - before
+    difference_s = server["server_time"] - (clock.now_us() / 1e6 - round_trip_s / 2)
+    facts = Facts(
+        client_pid=client_pid,
+        clock_difference_s=difference_s,
+        round_trip_s=round_trip_s,
+        server=server,
+        old_snapshots=_rows(connection, statement("look_for_old_snapshots")),
+    )
+    if server["migrated"] is None:
+        return facts
+    (facts.rights,) = _rows(connection, statement("look_at_rights"))
+    if not (facts.rights["may_use_mill"] and facts.rights["may_read_views"]):
+        return facts
+    (version,) = _rows(connection, statement("read_revision"))
+    facts.revision = version["version_num"]
+    facts.workers = _rows(connection, statement("look_at_workers"))
+    facts.graphs = _rows(connection, statement("look_at_graphs"))
+    facts.rings = _rows(connection, statement("look_at_rings"))
+    for ring in facts.rings:
+        if ring["oldest_needed"] is not None:
+            found = _rows(connection, NEEDED_BY[ring["ring"]], slot=ring["oldest_needed"])
+            facts.needed_by[ring["ring"]] = [f"{row['graph']}.{row['computation']}" for row in found]
+    facts.set_aside = _rows(connection, statement("look_at_set_aside"))
+    facts.unbalanced = _rows(connection, statement("look_at_balance"))
+    return facts
+
+
+def _rows(connection: psycopg.Connection[Row], query: bytes, **parameters: Any) -> list[Row]:
+    return connection.execute(query, parameters or None).fetchall()

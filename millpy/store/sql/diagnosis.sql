@@ -1,0 +1,135 @@
+-- What `millpy doctor` looks at. Everything here can be read without special rights; what needs them is null.
+
+-- name: look_at_server
+-- Version, settings, connections and this role. Always one row.
+SELECT current_setting('server_version_num')::integer AS version,
+       current_setting('fsync') AS fsync,
+       current_setting('synchronous_commit') AS synchronous_commit,
+       current_setting('full_page_writes') AS full_page_writes,
+       current_setting('synchronous_standby_names') AS synchronous_standby_names,
+       current_setting('max_connections')::integer AS max_connections,
+       current_setting('superuser_reserved_connections')::integer AS reserved_connections,
+       (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend')::integer AS connections,
+       pg_size_bytes(current_setting('max_wal_size')) AS wal_bytes_max,
+       extract(epoch FROM current_setting('checkpoint_timeout')::interval)::double precision AS checkpoint_s,
+       current_setting('autovacuum') AS autovacuum,
+       pg_database_size(current_database()) AS database_bytes,
+       current_setting('is_superuser') AS is_superuser,
+       current_user::text AS role,
+       pg_backend_pid() AS backend_pid,
+       inet_server_addr()::text AS address,
+       coalesce((SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()), false) AS encrypted,
+       extract(epoch FROM clock_timestamp())::double precision AS server_time,
+       pg_is_in_recovery() AS in_recovery,
+       CASE WHEN pg_has_role(current_user, 'pg_read_all_settings', 'MEMBER')
+            THEN current_setting('data_directory') END AS data_directory,
+       to_regclass('mill.alembic_version')::text AS migrated;
+
+-- name: look_for_old_snapshots
+-- Who keeps the oldest rows from being cleaned up, the oldest first. Zero rows: nobody for longer than a minute.
+SELECT 'session' AS kind, pid::text AS name, usename::text AS role, application_name AS application, state,
+       extract(epoch FROM clock_timestamp() - xact_start)::double precision AS age_s
+  FROM pg_stat_activity
+ WHERE xact_start < clock_timestamp() - interval '1 minute' AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
+       AND backend_type = 'client backend'
+ UNION ALL
+SELECT 'prepared transaction', gid, owner::text, '', 'prepared',
+       extract(epoch FROM clock_timestamp() - prepared)::double precision
+  FROM pg_prepared_xacts WHERE database = current_database()
+ UNION ALL
+SELECT 'replication slot', slot_name::text, '', coalesce(plugin::text, 'physical'),
+       CASE WHEN active THEN 'active' ELSE 'inactive' END, NULL
+  FROM pg_replication_slots WHERE NOT active
+ ORDER BY age_s DESC NULLS LAST;
+
+-- name: look_at_workers
+-- Processes with what they own. Zero rows: none has run, or all have left.
+SELECT g.name AS graph, w.worker_id::text AS worker, w.host, w.pid,
+       extract(epoch FROM w.lease_deadline - clock_timestamp())::double precision AS lease_left_s,
+       (SELECT count(*) FROM mill.intervals AS i WHERE i.worker_id = w.worker_id)::integer AS intervals
+  FROM mill.workers AS w JOIN mill.graphs AS g USING (graph_id)
+ ORDER BY g.name, w.registered_at;
+
+-- name: look_at_graphs
+-- Each graph with its intervals that nobody works on, and its deltas that are not folded. Zero rows: no graph.
+SELECT g.name AS graph, count(*)::integer AS intervals,
+       count(*) FILTER (WHERE w.worker_id IS NULL OR w.lease_deadline < clock_timestamp())::integer AS ownerless,
+       bool_and(i.low_watermark >= 4611686018427387904) AS finished,
+       coalesce(sum(d.bytes), 0)::bigint AS unfolded_bytes
+  FROM mill.graphs AS g
+  JOIN mill.intervals AS i USING (graph_id)
+  LEFT JOIN mill.workers AS w ON w.worker_id = i.worker_id
+  LEFT JOIN LATERAL (SELECT sum(d.bytes) AS bytes FROM mill.deltas AS d
+                      WHERE d.interval_id = i.interval_id AND d.bundle > i.folded_bundle) AS d ON true
+ GROUP BY g.name ORDER BY g.name;
+
+-- name: look_at_rings
+-- Each ring: how many slots are taken, and the oldest that is still needed. Always three rows.
+SELECT e.ring, count(*) FILTER (WHERE e.state <> 'free')::integer AS taken, count(*)::integer AS slots,
+       count(to_regclass(format('mill.%I', e.ring || '_' || e.slot)))::integer AS partitions,
+       sum(pg_total_relation_size(to_regclass(format('mill.%I', e.ring || '_' || e.slot))))::bigint AS bytes,
+       (SELECT o.slot FROM mill.epochs AS o
+         WHERE o.ring = e.ring AND o.state = 'filled' AND NOT mill.unneeded(o.ring, o.slot)
+         ORDER BY o.started_at LIMIT 1)::integer AS oldest_needed,
+       (SELECT extract(epoch FROM clock_timestamp() - o.started_at) FROM mill.epochs AS o
+         WHERE o.ring = e.ring AND o.state = 'filled' AND NOT mill.unneeded(o.ring, o.slot)
+         ORDER BY o.started_at LIMIT 1)::double precision AS oldest_needed_s
+  FROM mill.epochs AS e GROUP BY e.ring ORDER BY e.ring;
+
+-- name: look_who_needs_segments
+-- The consumers that have not read what a slot of segments holds. Zero rows: nobody needs it.
+SELECT DISTINCT g.name AS graph, c.name AS computation
+  FROM mill.subscriptions AS u
+  JOIN mill.streams AS t ON t.stream_id = u.stream_id
+  JOIN mill.intervals AS p ON p.computation_id = t.producer_id
+  JOIN mill.intervals AS i ON i.computation_id = u.consumer_id
+  JOIN mill.cursors AS k ON k.consumer = i.interval_id AND k.producer = p.interval_id
+  JOIN mill.computations AS c ON c.computation_id = u.consumer_id
+  JOIN mill.graphs AS g ON g.graph_id = c.graph_id
+ WHERE EXISTS (SELECT FROM mill.segments AS s WHERE s.slot = %(slot)s AND s.subscription_id = u.subscription_id
+                  AND s.producer = p.interval_id AND s.seq > k.seq)
+ ORDER BY 1, 2;
+
+-- name: look_who_needs_deltas
+-- The computations whose state in a slot of deltas is not folded. Zero rows: nobody needs it.
+SELECT DISTINCT g.name AS graph, c.name AS computation
+  FROM mill.intervals AS i
+  JOIN mill.computations AS c USING (computation_id)
+  JOIN mill.graphs AS g ON g.graph_id = c.graph_id
+ WHERE EXISTS (SELECT FROM mill.deltas AS d
+                WHERE d.slot = %(slot)s AND d.interval_id = i.interval_id AND d.bundle > i.folded_bundle)
+ ORDER BY 1, 2;
+
+-- name: look_who_needs_dedupe_runs
+-- The sources whose ids in a slot have not expired. Zero rows: nobody needs it.
+SELECT DISTINCT g.name AS graph, c.name AS computation
+  FROM mill.intervals AS i
+  JOIN mill.computations AS c USING (computation_id)
+  JOIN mill.graphs AS g ON g.graph_id = c.graph_id
+ CROSS JOIN LATERAL (SELECT max(r.clock) AS clock FROM mill.dedupe_runs AS r WHERE r.interval_id = i.interval_id) AS latest
+ WHERE EXISTS (SELECT FROM mill.dedupe_runs AS r
+                WHERE r.slot = %(slot)s AND r.interval_id = i.interval_id AND r.expires_at >= latest.clock)
+ ORDER BY 1, 2;
+
+-- name: look_at_rights
+-- What this role may do. Always one row.
+SELECT has_database_privilege(current_database(), 'CREATE') AS may_create_schemas,
+       coalesce(has_schema_privilege(to_regnamespace('mill'), 'USAGE'), false) AS may_use_mill,
+       coalesce(has_table_privilege(to_regclass('mill.intervals'), 'UPDATE'), false) AS may_commit,
+       coalesce(has_table_privilege(to_regclass('mill.deltas'), 'INSERT'), false) AS may_append,
+       coalesce(has_schema_privilege(to_regnamespace('millpy'), 'USAGE'), false) AS may_read_views,
+       pg_has_role(current_user, (SELECT nspowner FROM pg_namespace WHERE nspname = 'mill'), 'MEMBER') AS is_owner;
+
+-- name: look_at_set_aside
+-- Dead letters and late records by stream in the last hour, the most first. Zero rows: none.
+SELECT kind, graph, stream, count(*)::bigint AS count
+  FROM (SELECT 'dead letter' AS kind, graph, stream FROM millpy.dead_letters
+         WHERE dead_lettered_at > clock_timestamp() - interval '1 hour'
+         UNION ALL
+        SELECT 'late record', graph, stream FROM millpy.late_records
+         WHERE recorded_at > clock_timestamp() - interval '1 hour') AS found
+ GROUP BY kind, graph, stream ORDER BY count DESC;
+
+-- name: look_at_balance
+-- Where the accounting does not add up. Zero rows: it does.
+SELECT graph, stream, coalesce(consumer, source_partition) AS part FROM millpy.accounting WHERE NOT balanced;

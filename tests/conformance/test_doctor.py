@@ -1,0 +1,105 @@
+"""`millpy doctor`: what is wrong with a real database is found; what it judges is in tests/unit/test_doctor.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+
+import psycopg
+import pytest
+import pytest_asyncio
+from typer.testing import CliRunner
+
+from millpy.cli import app
+from millpy.clock import SystemClock
+from millpy.doctor import Severity, examine
+from millpy.limits import Limits
+from millpy.model.checkpoint import Kind
+from millpy.store.postgres.diagnosis import look
+from millpy.store.postgres.store import PostgresStore
+from tests.conformance.store_builders import Owner, a_graph, a_segment, a_slice, entries
+
+
+def found(url: str) -> dict[str, tuple[Severity, str]]:
+    return {f.check: (f.severity, f.found) for f in examine(look(url, SystemClock()), Limits())}
+
+
+def test_an_empty_database_is_told_to_migrate(empty_database_url: str) -> None:
+    severity, text = found(empty_database_url)["tables"]
+
+    assert severity is Severity.ERROR
+    assert "none of millpy" in text
+
+
+def test_a_migrated_database_has_no_errors(database_url: str) -> None:
+    judged = found(database_url)
+
+    assert [check for check, (severity, _) in judged.items() if severity is Severity.ERROR] == []
+    assert judged["tables"][0] is Severity.OK
+    assert judged["pooler"][0] is Severity.OK
+    assert judged["accounting"] == (Severity.OK, "adds up")
+
+
+@pytest_asyncio.fixture
+async def owner(database_url: str) -> AsyncIterator[Owner]:
+    async with PostgresStore(database_url) as store:
+        found = Owner(store, await store.deploy(a_graph()))
+        await found.register()
+        await found.claim()
+        yield found
+
+
+def change(url: str, *statements: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement)  # type: ignore[call-overload]
+
+
+async def test_a_dead_worker_and_its_intervals_are_named(owner: Owner, database_url: str) -> None:
+    assert found(database_url)["graph"][0] is Severity.OK
+
+    change(database_url, "UPDATE mill.workers SET lease_deadline = clock_timestamp() - interval '1 hour'")
+    judged = found(database_url)
+
+    assert judged["expired lease"][0] is Severity.WARNING
+    assert "of factory" in judged["expired lease"][1]
+    assert judged["graph"][0] is Severity.WARNING
+    assert "nobody works on" in judged["graph"][1]
+
+
+@pytest.mark.parametrize("ring", ["segments", "deltas"])
+async def test_a_slot_that_cannot_be_freed_names_who_needs_it(owner: Owner, database_url: str, ring: str) -> None:
+    source = owner.deployment.of("readings")[0]
+    if ring == "segments":
+        subscription = owner.deployment.subscription_ids["readings", "sums", 0]
+        await owner.commit(owner.checkpoint(source, segments=[a_segment(subscription, 1, [a_slice(1), a_slice(2)])]))
+    else:
+        await owner.commit(owner.checkpoint(source, delta=(entries(Kind.STATE, "usual", ("a", 1)),)))
+    change(
+        database_url,
+        f"UPDATE mill.epochs SET state = 'filled', started_at = clock_timestamp() - interval '1 hour'"
+        f" WHERE ring = '{ring}' AND slot < 14",
+        f"UPDATE mill.epochs SET state = 'current', started_at = clock_timestamp() WHERE ring = '{ring}' AND slot = 14",
+    )
+
+    findings = [f for f in examine(look(database_url, SystemClock()), Limits()) if f.check == "ring"]
+
+    (full,) = [f for f in findings if f.severity is Severity.WARNING]
+    assert full.found.startswith(f"{ring}: 15 of 16 slots")
+    assert ("factory.sums" if ring == "segments" else "factory.readings") in full.found
+
+
+async def test_accounting_that_does_not_add_up_is_an_error_and_the_exit_status_says_so(
+    owner: Owner, database_url: str
+) -> None:
+    assert CliRunner().invoke(app, ["doctor", "--database", database_url]).exit_code == 0
+
+    source = owner.deployment.of("readings")[0]
+    lost = entries(Kind.COUNTER, "injected", ('""', 5, "readings"))
+    await owner.commit(owner.checkpoint(source, delta=(lost,)))
+    result = CliRunner().invoke(app, ["doctor", "--database", database_url, "--quiet", "--json"])
+
+    assert result.exit_code == 1
+    (error,) = [finding for finding in json.loads(result.stdout) if finding["severity"] == "error"]
+    assert error["check"] == "accounting"
+    assert "factory.readings" in error["found"]

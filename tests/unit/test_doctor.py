@@ -1,0 +1,132 @@
+"""What `millpy doctor` makes of facts; that they are read right is in tests/conformance/test_doctor.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from millpy.doctor import Finding, Severity, examine
+from millpy.limits import Limits
+from millpy.store.postgres.diagnosis import Facts
+
+SERVER: dict[str, Any] = {
+    "version": 180004,
+    "fsync": "on",
+    "synchronous_commit": "on",
+    "full_page_writes": "on",
+    "synchronous_standby_names": "standby",
+    "max_connections": 100,
+    "reserved_connections": 3,
+    "connections": 10,
+    "wal_bytes_max": 2_000_000_000,
+    "checkpoint_s": 300.0,
+    "autovacuum": "on",
+    "database_bytes": 10_000_000,
+    "is_superuser": "off",
+    "role": "worker",
+    "backend_pid": 7,
+    "address": "10.0.0.1/32",
+    "encrypted": True,
+    "server_time": 0.0,
+    "in_recovery": False,
+    "data_directory": None,
+    "migrated": "mill.alembic_version",
+}
+
+
+def judged(*, server: dict[str, Any] | None = None, **changes: Any) -> dict[str, Finding]:
+    facts = Facts(
+        **{
+            "client_pid": 7,
+            "clock_difference_s": 0.0,
+            "round_trip_s": 0.001,
+            "server": SERVER | (server or {}),
+            "old_snapshots": [],
+        }
+        | changes
+    )
+    return {finding.check: finding for finding in examine(facts, Limits())}
+
+
+def test_a_healthy_server_has_nothing_worse_than_a_note() -> None:
+    assert {f.severity for f in judged().values()} <= {Severity.OK, Severity.NOTE}
+
+
+@pytest.mark.parametrize(
+    ("server", "check", "severity", "words"),
+    [
+        ({"version": 140011}, "server", Severity.ERROR, "15 or newer"),
+        ({"version": 190001}, "server", Severity.NOTE, "15 to 18"),
+        ({"in_recovery": True}, "server", Severity.ERROR, "cannot write"),
+        ({"fsync": "off"}, "fsync", Severity.ERROR, "acknowledged"),
+        ({"full_page_writes": "off"}, "full_page_writes", Severity.ERROR, "tear"),
+        ({"synchronous_commit": "off"}, "synchronous_commit", Severity.NOTE, "its own commits"),
+        ({"synchronous_standby_names": ""}, "replication", Severity.NOTE, "failover"),
+        ({"connections": 86}, "connections", Severity.WARNING, "takes over"),
+        ({"connections": 94}, "connections", Severity.ERROR, "takes over"),
+        ({"wal_bytes_max": 64_000_000}, "max_wal_size", Severity.NOTE, "checkpoint"),
+        ({"autovacuum": "off"}, "autovacuum", Severity.ERROR, "grow"),
+        ({"encrypted": False}, "encryption", Severity.WARNING, "on the way"),
+        ({"is_superuser": "on"}, "role", Severity.NOTE, "far less"),
+        ({"migrated": None}, "tables", Severity.ERROR, "no graph"),
+    ],
+)
+def test_a_server_that_is_not_well(server: dict[str, Any], check: str, severity: Severity, words: str) -> None:
+    finding = judged(server=server)[check]
+
+    assert finding.severity is severity
+    assert words in finding.meaning
+    assert finding.action
+
+
+def test_a_pooler_shows_by_the_process_it_does_not_know() -> None:
+    assert judged(client_pid=8)["pooler"].severity is Severity.WARNING
+
+
+@pytest.mark.parametrize(("difference", "severity"), [(0.5, Severity.OK), (-1.5, Severity.WARNING)])
+def test_a_clock_that_is_off(difference: float, severity: Severity) -> None:
+    assert judged(clock_difference_s=difference)["clock"].severity is severity
+
+
+def test_a_slow_round_trip_is_not_taken_for_a_wrong_clock() -> None:
+    assert judged(clock_difference_s=1.5, round_trip_s=2.0)["clock"].severity is Severity.OK
+
+
+def test_who_holds_an_old_snapshot_is_named_with_what_ends_it() -> None:
+    row = {"kind": "session", "name": "4711", "role": "bi", "application": "psql", "state": "idle in transaction"}
+    finding = judged(old_snapshots=[row | {"age_s": 7300.0}])["old snapshot"]
+
+    assert finding.severity is Severity.WARNING
+    assert finding.found == "session 4711 (bi, psql, idle in transaction) for 2 h"
+    assert "pg_terminate_backend(4711)" in finding.action
+
+
+def test_an_older_schema_is_told_to_migrate_and_a_newer_one_to_install() -> None:
+    rights = {"may_create_schemas": True} | dict.fromkeys(
+        ("may_use_mill", "may_commit", "may_append", "may_read_views", "is_owner"), True
+    )
+    older = judged(revision="0001", rights=rights)["tables"]
+    newer = judged(revision="9999", rights=rights)["tables"]
+
+    assert older.action == "run `millpy migrate`"
+    assert "newer" in newer.action
+
+
+def test_missing_rights_are_named() -> None:
+    rights = {"may_create_schemas": False, "may_commit": False, "may_append": True, "is_owner": False}
+    finding = judged(revision="0003", rights=rights | {"may_use_mill": True, "may_read_views": True})["rights"]
+
+    assert finding.found == "worker lacks UPDATE on mill.intervals"
+
+
+def test_state_that_nobody_folds_is_a_warning() -> None:
+    graph = {"graph": "factory", "intervals": 9, "ownerless": 0, "finished": False, "unfolded_bytes": 200_000_000}
+
+    assert judged(graphs=[graph])["unfolded state"].severity is Severity.WARNING
+
+
+def test_what_is_set_aside_is_counted_and_says_where_to_look() -> None:
+    row = {"kind": "dead letter", "graph": "factory", "stream": "readings", "count": 5_000}
+
+    assert judged(set_aside=[row])["dead letters"].action == "look into the view millpy.dead_letters"
