@@ -61,6 +61,9 @@ bench-w1-dedupe: $(STAMP) ## the same with dedupe ids on
 bench-w2: $(STAMP) ## latency from publish to visible in SQL
 	$(BIN)/python -m benchmarks.w2_latency
 
+bench-w3: $(STAMP) ## MQTT to exactly-once windows, against a bare client
+	$(BIN)/python -m benchmarks.w3_mqtt
+
 bench-w4: $(STAMP) ## a Computation in Python over 100,000 keys
 	$(BIN)/python -m benchmarks.w4_state
 

@@ -178,6 +178,11 @@ class Worker:
         if self.process.poll() not in (None, 0):
             raise SystemExit(f"the worker ended with status {self.process.returncode}")
 
+    def running(self) -> bool:
+        """True; a failure ends the benchmark."""
+        self.check()
+        return True
+
     def drain(self, timeout_s: float = WAIT_S_MAX) -> None:
         """SIGTERM, and wait."""
         self.process.terminate()

@@ -59,8 +59,8 @@ SELECT device, start_ms, count(*) FILTER (NOT late) AS n, avg(temperature) FILTE
        count(*) FILTER (late) AS n_late
 FROM marked GROUP BY device, start_ms
 """
-STORED = f"""
-SELECT device, (extract(epoch FROM window_start) * 1000)::bigint, n, mean, low, high FROM {TABLE}
+STORED = """
+SELECT device, (extract(epoch FROM window_start) * 1000)::bigint, n, mean, low, high FROM {table}
 """
 LATE = """
 SELECT key::json #>> '{}', window_start / 1000, count(*) FROM mill.late_records GROUP BY key, window_start
@@ -116,7 +116,7 @@ def copy_seconds(url: str) -> tuple[int, float]:
         return cursor.rowcount, time.perf_counter() - started
 
 
-def differences(url: str, path: Path) -> int:
+def differences(url: str, path: Path, table: str = TABLE) -> int:
     """Windows that are missing, too many or different, and late records counted otherwise."""
     expected: dict[tuple[str, int], Any] = {}
     late: dict[tuple[str, int], int] = {}
@@ -128,7 +128,9 @@ def differences(url: str, path: Path) -> int:
             if n_late:
                 late[device, start_ms] = n_late
     with psycopg.connect(url) as connection:
-        stored = {(device, start): rest for device, start, *rest in connection.execute(STORED).fetchall()}
+        stored = {
+            (device, start): rest for device, start, *rest in connection.execute(STORED.format(table=table)).fetchall()
+        }
         stored_late = {(device, start): n for device, start, n in connection.execute(LATE).fetchall()}
     wrong: int = len(expected.keys() ^ stored.keys())
     for name in expected.keys() & stored.keys():

@@ -356,6 +356,11 @@ class EmbeddedBroker:
         """SIGKILL."""
         self._end(signal.SIGKILL)
 
+    def pid(self) -> int:
+        """Of the running broker."""
+        assert self._process is not None, "the broker is not running"
+        return self._process.pid
+
     def _end(self, number: signal.Signals) -> None:
         if self._process is not None:
             self._process.send_signal(number)

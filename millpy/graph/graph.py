@@ -17,7 +17,7 @@ from millpy.graph.names import RESERVED_SCHEMAS, checked_name
 from millpy.graph.nodes import InjectorNode, StageNode
 from millpy.graph.spec import graph_spec
 from millpy.graph.streams import KeyedStream, Stream
-from millpy.injectors.protocol import Source
+from millpy.injectors.protocol import FillsFields, Source
 from millpy.injectors.settings import AdvanceWithClock, Dedupe, EventTime, Wait
 from millpy.limits import KEY_INTERVALS_DEFAULT
 from millpy.model.deployment import GraphSpec
@@ -76,6 +76,8 @@ class Graph:
         event_time.validate(record_type)
         if dedupe is not None:
             dedupe.validate(record_type)
+        if isinstance(source, FillsFields):
+            source.validate(record_type)
         if len(set(source.partitions())) != len(source.partitions()) or not source.partitions():
             raise GraphError(f"source {source!r} names no partition, or one twice")
         node = InjectorNode(name, source, record_type, event_time, dedupe, idle if idle is not None else Wait())

@@ -9,12 +9,15 @@ Packet ids are reused, so a lost connection voids them: its inbox and tokens are
 what was in them. A record that was committed but not yet acknowledged comes twice; `Dedupe` drops it.
 
     connect      only under a trusted grant, with backoff; the session has one reader at the broker at any time
-    taken over   (another client with our id) wait for a whole lease, look at the grant again, only then reconnect
+    taken over   (another client with our id) wait for a whole lease, look at the grant again, only then reconnect.
+                 MQTT 3.1.1 does not say why a connection ends: one that did not last for a lease is taken for this
     backlog      proven drained when a marker, published to a private topic of this very session after connecting,
                  has come back through the same queue; asked again when this process may have slept
     too much     beyond two bundles we stop reading the socket; nothing is discarded on our side
 
-The broker's own limits are not ours: mosquitto drops beyond `max_queued_messages` while nobody is connected.
+A bundle is at most a quarter of what the broker sends ahead of acknowledgements, so that it goes on sending while we
+step and commit. The broker's own limits are not ours: mosquitto drops beyond `max_queued_messages` while nobody is
+connected.
 """
 
 from __future__ import annotations
@@ -25,37 +28,48 @@ import os
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import xxhash
 
 from millpy.clock import fresh_identity
 from millpy.errors import ConfigError, SourceUnavailableError
+from millpy.injectors.mqtt_inbox import MARKER_PREFIX, Bundle, Inbox
+from millpy.injectors.mqtt_packets import Published
+from millpy.injectors.mqtt_topics import TopicFields, TopicPattern, overlap
 from millpy.injectors.protocol import SourceSetup, Taken
+from millpy.model.record import RecordType
 
 if TYPE_CHECKING:
-    from millpy.injectors.mqtt_connection import BrokerAddress, Connection, Delivered
+    from millpy.injectors.mqtt_connection import BrokerAddress, Connection
 
 log = logging.getLogger(__name__)
 
 URL_VARIABLE = "MILLPY_MQTT_URL"
-MARKER_PREFIX = "millpy/marker/"
-_ACKNOWLEDGE_AT_ONCE = 500
+RECEIVE_MAX = 65_535
+"""How far the broker may send ahead of acknowledgements; the protocol's largest, as they come a commit later."""
+TAKE_MAX = RECEIVE_MAX // 4
+_HEAD_BYTES_MAX = 66_000  # of a message: topic, properties
 _WATCH_GAP_S = 2.0
 _MARKER_PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Mqtt:
-    """Messages under one or more topic filters; each payload is one JSON record.
+    """Messages under one or more topic filters; each payload is one JSON record, or an array of them.
 
     Where the broker is and who we are there is left out of the repr, and so of the graph's fingerprint.
 
     Args:
-        filters: MQTT topic filters, each a source partition of its own; they should not overlap.
+        filters: MQTT topic filters, each a source partition of its own; no topic may match two of them. A level
+            written `{name}` is a wildcard and fills the record's field of that name: `sensors/{site}/{device}`.
         host, port, username, password, tls: the broker; what is left out comes from the environment variable
-            MILLPY_MQTT_URL (`mqtt://user:password@host:1883`, `mqtts://` for TLS), else localhost:1883.
+            MILLPY_MQTT_URL (`mqtt://user:password@host:1883`, `mqtts://` for TLS), else localhost:1883. With TLS the
+            broker's certificate and name are verified.
+        tls_ca: a file with the certificates to trust instead of the system's.
+        tls_certificate, tls_key: files with our own certificate and key, for brokers that ask for them.
         client_id: the session's name at the broker; by default made of graph, stream and filter. With several
             filters each gets its own ending. Two deployments on one broker need different ones.
         protocol: 5, or 311 for brokers that speak MQTT 3.1.1 only (mosquitto then keeps but 20 messages in flight).
@@ -70,6 +84,9 @@ class Mqtt:
     username: str | None
     password: str | None
     tls: bool | None
+    tls_ca: str | None
+    tls_certificate: str | None
+    tls_key: str | None
     client_id: str | None
     protocol: Literal[5, 311]
     retained: bool
@@ -84,19 +101,24 @@ class Mqtt:
         username: str | None = None,
         password: str | None = None,
         tls: bool | None = None,
+        tls_ca: str | None = None,
+        tls_certificate: str | None = None,
+        tls_key: str | None = None,
         client_id: str | None = None,
         protocol: Literal[5, 311] = 5,
         retained: bool = False,
         session_expiry_s: int = 7 * 24 * 3600,
         keepalive_s: int = 20,
     ) -> None:
-        if not filters or len(set(filters)) != len(filters):
-            raise ConfigError("name one or more different topic filters", hint='Mqtt("sensors/+/reading")')
+        if not filters:
+            raise ConfigError("name one or more topic filters", hint='Mqtt("sensors/+/reading")')
+        _check_apart([TopicPattern.of(text).filter for text in filters])
         if protocol not in (5, 311):
             raise ConfigError(f"unknown MQTT protocol {protocol!r}", hint="5 or 311")
         values = {
             "filters": filters, "host": host, "port": port, "username": username, "password": password, "tls": tls,
-            "client_id": client_id, "protocol": protocol, "retained": retained, "session_expiry_s": session_expiry_s,
+            "tls_ca": tls_ca, "tls_certificate": tls_certificate, "tls_key": tls_key, "client_id": client_id,
+            "protocol": protocol, "retained": retained, "session_expiry_s": session_expiry_s,
             "keepalive_s": keepalive_s,
         }  # fmt: skip
         for name, value in values.items():
@@ -107,21 +129,28 @@ class Mqtt:
         return f"Mqtt({', '.join(map(repr, self.filters))}{retained})"
 
     def partitions(self) -> tuple[str, ...]:
-        """The topic filters."""
-        return self.filters
+        """The topic filters, as the broker is asked for them."""
+        return tuple(TopicPattern.of(text).filter for text in self.filters)
+
+    def validate(self, record_type: RecordType) -> None:
+        """Refuse named topic levels that are no fields. Raises GraphError."""
+        for text in self.filters:
+            TopicPattern.of(text).validate(record_type)
 
     def connect(self, setup: SourceSetup) -> MqttInjector:
         """A reader of one filter, not yet connected.
 
         Raises:
-            ConfigError: the package aiomqtt is missing, or MILLPY_MQTT_URL cannot be read.
+            ConfigError: the package aiomqtt is missing, or MILLPY_MQTT_URL or a file with certificates cannot be read.
         """
         try:
             from millpy.injectors import mqtt_connection  # an optional dependency
         except ImportError as error:
             raise ConfigError("MQTT needs the package aiomqtt", hint="pip install 'millpy[mqtt]'") from error
-        assert mqtt_connection.RECEIVE_MAX
-        return MqttInjector(setup, self._address(setup), retained=self.retained)
+        address = self._address(setup)
+        mqtt_connection.tls_context(address)
+        pattern = next(p for p in map(TopicPattern.of, self.filters) if p.filter == setup.partition)
+        return MqttInjector(setup, address, pattern, retained=self.retained)
 
     def _address(self, setup: SourceSetup) -> BrokerAddress:
         from millpy.injectors.mqtt_connection import BrokerAddress
@@ -129,18 +158,23 @@ class Mqtt:
         url = urlsplit(os.environ.get(URL_VARIABLE) or "mqtt://localhost:1883")
         if url.scheme not in ("mqtt", "mqtts") or not url.hostname:
             raise ConfigError(f"{URL_VARIABLE} is not an MQTT address", hint="mqtt://user:password@host:1883")
-        tls = self.tls if self.tls is not None else url.scheme == "mqtts" and self.host is None
         ours = self.host is None  # credentials belong to the address they were given with
+        said = parse_qs(url.query) if ours else {}
+        tls = self.tls if self.tls is not None else (ours and url.scheme == "mqtts") or self.tls_ca is not None
         return BrokerAddress(
             host=self.host or url.hostname,
             port=self.port or (url.port if ours else None) or (8883 if tls else 1883),
             username=self.username or (unquote(url.username) if ours and url.username else None),
             password=self.password or (unquote(url.password) if ours and url.password else None),
             tls=tls,
+            tls_ca=self.tls_ca or said.get("ca", [None])[0],
+            tls_certificate=self.tls_certificate or said.get("certificate", [None])[0],
+            tls_key=self.tls_key or said.get("key", [None])[0],
             client_id=self._client_id(setup),
             protocol=self.protocol,
             keepalive_s=self.keepalive_s,
             session_expiry_s=self.session_expiry_s,
+            receive_max=RECEIVE_MAX,
         )
 
     def _client_id(self, setup: SourceSetup) -> str:
@@ -150,31 +184,51 @@ class Mqtt:
         return self.client_id if len(self.filters) == 1 else f"{self.client_id}-{ending}"
 
 
+def _check_apart(filters: Sequence[str]) -> None:
+    for one, other in combinations(filters, 2):
+        if overlap(one, other):
+            raise ConfigError(
+                f"topics can match both {one!r} and {other!r}, and their messages would be read twice",
+                hint="name filters of which each topic matches one",
+            )
+
+
 class _Session:
     """What one connection has delivered and not yet had acknowledged; dies with it."""
 
-    def __init__(self, setup: SourceSetup, address: BrokerAddress, *, retained: bool) -> None:
+    def __init__(self, setup: SourceSetup, address: BrokerAddress, pattern: TopicPattern, *, retained: bool) -> None:
         from millpy.injectors.mqtt_connection import Connection
 
         self._setup = setup
-        self._retained = retained
-        self._limits = setup.limits
-        self.connection: Connection = Connection(address, self._deliver)
-        self.marker_topic = MARKER_PREFIX + address.client_id
+        self._limits = limits = setup.limits
+        record_type = setup.record_type
+        self.inbox = Inbox(
+            topics=pattern.matches(),
+            retained=retained,
+            arrays=record_type is None or not record_type.struct.__struct_config__.array_like,
+            readings_max=limits.bundle_records_max,
+            complete=TopicFields(pattern, record_type) if pattern.levels and record_type is not None else None,
+        )
+        self.connection: Connection = Connection(
+            address,
+            self._deliver,
+            packet_bytes_max=max(limits.bundle_bytes_max, limits.record_bytes_max + _HEAD_BYTES_MAX),
+            kept_bytes=limits.record_bytes_max + 1,
+        )
+        self.marker_topic = (MARKER_PREFIX + address.client_id).encode()
         self.marker = b""
         self.marker_sent_at = 0.0
-        self.inbox: deque[Delivered] = deque()
+        self.connected_at = setup.clock.monotonic()
         self.outstanding: deque[_Token] = deque()
-        self._bytes = 0
         self._paused = False
         self.subscribed = False
         self.drained = False
 
-    def _deliver(self, message: Delivered) -> None:
-        self.inbox.append(message)
-        self._bytes += len(message.payload)
+    def _deliver(self, published: Published) -> None:
+        self.inbox.put(published)
         full = (
-            len(self.inbox) >= 2 * self._limits.bundle_records_max or self._bytes >= 2 * self._limits.bundle_bytes_max
+            self.inbox.records >= 2 * self._limits.bundle_records_max
+            or self.inbox.bytes >= 2 * self._limits.bundle_bytes_max
         )
         if full:
             self.pause()
@@ -186,27 +240,20 @@ class _Session:
             self._paused = True
             self.connection.pause()
 
-    def take(self) -> tuple[list[Delivered], list[int]]:
-        """The records of one bundle, and the packet ids of all that was passed on the way to them."""
-        records: list[Delivered] = []
-        packet_ids: list[int] = []
-        size = 0
-        while self.inbox and len(records) < self._limits.bundle_records_max:
-            if records and size + len(self.inbox[0].payload) > self._limits.bundle_bytes_max:
-                break
-            message = self.inbox.popleft()
-            self._bytes -= len(message.payload)
-            if message.packet_id:
-                packet_ids.append(message.packet_id)
-            if message.topic.startswith(MARKER_PREFIX):
-                self.drained |= message.topic == self.marker_topic and message.payload == self.marker
-            elif self._retained or not message.retained:
-                records.append(message)
-                size += len(message.payload)
-        if self._paused and len(self.inbox) <= self._limits.bundle_records_max // 2:
+    def take(self) -> Bundle:
+        """The records of one bundle, and what was passed on the way to them."""
+        bundle = self.inbox.take(
+            records_max=min(TAKE_MAX, self._limits.bundle_records_max), bytes_max=self._limits.bundle_bytes_max
+        )
+        self.drained |= (self.marker_topic, self.marker) in bundle.markers
+        low = (
+            self.inbox.records <= self._limits.bundle_records_max // 2
+            and self.inbox.bytes <= self._limits.bundle_bytes_max // 2
+        )
+        if self._paused and low:
             self._paused = False
             self.connection.resume()
-        return records, packet_ids
+        return bundle
 
     def settle(self, packet_ids: list[int]) -> None:
         """Acknowledge what carried no records: now, or behind what was received before it."""
@@ -221,10 +268,10 @@ class _Session:
         self.marker = fresh_identity().hex.encode()
         self.marker_sent_at = self._setup.clock.monotonic()
         try:
-            await self.connection.publish(self.marker_topic, self.marker)
+            await self.connection.publish(self.marker_topic.decode(), self.marker)
         except SourceUnavailableError as error:
             # Late behind a large backlog, or lost with the connection: `quiet` asks again.
-            log.debug("mqtt marker unconfirmed", extra={"topic": self.marker_topic, "why": error.message})
+            log.debug("mqtt marker unconfirmed", extra={"topic": self.marker_topic.decode(), "why": error.message})
 
 
 @dataclass(slots=True, eq=False)
@@ -238,9 +285,10 @@ class _Token:
 class MqttInjector:
     """One topic filter, live."""
 
-    def __init__(self, setup: SourceSetup, address: BrokerAddress, *, retained: bool) -> None:
+    def __init__(self, setup: SourceSetup, address: BrokerAddress, pattern: TopicPattern, *, retained: bool) -> None:
         self._setup = setup
         self._address = address
+        self._pattern = pattern
         self._retained = retained
         self._session: _Session | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -262,7 +310,7 @@ class MqttInjector:
         self._keeper.add_done_callback(lambda _: self._setup.ready.set())
 
     async def _connect(self) -> _Session:
-        session = _Session(self._setup, self._address, retained=self._retained)
+        session = _Session(self._setup, self._address, self._pattern, retained=self._retained)
         await session.connection.open()
         try:
             await session.connection.subscribe(self._setup.partition, retained=self._retained)
@@ -277,7 +325,7 @@ class MqttInjector:
 
     async def _prepare_marker(self, session: _Session) -> None:
         try:
-            await session.connection.subscribe(session.marker_topic, retained=False)
+            await session.connection.subscribe(session.marker_topic.decode(), retained=False)
         except ConfigError as error:
             # Safe, but an idle source can then never advance its watermark.
             log.warning("%s", error.message, extra={"hint": f"allow this client to publish and read {MARKER_PREFIX}#"})
@@ -293,18 +341,19 @@ class MqttInjector:
         self._asking = asyncio.create_task(session.ask(), name="millpy-mqtt-marker")
 
     async def _keep_connected(self) -> None:
-        limits, delay_s = self._setup.limits, self._setup.limits.retry_s_min
+        limits, delay_s, lost_early = self._setup.limits, self._setup.limits.retry_s_min, 0
         while True:
             if self._session is not None:
                 taken_over = await self._session.connection.lost()
                 lost, self._session = self._session, None
                 self._setup.ready.set()
                 await lost.connection.close()
+                lasted_s = self._setup.clock.monotonic() - lost.connected_at
+                lost_early = lost_early + 1 if lasted_s < limits.lease_ttl_s else 0
                 delay_s = limits.retry_s_min
-                if taken_over:
-                    log.warning(
-                        "another client took our mqtt session over", extra={"client_id": self._address.client_id}
-                    )
+                if taken_over or lost_early > 1:
+                    # Whoever it was, and even if it is not us who should yield: not faster than a lease can settle it.
+                    self._tell_rivals(taken_over)
                     delay_s = limits.lease_ttl_s
             await self._setup.clock.sleep(delay_s)
             delay_s = min(delay_s * 2, limits.retry_s_max)
@@ -315,6 +364,17 @@ class MqttInjector:
             except SourceUnavailableError as error:
                 log.debug("mqtt: %s", error.message)
 
+    def _tell_rivals(self, taken_over: bool) -> None:
+        why = (
+            "another client took our mqtt session over" if taken_over else "mqtt connections end soon after they began"
+        )
+        log.warning(
+            "%s (client id %s); waiting for a lease",
+            why,
+            self._address.client_id,
+            extra={"hint": "two deployments on one broker need different client ids: client_id="},
+        )
+
     async def take(self) -> Taken | None:
         """Everything received and not yet taken, at most a bundle. Raises ConfigError when the broker refused us."""
         if self._keeper is not None and self._keeper.done():
@@ -322,17 +382,17 @@ class MqttInjector:
         session = self._session
         if session is None or not session.inbox:
             return None
-        records, packet_ids = session.take()
-        if not records:
-            session.settle(packet_ids)
+        bundle = session.take()
+        if not bundle.records:
+            session.settle(bundle.packet_ids)
             return None
-        token = _Token(session, packet_ids)
+        token = _Token(session, bundle.packet_ids)
         session.outstanding.append(token)
         return Taken(
             format="json",
             arrived_at=self._setup.clock.now_us(),
-            payloads=[record.payload for record in records],
-            describe=lambda row: f"{records[row].topic} (packet {records[row].packet_id})",
+            payloads=bundle.payloads(),
+            describe=bundle.describe(),
             token=token,
         )
 
@@ -340,11 +400,8 @@ class MqttInjector:
         """PUBACK a committed bundle, if the connection that delivered it still stands."""
         assert isinstance(token, _Token)
         session = token.session
-        while token.packet_ids and session is self._session:
-            part, token.packet_ids[:] = token.packet_ids[:_ACKNOWLEDGE_AT_ONCE], token.packet_ids[_ACKNOWLEDGE_AT_ONCE:]
-            session.connection.acknowledge(part)
-            if token.packet_ids:
-                await self._setup.clock.sleep(0)  # thousands of small writes: let the others have the loop
+        if session is self._session:
+            session.connection.acknowledge(token.packet_ids)
         if session.outstanding and session.outstanding[0] is token:
             session.outstanding.popleft()
 

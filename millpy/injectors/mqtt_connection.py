@@ -1,21 +1,26 @@
 """One connection to an MQTT broker: the only module that knows aiomqtt and the paho client inside it.
 
-aiomqtt 2.5 has no public manual acknowledgement and one task per received message; so this adapter reaches through to
-paho for four things, and nothing else in millpy does:
+They connect, speak TLS, authenticate, subscribe, ping, publish our markers and say why a connection ended. Messages and
+their acknowledgements go past them (mqtt_socket.py): aiomqtt 2.5 has no public manual acknowledgement, and spends a
+turn of the event loop on each message. So this adapter reaches through for a few things, as nothing else in millpy:
 
-    manual_ack_set, ack     PUBACK when we say so, not on receipt
-    socket, loop_read       stop and resume reading, the only bound that drops nothing
-    _sock_close             leave no socket behind after a connect that failed half way
-    _disconnected           (aiomqtt) the future that tells when and why a connection was lost
+    _create_socket                  wrapped, so that the library works on our socket
+    on_socket_register_write,
+    on_socket_unregister_write      ours: the socket takes whole packets and sees to the rest itself
+    socket, loop_read, loop_write   stop and resume reading, the only bound that drops nothing
+    _sock_close                     leave no socket behind after a connect that failed half way
+    _disconnected, _connected       (aiomqtt) the futures that tell when and why a connection was lost
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import aiomqtt
@@ -28,10 +33,12 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from millpy.errors import ConfigError, SourceUnavailableError
+from millpy.injectors.mqtt_packets import PacketCutter, Published
+from millpy.injectors.mqtt_socket import PacketSocket
 
 log = logging.getLogger(__name__)
 
-RECEIVE_MAX = 65_535  # the protocol's largest: PUBACKs come a commit later, and flow must not wait for them
+_FLUSH_S_MAX = 5.0
 _SUBSCRIBE_S_MAX = 60.0  # the answer may stand behind a session's whole backlog
 _SESSION_TAKEN_OVER = 142
 _BAD_CREDENTIALS = {4, 5, 134, 135}
@@ -45,41 +52,39 @@ class BrokerAddress:
     host: str
     port: int
     username: str | None
-    password: str | None
+    password: str | None = field(repr=False)
     tls: bool
+    tls_ca: str | None
+    tls_certificate: str | None
+    tls_key: str | None
     client_id: str
     protocol: int
     keepalive_s: int
     session_expiry_s: int
+    receive_max: int
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
-    """One message as received; `packet_id` is 0 for QoS 0, which has no acknowledgement."""
+def tls_context(address: BrokerAddress) -> ssl.SSLContext | None:
+    """How to speak TLS with it, verifying its certificate and name; None for plain TCP.
 
-    topic: str
-    payload: bytes
-    packet_id: int
-    retained: bool
-
-
-class _Receiver:
-    """What aiomqtt takes for its queue: hands every message on at once."""
-
-    def __init__(self, deliver: Callable[[Delivered], None]) -> None:
-        self._deliver = deliver
-
-    def put_nowait(self, message: aiomqtt.Message) -> None:
-        """Called by aiomqtt for each message, in the order received."""
-        packet_id = message.mid if message.qos else 0
-        self._deliver(Delivered(message.topic.value, bytes(message.payload), packet_id, bool(message.retain)))
-
-    def qsize(self) -> int:
-        """Nothing stays here."""
-        return 0
+    Raises:
+        ConfigError: a file cannot be read, or holds no certificate or key.
+    """
+    if not address.tls:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=address.tls_ca)
+        if address.tls_certificate is not None:
+            context.load_cert_chain(address.tls_certificate, address.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        files = [file for file in (address.tls_ca, address.tls_certificate, address.tls_key) if file]
+        raise ConfigError(
+            f"cannot use the TLS files {', '.join(files)}: {error}", hint="PEM files are expected"
+        ) from error
+    return context
 
 
 class Connection:
@@ -87,16 +92,28 @@ class Connection:
 
     Args:
         address: the broker.
-        deliver: called with every message, in the order received, on the event loop.
+        deliver: called with messages, in the order received, on the event loop.
+        packet_bytes_max, kept_bytes: of a longer message only the beginning is delivered.
     """
 
-    def __init__(self, address: BrokerAddress, deliver: Callable[[Delivered], None]) -> None:
+    def __init__(
+        self,
+        address: BrokerAddress,
+        deliver: Callable[[Published], None],
+        *,
+        packet_bytes_max: int,
+        kept_bytes: int,
+    ) -> None:
         self.address = address
+        self._deliver = deliver
+        self._packet_bytes_max = packet_bytes_max
+        self._kept_bytes = kept_bytes
+        self._loop = asyncio.get_running_loop()
         five = address.protocol == 5
         properties: Any = cast("Any", Properties)(PacketTypes.CONNECT) if five else None
         if properties is not None:
             properties.SessionExpiryInterval = address.session_expiry_s
-            properties.ReceiveMaximum = RECEIVE_MAX
+            properties.ReceiveMaximum = address.receive_max
         self._client = aiomqtt.Client(
             address.host,
             address.port,
@@ -108,12 +125,42 @@ class Connection:
             clean_start=False if five else MQTT_CLEAN_START_FIRST_ONLY,  # under 3.1.1 paho insists on its default
             properties=properties,
             keepalive=address.keepalive_s,
-            tls_context=ssl.create_default_context() if address.tls else None,
-            queue_type=cast("Any", lambda maxsize: _Receiver(deliver)),
+            tls_context=tls_context(address),
         )
         self._paho: PahoClient = self._client._client
-        self._paho.manual_ack_set(True)
-        self._reading = True
+        self._socket: PacketSocket | None = None
+        self._untrusted: ssl.SSLCertVerificationError | None = None
+        self._go_under()
+
+    def _go_under(self) -> None:
+        """Let the library connect as it does, and then work on a socket of ours."""
+        create: Callable[[], socket.socket] = self._paho._create_socket  # type: ignore[assignment]
+        cutter = PacketCutter(
+            five=self.address.protocol == 5, packet_bytes_max=self._packet_bytes_max, kept_bytes=self._kept_bytes
+        )
+
+        def created() -> PacketSocket:
+            try:
+                raw = create()
+            except ssl.SSLCertVerificationError as error:
+                self._untrusted = error
+                raise
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket = PacketSocket(
+                raw,
+                loop=self._loop,
+                cutter=cutter,
+                deliver=self._deliver,
+                failed=self._failed,
+                readable=self._read,
+            )
+            return self._socket
+
+        paho: Any = self._paho
+        paho._create_socket = created
+        # The first of these comes from the thread that connects.
+        paho.on_socket_register_write = lambda *_: self._loop.call_soon_threadsafe(self._write)
+        paho.on_socket_unregister_write = None
 
     async def open(self) -> None:
         """Connect and resume the session; queued messages may be delivered at once.
@@ -138,6 +185,12 @@ class Connection:
 
     def _refusal(self, error: aiomqtt.MqttError) -> ConfigError | SourceUnavailableError:
         code = _code_of(error)
+        if self._untrusted is not None:
+            return ConfigError(
+                f"the certificate of the MQTT broker at {self.address} is not to be trusted: "
+                f"{self._untrusted.verify_message or self._untrusted}",
+                hint="tls_ca= names the certificates to trust; the name in host= has to be in the broker's own",
+            )
         if isinstance(error, MqttConnectError) and code in _BAD_CREDENTIALS:
             return ConfigError(
                 f"the MQTT broker at {self.address} refuses user {self.address.username!r}: {error}",
@@ -183,31 +236,43 @@ class Connection:
         except aiomqtt.MqttError as error:
             raise SourceUnavailableError(f"cannot publish to {topic!r}: {error}") from error
 
-    def acknowledge(self, packet_ids: Iterable[int]) -> None:
+    def acknowledge(self, packet_ids: Sequence[int]) -> None:
         """Send PUBACKs, in this order; on a lost connection they go nowhere."""
-        for packet_id in packet_ids:
-            self._paho.ack(packet_id, 1)
+        if self._socket is None or self._client._disconnected.done():
+            return
+        try:
+            self._socket.acknowledge(packet_ids)
+        except OSError as error:
+            self._failed(error)
 
     def pause(self) -> None:
-        """Read no more from the socket; what is there waits in the network."""
-        sock = self._paho.socket()
-        if self._reading and sock is not None:
-            self._reading = False
-            asyncio.get_running_loop().remove_reader(sock.fileno())
+        """Read no more from the socket; what is there waits in the network, and the session is kept alive."""
+        if self._socket is not None and not self._socket.paused and self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.pause()
 
     def resume(self) -> None:
         """Read again."""
-        sock = self._paho.socket()
-        if not self._reading and sock is not None:
-            self._reading = True
-            asyncio.get_running_loop().add_reader(sock.fileno(), self._read)
+        if self._socket is not None and self._socket.paused and self._socket.fileno() >= 0:
+            self._loop.add_reader(self._socket.fileno(), self._read)
+            self._socket.resume()
 
     def _read(self) -> None:
         try:
-            self._paho.loop_read()
+            while self._paho.loop_read() == 0 and self._socket is not None and self._socket.pending():
+                pass
         except OSError as error:
-            if not self._client._disconnected.done():
-                self._client._disconnected.set_exception(error)
+            self._failed(error)
+
+    def _write(self) -> None:
+        try:
+            self._paho.loop_write()
+        except OSError as error:
+            self._failed(error)
+
+    def _failed(self, error: OSError) -> None:
+        if not self._client._disconnected.done():
+            self._client._disconnected.set_exception(error)
 
     async def lost(self) -> bool:
         """Wait until the connection is lost; True when another client took the session over."""
@@ -224,6 +289,10 @@ class Connection:
         """Disconnect; the session stays at the broker."""
         try:
             if self._paho.socket() is not None and self._client._connected.done():
+                assert self._socket is not None
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_FLUSH_S_MAX):  # acknowledgements come before the farewell
+                        await self._socket.flushed()
                 await self._client.__aexit__(None, None, None)
         except aiomqtt.MqttError as error:
             log.debug("mqtt disconnect failed", extra={"why": str(error)})

@@ -15,10 +15,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from millpy.clock import Clock
 from millpy.limits import Limits
+from millpy.model.record import RecordType
 from millpy.model.time import Instant
 
 
@@ -56,6 +57,7 @@ class SourceSetup:
     Attributes:
         ready: set by the injector whenever something may be waiting, so that the worker wakes.
         trusted: whether the grant may still be believed; checked before every (re)connect.
+        record_type: of the stream's records; None in tests that look at bytes only.
     """
 
     graph: str
@@ -65,6 +67,7 @@ class SourceSetup:
     clock: Clock
     ready: asyncio.Event
     trusted: Callable[[], bool] = field(default=lambda: True)
+    record_type: RecordType | None = None
 
 
 class Injector(Protocol):
@@ -103,4 +106,13 @@ class Source(Protocol):
 
     def connect(self, setup: SourceSetup) -> Injector:
         """An injector for `setup.partition`, not yet open."""
+        ...
+
+
+@runtime_checkable
+class FillsFields(Protocol):
+    """A source that fills fields of the record from elsewhere than the payload."""
+
+    def validate(self, record_type: RecordType) -> None:
+        """Refuse fields that do not exist or cannot be filled. Raises GraphError."""
         ...

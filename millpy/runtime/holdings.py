@@ -167,6 +167,7 @@ class Holdings:
             clock=self._clock,
             ready=self._wake,
             trusted=self._lease.is_trusted,
+            record_type=node.record_type,
         )
 
     async def close(self) -> None:

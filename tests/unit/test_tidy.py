@@ -19,6 +19,7 @@ INJECTOR_PARTS = tuple(
     f"injectors.{name}"
     for name in ("protocol", "settings", "decode", "columns", "instants", "dedupe", "intake", "watermark")
 )
+MQTT_PARTS = tuple(f"injectors.mqtt_{name}" for name in ("connection", "inbox", "packets", "topics"))
 MEMORY = tuple(f"store.memory{part}" for part in ("", "_commit", "_database", "_faults", "_tables"))
 ENGINE = (*FOUNDATIONS, "computation", "windowing", "graph", *INJECTOR_PARTS, "store.protocol", "store.codec")
 PUBLIC = (*ENGINE, "injectors", "sinks", "runtime", "store", "assembly", "testing")
@@ -33,7 +34,12 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("model", FOUNDATIONS),
     ("computation", FOUNDATIONS),
     ("windowing", (*FOUNDATIONS, "computation", "windowing")),
-    ("injectors.mqtt", (*FOUNDATIONS, *INJECTOR_PARTS, "injectors.mqtt_connection")),
+    ("injectors.mqtt_packets", ()),
+    ("injectors.mqtt_topics", FOUNDATIONS),
+    ("injectors.mqtt_inbox", ("injectors.mqtt_packets",)),
+    ("injectors.mqtt_socket", ("injectors.mqtt_packets",)),
+    ("injectors.mqtt_connection", ("errors", "injectors.mqtt_packets", "injectors.mqtt_socket")),
+    ("injectors.mqtt", (*FOUNDATIONS, *INJECTOR_PARTS, *MQTT_PARTS)),
     ("injectors", (*FOUNDATIONS, *INJECTOR_PARTS)),
     ("sinks", (*FOUNDATIONS, "sinks.protocol", "store.protocol")),
     ("store.postgres", (*FOUNDATIONS, "store")),
@@ -77,8 +83,8 @@ FENCES = {
     "psycopg_pool": ("store.postgres",),
     "sqlalchemy": ("store.schema", "store.admin", "store.migrate"),
     "alembic": ("store.migrate",),
-    "aiomqtt": ("injectors.mqtt", "injectors.mqtt_connection", "injectors.mqtt_client"),
-    "paho": ("injectors.mqtt", "injectors.mqtt_connection", "injectors.mqtt_client"),
+    "aiomqtt": ("injectors.mqtt_connection",),
+    "paho": ("injectors.mqtt_connection",),
     "aiokafka": ("injectors.kafka", "sinks.outbox"),
     "pyspark": ("spark",),
     "typer": ("cli", "commands"),

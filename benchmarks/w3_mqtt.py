@@ -1,0 +1,105 @@
+"""W3: a backlog of 200,000 messages at the broker, through exactly-once windows, into a table.
+
+    python -m benchmarks.w3_mqtt [--records 200000]
+
+mosquitto holds the same messages for two persistent sessions, ours and that of a bare aiomqtt client which drains its
+queue in batches and does nothing (benchmarks/bare_client.py); publishing is over before either clock starts. The two
+drain one after the other. Ours is timed from the source's claim, before it connects, to the commit of the last record;
+the bare client from before it connects to its last message. `client_ratio` = our records/s by the bare client's.
+
+Afterwards one more record closes the windows, and all are compared with a recomputation by DuckDB as in W1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+
+from benchmarks.bundles import committed_bundles
+from benchmarks.harness import Bench, Worker, arguments, wait_until
+from benchmarks.publisher import Publisher
+from benchmarks.readings import START_MS, write_readings
+from benchmarks.traffic import result_of
+from benchmarks.w1_windows import differences
+
+DEVICES = 1_000
+RUN_S_MAX = 600
+AT_ONCE = 500
+UNACKNOWLEDGED_MAX = 20_000
+HOUR_MS = 3_600_000
+
+
+def publish(port: int, payloads: list[bytes]) -> None:
+    """Hand all to the broker and wait until it has acknowledged all."""
+    publisher = Publisher("127.0.0.1", port)
+    for start in range(0, len(payloads), AT_ONCE):
+        publisher.publish(payloads[start : start + AT_ONCE])
+        while publisher.sent - publisher.acknowledged > UNACKNOWLEDGED_MAX:
+            time.sleep(0.001)
+    publisher.drain()
+    if publisher.acknowledged != len(payloads):
+        raise SystemExit(f"the broker took {publisher.acknowledged} of {len(payloads)} messages")
+
+
+def injected(url: str) -> int:
+    """Records committed so far."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        found = connection.execute("SELECT sum(injected) FROM millpy.accounting").fetchone()
+    return int(found[0] or 0) if found else 0
+
+
+def run_until(bench: Bench, url: str, port: int, records: int) -> Worker:
+    """A worker, from its start until it has committed so many records in all."""
+    worker = bench.worker("mqtt_windows.py", url, environment={"BENCH_PORT": str(port)})
+    worker.wait_claimed()
+    wait_until(
+        lambda: worker.running() and injected(url) >= records, "all is committed", timeout_s=RUN_S_MAX, every_s=0.1
+    )
+    worker.drain()
+    return worker
+
+
+def bare(bench: Bench, port: int, messages: int) -> dict[str, Any]:
+    """What the bare client reports of itself."""
+    return result_of(bench.child("benchmarks.bare_client", "--port", port, "--messages", messages), RUN_S_MAX)
+
+
+def main(options: argparse.Namespace) -> None:
+    with Bench("w3", options) as bench:
+        broker = bench.broker()
+        path: Path = bench.directory / "readings.ndjson"
+        bench.show("bytes_per_record", write_readings(path, options.records, DEVICES, value="temperature"))
+        url = bench.database()
+        run_until(bench, url, broker.port, 0)
+        bare(bench, broker.port, 0)
+        publish(broker.port, path.read_bytes().splitlines())
+        server = psutil.Process(broker.pid())
+        spent = [sum(server.cpu_times()[:2])]
+        worker = run_until(bench, url, broker.port, options.records)
+        seconds = worker.report["committed_at"] - worker.report["claimed_at"]
+        spent.append(sum(server.cpu_times()[:2]))
+        client = bare(bench, broker.port, options.records)
+        spent.append(sum(server.cpu_times()[:2]))
+        bench.show("bare_client", client)
+        bench.show("broker_cpu_s", {"ours": spent[1] - spent[0], "bare_client": spent[2] - spent[1]})
+        bench.show("ours", {"seconds": seconds, **committed_bundles(url), "peak_rss_mb": worker.report["peak_rss_mb"]})
+        publish(broker.port, [json.dumps(CLOSING | {"event_ms": START_MS + options.records + HOUR_MS}).encode()])
+        run_until(bench, url, broker.port, options.records + 1)
+        bench.finish(
+            records_per_s=options.records / seconds,
+            client_ratio=client["seconds"] / seconds,
+            bare_client_per_s=options.records / client["seconds"],
+            differences=differences(url, path, table="w3.temperature_10s"),
+        )
+
+
+CLOSING = {"device": "last", "temperature": 0.0, "humidity": 0.0, "seq": -1}
+
+if __name__ == "__main__":
+    main(arguments(__doc__, records=200_000).parse_args())

@@ -1,0 +1,168 @@
+"""Topic filters with named levels: `sensors/{site}/{device}` is the filter `sensors/+/+`, and names what it matches.
+
+A named level becomes a field of the record. It is written into the payload's JSON object before anything is decoded, so
+that every way of decoding, and a dead letter that is replayed later, sees one record. What the payload itself says in
+that field does not count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+import msgspec
+
+from millpy.errors import ConfigError, GraphError
+from millpy.model.record import RecordType
+
+TOPIC_BYTES_MAX = 65_535
+_NAMED = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
+_KNOWN_TOPICS_MAX = 100_000
+_SPACE = b" \t\r\n"
+_EMPTY_OR_SPACED = b"{" + _SPACE
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPattern:
+    """A topic filter as it was written.
+
+    Attributes:
+        filter: what the broker is asked for.
+        levels: the index and name of each named level.
+    """
+
+    filter: str
+    levels: tuple[tuple[int, str], ...]
+
+    @staticmethod
+    def of(text: str) -> TopicPattern:
+        """Read a filter.
+
+        Raises:
+            ConfigError: it is none, or names a level twice.
+        """
+        if not text or "\0" in text or len(text.encode(errors="surrogatepass")) > TOPIC_BYTES_MAX:
+            raise ConfigError(f"{text!r} is no MQTT topic filter", hint='Mqtt("sensors/+/reading")')
+        if text.startswith("$share/"):
+            raise ConfigError(
+                f"{text!r} is a shared subscription, which loses the order of a device's messages",
+                hint="name several topic filters: each is a source partition of its own",
+            )
+        levels, names = [], []
+        parts = text.split("/")
+        for index, level in enumerate(parts):
+            named = _NAMED.fullmatch(level)
+            if named:
+                names.append((index, named[1]))
+                levels.append("+")
+                continue
+            inside = level not in ("+", "#") and re.search(r"[+#{}]", level)
+            if inside or (level == "#" and index < len(parts) - 1):
+                raise ConfigError(
+                    f"{text!r} is no MQTT topic filter because of {level!r}",
+                    hint="+, {name} and # stand for whole levels, # only for the last ones",
+                )
+            levels.append(level)
+        if len({name for _, name in names}) < len(names):
+            raise ConfigError(f"{text!r} names a level twice")
+        return TopicPattern("/".join(levels), tuple(names))
+
+    def matches(self) -> re.Pattern[bytes]:
+        """What `fullmatch` says of a topic: whether the filter selects it."""
+        levels = self.filter.split("/")
+        named = levels[:-1] if levels[-1] == "#" else levels
+        text = b"/".join(b"[^/]*" if level == "+" else re.escape(level.encode()) for level in named)
+        if not named:
+            text = b".*"
+        elif named is not levels:
+            text += b"(/.*)?"  # a/# is a, and all below it
+        # A wildcard does not stand for the broker's own topics.
+        return re.compile((b"(?!\\$)" if levels[0] in ("+", "#") else b"") + text, re.DOTALL)
+
+    def validate(self, record_type: RecordType) -> None:
+        """Refuse names that are no fields, or fields that no text of a topic can be.
+
+        Raises:
+            GraphError: says which.
+        """
+        for _, name in self.levels:
+            struct = record_type.struct.__name__
+            if name not in record_type.annotations:
+                raise GraphError(
+                    f"topic level {{{name}}}: {struct} has no field {name!r}",
+                    hint=f"it has {', '.join(record_type.fields)}",
+                )
+            if record_type.field_type(name) not in (str, int, UUID):
+                raise GraphError(f"topic level {{{name}}}: {name!r} of {struct} is not a str, int or UUID")
+        if self.levels and record_type.struct.__struct_config__.array_like:
+            raise GraphError(
+                f"topic levels have no place in {record_type.struct.__name__}, which is written as an array"
+            )
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether some topic matches both filters."""
+    first = {one[:1], other[:1]}
+    if "$" in first and first & {"+", "#"}:
+        return False  # a wildcard does not stand for the broker's own topics
+    left, right = one.split("/"), other.split("/")
+    for index in range(max(len(left), len(right))):
+        levels = [parts[index] if index < len(parts) else None for parts in (left, right)]
+        if "#" in levels:
+            return True
+        if None in levels or ("+" not in levels and levels[0] != levels[1]):
+            return False
+    return True
+
+
+class TopicFields:
+    """Writes what a topic says into payloads.
+
+    Args:
+        pattern: with named levels, validated.
+        record_type: of the stream.
+    """
+
+    def __init__(self, pattern: TopicPattern, record_type: RecordType) -> None:
+        encoded = dict(zip(record_type.fields, record_type.struct.__struct_encode_fields__, strict=True))
+        self._levels = [
+            (index, msgspec.json.encode(encoded[name]), record_type.field_type(name) is int)
+            for index, name in pattern.levels
+        ]
+        self._endings: dict[bytes, bytes] = {}
+
+    def __call__(self, topics: Sequence[bytes], payloads: Sequence[bytes]) -> list[bytes]:
+        """Payloads that are objects, with the fields at their end, where they win; others as they are."""
+        distinct = set(topics)
+        if len(self._endings) + len(distinct) > _KNOWN_TOPICS_MAX:
+            self._endings.clear()
+        for topic in distinct - self._endings.keys():
+            self._endings[topic] = self._ending(topic)
+        endings = self._endings
+        return [
+            payload[:-1] + endings[topic]
+            if payload[-1:] == b"}" and payload[-2:-1] not in _EMPTY_OR_SPACED
+            else _completed(payload, endings[topic])
+            for topic, payload in zip(topics, payloads, strict=True)
+        ]
+
+    def _ending(self, topic: bytes) -> bytes:
+        levels = topic.decode(errors="replace").split("/")
+        fields = []
+        for index, name, is_int in self._levels:
+            value = levels[index]
+            bare = is_int and _INTEGER.fullmatch(value) is not None
+            fields.append(name + b":" + (value.encode() if bare else msgspec.json.encode(value)))
+        return b"," + b",".join(fields) + b"}"
+
+
+def _completed(payload: bytes, ending: bytes) -> bytes:
+    """The unusual ones: nothing in the object, space around it, no object at all."""
+    text = payload.rstrip(_SPACE)
+    if text[-1:] != b"}":
+        return payload
+    before = text[:-1]
+    return before + ending[1:] if before.strip(_SPACE) == b"{" else before + ending
