@@ -3,7 +3,7 @@
 from millpy.computation import Computation, Context, ListCell, MapCell, Value
 from millpy.graph import Graph, KeyedStream, Stream, WindowedStream
 from millpy.injectors import AdvanceWithClock, Dedupe, EventTime, File, Mqtt, Wait
-from millpy.injectors.files import Files
+from millpy.injectors.files import Directory, Files
 from millpy.model.time import days, hours, milliseconds, minutes, seconds
 from millpy.model.timer import Timer
 from millpy.windowing.aggregate import Count, Max, Mean, Min, Sum
@@ -15,6 +15,7 @@ __all__ = [
     "Context",
     "Count",
     "Dedupe",
+    "Directory",
     "EventTime",
     "File",
     "Files",

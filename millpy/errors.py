@@ -2,6 +2,7 @@
 
     MillError
     ├── UsageError            fix the program        GraphError · SchemaError · ConfigError · TimerError
+    │                                                · BrokenFileError
     ├── OwnershipError        drop work, re-acquire  LeaseExpiredError · StaleSequencerError
     ├── TransientError        retry with backoff     StoreUnavailableError · SourceUnavailableError
     │   └── CommitUnknownError   take over from yourself, then read
@@ -42,6 +43,10 @@ class SchemaError(UsageError):
 
 class ConfigError(UsageError):
     """A setting that is missing or contradicts another."""
+
+
+class BrokenFileError(UsageError):
+    """A source file that is cut, corrupt, or not the one that was being read."""
 
 
 class TimerError(UsageError):

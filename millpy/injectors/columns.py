@@ -43,7 +43,7 @@ _JSON_TYPES = {
     UUID: pa.string(),
 }
 _FLOAT_TEXT = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?$"
-_UUID_TEXT = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
+UUID_TEXT = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
 _BRACKETS_MAX = 100
 _BLOCK_BYTES = 1 << 20
 
@@ -249,7 +249,7 @@ def _all_match(column: pa.Array, pattern: str) -> bool:
 
 
 def _uuids(column: pa.Array) -> pa.Array | None:
-    return column if _all_match(column, _UUID_TEXT) else None
+    return column if _all_match(column, UUID_TEXT) else None
 
 
 def _int_texts(column: pa.Array) -> pa.Array | None:

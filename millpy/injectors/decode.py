@@ -21,22 +21,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpy.injectors.columns import CsvColumns, JsonColumns, fields_of, takes
-from millpy.injectors.protocol import Taken
+from millpy.injectors.protocol import Refused, Taken
+from millpy.injectors.tables import TableColumns, long_rows, row_of, row_text
 from millpy.limits import RECORD_BYTES_MAX
 from millpy.model.record import SMALL_RECORDS_MAX, RecordType, without_none
 
 PIECE_RECORDS = 4_096
 _INT64 = range(-(2**63), 2**63)
 _PLAIN = (str, int, float, bool, datetime)
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A row that is no record: `reason` is a word for dead letters, `detail` says what exactly."""
-
-    row: int
-    reason: str
-    detail: str
 
 
 @dataclass(slots=True)
@@ -74,10 +66,13 @@ class Decoder:
         self._takes_columns = takes(record_type)
         self._json = JsonColumns(record_type) if self._takes_columns else None
         self._csv: dict[tuple[str, ...], CsvColumns] = {}
+        self._table = TableColumns(record_type)
         self._one = _OneByOne(record_type, time_field)
 
     def decode(self, taken: Taken) -> Decoded:
         """Every record of the batch, accepted or refused; blank lines of a file are none."""
+        if taken.batch is not None:
+            return self._rows(taken, taken.batch)
         if taken.block:
             count = taken.block.count(b"\n") + (not taken.block.endswith(b"\n"))
             if count > SMALL_RECORDS_MAX and not _has_long_line(taken.block, self._record_bytes_max):
@@ -89,6 +84,17 @@ class Decoder:
         else:
             lines, skip = taken.payloads, []
         return self._lines(taken, lines, skip if any(skip) else [])
+
+    def _rows(self, taken: Taken, batch: pa.RecordBatch) -> Decoded:
+        """Rows that came as columns: all of them at once, or one by one."""
+        rows = np.arange(len(batch))
+        long = long_rows(batch, self._record_bytes_max)
+        typed = self._table.columns(batch) if not long else None
+        if typed is not None:
+            return Decoded(rows, lambda row: row_text(batch, row), batch=typed)
+        refused = [Refused(row, "oversize", f"a value of more than {self._record_bytes_max} bytes") for row in long]
+        decoded = Decoded(np.delete(rows, long), lambda row: row_text(batch, row), objects=[], refused=refused)
+        return self._sorted(self._one_by_one(taken, decoded))
 
     def _columns(self, taken: Taken, block: bytes, count: int) -> pa.RecordBatch | None:
         if not self._takes_columns:
@@ -104,9 +110,12 @@ class Decoder:
     def _lines(self, taken: Taken, lines: Sequence[bytes], skip: Sequence[bool]) -> Decoded:
         long = [len(line) > self._record_bytes_max for line in lines]
         refused = [Refused(row, "oversize", self._too_long(lines[row])) for row, is_long in enumerate(long) if is_long]
+        refused.extend(taken.refused)
         rows = np.arange(len(lines))
         if skip or refused:
-            rows = np.flatnonzero(~np.array(long) & ~np.array(skip or [False] * len(lines)))
+            passed = np.array(skip or [False] * len(lines))
+            passed[[r.row for r in refused]] = True
+            rows = np.flatnonzero(~passed)
         decoded = Decoded(rows, lines.__getitem__, objects=[], refused=refused)
         if len(rows) <= SMALL_RECORDS_MAX or not self._takes_columns:
             return self._sorted(self._one_by_one(taken, decoded))
@@ -177,7 +186,7 @@ class _OneByOne:
         self._refusals: tuple[type[Exception], ...] = (
             (Exception,)
             if hasattr(record_type.struct, "__post_init__")
-            else (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError, csv.Error)
+            else (msgspec.DecodeError, RecursionError, ValueError, OverflowError, csv.Error)
         )
         self._checks = [
             (name, _PLAIN_CHECKS.get(without_none(record_type.annotations[name])[0], _check_nested))
@@ -186,11 +195,14 @@ class _OneByOne:
         ]
 
     def decode(
-        self, taken: Taken, rows: npt.NDArray[np.int64], payload: Callable[[int], bytes], refused: list[Refused]
+        self, taken: Taken, rows: npt.NDArray[np.int64], payload: Callable[[int], Any], refused: list[Refused]
     ) -> tuple[npt.NDArray[np.int64], list[Any]]:
         """The rows that are records, and the records; appends the others to `refused`."""
-        read: Callable[[bytes], Any] = self._json.decode
-        if taken.format == "csv":
+        read: Callable[[Any], Any] = self._json.decode
+        if (batch := taken.batch) is not None:
+            payload = lambda row: row_of(batch, row)  # noqa: E731
+            read = lambda values: msgspec.convert(values, self._type.struct)  # noqa: E731
+        elif taken.format == "csv":
             header = list(taken.header)
             read = lambda line: self._from_csv(header, line)  # noqa: E731
         kept, objects = [], []

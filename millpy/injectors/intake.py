@@ -16,7 +16,7 @@ Idle: under `AdvanceWithClock(after)`, once the source was quiet (connected, dra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,6 +40,7 @@ NO_KEY = b'""'
 NOWHERE = msgspec.Raw(b"null")
 COUNTERS = ("injected", "accepted", "duplicate", "dead_lettered")
 POSITION_NAMESPACE = "source"
+NOTES_NAMESPACE = "notes"
 
 Mask = npt.NDArray[np.bool_]
 
@@ -115,6 +116,8 @@ class Intake:
         self._seen = DedupeIndex(settings.dedupe.within_us if settings.dedupe else 0, runs)
         self._counts = dict.fromkeys(COUNTERS, 0)
         self._source = SourcePosition()
+        self._noted: Mapping[str, bytes | None] = {}
+        self.notes: dict[str, bytes] = {}  # as recovered, for the source that is about to be opened
         for entries in recovered.entries:
             self._absorb(entries)
         self._source.watermark = max(self._source.watermark, recovered.low_watermark)
@@ -127,6 +130,8 @@ class Intake:
                 continue
             if entries.kind is Kind.POSITION and entries.namespace == POSITION_NAMESPACE:
                 self._source = msgspec.json.decode(value, type=SourcePosition)
+            elif entries.kind is Kind.POSITION and entries.namespace == NOTES_NAMESPACE:
+                self.notes[subkey] = value
             elif entries.kind is Kind.COUNTER and entries.namespace in self._counts and subkey == self._settings.stream:
                 self._counts[entries.namespace] = int(value)
 
@@ -183,7 +188,8 @@ class Intake:
             quiet: what the source's `quiet()` said.
         """
         before = (self._source.position, self._source.watermark, self._source.finished)
-        arrived = taken is not None and bool(taken.block or taken.payloads)
+        arrived = taken is not None and taken.has_records
+        self._noted = taken.notes if taken is not None else {}
         self.observe(now_us, quiet and not arrived)
         result = IntakeResult(Records.none(self._settings.record_type), self.watermark, False)
         if taken is not None:
@@ -205,7 +211,7 @@ class Intake:
             # By elapsed time: the host's wall clock, which says when records arrive, may differ from processing time.
             result.dedupe_run = self._seen.expire(now_us - self._arrived_us)
         after = (self._source.position, self._source.watermark, self._source.finished)
-        result.changed = arrived or result.dedupe_run is not None or before != after
+        result.changed = arrived or bool(self._noted) or result.dedupe_run is not None or before != after
         result.watermark, result.finished = self.watermark, self.finished
         if result.changed:
             result.delta = self._delta()
@@ -367,7 +373,12 @@ class Intake:
             entries = Entries(Kind.COUNTER, name)
             entries.add(NO_KEY, 0, self._settings.stream, b"%d" % count)
             counters.append(entries)
-        return (position, *counters)
+        if not self._noted:
+            return (position, *counters)
+        notes = Entries(Kind.POSITION, NOTES_NAMESPACE)
+        for name, note in self._noted.items():
+            notes.add(NO_KEY, 0, name, note)
+        return (position, notes, *counters)
 
 
 def field_times(decoded: Decoded, name: str, unit: Unit | None) -> tuple[Instants, Mask]:

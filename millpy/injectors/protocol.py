@@ -13,9 +13,11 @@ new one at the stored position: what was taken and not acknowledged must come ag
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
+
+import pyarrow as pa
 
 from millpy.clock import Clock
 from millpy.limits import Limits
@@ -23,23 +25,35 @@ from millpy.model.record import RecordType
 from millpy.model.time import Instant
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A row that is no record: `reason` is a word for dead letters, `detail` says what exactly."""
+
+    row: int
+    reason: str
+    detail: str
+
+
 @dataclass(slots=True)
 class Taken:
-    """What was waiting at a source, undecoded.
+    """What was waiting at a source, undecoded: one of `payloads`, `block` and `batch`.
 
     Attributes:
-        format: how `payloads` or `block` is written.
-        payloads: one payload a record (MQTT), or empty when `block` is set.
+        format: how `payloads` or `block` is written; "columns" for a batch.
+        payloads: one payload a record (MQTT, Kafka, CSV with newlines in its fields).
         block: whole lines joined by newlines (files).
+        batch: rows that the source has as columns already (Parquet).
+        refused: rows of `payloads` that the source itself sets aside; they are not decoded.
         header: CSV header fields, for format "csv".
         describe: position of row i for a dead letter, e.g. "readings.ndjson.gz:12 (byte 1344)".
         position: JSON text of where to go on after this batch; None when the source keeps none.
+        notes: small facts beside the position, as JSON text by name, committed with it; None forgets one.
         token: what to hand back to `acknowledge`.
         arrived_at: wall time of taking.
         finished: the source has ended and this is the last of it (may be empty).
     """
 
-    format: Literal["json", "csv"]
+    format: Literal["json", "csv", "columns"]
     arrived_at: Instant
     payloads: Sequence[bytes] = ()
     block: bytes = b""
@@ -48,6 +62,14 @@ class Taken:
     position: bytes | None = None
     token: Any = None
     finished: bool = False
+    batch: pa.RecordBatch | None = None
+    refused: Sequence[Refused] = ()
+    notes: Mapping[str, bytes | None] = field(default_factory=dict)
+
+    @property
+    def has_records(self) -> bool:
+        """Whether there is anything to decode."""
+        return bool(self.block or self.payloads or self.batch is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +80,7 @@ class SourceSetup:
         ready: set by the injector whenever something may be waiting, so that the worker wakes.
         trusted: whether the grant may still be believed; checked before every (re)connect.
         record_type: of the stream's records; None in tests that look at bytes only.
+        notes: what `Taken.notes` has left behind.
     """
 
     graph: str
@@ -68,6 +91,7 @@ class SourceSetup:
     ready: asyncio.Event
     trusted: Callable[[], bool] = field(default=lambda: True)
     record_type: RecordType | None = None
+    notes: Mapping[str, bytes] = field(default_factory=dict)
 
 
 class Injector(Protocol):

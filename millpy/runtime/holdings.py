@@ -150,7 +150,7 @@ class Holdings:
         )
         interval.intake = Intake(settings, found.recovered, runs)
         if injector is None and not interval.finished:
-            injector = node.source.connect(self._setup(node, deployed.partition))
+            injector = node.source.connect(self._setup(node, deployed.partition, interval.intake))
             async with AsyncExitStack() as opening:
                 opening.push_async_callback(injector.close)
                 await injector.open(interval.intake.position)
@@ -158,7 +158,7 @@ class Holdings:
         interval.injector = injector
         return interval
 
-    def _setup(self, node: InjectorNode, partition: str) -> SourceSetup:
+    def _setup(self, node: InjectorNode, partition: str, intake: Intake) -> SourceSetup:
         return SourceSetup(
             graph=self._plan.deployment.name,
             stream=node.name,
@@ -168,6 +168,7 @@ class Holdings:
             ready=self._wake,
             trusted=self._lease.is_trusted,
             record_type=node.record_type,
+            notes=intake.notes,
         )
 
     async def close(self) -> None:

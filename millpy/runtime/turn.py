@@ -138,6 +138,7 @@ def is_immediate(inbox: Inbox, intervals: Mapping[int, Owned]) -> bool:
     waiting += sum(segment.records for found in inbox.polled.values() for a in found for segment in a.segments)
     return (
         waiting <= SMALL_RECORDS_MAX
+        and all(taken.batch is None for taken in inbox.taken.values())
         and sum(len(taken.block) for taken in inbox.taken.values()) <= SMALL_BLOCK_BYTES
         and all(interval.stage is None or interval.stage.immediate for interval in intervals.values())
     )

@@ -17,9 +17,10 @@ FUNCTION_LINES_MAX = 60
 FOUNDATIONS = ("errors", "limits", "clock", "model")
 INJECTOR_PARTS = tuple(
     f"injectors.{name}"
-    for name in ("protocol", "settings", "decode", "columns", "instants", "dedupe", "intake", "watermark")
+    for name in ("protocol", "settings", "decode", "columns", "tables", "instants", "dedupe", "intake", "watermark")
 )
 MQTT_PARTS = tuple(f"injectors.mqtt_{name}" for name in ("connection", "inbox", "packets", "topics"))
+FILE_PARTS = tuple(f"injectors.files_{name}" for name in ("agenda", "bytes", "lines", "parquet", "reading"))
 MEMORY = tuple(f"store.memory{part}" for part in ("", "_commit", "_database", "_faults", "_tables"))
 ENGINE = (*FOUNDATIONS, "computation", "windowing", "graph", *INJECTOR_PARTS, "store.protocol", "store.codec")
 PUBLIC = (*ENGINE, "injectors", "sinks", "runtime", "store", "assembly", "testing")
@@ -40,6 +41,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("injectors.mqtt_socket", ("injectors.mqtt_packets",)),
     ("injectors.mqtt_connection", ("errors", "injectors.mqtt_packets", "injectors.mqtt_socket")),
     ("injectors.mqtt", (*FOUNDATIONS, *INJECTOR_PARTS, *MQTT_PARTS)),
+    *((name, (*FOUNDATIONS, *INJECTOR_PARTS, *FILE_PARTS)) for name in ("injectors.files", *FILE_PARTS)),
     ("injectors", (*FOUNDATIONS, *INJECTOR_PARTS)),
     ("sinks", (*FOUNDATIONS, "sinks.protocol", "store.protocol")),
     ("store.postgres", (*FOUNDATIONS, "store")),

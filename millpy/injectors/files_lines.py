@@ -1,0 +1,336 @@
+"""Lines of one file, NDJSON or CSV, cut into bundles by position; never looped over.
+
+A CSV record may go over several lines when a field in quotes does. A quote counts only at the beginning of a field,
+as Python's csv reads it. A quote that is never closed (before the end of the file, or of the longest record that is
+taken) costs its own line and no other.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millpy.errors import BrokenFileError
+from millpy.injectors.files_bytes import FilePosition, open_bytes
+from millpy.injectors.protocol import Refused
+from millpy.limits import Limits
+
+Format = Literal["json", "csv", "parquet"]
+Positions = npt.NDArray[np.int64]
+NONE: Positions = np.empty(0, np.int64)
+_READ_BYTES = 4_000_000
+_BOM = b"\xef\xbb\xbf"
+_COMMA, _QUOTE, _NEWLINE, _RETURN = b',"\n\r'
+
+
+@dataclass(slots=True)
+class Piece:
+    """What was read of one file: a bundle of it, where it begins, and where reading goes on.
+
+    Attributes:
+        describe: the place of row i; only dead letters pay for it.
+        ended: this is the last of the file.
+        notes, finished: see `Taken`.
+    """
+
+    after: FilePosition
+    describe: Callable[[int], str] = str
+    block: bytes = b""
+    payloads: Sequence[bytes] = ()
+    batch: pa.RecordBatch | None = None
+    header: tuple[str, ...] = ()
+    refused: tuple[Refused, ...] = ()
+    format: Literal["json", "csv", "columns"] = "json"
+    ended: bool = False
+    notes: dict[str, bytes | None] = field(default_factory=dict)
+    finished: bool = False
+
+
+class LineReader:
+    """Blocking reader of one file.
+
+    Args:
+        start: where to begin; its `head` goes into all positions.
+        kind: "json" or "csv".
+    """
+
+    def __init__(self, start: FilePosition, kind: Literal["json", "csv"], limits: Limits) -> None:
+        self._kind = kind
+        self._records_max = limits.bundle_records_max
+        self._bytes_max = limits.bundle_bytes_max
+        self._record_bytes_max = limits.record_bytes_max
+        self._read_bytes = min(_READ_BYTES, limits.bundle_bytes_max)
+        self._header: tuple[str, ...] = ()
+        self._at = msgspec.structs.replace(start, offset=0, line=0, size=0)
+        self._buffer = b""
+        self._ends: Positions = NONE  # of records, in the buffer: each at its newline
+        self._start = 0  # of what is not yet handed over, in the buffer
+        self._line = 0  # its first newline, in _ends
+        self._at_end = False
+        self._defect: BrokenFileError | None = None
+        self._stream = open_bytes(start.path)
+        try:
+            if self._kind == "csv":
+                self._read_header()
+            elif self._peek(len(_BOM)) == _BOM:
+                self._skip(len(_BOM), lines=0)
+            if start.offset > self._at.offset:
+                self._seek(start)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+
+    @property
+    def at(self) -> FilePosition:
+        """Where reading has come to."""
+        return self._at
+
+    def rest(self) -> bytes:
+        """What is left of the file behind a defect: the beginning of a record."""
+        return self._buffer[self._start : self._start + self._record_bytes_max]
+
+    def _read_header(self) -> None:
+        while not len(self._ends) and not self._at_end:
+            self._fill()
+        if not self._buffer:
+            return  # a file of no bytes has no records, so it needs no header
+        end = int(self._ends[0]) + 1 if len(self._ends) else len(self._buffer)
+        text = self._buffer[:end].removeprefix(_BOM).decode(errors="replace").rstrip("\r\n")
+        header = tuple(next(csv.reader([text]), []))
+        if len(set(header)) != len(header) or not header:
+            raise BrokenFileError(
+                f"{self._at.path}: no header with distinct names in the first line: {text[:200]!r}",
+                hint="a CSV file begins with the names of its columns",
+            )
+        self._header = header
+        self._skip(end, lines=self._buffer[:end].count(b"\n"))
+
+    def _peek(self, count: int) -> bytes:
+        self._fill()
+        return self._buffer[:count]
+
+    def _skip(self, count: int, *, lines: int) -> None:
+        self._start += count
+        self._line += int(np.searchsorted(self._ends[self._line :], self._start))
+        self._advance(count, lines)
+
+    def _advance(self, count: int, lines: int) -> None:
+        at = self._at
+        self._at = FilePosition(at.path, at.offset + count, at.line + lines, at.head, at.head_bytes)
+
+    def _seek(self, start: FilePosition) -> None:
+        self.close()
+        self._stream = open_bytes(start.path)
+        # A file that was cut or replaced by a shorter one must not look like one that was read to its end.
+        reached = self._stream.pass_over(start.offset)
+        if reached < start.offset:
+            raise BrokenFileError(
+                f"{start.path} is shorter ({reached} bytes) than what was already read of it ({start.offset})",
+                hint="put the old file back, or use a new graph",
+            )
+        self._buffer, self._ends, self._start, self._line, self._at_end = b"", NONE, 0, 0, False
+        self._at = msgspec.structs.replace(start, size=0)
+
+    def _fill(self, *, whole_records: bool = True) -> None:
+        """Read one more piece behind what is not yet handed over."""
+        try:
+            piece = self._stream.read(self._read_bytes)
+        except BrokenFileError as error:
+            # First comes what is whole before it.
+            self._defect, self._at_end = error, True
+            return
+        rest = self._buffer[self._start :]
+        if not piece:
+            self._at_end = True
+        if self._kind == "csv" and whole_records and (b'"' in piece or b'"' in rest):
+            self._buffer = rest + piece
+            self._ends = record_ends(self._buffer, self._record_bytes_max, at_end=self._at_end)
+        elif piece:
+            newlines = np.flatnonzero(np.frombuffer(piece, np.uint8) == _NEWLINE) + len(rest)
+            self._ends = np.concatenate([self._ends[self._line :] - self._start, newlines])
+            self._buffer = rest + piece
+        else:
+            return
+        self._start, self._line = 0, 0
+
+    def read(self) -> Piece:
+        """The next bundle of lines; empty at the end of the file.
+
+        Raises:
+            BrokenFileError: a defect of the file, after all that is whole before it was handed over.
+            SourceUnavailableError: it cannot be read now.
+        """
+        self._fill_bundle()
+        unread = len(self._buffer) - self._start
+        if self._defect is not None and self._line == len(self._ends):
+            raise self._defect
+        if not unread:
+            return Piece(self._at, ended=True)
+        before = self._at
+        block, ends = self._cut()
+        ended = self._at_end and self._defect is None and self._start == len(self._buffer)
+        piece = Piece(self._at, header=self._header, format="csv" if self._kind == "csv" else "json", ended=ended)
+        if self._kind == "csv" and block.count(b"\n") > len(ends):
+            return _with_payloads(piece, block, ends, before)
+        piece.block = block
+        piece.describe = _describer(block, before)
+        return piece
+
+    def _fill_bundle(self) -> None:
+        while not self._at_end:
+            lines = len(self._ends) - self._line
+            if lines > self._records_max or (lines and len(self._buffer) - self._start > self._bytes_max):
+                return
+            if not lines and len(self._buffer) - self._start > self._bytes_max:
+                self._pass_long_line()
+                return
+            self._fill()
+
+    def _pass_long_line(self) -> None:
+        """Read past a line that no bundle can hold; its beginning stays, and is set aside as too long."""
+        kept = self._buffer[self._start : self._start + self._record_bytes_max + 1]
+        skipped = len(self._buffer) - self._start - len(kept)
+        self._buffer, self._ends, self._start, self._line = b"", NONE, 0, 0
+        while not len(self._ends) and not self._at_end:
+            skipped += len(self._buffer)
+            self._buffer = b""
+            self._fill(whole_records=False)
+        end = int(self._ends[0]) if len(self._ends) else 0
+        skipped += end
+        self._buffer = kept + self._buffer[end:]
+        self._ends = self._ends - end + len(kept)
+        if self._kind == "csv" and b'"' in self._buffer:
+            first, rest = self._ends[:1], self._buffer[len(kept) + 1 :]
+            behind = record_ends(rest, self._record_bytes_max, at_end=self._at_end) + len(kept) + 1
+            self._ends = np.concatenate([first, behind])
+        self._advance(skipped, 0)
+
+    def _cut(self) -> tuple[bytes, Positions]:
+        """Bytes of whole records, and where each of them ends there (but a last one without a newline)."""
+        lines = len(self._ends)
+        last = min(self._line + self._records_max, lines)
+        last = min(last, max(int(np.searchsorted(self._ends, self._start + self._bytes_max)), self._line + 1))
+        if self._line < lines:
+            end, count = int(self._ends[last - 1]) + 1, last - self._line
+            if (
+                self._at_end
+                and self._defect is None
+                and last == lines
+                and count < self._records_max
+                and len(self._buffer) - self._start <= self._bytes_max
+            ):
+                end = len(self._buffer)  # the last line has no newline
+        else:
+            end = len(self._buffer)
+        block = self._buffer[self._start : end]
+        ends = self._ends[self._line : last] - self._start
+        self._start, self._line = end, min(last, lines)
+        newlines = len(ends) if self._kind == "json" else block.count(b"\n")
+        self._advance(len(block), newlines + (not block.endswith(b"\n")))
+        return block, ends
+
+
+def _with_payloads(piece: Piece, block: bytes, ends: Positions, before: FilePosition) -> Piece:
+    """One payload a record, because newlines do not part them; blank lines are none."""
+    starts = [0, *(ends + 1).tolist()]
+    cuts = [(start, end) for start, end in zip(starts, [*ends.tolist(), len(block)], strict=True) if end > start]
+    payloads = [block[start:end] for start, end in cuts]
+    kept = [index for index, payload in enumerate(payloads) if payload.strip()]
+
+    def describe(row: int) -> str:
+        start = cuts[kept[row]][0]
+        return _place(before, block, start)
+
+    piece.payloads = [payloads[index] for index in kept]
+    piece.describe = describe
+    return piece
+
+
+def _describer(block: bytes, before: FilePosition) -> Callable[[int], str]:
+    def describe(row: int) -> str:
+        newlines = np.flatnonzero(np.frombuffer(block, np.uint8) == _NEWLINE) if row else NONE
+        start = int(newlines[row - 1]) + 1 if row else 0
+        return f"{before.path}:{before.line + row + 1} (byte {before.offset + start})"
+
+    return describe
+
+
+def _place(before: FilePosition, block: bytes, start: int) -> str:
+    return f"{before.path}:{before.line + block.count(bytes([_NEWLINE]), 0, start) + 1} (byte {before.offset + start})"
+
+
+def record_ends(data: bytes, record_bytes_max: int, *, at_end: bool) -> Positions:
+    """Where the records of CSV data end: the newlines outside of quotes.
+
+    Args:
+        data: begins with a record.
+        record_bytes_max: a record that is longer and has an open quote is its first line only.
+        at_end: nothing follows; an open quote is none.
+    """
+    codes = np.frombuffer(data, np.uint8)
+    newlines = np.flatnonzero(codes == _NEWLINE)
+    quotes = np.flatnonzero(codes == _QUOTE)
+    if _is_regular(codes, quotes):
+        ends: Positions = newlines[np.searchsorted(quotes, newlines) % 2 == 0]
+        longest = int(np.diff(ends, prepend=-1).max(initial=0))
+        tail = len(data) - (int(ends[-1]) + 1 if len(ends) else 0)
+        closed = len(quotes) % 2 == 0 or not (at_end or tail > record_bytes_max)
+        if closed and longest <= record_bytes_max:
+            return ends
+    return _ends_one_by_one(data, newlines, record_bytes_max, at_end=at_end)
+
+
+def _is_regular(codes: npt.NDArray[np.uint8], quotes: Positions) -> bool:
+    """Whether each quote that opens stands at the beginning of a field and each that closes at the end of one."""
+    opening, closing = quotes[0::2], quotes[1::2]
+    before = codes[opening[opening > 0] - 1]
+    after = codes[closing[closing + 1 < len(codes)] + 1]
+    begins = (before == _COMMA) | (before == _NEWLINE) | (before == _QUOTE)
+    ends = (after == _COMMA) | (after == _NEWLINE) | (after == _RETURN) | (after == _QUOTE)
+    return bool(begins.all() and ends.all())
+
+
+def _ends_one_by_one(data: bytes, newlines: Positions, record_bytes_max: int, *, at_end: bool) -> Positions:
+    found: list[int] = []
+    start = 0
+    while start < len(data):
+        end = _end_of_record(data, start)
+        if end is None and not at_end and len(data) - start <= record_bytes_max:
+            break
+        if end is None or end - start > record_bytes_max:
+            line = int(np.searchsorted(newlines, start))
+            if line == len(newlines):
+                break
+            end = int(newlines[line])
+        found.append(end)
+        start = end + 1
+    return np.array(found, np.int64)
+
+
+def _end_of_record(data: bytes, start: int) -> int | None:
+    """The newline that ends a record; None when there is none yet."""
+    at = start
+    while True:
+        if data[at : at + 1] == b'"':
+            closing = data.find(b'"', at + 1)
+            while closing >= 0 and data[closing + 1 : closing + 2] == b'"':
+                closing = data.find(b'"', closing + 2)
+            if closing < 0 or closing + 1 == len(data):
+                return None
+            at = closing + 1
+        newline = data.find(b"\n", at)
+        comma = data.find(b",", at, newline if newline >= 0 else len(data))
+        if comma < 0:
+            return newline if newline >= 0 else None
+        at = comma + 1

@@ -1,0 +1,167 @@
+"""Reads one file after the other in a thread: what is next, where to begin, what a defect means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from millpy.errors import BrokenFileError
+from millpy.injectors.files_agenda import Agenda, Next, Notes
+from millpy.injectors.files_bytes import FilePosition, check_same, recognize
+from millpy.injectors.files_lines import Format, LineReader, Piece
+from millpy.injectors.files_parquet import ParquetReader
+from millpy.injectors.protocol import Refused
+from millpy.limits import Limits
+
+BROKEN = "broken_file"
+Broken = Literal["stop", "set_aside"]
+
+
+def format_of(path: str) -> Format:
+    """What a file's name says about it: .csv, .parquet or .pq, and NDJSON for any other, before a possible .gz."""
+    ending = Path(path.removesuffix(".gz")).suffix
+    return {".csv": "csv", ".parquet": "parquet", ".pq": "parquet"}.get(ending, "json")  # type: ignore[return-value]
+
+
+class Reading:
+    """Blocking reader of a source partition.
+
+    Args:
+        format: of all files; by default what each name says.
+        broken: what a defect does.
+        fields: the columns that are wanted.
+    """
+
+    def __init__(
+        self,
+        agenda: Agenda,
+        notes: Notes,
+        *,
+        format: Format | None,
+        broken: Broken,
+        fields: tuple[str, ...],
+        limits: Limits,
+    ) -> None:
+        self._agenda = agenda
+        self._notes = notes
+        self._format = format
+        self._broken = broken
+        self._fields = fields
+        self._limits = limits
+        self._file: LineReader | ParquetReader | None = None
+        self._size = 0  # of the open file, when it was opened
+        self._resume: FilePosition | None = None
+        self._at = FilePosition("")
+        self._pending: dict[str, bytes | None] = {}
+
+    def open(self, position: bytes | None) -> None:
+        """Go to a stored position.
+
+        Raises:
+            ConfigError: a file is missing.
+            BrokenFileError: the file at the position is not the one that was read.
+            SourceUnavailableError: it cannot be read.
+        """
+        self._agenda.check()
+        if position is None:
+            return
+        self._at = msgspec.json.decode(position, type=FilePosition)
+        if self._at.path and self._at.path not in self._notes.done:
+            self._resume = self._at
+            if self._broken == "stop":
+                self._begin(Next(self._at))
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def is_waiting(self) -> bool:
+        """Whether a file has to settle first."""
+        return self._agenda.is_waiting()
+
+    def read(self) -> Piece | None:
+        """The next piece; None when there is nothing now.
+
+        Raises:
+            BrokenFileError: a defect that stops the source.
+            SourceUnavailableError: it cannot be read now.
+        """
+        while True:
+            begun = self._at
+            try:
+                if self._file is None:
+                    following = Next(self._resume) if self._resume is not None else self._agenda.next()
+                    if following is None:
+                        return Piece(self._at, finished=True) if self._agenda.is_over() else None
+                    begun = following.position
+                    self._begin(following)
+                assert self._file is not None
+                begun = self._file.at
+                piece = self._file.read()
+            except BrokenFileError as error:
+                if self._broken == "stop":
+                    raise
+                return self._set_aside(error, begun)
+            self._at = piece.after
+            if piece.ended:
+                self._finish(piece)
+            if piece.block or piece.payloads or piece.batch is not None or piece.ended:
+                piece.notes = {**self._pending, **piece.notes}
+                self._pending = {}
+                return piece
+
+    def _begin(self, following: Next) -> None:
+        position = following.position
+        if following.problem:
+            raise BrokenFileError(following.problem, hint="give new data a new name")
+        if not self._agenda.holds(position.path):
+            raise BrokenFileError(
+                f"reading had come to {position.path!r}, which is not among the files any more",
+                hint="keep a file until it has been read",
+            )
+        if position.offset:
+            check_same(position)
+        head, head_bytes, self._size = recognize(position.path)
+        position = msgspec.structs.replace(position, head=head, head_bytes=head_bytes)
+        kind = self._format or format_of(position.path)
+        if kind == "parquet":
+            self._file = ParquetReader(position, self._fields, self._limits)
+        else:
+            self._file = LineReader(position, kind, self._limits)
+        self._resume = None
+        self._pending.update(self._agenda.forgotten())
+
+    def _finish(self, piece: Piece) -> None:
+        """Note that a file has been read to its end."""
+        assert self._file is not None
+        self.close()
+        path = piece.after.path
+        # What has been read of a plain file counts, in case somebody appends to it at this moment.
+        plain = piece.format != "columns" and not path.endswith(".gz")
+        size = piece.after.offset if plain else self._size
+        piece.notes = self._notes.finish(msgspec.structs.replace(piece.after, size=size))
+        piece.finished = self._agenda.is_over()
+
+    def _set_aside(self, error: BrokenFileError, begun: FilePosition) -> Piece:
+        """The rest of a broken file as one dead letter."""
+        rest = self._file.rest() if self._file is not None else b""
+        at = self._file.at if self._file is not None else begun
+        self.close()
+        self._resume = None
+        size = Path(at.path).stat().st_size if Path(at.path).is_file() else 0
+        self._at = msgspec.structs.replace(at, size=size, broken=True)
+        place = f"{at.path}:{at.line + 1} (byte {at.offset})"
+        notes = {**self._pending, **self._notes.finish(self._at)}
+        self._pending = {}
+        return Piece(
+            self._at,
+            lambda _: place,
+            payloads=[rest],
+            refused=(Refused(0, BROKEN, error.message),),
+            notes=notes,
+            finished=self._agenda.is_over(),
+        )

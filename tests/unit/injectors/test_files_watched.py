@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import asyncio
+import gzip
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from millpy.clock import SystemClock
+from millpy.errors import ConfigError
+from millpy.injectors.files import Directory, FileInjector, Files
+from millpy.injectors.protocol import Taken
+from tests.unit.injectors.test_files import connect, lines_of, read_all, take
+
+OFTEN = timedelta(milliseconds=1)
+
+
+class SteppedClock(SystemClock):
+    """Its monotonic time stands until the test moves it."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Watch:
+    """A watched directory, and what a worker would have committed of it."""
+
+    def __init__(self, source: Directory, partition: str = "files") -> None:
+        self.source = source
+        self.partition = partition
+        self.clock = SteppedClock()
+        self.position: bytes | None = None
+        self.notes: dict[str, bytes] = {}
+        self.injector: FileInjector
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Watch]:
+        self.injector = connect(self.source, partition=self.partition, notes=self.notes, clock=self.clock)
+        await self.injector.open(self.position)
+        try:
+            yield self
+        finally:
+            await self.injector.close()
+
+    async def until_quiet(self) -> list[Taken]:
+        """Everything, up to where nothing is left, not even to wait for; what a worker would commit is kept."""
+        found = []
+        async with asyncio.timeout(30):
+            while not self.injector.quiet():
+                await asyncio.sleep(0)
+                taken = await self.injector.take()
+                if taken is None:
+                    continue
+                found.append(taken)
+                self.position = taken.position
+                self.notes.update({name: note for name, note in taken.notes.items() if note is not None})
+                for name in [name for name, note in taken.notes.items() if note is None]:
+                    del self.notes[name]
+        return found
+
+    async def settled(self) -> list[Taken]:
+        """What has been written by now is seen, stands for long enough, and is read."""
+        async with asyncio.timeout(30):
+            await self.until(lambda: not self.injector.quiet())
+            self.clock.now += 10
+        return await self.until_quiet()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            assert await self.injector.take() is None
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    return tmp_path / "in"
+
+
+async def test_each_new_file_is_read_once_by_name_and_again_by_nobody(folder: Path) -> None:
+    (folder / "b.ndjson").write_bytes(b"{2}\n")
+    (folder / "a.ndjson").write_bytes(b"{1}\n")
+    watch = Watch(Directory(folder, settle=timedelta(0), every=OFTEN))
+
+    async with watch.open():
+        assert lines_of(await watch.until_quiet()) == [b"{1}", b"{2}"]
+        (folder / "0.ndjson").write_bytes(b"{0}\n")  # sorts before what has been read
+        await watch.until(lambda: not watch.injector.quiet())
+        assert lines_of(await watch.until_quiet()) == [b"{0}"]
+    async with watch.open():
+        assert await watch.until_quiet() == []
+
+
+async def test_file_that_is_still_written_is_not_read_until_it_has_settled(folder: Path) -> None:
+    watch = Watch(Directory(folder, settle=timedelta(seconds=2), every=OFTEN))
+
+    async with watch.open():
+        assert await watch.until_quiet() == []
+        (folder / "a.ndjson").write_bytes(b'{"half":')
+        await watch.until(lambda: not watch.injector.quiet())
+        watch.clock.now += 1.9
+        (folder / "a.ndjson").write_bytes(b'{"half":1}\n')
+        looked = watch.injector._reading._agenda
+        await watch.until(lambda: any(seen.since == watch.clock.now for seen in looked._seen.values()))
+        watch.clock.now += 1.9  # long enough for the first state of the file, not for this one
+        await watch.until(lambda: not watch.injector.quiet())
+        watch.clock.now += 0.2
+
+        assert lines_of(await watch.until_quiet()) == [b'{"half":1}']
+
+
+async def test_hidden_and_temporary_names_are_passed_over(folder: Path) -> None:
+    for name in (".a.ndjson", "_b.ndjson", "c.ndjson.tmp", "d.part", "e~"):
+        (folder / name).write_bytes(b"{1}\n")
+    (folder / "_temporary").mkdir()
+    (folder / "_temporary" / "f.ndjson").write_bytes(b"{1}\n")
+    watch = Watch(Directory(folder, pattern="**/*", settle=timedelta(0), every=OFTEN))
+
+    async with watch.open():
+        assert await watch.until_quiet() == []
+        os.rename(folder / "c.ndjson.tmp", folder / "c.ndjson")
+        await watch.until(lambda: not watch.injector.quiet())
+        assert lines_of(await watch.until_quiet()) == [b"{1}"]
+
+
+async def test_text_file_that_grows_is_read_on_from_where_it_ended(folder: Path) -> None:
+    (folder / "a.csv").write_bytes(b"x\n1\n")
+    watch = Watch(Directory(folder, settle=timedelta(0), every=OFTEN))
+
+    async with watch.open():
+        await watch.until_quiet()
+    with (folder / "a.csv").open("ab") as file:
+        file.write(b"2\n")
+    async with watch.open():
+        (found,) = await watch.until_quiet()
+
+    assert (found.header, found.block, found.describe(0)) == (("x",), b"2\n", f"{folder}/a.csv:3 (byte 4)")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.ndjson", b"{1}\n"), ("a.ndjson.gz", gzip.compress(b"{1}\n{2}\n{3}\n"))]
+)
+async def test_other_change_of_a_file_that_was_read_is_one_dead_letter(folder: Path, name: str, content: bytes) -> None:
+    path = folder / name
+    path.write_bytes(gzip.compress(b"{1}\n{2}\n") if name.endswith(".gz") else b"{1}\n{2}\n")
+    watch = Watch(Directory(folder, settle=timedelta(0), every=OFTEN))
+
+    async with watch.open():
+        await watch.until_quiet()
+        path.write_bytes(content)
+        await watch.until(lambda: not watch.injector.quiet())
+        (letter,) = await watch.until_quiet()
+    async with watch.open():
+        assert await watch.until_quiet() == []
+
+    assert [r.reason for r in letter.refused] == ["broken_file"]
+    assert "has changed after it was read" in letter.refused[0].detail
+
+
+async def test_broken_file_is_set_aside_and_read_on_when_a_whole_one_takes_its_place(folder: Path) -> None:
+    whole = gzip.compress(b"".join(b"{%d}\n" % (i * 7919 % 100_003) for i in range(50_000)))
+    (folder / "a.ndjson.gz").write_bytes(whole[: len(whole) // 2])
+    (folder / "b.ndjson").write_bytes(b"{b}\n")
+    watch = Watch(Directory(folder, settle=timedelta(0), every=OFTEN))
+
+    async with watch.open():
+        found = await watch.until_quiet()
+    assert lines_of(found)[-1] == b"{b}"
+    assert [r.reason for t in found for r in t.refused] == ["broken_file"]
+    (folder / "a.ndjson.gz").write_bytes(whole)
+    async with watch.open():
+        rest = await watch.until_quiet()
+
+    assert lines_of(found)[:-1] + lines_of(rest) == gzip.decompress(whole).splitlines()
+
+
+async def test_notes_of_files_that_are_gone_go_with_the_next_file_and_not_before(folder: Path) -> None:
+    (folder / "a.ndjson").write_bytes(b"{1}\n")
+    watch = Watch(Directory(folder, settle=timedelta(0), every=OFTEN))
+    async with watch.open():
+        await watch.until_quiet()
+    (folder / "a.ndjson").rename(folder.parent / "elsewhere")
+
+    async with watch.open():
+        await watch.until_quiet()
+        assert list(watch.notes) == [str(folder / "a.ndjson")]
+    (folder / "b.ndjson").write_bytes(b"{2}\n")
+    async with watch.open():
+        await watch.until_quiet()
+
+    assert list(watch.notes) == [str(folder / "b.ndjson")]
+
+
+async def test_reading_resumes_in_the_middle_of_a_file_and_then_takes_the_others(folder: Path) -> None:
+    for name in "abc":
+        (folder / f"{name}.ndjson").write_bytes(b"".join(b"{%s%d}\n" % (name.encode(), i) for i in range(10)))
+    watch = Watch(Directory(folder, settle=timedelta(0), every=OFTEN))
+    found: list[bytes] = []
+
+    for _ in range(9):
+        watch.injector = connect(watch.source, notes=watch.notes, clock=watch.clock, bundle_records_max=4)
+        await watch.injector.open(watch.position)
+        taken = await take(watch.injector)
+        watch.position = taken.position
+        watch.notes.update({name: note for name, note in taken.notes.items() if note is not None})
+        found += lines_of([taken])
+        await watch.injector.close()
+
+    assert found == [b"{%s%d}" % (name, i) for name in (b"a", b"b", b"c") for i in range(10)]
+
+
+async def test_directory_that_goes_away_is_waited_for(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "a.ndjson").write_bytes(b"{1}\n")
+    watch = Watch(Directory(folder, settle=timedelta(0), every=OFTEN))
+
+    async with watch.open():
+        await watch.until_quiet()
+        folder.rename(folder.with_name("away"))
+        (folder.with_name("away") / "b.ndjson").write_bytes(b"{2}\n")
+        folder.with_name("away").rename(folder)
+        await watch.until(lambda: not watch.injector.quiet())
+
+        assert lines_of(await watch.until_quiet()) == [b"{2}"]
+
+
+async def test_directory_that_is_not_there_is_named_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no directory"):
+        await connect(Directory(tmp_path / "none")).open(None)
+
+
+async def test_every_file_belongs_to_one_of_several_partitions(tmp_path: Path) -> None:
+    for i in range(30):
+        (tmp_path / f"{i:02}.ndjson").write_bytes(b"{%02d}\n" % i)
+    source = Files(tmp_path / "*.ndjson", partitions=3)
+
+    parts = []
+    for partition in source.partitions():
+        injector = connect(source, partition=partition)
+        await injector.open(None)
+        found = [await take(injector)]
+        while not found[-1].finished:
+            found.append(await take(injector))
+        await injector.close()
+        parts.append(lines_of(found))
+
+    assert all(part == sorted(part) and part for part in parts)
+    assert sorted(line for part in parts for line in part) == [b"{%02d}" % i for i in range(30)]
+
+
+async def test_pattern_is_read_by_name_and_named_files_in_the_order_given(tmp_path: Path) -> None:
+    for name in ("b.ndjson", "a.ndjson", "z.ndjson"):
+        (tmp_path / name).write_bytes(b"{%s}\n" % name[:1].encode())
+
+    found = await read_all(Files(tmp_path / "z.ndjson", tmp_path / "*.ndjson"))
+
+    assert lines_of(found) == [b"{z}", b"{a}", b"{b}"]
+
+
+async def test_pattern_that_nothing_matches_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="matches"):
+        await connect(Files(tmp_path / "*.ndjson")).open(None)

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millpy.errors import BrokenFileError
+from millpy.injectors.decode import Decoded, Decoder
+from millpy.injectors.files import File, Files
+from millpy.injectors.protocol import Taken
+from millpy.injectors.tables import TableColumns, plain
+from millpy.model.record import RecordType
+from millpy.model.time import Instant
+from tests.unit.injectors.test_files import connect, read_all, take
+
+
+class Reading(msgspec.Struct):
+    s: str
+    i: int
+    f: float
+    b: bool
+    at: datetime
+    u: UUID | None = None
+    o: str | None = None
+
+
+TYPE = RecordType(Reading)
+MOMENT = datetime(2026, 1, 2, 3, 4, 5, 678901, UTC)
+ID = UUID("6f3c9a52-7d39-4b6c-8f53-2f0a9d3f6f11")
+GOOD: dict[str, Any] = {"s": "a", "i": 1, "f": 0.5, "b": True, "at": MOMENT, "u": str(ID), "o": None}
+
+
+def decoded(batch: pa.RecordBatch) -> Decoded:
+    return Decoder(TYPE, record_bytes_max=100).decode(Taken("columns", Instant(0), batch=plain(batch)))
+
+
+def records(found: Decoded) -> list[Any]:
+    return found.objects if found.objects is not None else TYPE.objects_of(found.batch)
+
+
+def write(path: Path, rows: int, *, group: int = 10) -> None:
+    table = pa.table({"i": list(range(rows)), "s": [f"row {i}" for i in range(rows)], "unknown": [None] * rows})
+    pq.write_table(table, path, row_group_size=group)
+
+
+def numbers(found: list[Taken]) -> list[int]:
+    return [i for taken in found if taken.batch is not None for i in taken.batch.column("i").to_pylist()]
+
+
+async def test_rows_are_read_in_order_in_bundles_across_row_groups(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", 95)
+    write(tmp_path / "b.pq", 5)
+
+    found = await read_all(Files(tmp_path / "a.parquet", tmp_path / "b.pq"), bundle_records_max=7)
+
+    assert numbers(found) == [*range(95), *range(5)]
+    assert all(taken.batch is None or len(taken.batch) <= 7 for taken in found)
+
+
+async def test_reading_resumes_at_every_row(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", 50, group=8)
+    source = File(tmp_path / "a.parquet")
+    whole = await read_all(source, bundle_records_max=3)
+
+    for taken in whole:
+        position = msgspec.json.decode(taken.position or b"")
+        rest = await read_all(source, taken.position, bundle_records_max=3)
+
+        assert numbers(rest) == list(range(position["offset"], 50))
+
+
+async def test_bundle_of_wide_rows_is_cut_by_bytes(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"i": range(100), "s": ["x" * 1_000] * 100}), tmp_path / "a.parquet")
+
+    found = await read_all(File(tmp_path / "a.parquet"), bundle_bytes_max=10_000, record_bytes_max=2_000)
+
+    assert numbers(found) == list(range(100))
+    assert all(taken.batch is None or taken.batch.nbytes <= 11_000 for taken in found)
+
+
+async def test_row_is_described_by_its_number(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", 20)
+
+    _, second, *_ = await read_all(File(tmp_path / "a.parquet"), bundle_records_max=7)
+
+    assert second.describe(1) == f"{tmp_path}/a.parquet: row 9"
+
+
+async def test_file_without_its_end_is_broken(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    write(path, 100)
+    path.write_bytes(path.read_bytes()[:-20])
+
+    with pytest.raises(BrokenFileError):
+        await read_all(File(path))
+    (letter,) = await read_all(Files(path, broken="set_aside"))
+    assert [r.reason for r in letter.refused] == ["broken_file"]
+
+
+async def test_rows_before_a_corrupt_page_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"i": range(100_000)})
+    pq.write_table(table, path, row_group_size=10_000, write_page_checksum=True)
+    content = bytearray(path.read_bytes())
+    at = len(content) // 2
+    content[at : at + 2_000] = b"\xff" * 2_000
+    path.write_bytes(bytes(content))
+
+    *found, letter = await read_all(Files(path, broken="set_aside"), bundle_records_max=5_000)
+
+    assert [r.reason for r in letter.refused] == ["broken_file"]
+    assert 0 < len(numbers(found)) < 100_000
+    assert numbers(found) == list(range(len(numbers(found))))
+
+
+async def test_replaced_parquet_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    write(path, 50)
+    injector = connect(File(path), bundle_records_max=7)
+    await injector.open(None)
+    taken = await take(injector)
+    await injector.close()
+    pq.write_table(pa.table({"i": [5]}), path)
+
+    with pytest.raises(BrokenFileError):
+        await connect(File(path)).open(taken.position)
+
+
+def test_columns_of_many_types_are_records() -> None:
+    batch = pa.record_batch(
+        {
+            "s": pa.array(["a", "b"]).dictionary_encode(),
+            "i": pa.array([1, 2], pa.uint8()),
+            "f": pa.array([Decimal("1.5"), Decimal("2.5")], pa.decimal128(5, 1)),
+            "b": [True, False],
+            "at": pa.array([MOMENT, MOMENT], pa.timestamp("ns", "Europe/Paris")),
+            "u": [str(ID), None],
+        }
+    )
+
+    found = decoded(batch)
+
+    assert found.batch is not None
+    assert records(found) == [Reading("a", 1, 1.5, True, MOMENT, ID), Reading("b", 2, 2.5, False, MOMENT)]
+
+
+def test_rows_that_are_no_records_are_refused_one_by_one_with_their_values() -> None:
+    rows = [
+        GOOD,
+        {**GOOD, "s": None},
+        {**GOOD, "f": float("nan")},
+        {**GOOD, "s": "nul\0"},
+        {**GOOD, "s": "x" * 101},
+        {**GOOD, "u": "no id"},
+    ]
+
+    found = decoded(pa.RecordBatch.from_pylist(rows))
+
+    assert records(found) == [Reading("a", 1, 0.5, True, MOMENT, ID)]
+    assert [(r.row, r.reason) for r in found.refused] == [
+        (1, "undecodable"), (2, "refused"), (3, "refused"), (4, "oversize"), (5, "undecodable"),
+    ]  # fmt: skip
+    assert msgspec.json.decode(found.payload(1))["i"] == 1
+
+
+def test_timestamps_without_a_zone_name_no_instant() -> None:
+    found = decoded(pa.RecordBatch.from_pylist([{**GOOD, "at": MOMENT.replace(tzinfo=None)}]))
+
+    assert [r.reason for r in found.refused] == ["refused"]
+
+
+VALUES = {
+    "s": st.one_of(st.none(), st.text(max_size=3)),
+    "i": st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1)),
+    "f": st.one_of(st.none(), st.floats()),
+    "b": st.one_of(st.none(), st.booleans()),
+    "at": st.one_of(st.none(), st.datetimes(timezones=st.sampled_from([UTC, timezone(timedelta(hours=2))]))),
+    "u": st.one_of(st.none(), st.just(str(ID)), st.just("x")),
+    "o": st.one_of(st.none(), st.text(max_size=3)),
+}
+SCHEMA = pa.schema(
+    [("s", pa.string()), ("i", pa.int64()), ("f", pa.float64()), ("b", pa.bool_()), ("at", pa.timestamp("us", "UTC")),
+     ("u", pa.string()), ("o", pa.string())]
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.fixed_dictionaries({}, optional=VALUES).map(lambda some: GOOD | some), min_size=1, max_size=3))
+def test_columns_are_what_msgspec_makes_of_every_row(rows: list[dict[str, Any]]) -> None:
+    try:
+        batch = pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError):
+        return
+    whole = TableColumns(TYPE).columns(plain(batch))
+
+    one_by_one = [decoded(batch.slice(i, 1)) for i in range(len(rows))]
+    slow = [found for found in one_by_one if not found.refused]
+    if whole is not None:
+        assert len(slow) == len(rows)
+        assert TYPE.objects_of(whole) == [record for found in slow for record in records(found)]
+    assert len(records(decoded(batch))) == len(slow)
