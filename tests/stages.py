@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ import numpy as np
 
 from millpy.limits import Limits
 from millpy.model.bundle import Bundle
-from millpy.model.checkpoint import Entries, Kind
+from millpy.model.checkpoint import DedupeRun, Entries, Kind
 from millpy.model.delta import decode_document, encode_document
 from millpy.model.keys import KeyHasher
 from millpy.model.record import Records, RecordType
@@ -60,6 +61,7 @@ class StageDriver:
         self.now_us = 0
         self.state_complete = True
         self.interval = self.stage.open(Recovered(1, 1))
+        self.runs: list[DedupeRun] = []
         self.results: list[StepResult] = []
 
     def records(self, rows: Sequence[tuple[Any, int]], *, columns: bool = False) -> Records:
@@ -111,6 +113,8 @@ class StageDriver:
         return self.feed([], watermark=INSTANT_MAX)
 
     def commit(self, result: StepResult) -> None:
+        if result.dedupe_run is not None:
+            self.runs.append(result.dedupe_run)
         for entries in decode_document(encode_document(result.delta)):
             columns = zip(
                 entries.keys, entries.key_hashes, entries.subkeys, entries.values, entries.fire_ats, strict=True
@@ -146,10 +150,16 @@ class StageDriver:
                 input_watermark=self.watermark,
                 entries=self.entries(kinds),
                 state_complete=state_complete,
+                dedupe_runs=self.live_runs(),
             )
         )
         assert self.interval.oldest_work() == oldest
         assert self.interval.next_due() == due
+
+    def live_runs(self) -> list[DedupeRun]:
+        """What a store would still have of the runs."""
+        clock = max((run.clock for run in self.runs), default=INSTANT_MIN)
+        return [run for run in self.runs if run.expires_at >= clock]
 
     def produced(self, stream: str) -> list[tuple[Any, int]]:
         """All productions so far with their times."""
@@ -159,3 +169,8 @@ class StageDriver:
                 records = result.productions[stream]
                 found.extend(zip(records.objects(), records.event_times.tolist(), strict=True))
         return found
+
+
+def timedelta_us(us: int) -> timedelta:
+    """So many µs."""
+    return timedelta(microseconds=us)

@@ -76,7 +76,8 @@ SELECT g.name AS graph, s.name AS stream, c.name AS consumer, u.key_fields, p.se
   JOIN mill.graphs AS g ON g.graph_id = u.graph_id;
 
 -- I8. A source partition: injected = accepted + duplicate + dead_lettered. A subscription: produced = consumed + late
--- + quarantined + parked + pending. Counts that do not apply are null; so is `parked` while nothing is.
+-- + quarantined + parked + pending; `duplicate` of those consumed were dropped by a deduplicate step. Counts that do not
+-- apply are null; so is `parked` while nothing is.
 -- A function, because the planner takes the functions over documents for expensive and would compile the query (JIT)
 -- for longer than it runs.
 CREATE FUNCTION mill.account()
@@ -101,6 +102,7 @@ WITH counters AS MATERIALIZED (
      GROUP BY p.graph, s.name, p.interval_id, p.source_partition
 ), subscribed AS (
     SELECT g.name AS graph, s.name AS stream, c.name AS consumer, u.key_fields,
+           sum(k.count) FILTER (WHERE k.namespace = 'duplicate')::bigint AS duplicate,
            coalesce(sum(k.count) FILTER (WHERE k.namespace = 'produced'), 0)::bigint AS produced,
            coalesce(sum(k.count) FILTER (WHERE k.namespace = 'consumed'), 0)::bigint AS consumed,
            coalesce(sum(k.count) FILTER (WHERE k.namespace = 'late'), 0)::bigint AS late,
@@ -112,7 +114,8 @@ WITH counters AS MATERIALIZED (
       JOIN mill.computations AS c ON c.computation_id = u.consumer_id
       JOIN mill.graphs AS g ON g.graph_id = u.graph_id
       LEFT JOIN counters AS k
-        ON k.subkey = u.subscription_id::text AND k.namespace IN ('produced', 'consumed', 'late', 'quarantined')
+        ON k.subkey = u.subscription_id::text
+       AND k.namespace IN ('produced', 'consumed', 'late', 'quarantined', 'duplicate')
      GROUP BY g.name, s.name, c.name, u.subscription_id
 )
 SELECT graph, stream, source_partition, NULL::text AS consumer, NULL::text[] AS key_fields,
@@ -121,7 +124,7 @@ SELECT graph, stream, source_partition, NULL::text AS consumer, NULL::text[] AS 
        injected = accepted + duplicate + dead_lettered AS balanced
   FROM sources
  UNION ALL
-SELECT graph, stream, NULL, consumer, key_fields, NULL, NULL, NULL, NULL, produced, consumed, late, quarantined, parked,
+SELECT graph, stream, NULL, consumer, key_fields, NULL, NULL, duplicate, NULL, produced, consumed, late, quarantined, parked,
        pending, produced = consumed + late + quarantined + coalesce(parked, 0) + pending
   FROM subscribed
 $$;

@@ -9,6 +9,7 @@ from millpy.injectors.protocol import Source
 from millpy.injectors.settings import AdvanceWithClock, Dedupe, EventTime, Wait
 from millpy.model.record import RecordType
 from millpy.model.stage import InputSpec, StageLogic
+from millpy.runtime.deduplicate import DeduplicateLogic
 from millpy.runtime.operators import Chain
 from millpy.windowing.columnar import WindowedLogic
 
@@ -68,6 +69,11 @@ class StageNode:
     def windowed(self) -> bool:
         """Whether its results are panes of windows."""
         return isinstance(self.logic, WindowedLogic)
+
+    @property
+    def keeps_ids(self) -> bool:
+        """Whether it keeps dedupe ids."""
+        return isinstance(self.logic, DeduplicateLogic)
 
     def input_specs(self) -> tuple[InputSpec, ...]:
         """The inputs as the stage sees them."""

@@ -17,6 +17,7 @@ from millpy.graph.nodes import InjectorNode, Input, StageNode
 from millpy.limits import KEY_INTERVALS_DEFAULT
 from millpy.model.record import RecordType, column_name
 from millpy.model.time import microseconds
+from millpy.runtime.deduplicate import DeduplicateLogic
 from millpy.runtime.mapping import FlatMap, Map
 from millpy.runtime.operators import Chain, Filter, Operator, Split
 from millpy.windowing.aggregate import Aggregate
@@ -149,6 +150,36 @@ class Stream:
             raise GraphError(f"a union of streams of different types: {names}", hint="map them to one type first")
         routes = tuple(route for stream in streams for route in stream.routes)
         return Stream(self.graph, None, self.record_type, routes=routes)
+
+    def deduplicate(
+        self,
+        by: str | Sequence[str],
+        within: timedelta,
+        *,
+        name: str,
+        intervals: int = KEY_INTERVALS_DEFAULT,
+    ) -> Stream:
+        """Let the first record of each id through: a step of its own, keyed by the id.
+
+        For feeds that share ids across source partitions; a single feed does it for less with `inject(dedupe=…)`. A
+        record is a duplicate when one of its id that has come before and was let through has an event time at most
+        `within` away. A record more than `within` behind the watermark cannot be judged and is set aside as late.
+
+        Args:
+            by: the field or fields that are the id.
+            within: the horizon of event time.
+            name: the step's name.
+            intervals: key intervals, the unit of ownership.
+        """
+        checked_name(name, "step")
+        if within <= timedelta(0):
+            raise GraphError(f"deduplicate {name!r}: within must be positive")
+        fields = (by,) if isinstance(by, str) else tuple(by)
+        node = StageNode(name, self.key_by(*fields).inputs(), DeduplicateLogic(fields, within), intervals)
+        stream = Stream(self.graph, node, self.record_type)
+        node.outputs.append(stream)
+        self.graph.add(node)
+        return stream
 
     def key_by(self, *fields: str) -> KeyedStream:
         """Group the records by one field (the key is its value) or several (the key is a tuple).

@@ -287,6 +287,10 @@ class Records:
             else [self._objects[row] for row in rows],
         )
 
+    def without_watermarks(self) -> Records:
+        """The same, as a keyed stage produces them."""
+        return Records(self.type, self.event_times, batch=self._batch, objects=self._objects)
+
     def slice(self, start: int, end: int) -> Records:
         """Rows [start, end)."""
         return Records(

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from millpy.limits import Limits
 from millpy.model.bundle import Bundle
-from millpy.model.checkpoint import DeadLetter, Delta, Entries, LateRows, ResultRows
+from millpy.model.checkpoint import DeadLetter, DedupeRun, Delta, Entries, LateRows, ResultRows
 from millpy.model.record import Records, RecordType
 from millpy.model.time import INSTANT_MIN, Instant
 
@@ -70,6 +70,9 @@ class StepResult:
     late_by_input: dict[int, int] = field(default_factory=dict)
     """Input index -> records that went to `late_records` for every one of their windows (I8)."""
     quarantined_by_input: dict[int, int] = field(default_factory=dict)
+    duplicates_by_input: dict[int, int] = field(default_factory=dict)
+    """Input index -> consumed records that were duplicates of others."""
+    dedupe_run: DedupeRun | None = None
 
 
 @dataclass(slots=True)
@@ -79,6 +82,7 @@ class Recovered:
     Attributes:
         entries: newest values of every kind but STATE, and STATE too when `state_complete`.
         state_complete: all state of the interval is in `entries`; if not, keys are loaded on demand.
+        dedupe_runs: of a stage that keeps ids, those that have not expired.
     """
 
     interval_id: int
@@ -90,6 +94,7 @@ class Recovered:
     processing_floor: Instant = INSTANT_MIN
     entries: Sequence[Entries] = ()
     state_complete: bool = True
+    dedupe_runs: Sequence[DedupeRun] = ()
 
 
 class StageInterval(Protocol):

@@ -13,10 +13,11 @@ import os
 import platform
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from uuid import UUID
 
 from millpy.clock import Clock
-from millpy.graph import InjectorNode
+from millpy.graph import InjectorNode, StageNode
 from millpy.injectors.intake import Intake, IntakeSettings
 from millpy.injectors.protocol import Injector, SourceSetup
 from millpy.limits import Limits
@@ -134,10 +135,13 @@ class Holdings:
         plan = self._plan.by_interval[grant.interval_id]
         deployed = next(i for i in plan.intervals if i.interval_id == grant.interval_id)
         interval = owned(grant, deployed, plan, found, self._clock.monotonic())
-        if plan.stage is not None:
-            interval.stage = plan.stage.open(found.recovered)
-            return interval
         node = plan.node
+        if plan.stage is not None:
+            recovered = found.recovered
+            if isinstance(node, StageNode) and node.keeps_ids:
+                recovered = replace(recovered, dedupe_runs=await self._store.load_dedupe_runs(grant))
+            interval.stage = plan.stage.open(recovered)
+            return interval
         assert isinstance(node, InjectorNode)
         runs = await self._store.load_dedupe_runs(grant) if node.dedupe is not None else ()
         settings = IntakeSettings(

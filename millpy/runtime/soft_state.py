@@ -19,6 +19,8 @@ from millpy.runtime.plan import ComputationPlan
 from millpy.store.protocol import Opened
 
 NO_KEY = b'""'
+COUNTED = ("produced", "consumed", "late", "quarantined", "duplicate")
+"""Counters by subscription."""
 
 
 @dataclass(slots=True)
@@ -112,7 +114,7 @@ def owned(grant: Grant, deployed: DeployedInterval, plan: ComputationPlan, opene
     counters = {
         (entries.namespace, subkey): int(value)
         for entries in recovered.entries
-        if entries.kind is Kind.COUNTER and entries.namespace in ("produced", "consumed", "late", "quarantined")
+        if entries.kind is Kind.COUNTER and entries.namespace in COUNTED
         for subkey, value in zip(entries.subkeys, entries.values, strict=True)
         if value is not None
     }

@@ -223,6 +223,7 @@ class Steps:
             segments=segments,
             results=result.results,
             late=result.late,
+            dedupe_run=result.dedupe_run,
             dead_letters=[*result.dead_letters, *(letter for _, letter in refused), *failed],
         )
 
@@ -276,6 +277,7 @@ class Steps:
             of = str(inlet.subscription_id)
             interval.count("consumed", of, received - late - quarantined)
             interval.count("late", of, late)
+            interval.count("duplicate", of, result.duplicates_by_input.get(inlet.input, 0))
             interval.count("quarantined", of, quarantined + sum(1 for i, _ in refused if i == inlet.input))
 
     def _emit(

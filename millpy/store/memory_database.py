@@ -125,13 +125,21 @@ class MemoryDatabase:
             name = str(sub.subscription_id)
             produced = self._count(sub.producers, "produced", name)
             both = [*sub.producers, *sub.consumers]  # operators quarantine in the producer
-            consumed, late, quarantined = (
-                self._count(both, kind, name) for kind in ("consumed", "late", "quarantined")
+            consumed, late, quarantined, duplicate = (
+                self._count(both, kind, name) for kind in ("consumed", "late", "quarantined", "duplicate")
             )
             pending = self.pending([sub]).records
             subscriptions.append(
                 SubscriptionAccount(
-                    sub.subscription_id, sub.stream, sub.consumer, produced, consumed, late, quarantined, pending
+                    sub.subscription_id,
+                    sub.stream,
+                    sub.consumer,
+                    produced,
+                    consumed,
+                    late,
+                    quarantined,
+                    pending,
+                    duplicate,
                 )
             )
         return Accounting(tuple(sources), tuple(subscriptions))

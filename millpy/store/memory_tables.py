@@ -218,6 +218,7 @@ class SubscriptionAccount:
     late: int
     quarantined: int
     pending: int
+    duplicate: int = 0
 
     @property
     def balanced(self) -> bool:

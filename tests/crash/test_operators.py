@@ -18,7 +18,7 @@ from millpy.computation import Computation, Context
 from millpy.graph import Graph, Stream
 from millpy.injectors.files import File
 from millpy.injectors.settings import EventTime
-from millpy.model.time import milliseconds
+from millpy.model.time import milliseconds, seconds
 from tests.crash.memory_world import Reading, World, readings
 from tests.crash.test_memory_engine import land_for_ever
 
@@ -161,3 +161,62 @@ async def test_crashes_change_nothing_behind_operators(tmp_path: Path, seed: int
 
     assert rows(world) == expected()
     assert world.adds_up()
+
+
+class Copy(msgspec.Struct):
+    id: str
+    at: int
+    gateway: str
+
+
+class Pass(Computation):
+    """Passes records on, so that they end up in a table."""
+
+    def process_record(self, context: Context, record: Copy) -> None:
+        context.produce(record)
+
+
+def through_two_gateways(folder: Path, count: int) -> Graph:
+    graph = Graph("world")
+    feeds = []
+    for gateway in ("north", "south"):
+        rng = random.Random(gateway)
+        heard = [Copy(f"n{n}", 1_000 * n, gateway) for n in range(count) for _ in range(rng.randrange(3))]
+        path = folder / gateway
+        path.write_bytes(b"".join(msgspec.json.encode(copy) + b"\n" for copy in heard))
+        event_time = EventTime("at", unit="us", max_disorder=milliseconds(5))
+        feeds.append(graph.inject(gateway, File(str(path)), schema=Copy, event_time=event_time))
+    unique = feeds[0].union(feeds[1]).deduplicate(by="id", within=seconds(10), name="unique")
+    unique.key_by("gateway").process(Pass(), name="passed", output=Copy).to_table("passed")
+    unique.to_table("kept")
+    return graph
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_feeds_that_share_ids_are_one_whatever_crashes(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    graph = through_two_gateways(tmp_path, 1_000)
+    lines = [line for gateway in ("north", "south") for line in (tmp_path / gateway).read_bytes().splitlines()]
+    heard = [msgspec.json.decode(line, type=Copy) for line in lines]
+    world = World(graph)
+    for _ in range(2):
+        world.start()
+
+    for _ in range(6):
+        await asyncio.sleep(rng.uniform(0.0, 0.05))
+        if rng.randrange(2) and world.running:
+            await world.crash(rng.choice(world.running))
+            world.start()
+        else:
+            world.database.faults.lose_answer_of_next_commit(rng.choice(["before", "later", "never"]))
+    landing = asyncio.create_task(land_for_ever(world))
+    await world.finish()
+    landing.cancel()
+
+    for table in ("kept", "passed"):
+        assert sorted(row["id"] for row in world.database.rows(table)) == sorted({copy.id for copy in heard})
+    assert world.adds_up()
+    unique = [
+        account for account in world.database.accounting(world.graph_id).subscriptions if account.consumer == "unique"
+    ]
+    assert sum(account.duplicate for account in unique) == len(heard) - len({copy.id for copy in heard})

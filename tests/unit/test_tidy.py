@@ -61,6 +61,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "runtime.keyed",
             "runtime.operators",
             "runtime.mapping",
+            "runtime.deduplicate",
             "graph",
         ),
     ),

@@ -1,0 +1,189 @@
+"""First seen: which records are the first of their id within a horizon of event time. Pure soft state of `deduplicate`.
+
+A record is a duplicate when an accepted one of the same id, that came before it, has an event time at most `within`
+away, on either side; so the first to come wins, whatever their times. A record that is more than `within` behind the
+watermark is not asked for (ids that old may be forgotten), so an id is needed until the watermark is 2 · `within` past
+its time: what has been forgotten can change no answer, and neither can how records came in bundles (I9).
+
+    id      16 bytes, as two uint64 (hi, lo)
+    tier    (hi, lo, event time) in order of hi; a new one swallows those before it that are not larger, so there are
+            O(log n) of them; what has expired is dropped when tiers merge
+    run     what one bundle accepted, committed with it; an owner rebuilds from the runs that have not expired
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from millpy.model.checkpoint import DedupeRun
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
+
+Halves = npt.NDArray[np.uint64]
+Times = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class _Tier:
+    hi: Halves
+    lo: Halves
+    at: Times
+
+    def take(self, rows: Times | Mask) -> _Tier:
+        return _Tier(self.hi[rows], self.lo[rows], self.at[rows])
+
+
+class FirstSeen:
+    """The accepted ids of one interval.
+
+    Args:
+        within_us: the horizon.
+        runs: what the store holds.
+    """
+
+    def __init__(self, within_us: int, runs: Sequence[DedupeRun] = ()) -> None:
+        self._within_us = within_us
+        self._tiers: list[_Tier] = []
+        self._newest = INSTANT_MIN
+        self._clock = max((run.clock for run in runs), default=INSTANT_MIN)
+        ids = b"".join(run.ids for run in runs)
+        if ids:
+            halves = _halves(ids)
+            times = np.concatenate([np.frombuffer(run.times, "<i8") for run in runs]).astype(np.int64)
+            self._push(_by_id(_Tier(halves[:, 0], halves[:, 1], times)))
+
+    def __len__(self) -> int:
+        """Ids in memory, some of which may have expired."""
+        return sum(len(tier.at) for tier in self._tiers)
+
+    def check(self, ids: bytes, times: Times, clock: Instant) -> tuple[Mask, DedupeRun | None]:
+        """Judge records in order of arrival, and remember those that are accepted.
+
+        Args:
+            ids: 16 bytes a record.
+            times: event times.
+            clock: the watermark after them all.
+
+        Returns:
+            Which records are accepted; the run to commit, None when there is nothing to say.
+        """
+        self._clock = Instant(max(self._clock, clock))
+        halves = _halves(ids)
+        accepted = self._accepted(halves[:, 0], halves[:, 1], times)
+        rows = np.flatnonzero(accepted)
+        if not len(rows):
+            return accepted, self._expire()
+        tier = _by_id(_Tier(halves[rows, 0], halves[rows, 1], times[rows]))
+        self._push(tier)
+        run = DedupeRun(
+            np.stack([tier.hi, tier.lo], axis=1).astype(">u8").tobytes(),
+            tier.at.astype("<i8").tobytes(),
+            self._expires_at(int(tier.at.max())),
+            self._clock,
+        )
+        return accepted, run
+
+    def _expires_at(self, at: int) -> Instant:
+        return Instant(min(at + 2 * self._within_us, INSTANT_MAX - 1))
+
+    def _expire(self) -> DedupeRun | None:
+        """Forget everything once all of it has expired; the run that tells the store, which keeps no dead slot then."""
+        if not self._tiers or self._expires_at(self._newest) >= self._clock:
+            return None
+        self._tiers.clear()
+        return DedupeRun(b"", b"", Instant(self._clock - 1), self._clock)
+
+    def _accepted(self, hi: Halves, lo: Halves, times: Times) -> Mask:
+        accepted = np.zeros(len(times), np.bool_)
+        if not len(times):
+            return accepted
+        order = _order(hi, lo)
+        hi, lo, times = hi[order], lo[order], times[order]
+        first = np.ones(len(order), np.bool_)
+        first[1:] = (hi[1:] != hi[:-1]) | (lo[1:] != lo[:-1])
+        starts = np.flatnonzero(first)
+        known, known_at = self._known(hi[starts], lo[starts])
+        groups = np.cumsum(first) - 1
+        near = self._near(groups, times, known, known_at)
+        some, every = np.logical_or.reduceat(near, starts), np.logical_and.reduceat(near, starts)
+        spread = np.maximum.reduceat(times, starts) - np.minimum.reduceat(times, starts)
+        fresh = ~some & (spread <= self._within_us)  # the first is accepted, and all others are near it
+        accepted[order[starts[fresh]]] = True
+        ends = np.append(starts[1:], len(order))
+        for group in np.flatnonzero(~fresh & ~every).tolist():
+            mine = slice(int(starts[group]), int(ends[group]))
+            taken = known_at[known == group].tolist()
+            for row, at in zip(order[mine].tolist(), times[mine].tolist(), strict=True):
+                if all(abs(at - other) > self._within_us for other in taken):
+                    taken.append(at)
+                    accepted[row] = True
+        return accepted
+
+    def _near(self, groups: Times, times: Times, known: Times, known_at: Times) -> Mask:
+        """Which rows have an accepted record of their id within the horizon; `known` are groups with such records."""
+        near = np.zeros(len(times), np.bool_)
+        if not len(known):
+            return near
+        order = np.argsort(known, kind="stable")
+        known, known_at = known[order], known_at[order]
+        left, right = np.searchsorted(known, groups, "left"), np.searchsorted(known, groups, "right")
+        rows = np.repeat(np.arange(len(times)), right - left)
+        near[rows[np.abs(known_at[_ranges(left, right)] - times[rows]) <= self._within_us]] = True
+        return near
+
+    def _known(self, hi: Halves, lo: Halves) -> tuple[Times, Times]:
+        """(place of the id asked for, event time) of every accepted record of these ids."""
+        places, times = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for tier in self._tiers:
+            left, right = np.searchsorted(tier.hi, hi, "left"), np.searchsorted(tier.hi, hi, "right")
+            asked = np.repeat(np.arange(len(hi)), right - left)
+            found = _ranges(left, right)
+            same = tier.lo[found] == lo[asked]
+            places.append(asked[same])
+            times.append(tier.at[found[same]])
+        return np.concatenate(places), np.concatenate(times)
+
+    def _push(self, tier: _Tier) -> None:
+        """Add a tier, merged with the newest ones as long as they are not larger."""
+        self._newest = Instant(max(self._newest, int(tier.at.max())))
+        horizon = self._clock - 2 * self._within_us
+        while self._tiers and len(self._tiers[-1].at) <= len(tier.at):
+            old = self._tiers.pop()
+            both = _Tier(
+                np.concatenate([old.hi, tier.hi]),
+                np.concatenate([old.lo, tier.lo]),
+                np.concatenate([old.at, tier.at]),
+            )
+            tier = _by_id(both.take(both.at >= horizon))
+        self._tiers = [old for old in self._tiers if int(old.at.max()) >= horizon]
+        if len(tier.at):
+            self._tiers.append(tier)
+
+
+def _halves(ids: bytes) -> Halves:
+    return np.frombuffer(ids, ">u8").astype(np.uint64).reshape(-1, 2)
+
+
+def _by_id(tier: _Tier) -> _Tier:
+    """In order of hi; two runs that are in order already are merged in linear time."""
+    return tier.take(np.argsort(tier.hi, kind="stable"))
+
+
+def _order(hi: Halves, lo: Halves) -> Times:
+    """Rows by id, those of one id in order."""
+    order = np.argsort(hi, kind="stable")
+    same = hi[order][1:] == hi[order][:-1]
+    if same.any() and (lo[order][1:] != lo[order][:-1])[same].any():
+        return np.lexsort((lo, hi))
+    return order
+
+
+def _ranges(starts: Times, ends: Times) -> Times:
+    """All numbers of [start, end) for each pair, joined."""
+    counts = ends - starts
+    before = np.cumsum(counts) - counts
+    return np.repeat(starts - before, counts) + np.arange(int(counts.sum()))

@@ -1,0 +1,110 @@
+"""Laws of `deduplicate`: what it lets through is what a plain loop lets through, whatever bundles and restarts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millpy.model.first_seen import FirstSeen
+from millpy.model.record import RecordType
+from millpy.model.time import INSTANT_MIN, Instant
+from millpy.runtime.deduplicate import DeduplicateLogic
+from tests.stages import StageDriver, timedelta_us
+
+WITHIN, DISORDER = 10, 6
+
+
+class Note(msgspec.Struct):
+    id: str
+    number: int
+
+
+notes = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 80)), max_size=60)
+breaks = st.lists(st.sampled_from(["none", "none", "cut", "restart"]), max_size=60)
+
+
+def by_a_loop(rows: list[tuple[str, int]]) -> tuple[list[int], list[int], int]:
+    """(numbers let through, numbers of late ones, duplicates)."""
+    kept: list[int] = []
+    late: list[int] = []
+    taken: dict[str, list[int]] = {}
+    largest: int | None = None
+    for number, (id_, at) in enumerate(rows):
+        watermark = INSTANT_MIN if largest is None else largest - DISORDER
+        largest = at if largest is None else max(largest, at)
+        if at < watermark - WITHIN:
+            late.append(number)
+        elif all(abs(at - other) > WITHIN for other in taken.get(id_, ())):
+            taken.setdefault(id_, []).append(at)
+            kept.append(number)
+    return kept, late, len(rows) - len(kept) - len(late)
+
+
+def outcome(rows: list[tuple[str, int]], cuts: list[str], *, columns: bool) -> Any:
+    logic = DeduplicateLogic(["id"], timedelta_us(WITHIN))
+    subject = StageDriver(logic, Note, key=("id",), outputs={"out": RecordType(Note)}, max_disorder=DISORDER)
+    bundle: list[Any] = []
+    for number, (id_, at) in enumerate(rows):
+        bundle.append((Note(id_, number), at))
+        cut = cuts[number] if number < len(cuts) else "none"
+        if cut != "none":
+            subject.feed(bundle, columns=columns)
+            bundle = []
+        if cut == "restart":
+            subject.restart()
+    subject.feed(bundle, columns=columns)
+    subject.finish()
+    late = [
+        msgspec.json.decode(payload)["number"] for r in subject.results for rows in r.late for payload in rows.payloads
+    ]
+    counted: Counter[int] = Counter()
+    for result in subject.results:
+        counted.update(result.duplicates_by_input)
+    assert not subject.live_runs()
+    return [note.number for note, _ in subject.produced("out")], late, counted[0]
+
+
+@settings(max_examples=200, deadline=None)
+@given(notes, breaks, st.booleans())
+def test_the_first_of_each_id_passes_whatever_the_bundles_and_restarts(
+    rows: list[tuple[str, int]], cuts: list[str], columns: bool
+) -> None:
+    assert outcome(rows, cuts, columns=columns) == by_a_loop(rows)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 60)), max_size=20), max_size=6))
+def test_ids_that_agree_in_one_half_stay_apart(bundles: list[list[tuple[int, int, int]]]) -> None:
+    subject = FirstSeen(WITHIN)
+    taken: dict[tuple[int, int], list[int]] = {}
+
+    for bundle in bundles:
+        ids = b"".join(np.array([hi, lo], ">u8").tobytes() for hi, lo, _ in bundle)
+        accepted, _ = subject.check(ids, np.array([at for *_, at in bundle], np.int64), Instant(0))
+        for (hi, lo, at), passes in zip(bundle, accepted.tolist(), strict=True):
+            mine = taken.setdefault((hi, lo), [])
+            assert passes == all(abs(at - other) > WITHIN for other in mine)
+            if passes:
+                mine.append(at)
+
+
+def test_ids_are_forgotten_when_nothing_can_ask_for_them() -> None:
+    subject = FirstSeen(WITHIN)
+    runs = []
+    for number in range(200):
+        ids = np.arange(2 * 50 * number, 2 * 50 * (number + 1)).astype(">u8").tobytes()
+        accepted, run = subject.check(ids, np.full(50, number, np.int64), Instant(number))
+        assert accepted.all()
+        runs.append(run)
+    assert len(subject) <= 2 * 50 * 2 * WITHIN
+
+    assert len(FirstSeen(WITHIN, [run for run in runs[-2 * WITHIN :] if run])) == 50 * 2 * WITHIN
+    nothing, last = subject.check(b"", np.empty(0, np.int64), Instant(1_000))
+    assert last is not None
+    assert (len(nothing), len(subject), last.ids, last.clock) == (0, 0, b"", 1_000)
+    assert subject.check(b"", np.empty(0, np.int64), Instant(2_000))[1] is None
