@@ -46,8 +46,8 @@ store-suite: $(STAMP) ## the store's tests; MILLPY_TEST_POSTGRES=16, 18 or syste
 crash: $(STAMP) ## kill and freeze real workers at every Point
 	$(PYTEST) -q tests/crash
 
-sim: $(STAMP) ## the simulator; SEED=n replays one seed
-	SEED=$(SEED) $(PYTEST) -q tests/property/test_simulation.py
+sim: $(STAMP) ## the simulator: SEEDS=10000 runs, or SEED=n to replay one
+	$(BIN)/python -m millpy.testing.simulator $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),2000))
 
 demo: $(STAMP) ## broker, database, two workers, one of them killed; every window checked
 	$(BIN)/python -m examples.demo

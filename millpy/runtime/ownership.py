@@ -65,35 +65,48 @@ class Lease:
         return self._clock.monotonic() - self._progress_at > self._limits.watchdog_s
 
 
+class Heartbeat:
+    """One attempt to renew a lease, and what its answer means."""
+
+    def __init__(self, heart: Heart, worker_id: UUID, lease: Lease, limits: Limits, clock: Clock) -> None:
+        self._heart = heart
+        self._worker_id = worker_id
+        self._lease = lease
+        self._limits = limits
+        self._clock = clock
+
+    def attempt(self) -> None:
+        """Renew the lease, unless the worker is stuck."""
+        if self._lease.is_stuck():
+            log.error("worker makes no progress, lease is left to expire")
+            return
+        attempt_started = self._clock.monotonic()
+        try:
+            alive = self._heart.beat(self._worker_id, self._limits.lease_ttl_s)
+        except MillError as error:
+            # Whatever it is, the next one may succeed; and a thread that ends says nothing to anybody.
+            log.warning("heartbeat failed: %s", error)
+            return
+        if alive:
+            self._lease.renewed(attempt_started)
+        else:
+            self._lease.lost()
+
+
 class HeartThread(threading.Thread):
     """Renews a lease until stopped, or until the worker is stuck."""
 
     def __init__(self, heart: Heart, worker_id: UUID, lease: Lease, limits: Limits, clock: Clock) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self._heart = heart
-        self._worker_id = worker_id
-        self._lease = lease
+        self._heartbeat = Heartbeat(heart, worker_id, lease, limits, clock)
         self._limits = limits
-        self._clock = clock
         self._ended = threading.Event()
 
     def run(self) -> None:
         """Beat, wait, beat."""
         while not self._ended.wait(self._limits.heartbeat_s):
-            if self._lease.is_stuck():
-                log.error("worker makes no progress, lease is left to expire")
-                continue
-            attempt_started = self._clock.monotonic()
-            try:
-                alive = self._heart.beat(self._worker_id, self._limits.lease_ttl_s)
-            except MillError as error:
-                # Whatever it is, the next one may succeed; and a thread that ends says nothing to anybody.
-                log.warning("heartbeat failed: %s", error)
-                continue
-            if alive:
-                self._lease.renewed(attempt_started)
-            else:
-                self._lease.lost()
+            self._heartbeat.attempt()
         self._heart.close()
 
     def stop(self) -> None:

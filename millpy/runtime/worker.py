@@ -33,7 +33,7 @@ from millpy.runtime.isolation import EVERYTHING, Isolation, find_refused, withou
 from millpy.runtime.ownership import Lease
 from millpy.runtime.plan import Plan
 from millpy.runtime.probe import Probe
-from millpy.runtime.steps import Inbox, Steps
+from millpy.runtime.steps import Inbox, LoadState, Steps
 from millpy.runtime.turn import Turn
 from millpy.store.protocol import Event, Store
 
@@ -60,7 +60,9 @@ class Worker:
         lease: Lease,
         rng: random.Random,
         only: Sequence[str] = (),
+        load: LoadState | None = None,
     ) -> None:
+        """Take what belongs to one process; `load` fetches state from where steps run, if that is not a thread."""
         self._store = store
         self._plan = plan
         self._limits = limits
@@ -74,7 +76,7 @@ class Worker:
         self.holdings = Holdings(store, plan, worker_id, lease, limits, clock, probe, self.wake, only)
         self.housekeeping = Housekeeping(store, plan, self.holdings, limits, clock, probe)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="steps")
-        self._steps = Steps(plan, limits, self._load_state, probe)
+        self._steps = Steps(plan, limits, load or self._load_state, probe)
         self._in_flight: asyncio.Task[None] | None = None
         self._flying: Turn | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -116,7 +116,7 @@ class MemoryStore:
                 if holder is None:
                     grants.append(self._grant(header, worker_id))
                     break
-                if holder.committing:
+                if holder.committing or header.owner == worker_id:
                     await self.database.released()
                 else:
                     self.database.terminate(holder)
@@ -303,7 +303,9 @@ class MemoryStore:
         return Instant(self.database.clock.now_us() + int(ttl_s * 1_000_000))
 
     def _may_claim(self, worker_id: UUID, header: Header) -> bool:
-        return self.database.is_live(worker_id) and not self.database.is_live(header.owner)
+        """What no live worker owns, and what is this worker's own: the answer to an earlier claim was lost."""
+        free = header.owner == worker_id or not self.database.is_live(header.owner)
+        return self.database.is_live(worker_id) and free
 
     def _grant(self, header: Header, worker_id: UUID) -> Grant:
         """Give an unlocked header to a worker under a new sequencer."""

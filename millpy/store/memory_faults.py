@@ -74,6 +74,11 @@ class Faults:
             self._database.unlock(transaction)
         return len(lost)
 
+    def forget(self) -> None:
+        """Nothing more of what was asked for goes wrong."""
+        self._losses.clear()
+        self._outages.clear()
+
     def meet_outage(self, store: MemoryStore) -> None:
         """Called by each operation: raise when its connection is lost now."""
         for place, only in enumerate(self._outages):

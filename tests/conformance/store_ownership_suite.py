@@ -91,6 +91,14 @@ class OwnershipSuite:
         assert await worker.store.heartbeat(worker.worker_id, 60.0)
         assert not await (await world.worker()).claim(world.a)
 
+    async def test_interval_whose_claim_was_not_answered_is_claimed_again(self, world: World) -> None:
+        worker = await world.worker()
+        (lost,) = await worker.claim(world.a)
+
+        (grant,) = await worker.claim(world.a)
+
+        assert grant.sequencer > lost.sequencer
+
     async def test_released_interval_is_at_once_claimable(self, world: World) -> None:
         old = await world.owner(world.a, world.b)
         await old.store.release(old.worker_id, [old.grants[world.a.interval_id]])

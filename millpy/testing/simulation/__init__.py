@@ -1,0 +1,1 @@
+"""Deterministic simulation: real workers over the in-memory store, one seed deciding everything that can vary."""

@@ -1,0 +1,241 @@
+"""A broker with one topic and one persistent session, as far as an injector can tell.
+
+It keeps a message until it is acknowledged on the connection that delivered it; a new connection gets everything
+unacknowledged again. It may go away with its publishers waiting, deliver twice, and deliver out of order. It also
+remembers what it handed over in which batch: the batch's number is the source position, so that the checkers can say
+from a committed position what the input was, and in which order (I9).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from millpy.injectors.protocol import Injector, SourceSetup, Taken
+
+PARTITION = "topic"
+MARKER = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One publication; `number` tells it from all others, also from another with the same payload."""
+
+    number: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one `take` handed over."""
+
+    messages: tuple[Message, ...]
+    arrived_at: int
+    finished: bool = False
+
+
+@dataclass(slots=True)
+class Broker:
+    """The topic, its session, and all that was ever handed over.
+
+    Attributes:
+        queue: what the present connection has not been given.
+        unacknowledged: what it was given, in order.
+        waiting: published while the broker was away.
+        ending: nothing more will be published; once all is handed over the source says that it has ended.
+        batches: by number, from 1.
+        acknowledged: numbers of batches that were acknowledged, in order.
+    """
+
+    rng: random.Random
+    queue: deque[Message] = field(default_factory=deque)
+    unacknowledged: dict[int, Message] = field(default_factory=dict)
+    waiting: list[Message] = field(default_factory=list)
+    published: list[Message] = field(default_factory=list)
+    up: bool = True
+    ending: bool = False
+    shuffles: bool = False
+    connection: SimulatedInjector | None = None
+    batches: list[Batch] = field(default_factory=list)
+    acknowledged: list[int] = field(default_factory=list)
+
+    def publish(self, payloads: Sequence[bytes]) -> None:
+        """Take publications; while the broker is away its publishers keep them."""
+        messages = [Message(len(self.published) + place, payload) for place, payload in enumerate(payloads, 1)]
+        self.published.extend(messages)
+        if self.up:
+            self.queue.extend(messages)
+            self.wake()
+        else:
+            self.waiting.extend(messages)
+
+    def go_away(self) -> None:
+        """The broker is down, and its connection with it."""
+        self.up = False
+        self.disconnect()
+
+    def come_back(self) -> None:
+        """The broker is up again; publishers deliver what they kept."""
+        self.up = True
+        self.queue.extend(self.waiting)
+        self.waiting.clear()
+
+    def end(self) -> None:
+        """Say that nothing more will be published."""
+        self.ending = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Tell the present reader that something may be waiting."""
+        if self.connection is not None:
+            self.connection.ready.set()
+
+    def redeliver(self, count: int) -> int:
+        """Deliver some of what is unacknowledged once more on the same connection, as brokers may."""
+        again = list(self.unacknowledged.values())[:count]
+        self.queue.extend(Message(message.number, message.payload) for message in again)
+        self.wake()
+        return len(again)
+
+    def shuffle(self) -> int:
+        """Put what waits out of order."""
+        waiting = [message for message in self.queue if message.number != MARKER]
+        self.rng.shuffle(waiting)
+        self.queue = deque([*waiting, *(m for m in self.queue if m.number == MARKER)])
+        return len(waiting)
+
+    def connect(self, injector: SimulatedInjector) -> None:
+        """A new connection takes the session over: everything unacknowledged comes again, then a marker."""
+        self.disconnect()
+        self.connection = injector
+        again = list(self.unacknowledged.values())
+        self.unacknowledged.clear()
+        known = {message.number for message in again}
+        rest = [m for m in self.queue if m.number != MARKER and m.number not in known]
+        self.queue = deque([*again, *rest])
+        if self.shuffles:
+            self.shuffle()
+            self.shuffles = False
+        self.queue.append(Message(MARKER, b""))
+
+    def disconnect(self) -> None:
+        """Break the present connection."""
+        if self.connection is not None:
+            connection, self.connection = self.connection, None
+            connection.lost()
+
+    def hand_over(self, records_max: int, arrived_at: int) -> tuple[Batch | None, bool]:
+        """(what one take gets, whether the marker was met)."""
+        messages: list[Message] = []
+        met = False
+        while self.queue and len(messages) < records_max:
+            message = self.queue.popleft()
+            if message.number == MARKER:
+                met = True
+                continue
+            self.unacknowledged[message.number] = message
+            messages.append(message)
+        finished = self.ending and self.up and not self.queue and not self.waiting
+        if not messages and not finished:
+            return None, met
+        batch = Batch(tuple(messages), arrived_at, finished)
+        self.batches.append(batch)
+        return batch, met
+
+
+BROKER: ContextVar[Broker] = ContextVar("broker")
+"""The broker of the world that is running: a graph's source is only its description."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """The topic as a source."""
+
+    def partitions(self) -> tuple[str, ...]:
+        """The topic is one source partition."""
+        return (PARTITION,)
+
+    def connect(self, setup: SourceSetup) -> Injector:
+        """A reader, not yet open."""
+        return SimulatedInjector(BROKER.get(), setup)
+
+
+class SimulatedInjector:
+    """One connection to the topic; when it is lost it comes back by itself, as a client library does."""
+
+    def __init__(self, broker: Broker, setup: SourceSetup) -> None:
+        self._broker = broker
+        self._setup = setup
+        self.ready: asyncio.Event = setup.ready
+        self._retry_at: float | None = None
+        self._drained = False
+        self._ended = False
+        self._delivered: dict[int, tuple[Message, ...]] = {}
+
+    async def open(self, position: bytes | None) -> None:
+        """Connect; the position is ours to read, not the broker's."""
+        await asyncio.sleep(0)
+        self._retry_at = self._setup.clock.monotonic()
+        self._connect()
+
+    def _connect(self) -> None:
+        """Connect when it is time, the broker is there and the grant is trusted."""
+        now = self._setup.clock.monotonic()
+        if self._retry_at is None or now < self._retry_at or self._broker.connection is self:
+            return
+        self._retry_at = now + self._setup.limits.lease_ttl_s
+        if self._broker.up and self._setup.trusted():
+            self._broker.connect(self)
+
+    def lost(self) -> None:
+        """The connection is gone: what it delivered is void, and comes again."""
+        self._delivered.clear()
+        self._drained = False
+        if self._retry_at is not None:
+            self._retry_at = self._setup.clock.monotonic() + self._setup.limits.lease_ttl_s / 4
+
+    async def take(self) -> Taken | None:
+        """A batch of what is waiting."""
+        self._connect()
+        if self._broker.connection is not self or self._ended:
+            return None
+        batch, met = self._broker.hand_over(self._setup.limits.bundle_records_max, self._setup.clock.now_us())
+        self._drained |= met
+        if batch is None:
+            return None
+        number = len(self._broker.batches)
+        self._delivered[number] = batch.messages
+        self._ended = batch.finished
+        return Taken(
+            format="json",
+            arrived_at=self._setup.clock.now_us(),
+            payloads=[message.payload for message in batch.messages],
+            describe=lambda row: f"message {batch.messages[row].number}",
+            position=b"%d" % number,
+            token=number,
+            finished=batch.finished,
+        )
+
+    async def acknowledge(self, token: Any) -> None:
+        """Acknowledge a batch, if the connection that delivered it still stands."""
+        messages = self._delivered.pop(token, None)
+        if messages is None:
+            return
+        self._broker.acknowledged.append(token)
+        for message in messages:
+            self._broker.unacknowledged.pop(message.number, None)
+
+    def quiet(self) -> bool:
+        """Whether nothing waits and the backlog since connecting has been read."""
+        return self._broker.connection is self and self._drained and not self._broker.queue
+
+    async def close(self) -> None:
+        """Disconnect for good."""
+        self._retry_at = None
+        if self._broker.connection is self:
+            self._broker.disconnect()

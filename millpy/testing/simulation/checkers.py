@@ -1,0 +1,458 @@
+"""The checkers: I1 to I9 (ARCHITECTURE.md), after every step, from what is stored and what was noted beside it.
+
+Each takes what has just landed and says in words what is wrong. None of them shares code with what it judges: states
+come from the stored documents by plain JSON, inputs and results from the oracle.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from millpy.model.checkpoint import Checkpoint
+from millpy.store.memory_tables import Row
+from millpy.testing.simulation.books import Book, Books, Landing, Name, pending
+from millpy.testing.simulation.broker import Broker
+from millpy.testing.simulation.graphs import DISORDER_US, GROUP_WINDOW_US, IDLE_US, PERIOD_US, WINDOW_US
+from millpy.testing.simulation.oracle import BEGINNING, END, SourceOracle, WatchOracle, WindowOracle, grouped
+
+CLOCK_SLACK_US = 1_500_000
+"""How far a worker's reading of the server's clock may be ahead of it: it drifts for a minute at most."""
+
+
+class Violation(NamedTuple):
+    """What was found, by which checker."""
+
+    checker: str
+    what: str
+
+
+@dataclass(slots=True)
+class Evidence:
+    """All that the checkers go by.
+
+    Attributes:
+        file: the lines of the file, when that is the source.
+        idle: whether the clock may move the watermark of a silent source.
+        latest_us: the latest that the server's clock has shown.
+        batches, lines: of the broker and of the file, in committed positions.
+        emitted: (device, start) -> newest row of `per_window`, also when people have deleted it since.
+        marks: by watcher interval, every mark that has landed.
+    """
+
+    books: Books
+    broker: Broker
+    file: Sequence[bytes] | None
+    source: SourceOracle
+    lateness_us: int
+    idle: bool
+    latest_us: int = BEGINNING
+    windows: dict[int, WindowOracle] = field(default_factory=dict)
+    watchers: dict[int, WatchOracle] = field(default_factory=dict)
+    batches: set[int] = field(default_factory=set)
+    lines: int = 0
+    acknowledged: int = 0
+    emitted: dict[tuple[str, int], Row] = field(default_factory=dict)
+    panes: dict[tuple[str, Any, Any], int] = field(default_factory=dict)
+    marks: dict[int, Counter[tuple[str, str, int, int, int]]] = field(default_factory=dict)
+    homes: dict[str, int] = field(default_factory=dict)
+
+    def look(self) -> list[Violation]:
+        """Judge the present state against the last one."""
+        books = self.books
+        found = (
+            [Violation("I1", what) for what in owners(books)]
+            if any(map(Book.moved, books.by_interval.values()))
+            else []
+        )
+        folds = [book for book in books.by_interval.values() if book.header.folded_bundle != book.folded]
+        landings = books.look()
+        for landing in landings:
+            if landing.book.computation == "readings":
+                self._take_input(landing)
+        for landing in landings:
+            for name, check in LANDED.items():
+                found.extend(Violation(name, what) for what in check(self, landing))
+        if landings:
+            found.extend(Violation("I8", what) for what in accounts(self))
+        for book in folds:
+            found.extend(Violation("I2", what) for what in folded_rows(book))
+        if books.freed or landings:
+            found.extend(Violation("I3", what) for what in kept_segments(books))
+            books.freed = False
+        found.extend(Violation("acknowledgement", what) for what in acknowledgements(self))
+        return found
+
+    def _take_input(self, landing: Landing) -> None:
+        """Tell the oracle what this bundle of the source has committed, by its position."""
+        change = landing.changes.get(("position", "source", "", ""))
+        stored: Any = change[0] if change is not None else {}
+        finished = bool(stored.get("finished"))
+        position = stored.get("position")
+        payloads: Sequence[bytes] = ()
+        if self.file is not None and position is not None:
+            payloads, self.lines = self.file[self.lines : position["line"]], position["line"]
+        elif position is not None and position not in self.batches:
+            self.batches.add(position)
+            payloads = [message.payload for message in self.broker.batches[position - 1].messages]
+        if payloads or finished:
+            self.source.take(landing.bundle, payloads, stored["arrived_at"], finished=finished)
+        else:
+            allowed = self.latest_us + CLOCK_SLACK_US - IDLE_US - DISORDER_US if self.idle else BEGINNING
+            self.source.advance(landing.bundle, min(landing.book.low_watermark, allowed))
+
+
+def owners(books: Books) -> Iterator[str]:
+    """I1: at most one live sequencer per interval."""
+    for book in books.by_interval.values():
+        header = book.header
+        if header.sequencer < book.sequencer:
+            yield f"the sequencer of {book.interval_id} fell from {book.sequencer} to {header.sequencer}"
+        if header.owner != book.owner and header.sequencer == book.sequencer:
+            yield f"interval {book.interval_id} changed hands under sequencer {header.sequencer}"
+    for interval_id, sequencer, one, other in books.granted_twice:
+        yield f"sequencer {sequencer} of interval {interval_id} was granted to {one} and to {other}"
+
+
+def under_its_grant(evidence: Evidence, landing: Landing) -> Iterator[str]:
+    """I1: what lands was submitted by the owner, under the sequencer that stands."""
+    if landing.attempts and landing.attempt is None:
+        used = [c.grant.sequencer for a in landing.attempts for c in a.checkpoints if c.bundle == landing.bundle]
+        yield f"{_name(landing)} landed under sequencer {landing.sequencer}, submitted under {sorted(set(used))}"
+
+
+def whole_and_once(evidence: Evidence, landing: Landing) -> Iterator[str]:
+    """I2: whole or not at all, once, with the next number, and as submitted."""
+    if landing.bundle != landing.bundle_before + 1:
+        yield f"{_name(landing)} follows bundle {landing.bundle_before}"
+    if not landing.attempts:
+        yield f"{_name(landing)} landed and was never submitted"
+    attempt, checkpoint = landing.attempt, landing.checkpoint
+    if attempt is None or checkpoint is None:
+        return
+    for other in attempt.checkpoints:
+        reached = evidence.books.by_interval[other.grant.interval_id].bundle
+        if reached < other.bundle:
+            yield f"{_name(landing)} landed without bundle {other.bundle} of interval {other.grant.interval_id}"
+    if submitted(checkpoint) != landing.changes:
+        yield f"{_name(landing)}: the stored delta is not the submitted one"
+    stored = sum(len(rows) for rows in landing.rows.values())
+    if stored != sum(rows.count for rows in checkpoint.results):
+        yield f"{_name(landing)}: {stored} result rows are stored, {sum(r.count for r in checkpoint.results)} submitted"
+    if list(landing.segments) != list(checkpoint.segments):
+        yield f"{_name(landing)}: the stored segments are not the submitted ones"
+    if checkpoint.dedupe_run is not None and landing.runs != [checkpoint.dedupe_run]:
+        yield f"{_name(landing)}: the stored dedupe run is not the submitted one"
+
+
+def submitted(checkpoint: Checkpoint) -> dict[Name, tuple[Any, int] | None]:
+    """The delta of a checkpoint in the form of the stored one."""
+    found: dict[Name, tuple[Any, int] | None] = {}
+    for part in checkpoint.delta:
+        for place, value in enumerate(part.values):
+            name = (part.kind.value, part.namespace, json.loads(part.keys[place]), part.subkeys[place])
+            found[name] = None if value is None else (json.loads(value), part.fire_ats[place])
+    return found
+
+
+def folded_rows(book: Book) -> Iterator[str]:
+    """I2: what was committed stays: folded rows are the newest values of their bundle."""
+    rows: dict[Name, Any] = {
+        (kind.value, namespace, json.loads(key), subkey): (json.loads(row.value), row.fire_at)
+        for (kind, namespace, key, subkey), row in book.header.keyed.items()
+        if row.value is not None
+    }
+    for name in rows.keys() | book.keyed.keys():
+        if book.changed[name] <= book.header.folded_bundle and rows.get(name) != book.keyed.get(name):
+            yield f"folding {book.interval_id} made {name} {rows.get(name)} of {book.keyed.get(name)}"
+
+
+def without_gaps(evidence: Evidence, landing: Landing) -> Iterator[str]:
+    """I3: cursors move forward, to bundles that exist, over nothing that their owner was not given."""
+    books, book, attempt = evidence.books, landing.book, landing.attempt
+    for producer, (seq, _) in book.cursors.items():
+        before = landing.cursors_before[producer][0]
+        if seq < before:
+            yield f"{_name(landing)}: the cursor on {producer} went back from {before} to {seq}"
+        if seq > books.by_interval[producer].bundle:
+            yield f"{_name(landing)}: the cursor on {producer} is at {seq}, ahead of its producer"
+        if seq == before or attempt is None:
+            continue
+        for kept in books.kept:
+            if kept.producer != producer or not before < kept.segment.seq <= seq:
+                continue
+            subscription = kept.subscription
+            if book.interval_id not in subscription.consumers:
+                continue
+            part = kept.segment.slices[subscription.consumers.index(book.interval_id)]
+            place = (attempt.worker, book.interval_id, producer, subscription.subscription_id, kept.segment.seq)
+            if part is not None and place not in books.given:
+                yield f"{_name(landing)}: the cursor passed segment {kept.segment.seq} of {producer}, which nobody read"
+
+
+def kept_segments(books: Books) -> Iterator[str]:
+    """I3: a segment that some cursor has not passed is still there."""
+    stored = {(s.interval_id, s.segment.subscription_id, s.segment.seq) for s in books.database.segments}
+    for kept in books.kept:
+        if books.is_read(kept):
+            continue
+        name = (kept.producer, kept.segment.subscription_id, kept.segment.seq)
+        if name not in stored:
+            yield f"segment {kept.segment.seq} of {kept.producer} was freed before all had read it"
+
+
+def ids_once(evidence: Evidence, landing: Landing) -> Iterator[str]:
+    """I4: a dedupe id takes effect at most once within its horizon."""
+    if landing.book.computation != "readings":
+        return
+    source = evidence.source
+    for what, expected in (("duplicate", source.duplicate), ("accepted", source.accepted)):
+        count = landing.book.count(what, "readings")
+        if count != expected:
+            yield f"{_name(landing)}: {count} records are counted {what}, {expected} were"
+
+
+def watermarks(evidence: Evidence, landing: Landing) -> Iterator[str]:
+    """I5: never back, never above the oldest work, the input, or a producer at the position consumed."""
+    book, books = landing.book, evidence.books
+    if book.low_watermark < landing.low_before:
+        yield f"{_name(landing)}: the low watermark went back from {landing.low_before} to {book.low_watermark}"
+    if book.input_watermark < landing.input_before:
+        yield f"{_name(landing)}: the input watermark went back from {landing.input_before} to {book.input_watermark}"
+    if book.computation == "readings":
+        promised = evidence.source.watermark
+        if book.low_watermark > promised:
+            yield f"{_name(landing)}: the source publishes {book.low_watermark}, its records say {promised}"
+        if evidence.idle and evidence.source.overtaken:
+            yield f"{_name(landing)}: the clock has overtaken readings {evidence.source.overtaken} that waited"
+        return
+    for producer, (seq, watermark) in book.cursors.items():
+        there = books.by_interval[producer].lows.get(seq, BEGINNING)
+        if watermark != there:
+            yield f"{_name(landing)}: takes {watermark} for the watermark of {producer} at {seq}, which was {there}"
+        if book.input_watermark > there:
+            yield f"{_name(landing)}: the input watermark {book.input_watermark} is above {producer}'s {there} at {seq}"
+    allowed = max(landing.low_before, min(oldest_work(book), book.input_watermark))
+    if book.low_watermark > allowed:
+        yield f"{_name(landing)}: publishes {book.low_watermark}, its oldest work and input allow {allowed}"
+
+
+def oldest_work(book: Book) -> int:
+    """What holds an interval back, from its stored windows and timers."""
+    held = END
+    for (kind, _, _, subkey), (value, fire_at) in book.keyed.items():
+        if kind == "window" and not value["emitted"]:
+            held = min(held, int(subkey.partition("/")[2]) - 1)
+        elif kind == "timer" and value.get("holds", True):
+            named = value.get("event_time")
+            held = min(held, fire_at if named is None else named)
+    return held
+
+
+def timers(evidence: Evidence, landing: Landing) -> Iterator[str]:
+    """I6: a timer or window fires once its time has come and not before; a deleted timer never."""
+    reached = landing.book.input_watermark
+    for table, rows in landing.rows.items():
+        for row in rows:
+            if table == "marks" and row["kind"] == "ghost":
+                yield f"{_name(landing)}: a deleted timer of {row['device']} has fired"
+            due = row["window_end"] if "window_end" in row else row["event_time"]
+            fires = table in ("per_window", "per_group", "totals") or row["kind"] == "quiet"
+            if fires and due > reached:
+                yield f"{_name(landing)}: {table} has fired for {due}, the watermark is at {reached}"
+    for (kind, domain, key, name), (_, fire_at) in landing.book.keyed.items():
+        if kind == "timer" and domain == "event" and fire_at <= reached:
+            yield f"{_name(landing)}: timer {name} of {key} for {fire_at} has not fired, the watermark is at {reached}"
+
+
+def panes(evidence: Evidence, landing: Landing) -> Iterator[str]:
+    """I7: pane indexes rise by one per (key, window); an expired window emits nothing."""
+    for table, rows in landing.rows.items():
+        for row in rows:
+            if "pane_index" not in row:
+                continue
+            name = (table, row["device"] if table == "per_window" else row["group"], row["window_start"])
+            before = evidence.panes.get(name, -1)
+            evidence.panes[name] = row["pane_index"]
+            if row["pane_index"] != before + 1:
+                yield f"{_name(landing)}: pane {row['pane_index']} of {name} follows pane {before}"
+            over = row["window_end"] + evidence.lateness_us
+            if table == "per_window" and landing.input_before >= over:
+                yield f"{_name(landing)}: {name} was over at {over}, the watermark at {landing.input_before}"
+
+
+def accounts(evidence: Evidence) -> Iterator[str]:
+    """I8: nothing is lost, nothing is counted twice."""
+    books, source = evidence.books, evidence.source
+    for book in books.of("readings"):
+        counts = {what: book.count(what, "readings") for what in ("injected", "accepted", "duplicate", "dead_lettered")}
+        if counts["injected"] != counts["accepted"] + counts["duplicate"] + counts["dead_lettered"]:
+            yield f"the source does not add up: {counts}"
+        if counts["injected"] != source.injected or counts["dead_lettered"] != source.dead:
+            yield f"the source counts {counts}, it was given {source.injected}, {source.dead} to set aside"
+    for sub in books.deployed.subscriptions:
+        name = str(sub.subscription_id)
+        produced = sum(books.by_interval[i].count("produced", name) for i in sub.producers)
+        parts = {
+            what: sum(books.by_interval[i].count(what, name) for i in sub.consumers)
+            for what in ("consumed", "late", "quarantined")
+        }
+        parts["pending"] = pending(books, sub)
+        if produced != sum(parts.values()):
+            yield f"{sub.consumer} of {sub.stream}: {produced} produced, {parts}"
+
+
+def as_the_input_says(evidence: Evidence, landing: Landing) -> Iterator[str]:
+    """I9: at the stages behind the source, results are a function of the input up to the position consumed."""
+    book = landing.book
+    source_id = next(evidence.books.of("readings")).interval_id
+    if book.computation == "per_window":
+        windows = evidence.windows.setdefault(book.interval_id, WindowOracle(evidence.source, evidence.lateness_us))
+        windows.advance(book.cursors[source_id][0])
+        yield from _windows(evidence, landing, windows)
+    elif book.computation == "watcher":
+        watch = evidence.watchers.setdefault(book.interval_id, WatchOracle(evidence.source))
+        watch.advance(book.cursors[source_id][0])
+        yield from _watched(evidence, landing, watch)
+
+
+def _windows(evidence: Evidence, landing: Landing, oracle: WindowOracle) -> Iterator[str]:
+    for row in landing.rows.get("per_window", ()):
+        name = (row["device"], row["window_start"])
+        evidence.emitted[name] = row
+        evidence.homes[row["device"]] = landing.book.interval_id
+        found = [row["n"], row["total"], row["low"], row["high"], row["late_count"]]
+        if found != oracle.windows.get(name):
+            yield f"{_name(landing)}: window {name} has {found} instead of {oracle.windows.get(name)}"
+    for name, expected in oracle.windows.items():
+        if evidence.homes.get(name[0]) != landing.book.interval_id or name[1] + WINDOW_US > oracle.watermark:
+            continue
+        row_there = evidence.emitted.get(name)
+        if row_there is None or row_there["n"] != expected[0]:
+            yield f"{_name(landing)}: window {name} should have {expected} by now, it has {row_there}"
+
+
+def _watched(evidence: Evidence, landing: Landing, oracle: WatchOracle) -> Iterator[str]:
+    book = landing.book
+    marks = evidence.marks.setdefault(book.interval_id, Counter())
+    for row in landing.rows.get("marks", ()):
+        if row["kind"] != "ping":
+            marks[row["device"], row["kind"], row["number"], row["total"], row["event_time"]] += 1
+    for (kind, _, key, _), (value, _) in book.keyed.items():
+        if kind != "state":
+            continue
+        device = oracle.devices.get(key)
+        found = (value["number"], value["total"], value["last_us"])
+        expected = None if device is None else (device.number, device.total, device.last_us)
+        if found != expected:
+            yield f"{_name(landing)}: the state of {key} is {found} instead of {expected}"
+        mine = {mark: times for mark, times in marks.items() if mark[0] == key}
+        theirs = {mark: times for mark, times in oracle.marks.items() if mark[0] == key}
+        if mine != theirs:
+            wrong = sorted((Counter(mine) - Counter(theirs)) + (Counter(theirs) - Counter(mine)))
+            yield f"{_name(landing)}: marks of {key} differ from the input's: {wrong[:3]}"
+
+
+def acknowledgements(evidence: Evidence) -> Iterator[str]:
+    """Nothing is acknowledged before its commit is known."""
+    for number in evidence.broker.acknowledged[evidence.acknowledged :]:
+        if number not in evidence.batches:
+            yield f"batch {number} was acknowledged and not committed"
+    evidence.acknowledged = len(evidence.broker.acknowledged)
+
+
+def finished(evidence: Evidence, graph_id: int) -> Iterator[Violation]:
+    """What must hold when the graph has finished: nothing is left, and the results are the oracle's."""
+    books = evidence.books
+    for book in books.by_interval.values():
+        if book.low_watermark < END:
+            yield Violation("I5", f"interval {book.interval_id} has not reached the end")
+        left = [name for name in book.keyed if name[0] in ("timer", "window")]
+        if left:
+            yield Violation("I6", f"interval {book.interval_id} has finished with {left[:3]}")
+    if not books.database.accounting(graph_id).balanced:
+        yield Violation("I8", f"the store's own accounts do not add up: {books.database.accounting(graph_id)}")
+    yield from (Violation("oracle", what) for what in _outcome(evidence))
+
+
+def _outcome(evidence: Evidence) -> Iterator[str]:
+    books, source = evidence.books, evidence.source
+    if evidence.file is not None:
+        if evidence.lines != len(evidence.file):
+            yield f"{evidence.lines} of {len(evidence.file)} lines are committed"
+    else:
+        numbers = {m.number for n in evidence.batches for m in evidence.broker.batches[n - 1].messages}
+        if missing := [m.number for m in evidence.broker.published if m.number not in numbers]:
+            yield f"messages {missing[:5]} were published and never committed"
+    windows, watch = WindowOracle(source, evidence.lateness_us), WatchOracle(source)
+    windows.advance(max(source.by_bundle))
+    watch.advance(max(source.by_bundle))
+    columns = ("n", "total", "low", "high", "late_count")
+    found = {name: [row[column] for column in columns] for name, row in evidence.emitted.items()}
+    yield from _differences("per_window", found, windows.windows)
+    for row in books.database.rows("per_window"):
+        if row is not evidence.emitted.get((row["device"], row["window_start"])):
+            yield f"per_window holds a row that never landed: {row}"
+    late: Counter[tuple[str, int]] = Counter()
+    for _, _, rows in books.database.late_records:
+        if rows.computation != "per_window":
+            yield f"{len(rows)} records are late for {rows.computation}, whose windows wait for hours"
+            continue
+        for key, start in zip(rows.keys, rows.window_starts, strict=True):
+            late[json.loads(key), start or 0] += 1
+    yield from _differences("late records", late, windows.late)
+    rows_of_marks = books.database.rows("marks")
+    marks = Counter(
+        (r["device"], r["kind"], r["number"], r["total"], r["event_time"]) for r in rows_of_marks if r["kind"] != "ping"
+    )
+    yield from _differences("marks", marks, watch.marks)
+    yield from _pings(rows_of_marks)
+    tables = {table.spec.name for table in books.database.tables.values()}
+    if "per_group" in tables:
+        said = [(row["group"], row["kind"], row["event_time"]) for row in rows_of_marks]
+        groups = {(r["group"], r["window_start"] // GROUP_WINDOW_US): r["n"] for r in books.database.rows("per_group")}
+        yield from _differences("per_group", groups, grouped(said, GROUP_WINDOW_US, pings=True))
+        totals: Counter[tuple[int, int]] = Counter()
+        for row in books.database.rows("totals"):
+            totals[row["group"], row["period"]] += row["marks"]
+        yield from _differences("totals", totals, grouped(said, PERIOD_US, pings=False))
+    letters = sum(1 for letter in books.database.dead_letters)
+    if letters != source.dead:
+        yield f"{letters} dead letters instead of {source.dead}"
+
+
+def _pings(rows: Sequence[Row]) -> Iterator[str]:
+    """Timers by the clock: how many depends on it, but a device's are numbered without gap or repetition."""
+    by_device: dict[str, list[int]] = {}
+    for row in rows:
+        if row["kind"] == "ping":
+            by_device.setdefault(row["device"], []).append(row["number"])
+    for device, numbers in by_device.items():
+        if sorted(numbers) != list(range(1, len(numbers) + 1)):
+            yield f"pings of {device}: {sorted(numbers)}"
+
+
+def _differences(what: str, found: Any, expected: Any) -> Iterator[str]:
+    wrong = [name for name in {**found, **expected} if found.get(name) != expected.get(name)]
+    if wrong:
+        shown = "; ".join(f"{name}: {found.get(name)} instead of {expected.get(name)}" for name in wrong[:3])
+        yield f"{what}: {len(wrong)} of {len(expected)} differ: {shown}"
+
+
+def _name(landing: Landing) -> str:
+    return f"bundle {landing.bundle} of {landing.book.computation} {landing.book.interval_id}"
+
+
+LANDED: dict[str, Callable[[Evidence, Landing], Iterator[str]]] = {
+    "I1": under_its_grant,
+    "I2": whole_and_once,
+    "I3": without_gaps,
+    "I4": ids_once,
+    "I5": watermarks,
+    "I6": timers,
+    "I7": panes,
+    "I9": as_the_input_says,
+}

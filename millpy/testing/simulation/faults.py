@@ -1,0 +1,232 @@
+"""What goes wrong: each fault changes the world at one moment; `heal` ends whatever still lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+from millpy.testing.simulation.schedule import POINTS, Fault
+
+if TYPE_CHECKING:
+    from millpy.testing.simulation.machine import Machine
+    from millpy.testing.simulation.world import World
+
+Inject = Callable[["World", "Machine", Fault], bool]
+LANDINGS: tuple[Literal["before", "later", "delayed", "never"], ...] = ("before", "later", "delayed", "never")
+
+
+def inject(world: World, fault: Fault) -> bool:
+    """Let a fault happen; False when it takes effect later, or finds nobody to hit."""
+    victims = [machine for machine in world.machines if machine.worker is not None]
+    if not victims:
+        return False
+    victim = victims[int(fault.pick * len(victims))]
+    world.say(f"fault {fault.kind} {victim.name} {fault.size}")
+    return FAULTS[fault.kind](world, victim, fault)
+
+
+def heal(world: World) -> None:
+    """End every fault that lasts."""
+    world.say("faults end")
+    world.armed.clear()
+    faults = world.database.faults
+    faults.land_lost_commits()
+    faults.forget()
+    faults.drop_lost_commits()
+    for machine in world.machines:
+        machine.process.frozen = False
+        machine.process.slow = 1
+        machine.process.heart.blocked = False
+        machine.store.dies = None
+    if not world.broker.up:
+        world.broker.come_back()
+
+
+def freeze(world: World, machine: Machine, size: float) -> None:
+    """Stop a machine for up to three leases; the broker and the database know nothing of it."""
+    machine.process.frozen = True
+
+    def thaw() -> None:
+        machine.process.frozen = False
+
+    world.clock.call_at(world.clock.monotonic() + 0.05 + size * 3 * world.limits.lease_ttl_s, thaw)
+
+
+def _crash(world: World, victim: Machine, fault: Fault) -> bool:
+    victim.process.doomed = True
+    world.loop.reap(victim.process)
+    return True
+
+
+def _at_point(action: str) -> Inject:
+    def arm(world: World, victim: Machine, fault: Fault) -> bool:
+        world.armed.append((POINTS[int(fault.pick * len(POINTS))], action, fault.size))
+        return False
+
+    return arm
+
+
+def _crash_in_doubt(world: World, victim: Machine, fault: Fault) -> bool:
+    landing = LANDINGS[int(fault.size * len(LANDINGS))]
+    world.database.faults.lose_answer_of_next_commit(landing, store=victim.store)
+    victim.store.dies = victim.die
+    _resolve_later(world, fault)
+    return True
+
+
+def _answer_lost(landing: Literal["before", "later", "delayed", "never"]) -> Inject:
+    def lose(world: World, victim: Machine, fault: Fault) -> bool:
+        world.database.faults.lose_answer_of_next_commit(landing, store=victim.store)
+        _resolve_later(world, fault)
+        return True
+
+    return lose
+
+
+def _resolve_later(world: World, fault: Fault) -> None:
+    """What is on its way lands after a while, or is rolled back."""
+
+    def resolve() -> None:
+        if fault.pick < 0.7:
+            world.database.faults.land_lost_commits()
+        else:
+            world.database.faults.drop_lost_commits()
+
+    for times in (1, 2, 4):  # it may not have been lost yet when the first comes
+        world.clock.call_at(world.clock.monotonic() + times * (0.02 + fault.size), resolve)
+
+
+def _freeze(world: World, victim: Machine, fault: Fault) -> bool:
+    freeze(world, victim, fault.size)
+    return True
+
+
+def _slow(world: World, victim: Machine, fault: Fault) -> bool:
+    victim.process.slow = 2 + int(fault.size * 6)
+    world.clock.call_at(world.clock.monotonic() + 1.0, lambda: setattr(victim.process, "slow", 1))
+    return True
+
+
+def _lease_lost(world: World, victim: Machine, fault: Fault) -> bool:
+    registered = world.database.workers.get(victim.worker_id)
+    if registered is None:
+        return False
+    registered.expires_at = world.server.now_us()
+    return True
+
+
+def _heart_stops(world: World, victim: Machine, fault: Fault) -> bool:
+    victim.process.heart.blocked = True
+    span = (0.5 + fault.size * 2) * world.limits.lease_ttl_s
+    world.clock.call_at(world.clock.monotonic() + span, lambda: setattr(victim.process.heart, "blocked", False))
+    return True
+
+
+def _connections_lost(world: World, victim: Machine, fault: Fault) -> bool:
+    store = None if fault.size < 0.3 else victim.store
+    world.database.faults.lose_connections(1 + int(fault.size * 4), store=store)
+    return True
+
+
+def _broker_away(world: World, victim: Machine, fault: Fault) -> bool:
+    if world.schedule.feed == "file" or not world.broker.up:
+        return False
+    world.broker.go_away()
+
+    def back() -> None:
+        if not world.broker.up:
+            world.broker.come_back()
+
+    world.clock.call_at(world.clock.monotonic() + 0.1 + fault.size * 3, back)
+    return True
+
+
+def _broker_again(world: World, victim: Machine, fault: Fault) -> bool:
+    return world.broker.redeliver(1 + int(fault.size * 8)) > 0
+
+
+def _broker_shuffles(world: World, victim: Machine, fault: Fault) -> bool:
+    if world.schedule.idle:
+        return False  # what is late then is not the engine's doing
+    world.broker.shuffles = True
+    return world.broker.shuffle() > 1
+
+
+def _wall_jumps(world: World, victim: Machine, fault: Fault) -> bool:
+    victim.clock.jump((fault.size - 0.5) * 600)
+    return True
+
+
+def _clock_drifts(world: World, victim: Machine, fault: Fault) -> bool:
+    victim.clock.drift(1 + (fault.size - 0.5) * 0.04)
+    return True
+
+
+def _server_jumps(world: World, victim: Machine, fault: Fault) -> bool:
+    world.server.jump((fault.size - 0.5) * 4 * world.limits.lease_ttl_s)
+    return True
+
+
+def _fold(world: World, victim: Machine, fault: Fault) -> bool:
+    """Make everything of a machine due to be folded."""
+    assert victim.worker is not None
+    intervals = victim.worker.holdings.intervals.values()
+    for interval in intervals:
+        interval.unfolded_since = float("-inf")
+    return any(interval.unfolded_bytes for interval in intervals)
+
+
+def _rings_turn(world: World, victim: Machine, fault: Fault) -> bool:
+    """Make the rings turn at the next occasion."""
+    for ring in (world.database.segments, world.database.deltas, world.database.dedupe_runs):
+        ring.turn(world.server.now_us(), epoch_s=0.0, epoch_bytes=1)
+    return True
+
+
+def _join(world: World, victim: Machine, fault: Fault) -> bool:
+    if len(world.machines) > world.schedule.workers:
+        return False
+    world.spawn()
+    return True
+
+
+def _leave(world: World, victim: Machine, fault: Fault) -> bool:
+    victim.stop.set()
+    return True
+
+
+def _rows_deleted(world: World, victim: Machine, fault: Fault) -> bool:
+    rows = world.database.rows("per_window")
+    if not rows:
+        return False
+    gone = rows[int(fault.pick * len(rows))]["window_start"]
+    world.database.delete_rows("per_window", lambda row: row["window_start"] == gone)
+    return True
+
+
+FAULTS: dict[str, Inject] = {
+    "crash": _crash,
+    "crash_at": _at_point("crash"),
+    "crash_in_doubt": _crash_in_doubt,
+    "freeze": _freeze,
+    "freeze_at": _at_point("freeze"),
+    "slow": _slow,
+    "lease_lost": _lease_lost,
+    "heart_stops": _heart_stops,
+    "answer_lost_before": _answer_lost("before"),
+    "answer_lost_later": _answer_lost("later"),
+    "answer_lost_delayed": _answer_lost("delayed"),
+    "answer_lost_never": _answer_lost("never"),
+    "connections_lost": _connections_lost,
+    "broker_away": _broker_away,
+    "broker_again": _broker_again,
+    "broker_shuffles": _broker_shuffles,
+    "wall_jumps": _wall_jumps,
+    "clock_drifts": _clock_drifts,
+    "server_jumps": _server_jumps,
+    "fold": _fold,
+    "rings_turn": _rings_turn,
+    "join": _join,
+    "leave": _leave,
+    "rows_deleted": _rows_deleted,
+}

@@ -1,0 +1,179 @@
+"""What must come out, by plain loops that share nothing with the engine: no decoder, no window, no timer of ours.
+
+The input is what was committed, in its order: batches of payloads with their time of arrival, each payload with its
+truth. `SourceOracle` says which readings are accepted and the watermark before each; `WindowOracle` and `WatchOracle`
+follow it to the position that a consumer has reached (I9).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from millpy.testing.simulation.feed import Truth
+from millpy.testing.simulation.graphs import CANCELS, DISORDER_US, EVERY, QUIET_US, WINDOW_US
+
+BEGINNING = -(2**62)
+END = 2**62
+FUTURE_TOLERANCE_US = 3_600_000_000
+
+Judged = tuple[Truth, int]
+"""An accepted reading and the watermark before it."""
+MarkRow = tuple[str, str, int, int, int]
+"""(device, kind, number, total, event time)."""
+
+
+@dataclass(slots=True)
+class SourceOracle:
+    """The source: counts, ids, watermark.
+
+    Attributes:
+        by_bundle: bundle number -> (accepted readings, watermark after it).
+        overtaken: ids of readings that were older than the watermark when they were accepted.
+    """
+
+    truths: Mapping[bytes, Truth | None]
+    by_arrival: bool
+    within_us: int
+    injected: int = 0
+    accepted: int = 0
+    duplicate: int = 0
+    dead: int = 0
+    newest: int = BEGINNING
+    watermark: int = BEGINNING
+    clock: int = BEGINNING
+    overtaken: list[int] = field(default_factory=list)
+    seen: dict[int, int] = field(default_factory=dict)
+    by_bundle: dict[int, tuple[list[Judged], int]] = field(default_factory=dict)
+
+    def take(self, bundle: int, payloads: Sequence[bytes], arrived_at: int, *, finished: bool) -> None:
+        """Take what one bundle took, in order."""
+        judged: list[Judged] = []
+        for payload in payloads:
+            self.injected += 1
+            truth = self.truths[payload]
+            latest = arrived_at + FUTURE_TOLERANCE_US
+            if truth is None or (not self.by_arrival and truth.at > latest):
+                self.dead += 1
+                continue
+            if self._seen_before(truth, arrived_at):
+                self.duplicate += 1
+            elif truth.at > latest:
+                self.dead += 1
+            else:
+                self.accepted += 1
+                judged.append((truth, self.watermark))
+                if truth.at < self.watermark:
+                    self.overtaken.append(truth.seq)
+                self.newest = max(self.newest, truth.at)
+                self.watermark = max(self.watermark, self.newest - DISORDER_US)
+        if finished:
+            self.watermark = END
+        self.by_bundle[bundle] = (judged, self.watermark)
+
+    def advance(self, bundle: int, watermark: int) -> None:
+        """A bundle without input: the clock has moved the watermark."""
+        self.watermark = max(self.watermark, watermark)
+        self.by_bundle[bundle] = ([], self.watermark)
+
+    def _seen_before(self, truth: Truth, arrived_at: int) -> bool:
+        self.clock = max(self.clock, arrived_at if self.by_arrival else truth.at)
+        last = self.seen.get(truth.seq)
+        self.seen[truth.seq] = self.clock
+        return last is not None and self.clock - last <= self.within_us
+
+
+@dataclass(slots=True)
+class WindowOracle:
+    """Windows behind the source, as one consumer at one position must have them.
+
+    Attributes:
+        windows: (device, start) -> [count, sum, smallest, largest, late].
+        late: (device, start) -> records too late for it.
+    """
+
+    source: SourceOracle
+    lateness_us: int
+    bundle: int = 0
+    watermark: int = BEGINNING
+    windows: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    late: Counter[tuple[str, int]] = field(default_factory=Counter)
+
+    def advance(self, bundle: int) -> None:
+        """Consume up to a position."""
+        for number in range(self.bundle + 1, bundle + 1):
+            judged, self.watermark = self.source.by_bundle[number]
+            for truth, watermark in judged:
+                self._take(truth, watermark)
+        self.bundle = max(self.bundle, bundle)
+
+    def _take(self, truth: Truth, watermark: int) -> None:
+        start = truth.at // WINDOW_US * WINDOW_US
+        name = (truth.device, start)
+        if watermark >= start + WINDOW_US + self.lateness_us:
+            self.late[name] += 1
+            return
+        late = int(watermark >= start + WINDOW_US)
+        window = self.windows.get(name)
+        if window is None:
+            self.windows[name] = [1, truth.value, truth.value, truth.value, late]
+            return
+        window[0] += 1
+        window[1] += truth.value
+        window[2] = min(window[2], truth.value)
+        window[3] = max(window[3], truth.value)
+        window[4] += late
+
+
+@dataclass(slots=True)
+class _Device:
+    group: int = 0
+    number: int = 0
+    total: int = 0
+    last_us: int = 0
+    timer_us: int | None = None
+
+
+@dataclass(slots=True)
+class WatchOracle:
+    """The watcher behind the source, at one position; pings go by the clock and are left out."""
+
+    source: SourceOracle
+    bundle: int = 0
+    devices: dict[str, _Device] = field(default_factory=dict)
+    marks: Counter[MarkRow] = field(default_factory=Counter)
+
+    def advance(self, bundle: int) -> None:
+        """Consume up to a position."""
+        for number in range(self.bundle + 1, bundle + 1):
+            judged, watermark = self.source.by_bundle[number]
+            for truth, before in judged:
+                self._take(truth, before)
+            for name, device in self.devices.items():
+                self._fire(name, device, watermark)
+        self.bundle = max(self.bundle, bundle)
+
+    def _take(self, truth: Truth, watermark: int) -> None:
+        device = self.devices.setdefault(truth.device, _Device())
+        self._fire(truth.device, device, watermark)
+        device.group = truth.group
+        device.number += 1
+        device.total += truth.value
+        device.last_us = max(device.last_us, truth.at)
+        if device.number % EVERY == 0:
+            self.marks[truth.device, "every", device.number, device.total, truth.at] += 1
+        if truth.value % CANCELS == 0:
+            device.timer_us = None
+        elif truth.at >= watermark:
+            device.timer_us = device.last_us + QUIET_US
+
+    def _fire(self, name: str, device: _Device, watermark: int) -> None:
+        if device.timer_us is not None and device.timer_us <= watermark:
+            self.marks[name, "quiet", device.number, device.total, device.timer_us] += 1
+            device.timer_us = None
+
+
+def grouped(marks: Iterable[tuple[int, str, int]], size_us: int, *, pings: bool) -> Counter[tuple[int, int]]:
+    """Marks (group, kind, event time) counted by group and span: what the stages behind the watcher must hold."""
+    return Counter((group, at // size_us) for group, kind, at in marks if pings or kind != "ping")

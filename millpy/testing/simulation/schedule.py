@@ -1,0 +1,101 @@
+"""What one seed means: the graph, the feed, and which faults come when. A schedule can be cut down and run again."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+from millpy.runtime.probe import Point
+
+FAULT_KINDS = {
+    "crash": 3,
+    "crash_at": 8,
+    "crash_in_doubt": 3,
+    "freeze": 2,
+    "freeze_at": 3,
+    "slow": 1,
+    "lease_lost": 2,
+    "heart_stops": 1,
+    "answer_lost_before": 2,
+    "answer_lost_later": 2,
+    "answer_lost_delayed": 2,
+    "answer_lost_never": 2,
+    "connections_lost": 2,
+    "broker_away": 2,
+    "broker_again": 2,
+    "broker_shuffles": 2,
+    "wall_jumps": 1,
+    "clock_drifts": 1,
+    "server_jumps": 1,
+    "fold": 3,
+    "rings_turn": 3,
+    "join": 2,
+    "leave": 2,
+    "rows_deleted": 1,
+}
+"""Kind -> weight."""
+POINTS = tuple(Point)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault: at which step, and numbers in [0, 1) that say whom it hits and how hard."""
+
+    step: int
+    kind: str
+    pick: float
+    size: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """One run.
+
+    Attributes:
+        seed: decides whatever is not said here.
+        records: readings that are published.
+        placed: whether sources and stages run in different workers only, so that all goes through segments.
+        few_cells: whether state does not fit in memory and is loaded again and again.
+    """
+
+    seed: int
+    feed: Literal["topic", "file"]
+    workers: int
+    records: int
+    bundle_records: int
+    lateness_us: int
+    by_arrival: bool
+    idle: bool
+    deep: bool
+    placed: bool
+    few_cells: bool
+    faults: tuple[Fault, ...]
+
+
+def draw(seed: int) -> Schedule:
+    """The schedule of a seed."""
+    rng = random.Random(seed)
+    feed: Literal["topic", "file"] = "file" if rng.random() < 0.3 else "topic"
+    idle = feed == "topic" and rng.random() < 0.25
+    faults = []
+    step = 20
+    kinds, weights = list(FAULT_KINDS), list(FAULT_KINDS.values())
+    for _ in range(8 + int(rng.random() * 8)):
+        step += 5 + int(rng.random() * 90)
+        kind = rng.choices(kinds, weights)[0]
+        faults.append(Fault(step, kind, round(rng.random(), 4), round(rng.random(), 4)))
+    return Schedule(
+        seed=seed,
+        feed=feed,
+        workers=rng.choice((1, 2, 2, 3)),
+        records=(60 if feed == "file" else 30) + int(rng.random() * 60),
+        bundle_records=rng.choice((3, 6, 12)),
+        lateness_us=rng.choice((0, 400_000, 2_000_000)),
+        by_arrival=rng.random() < 0.5,
+        idle=idle,
+        deep=rng.random() < 0.4,
+        placed=rng.random() < 0.2,
+        few_cells=rng.random() < 0.15,
+        faults=tuple(faults),
+    )

@@ -1,0 +1,269 @@
+"""A world: one database, one broker, machines that come and go, and a schedule of what goes wrong.
+
+Each step is one callback of one machine, or a moment that passes; before it, whatever the schedule has for this step
+happens. After every step the checkers look. When the schedule is over the faults end, and then the graph must finish.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import UUID
+
+from millpy.errors import CorruptionError, CursorGapError, PaneOrderError, TransientError, WatermarkRegressedError
+from millpy.graph import Graph
+from millpy.limits import Limits
+from millpy.runtime.probe import Point
+from millpy.runtime.worker import Worker
+from millpy.store.memory import MemoryDatabase, MemoryStore
+from millpy.testing.clock import ManualClock, SkewedClock
+from millpy.testing.simulation import faults
+from millpy.testing.simulation.books import Books, Recording
+from millpy.testing.simulation.broker import BROKER, Broker
+from millpy.testing.simulation.checkers import Evidence, Violation, finished
+from millpy.testing.simulation.feed import feed
+from millpy.testing.simulation.graphs import DEDUPE_US, build
+from millpy.testing.simulation.loop import SimulatedLoop
+from millpy.testing.simulation.machine import Machine
+from millpy.testing.simulation.oracle import END, SourceOracle
+from millpy.testing.simulation.schedule import Fault, Schedule
+
+STEPS_MAX = 40_000
+LEASE_S = 1.0
+PATIENCE_S = 120.0
+"""So much simulated time a graph has to finish once nothing goes wrong any more."""
+INVARIANT_OF = {PaneOrderError: "I7", WatermarkRegressedError: "I5", CursorGapError: "I3"}
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a run has shown.
+
+    Attributes:
+        faults: kind -> how many took effect.
+        points: point -> how often a machine died or froze there.
+        trace: one line an event; two runs of one schedule have the same.
+    """
+
+    schedule: Schedule
+    steps: int = 0
+    commits: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    points: Counter[str] = field(default_factory=Counter)
+    violations: list[Violation] = field(default_factory=list)
+    trace: list[str] = field(default_factory=list)
+
+
+class World:
+    """One run of a schedule.
+
+    Args:
+        schedule: what happens.
+        path: where the file goes, when that is the source.
+        store_type, worker_type: what the machines run; canaries give broken ones.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        path: Path,
+        store_type: type[MemoryStore] = MemoryStore,
+        worker_type: type[Worker] = Worker,
+    ) -> None:
+        self.schedule = schedule
+        self.rng = random.Random(~schedule.seed)
+        self.clock = ManualClock()
+        self.server = SkewedClock(self.clock)
+        self.loop = SimulatedLoop(self.clock, self.rng)
+        self.database = MemoryDatabase(self.server)
+        self.broker = Broker(self.rng)
+        self.machines: list[Machine] = []
+        self.armed: list[tuple[Point, str, float]] = []
+        self.outcome = Outcome(schedule)
+        self.limits = limits(schedule)
+        self.step = 0
+        self.spawn_at: list[int] = []
+        self._count = 0
+        self._worker_type = worker_type
+        self._store_type: type[Recording] = type("Store", (Recording, store_type), {})
+        self._feed = feed(self.rng, schedule.records, self.clock.now_us(), live=schedule.idle)
+        self._published = 0
+        self._path = path
+        self.graph: Graph = build(
+            schedule.feed, str(path), schedule.lateness_us, schedule.by_arrival, schedule.idle, schedule.deep
+        )
+        if schedule.feed == "file":
+            path.write_bytes(b"".join(payload + b"\n" for payload in self._feed.payloads))
+        spec = self.graph.spec()
+        self.names = [computation.name for computation in spec.computations]
+        deployment = self.database.deploy(spec)
+        self.graph_id = deployment.graph_id
+        self.books = Books(self.database, deployment.graph_id)
+        self.evidence = Evidence(
+            books=self.books,
+            broker=self.broker,
+            file=self._feed.payloads if schedule.feed == "file" else None,
+            source=SourceOracle(self._feed.truths, schedule.by_arrival, DEDUPE_US[schedule.idle]),
+            lateness_us=schedule.lateness_us,
+            idle=schedule.idle,
+        )
+        self._last = max((fault.step for fault in schedule.faults), default=0) + 60
+        self._healed_at: float | None = None
+
+    def run(self) -> Outcome:
+        """Run to the end, or to the first violation."""
+        return copy_context().run(self._run)
+
+    def _run(self) -> Outcome:
+        BROKER.set(self.broker)
+        with self.loop.running():
+            for _ in range(self.schedule.workers):
+                self.spawn()
+            coming = list(self.schedule.faults)
+            while not self.outcome.violations:
+                self._before_step(coming)
+                lane = self.loop.turn()
+                self._look(lane)
+                if self._is_over():
+                    self.outcome.violations.extend(finished(self.evidence, self.graph_id))
+                    break
+                self.step += 1
+        self.outcome.steps = self.step
+        self.outcome.commits = sum(book.bundle for book in self.books.by_interval.values())
+        self.outcome.trace = self.books.trace
+        return self.outcome
+
+    def _before_step(self, coming: list[Fault]) -> None:
+        if self.rng.random() < 0.03:
+            self.clock.advance(self.rng.random() * 0.05)
+        while coming and coming[0].step <= self.step:
+            fault = coming.pop(0)
+            if faults.inject(self, fault):
+                self.happened(fault.kind)
+        self._publish()
+        while self.spawn_at and self.spawn_at[0] <= self.step:
+            self.spawn_at.pop(0)
+            if len(self.machines) < self.schedule.workers or not self._is_covered():
+                self.spawn()
+        if self.step >= self._last and self._healed_at is None and not coming:
+            faults.heal(self)
+            self._healed_at = self.clock.monotonic()
+            self.broker.end()
+
+    def _publish(self) -> None:
+        """As much as is due at this step, in bursts."""
+        payloads = self._feed.payloads
+        if self.schedule.feed == "file" or self._published >= len(payloads):
+            return
+        due = len(payloads) * self.step // max(1, self._last - 20)
+        if due > self._published and (self.step % 16 == 0 or self.step >= self._last - 20):
+            burst = [self._feed.stamped(p, self.evidence.latest_us) for p in payloads[self._published : due]]
+            self.broker.publish(burst)
+            self._published = min(due, len(payloads))
+
+    def _look(self, lane: str) -> None:
+        self.evidence.latest_us = max(self.evidence.latest_us, self.server.now_us())
+        before = len(self.books.trace)
+        self.outcome.violations.extend(self.evidence.look())
+        for line in range(before, len(self.books.trace)):
+            self.books.trace[line] = f"{self.step} {self.clock.monotonic():.6f} {lane} {self.books.trace[line]}"
+        for machine in [m for m in self.machines if m.process.dead or (m.ended is not None and m.ended.done())]:
+            self._ended(machine)
+
+    def _ended(self, machine: Machine) -> None:
+        self.machines.remove(machine)
+        if not machine.process.dead:
+            assert machine.ended is not None
+            error = None if machine.ended.cancelled() else machine.ended.exception()
+            self.say(f"{machine.name} ended: {error!r}")
+            if error is not None and not isinstance(error, TransientError):
+                name = next((n for kind, n in INVARIANT_OF.items() if isinstance(error, kind)), "engine")
+                if isinstance(error, CorruptionError) and name == "engine":
+                    name = "I2"
+                self.outcome.violations.append(Violation(name, f"{machine.name} stopped: {error!r}"))
+                self.error = error
+            self.loop.reap(machine.process)
+        if not self._has_finished():
+            self.spawn_at.append(self.step + 3 + int(self.rng.random() * 40))
+            self.spawn_at.sort()
+
+    def _is_covered(self) -> bool:
+        """Whether every computation has a machine that may take it."""
+        taken = {name for machine in self.machines for name in machine.only or self.names}
+        return taken.issuperset(self.names)
+
+    def _has_finished(self) -> bool:
+        return all(header.low_watermark >= END for header in self.database.headers.values())
+
+    def _is_over(self) -> bool:
+        if not self.machines and self._has_finished():
+            return True
+        assert self.loop.processes or self.spawn_at
+        waited = 0.0 if self._healed_at is None else self.clock.monotonic() - self._healed_at
+        if self.step >= STEPS_MAX or waited > PATIENCE_S:
+            what = f"not finished {waited:.0f} s after the last fault, at step {self.step}"
+            self.outcome.violations.append(Violation("liveness", what))
+        return False
+
+    # What faults use.
+
+    def spawn(self) -> None:
+        """Start a machine."""
+        self._count += 1
+        clock = SkewedClock(self.clock, 1 + (self.rng.random() - 0.5) * 0.02, int((self.rng.random() - 0.5) * 4e6))
+        store = self._store_type(self.database)
+        store.books = self.books
+        store.worker = UUID(int=self.rng.getrandbits(128), version=4)
+        only: tuple[str, ...] = ()
+        if self.schedule.placed and self.schedule.workers > 1:
+            names = self.names
+            held = {name for machine in self.machines for name in machine.only}
+            only = ("readings", *names[3:]) if "readings" not in held else tuple(names[1:])
+        machine = Machine(
+            f"w{self._count}", self.graph, self.limits, clock, store, self.rng, self._worker_type, only, self._reached
+        )
+        self.machines.append(machine)
+        self.say(f"{machine.name} starts")
+        machine.ended = self.loop.start(machine.process, machine.process.main, machine.live)
+
+    def say(self, what: str) -> None:
+        """Write a line of the trace."""
+        self.books.trace.append(what)
+
+    def happened(self, kind: str) -> None:
+        """Count a fault that took effect."""
+        self.outcome.faults[kind] += 1
+
+    def _reached(self, machine: Machine, point: Point) -> str | None:
+        for place, (wanted, action, size) in enumerate(self.armed):
+            if wanted is point and not machine.process.doomed:
+                del self.armed[place]
+                self.happened(f"{action}_at")
+                self.outcome.points[point.value] += 1
+                self.say(f"{machine.name}: {action} at {point.value}")
+                if action == "freeze":
+                    faults.freeze(self, machine, size)
+                return action
+        return None
+
+
+def limits(schedule: Schedule) -> Limits:
+    """Bounds for a small world: everything that is done in the background is due often."""
+    few = 600 if schedule.few_cells else 256_000_000
+    return Limits(
+        lease_ttl_s=LEASE_S,
+        bundle_records_max=schedule.bundle_records,
+        progress_every_s=0.1,
+        poll_s_min=0.01,
+        poll_s_max=0.2,
+        fold_every_s=0.8,
+        state_cache_bytes_max=few,
+        state_preload_rows_max=2 if schedule.few_cells else 50_000,
+        epoch_s=0.8,
+        retry_s_min=0.02,
+        retry_s_max=0.5,
+        drain_grace_s=1.0,
+    )

@@ -1,0 +1,173 @@
+"""The simulator: seeds in, violations out. `python -m millpy.testing.simulator --help`.
+
+Real workers, housekeeping and intakes over the in-memory store, on one simulated clock and one event loop, with
+crashes, frozen machines, lost answers, broker outages and clocks that jump. One seed is one run, in every process.
+The checkers look for I1 to I9 after every step, an oracle at the end (see `simulation/checkers.py`, `oracle.py`).
+
+    a run counts   when it had at least 200 steps and 5 faults that took effect; others are run and checked too
+    a failure      prints its seed, which replays it exactly, and the shortest schedule found that still fails
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import multiprocessing
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from millpy.clock import SystemClock
+from millpy.testing.simulation.schedule import draw
+from millpy.testing.simulation.world import Outcome, World
+
+STEPS_MIN = 200
+FAULTS_MIN = 5
+SHARE = 25
+"""Seeds that a process takes at a time."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What many runs have shown.
+
+    Attributes:
+        counted: runs with enough steps and faults; `steps`, `commits`, `faults` and `points` are of these.
+        failures: (seed, what was found first).
+    """
+
+    runs: int = 0
+    counted: int = 0
+    steps: int = 0
+    commits: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    points: Counter[str] = field(default_factory=Counter)
+    failures: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, outcome: Outcome) -> None:
+        """Add a run."""
+        self.runs += 1
+        if outcome.violations:
+            self.failures.append(
+                (outcome.schedule.seed, "; ".join(f"{v.checker}: {v.what}" for v in outcome.violations))
+            )
+        if not counts(outcome):
+            return
+        self.counted += 1
+        self.steps += outcome.steps
+        self.commits += outcome.commits
+        self.faults += outcome.faults
+        self.points += outcome.points
+
+    def merge(self, other: Tally) -> None:
+        """Add what another process has found."""
+        self.runs += other.runs
+        self.counted += other.counted
+        self.steps += other.steps
+        self.commits += other.commits
+        self.faults += other.faults
+        self.points += other.points
+        self.failures += other.failures
+
+
+def counts(outcome: Outcome) -> bool:
+    """Whether a run had enough steps and faults to count; one that failed always does."""
+    return bool(outcome.violations) or (outcome.steps >= STEPS_MIN and outcome.faults.total() >= FAULTS_MIN)
+
+
+def run_seed(seed: int, directory: Path) -> Outcome:
+    """One run; the directory is for its input file."""
+    return World(draw(seed), directory / f"{os.getpid()}.ndjson").run()
+
+
+def run_seeds(seeds: Iterable[int]) -> Tally:
+    """Several runs, in this process."""
+    logging.getLogger("millpy").setLevel(logging.CRITICAL + 1)
+    tally = Tally()
+    with tempfile.TemporaryDirectory() as directory:
+        for seed in seeds:
+            tally.add(run_seed(seed, Path(directory)))
+    return tally
+
+
+def search(count: int, *, first: int = 0, processes: int = 2) -> Tally:
+    """Run seeds from `first` on until so many runs count, in several processes; stops early at a failure."""
+    tally = Tally()
+    shares = (range(start, start + SHARE) for start in _steps_from(first, SHARE))
+    if processes == 1:
+        while tally.counted < count and not tally.failures:
+            tally.merge(run_seeds(next(shares)))
+        return tally
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        running = [pool.submit(run_seeds, next(shares)) for _ in range(processes + 1)]
+        while running:
+            tally.merge(running.pop(0).result())
+            promised = tally.counted + len(running) * SHARE
+            if promised < count and not tally.failures:
+                running.append(pool.submit(run_seeds, next(shares)))
+    return tally
+
+
+def _steps_from(start: int, step: int) -> Iterator[int]:
+    while True:
+        yield start
+        start += step
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Search seeds, or replay one; the last line is JSON."""
+    parser = argparse.ArgumentParser(prog="python -m millpy.testing.simulator", description=__doc__.partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=2_000, help="how many runs that count")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--seed", type=int, help="replay this one and print its trace")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    chosen = parser.parse_args(arguments)
+    if chosen.seed is not None:
+        return _replay(chosen.seed)
+    clock = SystemClock()
+    started = clock.monotonic()
+    tally = search(chosen.seeds, first=chosen.first, processes=chosen.processes)
+    elapsed = clock.monotonic() - started
+    _describe(tally)
+    summary = {
+        "seeds": tally.counted,
+        "steps": tally.steps,
+        "faults": tally.faults.total(),
+        "violations": len(tally.failures),
+        "runs_per_minute": round(tally.runs / elapsed * 60),
+    }
+    print(json.dumps(summary))
+    return 1 if tally.failures else 0
+
+
+def _describe(tally: Tally) -> None:
+    runs = max(1, tally.counted)
+    print(
+        f"{tally.counted} runs count (of {tally.runs}): on average {tally.steps / runs:.0f} steps, "
+        f"{tally.commits / runs:.0f} bundles committed, {tally.faults.total() / runs:.1f} faults"
+    )
+    for what, found in (("faults", tally.faults), ("died or froze at", tally.points)):
+        print(f"{what}: " + ", ".join(f"{name} {times}" for name, times in found.most_common()))
+    for seed, violation in tally.failures:
+        print(f"seed={seed} (replay: make sim SEED={seed}): {violation[:500]}")
+
+
+def _replay(seed: int) -> int:
+    logging.getLogger("millpy").setLevel(logging.CRITICAL + 1)
+    with tempfile.TemporaryDirectory() as directory:
+        outcome = run_seed(seed, Path(directory))
+    print("\n".join(outcome.trace))
+    print(outcome.schedule)
+    for violation in outcome.violations:
+        print(f"{violation.checker}: {violation.what}")
+    print(json.dumps({"seed": seed, "steps": outcome.steps, "violations": len(outcome.violations)}))
+    return 1 if outcome.violations else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,47 @@
+"""The simulator finds nothing in the engine, is the same every time, and finds what is broken on purpose."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from millpy.runtime.probe import Point
+from millpy.testing.simulator import FAULTS_MIN, STEPS_MIN, search
+
+SEEDS = int(os.environ.get("SEEDS") or 2_000)
+
+
+@pytest.mark.timeout(1_200)
+def test_no_invariant_breaks_whatever_goes_wrong() -> None:
+    tally = search(SEEDS, processes=os.cpu_count() or 1)
+
+    assert tally.failures == []
+    assert tally.counted >= SEEDS
+    assert tally.steps / tally.counted >= STEPS_MIN
+    assert tally.faults.total() / tally.counted >= FAULTS_MIN
+    assert {point.value for point in Point} <= set(tally.points)
+
+
+TRACES = """
+import hashlib, logging, sys, tempfile
+from pathlib import Path
+from millpy.testing.simulator import run_seed
+logging.disable(logging.CRITICAL)
+with tempfile.TemporaryDirectory() as directory:
+    for seed in range(12):
+        outcome = run_seed(seed, Path(directory))
+        print(seed, outcome.steps, hashlib.sha256("\\n".join(outcome.trace).encode()).hexdigest())
+"""
+
+
+def test_one_seed_is_one_run_in_every_process() -> None:
+    def traces(hash_seed: str) -> bytes:
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parents[2])}
+        return subprocess.run([sys.executable, "-c", TRACES], env=environment, capture_output=True, check=True).stdout
+
+    first = traces("1")
+
+    assert first.count(b"\n") == 12
+    assert traces("2") == first
