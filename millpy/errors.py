@@ -5,6 +5,7 @@
     │                                                · BrokenFileError
     ├── OwnershipError        drop work, re-acquire  LeaseExpiredError · StaleSequencerError
     ├── TransientError        retry with backoff     StoreUnavailableError · SourceUnavailableError
+    │   │                                            · RequestWithdrawnError
     │   └── CommitUnknownError   take over from yourself, then read
     ├── RecordError           quarantine the record  UndecodableRecordError · OversizeRecordError · RefusedValueError
     ├── ComputationError      user code raised       original as __cause__
@@ -79,6 +80,10 @@ class StoreUnavailableError(TransientError):
 
 class SourceUnavailableError(TransientError):
     """The broker or file cannot be reached."""
+
+
+class RequestWithdrawnError(TransientError):
+    """A record that was to be taken again has been discarded meanwhile (SQLSTATE MW007): step without it."""
 
 
 class CommitUnknownError(TransientError):

@@ -205,15 +205,24 @@ CREATE TABLE mill.dead_letters (
     bundle           bigint NOT NULL,
     stream           text NOT NULL,
     computation      text NOT NULL,
+    input            integer NOT NULL,
     reason           text NOT NULL,
     detail           text NOT NULL,
     traceback        text NOT NULL,
     source_position  text NOT NULL,
     key              text,
     event_time       bigint,
+    wire             text NOT NULL,  -- how the payload is read again; empty for a record as JSON
+    dedupe_id        bytea,
     payload          bytea NOT NULL,
+    corrected        bytea,  -- what a person wants read instead
+    attempts         integer NOT NULL DEFAULT 0,  -- replays that ended here again
+    state            text NOT NULL DEFAULT 'set_aside' CHECK (state IN ('set_aside', 'requested', 'replayed', 'discarded')),
+    state_at         timestamptz NOT NULL DEFAULT now(),
     dead_lettered_at timestamptz NOT NULL DEFAULT now()
 );
+CREATE INDEX dead_letters_requested ON mill.dead_letters (interval_id, dead_letter_id) WHERE state = 'requested';
+CREATE INDEX dead_letters_settled ON mill.dead_letters (state_at) WHERE state IN ('replayed', 'discarded');
 
 CREATE TABLE mill.late_records (
     late_record_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -221,13 +230,27 @@ CREATE TABLE mill.late_records (
     bundle         bigint NOT NULL,
     stream         text NOT NULL,
     computation    text NOT NULL,
+    input          integer NOT NULL,
     key            text NOT NULL,
     event_time     bigint NOT NULL,
     watermark      bigint NOT NULL,
     window_start   bigint,
     window_end     bigint,
     payload        bytea NOT NULL,
+    attempts       integer NOT NULL DEFAULT 0,
+    state          text NOT NULL DEFAULT 'set_aside' CHECK (state IN ('set_aside', 'requested', 'replayed', 'discarded')),
+    state_at       timestamptz NOT NULL DEFAULT now(),
     recorded_at    timestamptz NOT NULL DEFAULT now()
+);
+CREATE INDEX late_records_requested ON mill.late_records (interval_id, late_record_id) WHERE state = 'requested';
+CREATE INDEX late_records_settled ON mill.late_records (state_at) WHERE state IN ('replayed', 'discarded');
+
+-- Source partitions that stand still until a person resumes them.
+CREATE TABLE mill.pauses (
+    interval_id bigint PRIMARY KEY,
+    bundle      bigint NOT NULL,  -- the last one before
+    reason      text NOT NULL,
+    paused_at   timestamptz NOT NULL DEFAULT now()
 );
 
 CREATE TABLE mill.outbox (

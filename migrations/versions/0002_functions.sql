@@ -120,6 +120,15 @@ BEGIN
     END IF;
 END $$;
 
+-- Raises unless every request was still there: a person may have withdrawn one meanwhile.
+CREATE FUNCTION mill.check_settled(p_settled bigint, p_sent bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_settled <> p_sent THEN
+        RAISE EXCEPTION '% of % records that were to be replayed have been withdrawn', p_sent - p_settled, p_sent
+              USING ERRCODE = 'MW007';
+    END IF;
+END $$;
+
 -- The last step of folding a piece: holds the header for an instant and raises MW001 when the grant is stale.
 CREATE FUNCTION mill.end_fold(p_interval bigint, p_sequencer bigint, p_folded bigint, p_bundle bigint)
 RETURNS void LANGUAGE plpgsql AS $$

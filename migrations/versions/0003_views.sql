@@ -254,10 +254,11 @@ BEGIN
 END $$;
 
 -- What was set aside, for people: payloads as received, and as text with what is not printable escaped.
+-- state: set_aside, requested (to be taken again), replayed, discarded; attempts: replays that ended here again.
 CREATE VIEW millpy.dead_letters AS
 SELECT g.name AS graph, d.computation, d.stream, d.reason, d.detail, d.source_position, d.key,
        mill.moment(d.event_time) AS event_time, encode(d.payload, 'escape') AS payload_text, d.payload, d.traceback,
-       d.dead_lettered_at, d.dead_letter_id
+       d.dead_lettered_at, d.dead_letter_id, d.state, d.state_at, d.attempts, d.corrected, d.stream <> '' AS replayable
   FROM mill.dead_letters AS d
   JOIN mill.intervals AS i USING (interval_id)
   JOIN mill.graphs AS g ON g.graph_id = i.graph_id;
@@ -266,7 +267,86 @@ CREATE VIEW millpy.late_records AS
 SELECT g.name AS graph, l.computation, l.stream, l.key, mill.moment(l.event_time) AS event_time,
        mill.moment(l.watermark) AS watermark, mill.moment(l.window_start) AS window_start,
        mill.moment(l.window_end) AS window_end, encode(l.payload, 'escape') AS payload_text, l.payload, l.recorded_at,
-       l.late_record_id
+       l.late_record_id, l.state, l.state_at, l.attempts
   FROM mill.late_records AS l
   JOIN mill.intervals AS i USING (interval_id)
   JOIN mill.graphs AS g ON g.graph_id = i.graph_id;
+
+-- Asks for dead letters to be taken again; how many were waiting for it. The owner of the interval that set a record
+-- aside takes it as it takes any other, in one transaction with marking it replayed, or set aside again. What is no
+-- record (a timer, a result row) cannot be replayed.
+CREATE FUNCTION millpy.replay_dead_letters(p_ids bigint[]) RETURNS bigint LANGUAGE sql AS $$
+    WITH asked AS (
+        UPDATE mill.dead_letters SET state = 'requested', state_at = now()
+         WHERE dead_letter_id = ANY (p_ids) AND state = 'set_aside' AND stream <> ''
+        RETURNING interval_id
+    ), told AS (
+        SELECT pg_notify('millpy_' || graph_id, 'replay')
+          FROM (SELECT DISTINCT i.graph_id FROM asked JOIN mill.intervals AS i USING (interval_id)) AS graphs
+    )
+    SELECT count(*) FROM asked WHERE (SELECT count(*) FROM told) >= 0
+$$;
+
+-- The same for one, read from another payload; it keeps the dedupe id that it had.
+CREATE FUNCTION millpy.replay_dead_letter(p_id bigint, p_payload bytea) RETURNS bigint LANGUAGE sql AS $$
+    UPDATE mill.dead_letters SET corrected = p_payload WHERE dead_letter_id = p_id AND state = 'set_aside' AND stream <> '';
+    SELECT millpy.replay_dead_letters(ARRAY[p_id])
+$$;
+
+CREATE FUNCTION millpy.replay_late_records(p_ids bigint[]) RETURNS bigint LANGUAGE sql AS $$
+    WITH asked AS (
+        UPDATE mill.late_records SET state = 'requested', state_at = now()
+         WHERE late_record_id = ANY (p_ids) AND state = 'set_aside'
+        RETURNING interval_id
+    ), told AS (
+        SELECT pg_notify('millpy_' || graph_id, 'replay')
+          FROM (SELECT DISTINCT i.graph_id FROM asked JOIN mill.intervals AS i USING (interval_id)) AS graphs
+    )
+    SELECT count(*) FROM asked WHERE (SELECT count(*) FROM told) >= 0
+$$;
+
+-- Gives records up: they stay counted, and are removed after a while. What is being replayed right now is waited for.
+CREATE FUNCTION millpy.discard_dead_letters(p_ids bigint[]) RETURNS bigint LANGUAGE sql AS $$
+    WITH gone AS (
+        UPDATE mill.dead_letters SET state = 'discarded', state_at = now()
+         WHERE dead_letter_id = ANY (p_ids) AND state IN ('set_aside', 'requested')
+        RETURNING 1
+    )
+    SELECT count(*) FROM gone
+$$;
+
+CREATE FUNCTION millpy.discard_late_records(p_ids bigint[]) RETURNS bigint LANGUAGE sql AS $$
+    WITH gone AS (
+        UPDATE mill.late_records SET state = 'discarded', state_at = now()
+         WHERE late_record_id = ANY (p_ids) AND state IN ('set_aside', 'requested')
+        RETURNING 1
+    )
+    SELECT count(*) FROM gone
+$$;
+
+-- Source partitions: what they have counted, and which stand still because too much was set aside.
+CREATE VIEW millpy.sources AS
+SELECT p.graph, p.computation AS stream, p.source_partition,
+       CASE WHEN s.interval_id IS NOT NULL THEN 'paused'
+            WHEN p.low_watermark >= 4611686018427387904 THEN 'ended'
+            WHEN mill.alive(p.worker_id) THEN 'running' ELSE 'without a worker' END AS state,
+       s.paused_at, s.reason AS paused_because, a.injected, a.accepted, a.duplicate, a.dead_lettered
+  FROM mill.places AS p
+  JOIN mill.account() AS a ON a.graph = p.graph AND a.stream = p.computation AND a.source_partition = p.source_partition
+  LEFT JOIN mill.pauses AS s USING (interval_id)
+ WHERE p.kind = 'injector';
+
+-- Lets the partitions of a source that stand still go on; how many did.
+CREATE FUNCTION millpy.resume_source(p_graph text, p_stream text) RETURNS bigint LANGUAGE sql AS $$
+    WITH resumed AS (
+        DELETE FROM mill.pauses AS s USING mill.places AS p
+         WHERE p.interval_id = s.interval_id AND p.graph = p_graph AND p.computation = p_stream
+        RETURNING p.graph_id
+    ), noted AS (
+        INSERT INTO mill.events (graph_id, kind, detail)
+        SELECT graph_id, 'resumed', jsonb_build_object('stream', p_stream, 'partitions', count(*)) FROM resumed GROUP BY graph_id
+    ), told AS (
+        SELECT pg_notify('millpy_' || graph_id, 'resume') FROM (SELECT DISTINCT graph_id FROM resumed) AS graphs
+    )
+    SELECT count(*) FROM resumed WHERE (SELECT count(*) FROM told) >= 0
+$$;

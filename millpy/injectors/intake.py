@@ -16,7 +16,7 @@ Idle: under `AdvanceWithClock(after)`, once the source was quiet (connected, dra
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,10 +28,11 @@ import pyarrow as pa
 from millpy.injectors.decode import Decoded, Decoder
 from millpy.injectors.dedupe import DedupeIds, DedupeIndex
 from millpy.injectors.instants import DATETIME_HI, DATETIME_LO, instants_of_numbers
+from millpy.injectors.letters import Letters, taken_again
 from millpy.injectors.protocol import Taken
 from millpy.injectors.settings import AdvanceWithClock, Dedupe, EventTime, IdlePolicy, Unit, Wait
 from millpy.limits import Limits
-from millpy.model.checkpoint import DeadLetter, DedupeRun, Delta, Entries, Kind
+from millpy.model.checkpoint import DeadLetter, DedupeRun, Delta, Entries, Kind, Request, Settled
 from millpy.model.record import Instants, Records, RecordType, column_of, getter
 from millpy.model.stage import Recovered
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, describe, instant
@@ -86,6 +87,8 @@ class IntakeResult:
         delta: position and counters.
         watermark: after the step; what the injector publishes.
         changed: there is something to commit.
+        letter_of: (record, reason, detail) -> a dead letter for an accepted record that is refused after all.
+        settled: what became of the requests, when it was a replay.
     """
 
     records: Records
@@ -95,6 +98,8 @@ class IntakeResult:
     dead_letters: list[DeadLetter] = field(default_factory=list)
     dedupe_run: DedupeRun | None = None
     finished: bool = False
+    settled: list[Settled] = field(default_factory=list)
+    letter_of: Callable[[int, str, str], DeadLetter] | None = None
 
 
 class Intake:
@@ -217,59 +222,75 @@ class Intake:
             result.delta = self._delta()
         return result
 
-    def _take(self, taken: Taken, result: IntakeResult) -> None:
+    def replay(self, requests: Sequence[Request], arrived_at: Instant) -> IntakeResult:
+        """Take records again that were set aside, each under the dedupe id that it had.
+
+        They are judged by where the source stands now, and say nothing of where it stands: they move no watermark, and
+        the promise of a sorted source is not theirs. A record that was let in before it was set aside is the one that
+        its id stands for, so it is no duplicate of itself; any other is dropped when its id was seen.
+        """
+        result = IntakeResult(
+            Records.none(self._settings.record_type), self.watermark, changed=True, finished=self.finished
+        )
+        self._count(0, 0, -len(requests))
+        letters = self._take(taken_again(requests, arrived_at), result, requests)
+        result.settled = [Settled(request, letters.of_row(row)) for row, request in enumerate(requests)]
+        result.dead_letters = []
+        result.delta = self._delta()
+        return result
+
+    def _take(self, taken: Taken, result: IntakeResult, again: Sequence[Request] = ()) -> Letters:
+        settings = self._settings
         decoded = self._decoder.decode(taken)
-        letters = [(r.row, self._letter(taken, decoded, r.row, r.reason, r.detail)) for r in decoded.refused]
+        letters = Letters(settings.stream, settings.computation or settings.stream, taken, decoded, again)
+        letters.add_refused()
         rows = decoded.rows
         fresh = np.ones(len(rows), bool)
         if self._ids is not None:
-            fresh, result.dedupe_run = self._without_duplicates(taken, decoded, letters)
+            fresh, result.dedupe_run = self._without_duplicates(letters)
         duplicates = len(rows) - int(np.count_nonzero(fresh)) - (len(letters) - len(decoded.refused))
-        times, accepted = self._event_times(taken, decoded, fresh, letters)
+        times, accepted = self._event_times(letters, fresh)
         self._count(duplicates, int(np.count_nonzero(accepted)), len(letters))
-        result.dead_letters = [letter for _, letter in sorted(letters, key=lambda pair: pair[0])]
+        result.dead_letters = letters.in_order()
         kept = np.flatnonzero(accepted)
-        self._source.arrived_at = taken.arrived_at
+        result.letter_of = lambda record, reason, detail: letters.of(
+            int(kept[record]), reason, detail, int(times[kept[record]])
+        )
+        if not again:
+            self._source.arrived_at = taken.arrived_at
         if not len(kept):
-            return
+            return letters
         everything = len(kept) == len(rows)
-        times = times if everything else times[kept]
+        of_kept = times if everything else times[kept]
         result.records = Records(
-            self._settings.record_type,
-            times,
-            watermarks=self._row_watermarks(times, rows[kept], taken),
+            settings.record_type,
+            of_kept,
+            watermarks=self._standing_still(len(kept)) if again else self._row_watermarks(of_kept, rows[kept], taken),
             batch=decoded.batch if everything or decoded.batch is None else decoded.batch.take(pa.array(kept)),
             objects=decoded.objects if everything or decoded.objects is None else [decoded.objects[k] for k in kept],
         )
+        return letters
 
-    def _without_duplicates(
-        self, taken: Taken, decoded: Decoded, letters: list[tuple[int, DeadLetter]]
-    ) -> tuple[Mask, DedupeRun | None]:
+    def _without_duplicates(self, letters: Letters) -> tuple[Mask, DedupeRun | None]:
         """Which records are neither duplicates nor without a place on the dedupe clock."""
         settings = self._settings.dedupe
         assert settings is not None
-        count = len(decoded.rows)
-        clocks = np.full(count, taken.arrived_at, np.int64)
-        timed = np.ones(count, bool)
+        taken, decoded = letters.taken, letters.decoded
+        clocks = np.full(len(decoded.rows), taken.arrived_at, np.int64)
+        timed = np.ones(len(decoded.rows), bool)
         if settings.time is not None:
             clocks, timed = field_times(decoded, settings.time, settings.unit)
             latest = taken.arrived_at + self._settings.limits.future_tolerance_us
             future = timed & (clocks > latest)  # would carry the clock away, and every id with it
-            self._set_aside(taken, decoded, letters, ~timed, "refused", f"dedupe time {settings.time} names no time")
-            self._set_aside(
-                taken,
-                decoded,
-                letters,
-                future,
-                "future",
-                f"dedupe time {settings.time} after {describe(Instant(latest))}",
-            )
+            letters.add(~timed, "refused", f"dedupe time {settings.time} names no time")
+            letters.add(future, "future", f"dedupe time {settings.time} after {describe(Instant(latest))}")
             timed &= ~future
-        judged, ids = self._identify(decoded, timed)
-        duplicates, run = self._seen.check(ids, clocks[judged])
+        letters.judged, letters.ids = self._identify(decoded, timed)
+        held = letters.keep_original_ids(timed)
+        duplicates, run = self._seen.check(letters.ids, clocks[letters.judged])
         fresh = timed.copy()
-        fresh[judged] = ~duplicates
-        return fresh, run
+        fresh[letters.judged] = ~duplicates
+        return fresh | held, run
 
     def _identify(self, decoded: Decoded, timed: Mask) -> tuple[Mask, bytes]:
         """Which of the timed rows have an id, and these ids."""
@@ -283,31 +304,21 @@ class Intake:
         judged = timed & self._ids.identified_batch(decoded.batch)
         return judged, self._ids.of_batch(decoded.batch if judged.all() else decoded.batch.filter(pa.array(judged)))
 
-    def _event_times(
-        self, taken: Taken, decoded: Decoded, fresh: Mask, letters: list[tuple[int, DeadLetter]]
-    ) -> tuple[Instants, Mask]:
+    def _event_times(self, letters: Letters, fresh: Mask) -> tuple[Instants, Mask]:
         """Event times of all rows, and which of the fresh ones are accepted."""
         settings = self._settings.event_time
-        times, timed = field_times(decoded, settings.field, settings.unit)
-        latest = taken.arrived_at + self._settings.limits.future_tolerance_us
+        times, timed = field_times(letters.decoded, settings.field, settings.unit)
+        latest = letters.taken.arrived_at + self._settings.limits.future_tolerance_us
         future = times > latest
-        self._set_aside(taken, decoded, letters, fresh & ~timed, "event_time", f"{settings.field} names no time")
-        self._set_aside(
-            taken,
-            decoded,
-            letters,
-            fresh & timed & future,
-            "future",
-            f"{settings.field} is after {describe(Instant(latest))}",
-            times,
-        )
+        letters.add(fresh & ~timed, "event_time", f"{settings.field} names no time")
+        letters.add(fresh & timed & future, "future", f"{settings.field} is after {describe(Instant(latest))}", times)
         accepted = fresh & timed & ~future
-        if settings.sorted:
+        if settings.sorted and not letters.again:
             # A record that falls below the maximum would not have moved it: the maximum over all is that over the kept.
             highest = np.maximum.accumulate(np.where(accepted, times, INSTANT_MIN))
             unordered = accepted & (times < np.maximum(highest, self._source.max_event_time))
             detail = f"{settings.field} is earlier than one before it in a sorted source"
-            self._set_aside(taken, decoded, letters, unordered, "event_time", detail, times)
+            letters.add(unordered, "event_time", detail, times)
             accepted &= ~unordered
         return times, accepted
 
@@ -325,33 +336,9 @@ class Intake:
         source.watermark = int(watermarks[-1])
         return watermarks[:-1]
 
-    def _set_aside(
-        self,
-        taken: Taken,
-        decoded: Decoded,
-        letters: list[tuple[int, DeadLetter]],
-        which: Mask,
-        reason: str,
-        detail: str,
-        times: Instants | None = None,
-    ) -> None:
-        for index in np.flatnonzero(which).tolist():
-            row = int(decoded.rows[index])
-            event_time = None if times is None else int(times[index])
-            letters.append((row, self._letter(taken, decoded, row, reason, detail, event_time)))
-
-    def _letter(
-        self, taken: Taken, decoded: Decoded, row: int, reason: str, detail: str, event_time: int | None = None
-    ) -> DeadLetter:
-        return DeadLetter(
-            reason=reason,
-            detail=detail,
-            payload=decoded.payload(row),
-            stream=self._settings.stream,
-            computation=self._settings.computation or self._settings.stream,
-            position=taken.describe(row),
-            event_time=event_time,
-        )
+    def _standing_still(self, count: int) -> Instants:
+        """Row watermarks of records that are taken again: where the source stands."""
+        return np.full(count, self._source.watermark, np.int64)
 
     def _count(self, duplicates: int, accepted: int, dead_lettered: int) -> None:
         self._counts["injected"] += duplicates + accepted + dead_lettered

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -147,10 +147,15 @@ class ResultRows:
 
 @dataclass(slots=True)
 class LateRows:
-    """Records too late for their window: columns of equal length, for `mill.late_records`."""
+    """Records too late for their window: columns of equal length, for `mill.late_records`.
+
+    Attributes:
+        input: index of the computation's input that they came on.
+    """
 
     stream: str
     computation: str
+    input: int = field(default=0, kw_only=True)
     keys: list[bytes] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
     event_times: list[int] = field(default_factory=list)
@@ -173,6 +178,9 @@ class DeadLetter:
         payload: the record's bytes as received, or as JSON when it was a millpy record.
         stream, computation: where it was on its way.
         position: where in the source (file and offset, topic), as JSON-able text.
+        input: index of the computation's input that it came on.
+        wire: how the payload is read again, as the injector wrote it down; "" for a record of the stream as JSON.
+        dedupe_id: the 16-byte id under which it was let in before it was set aside; None when it never had one.
     """
 
     reason: str
@@ -184,6 +192,55 @@ class DeadLetter:
     traceback: str = ""
     event_time: int | None = None
     key: bytes | None = None
+    input: int = 0
+    wire: str = ""
+    dedupe_id: bytes | None = None
+
+
+Pile = Literal["dead_letters", "late_records"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A record set aside that a person wants taken again; the rest as in `DeadLetter` and `LateRows`.
+
+    Attributes:
+        pile, id: where it lies.
+        interval_id: the interval that set it aside, and whose owner takes it again.
+        payload: as a person has corrected it, else as it was set aside.
+    """
+
+    pile: Pile
+    id: int
+    interval_id: int
+    stream: str
+    payload: bytes
+    input: int = 0
+    wire: str = ""
+    position: str = ""
+    event_time: int | None = None
+    dedupe_id: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What became of a request: it was taken, or set aside again.
+
+    Attributes:
+        letter: why a dead letter is one again.
+        watermark: by which a late record is late again.
+    """
+
+    request: Request
+    letter: DeadLetter | None = None
+    watermark: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A source partition stops until a person resumes it, because too much of it is set aside."""
+
+    reason: str
 
 
 @dataclass(slots=True)
@@ -204,3 +261,5 @@ class Checkpoint:
     results: Sequence[ResultRows] = ()
     late: Sequence[LateRows] = ()
     dead_letters: Sequence[DeadLetter] = ()
+    settled: Sequence[Settled] = ()
+    pause: Pause | None = None

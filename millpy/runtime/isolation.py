@@ -11,20 +11,29 @@ itself is dead-lettered instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from millpy.errors import PoisonError
-from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import Checkpoint, DeadLetter, ResultRows
 from millpy.model.record import Records
 
 EVERYTHING = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class Blamed:
+    """A record that the database refuses: its row, the database's words, and the table that would not have it."""
+
+    row: int
+    detail: str
+    table: str
 
 
 @dataclass(slots=True)
@@ -33,57 +42,39 @@ class Isolation:
 
     Attributes:
         upto: records at this place and after are left out (trials only).
-        refused: place -> why the database refused it; these become dead letters.
+        refused: place -> why the database refused it, and which table; these become dead letters.
         seen: how many records the run has met so far.
     """
 
     upto: int = EVERYTHING
-    refused: dict[int, str] = field(default_factory=dict)
+    refused: dict[int, tuple[str, str]] = field(default_factory=dict)
     seen: int = 0
 
-    def admit_records(self, records: Records, computation: str) -> tuple[Records, list[DeadLetter]]:
-        """The records that take part, and dead letters for the refused ones."""
-        rows, dead = self._rows(records, computation, computation)
-        return (records if rows is None else records.take(rows)), dead
-
-    def admit(self, bundle: Bundle, computation: str) -> tuple[Bundle, list[DeadLetter]]:
-        """The same for a bundle read from a segment."""
-        rows, dead = self._rows(bundle.records, "", computation)
-        return (bundle if rows is None else bundle.take(rows)), dead
-
-    def _rows(self, records: Records, stream: str, computation: str) -> tuple[Any, list[DeadLetter]]:
+    def admit(self, records: Records) -> tuple[npt.NDArray[np.int64] | None, list[Blamed]]:
+        """Which rows take part (None: all), and those that the database has refused."""
         start = self.seen
         self.seen += len(records)
         if self.seen <= self.upto and not any(start <= place < self.seen for place in self.refused):
             return None, []
         places = np.arange(start, self.seen)
         keep = (places < self.upto) & ~np.isin(places, list(self.refused))
-        out = [place - start for place in sorted(self.refused) if start <= place < self.seen]
-        chosen = records.take(np.array(out, np.int64))
-        dead = [
-            DeadLetter(
-                reason="refused",
-                detail=self.refused[place + start],
-                payload=msgspec.json.encode(item),
-                stream=stream,
-                computation=computation,
-                event_time=int(event_time),
-            )
-            for place, item, event_time in zip(out, chosen.objects(), chosen.event_times, strict=True)
+        blamed = [
+            Blamed(place - start, *self.refused[place]) for place in sorted(self.refused) if start <= place < self.seen
         ]
-        return np.flatnonzero(keep), dead
+        return np.flatnonzero(keep), blamed
 
 
 Trial = Callable[[Isolation], Coroutine[Any, Any, PoisonError | None]]
 
 
-async def find_refused(trial: Trial, isolation: Isolation, records: int) -> PoisonError | None:
+async def find_refused(trial: Trial, isolation: Isolation, records: int, first: PoisonError) -> PoisonError | None:
     """Find one more refused record by bisection and add it to `isolation.refused`.
 
     Args:
         trial: steps the turn with an isolation and says whether the database refuses it.
         isolation: what is known so far; the turn as it stands is refused.
         records: input records of the turn.
+        first: why the turn is refused.
 
     Returns:
         None when a record was found; the error when the turn is refused without any record.
@@ -94,20 +85,25 @@ async def find_refused(trial: Trial, isolation: Isolation, records: int) -> Pois
     if error is not None:
         return error
     passes, fails = 0, records
-    reason = "refused by the database"
+    blamed = (first.message, first.table)
     while fails - passes > 1:
         middle = (passes + fails) // 2
         error = await trial(Isolation(upto=middle, refused=isolation.refused))
         if error is None:
             passes = middle
         else:
-            fails, reason = middle, error.message
-    isolation.refused[fails - 1] = reason
+            fails, blamed = middle, (error.message, error.table)
+    isolation.refused[fails - 1] = blamed
     return None
 
 
-def without_rows(checkpoints: Sequence[Checkpoint], upto: int, refused: dict[int, str]) -> list[Checkpoint]:
-    """The checkpoints with result rows [0, upto) and without the refused ones, which become dead letters."""
+def without_rows(
+    checkpoints: Sequence[Checkpoint], upto: int, refused: dict[int, str], computations: Mapping[int, str]
+) -> list[Checkpoint]:
+    """The checkpoints with result rows [0, upto) and without the refused ones, which become dead letters.
+
+    `computations` says which computation writes a result table.
+    """
     kept: list[Checkpoint] = []
     start = 0
     for checkpoint in checkpoints:
@@ -122,7 +118,7 @@ def without_rows(checkpoints: Sequence[Checkpoint], upto: int, refused: dict[int
                     detail=refused[place],
                     payload=msgspec.json.encode(_row(rows, place - start), enc_hook=str),
                     stream="",
-                    computation="",
+                    computation=computations.get(rows.table_id, ""),
                 )
                 for place in places
                 if place in refused

@@ -81,6 +81,21 @@ class Plan:
         """Computation names in topological order."""
         return tuple(computation.name for computation in self.computations)
 
+    def table_writers(self) -> dict[int, str]:
+        """Which computation writes a result table, by the table's id."""
+        return {
+            self.deployment.table_ids[stream.table]: computation.name
+            for computation in self.computations
+            if isinstance(computation.node, StageNode)
+            for stream in computation.node.outputs
+            if stream.table is not None
+        }
+
+    def writer_of(self, table: str) -> str | None:
+        """Which computation writes the result table of that name."""
+        table_id = self.deployment.table_ids.get(table)
+        return None if table_id is None else self.table_writers().get(table_id)
+
     def __iter__(self) -> Iterator[ComputationPlan]:
         return iter(self.computations)
 

@@ -22,7 +22,15 @@ from contextlib import suppress
 from uuid import UUID
 
 from millpy.clock import Clock
-from millpy.errors import CursorGapError, LeaseExpiredError, OwnershipError, PoisonError, TransientError, UsageError
+from millpy.errors import (
+    CorruptionError,
+    CursorGapError,
+    LeaseExpiredError,
+    OwnershipError,
+    PoisonError,
+    TransientError,
+    UsageError,
+)
 from millpy.limits import Limits
 from millpy.model.checkpoint import Checkpoint, Entries, Grant
 from millpy.model.time import Instant
@@ -308,6 +316,7 @@ class Worker:
         await self._abandon_turn()
         isolation = Isolation()
         rows: dict[int, str] = {}
+        writers = self._plan.table_writers()
 
         async def stepped(under: Isolation) -> Turn | None:
             self._lease.progressed()  # a few thousand trials are slow, but not stuck
@@ -315,6 +324,9 @@ class Worker:
             return await turns.step(
                 self._steps, turn.inbox, self.holdings.intervals, under, self._executor, self._probe
             )
+
+        def without(checkpoints: Sequence[Checkpoint], upto: int) -> list[Checkpoint]:
+            return without_rows(checkpoints, upto, rows, writers)
 
         async def refusal(checkpoints: Sequence[Checkpoint]) -> PoisonError | None:
             try:
@@ -325,17 +337,17 @@ class Worker:
 
         async def trial(under: Isolation) -> PoisonError | None:
             found = await stepped(under)
-            return await refusal(without_rows(found.checkpoints, EVERYTHING, rows)) if found is not None else None
+            return await refusal(without(found.checkpoints, EVERYTHING)) if found is not None else None
 
         for _ in range(self._limits.poison_records_max):
             refused = await trial(isolation)
             if refused is None:
                 break
-            if await find_refused(trial, isolation, isolation.seen) is None:
+            if await find_refused(trial, isolation, isolation.seen, refused) is None:
                 continue
             found = await stepped(isolation)
             assert found is not None
-            await _find_refused_row(refusal, found.checkpoints, rows)
+            await _find_refused_row(refusal, without, found.checkpoints, rows)
         else:
             raise TransientError(
                 f"the database refuses more than {self._limits.poison_records_max} records of one turn: {error}",
@@ -343,7 +355,7 @@ class Worker:
             )
         final = await stepped(isolation)
         assert final is not None
-        final = Turn(final.inbox, without_rows(final.checkpoints, EVERYTHING, rows), turn.tokens, final.records)
+        final = Turn(final.inbox, without(final.checkpoints, EVERYTHING), turn.tokens, final.records)
         log.warning("quarantined %d records and %d rows: %s", len(isolation.refused), len(rows), error)
         await turns.commit(self._store, final, self._plan.deployment.version, self._probe)
         # A turn stepped behind the refused one is void, and its inputs have left their sources: fetch them again.
@@ -438,18 +450,32 @@ class Worker:
         return asyncio.run_coroutine_threadsafe(self._store.load_state(grant, keys), self._loop).result()
 
 
-async def _find_refused_row(refusal: Refusal, checkpoints: Sequence[Checkpoint], rows: dict[int, str]) -> None:
-    """Bisect for the result row that the database refuses on its own."""
+async def _find_refused_row(
+    refusal: Refusal,
+    without: Callable[[Sequence[Checkpoint], int], list[Checkpoint]],
+    checkpoints: Sequence[Checkpoint],
+    rows: dict[int, str],
+) -> None:
+    """Bisect for the result row that the database refuses on its own.
+
+    Raises:
+        CorruptionError: the turn is refused without any record and any result row: what millpy itself writes is at fault.
+    """
+    error = await refusal(without(checkpoints, 0))
+    if error is not None:
+        raise CorruptionError(
+            f"the database refuses a turn without any record or result row in it: {error.message}",
+            hint="nothing is lost; please report this, with the statement in the server's log",
+        )
     passes, fails = 0, sum(r.count for checkpoint in checkpoints for r in checkpoint.results)
     reason = "refused by the database"
     while fails - passes > 1:
         middle = (passes + fails) // 2
-        error = await refusal(without_rows(checkpoints, middle, rows))
+        error = await refusal(without(checkpoints, middle))
         if error is None:
             passes = middle
         else:
             fails, reason = middle, error.message
-    assert fails > 0, "a turn without result rows cannot be refused"
     rows[fails - 1] = reason
 
 

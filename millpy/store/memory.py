@@ -26,6 +26,7 @@ from millpy.store.memory_database import MemoryDatabase, Transaction
 from millpy.store.memory_faults import Landing
 from millpy.store.memory_tables import Header, Worker, entries_of, overlaid
 from millpy.store.protocol import (
+    Asked,
     Backlog,
     CommitProbe,
     Event,
@@ -187,12 +188,18 @@ class MemoryStore:
         """Whether every interval of the graph has reached INSTANT_MAX."""
         await self._reach_server()
         headers = [header for header in self.database.headers.values() if header.graph_id == graph_id]
-        return all(header.low_watermark >= INSTANT_MAX for header in headers)
+        asked = self.database.requests.any_of([header.interval.interval_id for header in headers])
+        return not asked and all(header.low_watermark >= INSTANT_MAX for header in headers)
 
     async def now_us(self) -> Instant:
         """The server's clock."""
         await self._reach_server()
         return self.database.clock.now_us()
+
+    async def asked(self, interval_ids: Sequence[int], *, records_max: int, bytes_max: int) -> Asked:
+        """What people ask of these intervals."""
+        await self._reach_server()
+        return self.database.requests.asked(interval_ids, records_max, bytes_max)
 
     # Writing.
 
@@ -250,6 +257,10 @@ class MemoryStore:
         database.deltas.turn(now, epoch_s=epoch_s, epoch_bytes=epoch_bytes)
         database.dedupe_runs.turn(now, epoch_s=epoch_s, epoch_bytes=epoch_bytes)
         return freed
+
+    async def forget_settled(self, *, kept_s: float) -> None:
+        """Nothing: ids are places here, so what was set aside stays."""
+        await self._reach_server()
 
     async def record_events(self, graph_id: int, events: Sequence[Event]) -> None:
         """Write events for people."""

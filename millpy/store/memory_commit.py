@@ -65,6 +65,7 @@ def check(database: MemoryDatabase, checkpoints: Sequence[Checkpoint]) -> Staged
         header = database.headers[checkpoint.grant.interval_id]
         _check_watermarks(header, checkpoint)
         _check_positions(database, header, checkpoint, written)
+        database.requests.check(checkpoint)
         for rows in checkpoint.results:
             _stage_rows(database.tables[rows.table_id], checkpoint, rows, staged)
     return staged
@@ -177,3 +178,4 @@ def _append(database: MemoryDatabase, header: Header, checkpoint: Checkpoint) ->
         database.late_records.append((interval_id, checkpoint.bundle, late))
     for letter in checkpoint.dead_letters:
         database.dead_letters.append((interval_id, checkpoint.bundle, letter))
+    database.requests.apply(checkpoint)

@@ -21,6 +21,7 @@ from millpy.model.keys import tile
 from millpy.model.time import INSTANT_MIN
 from millpy.store.memory_commit import StagedRows, apply, check, check_fence, document_of
 from millpy.store.memory_faults import Faults
+from millpy.store.memory_requests import Requests
 from millpy.store.memory_tables import (
     Accounting,
     DeployedGraph,
@@ -88,6 +89,7 @@ class MemoryDatabase:
         self.dedupe_runs: Ring[StoredRun] = Ring(now)
         self.late_records: list[tuple[int, int, LateRows]] = []
         self.dead_letters: list[tuple[int, int, DeadLetter]] = []
+        self.requests = Requests(self)
         self.events: list[tuple[int, Event]] = []
         self.listeners: dict[tuple[MemoryStore, int], asyncio.Event] = {}
         self._locks: dict[int, Transaction] = {}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import UUID
 
-from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant
+from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, Request
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.stage import Recovered
 from millpy.model.time import Instant
@@ -132,6 +132,19 @@ class Event:
     detail: dict[str, object] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What people ask of some intervals.
+
+    Attributes:
+        requests: records set aside that are to be taken again, oldest first.
+        paused: source partitions that stand still until they are resumed.
+    """
+
+    requests: tuple[Request, ...] = ()
+    paused: frozenset[int] = frozenset()
+
+
 CommitProbe = Callable[[], Awaitable[None]]
 
 
@@ -205,6 +218,10 @@ class Store(Protocol):
         """Headers and segments above the cursors, in one statement; at most about bytes_max of payload."""
         ...
 
+    async def asked(self, interval_ids: Sequence[int], *, records_max: int, bytes_max: int) -> Asked:
+        """What people ask of these intervals: at most records_max of each pile, about bytes_max in all."""
+        ...
+
     async def commit(
         self,
         checkpoints: Sequence[Checkpoint],
@@ -221,6 +238,7 @@ class Store(Protocol):
 
         Raises:
             StaleSequencerError: somebody else owns some of them, or a bundle number is not the expected one.
+            RequestWithdrawnError: a settled request is one no more.
             CommitUnknownError: the connection was lost around COMMIT.
             PoisonError: the database refused a value. Nothing was committed.
             GraphVersionError, CorruptionError, TransientError.
@@ -239,8 +257,12 @@ class Store(Protocol):
         """Start a new epoch where one is due and a slot is free; free what can be freed. Returns slots freed."""
         ...
 
+    async def forget_settled(self, *, kept_s: float) -> None:
+        """Remove what was set aside, and replayed or discarded so long ago."""
+        ...
+
     async def finished(self, graph_id: int) -> bool:
-        """Whether every interval of the graph has reached INSTANT_MAX (all sources ended, nothing pending)."""
+        """Whether every interval of the graph has reached INSTANT_MAX (all sources ended, nothing pending or asked)."""
         ...
 
     async def now_us(self) -> Instant:

@@ -59,6 +59,19 @@ def _moment(name: str, default: object = None, *, nullable: bool = False) -> Col
     return Column(name, TIMESTAMP(timezone=True), nullable=nullable, server_default=default)  # type: ignore[arg-type]
 
 
+REQUESTED = "state = 'requested'"
+SETTLED = "state = ANY (ARRAY['replayed'::text, 'discarded'::text])"
+
+
+def _settling() -> tuple[Column[object], ...]:
+    """How often a replay has failed, and what a person has said about what was set aside."""
+    return (
+        Column("attempts", Integer, nullable=False, server_default=text("0")),
+        Column("state", Text, nullable=False, server_default=text("'set_aside'::text")),
+        _moment("state_at", func.now()),
+    )
+
+
 def _slot() -> Column[int]:
     return Column("slot", SmallInteger, primary_key=True, autoincrement=False)
 
@@ -267,11 +280,17 @@ dead_letters = Table(
     _identity("dead_letter_id", BigInteger),
     _bigint("interval_id"),
     _bigint("bundle"),
-    *(_text(n) for n in ("stream", "computation", "reason", "detail", "traceback", "source_position")),
+    *(_text(n) for n in ("stream", "computation", "reason", "detail", "traceback", "source_position", "wire")),
+    Column("input", Integer, nullable=False),
     _text("key", nullable=True),
     _bigint("event_time", nullable=True),
+    Column("dedupe_id", LargeBinary),
     Column("payload", LargeBinary, nullable=False),
+    Column("corrected", LargeBinary),
+    *_settling(),
     _moment("dead_lettered_at", func.now()),
+    Index("dead_letters_requested", "interval_id", "dead_letter_id", postgresql_where=text(REQUESTED)),
+    Index("dead_letters_settled", "state_at", postgresql_where=text(SETTLED)),
 )
 
 late_records = Table(
@@ -281,12 +300,25 @@ late_records = Table(
     _bigint("interval_id"),
     _bigint("bundle"),
     *(_text(n) for n in ("stream", "computation", "key")),
+    Column("input", Integer, nullable=False),
     _bigint("event_time"),
     _bigint("watermark"),
     _bigint("window_start", nullable=True),
     _bigint("window_end", nullable=True),
     Column("payload", LargeBinary, nullable=False),
+    *_settling(),
     _moment("recorded_at", func.now()),
+    Index("late_records_requested", "interval_id", "late_record_id", postgresql_where=text(REQUESTED)),
+    Index("late_records_settled", "state_at", postgresql_where=text(SETTLED)),
+)
+
+pauses = Table(
+    "pauses",
+    metadata,
+    _bigint("interval_id", key=True),
+    _bigint("bundle"),
+    _text("reason"),
+    _moment("paused_at", func.now()),
 )
 
 outbox = Table(

@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[2] / "millpy" / "store"
 NAMED = re.compile(rb"%\((\w+)\)s")
 # What the client sends as arrays of other types than bigint[]; scalars are inferred.
 TEXTS = (
-    "documents records ends checksums streams computations keys reasons details tracebacks positions partitions kinds"
+    "documents records ends checksums streams computations keys reasons details tracebacks positions partitions kinds "
+    "wires"
 ).split()
 BYTEAS = ("payloads", "ids", "times")
 
@@ -45,6 +46,7 @@ SINGULAR = (
     "piece_bytes",
     "segments_max",
     "state_rows_max",
+    "kept_s",
     "allowed_lateness_us",
 )
 

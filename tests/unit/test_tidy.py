@@ -17,11 +17,13 @@ FUNCTION_LINES_MAX = 60
 FOUNDATIONS = ("errors", "limits", "clock", "model")
 INJECTOR_PARTS = tuple(
     f"injectors.{name}"
-    for name in ("protocol", "settings", "decode", "columns", "tables", "instants", "dedupe", "intake", "watermark")
-)
+    for name in (
+        "protocol", "settings", "decode", "columns", "tables", "instants", "dedupe", "intake", "letters", "watermark",
+    )
+)  # fmt: skip
 MQTT_PARTS = tuple(f"injectors.mqtt_{name}" for name in ("connection", "inbox", "packets", "topics"))
 FILE_PARTS = tuple(f"injectors.files_{name}" for name in ("agenda", "bytes", "lines", "parquet", "reading"))
-MEMORY = tuple(f"store.memory{part}" for part in ("", "_commit", "_database", "_faults", "_tables"))
+MEMORY = tuple(f"store.memory{part}" for part in ("", "_commit", "_database", "_faults", "_requests", "_tables"))
 ENGINE = (*FOUNDATIONS, "computation", "windowing", "graph", *INJECTOR_PARTS, "store.protocol", "store.codec")
 PUBLIC = (*ENGINE, "injectors", "sinks", "runtime", "store", "assembly", "testing")
 EDGES = (*PUBLIC, "config", "embedded", "graph_file", "worker_process", "launch", "complaint")

@@ -24,9 +24,11 @@ import pyarrow as pa
 from millpy.errors import CommitUnknownError
 from millpy.model.checkpoint import Checkpoint, Segment, StoredSlice
 from millpy.model.delta import encode_document
+from millpy.store.postgres import requests
 from millpy.store.postgres.arrays import Bigints, Byteas, PgArray, Texts
 from millpy.store.postgres.connection import Connection, Lane
 from millpy.store.postgres.errors import OwnConstraints, SlotMovedError, translate, translate_commit
+from millpy.store.postgres.requests import storable
 from millpy.store.postgres.results import COPY_ROWS_MIN, Block, ResultTable, copy_text, insert_parameters
 from millpy.store.postgres.statements import statement
 from millpy.store.protocol import CommitProbe
@@ -70,6 +72,8 @@ def encode_turn(checkpoints: Sequence[Checkpoint], graph_version: int, tables: d
         *_dedupe_runs(checkpoints),
         *_late_records(checkpoints),
         *_dead_letters(checkpoints),
+        *requests.settling(checkpoints),
+        *requests.pausing(checkpoints),
     ]
     inserts, copies = _results(checkpoints, tables)
     return EncodedTurn(fence, appends + inserts, copies)
@@ -156,6 +160,7 @@ def _late_records(checkpoints: Sequence[Checkpoint]) -> list[Command]:
         "bundles": Bigints([c.bundle for c, late in blocks for _ in late.payloads]),
         "streams": Texts([late.stream for _, late in blocks for _ in late.payloads]),
         "computations": Texts([late.computation for _, late in blocks for _ in late.payloads]),
+        "inputs": Bigints([late.input for _, late in blocks for _ in late.payloads]),
         "keys": Texts([key for _, late in blocks for key in late.keys]),
         "event_times": Bigints([at for _, late in blocks for at in late.event_times]),
         "watermarks": Bigints([at for _, late in blocks for at in late.watermarks]),
@@ -175,22 +180,21 @@ def _dead_letters(checkpoints: Sequence[Checkpoint]) -> list[Command]:
         "bundles": Bigints([c.bundle for c, _ in letters]),
         "streams": Texts([letter.stream for _, letter in letters]),
         "computations": Texts([letter.computation for _, letter in letters]),
+        "inputs": Bigints([letter.input for _, letter in letters]),
         "reasons": Texts([letter.reason for _, letter in letters]),
         # These words may quote the record that is at fault, and must not become a second fault.
-        "details": Texts([_storable(letter.detail) for _, letter in letters]),
-        "tracebacks": Texts([_storable(letter.traceback) for _, letter in letters]),
-        "positions": Texts([_storable(letter.position) for _, letter in letters]),
+        "details": Texts([storable(letter.detail) for _, letter in letters]),
+        "tracebacks": Texts([storable(letter.traceback) for _, letter in letters]),
+        "positions": Texts([storable(letter.position) for _, letter in letters]),
         "keys": Texts(
-            [None if letter.key is None else _storable(letter.key.decode(errors="replace")) for _, letter in letters]
+            [None if letter.key is None else storable(letter.key.decode(errors="replace")) for _, letter in letters]
         ),
         "event_times": Bigints([letter.event_time for _, letter in letters]),
+        "wires": Texts([storable(letter.wire) for _, letter in letters]),
+        "ids": Byteas([letter.dedupe_id for _, letter in letters]),
         "payloads": Byteas([letter.payload for _, letter in letters]),
     }
     return [(statement("append_dead_letters"), parameters)]
-
-
-def _storable(text: str) -> str:
-    return text.replace("\x00", "\ufffd").encode(errors="replace").decode()
 
 
 def _results(

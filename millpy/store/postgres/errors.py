@@ -6,6 +6,7 @@ MW003 slot moved, 23514 no partition   SlotMovedError (transient: the commit tri
 MW004 pane order                       PaneOrderError
 MW005 watermark                        WatermarkRegressedError
 MW006 cursor, 23 on our own tables     CorruptionError
+MW007 a request is gone                RequestWithdrawnError
 08, 57P, connection lost               StoreUnavailableError, or CommitUnknownError around COMMIT
 40, 55P03, 57014, 25P0x                TransientError
 0A000, 26000, 42P05                    TransientError: a prepared statement is gone or stale, the lane connects anew
@@ -28,6 +29,7 @@ from millpy.errors import (
     MillError,
     PaneOrderError,
     PoisonError,
+    RequestWithdrawnError,
     StaleSequencerError,
     StoreUnavailableError,
     TransientError,
@@ -104,6 +106,7 @@ def _ours(error: psycopg.Error, state: str) -> MillError:
         "MW003": SlotMovedError,
         "MW004": PaneOrderError,
         "MW005": WatermarkRegressedError,
+        "MW007": RequestWithdrawnError,
     }
     return known.get(state, CorruptionError)(message)
 

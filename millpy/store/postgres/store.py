@@ -23,14 +23,14 @@ from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.time import Instant
 from millpy.store.postgres import deploy as deploying
-from millpy.store.postgres import folding, ownership, polling, reading, retention
+from millpy.store.postgres import folding, ownership, polling, reading, requests, retention
 from millpy.store.postgres.arrays import Jsonbs, Texts
 from millpy.store.postgres.commit import Committer
 from millpy.store.postgres.connection import Connection, ConnectionSettings, Lane, all_rows
 from millpy.store.postgres.errors import translate
 from millpy.store.postgres.results import ResultTable
 from millpy.store.postgres.statements import statement
-from millpy.store.protocol import Backlog, CommitProbe, Event, Opened, Ownership, Polled, Want, WorkerInfo
+from millpy.store.protocol import Asked, Backlog, CommitProbe, Event, Opened, Ownership, Polled, Want, WorkerInfo
 from millpy.store.revision import HEAD
 
 LOST_BACKENDS_MAX = 8
@@ -163,6 +163,16 @@ class PostgresStore:
             return []
         async with self._poll.use() as connection:
             return await polling.poll(connection, wants, bytes_max)
+
+    async def asked(self, interval_ids: Sequence[int], *, records_max: int, bytes_max: int) -> Asked:
+        """What people ask of these intervals."""
+        async with self._admin.use() as connection:
+            return await requests.read(connection, interval_ids, records_max, bytes_max)
+
+    async def forget_settled(self, *, kept_s: float) -> None:
+        """Remove what was replayed or discarded long ago."""
+        async with self._fold.use() as connection:
+            await connection.execute(statement("forget_settled"), {"kept_s": kept_s})
 
     async def commit(
         self,

@@ -47,17 +47,17 @@ SELECT %(slot)s::smallint, interval_id, bundle, expires_at, clock, ids, times
 
 -- name: append_late_records
 -- Zero rows: nothing was sent.
-INSERT INTO mill.late_records (interval_id, bundle, stream, computation, key, event_time, watermark,
+INSERT INTO mill.late_records (interval_id, bundle, stream, computation, input, key, event_time, watermark,
                                window_start, window_end, payload)
-SELECT * FROM unnest(%(intervals)s, %(bundles)s, %(streams)s, %(computations)s, %(keys)s, %(event_times)s,
+SELECT * FROM unnest(%(intervals)s, %(bundles)s, %(streams)s, %(computations)s, %(inputs)s, %(keys)s, %(event_times)s,
                      %(watermarks)s, %(window_starts)s, %(window_ends)s, %(payloads)s);
 
 -- name: append_dead_letters
 -- Zero rows: nothing was sent.
-INSERT INTO mill.dead_letters (interval_id, bundle, stream, computation, reason, detail, traceback, source_position,
-                               key, event_time, payload)
-SELECT * FROM unnest(%(intervals)s, %(bundles)s, %(streams)s, %(computations)s, %(reasons)s, %(details)s,
-                     %(tracebacks)s, %(positions)s, %(keys)s, %(event_times)s, %(payloads)s);
+INSERT INTO mill.dead_letters (interval_id, bundle, stream, computation, input, reason, detail, traceback,
+                               source_position, key, event_time, wire, dedupe_id, payload)
+SELECT * FROM unnest(%(intervals)s, %(bundles)s, %(streams)s, %(computations)s, %(inputs)s, %(reasons)s, %(details)s,
+                     %(tracebacks)s, %(positions)s, %(keys)s, %(event_times)s, %(wires)s, %(ids)s, %(payloads)s);
 
 -- name: read_slots
 -- The current slot of each ring, by the ring's name. Always three rows.

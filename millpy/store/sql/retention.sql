@@ -29,8 +29,12 @@ SELECT p.name, coalesce(sum(pending.records), 0)::bigint AS records, coalesce(su
  GROUP BY p.name;
 
 -- name: read_finished
--- Whether every interval has reached the end. Always one row.
-SELECT coalesce(bool_and(low_watermark >= 4611686018427387904), false) FROM mill.intervals WHERE graph_id = %(graph_id)s;
+-- Whether every interval has reached the end, and nothing is to be taken again. Always one row.
+SELECT coalesce(bool_and(i.low_watermark >= 4611686018427387904
+                         AND NOT EXISTS (SELECT FROM mill.dead_letters AS d WHERE d.interval_id = i.interval_id AND d.state = 'requested')
+                         AND NOT EXISTS (SELECT FROM mill.late_records AS l WHERE l.interval_id = i.interval_id AND l.state = 'requested')),
+                false)
+  FROM mill.intervals AS i WHERE i.graph_id = %(graph_id)s;
 
 -- name: append_events
 -- Zero rows: nothing was sent.

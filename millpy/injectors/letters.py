@@ -1,0 +1,129 @@
+"""What an intake sets aside of one batch, and how it can be read again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from millpy.injectors.decode import Decoded
+from millpy.injectors.protocol import Taken
+from millpy.model.checkpoint import DeadLetter, Request
+from millpy.model.record import Instants
+from millpy.model.time import Instant
+
+ID_BYTES = 16
+Mask = npt.NDArray[np.bool_]
+
+
+class Wire(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a payload is read again: what `Taken` says beside it."""
+
+    format: Literal["json", "csv"] = "json"
+    header: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, taken: Taken) -> Wire:
+        """How the payloads of a batch are read."""
+        return cls("csv", tuple(taken.header)) if taken.format == "csv" else cls()
+
+
+def taken_again(requests: Sequence[Request], arrived_at: Instant) -> Taken:
+    """Payloads that were set aside, as if their source had just handed them over; all with one wire."""
+    assert len({request.wire for request in requests}) == 1, "requests with several wires"
+    wire = msgspec.json.decode(requests[0].wire or b"{}", type=Wire)
+    return Taken(
+        wire.format,
+        arrived_at,
+        payloads=[request.payload for request in requests],
+        header=wire.header,
+        describe=lambda row: requests[row].position,
+    )
+
+
+@dataclass(slots=True)
+class Letters:
+    """Collects the dead letters of one batch.
+
+    Attributes:
+        stream, computation: of the intake.
+        again: what people asked for, when the batch is that.
+        judged, ids: which of the decoded records have a dedupe id, and these ids, 16 bytes each.
+    """
+
+    stream: str
+    computation: str
+    taken: Taken
+    decoded: Decoded
+    again: Sequence[Request] = ()
+    judged: Mask = field(default_factory=lambda: np.zeros(0, bool))
+    ids: bytes = b""
+    _by_row: dict[int, DeadLetter] = field(default_factory=dict)
+    _wire: str | None = None
+
+    def __len__(self) -> int:
+        return len(self._by_row)
+
+    def in_order(self) -> list[DeadLetter]:
+        """All of them, by row."""
+        return [self._by_row[row] for row in sorted(self._by_row)]
+
+    def of_row(self, row: int) -> DeadLetter | None:
+        """The letter of a row of the batch, if it was set aside."""
+        return self._by_row.get(row)
+
+    def add_refused(self) -> None:
+        """Set aside what did not decode."""
+        for refused in self.decoded.refused:
+            self._by_row[refused.row] = self._of(refused.row, refused.reason, refused.detail)
+
+    def add(self, which: Mask, reason: str, detail: str, times: Instants | None = None) -> None:
+        """Set decoded records aside."""
+        for index in np.flatnonzero(which).tolist():
+            letter = self.of(index, reason, detail, None if times is None else int(times[index]))
+            self._by_row[int(self.decoded.rows[index])] = letter
+
+    def of(self, index: int, reason: str, detail: str, event_time: int | None) -> DeadLetter:
+        """A letter for a decoded record."""
+        return self._of(int(self.decoded.rows[index]), reason, detail, event_time, self.id_of(index))
+
+    def id_of(self, index: int) -> bytes | None:
+        """The dedupe id of a decoded record."""
+        if not len(self.judged) or not self.judged[index]:
+            return None
+        place = int(np.count_nonzero(self.judged[:index]))
+        return self.ids[place * ID_BYTES : (place + 1) * ID_BYTES]
+
+    def keep_original_ids(self, timed: Mask) -> Mask:
+        """Put the ids that requests had before in place of those just made; which of the timed records have such a one."""
+        if not self.again:
+            return np.zeros(len(timed), bool)
+        rows = zip(self.decoded.rows.tolist(), timed.tolist(), strict=True)
+        original = [self.again[row].dedupe_id if is_timed else None for row, is_timed in rows]
+        held = np.array([known is not None for known in original], bool)
+        if held.any():
+            found = [known or self.id_of(index) for index, known in enumerate(original)]
+            self.judged = self.judged | held
+            self.ids = b"".join(known for known in found if known is not None)
+        return held
+
+    def _of(
+        self, row: int, reason: str, detail: str, event_time: int | None = None, dedupe_id: bytes | None = None
+    ) -> DeadLetter:
+        if self._wire is None:
+            self._wire = msgspec.json.encode(Wire.of(self.taken)).decode()
+        return DeadLetter(
+            reason=reason,
+            detail=detail,
+            payload=self.decoded.payload(row),
+            stream=self.stream,
+            computation=self.computation,
+            position=self.taken.describe(row),
+            event_time=event_time,
+            wire=self._wire,
+            dedupe_id=dedupe_id,
+        )

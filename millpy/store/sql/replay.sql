@@ -1,0 +1,68 @@
+-- What people have asked for: records set aside that are to be taken again, sources that stand still.
+
+-- name: read_requests
+-- Of these intervals, oldest first, at most rows_max of each pile and about bytes_max in all. Zero rows: nothing is asked.
+WITH asked AS (
+    (SELECT 'dead_letters' AS pile, d.dead_letter_id AS id, d.interval_id, d.stream, coalesce(d.corrected, d.payload) AS payload,
+            d.input, d.wire, d.source_position, d.event_time, d.dedupe_id
+       FROM mill.dead_letters AS d
+      WHERE d.state = 'requested' AND d.interval_id = ANY (%(intervals)s)
+      ORDER BY d.dead_letter_id LIMIT %(rows_max)s::integer)
+     UNION ALL
+    (SELECT 'late_records', l.late_record_id, l.interval_id, l.stream, l.payload, l.input, '', '', l.event_time, NULL
+       FROM mill.late_records AS l
+      WHERE l.state = 'requested' AND l.interval_id = ANY (%(intervals)s)
+      ORDER BY l.late_record_id LIMIT %(rows_max)s::integer)
+), measured AS (
+    SELECT a.*, sum(octet_length(a.payload)) OVER (ORDER BY a.pile, a.id) - octet_length(a.payload) AS before FROM asked AS a
+)
+SELECT pile, id, interval_id, stream, payload, input, wire, source_position, event_time, dedupe_id
+  FROM measured WHERE before < %(bytes_max)s::bigint ORDER BY pile, id;
+
+-- name: read_pauses
+-- Which of these intervals stand still. Zero rows: none.
+SELECT interval_id FROM mill.pauses WHERE interval_id = ANY (%(intervals)s);
+
+-- name: settle_dead_letters
+-- Says what became of requests; without a reason they were taken. Raises MW007 when one is gone. Always one row.
+WITH settled AS (
+    UPDATE mill.dead_letters AS d
+       SET state = CASE WHEN e.reason IS NULL THEN 'replayed' ELSE 'set_aside' END, state_at = now(), bundle = e.bundle,
+           attempts = d.attempts + (e.reason IS NOT NULL)::integer, reason = coalesce(e.reason, d.reason),
+           detail = coalesce(e.detail, d.detail), traceback = coalesce(e.traceback, d.traceback),
+           event_time = coalesce(e.event_time, d.event_time), dedupe_id = coalesce(d.dedupe_id, e.dedupe_id)
+      FROM unnest(%(letters)s, %(intervals)s, %(bundles)s, %(reasons)s, %(details)s, %(tracebacks)s, %(event_times)s, %(ids)s)
+        AS e (dead_letter_id, interval_id, bundle, reason, detail, traceback, event_time, dedupe_id)
+     WHERE d.dead_letter_id = e.dead_letter_id AND d.interval_id = e.interval_id AND d.state = 'requested'
+    RETURNING 1
+)
+SELECT mill.check_settled((SELECT count(*) FROM settled), cardinality(%(letters)s));
+
+-- name: settle_late_records
+-- The same for late records; those with a watermark are late again by it. Always one row.
+WITH settled AS (
+    UPDATE mill.late_records AS l
+       SET state = CASE WHEN e.watermark IS NULL THEN 'replayed' ELSE 'set_aside' END, state_at = now(), bundle = e.bundle,
+           attempts = l.attempts + (e.watermark IS NOT NULL)::integer, watermark = coalesce(e.watermark, l.watermark)
+      FROM unnest(%(letters)s, %(intervals)s, %(bundles)s, %(watermarks)s) AS e (late_record_id, interval_id, bundle, watermark)
+     WHERE l.late_record_id = e.late_record_id AND l.interval_id = e.interval_id AND l.state = 'requested'
+    RETURNING 1
+)
+SELECT mill.check_settled((SELECT count(*) FROM settled), cardinality(%(letters)s));
+
+-- name: append_pauses
+-- Zero rows: nothing was sent.
+INSERT INTO mill.pauses (interval_id, bundle, reason)
+SELECT * FROM unnest(%(intervals)s, %(bundles)s, %(reasons)s)
+ON CONFLICT (interval_id) DO UPDATE SET bundle = excluded.bundle, reason = excluded.reason, paused_at = now();
+
+-- name: forget_settled
+-- Removes what was replayed or discarded long ago. Always one row.
+WITH letters AS (
+    DELETE FROM mill.dead_letters
+     WHERE state IN ('replayed', 'discarded') AND state_at < clock_timestamp() - make_interval(secs => %(kept_s)s)
+), late AS (
+    DELETE FROM mill.late_records
+     WHERE state IN ('replayed', 'discarded') AND state_at < clock_timestamp() - make_interval(secs => %(kept_s)s)
+)
+SELECT 1;
