@@ -32,6 +32,8 @@ class Limits:
     backlog_bytes_high: int = 256_000_000
     record_attempts_max: int = 3
     poison_records_max: int = 1_000
+    replay_records_max: int = 1_000
+    settled_kept_s: float = 7 * 86_400.0
     drain_grace_s: float = 10.0
     watchdog_s: float = 60.0
     retry_s_min: float = 0.05

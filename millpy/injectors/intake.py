@@ -87,6 +87,7 @@ class IntakeResult:
         delta: position and counters.
         watermark: after the step; what the injector publishes.
         changed: there is something to commit.
+        rows: of each accepted record, its row in what was taken.
         letter_of: (record, reason, detail) -> a dead letter for an accepted record that is refused after all.
         settled: what became of the requests, when it was a replay.
     """
@@ -99,6 +100,7 @@ class IntakeResult:
     dedupe_run: DedupeRun | None = None
     finished: bool = False
     settled: list[Settled] = field(default_factory=list)
+    rows: npt.NDArray[np.int64] | None = None
     letter_of: Callable[[int, str, str], DeadLetter] | None = None
 
 
@@ -222,6 +224,10 @@ class Intake:
             result.delta = self._delta()
         return result
 
+    def standing(self) -> IntakeResult:
+        """A step that brings nothing and moves nothing."""
+        return IntakeResult(Records.none(self._settings.record_type), self.watermark, True, finished=self.finished)
+
     def replay(self, requests: Sequence[Request], arrived_at: Instant) -> IntakeResult:
         """Take records again that were set aside, each under the dedupe id that it had.
 
@@ -229,9 +235,7 @@ class Intake:
         the promise of a sorted source is not theirs. A record that was let in before it was set aside is the one that
         its id stands for, so it is no duplicate of itself; any other is dropped when its id was seen.
         """
-        result = IntakeResult(
-            Records.none(self._settings.record_type), self.watermark, changed=True, finished=self.finished
-        )
+        result = self.standing()
         self._count(0, 0, -len(requests))
         letters = self._take(taken_again(requests, arrived_at), result, requests)
         result.settled = [Settled(request, letters.of_row(row)) for row, request in enumerate(requests)]
@@ -253,6 +257,7 @@ class Intake:
         self._count(duplicates, int(np.count_nonzero(accepted)), len(letters))
         result.dead_letters = letters.in_order()
         kept = np.flatnonzero(accepted)
+        result.rows = rows[kept]
         result.letter_of = lambda record, reason, detail: letters.of(
             int(kept[record]), reason, detail, int(times[kept[record]])
         )

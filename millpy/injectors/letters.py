@@ -99,7 +99,7 @@ class Letters:
         return self.ids[place * ID_BYTES : (place + 1) * ID_BYTES]
 
     def keep_original_ids(self, timed: Mask) -> Mask:
-        """Put the ids that requests had before in place of those just made; which of the timed records have such a one."""
+        """Put the ids that requests had before in place of those just made; which of the timed records had one."""
         if not self.again:
             return np.zeros(len(timed), bool)
         rows = zip(self.decoded.rows.tolist(), timed.tolist(), strict=True)

@@ -214,6 +214,7 @@ class Request:
     id: int
     interval_id: int
     stream: str
+    computation: str
     payload: bytes
     input: int = 0
     wire: str = ""

@@ -51,6 +51,7 @@ def dead_letter_of(
     computation: str,
     event_time: int | None,
     key: bytes | None,
+    input: int = 0,
 ) -> DeadLetter:
     """What user code did not survive: "refused" for a value that cannot be stored, else "user_error"."""
     trace = "".join(traceback.format_exception(error))
@@ -63,4 +64,5 @@ def dead_letter_of(
         traceback=printable(trace)[-TRACEBACK_CHARACTERS_MAX:],
         event_time=event_time,
         key=key,
+        input=input,
     )

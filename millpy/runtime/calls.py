@@ -296,7 +296,7 @@ class Calls:
         if isinstance(item, Timer):
             context._discard(item.id)
             timer = {"timer": item.name, "domain": item.domain, "at": item.at_us, "event_time": item.event_time_us}
-            stream, event_time, payload = "", item.event_time_us, msgspec.json.encode(timer)
+            origin, stream, event_time, payload = 0, "", item.event_time_us, msgspec.json.encode(timer)
         else:
             origin = turn.rows.input_of(item)
             turn.quarantined[origin] = turn.quarantined.get(origin, 0) + 1
@@ -310,6 +310,7 @@ class Calls:
                 computation=self._binding.computation,
                 event_time=event_time,
                 key=key_text(context.key),
+                input=origin,
             )
         )
 

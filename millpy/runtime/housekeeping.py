@@ -1,4 +1,4 @@
-"""Folding, retention and backpressure: off the hot path, each a single step that a task or a test can call.
+"""Folding, retention, backpressure, what people ask: off the hot path, each a step that a task or a test can call.
 
 Folding brings an interval's deltas into rows when its unfolded bytes or their age pass a limit; a commit goes on
 meanwhile. Retention turns the rings. Backpressure pauses the injectors while the stored backlog is above its mark.
@@ -80,8 +80,24 @@ class Housekeeping:
     async def turn_rings(self) -> None:
         """Start new epochs and free slots where that is due."""
         freed = await self._store.turn_rings(epoch_s=self._limits.epoch_s, epoch_bytes=self._limits.epoch_bytes)
+        await self._store.forget_settled(kept_s=self._limits.settled_kept_s)
         if freed:
             await self._probe.reach(Point.AFTER_SLOT_FREED)
+
+    async def attend(self) -> bool:
+        """Look for what people ask of this worker's intervals; whether there is anything."""
+        # One whose requests are on their way has not settled them, and would be given them again.
+        free = {i.interval_id: i for i in self._holdings.intervals.values() if not (i.requested or i.replaying)}
+        if not free:
+            return False
+        asked = await self._store.asked(
+            list(free), records_max=self._limits.replay_records_max, bytes_max=self._limits.bundle_bytes_max
+        )
+        for request in asked.requests:
+            interval = free[request.interval_id]
+            if self._holdings.intervals.get(request.interval_id) is interval:
+                interval.requested.append(request)
+        return bool(asked.requests)
 
     async def relieve(self) -> None:
         """Pause the injectors above the high mark, resume them below the low one; nothing is ever dropped."""

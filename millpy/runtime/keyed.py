@@ -174,6 +174,7 @@ class KeyedInterval:
                         stream=self._binding.inputs[origin].stream,
                         computation=self._binding.computation,
                         event_time=turn.rows.times[row],
+                        input=origin,
                     )
                 )
         return refused

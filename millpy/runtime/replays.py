@@ -3,7 +3,8 @@
 A request is an input like any other: the owner of the interval that set the record aside takes it in a turn, and the
 commit of that turn says what became of it, under the same fence as its effects. So a crash at any point loses and
 doubles nothing. An injector's records go through its intake again (`Intake.replay`). Those of a stage come before all
-else that the turn brings, are judged by the input watermark before the turn, and so are late when they are late.
+else that the turn brings, are judged by the input watermark before the turn, and so are late when they are late. Those
+that an operator did not survive are produced once more, for the one consumer behind it.
 
 A record that a stage sets aside again is found by what it is (input, event time, payload): two that agree in all of
 that are one as good as the other.
@@ -14,21 +15,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import groupby, takewhile
 
 import numpy as np
 
+from millpy.graph import InjectorNode
 from millpy.injectors.decode import Decoder
 from millpy.injectors.protocol import Taken
 from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import DeadLetter, LateRows, Request, Settled
 from millpy.model.keys import KeyHasher
 from millpy.model.quarantine import payload_of
-from millpy.model.record import Records
-from millpy.model.stage import Arrived, StepResult
+from millpy.model.record import Records, RecordType
+from millpy.model.stage import Arrived
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.runtime.isolation import Isolation
-from millpy.runtime.plan import Inlet
+from millpy.runtime.plan import ComputationPlan, Outlet
 from millpy.runtime.soft_state import Owned
 
 Identity = tuple[int, int, bytes]
@@ -42,17 +44,41 @@ class Replay:
     arrived_at: Instant
 
 
+def is_emission(request: Request, interval: Owned) -> bool:
+    """Whether it was an operator behind this interval that set the record aside, and not the interval itself."""
+    if interval.plan.stage is None:
+        return not request.wire
+    return any(outlet.stream == request.stream for outlet in interval.plan.outlets)
+
+
+def batch(interval: Owned, arrived_at: Instant) -> Replay | None:
+    """What of the requests that wait at an interval can be taken in one turn; the others go on waiting."""
+    waiting = interval.requested
+    if not waiting:
+        return None
+    first = waiting[0]
+
+    def alike(request: Request) -> bool:
+        return (is_emission(request, interval), request.wire) == (is_emission(first, interval), first.wire)
+
+    taken = tuple(takewhile(alike, waiting))
+    del waiting[: len(taken)]
+    return Replay(taken, arrived_at)
+
+
 @dataclass(slots=True)
 class Retaken:
-    """Requests of a stage as records.
+    """Requests as records.
 
     Attributes:
-        arrived: bundles for the stage.
+        arrived: bundles for the stage itself.
+        emitted: subscription -> records for the operators before it.
         taken: the request of each record, and its identity.
         settled: requests that did not get so far.
     """
 
     arrived: list[Arrived] = field(default_factory=list)
+    emitted: dict[int, Records] = field(default_factory=dict)
     taken: list[tuple[Request, Identity]] = field(default_factory=list)
     settled: list[Settled] = field(default_factory=list)
 
@@ -61,73 +87,112 @@ def retake(interval: Owned, replay: Replay, hasher: KeyHasher, isolation: Isolat
     """Make records of a stage's requests, and set those aside again that are none."""
     retaken = Retaken()
     inlets = {inlet.input: inlet for inlet in interval.plan.inlets.values()}
-    for place, group in groupby(sorted(replay.requests, key=lambda r: (r.input, r.pile, r.id)), lambda r: r.input):
-        _retake_input(retaken, interval, inlets[place], list(group), hasher, isolation)
+    for place, requests in _by_input(replay.requests):
+        inlet = inlets[place]
+        records, asked = _read(retaken, interval, inlet.record_type, requests, isolation)
+        keys = records.keys(inlet.key_fields, hasher)
+        owned = interval.deployed.keys
+        assert owned is not None
+        ours = np.array([owned.lo <= hashed < owned.hi for hashed in keys.hashes.tolist()], bool)[keys.codes]
+        for row in np.flatnonzero(~ours).tolist():
+            detail = "the key belongs to another interval: replay it as it was set aside"
+            retaken.settled.append(_failed(interval, asked[row], "key", detail))
+        rows = np.flatnonzero(ours)
+        if len(rows):
+            taken = records.take(rows)
+            bundle = Bundle(place, interval.interval_id, 0, interval.input_watermark, taken, keys.take(rows))
+            retaken.arrived.append(Arrived(bundle, INSTANT_MAX))
+            _remember(retaken, place, taken, [asked[row] for row in rows.tolist()])
     return retaken
 
 
-def _retake_input(
-    retaken: Retaken,
-    interval: Owned,
-    inlet: Inlet,
-    requests: Sequence[Request],
-    hasher: KeyHasher,
-    isolation: Isolation,
-) -> None:
-    def again(request: Request, reason: str, detail: str) -> None:
-        letter = DeadLetter(reason, detail, request.payload, request.stream, interval.plan.name)
-        retaken.settled.append(failed(request, letter))
+def retake_emission(interval: Owned, replay: Replay, isolation: Isolation) -> Retaken:
+    """Make records of what operators behind this interval set aside; each goes to its one consumer again."""
+    retaken = Retaken()
+    for outlet in interval.plan.outlets:
+        requests = [r for r in replay.requests if (r.stream, r.computation, r.input) == _target(outlet)]
+        if not requests:
+            continue
+        records, asked = _read(retaken, interval, _produced_type(interval.plan, outlet.stream), requests, isolation)
+        if interval.plan.stage is None:
+            standing = np.full(len(records), interval.low_watermark, np.int64)
+            records = Records(records.type, records.event_times, watermarks=standing, objects=records.objects())
+        if len(records):
+            retaken.emitted[outlet.subscription_id] = records
+            _remember(retaken, outlet.input, records, asked)
+    known = {_target(outlet) for outlet in interval.plan.outlets}
+    for request in replay.requests:
+        if (request.stream, request.computation, request.input) not in known:
+            detail = f"{request.computation} does not consume {request.stream}"
+            retaken.settled.append(_failed(interval, request, "refused", detail))
+    return retaken
 
-    payloads = [request.payload for request in requests]
-    decoded = Decoder(inlet.record_type).decode(Taken("json", Instant(0), payloads=payloads))
+
+def _target(outlet: Outlet) -> tuple[str, str, int]:
+    return outlet.stream, outlet.consumer, outlet.input
+
+
+def _produced_type(plan: ComputationPlan, stream: str) -> RecordType:
+    if isinstance(plan.node, InjectorNode):
+        return plan.node.record_type
+    return next(output.record_type for output in plan.node.outputs if output.name == stream)
+
+
+def _by_input(requests: Sequence[Request]) -> Iterator[tuple[int, list[Request]]]:
+    for place, group in groupby(sorted(requests, key=lambda r: (r.input, r.pile, r.id)), lambda r: r.input):
+        yield place, list(group)
+
+
+def _read(
+    retaken: Retaken, interval: Owned, record_type: RecordType, requests: Sequence[Request], isolation: Isolation
+) -> tuple[Records, list[Request]]:
+    """Those of the payloads that are records and that the database does not refuse, and their requests."""
+    decoded = Decoder(record_type).decode(Taken("json", Instant(0), payloads=[r.payload for r in requests]))
     for refused in decoded.refused:
-        again(requests[refused.row], refused.reason, refused.detail)
+        retaken.settled.append(_failed(interval, requests[refused.row], refused.reason, refused.detail))
     asked = [requests[row] for row in decoded.rows.tolist()]
     times = np.array([request.event_time or 0 for request in asked], np.int64)
-    records = Records(inlet.record_type, times, batch=decoded.batch, objects=decoded.objects)
-    keys = records.keys(inlet.key_fields, hasher)
-    owned = interval.deployed.keys
-    assert owned is not None
-    ours = np.array([owned.lo <= hashed < owned.hi for hashed in keys.hashes.tolist()], bool)[keys.codes]
-    for row in np.flatnonzero(~ours).tolist():
-        again(asked[row], "key", "the key belongs to another interval now: replay it as it was set aside")
-    admitted, blamed = isolation.admit(records)
+    records = Records(record_type, times, batch=decoded.batch, objects=decoded.objects)
+    rows, blamed = isolation.admit(records)
     for blame in blamed:
-        if ours[blame.row]:
-            again(asked[blame.row], "refused", blame.detail)
-    rows = np.flatnonzero(ours) if admitted is None else admitted[ours[admitted]]
-    if not len(rows):
-        return
-    bundle = Bundle(inlet.input, interval.interval_id, 0, interval.input_watermark, records.take(rows), keys.take(rows))
-    retaken.arrived.append(Arrived(bundle, INSTANT_MAX))
-    for row, record in zip(rows.tolist(), bundle.records.objects(), strict=True):
-        retaken.taken.append((asked[row], (inlet.input, int(times[row]), payload_of(record))))
+        retaken.settled.append(_failed(interval, asked[blame.row], "refused", blame.detail))
+    if rows is None:
+        return records, asked
+    return records.take(rows), [asked[row] for row in rows.tolist()]
 
 
-def failed(request: Request, letter: DeadLetter) -> Settled:
-    """A request whose record is set aside again: a late record that cannot be read stays a late record."""
+def _remember(retaken: Retaken, place: int, records: Records, asked: Sequence[Request]) -> None:
+    # Now, because user code may change a record before it raises.
+    for request, record, at in zip(asked, records.objects(), records.event_times.tolist(), strict=True):
+        retaken.taken.append((request, (place, at, payload_of(record))))
+
+
+def _failed(interval: Owned, request: Request, reason: str, detail: str) -> Settled:
+    """A request that is set aside again before it got anywhere; a late record stays a late record."""
     if request.pile == "late_records":
-        return Settled(request, watermark=int(INSTANT_MAX))
-    return Settled(request, letter=letter)
+        return Settled(request, watermark=interval.input_watermark)
+    return Settled(request, DeadLetter(reason, detail, request.payload, request.stream, request.computation))
 
 
-def settle(retaken: Retaken, result: StepResult) -> list[Settled]:
-    """What became of all requests; takes those that were set aside again out of the result."""
+def settle(
+    retaken: Retaken, letters: Sequence[DeadLetter], late: Sequence[LateRows] = ()
+) -> tuple[list[Settled], list[DeadLetter], list[LateRows]]:
+    """What became of all requests, and the letters and late records that are not theirs."""
     open_requests: dict[Identity, list[Request]] = defaultdict(list)
-    for request, identity in retaken.taken:
-        open_requests[identity].append(request)
+    for taken, identity in retaken.taken:
+        open_requests[identity].append(taken)
     settled = list(retaken.settled)
     kept: list[DeadLetter] = []
-    for letter in result.dead_letters:
-        request = _find(open_requests, (letter.input, letter.event_time or 0, letter.payload), "dead_letters")
-        if request is None or not letter.stream:
+    for letter in letters:
+        identity = (letter.input, letter.event_time or 0, letter.payload)
+        request = _find(open_requests, identity, "dead_letters") if letter.stream else None
+        if request is None:
             kept.append(letter)
         else:
             settled.append(Settled(request, letter=letter))
-    result.dead_letters = kept
-    result.late = [rows for rows in _without_settled(result.late, open_requests, settled) if len(rows)]
-    settled.extend(Settled(request) for requests in open_requests.values() for request in requests)
-    return settled
+    rest = [rows for rows in _without_settled(late, open_requests, settled) if len(rows)]
+    settled.extend(Settled(left) for requests in open_requests.values() for left in requests)
+    return settled, kept, rest
 
 
 def _find(open_requests: dict[Identity, list[Request]], identity: Identity, pile: str) -> Request | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from millpy.injectors.intake import Intake
 from millpy.injectors.protocol import Injector
-from millpy.model.checkpoint import Cursor, Entries, Grant, Kind
+from millpy.model.checkpoint import Cursor, Entries, Grant, Kind, Request
 from millpy.model.deployment import DeployedInterval
 from millpy.model.stage import StageInterval
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
@@ -34,6 +34,8 @@ class Owned:
         last_segments: subscription -> seq of the last segment written for it, those in flight included.
         counters: (what, of what) -> absolute count (I8).
         unfolded_since: when the last fold was.
+        requested: records set aside that are to be taken again and wait for a turn.
+        replaying: whether some are in a turn that is not known to be committed.
         unfolded, unfolded_bytes: (bundle, bytes of its deltas) above the folded bundle, those in flight included,
             oldest first; and their sum.
     """
@@ -57,6 +59,8 @@ class Owned:
     finished: bool = False
     paused: bool = False
     committed_at: float = 0.0
+    requested: list[Request] = field(default_factory=list)
+    replaying: bool = False
     unfolded: deque[tuple[int, int]] = field(default_factory=deque)
     unfolded_bytes: int = 0
 

@@ -12,25 +12,28 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from millpy.errors import CursorGapError
+from millpy.graph import StageNode
+from millpy.injectors.intake import IntakeResult
 from millpy.injectors.protocol import Taken
 from millpy.limits import Limits
 from millpy.model.bundle import Bundle
-from millpy.model.checkpoint import Checkpoint, DeadLetter, Entries, Grant, Segment, StoredSlice
-from millpy.model.keys import KeyColumn, KeyHasher
+from millpy.model.checkpoint import Checkpoint, DeadLetter, Delta, Entries, Grant, Segment, Settled, StoredSlice
+from millpy.model.keys import KeyColumn, KeyHasher, key_text
 from millpy.model.quarantine import dead_letter_of, payload_of
-from millpy.model.record import Records
+from millpy.model.record import Records, concat
 from millpy.model.stage import Arrived, StepResult, Work
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.model.watermark import advance, input_watermark, low_watermark
-from millpy.runtime.isolation import Isolation
+from millpy.runtime.isolation import Blamed, Isolation
 from millpy.runtime.operators import Chains, Passed
 from millpy.runtime.plan import Outlet, Plan
 from millpy.runtime.probe import Point, Probe
+from millpy.runtime.replays import Replay, Retaken, is_emission, retake, retake_emission, settle
 from millpy.runtime.soft_state import Owned
 from millpy.store.codec import decode_slice, encode_slice
 from millpy.store.protocol import Polled
@@ -47,6 +50,7 @@ class Inbox:
         polled: consumer interval -> answers of the store.
         taken: injector interval -> what was waiting at its source.
         quiet: injector intervals whose source is proven idle.
+        replays: interval -> what it takes again.
         progress_due: whether progress without data is to be committed in this turn.
     """
 
@@ -55,6 +59,7 @@ class Inbox:
     polled: Mapping[int, Sequence[Polled]] = field(default_factory=dict)
     taken: Mapping[int, Taken] = field(default_factory=dict)
     quiet: frozenset[int] = frozenset()
+    replays: Mapping[int, Replay] = field(default_factory=dict)
     progress_due: bool = False
 
 
@@ -112,22 +117,30 @@ class Steps:
         isolation: Isolation,
     ) -> Checkpoint | None:
         taken = inbox.taken.get(interval.interval_id)
-        if taken is None and (not inbox.progress_due or interval.finished):
+        replay = inbox.replays.get(interval.interval_id)
+        if taken is None and replay is None and (not inbox.progress_due or interval.finished):
             return None
         assert interval.intake is not None
-        quiet = interval.interval_id in inbox.quiet
-        result = interval.intake.step(taken, bundle=interval.bundle + 1, now_us=inbox.now_us, quiet=quiet)
+        retaken = Retaken()
+        if replay is None:
+            quiet = interval.interval_id in inbox.quiet
+            result = interval.intake.step(taken, bundle=interval.bundle + 1, now_us=inbox.now_us, quiet=quiet)
+        elif is_emission(replay.requests[0], interval):
+            result = interval.intake.standing()
+            retaken = retake_emission(interval, replay, isolation)
+        else:
+            result = interval.intake.replay(replay.requests, replay.arrived_at)
         if not result.changed:
             return None
         self._probe.reach_now(Point.AFTER_DECODE)
         if taken is not None and taken.finished:
             interval.finished = True
-        records, refused = isolation.admit_records(result.records, interval.plan.name)
-        delta = interval.intake.set_aside(len(refused)) if refused else result.delta
+        records, delta, refused = self._admitted(interval, result, isolation)
         counted = dict(interval.counters)
         interval.input_watermark = interval.low_watermark = advance(interval.low_watermark, result.watermark)
         interval.bundle += 1
-        segments, failed = self._emit(interval, {interval.plan.name: records}, intervals, mail)
+        segments, failed = self._emit(interval, {interval.plan.name: records}, intervals, mail, retaken.emitted)
+        settled, failed, _ = settle(retaken, failed)
         return Checkpoint(
             grant=interval.grant,
             bundle=interval.bundle,
@@ -137,7 +150,30 @@ class Steps:
             segments=segments,
             dedupe_run=result.dedupe_run,
             dead_letters=[*result.dead_letters, *refused, *failed],
+            settled=[*result.settled, *settled],
         )
+
+    def _admitted(
+        self, interval: Owned, result: IntakeResult, isolation: Isolation
+    ) -> tuple[Records, Delta, list[DeadLetter]]:
+        """Records of an intake without those that the database refuses, its delta then, and their letters."""
+        admitted, blamed = isolation.admit(result.records)
+        records = result.records if admitted is None else result.records.take(admitted)
+        if not blamed:
+            return records, result.delta, []
+        assert interval.intake is not None
+        assert result.letter_of is not None
+        assert result.rows is not None
+        letters = []
+        for blame in blamed:
+            letter = result.letter_of(blame.row, "refused", blame.detail)
+            letter = replace(letter, computation=self._plan.writer_of(blame.table) or letter.computation)
+            if result.settled:
+                place = int(result.rows[blame.row])
+                result.settled[place] = Settled(result.settled[place].request, letter)
+            else:
+                letters.append(letter)
+        return records, interval.intake.set_aside(len(blamed)), letters
 
     def _receive(self, interval: Owned, answers: Sequence[Polled]) -> list[Mail]:
         """Turn polled segments into mail, before anything that local producers hand over in this turn."""
@@ -187,11 +223,14 @@ class Steps:
         assert interval.stage is not None
         stage = interval.stage
         before = interval.input_watermark
+        retaken = self._retaken(interval, inbox, isolation)
         arrived, refused = self._arrivals(interval, mail[interval.interval_id], isolation)
+        arrived = [*retaken.arrived, *arrived]
         after = input_watermark(cursor.watermark for cursor in interval.cursors.values())
         assert after >= before, (interval.interval_id, before, after)
         now_us = advance(interval.processing_floor, inbox.now_us)
-        if not (arrived or refused or self._is_due(interval, before, after, now_us, inbox)):
+        asked = bool(retaken.settled or retaken.taken)
+        if not (arrived or refused or asked or self._is_due(interval, before, after, now_us, inbox)):
             interval.input_watermark = after
             return None
         if missing := stage.missing([arrival.bundle for arrival in arrived]):
@@ -207,7 +246,9 @@ class Steps:
         interval.low_watermark = advance(interval.low_watermark, low_watermark(oldest, after))
         counted = dict(interval.counters)
         self._count(interval, arrived, refused, result)
-        segments, failed = self._emit(interval, result.productions, intervals, mail)
+        _uncount(interval, retaken)
+        segments, failed = self._emit(interval, result.productions, intervals, mail, retaken.emitted)
+        settled, letters, late = settle(retaken, [*result.dead_letters, *failed], result.late)
         cursors = [interval.cursors[producer] for producer in sorted(interval.moved)]
         interval.moved.clear()
         interval.committed_at = inbox.monotonic
@@ -222,10 +263,20 @@ class Steps:
             cursors=cursors,
             segments=segments,
             results=result.results,
-            late=result.late,
+            late=late,
             dedupe_run=result.dedupe_run,
-            dead_letters=[*result.dead_letters, *(letter for _, letter in refused), *failed],
+            dead_letters=[*letters, *(letter for _, letter in refused)],
+            settled=settled,
         )
+
+    def _retaken(self, interval: Owned, inbox: Inbox, isolation: Isolation) -> Retaken:
+        """Records of this interval that people want taken again."""
+        replay = inbox.replays.get(interval.interval_id)
+        if replay is None:
+            return Retaken()
+        if is_emission(replay.requests[0], interval):
+            return retake_emission(interval, replay, isolation)
+        return retake(interval, replay, self._hasher, isolation)
 
     def _arrivals(
         self, interval: Owned, inbound: Sequence[Mail], isolation: Isolation
@@ -240,8 +291,9 @@ class Steps:
             if letter.bundle is not None and len(letter.bundle):
                 bundle = letter.bundle
                 if letter.polled:
-                    bundle, dead = isolation.admit(letter.bundle, interval.plan.name)
-                    refused.extend((bundle.input, d) for d in dead)
+                    admitted, blamed = isolation.admit(bundle.records)
+                    refused.extend((bundle.input, self._blamed(interval, bundle, blame)) for blame in blamed)
+                    bundle = bundle if admitted is None else bundle.take(admitted)
                 cap = min((w for p, w in watermarks.items() if p != letter.producer), default=INSTANT_MAX)
                 if len(bundle):
                     arrived.append(Arrived(bundle, cap))
@@ -249,6 +301,21 @@ class Steps:
                 interval.advance_cursor(letter.producer, letter.seq, letter.watermark)
                 watermarks[letter.producer] = letter.watermark
         return arrived, refused
+
+    def _blamed(self, interval: Owned, bundle: Bundle, blame: Blamed) -> DeadLetter:
+        """A dead letter for a record that the database refuses, here or in a table behind this stage."""
+        assert isinstance(interval.plan.node, StageNode)
+        record = bundle.records.take(np.array([blame.row], np.int64))
+        return DeadLetter(
+            reason="refused",
+            detail=blame.detail,
+            payload=payload_of(record.objects()[0]),
+            stream=interval.plan.node.inputs[bundle.input].stream.name,
+            computation=self._plan.writer_of(blame.table) or interval.plan.name,
+            event_time=int(record.event_times[0]),
+            key=key_text(bundle.keys.keys[int(bundle.keys.codes[blame.row])]),
+            input=bundle.input,
+        )
 
     def _is_due(self, interval: Owned, before: Instant, after: Instant, now_us: Instant, inbox: Inbox) -> bool:
         assert interval.stage is not None
@@ -286,10 +353,12 @@ class Steps:
         productions: Mapping[str, Records],
         intervals: Mapping[int, Owned],
         mail: dict[int, list[Mail]],
+        again: Mapping[int, Records],
     ) -> tuple[list[Segment], list[DeadLetter]]:
         """Route a bundle's productions: to local consumers that are current in memory, to the others as segments.
 
-        On the way they go through the operators of each consumer; what those do not survive is set aside.
+        On the way they go through the operators of each consumer; what those do not survive is set aside. `again` are
+        records, by subscription, that were set aside there before.
         """
         current = {
             consumer
@@ -300,14 +369,14 @@ class Steps:
         letters: list[DeadLetter] = []
         chains = Chains(productions, self._limits.record_attempts_max)
         for outlet in producer.plan.outlets:
-            passed = chains.behind(outlet.stream, outlet.operators)
-            if passed is None:
+            parts = _through(producer, outlet, chains, productions, letters)
+            if (retried := again.get(outlet.subscription_id)) is not None:
+                _uncount_emitted(producer, outlet, len(retried))
+                before = {outlet.stream: retried}
+                parts += _through(producer, outlet, Chains(before, self._limits.record_attempts_max), before, letters)
+            if not parts:
                 continue
-            records = passed.records
-            if passed.failures:
-                letters.extend(_failed(producer, outlet, productions[outlet.stream], passed))
-            if not len(records):
-                continue
+            records = concat(parts)
             producer.count("produced", str(outlet.subscription_id), len(records))
             slices: list[StoredSlice | None] = [None] * len(outlet.consumer_ids)
             for index, part, keys in _split(records, records.keys(outlet.key_fields, self._hasher), outlet):
@@ -339,6 +408,31 @@ class Steps:
         return segments, letters
 
 
+def _through(
+    producer: Owned, outlet: Outlet, chains: Chains, before: Mapping[str, Records], letters: list[DeadLetter]
+) -> list[Records]:
+    """What comes through an outlet's operators, if anything does; adds letters for what they do not survive."""
+    passed = chains.behind(outlet.stream, outlet.operators)
+    if passed is None:
+        return []
+    if passed.failures:
+        letters.extend(_failed(producer, outlet, before[outlet.stream], passed))
+    return [passed.records] if len(passed.records) else []
+
+
+def _uncount(interval: Owned, retaken: Retaken) -> None:
+    """What is taken again is no longer set aside; where it ends now is counted like everything else (I8)."""
+    of = {inlet.input: str(inlet.subscription_id) for inlet in interval.plan.inlets.values()}
+    for request, (place, _, _) in retaken.taken if retaken.arrived else ():
+        interval.count("late" if request.pile == "late_records" else "quarantined", of[place], -1)
+
+
+def _uncount_emitted(producer: Owned, outlet: Outlet, count: int) -> None:
+    """The same for what an operator had set aside, which was counted as produced and quarantined."""
+    producer.count("produced", str(outlet.subscription_id), -count)
+    producer.count("quarantined", str(outlet.subscription_id), -count)
+
+
 def _failed(producer: Owned, outlet: Outlet, records: Records, passed: Passed) -> list[DeadLetter]:
     """Dead letters for what operators did not survive, as it was before them; counted as produced and quarantined."""
     count = len(passed.failures)
@@ -347,7 +441,13 @@ def _failed(producer: Owned, outlet: Outlet, records: Records, passed: Passed) -
     failed = records.take(np.array([row for row, _ in passed.failures], np.int64))
     return [
         dead_letter_of(
-            error, payload_of(record), stream=outlet.stream, computation=outlet.consumer, event_time=at, key=None
+            error,
+            payload_of(record),
+            stream=outlet.stream,
+            computation=outlet.consumer,
+            event_time=at,
+            key=None,
+            input=outlet.input,
         )
         for (_, error), record, at in zip(passed.failures, failed.objects(), failed.event_times.tolist(), strict=True)
     ]

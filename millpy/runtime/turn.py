@@ -25,6 +25,7 @@ from millpy.model.record import SMALL_RECORDS_MAX
 from millpy.model.time import Instant
 from millpy.runtime.isolation import Isolation
 from millpy.runtime.probe import Point, Probe
+from millpy.runtime.replays import Replay, batch
 from millpy.runtime.soft_state import Owned
 from millpy.runtime.steps import Inbox, Steps
 from millpy.store.protocol import Polled, Store, Want
@@ -68,11 +69,27 @@ async def poll(store: Store, wanted: Sequence[Want], bytes_max: int) -> dict[int
     return by_consumer
 
 
-async def take(intervals: Mapping[int, Owned]) -> tuple[dict[int, Any], frozenset[int]]:
-    """Everything that is waiting at the sources, and which sources are proven idle."""
+def retake(intervals: Mapping[int, Owned], arrived_at: Instant) -> dict[int, Replay]:
+    """What people want taken again, of each interval as much as goes into one turn."""
+    replays = {}
+    for interval in intervals.values():
+        replay = None if interval.replaying else batch(interval, arrived_at)
+        if replay is not None:
+            interval.replaying = True
+            replays[interval.interval_id] = replay
+    return replays
+
+
+async def take(intervals: Mapping[int, Owned], replays: Mapping[int, Replay]) -> tuple[dict[int, Any], frozenset[int]]:
+    """Everything that is waiting at the sources, and which sources are proven idle.
+
+    A source of which records are taken again in this turn brings no others in it.
+    """
     taken, quiet = {}, set()
     for interval in intervals.values():
         if interval.injector is None or interval.paused or interval.finished:
+            continue
+        if interval.interval_id in replays:
             continue
         waiting = await interval.injector.take()
         if waiting is not None:
@@ -123,18 +140,30 @@ async def commit(store: Store, turn: Turn, graph_version: int, probe: Probe) -> 
     await probe.reach(Point.AFTER_ACKNOWLEDGE)
 
 
+def landed(turn: Turn, intervals: Mapping[int, Owned]) -> None:
+    """A turn is known to be committed: what people ask next may be looked for."""
+    for interval_id in turn.inbox.replays:
+        if interval_id in intervals:
+            intervals[interval_id].replaying = False
+
+
 def inbox_is_empty(inbox: Inbox) -> bool:
     """Whether nothing has arrived: then a step is needed only for progress or for what is due."""
-    return not inbox.taken and not any(
-        answer.segments or answer.head_seq > answer.want.after
-        for answers in inbox.polled.values()
-        for answer in answers
+    return (
+        not inbox.taken
+        and not inbox.replays
+        and not any(
+            answer.segments or answer.head_seq > answer.want.after
+            for answers in inbox.polled.values()
+            for answer in answers
+        )
     )
 
 
 def is_immediate(inbox: Inbox, intervals: Mapping[int, Owned]) -> bool:
     """Whether stepping is a handful of records in memory: then a hop to a thread would cost more than the step."""
     waiting = sum(len(taken.payloads) for taken in inbox.taken.values())
+    waiting += sum(len(replay.requests) for replay in inbox.replays.values())
     waiting += sum(segment.records for found in inbox.polled.values() for a in found for segment in a.segments)
     return (
         waiting <= SMALL_RECORDS_MAX

@@ -48,6 +48,8 @@ from millpy.store.protocol import Event, Store
 log = logging.getLogger(__name__)
 CLOCK_EVERY_S = 60.0
 """How often the server's clock is read: the local one may drift. Processing time never runs back (see `steps`)."""
+ATTEND_EVERY_S = 0.25
+"""How often a worker looks for what people ask of it."""
 STEP_HERE_S_MAX = 0.005
 """When a step took longer, user code is slow or waits, and the next step goes to the thread."""
 Refusal = Callable[[Sequence[Checkpoint]], Awaitable[PoisonError | None]]
@@ -113,6 +115,7 @@ class Worker:
             asyncio.create_task(self._repeat(self.housekeeping.fold, min(0.25, self._limits.fold_every_s))),
             asyncio.create_task(self._repeat(self.housekeeping.turn_rings, self._limits.epoch_s / 8)),
             asyncio.create_task(self._repeat(self.housekeeping.relieve, 0.25)),
+            asyncio.create_task(self._repeat(self._attend, ATTEND_EVERY_S)),
             asyncio.create_task(self._listen()),
         ]
         stopping: asyncio.Task[bool] = asyncio.create_task(stop.wait())
@@ -211,7 +214,9 @@ class Worker:
         """What is waiting; None when no step is needed now."""
         now = self._clock.monotonic()
         over = self.housekeeping.unfolded_bytes() > self._limits.unfolded_bytes_max
-        taken, quiet = ({}, frozenset[int]()) if over else await turns.take(self.holdings.intervals)
+        intervals = self.holdings.intervals
+        replays = {} if over else turns.retake(intervals, self._clock.now_us())
+        taken, quiet = ({}, frozenset[int]()) if over else await turns.take(intervals, replays)
         wanted = [] if over else turns.wants(self.holdings.intervals)
         polled, looked = {}, False
         if wanted and (taken or self._hinted or now >= self._poll_at):
@@ -223,7 +228,7 @@ class Worker:
             looked = True
             polled = await turns.poll(self._store, wanted, self._limits.segment_poll_bytes_max)
         progress_due = now >= self._progress_at
-        inbox = Inbox(self._processing_time(), now, polled, taken, quiet, progress_due)
+        inbox = Inbox(self._processing_time(), now, polled, taken, quiet, replays, progress_due)
         empty = turns.inbox_is_empty(inbox)
         if looked:
             self._poll_s = self._limits.poll_s_min if not empty else min(self._poll_s * 2, self._limits.poll_s_max)
@@ -274,7 +279,9 @@ class Worker:
             return False
         task, self._in_flight = self._in_flight, None
         await task
-        self._flying = None
+        flown, self._flying = self._flying, None
+        if flown is not None:
+            turns.landed(flown, self.holdings.intervals)
         return True
 
     # -- ownership ----------------------------------------------------------------------------------------------
@@ -398,6 +405,10 @@ class Worker:
             except (TransientError, OwnershipError) as error:
                 log.debug("housekeeping: %s", error)
 
+    async def _attend(self) -> None:
+        if await self.housekeeping.attend():
+            self.wake.set()
+
     async def _back_off(self) -> None:
         self._retry_s = min(self._limits.retry_s_max, self._retry_s * 2)
         await self._clock.sleep(self._retry_s * self._rng.uniform(0.5, 1.0))
@@ -459,7 +470,7 @@ async def _find_refused_row(
     """Bisect for the result row that the database refuses on its own.
 
     Raises:
-        CorruptionError: the turn is refused without any record and any result row: what millpy itself writes is at fault.
+        CorruptionError: the turn is refused without any record or result row: what millpy itself writes is at fault.
     """
     error = await refusal(without(checkpoints, 0))
     if error is not None:

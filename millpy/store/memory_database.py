@@ -100,15 +100,15 @@ class MemoryDatabase:
 
     def rows(self, table: str, graph: str | None = None) -> list[Row]:
         """The rows of a result table as dicts; instants are µs; with `interval_id` and `bundle`."""
-        return list(self._table(table, graph).rows.values())
+        return list(self.table(table, graph).rows.values())
 
     def constrain(self, table: str, name: str, accepts: Callable[[Row], bool], graph: str | None = None) -> None:
         """Add a user's CHECK constraint: a row for which `accepts` is false is poison."""
-        self._table(table, graph).constraints[name] = accepts
+        self.table(table, graph).constraints[name] = accepts
 
     def delete_rows(self, table: str, matches: Callable[[Row], bool], graph: str | None = None) -> None:
         """Delete result rows, as people do."""
-        rows = self._table(table, graph).rows
+        rows = self.table(table, graph).rows
         for key in [key for key, row in rows.items() if matches(row)]:
             del rows[key]
 
@@ -278,7 +278,8 @@ class MemoryDatabase:
                 self._subscription_count, sub.stream, producer, sub.consumer, producers, consumers
             )
 
-    def _table(self, name: str, graph: str | None) -> Table:
+    def table(self, name: str, graph: str | None = None) -> Table:
+        """A result table; tests may change its constraints."""
         found = [t for t in self.tables.values() if t.spec.name == name and graph in (None, t.graph)]
         assert len(found) == 1, (name, graph, [t.spec.name for t in self.tables.values()])
         return found[0]

@@ -6,7 +6,7 @@ A dead letter's id is its place in the list, from 1; a late record's is its plac
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from millpy.errors import RequestWithdrawnError
@@ -104,10 +104,14 @@ class Requests:
     def _dead(self) -> Iterator[Request]:
         for number, (interval_id, _, letter) in enumerate(self._database.dead_letters, start=1):
             standing = self._standings.get(("dead_letters", number), Standing())
-            request = Request("dead_letters", number, interval_id, letter.stream, letter.payload, letter.input)
-            yield replace(
-                request,
-                payload=standing.corrected or letter.payload,
+            yield Request(
+                "dead_letters",
+                number,
+                interval_id,
+                letter.stream,
+                letter.computation,
+                standing.corrected or letter.payload,
+                input=letter.input,
                 wire=letter.wire,
                 position=letter.position,
                 event_time=letter.event_time,
@@ -120,5 +124,12 @@ class Requests:
             for payload, event_time in zip(late.payloads, late.event_times, strict=True):
                 number += 1
                 yield Request(
-                    "late_records", number, interval_id, late.stream, payload, late.input, event_time=event_time
+                    "late_records",
+                    number,
+                    interval_id,
+                    late.stream,
+                    late.computation,
+                    payload,
+                    input=late.input,
+                    event_time=event_time,
                 )
