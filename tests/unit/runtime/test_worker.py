@@ -212,6 +212,7 @@ async def test_callbacks_run_in_one_thread_whatever_the_size_of_a_bundle(tmp_pat
     graph = one_stage(tmp_path / "in", Threads(), 300)
     database = MemoryDatabase()
     worker = await started(graph, database, Limits(bundle_records_max=70))
+    Threads.seen.clear()  # another test may have run before
 
     await worker.run(asyncio.Event())
 
