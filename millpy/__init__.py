@@ -6,11 +6,13 @@ from millpy.injectors import AdvanceWithClock, Dedupe, EventTime, File, Mqtt, Wa
 from millpy.injectors.files import Directory, Files
 from millpy.model.time import days, hours, milliseconds, minutes, seconds
 from millpy.model.timer import Timer
-from millpy.windowing.aggregate import Count, Max, Mean, Min, Sum
-from millpy.windowing.window import FixedWindows
+from millpy.windowing.aggregate import Count, Max, Mean, Min, StandardDeviation, Sum, Variance
+from millpy.windowing.combiner import Combiner
+from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
 
 __all__ = [
     "AdvanceWithClock",
+    "Combiner",
     "Computation",
     "Context",
     "Count",
@@ -28,10 +30,14 @@ __all__ = [
     "Mean",
     "Min",
     "Mqtt",
+    "SessionWindows",
+    "SlidingWindows",
+    "StandardDeviation",
     "Stream",
     "Sum",
     "Timer",
     "Value",
+    "Variance",
     "Wait",
     "WindowedStream",
     "days",

@@ -19,7 +19,7 @@ from millpy.model.deployment import (
     SubscriptionSpec,
     TableSpec,
 )
-from millpy.model.record import RecordType, column_name, without_none
+from millpy.model.record import RecordType, column_name, is_wide, without_none
 from millpy.windowing.columnar import WindowedLogic
 
 SQL_TYPES: dict[Any, str] = {
@@ -56,6 +56,8 @@ def graph_spec(name: str, nodes: Sequence[InjectorNode | StageNode]) -> GraphSpe
 
 def sql_type(annotation: Any) -> str:
     """The column type of a field in a result table; what nests becomes jsonb."""
+    if is_wide(annotation):
+        return "numeric"
     return SQL_TYPES.get(without_none(annotation)[0], "jsonb")
 
 

@@ -20,9 +20,9 @@ from millpy.model.time import microseconds
 from millpy.runtime.deduplicate import DeduplicateLogic
 from millpy.runtime.mapping import FlatMap, Map
 from millpy.runtime.operators import Chain, Filter, Operator, Split
-from millpy.windowing.aggregate import Aggregate
 from millpy.windowing.columnar import WindowedLogic
-from millpy.windowing.window import FixedWindows
+from millpy.windowing.fold import Aggregate
+from millpy.windowing.window import Windows
 
 if TYPE_CHECKING:
     from millpy.graph.graph import Graph
@@ -249,7 +249,7 @@ class KeyedStream:
 
     def window(
         self,
-        windows: FixedWindows,
+        windows: Windows,
         *,
         allowed_lateness: timedelta = timedelta(0),
         name: str = "",
@@ -275,7 +275,7 @@ class WindowedStream:
     """Records by key and window, waiting for their aggregates."""
 
     keyed: KeyedStream
-    windows: FixedWindows
+    windows: Windows
     allowed_lateness: timedelta
     name: str
     intervals: int

@@ -146,6 +146,23 @@ class ResultRows:
 
 
 @dataclass(slots=True)
+class AbsorbedRows:
+    """Rows to delete from a windowed result table: their windows have become part of others (sessions).
+
+    A row that is absent is passed over, because people delete old ones.
+
+    Attributes:
+        table_id: the table, as deployed.
+        columns: one column per key column, then `window_start` and `window_end`, as in `ResultRows`.
+        count: rows.
+    """
+
+    table_id: int
+    columns: list[pa.Array | list[Any]]
+    count: int
+
+
+@dataclass(slots=True)
 class LateRows:
     """Records too late for their window: columns of equal length, for `mill.late_records`.
 
@@ -260,6 +277,7 @@ class Checkpoint:
     segments: Sequence[Segment] = ()
     dedupe_run: DedupeRun | None = None
     results: Sequence[ResultRows] = ()
+    absorbed: Sequence[AbsorbedRows] = ()
     late: Sequence[LateRows] = ()
     dead_letters: Sequence[DeadLetter] = ()
     settled: Sequence[Settled] = ()

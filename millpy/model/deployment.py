@@ -14,7 +14,7 @@ from millpy.model.keys import KeyInterval
 
 @dataclass(frozen=True, slots=True)
 class ColumnSpec:
-    """One column of a result table. `sql_type` is one of: text, bigint, double precision, boolean, bytea,
+    """One column of a result table. `sql_type` is one of: text, bigint, numeric, double precision, boolean, bytea,
     timestamptz, uuid, jsonb.
     """
 

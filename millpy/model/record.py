@@ -29,6 +29,15 @@ Instants = npt.NDArray[np.int64]
 SMALL_RECORDS_MAX = 64
 """Up to so many records are handled as objects rather than as columns."""
 
+
+class _Wide:
+    """Marks whole numbers that 64 bits may not hold."""
+
+
+WideInt = typing.Annotated[int, _Wide()]
+"""A whole number of any width (up to 38 digits in columns; a sum of 64-bit numbers has no more)."""
+
+
 ARROW_TYPES: dict[Any, pa.DataType] = {
     str: pa.string(),
     int: pa.int64(),
@@ -53,12 +62,22 @@ def without_none(annotation: Any) -> tuple[Any, bool]:
     return annotation, False
 
 
+def is_wide(annotation: Any) -> bool:
+    """Whether a field is a `WideInt`, or may be None beside it."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return any(map(is_wide, typing.get_args(annotation)))
+    metadata = getattr(annotation, "__metadata__", ())
+    return any(isinstance(mark, _Wide) for mark in metadata)
+
+
 def arrow_type(annotation: Any) -> pa.DataType:
     """The Arrow type of a field; structs, lists and dicts of what it knows nest.
 
     Raises:
         SchemaError: for an annotation that has no column type.
     """
+    if is_wide(annotation):
+        return pa.decimal128(38, 0)
     annotation, _ = without_none(annotation)
     if annotation in ARROW_TYPES:
         return ARROW_TYPES[annotation]
@@ -132,8 +151,9 @@ class RecordType:
         self.annotations = {name: hints[name] for name in self.fields}
         self.schema = pa.schema([pa.field(name, arrow_type(hints[name])) for name in self.fields])
         # Nested values and UUIDs come out of Arrow as dicts and text and have to be converted.
-        self._flat = all(without_none(hints[name])[0] in ARROW_TYPES for name in self.fields)
+        self.flat = all(without_none(hints[name])[0] in ARROW_TYPES for name in self.fields)
         self._uuids = [n for n in self.fields if without_none(hints[n])[0] is UUID]
+        self.wide = [n for n in self.fields if is_wide(hints[n])]
         self._moments = [n for n in self.fields if without_none(hints[n])[0] is datetime]
 
     def __repr__(self) -> str:
@@ -173,7 +193,7 @@ class RecordType:
 
     def batch_of(self, objects: Sequence[Any]) -> pa.RecordBatch:
         """Objects as columns."""
-        if not self._flat:
+        if not self.flat:
             rows = [
                 {n: msgspec.to_builtins(getattr(o, n), builtin_types=(datetime, bytes)) for n in self.fields}
                 for o in objects
@@ -189,14 +209,17 @@ class RecordType:
 
     def objects_of(self, batch: pa.RecordBatch) -> list[Any]:
         """Columns as objects of the struct."""
-        if not self._flat or self._uuids:
+        if not self.flat or self._uuids:
             return msgspec.convert(batch.to_pylist(maps_as_pydicts="strict"), type=list[self.struct])  # type: ignore[name-defined]
         if not self.fields:
             return [self.struct() for _ in range(batch.num_rows)]
-        columns = [
+        columns: list[list[Any]] = [
             moments(batch.column(name)) if name in self._moments else batch.column(name).to_pylist()
             for name in self.fields
         ]
+        for name in self.wide:
+            place = self.fields.index(name)
+            columns[place] = [None if value is None else int(value) for value in columns[place]]
         try:
             return list(map(self.struct, *columns))
         except TypeError:  # keyword-only fields

@@ -44,13 +44,17 @@ class Admission:
         """
         if not isinstance(record, self._struct):
             raise RefusedValueError(f"{self._what} {self._struct.__name__}, not {type(record).__name__}")
+        # JSON has no form that msgspec would read back for whole numbers beyond 64 bits; they need no copy either.
+        wide = {name: getattr(record, name) for name in self._type.wide}
+        if wide:
+            record = msgspec.structs.replace(record, **dict.fromkeys(wide, 0))
         try:
             copied = self._decode(encode_value(record))
         except (msgspec.DecodeError, ValueError) as error:
             raise RefusedValueError(f"not a {self._struct.__name__}: {error}") from error
         for name in self._struct.__struct_fields__:
             _refuse_unfit(getattr(copied, name))
-        return copied
+        return msgspec.structs.replace(copied, **wide) if wide else copied
 
     def refused(self, batch: pa.RecordBatch) -> dict[int, RefusedValueError]:
         """Rows of a batch of the type's schema that cannot be carried."""

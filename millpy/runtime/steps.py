@@ -263,6 +263,7 @@ class Steps:
             cursors=cursors,
             segments=segments,
             results=result.results,
+            absorbed=result.absorbed,
             late=late,
             dedupe_run=result.dedupe_run,
             dead_letters=[*letters, *(letter for _, letter in refused)],

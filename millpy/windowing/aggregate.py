@@ -1,63 +1,32 @@
-"""Aggregates: what is computed of each window. Frozen values; `Fold` is one of them bound to a record type.
+"""Aggregates of numbers: counts, sums, means, extremes, variance. Frozen values; see `fold.py` for what they do.
 
-An accumulator is what JSON can hold: a count, a sum, a pair, a smallest value. Whole-number sums stay whole numbers of
-any width; where a result does not fit its 64-bit column, it is NULL. A result over nothing but nulls is NULL too.
+Whole numbers stay whole: the sum of whole numbers is a whole number of any width (`numeric` in SQL, `int` in Python).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from millpy.errors import SchemaError
-from millpy.model.record import RecordType, arrow_type, getter
-from millpy.model.time import instant, to_datetime
-from millpy.windowing.grouping import Column, Groups, Integers
+from millpy.model.record import WideInt, arrow_type
+from millpy.model.time import to_datetime
+from millpy.windowing.fold import Aggregate, ArrayFold, Arrays, Fold
+from millpy.windowing.grouping import Groups
 
-INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 NUMBERS = (int, float)
 ORDERED = (int, float, str, datetime)
-
-
-@dataclass(frozen=True, repr=False)
-class Aggregate:
-    """One column of a windowed result. Made as `Count()`, `Mean("temperature")`."""
-
-    field: str | None = None
-    takes: ClassVar[tuple[type, ...]] = ()
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({'' if self.field is None else repr(self.field)})"
-
-    def bind(self, record_type: RecordType) -> Fold:
-        """The fold over records of this type.
-
-        Raises:
-            SchemaError: the field does not exist, or cannot be aggregated like this.
-        """
-        name = type(self).__name__
-        if self.field is None:
-            raise SchemaError(f"{name} needs a field", hint=f'{name}("temperature")')
-        kind = record_type.field_type(self.field)
-        if self.takes and kind not in self.takes:
-            takes = ", ".join(t.__name__ for t in self.takes)
-            raise SchemaError(f"{self!r} cannot take {getattr(kind, '__name__', kind)}", hint=f"it takes {takes}")
-        return self.fold(self.field, kind)
-
-    def fold(self, field: str, kind: type) -> Fold:
-        """The fold over a field of this type."""
-        raise NotImplementedError
 
 
 class Count(Aggregate):
     """How many records; `Count("field")`: how many whose field is not None."""
 
-    def bind(self, record_type: RecordType) -> Fold:
+    def bind(self, record_type: Any) -> Fold:
         """The fold over records of this type."""
         return CountFold(None, int) if self.field is None else super().bind(record_type)
 
@@ -67,7 +36,7 @@ class Count(Aggregate):
 
 
 class Sum(Aggregate):
-    """The sum; of whole numbers it is a whole number, and NULL where 64 bits cannot hold it."""
+    """The sum; of whole numbers it is a whole number of any width."""
 
     takes = NUMBERS
 
@@ -106,86 +75,30 @@ class Max(Aggregate):
         return ExtremeFold(field, kind, larger)
 
 
-class Partial:
-    """One aggregate of every group of a bundle, as arrays: accumulators or results of any of the groups.
+@dataclass(frozen=True, repr=False)
+class Variance(Aggregate):
+    """The variance of a sample, NULL of fewer than two values; `Variance("x", population=True)`: of all there is."""
 
-    Attributes:
-        values: sum, count or extreme by group.
-        counts: rows by group that are not null; where 0, `values` means nothing.
-    """
+    population: bool = False
+    takes = NUMBERS
 
-    def __init__(self, fold: Fold, values: Column, counts: Integers) -> None:
-        self.values = values
-        self.counts = counts
-        self._fold = fold
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.field!r}{', population=True' if self.population else ''})"
 
-    def accumulators(self, groups: Integers | slice) -> list[Any]:
-        """Accumulators of some groups, as Python values."""
-        return self._fold.accumulators_of(self.values[groups].tolist(), self.counts[groups].tolist())
-
-    def results(self, groups: Integers) -> pa.Array:
-        """Results of some groups, as a column."""
-        return self._fold.column_of(self.values[groups], self.counts[groups])
+    def fold(self, field: str, kind: type) -> Fold:
+        """Keeps count, mean and the sum of squared distances from it."""
+        return VarianceFold(field, kind, self.population, root=False)
 
 
-class Fold:
-    """An aggregate of one field, as operations on accumulators.
+class StandardDeviation(Variance):
+    """The square root of the variance."""
 
-    Attributes:
-        result: annotation of the result column.
-        field: None for `Count()`.
-    """
-
-    result: Any
-
-    def __init__(self, field: str | None, kind: type) -> None:
-        self.field = field
-        self.kind = kind
-        self._read = getter(field) if field is not None else None
-
-    def empty(self) -> Any:
-        """The accumulator of no records."""
-        return None
-
-    def value_of(self, record: Any) -> Any:
-        """What of a record is folded: numbers, text, µs; None is left out."""
-        value = self._read(record) if self._read is not None else 1
-        return instant(value) if isinstance(value, datetime) else value
-
-    def add(self, accumulator: Any, value: Any) -> Any:
-        """The accumulator after one more value that is not None."""
-        raise NotImplementedError
-
-    def merge(self, one: Any, other: Any) -> Any:
-        """The accumulator of both; neither is used afterwards."""
-        raise NotImplementedError
-
-    def result_of(self, accumulator: Any) -> Any:
-        """What the result column says."""
-        raise NotImplementedError
-
-    def restored(self, stored: Any) -> Any:
-        """An accumulator from JSON, in which jsonb may have written 1.0 as 1."""
-        return stored
-
-    def partial(self, groups: Groups) -> Partial:
-        """The fold of every group."""
-        raise NotImplementedError
-
-    def accumulators_of(self, values: Sequence[Any], counts: Sequence[int]) -> list[Any]:
-        """Accumulators from `Partial.values` and `counts`."""
-        return [value if count else None for value, count in zip(values, counts, strict=True)]
-
-    def column_of(self, values: Column, counts: Integers) -> pa.Array:
-        """A result column from `Partial.values` and `counts`."""
-        return self.column([self.result_of(a) for a in self.accumulators_of(values.tolist(), counts.tolist())])
-
-    def column(self, results: Sequence[Any]) -> pa.Array:
-        """Results as a column."""
-        return pa.array(results, arrow_type(self.result))
+    def fold(self, field: str, kind: type) -> Fold:
+        """Keeps what the variance keeps."""
+        return VarianceFold(field, kind, self.population, root=True)
 
 
-class CountFold(Fold):
+class CountFold(ArrayFold):
     """Counts."""
 
     result = int
@@ -194,7 +107,7 @@ class CountFold(Fold):
         """None yet."""
         return 0
 
-    def add(self, accumulator: int, value: Any) -> int:
+    def add(self, accumulator: int, value: Any, at: int) -> int:
         """One more."""
         return accumulator + 1
 
@@ -206,28 +119,29 @@ class CountFold(Fold):
         """The count."""
         return accumulator
 
-    def partial(self, groups: Groups) -> Partial:
+    def partial(self, groups: Groups) -> Arrays:
         """Counts by group."""
         counts = groups.counts if self.field is None else groups.valid_counts(self.field)
-        return Partial(self, counts, counts)
+        return Arrays(self, counts, counts)
 
-    def accumulators_of(self, values: Sequence[Any], counts: Sequence[int]) -> list[Any]:
+    def accumulators_of(self, arrays: Arrays) -> list[Any]:
         """They are the counts."""
-        return list(values)
+        counts: list[Any] = arrays.counts.tolist()
+        return counts
 
-    def column_of(self, values: Column, counts: Integers) -> pa.Array:
+    def column_of(self, arrays: Arrays) -> pa.Array:
         """They are the counts."""
-        return pa.array(values.astype(np.int64))
+        return pa.array(arrays.counts.astype(np.int64))
 
 
-class SumFold(Fold):
+class SumFold(ArrayFold):
     """Adds up; None until there is a value."""
 
     def __init__(self, field: str, kind: type) -> None:
         super().__init__(field, kind)
-        self.result = kind | None
+        self.result = (WideInt if kind is int else float) | None
 
-    def add(self, accumulator: Any, value: Any) -> Any:
+    def add(self, accumulator: Any, value: Any, at: int) -> Any:
         """One more."""
         return value if accumulator is None else accumulator + value
 
@@ -238,26 +152,27 @@ class SumFold(Fold):
         return one + other
 
     def result_of(self, accumulator: Any) -> Any:
-        """The sum, None if it is wider than its column."""
-        return narrow(accumulator) if self.kind is int else accumulator
+        """The sum."""
+        return accumulator
 
     def restored(self, stored: Any) -> Any:
         """Wide whole numbers, and floats that are none, are stored as text."""
         return None if stored is None else self.kind(stored)
 
-    def partial(self, groups: Groups) -> Partial:
+    def partial(self, groups: Groups) -> Arrays:
         """Sums by group."""
         assert self.field is not None
-        return Partial(self, groups.sums(self.field), groups.valid_counts(self.field))
+        return Arrays(self, groups.sums(self.field), groups.valid_counts(self.field))
 
-    def column_of(self, values: Column, counts: Integers) -> pa.Array:
+    def column_of(self, arrays: Arrays) -> pa.Array:
         """The sums, where there is a value."""
-        if values.dtype == object:
-            return super().column_of(values, counts)
-        return pa.array(values, mask=counts == 0)
+        if arrays.values.dtype == object:
+            return super().column_of(arrays)
+        found = pa.array(arrays.values, mask=arrays.counts == 0)
+        return found.cast(arrow_type(self.result)) if self.kind is int else found
 
 
-class MeanFold(Fold):
+class MeanFold(ArrayFold):
     """Keeps [sum, count]."""
 
     result = float | None
@@ -266,7 +181,7 @@ class MeanFold(Fold):
         """Nothing."""
         return [0, 0]
 
-    def add(self, accumulator: Any, value: Any) -> Any:
+    def add(self, accumulator: Any, value: Any, at: int) -> Any:
         """One more."""
         return [accumulator[0] + value, accumulator[1] + 1]
 
@@ -283,31 +198,33 @@ class MeanFold(Fold):
         """As for a sum."""
         return [self.kind(stored[0]), stored[1]]
 
-    def partial(self, groups: Groups) -> Partial:
+    def partial(self, groups: Groups) -> Arrays:
         """Sums and counts by group."""
         assert self.field is not None
-        return Partial(self, groups.sums(self.field), groups.valid_counts(self.field))
+        return Arrays(self, groups.sums(self.field), groups.valid_counts(self.field))
 
-    def accumulators_of(self, values: Sequence[Any], counts: Sequence[int]) -> list[Any]:
+    def accumulators_of(self, arrays: Arrays) -> list[Any]:
         """Pairs."""
-        return [[value, count] for value, count in zip(values, counts, strict=True)]
+        return list(map(list, zip(arrays.values.tolist(), arrays.counts.tolist(), strict=True)))
 
-    def column_of(self, values: Column, counts: Integers) -> pa.Array:
+    def column_of(self, arrays: Arrays) -> pa.Array:
         """The means, where there is a value."""
-        if values.dtype != np.float64:
-            return super().column_of(values, counts)  # Python divides whole numbers without rounding them first
-        return pa.array(values / np.maximum(counts, 1), mask=counts == 0)
+        if arrays.values.dtype != np.float64:
+            return super().column_of(arrays)  # Python divides whole numbers without rounding them first
+        return pa.array(arrays.values / np.maximum(arrays.counts, 1), mask=arrays.counts == 0)
 
 
-class ExtremeFold(Fold):
+class ExtremeFold(ArrayFold):
     """Keeps the smallest or largest; datetimes as µs."""
+
+    keeps_values = True
 
     def __init__(self, field: str, kind: type, choose: Callable[..., Any]) -> None:
         super().__init__(field, kind)
         self.result = kind | None
         self._choose = choose
 
-    def add(self, accumulator: Any, value: Any) -> Any:
+    def add(self, accumulator: Any, value: Any, at: int) -> Any:
         """One more."""
         return value if accumulator is None else self._choose(accumulator, value)
 
@@ -325,17 +242,87 @@ class ExtremeFold(Fold):
         """As for a sum."""
         return float(stored) if self.kind is float and stored is not None else stored
 
-    def partial(self, groups: Groups) -> Partial:
+    def partial(self, groups: Groups) -> Arrays:
         """Extremes by group."""
         assert self.field is not None
         values = groups.smallest(self.field) if self._choose is smaller else groups.largest(self.field)
-        return Partial(self, values, groups.valid_counts(self.field))
+        return Arrays(self, values, groups.valid_counts(self.field))
 
-    def column_of(self, values: Column, counts: Integers) -> pa.Array:
+    def column_of(self, arrays: Arrays) -> pa.Array:
         """The extremes, where there is a value."""
-        if values.dtype == object:
-            return super().column_of(values, counts)
-        return pa.array(values, mask=counts == 0).cast(arrow_type(self.result))
+        if arrays.values.dtype == object:
+            return super().column_of(arrays)
+        return pa.array(arrays.values, mask=arrays.counts == 0).cast(arrow_type(self.result))
+
+
+class VarianceFold(ArrayFold):
+    """Keeps [count, mean, sum of squared distances from the mean], merged after Chan, Golub and LeVeque (1979)."""
+
+    result = float | None
+
+    def __init__(self, field: str, kind: type, population: bool, root: bool) -> None:
+        super().__init__(field, kind)
+        self.shares = ("variance", field)
+        self._taken_off = 0 if population else 1
+        self._root = root
+
+    def empty(self) -> Any:
+        """Nothing."""
+        return [0, 0.0, 0.0]
+
+    def add(self, accumulator: Any, value: Any, at: int) -> Any:
+        """One more, after Welford."""
+        count, mean, squares = accumulator
+        away = float(value) - mean
+        mean += away / (count + 1)
+        return [count + 1, mean, squares + away * (float(value) - mean)]
+
+    def merge(self, one: Any, other: Any) -> Any:
+        """All of them."""
+        if not one[0] or not other[0]:
+            return other if not one[0] else one
+        count = one[0] + other[0]
+        away = other[1] - one[1]
+        mean = one[1] + away * (other[0] / count)
+        return [count, mean, one[2] + other[2] + away * away * (one[0] * other[0] / count)]
+
+    def result_of(self, accumulator: Any) -> float | None:
+        """The variance or its root."""
+        count, _, squares = accumulator
+        if count <= self._taken_off:
+            return None
+        variance = squares / (count - self._taken_off)
+        return math.sqrt(variance) if self._root else variance
+
+    def restored(self, stored: Any) -> Any:
+        """As for a sum."""
+        return [stored[0], float(stored[1]), float(stored[2])]
+
+    def partial(self, groups: Groups) -> Arrays:
+        """Counts, means and squares by group."""
+        assert self.field is not None
+        found = groups.by_group(self.field)
+        values = found.values.astype(np.float64)
+        sizes = found.ends() - found.offsets
+        counts = np.zeros(len(groups), np.int64)
+        counts[found.groups] = sizes
+        with np.errstate(over="ignore", invalid="ignore"):
+            means = groups.reduced(np.add, found, values) / np.maximum(counts, 1)
+            away = values - np.repeat(means[found.groups], sizes)
+            squares = groups.reduced(np.add, found, away * away)
+        return Arrays(self, means, counts, squares)
+
+    def accumulators_of(self, arrays: Arrays) -> list[Any]:
+        """Triples."""
+        assert arrays.extra is not None
+        columns = (arrays.counts.tolist(), arrays.values.tolist(), arrays.extra.tolist())
+        return list(map(list, zip(*columns, strict=True)))
+
+    def column_of(self, arrays: Arrays) -> pa.Array:
+        """The variances or their roots, of enough values."""
+        assert arrays.extra is not None
+        variances = arrays.extra / np.maximum(arrays.counts - self._taken_off, 1)
+        return pa.array(np.sqrt(variances) if self._root else variances, mask=arrays.counts <= self._taken_off)
 
 
 def smaller(one: Any, other: Any) -> Any:
@@ -346,8 +333,3 @@ def smaller(one: Any, other: Any) -> Any:
 def larger(one: Any, other: Any) -> Any:
     """The larger of two; NaN if one is."""
     return one if one != one or one >= other else other
-
-
-def narrow(value: int | None) -> int | None:
-    """A whole number that fits its 64-bit column, else None."""
-    return value if value is not None and INT64_MIN <= value <= INT64_MAX else None

@@ -10,15 +10,16 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from millpy.model.checkpoint import ResultRows
+from millpy.model.checkpoint import AbsorbedRows, ResultRows
 from millpy.model.keys import Key
 from millpy.model.record import SMALL_RECORDS_MAX, Records, RecordType, column_name
 from millpy.model.time import to_datetime
-from millpy.windowing.aggregate import Aggregate, Fold, Partial
+from millpy.windowing.fold import Aggregate, Folds, Partial
 from millpy.windowing.grouping import Groups, Integers
-from millpy.windowing.open_windows import OpenPane
+from millpy.windowing.pane import DuePane
 
 TIMINGS = ("on_time", "late")
+RETRACTED = "retracted"
 Column: TypeAlias = "pa.Array | list[Any]"
 
 
@@ -35,50 +36,58 @@ class Emission:
     """The panes of one turn, gathered column by column.
 
     Columns are in the order of the record type: keys, window_start and window_end in µs, aggregates, pane_index,
-    pane_timing, late_count. Direct panes (of windows that never touched the state) and first panes of open windows
-    come first; `first` of them.
+    pane_timing, late_count. Direct panes (from a group-by as they are) and first panes of open windows come first;
+    `first` of them.
     """
 
-    def __init__(self, folds: Sequence[Fold], key_fields: int, size_us: int) -> None:
+    def __init__(self, folds: Folds, key_fields: int) -> None:
         self._folds = folds
         self._key_fields = key_fields
-        self._size_us = size_us
         self._direct: list[Column] = []
         self._direct_count = 0
-        self._open: list[tuple[int, Key, OpenPane]] = []
+        self._open: list[DuePane] = []
+        self._retracted: list[DuePane] = []
+        self._retracted_columns: list[Column] = []
 
     def add_direct(
         self, groups: Groups, partials: Sequence[Partial], late: Integers, picks: Integers, keys: Sequence[Key]
     ) -> None:
-        """Emit groups as they are, as the first and only panes of their windows; at most once a turn."""
+        """Emit groups as they are, as the first panes of their windows; at most once a turn."""
         assert not self._direct, "direct panes are added once"
         if not len(picks):
             return
-        starts = groups.starts[picks]
         late_counts = late[picks]
         self._direct_count = len(picks)
         self._direct = [
             *self._key_columns([keys[code] for code in groups.codes[picks].tolist()]),
-            pa.array(starts),
-            pa.array(starts + self._size_us),
-            *(partial.results(picks) for partial in partials),
+            pa.array(groups.starts[picks]),
+            pa.array(groups.ends[picks]),
+            *(partials[place].results(picks, fold) for place, fold in self._folds.columns),
             pa.array(np.zeros(len(picks), np.int64)),
             [TIMINGS[count > 0] for count in late_counts.tolist()] if late_counts.any() else [TIMINGS[0]] * len(picks),
             pa.array(late_counts.astype(np.int64)),
         ]
 
-    def add_open(self, due: Sequence[tuple[int, Key, OpenPane]]) -> None:
+    def add_open(self, due: Sequence[DuePane]) -> None:
         """Emit panes of open windows, and count them as emitted."""
-        self._open = sorted(due, key=lambda item: item[2].emitted)
+        self._open = sorted(due, key=lambda item: item[3].emitted)
+
+    def retract(self, panes: Sequence[DuePane]) -> None:
+        """Take back the newest panes of windows that others absorb; their accumulators may change afterwards."""
+        assert not self._retracted, "panes are retracted once a turn"
+        self._retracted = list(panes)
+        if panes:
+            self._retracted_columns = self._columns_of(self._retracted, [RETRACTED] * len(panes))
 
     def __len__(self) -> int:
         return self._direct_count + len(self._open)
 
     def take(self) -> tuple[list[Column], int]:
         """(columns, how many of the rows are first panes); moves the panes' indexes."""
-        first = sum(not pane.emitted for _, _, pane in self._open) + self._direct_count
-        columns = self._open_columns() if self._open else []
-        for _, _, pane in self._open:
+        first = sum(not pane.emitted for _, _, _, pane in self._open) + self._direct_count
+        timings = [TIMINGS[pane.late_count > 0] for _, _, _, pane in self._open]
+        columns = self._columns_of(self._open, timings) if self._open else []
+        for _, _, _, pane in self._open:
             pane.pane_index += 1
             pane.emitted = True
         if not self._direct or not columns:
@@ -91,21 +100,31 @@ class Emission:
                 joined.append(pa.concat_arrays([one, pa.array(other, one.type)]))
         return joined, first
 
+    def absorbed(self, table_id: int) -> list[AbsorbedRows]:
+        """The rows of the panes taken back."""
+        columns = self._retracted_columns[: self._key_fields + 2]
+        return [AbsorbedRows(table_id, columns, len(self._retracted))] if self._retracted else []
+
+    def retractions(self, record_type: RecordType) -> list[Records]:
+        """The panes taken back, as records."""
+        if not self._retracted:
+            return []
+        return [records_of(record_type, self._retracted_columns, len(self._retracted), self._key_fields)]
+
     def _key_columns(self, keys: Sequence[Key]) -> list[list[Any]]:
         if self._key_fields == 1:
             return [list(keys)]
         return [list(column) for column in zip(*keys, strict=True)]
 
-    def _open_columns(self) -> list[Column]:
-        starts = [start for start, _, _ in self._open]
-        panes = [pane for _, _, pane in self._open]
+    def _columns_of(self, due: Sequence[DuePane], timings: list[str]) -> list[Column]:
+        panes = [pane for _, _, _, pane in due]
         return [
-            *self._key_columns([key for _, key, _ in self._open]),
-            starts,
-            [start + self._size_us for start in starts],
-            *([fold.result_of(pane.values[i]) for pane in panes] for i, fold in enumerate(self._folds)),
+            *self._key_columns([key for _, _, key, _ in due]),
+            [start for start, _, _, _ in due],
+            [end for _, end, _, _ in due],
+            *([fold.result_of(pane.values[place]) for pane in panes] for place, fold in self._folds.columns),
             [pane.pane_index for pane in panes],
-            [TIMINGS[pane.late_count > 0] for pane in panes],
+            timings,
             [pane.late_count for pane in panes],
         ]
 
@@ -123,23 +142,22 @@ def result_rows(table_id: int, columns: Sequence[Column], count: int, first: int
 def records_of(record_type: RecordType, columns: Sequence[Column], count: int, keys: int) -> Records:
     """Panes as records; their event time is the last instant of their window."""
     ends = np.asarray(columns[keys + 1], np.int64)
-    if count <= SMALL_RECORDS_MAX:
-        values = [column if isinstance(column, list) else column.to_pylist() for column in columns]
+    if count <= SMALL_RECORDS_MAX and record_type.flat and all(isinstance(column, list) for column in columns):
+        values = list(columns)
         for at in (keys, keys + 1):
             values[at] = [to_datetime(instant) for instant in values[at]]
         return Records(record_type, ends - 1, objects=list(map(record_type.struct, *values)))
     arrays = []
     for column, field in zip(columns, record_type.schema, strict=True):
-        is_instant = field.name in ("window_start", "window_end")
-        made = (
-            pa.array(_plain(column, field.type), pa.int64() if is_instant else field.type)
-            if isinstance(column, list)
-            else column
-        )
-        arrays.append(made.cast(field.type) if is_instant else made)
+        if not isinstance(column, list):
+            arrays.append(column.cast(field.type))
+        elif field.name in ("window_start", "window_end"):
+            arrays.append(pa.array(column, pa.int64()).cast(field.type))
+        else:
+            arrays.append(pa.array(_plain(column, field.type), field.type))
     return Records(record_type, ends - 1, batch=pa.RecordBatch.from_arrays(arrays, schema=record_type.schema))
 
 
 def _plain(column: list[Any], type_: pa.DataType) -> list[Any]:
     """Text columns of UUIDs are text in Arrow."""
-    return [str(value) for value in column] if pa.types.is_string(type_) else column
+    return [None if value is None else str(value) for value in column] if pa.types.is_string(type_) else column

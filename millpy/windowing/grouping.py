@@ -1,12 +1,13 @@
 """Grouping: the rows of a bundle by (window, key), and reductions of its columns by group, with numpy.
 
-Groups are numbered by window, then key, so those of one window are contiguous. Rows are sorted once by group (a radix
-sort: group numbers fit in 16 bits for any legal bundle but the strangest); every reduction is then one `reduceat`.
+Rows are sorted once by group (a radix sort: group numbers fit in 16 bits for any legal bundle but the strangest);
+every reduction is then one `reduceat`. A row that is in several windows is an entry of several groups: `entries` below
+are rows, or (row, window) pairs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,110 +15,185 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpy.model.record import Instants, column_of
+from millpy.model.record import Instants, Records, column_of
 
 Integers = npt.NDArray[np.integer[Any]]
 Column = npt.NDArray[Any]
 
 _DENSE_FACTOR = 8
-"""Windows × keys may exceed the rows by so much before the table of groups is made by sorting instead."""
+"""Windows × keys may exceed the entries by so much before the table of groups is made by sorting instead."""
+
+
+@dataclass(slots=True)
+class Sorted:
+    """A column's values that are not null, by group.
+
+    Attributes:
+        values: group after group, in order of arrival within each; times as µs.
+        groups: the groups that have any, ascending.
+        offsets: where each of them begins in `values`.
+        rows: the row of each value.
+    """
+
+    values: Column
+    groups: Integers
+    offsets: Integers
+    rows: Integers
+
+    def ends(self) -> Integers:
+        """Where each group ends in `values`."""
+        return np.append(self.offsets[1:], len(self.values))
 
 
 class Groups:
-    """The groups of a bundle's rows.
+    """The groups of a bundle's entries.
 
-    Attributes:
-        starts: window start per group, ascending.
-        codes: key code per group.
-        counts: rows per group; never 0.
+    Args:
+        starts, ends, codes: window and key code per group.
+        group_of: group per entry.
+        counts: entries per group; never 0.
+        records: the rows.
+        rows: the row of each entry; None when entry n is row n.
     """
 
-    def __init__(self, starts: Instants, size_us: int, codes: Integers, keys: int, batch: Callable[[], pa.RecordBatch]):
-        self._batch = batch
-        lo = int(starts.min())
-        windows = (starts - lo) // size_us
-        span = int(windows.max()) + 1
-        combined = windows * keys + codes
-        if span * keys <= _DENSE_FACTOR * len(starts) + 1024:
-            counts = np.bincount(combined, minlength=span * keys)
-            used = np.flatnonzero(counts)
-            number = np.empty(span * keys, np.int64)
-            number[used] = np.arange(len(used))
-            group_of = number[combined]
-            self.counts = counts[used]
-        else:
-            used, group_of, self.counts = np.unique(combined, return_inverse=True, return_counts=True)
-        self.starts = used // keys * size_us + lo
-        self.codes = used % keys
+    def __init__(
+        self,
+        starts: Instants,
+        ends: Instants,
+        codes: Integers,
+        group_of: Integers,
+        counts: Integers,
+        records: Records,
+        rows: Integers | None = None,
+    ) -> None:
+        self.starts = starts
+        self.ends = ends
+        self.codes = codes
+        self.counts = counts
+        self.records = records
         self._group_of = group_of
-        small = group_of.astype(np.uint16) if len(used) <= 2**16 else group_of
+        small = group_of.astype(np.uint16) if len(starts) <= 2**16 else group_of
         self._order = np.argsort(small, kind="stable")
-        self._columns: dict[str, tuple[Column, Integers, Integers]] = {}
+        self._rows = self._order if rows is None else rows[self._order]
+        self._columns: dict[str, Sorted] = {}
+        self._by_time: dict[str, Sorted] = {}
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def counts_where(self, mask: npt.NDArray[np.bool_]) -> Integers:
-        """Rows per group for which the mask is true."""
+        """Entries per group for which the mask (by entry) is true."""
         return np.bincount(self._group_of[mask], minlength=len(self))
 
     def valid_counts(self, field: str) -> Integers:
-        """Rows per group whose field is not null."""
-        column = column_of(self._batch(), field)
-        if not column.null_count:
+        """Entries per group whose field is not null."""
+        if not column_of(self.records.batch(), field).null_count:
             return self.counts
-        return self.counts_where(pc.is_valid(column).to_numpy(zero_copy_only=False))
+        found = self.by_group(field)
+        counts = np.zeros(len(self), np.int64)
+        counts[found.groups] = found.ends() - found.offsets
+        return counts
 
     def sums(self, field: str) -> Column:
         """Sum per group, nulls left out: float64, int64, or Python ints where 64 bits might not do; 0 for none."""
-        values, groups, offsets = self._sorted(field)
-        if values.dtype.kind == "b":
-            values = values.astype(np.int64)
-        elif values.dtype.kind == "i" and len(values):
+        found = self.by_group(field)
+        values = found.values
+        if values.dtype.kind == "i" and len(values):
             widest = max(abs(int(values.min())), abs(int(values.max())))
             if widest * len(values) >= 2**63:
                 values = values.astype(object)
-        return self._spread(np.add, values, groups, offsets)
+        return self.reduced(np.add, found, values)
 
     def smallest(self, field: str) -> Column:
         """Smallest value per group that is not null; undefined for a group without."""
-        return self._spread(np.minimum, *self._sorted(field))
+        found = self.by_group(field)
+        return self.reduced(np.minimum, found, found.values)
 
     def largest(self, field: str) -> Column:
         """Largest value per group that is not null; undefined for a group without."""
-        return self._spread(np.maximum, *self._sorted(field))
+        found = self.by_group(field)
+        return self.reduced(np.maximum, found, found.values)
 
-    def _spread(self, reduction: np.ufunc, values: Column, groups: Integers, offsets: Integers) -> Column:
-        """Reduce, and put the results where their groups are."""
-        found = np.zeros(len(self), values.dtype)
+    def reduced(self, reduction: np.ufunc, found: Sorted, values: Column) -> Column:
+        """Reduce values (in the order of `found`), and put the results where their groups are."""
+        result = np.zeros(len(self), values.dtype)
         if len(values):
             with np.errstate(over="ignore", invalid="ignore"):  # infinity is a result like any other
-                found[groups] = reduction.reduceat(values, offsets)
-        return found
+                result[found.groups] = reduction.reduceat(values, found.offsets)
+        return result
 
-    def _sorted(self, field: str) -> tuple[Column, Integers, Integers]:
-        """(values without nulls by group, the groups that have any, where each begins)."""
+    def by_group(self, field: str) -> Sorted:
+        """A field's values by group, in order of arrival."""
         known = self._columns.get(field)
         if known is not None:
             return known
-        column = column_of(self._batch(), field)
-        order = self._order
-        if column.null_count:
-            order = order[pc.is_valid(column).to_numpy(zero_copy_only=False)[order]]
-        values = _numpy(column)[order]
+        column = column_of(self.records.batch(), field)
+        rows = self._rows
         if not column.null_count:
-            groups = np.arange(len(self))
             offsets = np.concatenate(([0], np.cumsum(self.counts)[:-1]))
+            found = Sorted(_numpy(column)[rows], np.arange(len(self)), offsets, rows)
         else:
-            by_row = self._group_of[order]
-            offsets = np.flatnonzero(np.diff(by_row, prepend=-1))
-            groups = by_row[offsets]
-        found = self._columns[field] = (values, groups, offsets)
+            there = pc.is_valid(column).to_numpy(zero_copy_only=False)[rows]
+            rows, by_entry = rows[there], self._group_of[self._order[there]]
+            offsets = np.flatnonzero(np.diff(by_entry, prepend=-1))
+            found = Sorted(_numpy(column)[rows], by_entry[offsets], offsets, rows)
+        self._columns[field] = found
         return found
+
+    def by_time(self, field: str) -> Sorted:
+        """A field's values by group, in order of event time; of equal times, in order of arrival."""
+        known = self._by_time.get(field)
+        if known is None:
+            found = self.by_group(field)
+            order = self.order_within(found, self.records.event_times[found.rows])
+            known = Sorted(found.values[order], found.groups, found.offsets, found.rows[order])
+            self._by_time[field] = known
+        return known
+
+    def order_within(self, found: Sorted, by: Column) -> Integers:
+        """The order of `found`'s values that sorts each group by some column, stably."""
+        numbers = np.repeat(np.arange(len(found.groups)), found.ends() - found.offsets)
+        return np.lexsort((by, numbers))
+
+    def rows_by_group(self) -> list[list[int]]:
+        """The rows of each group, in order of arrival."""
+        ends = np.cumsum(self.counts).tolist()
+        rows = self._rows.tolist()
+        return [rows[lo:hi] for lo, hi in zip([0, *ends], ends, strict=False)]
+
+
+def aligned_groups(
+    starts: Instants,
+    size_us: int,
+    every_us: int,
+    codes: Integers,
+    keys: int,
+    records: Records,
+    rows: Integers | None,
+) -> Groups:
+    """Groups of entries by aligned window, then key; those of one window are contiguous.
+
+    `starts` and `codes` are by entry; there are `keys` key codes; `records` and `rows` are as `Groups` takes them.
+    """
+    lo = int(starts.min())
+    windows = (starts - lo) // every_us
+    span = int(windows.max()) + 1
+    combined = windows * keys + codes
+    if span * keys <= _DENSE_FACTOR * len(starts) + 1024:
+        counts = np.bincount(combined, minlength=span * keys)
+        used = np.flatnonzero(counts)
+        number = np.empty(span * keys, np.int64)
+        number[used] = np.arange(len(used))
+        group_of = number[combined]
+        counts = counts[used]
+    else:
+        used, group_of, counts = np.unique(combined, return_inverse=True, return_counts=True)
+    group_starts = used // keys * every_us + lo
+    return Groups(group_starts, group_starts + size_us, used % keys, group_of, counts, records, rows)
 
 
 def _numpy(column: pa.Array) -> Column:
-    """A column as numpy, times as int64 µs, text as Python objects; nulls as anything."""
+    """A column as numpy, times as int64 µs, what is no number as Python objects; nulls as anything."""
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.int64())
     if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
@@ -125,4 +201,6 @@ def _numpy(column: pa.Array) -> Column:
             column = pc.fill_null(column, 0)
         values: Column = column.to_numpy(zero_copy_only=False)
         return values
-    return np.array(column.to_pylist(), dtype=object)
+    values = np.empty(len(column), object)
+    values[:] = column.to_pylist()
+    return values

@@ -16,10 +16,9 @@ from millpy.computation import Computation, Context, MapCell
 from millpy.model.record import RecordType
 from millpy.model.time import microseconds, to_datetime
 from millpy.model.timer import Timer
-from millpy.windowing.aggregate import Aggregate, Fold
-from millpy.windowing.emission import TIMINGS, output_type
-from millpy.windowing.open_windows import sayable
-from millpy.windowing.window import FixedWindows
+from millpy.windowing.emission import RETRACTED, TIMINGS, output_type
+from millpy.windowing.fold import Aggregate, Folds
+from millpy.windowing.window import AlignedWindows, Assigner, Gaps, SessionWindows
 
 # Due at the same time when no lateness is allowed: timers fire by name then, and a window fires before it is over.
 FIRE, OVER = "fire", "over"
@@ -28,16 +27,17 @@ FIRE, OVER = "fire", "over"
 class KeyedPane(msgspec.Struct):
     """One key's window; as `OpenPane`, with accumulators as JSON can hold them."""
 
+    end: int
     values: list[Any]
     pane_index: int = 0
     late_count: int = 0
+    emitted: bool = False
 
 
-class WindowedComputation(Computation):
-    """Aggregates by key and fixed window.
+class KeyedWindows(Computation):
+    """What both have.
 
     Args:
-        windows: where records are grouped.
         allowed_lateness: how long past a window's end late records still amend it.
         aggregates: result column -> what it holds.
         record: class of the records.
@@ -50,7 +50,6 @@ class WindowedComputation(Computation):
 
     def __init__(
         self,
-        windows: FixedWindows,
         allowed_lateness: timedelta,
         aggregates: Mapping[str, Aggregate],
         record: type[msgspec.Struct],
@@ -61,51 +60,116 @@ class WindowedComputation(Computation):
     ) -> None:
         record_type = RecordType(record)
         self.output = output_type(record_type, key_fields, dict(aggregates)).struct
-        self._windows = windows
         self._allowed_us = microseconds(allowed_lateness)
-        self._folds: list[Fold] = [aggregate.bind(record_type) for aggregate in aggregates.values()]
+        self._folds = Folds(aggregates, record_type)
         self._to = to
         self._late_to = late_to
 
-    def process_record(self, context: Context, record: Any) -> None:
-        """Add the record to its window; a late one amends the result at once."""
-        start = self._windows.start_of(context.event_time_us)
-        end = start + self._windows.size_us
-        reached = context.input_watermark_us
-        if reached >= end + self._allowed_us:
-            if self._late_to is not None:
-                context.produce(record, to=self._late_to)
-            return
-        panes = context[WindowedComputation.panes]
-        pane = panes.get(start)
-        if pane is None:
-            pane = panes[start] = KeyedPane([sayable(fold.empty()) for fold in self._folds])
-            context.set_timer(f"{start} {OVER}", at=end + self._allowed_us, hold=False)
-            if reached < end:
-                context.set_timer(f"{start} {FIRE}", at=end, event_time=end - 1)
-        for place, fold in enumerate(self._folds):
-            value = fold.value_of(record)
-            if value is not None:
-                pane.values[place] = sayable(fold.add(fold.restored(pane.values[place]), value))
-        if reached >= end:
+    def _too_late(self, context: Context, record: Any) -> None:
+        if self._late_to is not None:
+            context.produce(record, to=self._late_to)
+
+    def _empty(self, end: int) -> KeyedPane:
+        return KeyedPane(end, self._folds.stored(self._folds.empty()))
+
+    def _watch(self, context: Context, start: int, end: int) -> None:
+        """Set the timers of a window."""
+        context.set_timer(f"{start} {OVER}", at=end + self._allowed_us, hold=False)
+        if context.input_watermark_us < end:
+            context.set_timer(f"{start} {FIRE}", at=end, event_time=end - 1)
+
+    def _add(self, context: Context, start: int, pane: KeyedPane, record: Any) -> None:
+        """Add the record to a window; a late one amends the result at once."""
+        values = self._folds.restored(pane.values)
+        self._folds.add(values, record, context.event_time_us)
+        pane.values = self._folds.stored(values)
+        if context.input_watermark_us >= pane.end:
             pane.late_count += 1
             self._emit(context, start, pane)
 
     def process_timer(self, context: Context, timer: Timer) -> None:
         """Emit a window's on-time pane, or forget the window."""
         start, _, what = timer.name.partition(" ")
-        panes = context[WindowedComputation.panes]
+        panes = context[KeyedWindows.panes]
         if what == FIRE:
             self._emit(context, int(start), panes[int(start)])
         else:
             del panes[int(start)]
 
-    def _emit(self, context: Context, start: int, pane: KeyedPane) -> None:
-        end = start + self._windows.size_us
+    def _emit(self, context: Context, start: int, pane: KeyedPane, timing: str = "") -> None:
         keys = context.key if isinstance(context.key, tuple) else (context.key,)
-        results = [fold.result_of(fold.restored(value)) for fold, value in zip(self._folds, pane.values, strict=True)]
-        timing = TIMINGS[pane.late_count > 0]
-        window = (to_datetime(start), to_datetime(end))  # type: ignore[arg-type]
-        panes = (pane.pane_index, timing, pane.late_count)
-        context.produce(self.output(*keys, *window, *results, *panes), to=self._to, at=end - 1)
+        results = self._folds.results(self._folds.restored(pane.values))
+        window = (to_datetime(start), to_datetime(pane.end))  # type: ignore[arg-type]
+        panes = (pane.pane_index, timing or TIMINGS[pane.late_count > 0], pane.late_count)
+        context.produce(self.output(*keys, *window, *results, *panes), to=self._to, at=pane.end - 1)
         pane.pane_index += 1
+        pane.emitted = True
+
+
+class WindowedComputation(KeyedWindows):
+    """Aggregates by key and fixed or sliding window.
+
+    Args:
+        windows: where records are grouped; for the others see its base.
+    """
+
+    def __init__(self, windows: AlignedWindows, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._assigner = Assigner(windows)
+
+    def process_record(self, context: Context, record: Any) -> None:
+        """Add the record to its windows; where it is late it amends the result at once."""
+        panes = context[KeyedWindows.panes]
+        for start in self._assigner.starts_of(context.event_time_us):
+            end = start + self._assigner.size_us
+            if context.input_watermark_us >= end + self._allowed_us:
+                self._too_late(context, record)
+                continue
+            pane = panes.get(start)
+            if pane is None:
+                pane = panes[start] = self._empty(end)
+                self._watch(context, start, end)
+            self._add(context, start, pane, record)
+
+
+class SessionComputation(KeyedWindows):
+    """Aggregates by key and session.
+
+    Args:
+        windows: the gap, or gaps; for the others see its base.
+    """
+
+    def __init__(self, windows: SessionWindows, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._gaps = Gaps(windows)
+
+    def process_record(self, context: Context, record: Any) -> None:
+        """Open a session of one record, merge it with those it intersects, then judge whether that is too late."""
+        panes = context[KeyedWindows.panes]
+        at: int = context.event_time_us
+        start, end = at, at + self._gaps.of(context.key)
+        met = sorted((other, pane) for other, pane in panes.items() if other < end and at < pane.end)
+        if not met and context.input_watermark_us >= end + self._allowed_us:
+            self._too_late(context, record)
+            return
+        start = min([start, *(other for other, _ in met)])
+        end = max([end, *(pane.end for _, pane in met)])
+        if [(other, pane.end) for other, pane in met] == [(start, end)]:
+            self._add(context, start, met[0][1], record)
+            return
+        grown = self._empty(end)
+        for other, pane in met:
+            values = self._folds.merge(self._folds.restored(grown.values), self._folds.restored(pane.values))
+            grown.values = self._folds.stored(values)
+            grown.late_count += pane.late_count
+            if pane.emitted:
+                self._emit(context, other, pane, RETRACTED)
+            self._forget(context, other)
+        panes[start] = grown
+        self._watch(context, start, end)
+        self._add(context, start, grown, record)
+
+    def _forget(self, context: Context, start: int) -> None:
+        del context[KeyedWindows.panes][start]
+        for what in (FIRE, OVER):
+            context.delete_timer(f"{start} {what}")

@@ -18,9 +18,19 @@ from millpy.errors import (
     TransientError,
     WatermarkRegressedError,
 )
-from millpy.model.checkpoint import DeadLetter, Kind, LateRows
+from millpy.model.checkpoint import AbsorbedRows, DeadLetter, Kind, LateRows
 from millpy.model.time import Instant
-from tests.conformance.store_builders import Owner, World, a_segment, a_slice, alarm_rows, contents, entries, panes
+from tests.conformance.store_builders import (
+    MINUTE,
+    Owner,
+    World,
+    a_segment,
+    a_slice,
+    alarm_rows,
+    contents,
+    entries,
+    panes,
+)
 
 
 class FenceSuite:
@@ -182,6 +192,18 @@ class ResultSuite:
         assert (rows["b"]["total"], rows["b"]["pane_index"], rows["b"]["bundle"]) == (None, 0, 1)
         assert (rows["a"]["window_start"], rows["a"]["window_end"]) == (0, 60_000_000)
         assert rows["a"]["interval_id"] == world.sums[0].interval_id
+
+    async def test_absorbed_rows_leave_with_the_commit_and_others_stay(self, world: World) -> None:
+        owner = await world.owner(world.sums[0])
+        table = world.table_id("sums_1m")
+        three = panes(table, ("a", 1.0, 0), ("b", 2.0, 0), ("c", 3.0, 0), first=True)
+        await owner.commit(owner.checkpoint(world.sums[0], results=[three]))
+        gone = AbsorbedRows(table, [["a", "c", "deleted before"], [0, 0, 0], [MINUTE, MINUTE, MINUTE]], 3)
+        other_window = AbsorbedRows(table, [["b"], [0], [2 * MINUTE]], 1)
+
+        await owner.commit(owner.checkpoint(world.sums[0], absorbed=[gone, other_window]))
+
+        assert [row["device"] for row in await world.rows("sums_1m")] == ["b"]
 
     @pytest.mark.parametrize("index", [0, 2])
     async def test_pane_that_does_not_follow_is_refused(self, world: World, index: int) -> None:

@@ -29,6 +29,7 @@ VALUES = (
     ColumnSpec("seen", "timestamptz", True),
     ColumnSpec("mark", "uuid", True),
     ColumnSpec("parts", "jsonb", True),
+    ColumnSpec("wide", "numeric", True),
 )
 UUID_TEXT = "12345678-1234-5678-1234-567812345678"
 SEEN = datetime(2024, 2, 29, 12, 0, 0, 123456, UTC)
@@ -41,11 +42,13 @@ ROW: tuple[Any, ...] = (
     SEEN,
     UUID_TEXT,
     {"a": [1, None]},
+    -(10**37) - 70_000,
 )
-EMPTY: tuple[Any, ...] = ("", 0, -0.0, False, b"", SEEN, UUID_TEXT, [])
+EMPTY: tuple[Any, ...] = ("", 0, -0.0, False, b"", SEEN, UUID_TEXT, [], 0)
 NULLS: tuple[Any, ...] = (None,) * len(VALUES)
 ARROW = [
     pa.string(), pa.int64(), pa.float64(), pa.bool_(), pa.binary(), pa.timestamp("us", tz="UTC"), pa.string(), None,
+    pa.decimal128(38, 0),
 ]  # fmt: skip
 
 
@@ -195,3 +198,13 @@ async def test_table_of_somebody_else_is_not_taken(owner: Owner, database_url: s
 async def test_graph_with_a_name_that_is_taken_is_refused(owner: Owner, name: str) -> None:
     with pytest.raises(GraphError):
         await owner.store.deploy(a_graph(name))
+
+
+async def test_whole_numbers_of_any_width_arrive_exactly(owner: Owner, database_url: str) -> None:
+    wide = [0, 1, -1, 9_999, 10_000, 10_001, -(10**8), 2**63, -(2**63), 2**64, 10**37, -(10**37) - 1, 120_000_000]
+    values = [(*NULLS[:-1], value) for value in wide]
+
+    await commit(owner, panes(owner, values, arrow=False, count=len(wide)))
+
+    found = fetch(database_url, "SELECT wide::text FROM typed.panes ORDER BY (substr(device, 8))::int")
+    assert [int(row[0]) for row in found] == wide

@@ -105,7 +105,8 @@ BANNED_CALLS = {
     "uuid.uuid1", "uuid.uuid4", "os.urandom", "secrets.token_bytes", "secrets.token_hex",
 }  # fmt: skip
 READS_TIME = ("clock", "embedded", "testing.crash", "testing.proxy")  # these wait for processes, or delay on purpose
-CATCHES_ALL = ("runtime.worker", "runtime.calls", "runtime.operators", "graph_file")  # the latter around user code
+# All but the first around the user's code.
+CATCHES_ALL = ("runtime.worker", "runtime.calls", "runtime.operators", "graph_file", "windowing.combiner")
 
 
 def modules() -> Iterator[tuple[str, Path, ast.Module]]:

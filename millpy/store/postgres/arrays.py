@@ -94,6 +94,31 @@ class Moments(_Fixed):
             super().__init__([None if value is None else value - _PG_EPOCH_US for value in values])
 
 
+_SIGN_NEGATIVE = 0x4000
+_NUMERIC_BASE = 10_000
+
+
+class Numerics(PgArray):
+    """`numeric[]`, from whole numbers of any width."""
+
+    __slots__ = ()
+    element_oid, array_oid = 1700, 1231
+
+    def __init__(self, values: Sequence[int | None]) -> None:
+        super().__init__(len(values), _variable(None if v is None else _numeric(int(v)) for v in values))
+
+
+def _numeric(value: int) -> bytes:
+    """Digits to the base of 10,000, the first of them with the weight of the highest power."""
+    digits, rest = [], abs(value)
+    while rest:
+        rest, digit = divmod(rest, _NUMERIC_BASE)
+        digits.append(digit)
+    digits.reverse()
+    head = (len(digits), len(digits) - 1 if digits else 0, _SIGN_NEGATIVE if value < 0 else 0, 0)
+    return struct.pack(f"!hhHh{len(digits)}h", *head, *digits)
+
+
 class Byteas(PgArray):
     """`bytea[]`."""
 
@@ -152,7 +177,7 @@ class _ArrayDumper(Dumper):
         return obj.encoded
 
 
-ARRAY_TYPES: tuple[type[PgArray], ...] = (Bigints, Doubles, Booleans, Moments, Byteas, Texts, Uuids, Jsonbs)
+ARRAY_TYPES: tuple[type[PgArray], ...] = (Bigints, Numerics, Doubles, Booleans, Moments, Byteas, Texts, Uuids, Jsonbs)
 _DUMPERS = {
     kind: type(f"{kind.__name__}Dumper", (_ArrayDumper,), {"oid": kind.array_oid, "format": Format.BINARY})
     for kind in ARRAY_TYPES

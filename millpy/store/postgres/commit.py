@@ -22,14 +22,21 @@ import psycopg
 import pyarrow as pa
 
 from millpy.errors import CommitUnknownError
-from millpy.model.checkpoint import Checkpoint, Segment, StoredSlice
+from millpy.model.checkpoint import AbsorbedRows, Checkpoint, Segment, StoredSlice
 from millpy.model.delta import encode_document
 from millpy.store.postgres import requests
 from millpy.store.postgres.arrays import Bigints, Byteas, PgArray, Texts
 from millpy.store.postgres.connection import Connection, Lane
 from millpy.store.postgres.errors import OwnConstraints, SlotMovedError, translate, translate_commit
 from millpy.store.postgres.requests import storable
-from millpy.store.postgres.results import COPY_ROWS_MIN, Block, ResultTable, copy_text, insert_parameters
+from millpy.store.postgres.results import (
+    COPY_ROWS_MIN,
+    Block,
+    ResultTable,
+    copy_text,
+    delete_parameters,
+    insert_parameters,
+)
 from millpy.store.postgres.statements import statement
 from millpy.store.protocol import CommitProbe
 
@@ -206,7 +213,7 @@ def _results(
             if rows.count:
                 plain = rows.first or tables[rows.table_id].kind == "records"
                 groups.setdefault((rows.table_id, plain), []).append(Block(rows, c.grant.interval_id, c.bundle))
-    inserts: list[Command] = []
+    inserts: list[Command] = _deletes(checkpoints, tables)
     copies: list[tuple[bytes, pa.Buffer]] = []
     for (table_id, plain), blocks in sorted(groups.items()):
         table = tables[table_id]
@@ -220,10 +227,23 @@ def _results(
     return inserts, copies
 
 
+def _deletes(checkpoints: Sequence[Checkpoint], tables: dict[int, ResultTable]) -> list[Command]:
+    """Rows of windows that others have absorbed; a window never comes back, so the order does not matter."""
+    groups: dict[int, list[AbsorbedRows]] = {}
+    for c in checkpoints:
+        for rows in c.absorbed:
+            groups.setdefault(rows.table_id, []).append(rows)
+    return [
+        (tables[table_id].delete, list(delete_parameters(tables[table_id], parts)))
+        for table_id, parts in sorted(groups.items())
+    ]
+
+
 def _work(checkpoints: Sequence[Checkpoint]) -> int:
     return sum(
         sum(len(entries) for entries in c.delta)
         + sum(rows.count for rows in c.results)
+        + sum(rows.count for rows in c.absorbed)
         + sum(len(late) for late in c.late)
         for c in checkpoints
     )

@@ -18,11 +18,22 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 from psycopg import sql
 
-from millpy.model.checkpoint import ResultRows
+from millpy.model.checkpoint import AbsorbedRows, ResultRows
 from millpy.model.delta import encode_value
 from millpy.model.deployment import ColumnSpec, TableSpec
 from millpy.model.time import instant
-from millpy.store.postgres.arrays import Bigints, Booleans, Byteas, Doubles, Jsonbs, Moments, PgArray, Texts, Uuids
+from millpy.store.postgres.arrays import (
+    Bigints,
+    Booleans,
+    Byteas,
+    Doubles,
+    Jsonbs,
+    Moments,
+    Numerics,
+    PgArray,
+    Texts,
+    Uuids,
+)
 
 COPY_ROWS_MIN = 200
 """From so many first panes on, COPY pays for its extra round trips."""
@@ -30,6 +41,7 @@ COPY_ROWS_MIN = 200
 _ARRAYS: dict[str, type[PgArray]] = {
     "text": Texts,
     "bigint": Bigints,
+    "numeric": Numerics,
     "double precision": Doubles,
     "boolean": Booleans,
     "bytea": Byteas,
@@ -40,6 +52,7 @@ _ARRAYS: dict[str, type[PgArray]] = {
 _CSV_TYPES: dict[str, pa.DataType] = {
     "text": pa.string(),
     "bigint": pa.int64(),
+    "numeric": pa.string(),
     "double precision": pa.float64(),
     "boolean": pa.bool_(),
     "bytea": pa.string(),
@@ -71,6 +84,7 @@ class ResultTable:
     columns: tuple[ColumnSpec, ...]
     insert: bytes = field(init=False)
     upsert: bytes = field(init=False)
+    delete: bytes = field(init=False)
     copy: bytes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,6 +96,13 @@ class ResultTable:
         self.insert = insert.as_bytes()
         self.copy = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(table, listed).as_bytes()
         identity = [column.name for column in self.keys] + ["window_start", "window_end"]
+        placeholders = sql.SQL(", ").join(sql.Placeholder() * len(identity))
+        named = sql.SQL(", ").join(map(sql.Identifier, identity))
+        self.delete = (
+            sql.SQL("DELETE FROM {} WHERE ({}) IN (SELECT * FROM unnest({}))")
+            .format(table, named, placeholders)
+            .as_bytes()
+        )
         self.upsert = (
             sql.SQL(
                 "WITH written AS ({} ON CONFLICT ({}) DO UPDATE SET {}, emitted_at = now()"
@@ -127,6 +148,12 @@ def insert_parameters(table: ResultTable, blocks: Sequence[Block]) -> list[PgArr
     arrays.append(Bigints(np.repeat(np.array([b.interval_id for b in blocks], np.int64), counts)))
     arrays.append(Bigints(np.repeat(np.array([b.bundle for b in blocks], np.int64), counts)))
     return arrays
+
+
+def delete_parameters(table: ResultTable, parts: Sequence[AbsorbedRows]) -> list[PgArray]:
+    """The arrays of `table.delete`: key columns, window_start, window_end."""
+    types = [*(column.sql_type for column in table.keys), "timestamptz", "timestamptz"]
+    return [_array(sql_type, [part.columns[place] for part in parts]) for place, sql_type in enumerate(types)]
 
 
 def copy_text(table: ResultTable, blocks: Sequence[Block]) -> pa.Buffer:
@@ -177,7 +204,7 @@ def _values(sql_type: str, part: pa.Array | list[Any]) -> list[Any]:
 
 def _csv_column(sql_type: str, part: pa.Array | list[Any]) -> pa.Array:
     target = _CSV_TYPES[sql_type]
-    if sql_type in ("jsonb", "bytea", "uuid"):
+    if sql_type in ("jsonb", "bytea", "uuid") or (sql_type == "numeric" and isinstance(part, list)):
         values = _values(sql_type, part)
         if sql_type == "jsonb":
             return pa.array([None if v is None else v.decode() for v in values], target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -14,8 +15,9 @@ from millpy.model.checkpoint import Kind, ResultRows
 from millpy.model.record import RecordType
 from millpy.model.stage import StepResult
 from millpy.model.time import INSTANT_MAX
-from millpy.windowing.aggregate import Aggregate, Count, Max, Mean, Min, Sum
+from millpy.windowing.aggregate import Count, Max, Mean, Min, Sum
 from millpy.windowing.columnar import WindowedLogic
+from millpy.windowing.fold import Aggregate
 from millpy.windowing.window import FixedWindows
 from tests.stages import StageDriver
 
@@ -176,11 +178,11 @@ def test_every_aggregate_leaves_nulls_out(few: int, split: bool) -> None:
         (1, 0, None, None, None, None, None, None, None, None),
     ]
     types = [type(value) for value in rows(result)[0][3:8]]
-    assert types == [int, int, float, int, float]
+    assert types in ([int, int, float, int, float], [int, int, float, Decimal, float])
 
 
 @paths
-def test_whole_sum_beyond_64_bits_is_null_and_stops_nothing(few: int) -> None:
+def test_whole_sum_beyond_64_bits_is_exact(few: int) -> None:
     subject = driver(few, aggregates={"total": Sum("number"), "mean": Mean("number")})
     wide = 2**62
 
@@ -188,7 +190,7 @@ def test_whole_sum_beyond_64_bits_is_null_and_stops_nothing(few: int) -> None:
     subject.restart()
     result = subject.feed([of(5, number=wide), of(10)])
 
-    assert [row[3:5] for row in rows(result)] == [(None, float(wide)), (-wide, -float(wide))]
+    assert [row[3:5] for row in rows(result)] == [(4 * wide, float(wide)), (-wide, -float(wide))]
 
 
 @paths
@@ -244,6 +246,15 @@ def test_many_panes_become_one_batch_of_records(few: int) -> None:
     assert records.batch().schema == subject.binding.outputs["windows"].schema
     record = min(records.objects(), key=lambda r: r.key)
     assert (record.key, record.window_start, record.window_end) == ("key-0", EPOCH, EPOCH + timedelta(microseconds=10))
+
+
+def test_missing_text_of_many_panes_stays_missing_downstream() -> None:
+    subject = driver(0, aggregates={"first": Min("text")})
+
+    subject.feed([of(1, f"key-{n}") for n in range(100)])
+    result = subject.feed([of(10)])
+
+    assert result.productions["windows"].batch().column("first").null_count == 100
 
 
 def test_windows_and_aggregates_are_values() -> None:

@@ -1,0 +1,138 @@
+"""Fixed and sliding windows of one key interval, over whole bundles."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from operator import itemgetter
+
+import numpy as np
+
+from millpy.model.checkpoint import Entries, Kind
+from millpy.model.keys import Key
+from millpy.model.record import Instants
+from millpy.model.stage import Binding, Recovered, Work
+from millpy.model.time import INSTANT_MAX, Instant
+from millpy.windowing.combiner import try_merges
+from millpy.windowing.emission import Emission
+from millpy.windowing.grouping import Groups, Integers, aligned_groups
+from millpy.windowing.interval import Mask, Rows, TooLate, WindowedInterval, Windowing
+from millpy.windowing.open_windows import OpenWindows
+from millpy.windowing.pane import DuePane, OpenPane
+from millpy.windowing.window import AlignedWindows, Assigner
+
+
+class AlignedInterval(WindowedInterval):
+    """Soft state of one key interval: its open windows by start, then key."""
+
+    def __init__(self, windowing: Windowing, windows: AlignedWindows, binding: Binding, recovered: Recovered) -> None:
+        super().__init__(windowing, binding)
+        self._assigner = Assigner(windows)
+        self._size_us = windows.size_us
+        self._open = OpenWindows(self._folds, self._size_us, self._allowed_us)
+        for entries in recovered.entries:
+            if entries.kind is Kind.WINDOW:
+                self._open.recover(entries, self._input.key_types)
+
+    def oldest_work(self) -> Instant:
+        """Output time of the oldest window without its on-time pane."""
+        return self._open.oldest_hold()
+
+    def next_due(self) -> tuple[Instant, Instant]:
+        """When the next window fires or expires; nothing goes by the clock."""
+        return self._open.next_due(), INSTANT_MAX
+
+    def _due(self, watermark: Instant) -> list[DuePane]:
+        return self._open.due(watermark)
+
+    def _take_entries(self, watermark: Instant, bundle: int) -> Entries | None:
+        return self._open.take_entries(watermark, bundle)
+
+    def _take_rows(self, emission: Emission, rows: Rows, work: Work) -> TooLate | None:
+        """One entry per row and window; those of windows that are over come back."""
+        starts, at = self._assigner.assign(rows.records.event_times)
+        watermarks = rows.watermarks if at is None else rows.watermarks[at]
+        over: Mask = watermarks >= starts + (self._size_us + self._allowed_us)
+        late = None
+        if over.any():
+            late = self._too_late(rows, starts, at, over)
+            inside = np.flatnonzero(~over)
+            starts, at = starts[inside], inside if at is None else at[inside]
+        if not len(starts):
+            return late
+        if len(rows) <= self._few_records_max:
+            self._take_few(rows, starts, at)
+        else:
+            self._take_many(emission, rows, starts, at, work.watermark)
+        return late
+
+    def _too_late(self, rows: Rows, starts: Instants, at: Integers | None, over: Mask) -> TooLate:
+        entries = np.flatnonzero(over)
+        missed = np.asarray(entries if at is None else at[entries], np.int64)
+        kept = np.flatnonzero(~over) if at is None else at[~over]
+        late = self._late_rows(rows.take(missed), starts[entries], starts[entries] + self._size_us)
+        return TooLate(late, len(np.setdiff1d(missed, kept)))
+
+    def _take_few(self, rows: Rows, starts: Instants, at: Integers | None) -> None:
+        """One record after the other, in plain Python."""
+        open_windows, folds, size_us = self._open, self._folds, self._size_us
+        objects, times, watermarks = rows.records.objects(), rows.records.event_times.tolist(), rows.watermarks.tolist()
+        codes = rows.codes.tolist()
+        for start, row in zip(starts.tolist(), range(len(rows)) if at is None else at.tolist(), strict=True):
+            key = rows.keys[codes[row]]
+            panes = open_windows.of(start)
+            pane = panes.get(key)
+            if pane is None:
+                pane = panes[key] = OpenPane(folds.empty())
+            folds.add(pane.values, objects[row], times[row])
+            if watermarks[row] >= start + size_us:
+                pane.late_count += 1
+            open_windows.touch(start, key, pane)
+
+    def _take_many(
+        self, emission: Emission, rows: Rows, starts: Instants, at: Integers | None, watermark: Instant
+    ) -> None:
+        """One group-by; then groups that open and close here are emitted, the others merged."""
+        codes, watermarks = (rows.codes, rows.watermarks) if at is None else (rows.codes[at], rows.watermarks[at])
+        groups = aligned_groups(starts, self._size_us, self._assigner.every_us, codes, len(rows.keys), rows.records, at)
+        is_late: Mask = watermarks >= starts + self._size_us
+        late = groups.counts_where(is_late) if is_late.any() else np.zeros(len(groups), np.int64)
+        partials = [fold.partial(groups) for fold in self._folds.folds]
+        expiring = groups.ends + self._allowed_us <= watermark
+        kept = self._kept(groups, expiring, rows.keys)
+        picks = np.flatnonzero(kept)
+        if self._folds.calls_user:
+            try_merges(self._folds, groups, partials, lambda group: self._values(groups, group, rows.keys))
+        emission.add_direct(groups, partials, late, np.flatnonzero(~kept), rows.keys)
+        if not len(picks):
+            return
+        accumulators = [partial.accumulators(picks) for partial in partials]
+        columns = (groups.starts[picks].tolist(), groups.codes[picks].tolist(), late[picks].tolist())
+        merge, touch = self._folds.merge, self._open.touch
+        for start, of_window in groupby(zip(*columns, zip(*accumulators, strict=True), strict=True), itemgetter(0)):
+            panes = self._open.of(start)
+            for _, code, late_count, values in of_window:
+                key = rows.keys[code]
+                pane = panes.get(key)
+                if pane is None:
+                    pane = panes[key] = OpenPane(list(values))
+                else:
+                    pane.values = merge(pane.values, values)
+                pane.late_count += late_count
+                touch(start, key, pane)
+
+    def _values(self, groups: Groups, group: int, keys: list[Key]) -> list[list[object]]:
+        """Accumulators that a group will be merged into."""
+        pane = self._open.panes.get(int(groups.starts[group]), {}).get(keys[int(groups.codes[group])])
+        return [pane.values] if pane is not None else []
+
+    def _kept(self, groups: Groups, expiring: Mask, keys: list[Key]) -> Mask:
+        """Groups that go through the state: their window stays open, or has a pane there already."""
+        kept = ~expiring
+        places = np.flatnonzero(expiring)
+        if not len(places) or not self._open.panes:
+            return kept
+        known = [start for start in np.unique(groups.starts[places]).tolist() if start in self._open.panes]
+        for place in places[np.isin(groups.starts[places], known)].tolist():
+            panes = self._open.panes[int(groups.starts[place])]
+            kept[place] = keys[int(groups.codes[place])] in panes
+        return kept

@@ -1,0 +1,270 @@
+"""What one key interval of windows does in a turn, whatever its windows are; `aligned.py` and `sessions.py` fill it in.
+
+    join what arrived -> set aside what cannot be stored -> bring rows into windows, set aside what is too late
+    -> emit what is due -> say what has changed
+
+Code of the user (a `Combiner`) may raise. Then nothing has changed yet: its rows become dead letters, and the rest is
+brought in without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.compute as pc
+
+from millpy.errors import RefusedValueError
+from millpy.model.arrivals import joined_keys, judging_watermarks
+from millpy.model.bundle import Bundle
+from millpy.model.checkpoint import DeadLetter, Entries, LateRows
+from millpy.model.keys import Key, key_text, key_texts
+from millpy.model.quarantine import dead_letter_of, payload_of, unstorable_keys
+from millpy.model.record import SMALL_RECORDS_MAX, Instants, Records, RecordType, column_of, concat, getter
+from millpy.model.stage import Binding, StepResult, Work
+from millpy.model.time import Instant, microseconds
+from millpy.windowing.emission import Emission, output_type, records_of, result_rows
+from millpy.windowing.fold import Aggregate, Folds, RowsRefusedError
+from millpy.windowing.grouping import Integers
+from millpy.windowing.pane import DuePane
+from millpy.windowing.window import Windows
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Windowing:
+    """What a windowed step does: windows, lateness, aggregates.
+
+    Attributes:
+        windows: where records are grouped.
+        allowed_lateness: how long past a window's end late records still amend it.
+        aggregates: result column -> what it holds.
+        few_records_max: up to so many records a turn take the plain-Python path; the effect is the same.
+    """
+
+    windows: Windows
+    allowed_lateness: timedelta
+    aggregates: Mapping[str, Aggregate]
+    few_records_max: int = SMALL_RECORDS_MAX
+
+    def output_type(self, record_type: RecordType, key_fields: Sequence[str]) -> RecordType:
+        """The record type of the stream of panes.
+
+        Raises:
+            SchemaError: an aggregate does not fit its field.
+        """
+        return output_type(record_type, key_fields, dict(self.aggregates))
+
+    def columns(self) -> tuple[str, ...]:
+        """Names of the aggregate columns."""
+        return tuple(self.aggregates)
+
+    def meaning(self) -> str:
+        """Windows and aggregates; allowed lateness may change under stored state only with a new generation."""
+        aggregates = ", ".join(f"{name}={aggregate!r}" for name, aggregate in self.aggregates.items())
+        return f"{self.windows!r} allowed_lateness={self.allowed_lateness!r} {aggregates}"
+
+
+@dataclass(slots=True)
+class Rows:
+    """What arrived in a turn, joined.
+
+    Attributes:
+        records: all records, in order of arrival.
+        codes: per row, the place of its key in `keys`.
+        keys: distinct keys.
+        watermarks: per row, what judges it.
+    """
+
+    records: Records
+    codes: Integers
+    keys: list[Key]
+    watermarks: Instants
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Rows:
+        """Some rows, in the order given."""
+        return Rows(self.records.take(rows), self.codes[rows], self.keys, self.watermarks[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class TooLate:
+    """What came too late in a turn.
+
+    Attributes:
+        rows: one for each window that a record has missed.
+        records: how many records missed all of their windows (I8).
+    """
+
+    rows: LateRows
+    records: int
+
+
+class WindowedInterval:
+    """Soft state of one key interval: its open windows, all in memory."""
+
+    def __init__(self, windowing: Windowing, binding: Binding) -> None:
+        assert len(binding.inputs) == 1, binding.inputs
+        self._binding = binding
+        self._input = binding.inputs[0]
+        self._allowed_us = microseconds(windowing.allowed_lateness)
+        self._folds = Folds(windowing.aggregates, self._input.record_type)
+        self._few_records_max = -1 if self._folds.calls_user else windowing.few_records_max
+        ((self._stream, self._output),) = binding.outputs.items()
+
+    @property
+    def immediate(self) -> bool:
+        """Whether no code of the user runs here."""
+        return not self._folds.calls_user
+
+    def missing(self, bundles: Sequence[Bundle]) -> Sequence[bytes]:
+        """Nothing: open windows are all in memory."""
+        return ()
+
+    def absorb(self, keys: Sequence[bytes], entries: Sequence[Entries]) -> None:
+        """Nothing is ever missing."""
+
+    def folded(self, bundle: int) -> None:
+        """Nothing leaves but by expiry."""
+
+    def oldest_work(self) -> Instant:
+        """Output time of the oldest window without its on-time pane."""
+        raise NotImplementedError
+
+    def next_due(self) -> tuple[Instant, Instant]:
+        """When the next window fires or expires; nothing goes by the clock."""
+        raise NotImplementedError
+
+    def step(self, work: Work) -> StepResult:
+        """Apply one turn's work to the open windows and say what has to be committed for it."""
+        result = StepResult()
+        emission = Emission(self._folds, len(self._input.key_fields))
+        arrived = [arrival for arrival in work.arrived if len(arrival.bundle)]
+        if arrived:
+            records = concat([arrival.bundle.records for arrival in arrived])
+            codes, keys, _ = joined_keys(arrived)
+            watermarks = np.concatenate([judging_watermarks(arrival, work) for arrival in arrived])
+            self._take(result, emission, self._storable(result, Rows(records, codes, keys, watermarks)), work)
+        emission.add_open(self._due(work.watermark))
+        self._emit(result, emission)
+        entries = self._take_entries(work.watermark, work.bundle)
+        if entries is not None:
+            result.delta = (entries,)
+        return result
+
+    def _take(self, result: StepResult, emission: Emission, rows: Rows, work: Work) -> None:
+        """Set aside what is too late, and bring the rest into its windows."""
+        while len(rows):
+            try:
+                too_late = self._take_rows(emission, rows, work)
+            except RowsRefusedError as refused:
+                rows = self._without_refused(result, rows, refused)
+                continue
+            if too_late is not None:
+                result.late.append(too_late.rows)
+                if too_late.records:
+                    result.late_by_input[0] = too_late.records
+            return
+
+    def _take_rows(self, emission: Emission, rows: Rows, work: Work) -> TooLate | None:
+        """Bring rows into their windows; those that are too late come back.
+
+        Raises:
+            RowsRefusedError: by code of the user, and nothing has changed.
+        """
+        raise NotImplementedError
+
+    def _due(self, watermark: Instant) -> list[DuePane]:
+        raise NotImplementedError
+
+    def _take_entries(self, watermark: Instant, bundle: int) -> Entries | None:
+        raise NotImplementedError
+
+    def _emit(self, result: StepResult, emission: Emission) -> None:
+        table_id = self._binding.tables.get(self._stream)
+        subscribed = self._stream in self._binding.subscribed
+        produced = emission.retractions(self._output) if subscribed else []
+        if table_id is not None:
+            result.absorbed = emission.absorbed(table_id)
+        count = len(emission)
+        if count:
+            columns, first = emission.take()
+            if table_id is not None:
+                result.results = result_rows(table_id, columns, count, first)
+            if subscribed:
+                produced.append(records_of(self._output, columns, count, len(self._input.key_fields)))
+        if produced:
+            result.productions[self._stream] = concat(produced)
+
+    def _late_rows(self, rows: Rows, starts: Instants, ends: Instants) -> LateRows:
+        """Rows for `mill.late_records`, each with the window that it has missed."""
+        records = rows.records
+        return LateRows(
+            stream=self._input.stream,
+            computation=self._binding.computation,
+            keys=[key_text(rows.keys[code]) for code in rows.codes.tolist()],
+            payloads=[payload_of(record) for record in records.objects()],
+            event_times=records.event_times.tolist(),
+            watermarks=rows.watermarks.tolist(),
+            window_starts=starts.tolist(),
+            window_ends=ends.tolist(),
+        )
+
+    def _storable(self, result: StepResult, rows: Rows) -> Rows:
+        """Rows whose key and text can be stored; the others become dead letters."""
+        records, mask = rows.records, np.zeros(len(rows), np.bool_)
+        bad_keys = unstorable_keys(key_texts(rows.keys))
+        if bad_keys:
+            mask |= np.isin(rows.codes, bad_keys)
+        for field in self._folds.texts:
+            if len(records) <= SMALL_RECORDS_MAX:
+                mask |= np.array(["\x00" in (getter(field)(o) or "") for o in records.objects()], np.bool_)
+            else:
+                found = pc.fill_null(pc.match_substring(column_of(records.batch(), field), "\x00"), False)
+                mask |= found.to_numpy(zero_copy_only=False)
+        if not mask.any():
+            return rows
+        refused = rows.take(np.flatnonzero(mask))
+        error = RefusedValueError("text with a NUL character cannot be stored")
+        for record, code, at in zip(
+            refused.records.objects(), refused.codes.tolist(), refused.records.event_times.tolist(), strict=True
+        ):
+            letter = self._bad_key(record, at) if code in bad_keys else self._letter(error, record, rows.keys[code], at)
+            result.dead_letters.append(letter)
+        result.quarantined_by_input[0] = len(refused)
+        return rows.take(np.flatnonzero(~mask))
+
+    def _without_refused(self, result: StepResult, rows: Rows, refused: RowsRefusedError) -> Rows:
+        out = np.array(sorted(refused.errors), np.int64)
+        taken = rows.take(out)
+        for row, record, code, at in zip(
+            out.tolist(),
+            taken.records.objects(),
+            taken.codes.tolist(),
+            taken.records.event_times.tolist(),
+            strict=True,
+        ):
+            result.dead_letters.append(self._letter(refused.errors[row], record, rows.keys[code], at))
+        result.quarantined_by_input[0] = result.quarantined_by_input.get(0, 0) + len(out)
+        return rows.take(np.setdiff1d(np.arange(len(rows)), out))
+
+    def _bad_key(self, record: object, at: int) -> DeadLetter:
+        detail = "the key has a character that cannot be stored"
+        stream, computation = self._input.stream, self._binding.computation
+        return DeadLetter("key", detail, payload_of(record), stream, computation, event_time=at)
+
+    def _letter(self, error: Exception, record: object, key: Key, at: int) -> DeadLetter:
+        return dead_letter_of(
+            error,
+            payload_of(record),
+            stream=self._input.stream,
+            computation=self._binding.computation,
+            event_time=at,
+            key=key_text(key),
+        )

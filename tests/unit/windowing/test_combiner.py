@@ -1,0 +1,162 @@
+"""A user's own combiner: counted like any aggregate; a record that it does not take is set aside, alone."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from millpy.errors import SchemaError
+from millpy.model.record import RecordType
+from millpy.windowing.aggregate import Count
+from millpy.windowing.columnar import WindowedLogic
+from millpy.windowing.combiner import Combiner
+from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
+from tests.stages import StageDriver
+
+us = timedelta(microseconds=1)
+
+
+class Reading(msgspec.Struct):
+    key: str
+    value: float = 0.0
+
+
+class Extremes(msgspec.Struct):
+    low: float
+    high: float
+    seen: list[float] = []
+
+
+class Spread(Combiner[Extremes]):
+    """Refuses 13 when it is added, two accumulators that hold 7 and 8 when merged, and a result of 99."""
+
+    accumulator = Extremes
+    result_type = float
+
+    def create(self) -> Extremes:
+        return Extremes(float("1e300"), float("-1e300"))
+
+    def add(self, accumulator: Extremes, record: Reading) -> Extremes:
+        accumulator.low = min(accumulator.low, record.value)
+        accumulator.high = max(accumulator.high, record.value)
+        accumulator.seen.append(record.value)
+        if record.value == 13:
+            raise ValueError("thirteen")
+        return accumulator
+
+    def merge(self, one: Extremes, other: Extremes) -> Extremes:
+        one.seen += other.seen
+        one.low, one.high = min(one.low, other.low), max(one.high, other.high)
+        if {7, 8} <= set(one.seen):
+            raise ValueError("seven and eight")
+        return one
+
+    def result(self, accumulator: Extremes) -> float:
+        if accumulator.high - accumulator.low == 99:
+            raise ValueError("ninety-nine")
+        return accumulator.high - accumulator.low
+
+
+class Values(Combiner[list[float]]):
+    """A list, as a column of lists."""
+
+    accumulator = list[float]
+    result_type = list[float]
+
+    def create(self) -> list[float]:
+        return []
+
+    def add(self, accumulator: list[float], record: Reading) -> list[float]:
+        return [*accumulator, record.value]
+
+    def merge(self, one: list[float], other: list[float]) -> list[float]:
+        return one + other
+
+    def result(self, accumulator: list[float]) -> list[float]:
+        return sorted(accumulator)
+
+
+def driver(windows: Windows) -> StageDriver:
+    logic = WindowedLogic(windows, timedelta(0), {"n": Count(), "spread": Spread(), "values": Values()})
+    output = logic.output_type(RecordType(Reading), ("key",))
+    return StageDriver(logic, Reading, outputs={"windows": output}, tables={"windows": 5}, max_disorder=100)
+
+
+def of(at: int, value: float, key: str = "a") -> tuple[Reading, int]:
+    return Reading(key, value), at
+
+
+def panes(subject: StageDriver) -> list[tuple[Any, ...]]:
+    return sorted((r.key, r.n, r.spread, r.values) for r, _ in subject.produced("windows"))
+
+
+ALL: dict[str, Windows] = {"fixed": FixedWindows(1000 * us), "sessions": SessionWindows(1000 * us)}
+kinds = pytest.mark.parametrize("windows", ALL.values(), ids=ALL)
+
+
+@kinds
+@pytest.mark.parametrize("restart", [False, True])
+def test_combiner_sees_every_record_once_in_any_bundles(windows: Windows, restart: bool) -> None:
+    subject = driver(windows)
+
+    for bundle in ([of(0, 3)], [of(1, 5), of(2, 1)], [of(3, 2, "b")]):
+        subject.feed(bundle)
+        if restart:
+            subject.restart()
+    subject.finish()
+
+    assert panes(subject) == [("a", 3, 4.0, [1.0, 3.0, 5.0]), ("b", 1, 0.0, [2.0])]
+    assert not subject.interval.immediate
+
+
+@kinds
+def test_record_that_is_not_taken_is_counted_by_no_aggregate(windows: Windows) -> None:
+    subject = driver(windows)
+
+    result = subject.feed([of(0, 3), of(1, 13), of(2, 5), of(3, 13, "b"), of(4, 4, "b")])
+    subject.finish()
+
+    assert [(letter.reason, letter.key, letter.event_time) for letter in result.dead_letters] == [
+        ("user_error", b'"a"', 1),
+        ("user_error", b'"b"', 3),
+    ]
+    assert "thirteen" in result.dead_letters[0].traceback
+    assert result.quarantined_by_input == {0: 2}
+    assert panes(subject) == [("a", 2, 2.0, [3.0, 5.0]), ("b", 1, 0.0, [4.0])]
+
+
+@kinds
+@pytest.mark.parametrize(("first", "second"), [(7.0, 8.0), (1.0, 100.0)], ids=["merge", "result"])
+def test_merge_and_result_that_raise_cost_the_new_records_and_leave_the_window_as_it_was(
+    windows: Windows, first: float, second: float
+) -> None:
+    subject = driver(windows)
+    subject.feed([of(0, first)])
+
+    result = subject.feed([of(1, second), of(2, 5, "b")])
+    subject.restart()
+    subject.finish()
+
+    assert [letter.event_time for letter in result.dead_letters] == [1]
+    assert panes(subject) == [("a", 1, 0.0, [first]), ("b", 1, 0.0, [5.0])]
+
+
+def test_refused_record_leaves_all_its_sliding_windows() -> None:
+    subject = driver(SlidingWindows(20 * us, every=10 * us))
+
+    result = subject.feed([of(12, 13), of(13, 4)])
+    subject.finish()
+
+    assert len(result.dead_letters) == 1
+    assert panes(subject) == [("a", 1, 0.0, [4.0]), ("a", 1, 0.0, [4.0])]
+
+
+def test_combiner_names_its_types() -> None:
+    class Nameless(Combiner[int]):
+        result_type = int
+
+    with pytest.raises(SchemaError, match="accumulator"):
+        Nameless().bind(RecordType(Reading))
