@@ -52,6 +52,7 @@ RECEIVE_MAX = 65_535
 """How far the broker may send ahead of acknowledgements; the protocol's largest, as they come a commit later."""
 TAKE_MAX = RECEIVE_MAX // 4
 _HEAD_BYTES_MAX = 66_000  # of a message: topic, properties
+_READINGS_MAX = 65_536  # in one message
 _WATCH_GAP_S = 2.0
 _MARKER_PATIENCE_S = 10.0
 
@@ -206,7 +207,7 @@ class _Session:
             topics=pattern.matches(),
             retained=retained,
             arrays=record_type is None or not record_type.struct.__struct_config__.array_like,
-            readings_max=limits.bundle_records_max,
+            readings_max=_READINGS_MAX,
             complete=TopicFields(pattern, record_type) if pattern.levels and record_type is not None else None,
         )
         self.connection: Connection = Connection(

@@ -4,7 +4,7 @@ They connect, speak TLS, authenticate, subscribe, ping, publish our markers and 
 their acknowledgements go past them (mqtt_socket.py): aiomqtt 2.5 has no public manual acknowledgement, and spends a
 turn of the event loop on each message. So this adapter reaches through for a few things, as nothing else in millpy:
 
-    _create_socket                  wrapped, so that the library works on our socket
+    _create_socket                  replaced, so that the library works on our socket
     on_socket_register_write,
     on_socket_unregister_write      ours: the socket takes whole packets and sees to the rest itself
     socket, loop_read, loop_write   stop and resume reading, the only bound that drops nothing
@@ -38,7 +38,8 @@ from millpy.injectors.mqtt_socket import PacketSocket
 
 log = logging.getLogger(__name__)
 
-_FLUSH_S_MAX = 5.0
+_CONNECT_S_MAX = 5.0
+_FAREWELL_S_MAX = 3.0
 _SUBSCRIBE_S_MAX = 60.0  # the answer may stand behind a session's whole backlog
 _SESSION_TAKEN_OVER = 142
 _BAD_CREDENTIALS = {4, 5, 134, 135}
@@ -125,29 +126,22 @@ class Connection:
             clean_start=False if five else MQTT_CLEAN_START_FIRST_ONLY,  # under 3.1.1 paho insists on its default
             properties=properties,
             keepalive=address.keepalive_s,
-            tls_context=tls_context(address),
         )
         self._paho: PahoClient = self._client._client
         self._socket: PacketSocket | None = None
+        self._tls = tls_context(address)
         self._untrusted: ssl.SSLCertVerificationError | None = None
         self._go_under()
 
     def _go_under(self) -> None:
         """Let the library connect as it does, and then work on a socket of ours."""
-        create: Callable[[], socket.socket] = self._paho._create_socket  # type: ignore[assignment]
         cutter = PacketCutter(
             five=self.address.protocol == 5, packet_bytes_max=self._packet_bytes_max, kept_bytes=self._kept_bytes
         )
 
         def created() -> PacketSocket:
-            try:
-                raw = create()
-            except ssl.SSLCertVerificationError as error:
-                self._untrusted = error
-                raise
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket = PacketSocket(
-                raw,
+                self._connected_socket(),
                 loop=self._loop,
                 cutter=cutter,
                 deliver=self._deliver,
@@ -161,6 +155,19 @@ class Connection:
         # The first of these comes from the thread that connects.
         paho.on_socket_register_write = lambda *_: self._loop.call_soon_threadsafe(self._write)
         paho.on_socket_unregister_write = None
+
+    def _connected_socket(self) -> socket.socket:
+        raw = socket.create_connection((self.address.host, self.address.port), timeout=_CONNECT_S_MAX)
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._tls is None:
+            return raw
+        try:
+            return self._tls.wrap_socket(raw, server_hostname=self.address.host)
+        except ssl.SSLCertVerificationError as error:
+            self._untrusted = error
+            raise
+        finally:
+            raw.close()  # which TLS has left behind, or taken over
 
     async def open(self) -> None:
         """Connect and resume the session; queued messages may be delivered at once.
@@ -290,9 +297,10 @@ class Connection:
         try:
             if self._paho.socket() is not None and self._client._connected.done():
                 assert self._socket is not None
+                self.resume()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(_FLUSH_S_MAX):  # acknowledgements come before the farewell
-                        await self._socket.flushed()
+                    async with asyncio.timeout(_FAREWELL_S_MAX):
+                        await self._socket.processed()
                 await self._client.__aexit__(None, None, None)
         except aiomqtt.MqttError as error:
             log.debug("mqtt disconnect failed", extra={"why": str(error)})

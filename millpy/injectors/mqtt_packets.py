@@ -74,8 +74,8 @@ class PacketCutter:
         self._skip = 0
         self._long: Published | None = None
 
-    def feed(self, data: bytes) -> tuple[Published, bytes]:
-        """The messages that are whole now, and all other packets as they came.
+    def feed(self, data: bytes) -> tuple[Published, list[bytes]]:
+        """The messages that are whole now, and all other whole packets.
 
         Raises:
             PacketError: a remaining length of more than four bytes, QoS 2, or a packet that contradicts itself.
@@ -85,12 +85,12 @@ class PacketCutter:
             passed = min(self._skip, len(data))
             self._skip -= passed
             if self._skip:
-                return published, b""
+                return published, []
             published, self._long, data = self._long, None, data[passed:]
         if self._rest:
             self._rest += data
             if len(self._rest) < self._wanted:
-                return published, b""
+                return published, []
             data = bytes(self._rest)
             self._rest.clear()
         try:
@@ -98,7 +98,7 @@ class PacketCutter:
         except IndexError as error:
             raise PacketError("a message of the broker is shorter than it says") from error
 
-    def _cut(self, data: bytes, published: Published) -> bytes:
+    def _cut(self, data: bytes, published: Published) -> list[bytes]:
         topics, payloads, packet_ids = published.topics, published.payloads, published.packet_ids
         others: list[bytes] = []
         five, at, end = self._five, 0, len(data)
@@ -142,7 +142,7 @@ class PacketCutter:
             self._skip, self._long = at - end, published.pop()
         else:
             self._rest += data[at:]
-        return b"".join(others)
+        return others
 
 
 def _variable(data: bytes, at: int) -> tuple[int, int]:

@@ -60,8 +60,9 @@ class PacketSocket:
         self._writing = False
         self._pinged = False
         self._ended = False
-        self._flushed = asyncio.Event()
-        self._flushed.set()
+        self._pings_out = self._pings_back = 0
+        self._processed: asyncio.Future[None] | None = None
+        self._processed_at = 0
         self.paused = False
 
     # -- what the library calls -----------------------------------------------------------------------------------
@@ -87,6 +88,7 @@ class PacketSocket:
         """Take all of it; what the network does not take now follows. Raises OSError when the connection is lost."""
         if packet[:2] == _PINGREQ:
             self._pinged = True
+            self._pings_out += 1
             if self.paused:
                 self._answer_ping()
                 self._loop.call_soon(self._readable)
@@ -109,7 +111,8 @@ class PacketSocket:
         """Close at once; what has not been written is lost."""
         self._forget_writer()
         self._out.clear()
-        self._flushed.set()
+        self._ended = True
+        self._hurry()
         self._raw.close()
 
     # -- what we call ---------------------------------------------------------------------------------------------
@@ -118,9 +121,23 @@ class PacketSocket:
         """Write PUBACKs, in this order. Raises OSError when the connection is lost."""
         self._write(pubacks(packet_ids))
 
-    async def flushed(self) -> None:
-        """Wait until all is written, or the socket closed."""
-        await self._flushed.wait()
+    async def processed(self) -> None:
+        """Wait until the broker has done all that was written so far (or the connection has ended).
+
+        It takes packets in order, so its answer to a ping tells. Without that, acknowledgements that it has received
+        and not yet read are void when the next client takes the session over, and their messages come again.
+        """
+        self._pings_out += 1
+        self._processed_at = self._pings_out
+        self._processed = self._loop.create_future()
+        self._hurry()
+        self._write(_PINGREQ)
+        await self._processed
+
+    def _hurry(self) -> None:
+        waiting = self._processed
+        if waiting is not None and not waiting.done() and (self._ended or self._pings_back >= self._processed_at):
+            waiting.set_result(None)
 
     def pause(self) -> None:
         """Read no more; a ping that is out counts as answered."""
@@ -145,7 +162,10 @@ class PacketSocket:
         if self._pinged:
             self._answer_ping()
         published, others = self._cutter.feed(data)
-        self._for_library += others
+        for packet in others:
+            self._for_library += packet
+            self._pings_back += packet == _PINGRESP
+        self._hurry()
         if len(published):
             self._deliver(published)
         if self._out and not self._writing:
@@ -174,10 +194,6 @@ class PacketSocket:
             self._forget_writer()  # `_read` goes on
         else:
             self._forget_writer()
-        if self._out:
-            self._flushed.clear()
-        else:
-            self._flushed.set()
 
     def _flush_later(self) -> None:
         try:

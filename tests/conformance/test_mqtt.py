@@ -3,71 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import aiomqtt
 import pytest
 
-from millpy.clock import SystemClock
 from millpy.embedded import EmbeddedBroker
 from millpy.errors import ConfigError
-from millpy.injectors.mqtt import MARKER_PREFIX, Mqtt, MqttInjector
-from millpy.injectors.protocol import SourceSetup, Taken
+from millpy.injectors.mqtt_inbox import MARKER_PREFIX
 from millpy.limits import Limits
-
-
-def an_injector(
-    port: int,
-    *,
-    filter: str = "sensors/#",
-    trusted: Callable[[], bool] = lambda: True,
-    limits: Limits | None = None,
-    **how: object,
-) -> MqttInjector:
-    setup = SourceSetup(
-        graph="g", stream="s", partition=filter, limits=limits or Limits(), clock=SystemClock(), ready=asyncio.Event(),
-        trusted=trusted,
-    )  # fmt: skip
-    return Mqtt(filter, host="127.0.0.1", port=port, **how).connect(setup)
-
-
-async def publish(port: int, payloads: Sequence[bytes], topic: str = "sensors/a", **how: object) -> None:
-    async with aiomqtt.Client("127.0.0.1", port) as client:
-        for payload in payloads:
-            await client.publish(topic, payload, qos=1, **how)
-
-
-async def take(injector: MqttInjector) -> Taken:
-    async with asyncio.timeout(20):
-        while (taken := await injector.take()) is None:
-            injector._setup.ready.clear()
-            await injector._setup.ready.wait()
-        return taken
-
-
-async def take_payloads(injector: MqttInjector, count: int) -> list[bytes]:
-    found: list[bytes] = []
-    while len(found) < count:
-        found += (await take(injector)).payloads
-    return found
-
-
-async def until(injector: MqttInjector, claim: Callable[[], bool]) -> None:
-    """Wait for a claim that changes only when the injector wakes us."""
-    async with asyncio.timeout(20):
-        while not claim():
-            await injector._setup.ready.wait()
-            injector._setup.ready.clear()
-
-
-async def until_quiet(injector: MqttInjector) -> None:
-    async with asyncio.timeout(20):
-        while not injector.quiet():
-            assert await injector.take() is None
-            if not injector.quiet():
-                await injector._setup.ready.wait()
-                injector._setup.ready.clear()
+from tests.conformance.mqtt_subject import (
+    SettledBroker,
+    an_injector,
+    publish,
+    take,
+    take_payloads,
+    until,
+    until_quiet,
+)
 
 
 async def test_messages_come_in_order_and_name_their_topic(broker: EmbeddedBroker) -> None:
@@ -287,24 +239,102 @@ async def test_reading_stops_beyond_two_bundles_and_drops_nothing(broker: Embedd
     await injector.close()
 
 
-async def test_bad_password_is_a_setting_to_fix(broker: EmbeddedBroker) -> None:
-    broker.stop()
-    (broker.directory / "nobody").write_text("")
-    command = [*broker._command()]
-    text = Path(command[-1]).read_text().replace("allow_anonymous true", "allow_anonymous false")
-    text += f"password_file {broker.directory / 'nobody'}\n"
-    strict = broker.directory / "strict.conf"
-    strict.write_text(text)
-    process = await asyncio.create_subprocess_exec(*command[:-1], str(strict), stderr=asyncio.subprocess.DEVNULL)
-    injector = an_injector(broker.port, username="u", password="p", limits=Limits(retry_s_max=0.1))
+async def test_paused_longer_than_the_keepalive_the_connection_stands(broker: EmbeddedBroker) -> None:
+    injector = an_injector(broker.port, limits=Limits(bundle_records_max=5), keepalive_s=1)
+    await injector.open(None)
+    await until_quiet(injector)
+    session = injector._session
+    assert session is not None
+    await publish(broker.port, [b"%d" % i for i in range(50)])
+    await until(injector, lambda: session._paused)
 
-    with pytest.raises(ConfigError, match="refuses user"):
-        await injector.open(None)
-        await take(injector)
+    losing = asyncio.create_task(session.connection.lost())
+    # Neither the library, which hears no answer to its pings, nor the broker, which gives up at one and a half.
+    await asyncio.wait([losing], timeout=4)
 
+    assert not losing.done()
+    losing.cancel()
+    assert await take_payloads(injector, 50) == [b"%d" % i for i in range(50)]
     await injector.close()
-    process.kill()
-    await process.wait()
+
+
+async def test_handover_repeats_nothing_that_was_acknowledged(broker: EmbeddedBroker) -> None:
+    first = an_injector(broker.port)
+    await first.open(None)
+    await publish(broker.port, [b"%d" % i for i in range(300)])
+    taken = []
+    while sum(len(one.payloads) for one in taken) < 300:
+        taken.append(await take(first))
+    for one in taken:
+        await first.acknowledge(one.token)
+    await first.close()
+
+    second = an_injector(broker.port)
+    await second.open(None)
+    await until_quiet(second)  # whose `take` is always empty
+
+    await second.close()
+
+
+async def test_oversized_message_is_one_dead_letter_and_the_feed_goes_on(broker: EmbeddedBroker) -> None:
+    limits = Limits(record_bytes_max=1_000, bundle_bytes_max=100_000)
+    injector = an_injector(broker.port, limits=limits)
+    await injector.open(None)
+
+    await publish(broker.port, [b"[" * 5_000, b"x" * 500_000, b"small"])
+    found = await take_payloads(injector, 3)
+
+    assert [len(payload) for payload in found] == [5_000, 1_001, 5]
+    assert all(len(payload) > limits.record_bytes_max for payload in found[:2]), "which the decoder calls oversized"
+    await injector.close()
+
+
+async def test_array_is_acknowledged_once_and_comes_again_whole(broker: EmbeddedBroker) -> None:
+    first = an_injector(broker.port, limits=Limits(bundle_records_max=2))
+    await first.open(None)
+    await publish(broker.port, [b'[{"a":1},{"a":2},{"a":3}]'])
+    taken = await take(first)
+    assert list(taken.payloads) == [b'{"a":1}', b'{"a":2}', b'{"a":3}']
+    assert taken.describe(2).endswith(")[2]")
+    await first.close()
+
+    second = an_injector(broker.port)
+    await second.open(None)
+    again = await take(second)
+    await second.acknowledge(again.token)
+    await second.close()
+
+    assert again.payloads == taken.payloads
+    third = an_injector(broker.port)
+    await third.open(None)
+    await until_quiet(third)
+    await third.close()
+
+
+async def test_messages_of_a_filter_from_before_are_no_records(broker: EmbeddedBroker) -> None:
+    before = an_injector(broker.port, filter="old/#", client_id="mine")
+    await before.open(None)
+    await before.close()
+    injector = an_injector(broker.port, filter="new/#", client_id="mine")
+    await injector.open(None)
+
+    await publish(broker.port, [b"1"], topic="old/a")
+    await publish(broker.port, [b"2"], topic="new/a")
+
+    assert (await take(injector)).payloads == [b"2"]
+    await injector.close()
+
+
+async def test_bad_password_is_a_setting_to_fix(tmp_path: Path) -> None:
+    (tmp_path / "nobody").write_text("")
+    with SettledBroker(tmp_path / "broker", [f"password_file {tmp_path / 'nobody'}"], anonymous=False) as broker:
+        injector = an_injector(broker.port, username="u", password="secret", limits=Limits(retry_s_max=0.1))
+
+        with pytest.raises(ConfigError, match="refuses user 'u'") as caught:
+            await injector.open(None)
+
+        assert "secret" not in f"{caught.value} {caught.value.hint} {injector._address!r}"
+        await injector.close()
 
 
 async def test_mqtt_3_1_1_on_mosquitto_loses_nothing_either(broker: EmbeddedBroker) -> None:

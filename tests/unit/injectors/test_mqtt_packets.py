@@ -47,7 +47,7 @@ def fed(cutter: PacketCutter, data: bytes, sizes: list[int]) -> tuple[Published,
         found.topics += published.topics
         found.payloads += published.payloads
         found.packet_ids += published.packet_ids
-        others += rest
+        others += b"".join(rest)
         at, turn = at + size, turn + 1
     return found, others
 

@@ -110,17 +110,12 @@ async def test_what_the_network_does_not_take_follows_in_order(world: World) -> 
     acknowledged = list(range(1, 60_001)) * 5
     world.socket.acknowledge(acknowledged)
     world.socket.send(PINGREQ)
-    flushed = asyncio.create_task(world.socket.flushed())
-    await asyncio.sleep(0)
-    assert not flushed.done()
-
     loop = asyncio.get_running_loop()
     world.broker.setblocking(False)
     found = b""
     async with asyncio.timeout(10):
         while len(found) < 4 * len(acknowledged) + 2:
             found += await loop.sock_recv(world.broker, 1 << 20)
-        await flushed
 
     assert found == b"".join(b"\x40\x02" + packet_id.to_bytes(2, "big") for packet_id in acknowledged) + PINGREQ
 
@@ -142,3 +137,29 @@ async def test_nothing_is_written_to_a_closed_socket(world: World) -> None:
     world.socket.acknowledge([1])
 
     assert world.broker.recv(10) == b""
+
+
+async def test_all_is_processed_when_the_answer_to_a_ping_of_ours_has_come(world: World) -> None:
+    world.socket.send(PINGREQ)  # the library's own, not yet answered
+    waiting = asyncio.create_task(world.socket.processed())
+    await asyncio.sleep(0)
+
+    world.broker.sendall(PINGRESP)
+    world.read()
+    assert not waiting.done()
+    world.broker.sendall(PINGRESP)
+    world.read()
+
+    async with asyncio.timeout(10):
+        await waiting
+
+
+async def test_nobody_waits_for_a_closed_socket(world: World) -> None:
+    waiting = asyncio.create_task(world.socket.processed())
+    await asyncio.sleep(0)
+
+    world.socket.close()
+
+    async with asyncio.timeout(10):
+        await waiting
+        await world.socket.processed()

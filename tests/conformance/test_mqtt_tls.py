@@ -1,0 +1,141 @@
+"""TLS against a real mosquitto, with certificates made here."""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from millpy.embedded import mosquitto_program
+from millpy.errors import ConfigError
+from millpy.limits import Limits
+from tests.conformance.mqtt_subject import SettledBroker, an_injector, publish, take_payloads
+
+pytestmark = pytest.mark.skipif(mosquitto_program() is None, reason="mosquitto is not installed")
+
+
+class Certificates:
+    """An authority that nobody else trusts, the broker's certificate and a client's, as files."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        authority = trustme.CA()
+        directory.mkdir()
+        self.ca = directory / "ca.pem"
+        authority.cert_pem.write_to_path(str(self.ca))
+        self.broker = self._issue(authority, directory / "broker", name)
+        self.client = self._issue(authority, directory / "client", "client.example")
+
+    def _issue(self, authority: trustme.CA, stem: Path, name: str) -> tuple[Path, Path]:
+        issued = authority.issue_cert(name)
+        certificate, key = stem.with_suffix(".pem"), stem.with_suffix(".key")
+        issued.cert_chain_pems[0].write_to_path(str(certificate))
+        issued.private_key_pem.write_to_path(str(key))
+        return certificate, key
+
+    def lines(self) -> list[str]:
+        return [f"cafile {self.ca}", f"certfile {self.broker[0]}", f"keyfile {self.broker[1]}"]
+
+    def for_publisher(self) -> dict[str, Any]:
+        context = ssl.create_default_context(cafile=str(self.ca))
+        context.load_cert_chain(*map(str, self.client))
+        return {"tls_context": context}
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    return Certificates(tmp_path / "certificates", "127.0.0.1")
+
+
+@pytest.fixture
+def tls_broker(tmp_path: Path, certificates: Certificates) -> Iterator[SettledBroker]:
+    with SettledBroker(tmp_path / "broker", certificates.lines()) as broker:
+        yield broker
+
+
+async def test_messages_come_over_tls_also_when_reading_stops_and_goes_on(
+    tls_broker: SettledBroker, certificates: Certificates
+) -> None:
+    injector = an_injector(tls_broker.port, tls_ca=str(certificates.ca), limits=Limits(bundle_records_max=20))
+    await injector.open(None)
+    expected = [b"%04d" % i * 100 for i in range(300)]
+
+    await publish(tls_broker.port, expected, client=certificates.for_publisher())
+
+    assert await take_payloads(injector, 300) == expected
+    await injector.close()
+
+
+async def test_broker_that_nobody_vouches_for_is_refused(tls_broker: SettledBroker) -> None:
+    injector = an_injector(tls_broker.port, tls=True)
+
+    with pytest.raises(ConfigError, match="not to be trusted") as caught:
+        await injector.open(None)
+
+    assert "tls_ca=" in caught.value.hint
+    await injector.close()
+
+
+async def test_broker_under_another_name_is_refused(tmp_path: Path) -> None:
+    elsewhere = Certificates(tmp_path / "certificates", "broker.example")
+    with SettledBroker(tmp_path / "broker", elsewhere.lines()) as broker:
+        injector = an_injector(broker.port, tls_ca=str(elsewhere.ca))
+
+        with pytest.raises(ConfigError, match="not to be trusted"):
+            await injector.open(None)
+
+        await injector.close()
+
+
+async def test_client_shows_its_own_certificate(tmp_path: Path, certificates: Certificates) -> None:
+    with SettledBroker(tmp_path / "broker", [*certificates.lines(), "require_certificate true"]) as broker:
+        certificate, key = map(str, certificates.client)
+        injector = an_injector(
+            broker.port, tls_ca=str(certificates.ca), tls_certificate=certificate, tls_key=key, protocol=311
+        )
+        await injector.open(None)
+
+        await publish(broker.port, [b"1"], client=certificates.for_publisher())
+
+        assert await take_payloads(injector, 1) == [b"1"]
+        await injector.close()
+
+
+@pytest.fixture
+def users(tmp_path: Path) -> Path:
+    """A file in which `me` has the password `p@ss`."""
+    file = tmp_path / "users"
+    file.touch(mode=0o600)
+    subprocess.run(["mosquitto_passwd", "-b", str(file), "me", "p@ss"], check=True, capture_output=True)
+    return file
+
+
+async def test_user_and_password_open_the_broker(
+    users: Path,
+    tmp_path: Path,
+    certificates: Certificates,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lines = [*certificates.lines(), f"password_file {users}"]
+    with SettledBroker(tmp_path / "broker", lines, anonymous=False) as broker, caplog.at_level("DEBUG"):
+        monkeypatch.setenv("MILLPY_MQTT_URL", f"mqtts://me:p%40ss@127.0.0.1:{broker.port}?ca={certificates.ca}")
+        injector = an_injector(None, host=None)
+
+        await injector.open(None)
+
+        assert injector._session is not None
+        await injector.close()
+    assert "p@ss" not in caplog.text and "p%40ss" not in caplog.text
+
+
+def test_file_that_holds_no_certificate_is_named(tmp_path: Path) -> None:
+    nothing = tmp_path / "ca.pem"
+    nothing.write_text("nothing")
+
+    with pytest.raises(ConfigError, match=r"ca\.pem"):
+        an_injector(1, tls_ca=str(nothing))
