@@ -59,6 +59,10 @@ class Requests:
         standing.state = "discarded"
         return True
 
+    def resume(self, interval_id: int) -> None:
+        """Let a source go on."""
+        self.pauses.pop(interval_id, None)
+
     # What the store does.
 
     def asked(self, interval_ids: Sequence[int], records_max: int, bytes_max: int) -> Asked:

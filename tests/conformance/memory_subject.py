@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+from millpy.model.checkpoint import Pile
 from millpy.model.deployment import Deployment
 from millpy.store.memory import MemoryDatabase, MemoryStore
 from millpy.store.memory_faults import Landing
@@ -42,6 +43,19 @@ class MemorySubject:
     async def set_aside(self, deployment: Deployment) -> tuple[int, int]:
         late = sum(len(rows) for _, _, rows in self.database.late_records)
         return late, len(self.database.dead_letters)
+
+    async def replay(self, pile: Pile, number: int, payload: bytes | None = None) -> bool:
+        return self.database.requests.replay(pile, number, payload)
+
+    async def discard(self, pile: Pile, number: int) -> bool:
+        return self.database.requests.discard(pile, number)
+
+    async def standing(self, pile: Pile, number: int) -> tuple[str, int]:
+        standing = self.database.requests.standing(pile, number)
+        return standing.state, standing.attempts
+
+    async def resume(self, graph: str, stream: str, interval_id: int) -> None:
+        self.database.requests.resume(interval_id)
 
     async def balance(self, deployment: Deployment) -> dict[str, dict[str, int]]:
         accounting = self.database.accounting(deployment.graph_id)

@@ -12,6 +12,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from millpy.limits import Limits
+from millpy.model.checkpoint import Pile
 from millpy.model.deployment import Deployment
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, instant
 from millpy.store.postgres.store import PostgresStore
@@ -61,6 +62,28 @@ class PostgresSubject:
         statement = "SELECT (SELECT count(*) FROM mill.late_records) l, (SELECT count(*) FROM mill.dead_letters) d"
         (row,) = await self._fetch(sql.SQL(statement))
         return row["l"], row["d"]
+
+    async def replay(self, pile: Pile, number: int, payload: bytes | None = None) -> bool:
+        if payload is not None:
+            statement = sql.SQL("SELECT millpy.replay_dead_letter({}, {}) AS n").format(number, payload)
+        else:
+            function = sql.Identifier("millpy", f"replay_{pile}")
+            statement = sql.SQL("SELECT {}(ARRAY[{}]::bigint[]) AS n").format(function, number)
+        return bool((await self._fetch(statement))[0]["n"])
+
+    async def discard(self, pile: Pile, number: int) -> bool:
+        function = sql.Identifier("millpy", f"discard_{pile}")
+        statement = sql.SQL("SELECT {}(ARRAY[{}]::bigint[]) AS n").format(function, number)
+        return bool((await self._fetch(statement))[0]["n"])
+
+    async def standing(self, pile: Pile, number: int) -> tuple[str, int]:
+        column = sql.Identifier(pile.removesuffix("s") + "_id")
+        statement = sql.SQL("SELECT state, attempts FROM {} WHERE {} = {}")
+        (row,) = await self._fetch(statement.format(sql.Identifier("millpy", pile), column, number))
+        return row["state"], row["attempts"]
+
+    async def resume(self, graph: str, stream: str, interval_id: int) -> None:
+        await self._fetch(sql.SQL("SELECT millpy.resume_source({}, {})").format(graph, stream))
 
     async def balance(self, deployment: Deployment) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = {}

@@ -6,7 +6,10 @@ from tests.conformance.store_commit_suite import FenceSuite, ResultSuite
 from tests.conformance.store_ownership_suite import OwnershipSuite
 from tests.conformance.store_polling_suite import PollSuite, RetentionSuite
 from tests.conformance.store_reading_suite import DedupeSuite, KeyedSuite
+from tests.conformance.store_request_suite import RequestSuite
 
 
-class StoreSuite(OwnershipSuite, FenceSuite, ResultSuite, KeyedSuite, DedupeSuite, PollSuite, RetentionSuite):
+class StoreSuite(
+    OwnershipSuite, FenceSuite, ResultSuite, KeyedSuite, DedupeSuite, PollSuite, RetentionSuite, RequestSuite
+):
     """The suite that holds MemoryStore and PostgresStore equal."""

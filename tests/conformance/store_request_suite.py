@@ -1,0 +1,154 @@
+"""What people ask of records set aside: asked once, settled with the commit that has the effects, or not at all."""
+
+from __future__ import annotations
+
+from typing import Protocol, cast
+
+import pytest
+
+from millpy.errors import RequestWithdrawnError, StaleSequencerError
+from millpy.model.checkpoint import DeadLetter, LateRows, Pause, Pile, Request, Settled
+from millpy.model.time import INSTANT_MAX
+from tests.conformance.store_builders import Owner, World
+
+ID = bytes(range(16))
+LETTER = DeadLetter(
+    "undecodable",
+    "not JSON",
+    b"\xff\x00{",
+    "readings",
+    "readings",
+    position="a:1",
+    event_time=7,
+    wire="{}",
+    dedupe_id=ID,
+)
+LATE = LateRows("readings", "sums", [b'"d"', b'"e"'], [b"{}", b"[]"], [1, 2], [2, 2], [0, 0], [60, 60], input=1)
+
+
+class People(Protocol):
+    """What people do, and see, of records set aside."""
+
+    async def replay(self, pile: Pile, number: int, payload: bytes | None = None) -> bool: ...
+
+    async def discard(self, pile: Pile, number: int) -> bool: ...
+
+    async def standing(self, pile: Pile, number: int) -> tuple[str, int]: ...
+
+    async def resume(self, graph: str, stream: str, interval_id: int) -> None: ...
+
+
+def people(world: World) -> People:
+    return cast(People, world.subject)
+
+
+async def asked(owner: Owner, world: World, **bounds: int) -> list[Request]:
+    ids = [interval.interval_id for interval in world.deployment.intervals]
+    found = await owner.store.asked(ids, **{"records_max": 100, "bytes_max": 10_000, **bounds})
+    return list(found.requests)
+
+
+class RequestSuite:
+    """Mixed into the store suite."""
+
+    async def test_request_is_what_was_set_aside(self, world: World) -> None:
+        owner = await world.owner()
+        await owner.commit(
+            owner.checkpoint(world.a, dead_letters=[LETTER]), owner.checkpoint(world.sums[0], late=[LATE])
+        )
+        assert await asked(owner, world) == []
+
+        assert await people(world).replay("dead_letters", 1, b"{}")
+        assert await people(world).replay("late_records", 2)
+        assert not await people(world).replay("dead_letters", 1)
+
+        first, second = await asked(owner, world)
+        assert first == Request(
+            "dead_letters", 1, world.a.interval_id, "readings", "readings", b"{}", 0, "{}", "a:1", 7, ID
+        )
+        assert second == Request(
+            "late_records", 2, world.sums[0].interval_id, "readings", "sums", b"[]", 1, event_time=2
+        )
+        assert await asked(owner, world, records_max=1) == [first, second]
+        assert await asked(owner, world, bytes_max=1) == [first]
+        assert (await owner.store.asked([world.b.interval_id], records_max=9, bytes_max=9)).requests == ()
+
+    async def test_request_is_settled_with_the_commit_and_only_once(self, world: World) -> None:
+        owner = await world.owner()
+        await owner.commit(owner.checkpoint(world.a, dead_letters=[LETTER, LETTER]))
+        for number in (1, 2):
+            await people(world).replay("dead_letters", number)
+        first, second = await asked(owner, world)
+        again = DeadLetter("future", "too early", b"", "readings", "readings", event_time=8)
+
+        await owner.commit(owner.checkpoint(world.a, settled=[Settled(first), Settled(second, again)]))
+
+        assert await people(world).standing("dead_letters", 1) == ("replayed", 0)
+        assert await people(world).standing("dead_letters", 2) == ("set_aside", 1)
+        assert await asked(owner, world) == []
+        assert not await people(world).replay("dead_letters", 1)
+        assert not await people(world).discard("dead_letters", 1)
+        assert await people(world).replay("dead_letters", 2)
+        assert [request.dedupe_id for request in await asked(owner, world)] == [ID]
+        with pytest.raises(RequestWithdrawnError):
+            await owner.commit(owner.checkpoint(world.a, settled=[Settled(first)]))
+
+    async def test_late_record_is_settled_too(self, world: World) -> None:
+        owner = await world.owner()
+        await owner.commit(owner.checkpoint(world.sums[0], late=[LATE]))
+        for number in (1, 2):
+            await people(world).replay("late_records", number)
+        first, second = await asked(owner, world)
+
+        await owner.commit(owner.checkpoint(world.sums[0], settled=[Settled(first), Settled(second, watermark=99)]))
+
+        assert await people(world).standing("late_records", 1) == ("replayed", 0)
+        assert await people(world).standing("late_records", 2) == ("set_aside", 1)
+
+    async def test_withdrawn_request_is_not_settled(self, world: World) -> None:
+        owner = await world.owner()
+        await owner.commit(owner.checkpoint(world.a, dead_letters=[LETTER]))
+        await people(world).replay("dead_letters", 1)
+        (request,) = await asked(owner, world)
+        assert await people(world).discard("dead_letters", 1)
+
+        with pytest.raises(RequestWithdrawnError):
+            await owner.commit(owner.checkpoint(world.a, settled=[Settled(request)]))
+
+        assert await people(world).standing("dead_letters", 1) == ("discarded", 0)
+        assert (await owner.opened(world.a)).recovered.bundle == 1
+
+    async def test_stale_owner_settles_nothing(self, world: World) -> None:
+        owner = await world.owner()
+        await owner.commit(owner.checkpoint(world.a, dead_letters=[LETTER]))
+        await people(world).replay("dead_letters", 1)
+        (request,) = await asked(owner, world)
+        stale = owner.checkpoint(world.a, settled=[Settled(request)])
+        await owner.take_over_from_self()
+
+        with pytest.raises(StaleSequencerError):
+            await owner.commit(stale)
+
+        assert await people(world).standing("dead_letters", 1) == ("requested", 0)
+
+    async def test_source_stands_still_until_it_is_resumed(self, world: World) -> None:
+        owner = await world.owner()
+        a, b = world.a.interval_id, world.b.interval_id
+
+        await owner.commit(owner.checkpoint(world.a, pause=Pause("too much")))
+        paused = await owner.store.asked([a, b], records_max=1, bytes_max=1)
+        await people(world).resume("factory", "readings", a)
+        resumed = await owner.store.asked([a, b], records_max=1, bytes_max=1)
+
+        assert (paused.paused, resumed.paused) == ({a}, frozenset())
+
+    async def test_graph_with_a_request_has_not_finished(self, world: World) -> None:
+        owner = await world.owner()
+        await owner.commit(owner.checkpoint(world.a, dead_letters=[LETTER]))
+        end = {"input_watermark": INSTANT_MAX, "low_watermark": INSTANT_MAX}
+        await owner.commit(*(owner.checkpoint(i, **end) for i in world.deployment.intervals))
+        assert await owner.store.finished(world.deployment.graph_id)
+
+        await people(world).replay("dead_letters", 1)
+
+        assert not await owner.store.finished(world.deployment.graph_id)
