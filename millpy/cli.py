@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from millpy.commands import crash_test, doctor
+from millpy.commands import crash_test, doctor, set_aside, sources
 from millpy.commands.common import DatabaseOption, GraphArgument, JsonOption, settings_of, show, worded
 from millpy.errors import UsageError
 from millpy.store.admin import Admin, Row
@@ -54,8 +54,12 @@ def migrate(database: DatabaseOption = None) -> None:
 @app.command()
 @worded
 def status(graph: GraphArgument = None, database: DatabaseOption = None, as_json: JsonOption = False) -> None:
-    """Show workers and the accounting of records."""
-    show(graph, database, as_json, lambda admin: {"workers": admin.workers(), "accounting": admin.accounting()})
+    """Show workers, sources and the accounting of records."""
+
+    def ask(admin: Admin, name: str | None) -> dict[str, list[Row]]:
+        return {"workers": admin.workers(name), "sources": admin.sources(name), "accounting": admin.accounting(name)}
+
+    show(graph, database, as_json, ask)
 
 
 @app.command()
@@ -70,14 +74,20 @@ def watermarks(
 ) -> None:
     """Show how far event time has come, and what holds it back."""
 
-    def ask(admin: Admin) -> dict[str, list[Row]]:
-        return {"explanation": admin.explain_watermark(explain)} if explain else {"watermarks": admin.watermarks()}
+    def ask(admin: Admin, name: str | None) -> dict[str, list[Row]]:
+        if not explain:
+            return {"watermarks": admin.watermarks(name)}
+        one = explain if name is None or "." in explain else f"{name}.{explain}"
+        return {"explanation": admin.explain_watermark(one)}
 
     show(graph, database, as_json, ask)
 
 
 app.command("crash-test")(worded(crash_test.command))
 app.command("doctor")(doctor.doctor)
+app.add_typer(set_aside.dead_letters, name="dead-letters")
+app.add_typer(set_aside.late, name="late")
+app.add_typer(sources.sources, name="sources")
 
 
 def main() -> None:

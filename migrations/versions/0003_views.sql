@@ -253,11 +253,19 @@ BEGIN
     RETURN QUERY SELECT * FROM millpy.explain_watermark(graphs[1], p_computation);
 END $$;
 
--- What was set aside, for people: payloads as received, and as text with what is not printable escaped.
+-- Bytes as text; escaped when they are none.
+CREATE FUNCTION mill.readable(p_bytes bytea) RETURNS text LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+BEGIN
+    RETURN convert_from(p_bytes, 'UTF8');
+EXCEPTION WHEN character_not_in_repertoire THEN
+    RETURN encode(p_bytes, 'escape');
+END $$;
+
+-- What was set aside, for people: payloads as received, and as text.
 -- state: set_aside, requested (to be taken again), replayed, discarded; attempts: replays that ended here again.
 CREATE VIEW millpy.dead_letters AS
 SELECT g.name AS graph, d.computation, d.stream, d.reason, d.detail, d.source_position, d.key,
-       mill.moment(d.event_time) AS event_time, encode(d.payload, 'escape') AS payload_text, d.payload, d.traceback,
+       mill.moment(d.event_time) AS event_time, mill.readable(d.payload) AS payload_text, d.payload, d.traceback,
        d.dead_lettered_at, d.dead_letter_id, d.state, d.state_at, d.attempts, d.corrected, d.stream <> '' AS replayable
   FROM mill.dead_letters AS d
   JOIN mill.intervals AS i USING (interval_id)
@@ -266,7 +274,7 @@ SELECT g.name AS graph, d.computation, d.stream, d.reason, d.detail, d.source_po
 CREATE VIEW millpy.late_records AS
 SELECT g.name AS graph, l.computation, l.stream, l.key, mill.moment(l.event_time) AS event_time,
        mill.moment(l.watermark) AS watermark, mill.moment(l.window_start) AS window_start,
-       mill.moment(l.window_end) AS window_end, encode(l.payload, 'escape') AS payload_text, l.payload, l.recorded_at,
+       mill.moment(l.window_end) AS window_end, mill.readable(l.payload) AS payload_text, l.payload, l.recorded_at,
        l.late_record_id, l.state, l.state_at, l.attempts
   FROM mill.late_records AS l
   JOIN mill.intervals AS i USING (interval_id)

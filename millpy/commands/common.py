@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, ParamSpec
 
 import typer
@@ -21,7 +22,8 @@ DatabaseOption = Annotated[
     typer.Option("--database", metavar="URL", help="Database; default: MILLPY_DATABASE_URL, else the embedded one."),
 ]
 GraphArgument = Annotated[
-    str | None, typer.Argument(metavar="[GRAPH.py]", help="Graph whose embedded database is meant.", show_default=False)
+    str | None,
+    typer.Argument(metavar="[GRAPH.py]", help="Graph that is meant, by its file or name.", show_default=False),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -50,14 +52,39 @@ def settings_of(database: str | None) -> Settings:
     return settings
 
 
-def show(
-    graph: str | None, database: str | None, as_json: bool, ask: Callable[[Admin], Mapping[str, Sequence[Row]]]
-) -> None:
-    """Ask the database and print the answers as tables or as JSON."""
+@contextmanager
+def connected_to(settings: Settings, graph: str | None) -> Iterator[Admin]:
+    """Questions to the configured database, or to the embedded one of a graph's file."""
     from millpy.launch import database as connected  # not loaded for --help
 
-    with connected(settings_of(database), graph, create=False) as url:
-        answers = ask(Admin(url))
+    with connected(settings, graph, create=False) as url:
+        yield Admin(url)
+
+
+def graph_in(admin: Admin, graph: str | None) -> str | None:
+    """The name of the graph that is meant, by its file or its name; None for all that the database has.
+
+    The file is read only when there are several to tell apart: it may need settings that the asker does not have.
+    """
+    known = admin.graphs()
+    if graph is None or graph in known:
+        return graph
+    if len(known) <= 1:
+        return None
+    from millpy.graph_file import load_graph
+
+    return load_graph(graph).name
+
+
+def show(
+    graph: str | None,
+    database: str | None,
+    as_json: bool,
+    ask: Callable[[Admin, str | None], Mapping[str, Sequence[Row]]],
+) -> None:
+    """Ask the database about a graph, or about all, and print the answers as tables or as JSON."""
+    with connected_to(settings_of(database), graph) as admin:
+        answers = ask(admin, graph_in(admin, graph))
     if as_json:
         print_json(answers)
         return

@@ -31,17 +31,30 @@ class Admin:
             poolclass=NullPool,
         )
 
-    def workers(self) -> list[Row]:
-        """Processes with their leases and what they own."""
-        return self._rows("SELECT * FROM millpy.workers")
+    def graphs(self) -> list[str]:
+        """Names of the deployed graphs."""
+        return [row["name"] for row in self.ask("SELECT name FROM mill.graphs ORDER BY name")]
 
-    def accounting(self) -> list[Row]:
+    def workers(self, graph: str | None = None) -> list[Row]:
+        """Processes with their leases and what they own; of one graph or of all."""
+        return self._of_graph("SELECT * FROM millpy.workers", graph)
+
+    def accounting(self, graph: str | None = None) -> list[Row]:
         """The sums of I8, per source partition and subscription."""
-        return self._rows("SELECT * FROM millpy.accounting")
+        return self._of_graph("SELECT * FROM millpy.accounting", graph)
 
-    def watermarks(self) -> list[Row]:
+    def watermarks(self, graph: str | None = None) -> list[Row]:
         """Input and low watermark of every computation."""
-        return self._rows("SELECT * FROM millpy.watermarks")
+        return self._of_graph("SELECT * FROM millpy.watermarks", graph)
+
+    def sources(self, graph: str | None = None) -> list[Row]:
+        """Source partitions, and which of them stand still."""
+        return self._of_graph("SELECT * FROM millpy.sources", graph)
+
+    def resume_source(self, graph: str, stream: str) -> int:
+        """Let a source go on; how many of its partitions stood still."""
+        found = self.change("SELECT millpy.resume_source(:graph, :stream) AS n", graph=graph, stream=stream)
+        return int(found[0]["n"])
 
     def explain_watermark(self, computation: str) -> list[Row]:
         """What holds a computation's watermark back, and for how long; `graph.computation` says whose.
@@ -52,12 +65,23 @@ class Admin:
         graph, _, name = computation.rpartition(".")
         if graph:
             statement = "SELECT * FROM millpy.explain_watermark(:graph, :name)"
-            return self._rows(statement, graph=graph, name=name)
-        return self._rows("SELECT * FROM millpy.explain_watermark(:name)", name=name)
+            return self.ask(statement, graph=graph, name=name)
+        return self.ask("SELECT * FROM millpy.explain_watermark(:name)", name=name)
 
-    def _rows(self, statement: str, **parameters: Any) -> list[Row]:
+    def _of_graph(self, statement: str, graph: str | None) -> list[Row]:
+        return self.ask(statement) if graph is None else self.ask(f"{statement} WHERE graph = :graph", graph=graph)
+
+    def ask(self, statement: str, **parameters: Any) -> list[Row]:
+        """Rows of one statement that changes nothing."""
+        return self._rows(statement, parameters, commit=False)
+
+    def change(self, statement: str, **parameters: Any) -> list[Row]:
+        """Rows of one statement, committed."""
+        return self._rows(statement, parameters, commit=True)
+
+    def _rows(self, statement: str, parameters: Mapping[str, Any], *, commit: bool) -> list[Row]:
         try:
-            with self._engine.connect() as connection:
+            with self._engine.begin() if commit else self._engine.connect() as connection:
                 result = connection.execute(text(statement), parameters)
                 return [dict(row) for row in result.mappings()]
         except DBAPIError as error:

@@ -49,7 +49,16 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("store.postgres", (*FOUNDATIONS, "store")),
     (
         "store",
-        (*FOUNDATIONS, "store.protocol", "store.codec", "store.schema", "store.revision", "store.statements", *MEMORY),
+        (
+            *FOUNDATIONS,
+            "store.protocol",
+            "store.codec",
+            "store.schema",
+            "store.revision",
+            "store.statements",
+            "store.admin",
+            *MEMORY,
+        ),
     ),
     ("runtime", (*ENGINE, "runtime")),
     (
@@ -77,7 +86,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("worker_process", ("errors", "assembly", "complaint", "config", "graph", "graph_file")),
     ("launch", EDGES),
     ("doctor", ("limits", "store.postgres.diagnosis", "store.revision")),
-    ("commands", (*EDGES, "store.admin", "commands.common", "doctor")),
+    ("commands", (*EDGES, "clock", "store.admin", "store.admin_piles", "commands.common", "doctor")),
     ("cli", (*EDGES, "store.admin", "commands")),
     ("__main__", ("cli",)),
     ("__init__", (*ENGINE, "injectors")),

@@ -1,0 +1,47 @@
+"""`millpy sources` and `millpy fleet`: the feeds, which of them stand still, and their devices."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from millpy.commands.common import (
+    DatabaseOption,
+    GraphArgument,
+    JsonOption,
+    connected_to,
+    graph_in,
+    settings_of,
+    show,
+    worded,
+)
+from millpy.errors import UsageError
+
+sources = typer.Typer(help="Feeds: what they have brought, and which stand still.", no_args_is_help=True)
+
+
+@sources.command("list")
+@worded
+def list_sources(graph: GraphArgument = None, database: DatabaseOption = None, as_json: JsonOption = False) -> None:
+    """List the partitions of all sources, and why some of them are paused."""
+    show(graph, database, as_json, lambda admin, name: {"sources": admin.sources(name)})
+
+
+@sources.command("resume")
+@worded
+def resume(
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The source's stream.")],
+    graph: GraphArgument = None,
+    database: DatabaseOption = None,
+) -> None:
+    """Let a source go on that was paused because too much of it was set aside."""
+    with connected_to(settings_of(database), graph) as admin:
+        name = graph_in(admin, graph)
+        paused = {row["graph"] for row in admin.sources(name) if row["stream"] == stream and row["paused_at"]}
+        if not paused:
+            raise UsageError(f"no source {stream!r} is paused", hint="`millpy sources list` shows them")
+        if len(paused) > 1:
+            raise UsageError(f"{stream!r} is paused in several graphs", hint="name the graph's file as well")
+        resumed = admin.resume_source(paused.pop(), stream)
+    typer.echo(f"{resumed} source partitions of {stream} go on")
