@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check lint format types unit test store-suite crash sim demo ci clean \
+.PHONY: help setup check lint format types unit test store-suite crash sim feeds demo ci clean \
         bench-w1 bench-w1-dedupe bench-w2 bench-w4 bench-w5 bench-soak
 
 help: ## show this list
@@ -48,6 +48,9 @@ crash: $(STAMP) ## kill and freeze real workers at every Point
 
 sim: $(STAMP) ## the simulator: SEEDS=10000 runs, or SEED=n to replay one
 	$(BIN)/python -m millpy.testing.simulator $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),2000))
+
+feeds: $(STAMP) ## the recorded feeds through mosquitto, workers killed meanwhile, against tables computed without us
+	$(BIN)/python -m tests.feeds.whole
 
 demo: $(STAMP) ## broker, database, two workers, one of them killed; every window checked
 	$(BIN)/python -m examples.demo

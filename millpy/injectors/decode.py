@@ -78,7 +78,7 @@ class Decoder:
             if count > SMALL_RECORDS_MAX and not _has_long_line(taken.block, self._record_bytes_max):
                 batch = self._columns(taken, taken.block, count)
                 if batch is not None:
-                    return Decoded(np.arange(count), lambda row: _line(taken.block, row), batch=batch)
+                    return Decoded(np.arange(count), _line_of(taken.block), batch=batch)
             lines: Sequence[bytes] = taken.block.removesuffix(b"\n").split(b"\n")
             skip = [not line.strip() for line in lines]
         else:
@@ -170,8 +170,16 @@ def _has_long_line(block: bytes, bytes_max: int) -> bool:
     return False
 
 
-def _line(block: bytes, row: int) -> bytes:
-    return block.split(b"\n", row + 1)[row]
+def _line_of(block: bytes) -> Callable[[int], bytes]:
+    """Row -> its line; cut once, and only if somebody asks."""
+    lines: list[bytes] = []
+
+    def line(row: int) -> bytes:
+        if not lines:
+            lines.extend(block.split(b"\n"))
+        return lines[row]
+
+    return line
 
 
 class _OneByOne:

@@ -258,9 +258,12 @@ def _with_payloads(piece: Piece, block: bytes, ends: Positions, before: FilePosi
 
 
 def _describer(block: bytes, before: FilePosition) -> Callable[[int], str]:
+    found: list[Positions] = []  # looked for once, and only if something has to be described
+
     def describe(row: int) -> str:
-        newlines = np.flatnonzero(np.frombuffer(block, np.uint8) == _NEWLINE) if row else NONE
-        start = int(newlines[row - 1]) + 1 if row else 0
+        if not found:
+            found.append(np.flatnonzero(np.frombuffer(block, np.uint8) == _NEWLINE))
+        start = int(found[0][row - 1]) + 1 if row else 0
         return f"{before.path}:{before.line + row + 1} (byte {before.offset + start})"
 
     return describe

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-
 import msgspec
 
 from millpy.graph import Graph, KeyedStream
-from millpy.injectors.mqtt import Mqtt
 from millpy.injectors.settings import Dedupe, EventTime
 from millpy.model.time import hours, milliseconds, minutes, seconds
-from millpy.windowing.aggregate import Count, Max, Mean, Min, Sum
-from millpy.windowing.window import FixedWindows
+from millpy.windowing.aggregate import Count
+from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
+from tests.feeds.sources import all_of, source
 
 
 class Message(msgspec.Struct):
@@ -21,37 +19,35 @@ class Message(msgspec.Struct):
     rtt_ms: float
 
 
-graph = Graph("ooo")
+graph = Graph("ooo_umts")
 
 
 def by_device(session: str, bound_ms: int) -> KeyedStream:
     return graph.inject(
         f"{session}_within_{bound_ms}ms",
-        Mqtt(f"ooo/{session}", host=os.environ["OOO_HOST"], port=int(os.environ["OOO_PORT"])),
+        source(f"ooo/{session}", f"{session}.csv"),
         schema=Message,
         event_time=EventTime("event_ms", unit="ms", max_disorder=milliseconds(bound_ms)),
         dedupe=Dedupe("device", "seq", within=hours(1)),
     ).key_by("device")
 
 
-for session in os.environ["OOO_SESSIONS"].split(","):
+for session in ("d_1", "d_2", "d_3", "d_4", "d_5"):
     strict, patient = by_device(session, 250), by_device(session, 2000)
     for keyed, bound_ms, lateness_ms in ((strict, 250, 0), (strict, 250, 1000), (patient, 2000, 0)):
         (
             keyed.window(FixedWindows(seconds(1)), allowed_lateness=milliseconds(lateness_ms), intervals=1)
             .aggregate(n=Count())
-            .to_table(f"{session}_late_{bound_ms}_{lateness_ms}")
+            .to_table(f"{session}_late_w1s_bound{bound_ms}ms_lateness{lateness_ms}ms")
         )
-    for name, size in (("10s", seconds(10)), ("10min", minutes(10))):
+    for name, windows in {
+        "tumbling_10s": FixedWindows(seconds(10)),
+        "tumbling_10min": FixedWindows(minutes(10)),
+        "sliding_10s_every_2s": SlidingWindows(seconds(10), every=seconds(2)),
+        "sessions_gap_1000ms": SessionWindows(milliseconds(1000)),
+    }.items():
         (
-            patient.window(FixedWindows(size), allowed_lateness=hours(1), intervals=2)
-            .aggregate(
-                n=Count(),
-                n_values=Count("rtt_ms"),
-                total=Sum("rtt_ms"),
-                mean=Mean("rtt_ms"),
-                low=Min("rtt_ms"),
-                high=Max("rtt_ms"),
-            )
-            .to_table(f"{session}_tumbling_{name}")
+            patient.window(windows, allowed_lateness=hours(1), intervals=1)
+            .aggregate(**all_of("rtt_ms"))
+            .to_table(f"{session}_{name}")
         )

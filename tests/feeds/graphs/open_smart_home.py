@@ -1,0 +1,33 @@
+"""Rooms and sensors of a flat: irregular readings, days of silence."""
+
+from __future__ import annotations
+
+import msgspec
+
+from millpy.graph import Graph
+from millpy.injectors.settings import Dedupe, EventTime
+from millpy.model.time import days, minutes
+from millpy.windowing.window import FixedWindows, SessionWindows
+from tests.feeds.sources import all_of, source
+
+
+class Reading(msgspec.Struct):
+    room: str
+    sensor: str
+    event_s: int
+    value: float
+
+
+graph = Graph("open_smart_home")
+by_sensor = graph.inject(
+    "readings",
+    source("home/{room}/{sensor}", "readings.csv.gz"),
+    schema=Reading,
+    event_time=EventTime("event_s", unit="s", max_disorder=minutes(1)),
+    dedupe=Dedupe("room", "sensor", "event_s", within=days(1)),
+).key_by("room", "sensor")
+for name, windows in {
+    "tumbling_10min": FixedWindows(minutes(10)),
+    "sessions_gap_30min": SessionWindows(minutes(30)),
+}.items():
+    by_sensor.window(windows, intervals=2).aggregate(**all_of("value")).to_table(name)

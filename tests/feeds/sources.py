@@ -1,0 +1,32 @@
+"""Where a feed's graph reads: from the broker in FEED_BROKER, else from files in FEED_FILES."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from millpy.injectors.files import File
+from millpy.injectors.mqtt import Mqtt
+from millpy.injectors.protocol import Source
+from millpy.windowing.aggregate import Count, Max, Mean, Min, Sum
+from millpy.windowing.fold import Aggregate
+
+
+def source(topic: str, file: str) -> Source:
+    broker = os.environ.get("FEED_BROKER")
+    if broker:
+        host, _, port = broker.rpartition(":")
+        return Mqtt(topic, host=host, port=int(port))
+    return File(Path(os.environ["FEED_FILES"]) / file)
+
+
+def all_of(value: str) -> dict[str, Aggregate]:
+    """The aggregates of the expected tables."""
+    return {
+        "n_rows": Count(),
+        "n_values": Count(value),
+        "value_sum": Sum(value),
+        "value_mean": Mean(value),
+        "value_min": Min(value),
+        "value_max": Max(value),
+    }

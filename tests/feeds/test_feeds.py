@@ -1,0 +1,52 @@
+"""The recorded feeds end in the tables that were computed without us: from files, and through a broker with kills."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from millpy.assembly import run_worker
+from millpy.embedded import EmbeddedBroker, mosquitto_program
+from millpy.graph_file import load_graph
+from tests.feeds.feed import DATA, FEEDS, Feed
+from tests.feeds.through_mqtt import run_through_mqtt
+
+pytestmark = pytest.mark.skipif(not DATA.exists(), reason="the recorded feeds are not here")
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("feed", FEEDS.values(), ids=FEEDS)
+def test_files_end_in_the_expected_tables(
+    feed: Feed, tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEED_FILES", str(tmp_path))
+    monkeypatch.delenv("FEED_BROKER", raising=False)
+    feed.write_files(tmp_path)
+
+    asyncio.run(run_worker(load_graph(str(feed.graph)), database_url))
+
+    assert {table: wrong for table, (_, wrong) in feed.check(database_url).items() if wrong} == {}
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    """It is not killed here, so it need not save its sessions at every message."""
+    if mosquitto_program() is None:
+        pytest.skip("mosquitto is not installed")
+    with EmbeddedBroker(tmp_path / "broker") as running:
+        yield running
+
+
+@pytest.mark.timeout(180)
+def test_messages_end_in_the_expected_tables_though_workers_are_killed(
+    tmp_path: Path, database_url: str, broker: EmbeddedBroker
+) -> None:
+    feed = FEEDS["ooo_umts"]
+
+    faults = run_through_mqtt(feed, tmp_path, database_url, broker, kills=2)
+
+    assert faults == []
+    assert {table: wrong for table, (_, wrong) in feed.check(database_url).items() if wrong} == {}
