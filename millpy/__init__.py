@@ -2,7 +2,7 @@
 
 from millpy.computation import Computation, Context, ListCell, MapCell, Value
 from millpy.graph import Graph, KeyedStream, Stream, WindowedStream
-from millpy.injectors import AdvanceWithClock, Dedupe, EventTime, File, Mqtt, Wait
+from millpy.injectors import AdvanceWithClock, Dedupe, EventTime, File, Mqtt, Rate, Wait
 from millpy.injectors.files import Directory, Files
 from millpy.model.time import days, hours, milliseconds, minutes, seconds
 from millpy.model.timer import Timer
@@ -30,6 +30,7 @@ __all__ = [
     "Mean",
     "Min",
     "Mqtt",
+    "Rate",
     "SessionWindows",
     "SlidingWindows",
     "StandardDeviation",

@@ -216,6 +216,10 @@ BEGIN
                                           mill.moment(split_part(entry.subkey, '/', 2)::bigint))
                 WHEN 'timer' THEN format('key %s, %s %s at %s', entry.key, entry.namespace, entry.subkey, mill.moment(entry.at))
                 ELSE format('oldest work at %s', mill.moment(here.oldest_work)) END;
+        ELSIF slowest.producer IS NULL AND EXISTS (SELECT FROM mill.pauses AS s WHERE s.interval_id = next_interval) THEN
+            held_by := 'pause';
+            detail := (SELECT format('%s stands still since %s: %s', here.described, s.paused_at, s.reason)
+                         FROM mill.pauses AS s WHERE s.interval_id = next_interval);
         ELSIF slowest.producer IS NULL THEN
             held_by := 'source';
             detail := format('%s has brought nothing later than %s', here.described, mill.moment(here.low_watermark));

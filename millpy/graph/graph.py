@@ -18,7 +18,7 @@ from millpy.graph.nodes import InjectorNode, StageNode
 from millpy.graph.spec import graph_spec
 from millpy.graph.streams import KeyedStream, Stream
 from millpy.injectors.protocol import FillsFields, Source
-from millpy.injectors.settings import AdvanceWithClock, Dedupe, EventTime, Wait
+from millpy.injectors.settings import AdvanceWithClock, Dedupe, EventTime, Rate, Wait
 from millpy.limits import KEY_INTERVALS_DEFAULT
 from millpy.model.deployment import GraphSpec
 from millpy.model.record import RecordType
@@ -57,6 +57,7 @@ class Graph:
         event_time: EventTime,
         dedupe: Dedupe | None = None,
         idle: AdvanceWithClock | Wait | None = None,
+        pause_above: Rate | None = None,
     ) -> Stream:
         """Bring an outside feed in as a stream.
 
@@ -67,6 +68,8 @@ class Graph:
             event_time: which field says when it happened, and how far records may come out of order.
             dedupe: which fields identify a record, and for how long.
             idle: what the watermark does while the source is silent; the default waits.
+            pause_above: when more than this is set aside, the source stands still until a person resumes it
+                (`millpy sources resume`), rather than empty a feed into the dead letters. May be changed at any time.
 
         Raises:
             GraphError, SchemaError: with a hint.
@@ -80,7 +83,7 @@ class Graph:
             source.validate(record_type)
         if len(set(source.partitions())) != len(source.partitions()) or not source.partitions():
             raise GraphError(f"source {source!r} names no partition, or one twice")
-        node = InjectorNode(name, source, record_type, event_time, dedupe, idle if idle is not None else Wait())
+        node = InjectorNode(name, source, record_type, event_time, dedupe, idle or Wait(), pause_above)
         self.add(node)
         return Stream(self, node, record_type)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from millpy.injectors.protocol import Source
-from millpy.injectors.settings import AdvanceWithClock, Dedupe, EventTime, Wait
+from millpy.injectors.settings import AdvanceWithClock, Dedupe, EventTime, Rate, Wait
 from millpy.model.record import RecordType
 from millpy.model.stage import InputSpec, StageLogic
 from millpy.runtime.deduplicate import DeduplicateLogic
@@ -27,6 +27,7 @@ class InjectorNode:
     event_time: EventTime
     dedupe: Dedupe | None
     idle: AdvanceWithClock | Wait
+    pause_above: Rate | None = None
 
     def meaning(self) -> str:
         """What must not change under a stored position."""

@@ -27,12 +27,13 @@ import pyarrow as pa
 
 from millpy.injectors.decode import Decoded, Decoder
 from millpy.injectors.dedupe import DedupeIds, DedupeIndex
+from millpy.injectors.health import Health
 from millpy.injectors.instants import DATETIME_HI, DATETIME_LO, instants_of_numbers
 from millpy.injectors.letters import Letters, taken_again
 from millpy.injectors.protocol import Taken
-from millpy.injectors.settings import AdvanceWithClock, Dedupe, EventTime, IdlePolicy, Unit, Wait
+from millpy.injectors.settings import AdvanceWithClock, Dedupe, EventTime, IdlePolicy, Rate, Unit, Wait
 from millpy.limits import Limits
-from millpy.model.checkpoint import DeadLetter, DedupeRun, Delta, Entries, Kind, Request, Settled
+from millpy.model.checkpoint import DeadLetter, DedupeRun, Delta, Entries, Kind, Pause, Request, Settled
 from millpy.model.record import Instants, Records, RecordType, column_of, getter
 from millpy.model.stage import Recovered
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, describe, instant
@@ -55,6 +56,7 @@ class IntakeSettings:
     event_time: EventTime
     dedupe: Dedupe | None = None
     idle: IdlePolicy = field(default_factory=Wait)
+    pause_above: Rate | None = None
     limits: Limits = field(default_factory=Limits)
     computation: str = ""
 
@@ -90,6 +92,7 @@ class IntakeResult:
         rows: of each accepted record, its row in what was taken.
         letter_of: (record, reason, detail) -> a dead letter for an accepted record that is refused after all.
         settled: what became of the requests, when it was a replay.
+        pause: too much was set aside; the source stands still behind this step.
     """
 
     records: Records
@@ -100,6 +103,7 @@ class IntakeResult:
     dedupe_run: DedupeRun | None = None
     finished: bool = False
     settled: list[Settled] = field(default_factory=list)
+    pause: Pause | None = None
     rows: npt.NDArray[np.int64] | None = None
     letter_of: Callable[[int, str, str], DeadLetter] | None = None
 
@@ -121,6 +125,7 @@ class Intake:
         )
         self._ids = DedupeIds(settings.dedupe, settings.record_type) if settings.dedupe else None
         self._seen = DedupeIndex(settings.dedupe.within_us if settings.dedupe else 0, runs)
+        self._health = Health(settings.pause_above)
         self._counts = dict.fromkeys(COUNTERS, 0)
         self._source = SourcePosition()
         self._noted: Mapping[str, bytes | None] = {}
@@ -201,7 +206,10 @@ class Intake:
         result = IntakeResult(Records.none(self._settings.record_type), self.watermark, False)
         if taken is not None:
             if arrived:
+                before_counts = self._counts["injected"]
                 self._take(taken, result)
+                injected = self._counts["injected"] - before_counts
+                result.pause = None if taken.finished else self._health.count(injected, len(result.dead_letters))
             if taken.position is not None:
                 self._source.position = msgspec.Raw(taken.position)
             if taken.finished:
@@ -226,6 +234,7 @@ class Intake:
 
     def standing(self) -> IntakeResult:
         """A step that brings nothing and moves nothing."""
+        self._noted = {}
         return IntakeResult(Records.none(self._settings.record_type), self.watermark, True, finished=self.finished)
 
     def replay(self, requests: Sequence[Request], arrived_at: Instant) -> IntakeResult:

@@ -176,6 +176,27 @@ class Dedupe:
             raise GraphError(f"dedupe time: {self.time!r} may be None and cannot be a clock", hint="leave time= out")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """Too much of a source is set aside: of its newest records, `minimum` or more, a larger share than `share`.
+
+    Whole bundles are counted, from the newest backwards until they have `minimum` records.
+
+    Args:
+        share: from 0 to below 1.
+        minimum: of how many records at least; below that no share says anything.
+    """
+
+    share: float
+    minimum: int = 100
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share < 1:
+            raise GraphError(f"Rate: a share of {self.share} cannot be exceeded", hint="say Rate(share=0.5)")
+        if self.minimum < 1:
+            raise GraphError("Rate: minimum must be at least 1")
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class AdvanceWithClock:
     """When nothing has come for `after`, the watermark follows the clock, `after` plus the disorder bound behind it.

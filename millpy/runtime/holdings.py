@@ -26,7 +26,7 @@ from millpy.runtime.balance import moves
 from millpy.runtime.ownership import Lease
 from millpy.runtime.plan import Plan
 from millpy.runtime.probe import Point, Probe
-from millpy.runtime.soft_state import Owned, owned
+from millpy.runtime.soft_state import Halt, Owned, owned
 from millpy.store.protocol import Event, Opened, Store, WorkerInfo
 
 log = logging.getLogger(__name__)
@@ -130,6 +130,11 @@ class Holdings:
         for grant, found in zip(grants, opened, strict=True):
             self._lease.progressed()  # each source may take its time, and together they may take long
             self.intervals[grant.interval_id] = await self._open_one(grant, found, kept.get(grant.interval_id))
+        sources = [grant.interval_id for grant in grants if self.intervals[grant.interval_id].intake is not None]
+        if sources:
+            asked = await self._store.asked(sources, records_max=0, bytes_max=0)
+            for interval_id in asked.paused:
+                self.intervals[interval_id].halt = Halt.COMMITTED
 
     async def _open_one(self, grant: Grant, found: Opened, injector: Injector | None) -> Owned:
         plan = self._plan.by_interval[grant.interval_id]
@@ -150,6 +155,7 @@ class Holdings:
             event_time=node.event_time,
             dedupe=node.dedupe,
             idle=node.idle,
+            pause_above=node.pause_above,
             limits=self._limits,
         )
         interval.intake = Intake(settings, found.recovered, runs)

@@ -14,7 +14,7 @@ from millpy.limits import Limits
 from millpy.runtime.holdings import Holdings
 from millpy.runtime.plan import Plan
 from millpy.runtime.probe import Point, Probe
-from millpy.runtime.soft_state import Owned
+from millpy.runtime.soft_state import Halt, Owned
 from millpy.store.protocol import Store
 
 log = logging.getLogger(__name__)
@@ -86,18 +86,26 @@ class Housekeeping:
 
     async def attend(self) -> bool:
         """Look for what people ask of this worker's intervals; whether there is anything."""
+        held = dict(self._holdings.intervals)
         # One whose requests are on their way has not settled them, and would be given them again.
-        free = {i.interval_id: i for i in self._holdings.intervals.values() if not (i.requested or i.replaying)}
-        if not free:
+        free = {i for i, interval in held.items() if not (interval.requested or interval.replaying)}
+        halted = {i for i, interval in held.items() if interval.halt is Halt.COMMITTED}
+        if not free | halted:
             return False
         asked = await self._store.asked(
-            list(free), records_max=self._limits.replay_records_max, bytes_max=self._limits.bundle_bytes_max
+            list(free | halted), records_max=self._limits.replay_records_max, bytes_max=self._limits.bundle_bytes_max
         )
+        found = False
         for request in asked.requests:
-            interval = free[request.interval_id]
-            if self._holdings.intervals.get(request.interval_id) is interval:
+            interval = held[request.interval_id]
+            if request.interval_id in free and self._holdings.intervals.get(request.interval_id) is interval:
                 interval.requested.append(request)
-        return bool(asked.requests)
+                found = True
+        for interval_id in halted - asked.paused:
+            log.info("%s goes on", held[interval_id].plan.name)
+            held[interval_id].halt = Halt.NO
+            found = True
+        return found
 
     async def relieve(self) -> None:
         """Pause the injectors above the high mark, resume them below the low one; nothing is ever dropped."""

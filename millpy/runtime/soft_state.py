@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from enum import Enum
 
 from millpy.injectors.intake import Intake
 from millpy.injectors.protocol import Injector
@@ -21,6 +22,14 @@ from millpy.store.protocol import Opened
 NO_KEY = b'""'
 COUNTED = ("produced", "consumed", "late", "quarantined", "duplicate")
 """Counters by subscription."""
+
+
+class Halt(Enum):
+    """Whether a source stands still until a person resumes it."""
+
+    NO = "no"
+    STEPPED = "stepped"  # in a turn that is not known to be committed
+    COMMITTED = "committed"
 
 
 @dataclass(slots=True)
@@ -58,6 +67,7 @@ class Owned:
     moved: set[int] = field(default_factory=set)
     finished: bool = False
     paused: bool = False
+    halt: Halt = Halt.NO
     committed_at: float = 0.0
     requested: list[Request] = field(default_factory=list)
     replaying: bool = False

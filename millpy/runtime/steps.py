@@ -34,7 +34,7 @@ from millpy.runtime.operators import Chains, Passed
 from millpy.runtime.plan import Outlet, Plan
 from millpy.runtime.probe import Point, Probe
 from millpy.runtime.replays import Replay, Retaken, is_emission, retake, retake_emission, settle
-from millpy.runtime.soft_state import Owned
+from millpy.runtime.soft_state import Halt, Owned
 from millpy.store.codec import decode_slice, encode_slice
 from millpy.store.protocol import Polled
 
@@ -135,6 +135,8 @@ class Steps:
         self._probe.reach_now(Point.AFTER_DECODE)
         if taken is not None and taken.finished:
             interval.finished = True
+        if result.pause is not None:
+            interval.halt = Halt.STEPPED
         records, delta, refused = self._admitted(interval, result, isolation)
         counted = dict(interval.counters)
         interval.input_watermark = interval.low_watermark = advance(interval.low_watermark, result.watermark)
@@ -151,6 +153,7 @@ class Steps:
             dedupe_run=result.dedupe_run,
             dead_letters=[*result.dead_letters, *refused, *failed],
             settled=[*result.settled, *settled],
+            pause=result.pause,
         )
 
     def _admitted(

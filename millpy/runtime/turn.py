@@ -14,6 +14,7 @@ outcome is known, and what arrives meanwhile goes along in one turn rather than 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -26,10 +27,11 @@ from millpy.model.time import Instant
 from millpy.runtime.isolation import Isolation
 from millpy.runtime.probe import Point, Probe
 from millpy.runtime.replays import Replay, batch
-from millpy.runtime.soft_state import Owned
+from millpy.runtime.soft_state import Halt, Owned
 from millpy.runtime.steps import Inbox, Steps
 from millpy.store.protocol import Polled, Store, Want
 
+log = logging.getLogger(__name__)
 SMALL_BLOCK_BYTES = 8_192
 
 
@@ -89,6 +91,8 @@ async def take(intervals: Mapping[int, Owned], replays: Mapping[int, Replay]) ->
     for interval in intervals.values():
         if interval.injector is None or interval.paused or interval.finished:
             continue
+        if interval.halt is not Halt.NO:
+            continue
         if interval.interval_id in replays:
             continue
         waiting = await interval.injector.take()
@@ -145,6 +149,12 @@ def landed(turn: Turn, intervals: Mapping[int, Owned]) -> None:
     for interval_id in turn.inbox.replays:
         if interval_id in intervals:
             intervals[interval_id].replaying = False
+    for checkpoint in turn.checkpoints:
+        interval = intervals.get(checkpoint.grant.interval_id)
+        if checkpoint.pause is not None and interval is not None:
+            interval.halt = Halt.COMMITTED
+            name = interval.plan.name
+            log.warning("%s stands still: %s; `millpy sources resume %s`", name, checkpoint.pause.reason, name)
 
 
 def inbox_is_empty(inbox: Inbox) -> bool:

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 import pytest_asyncio
 
-from millpy.model.checkpoint import Cursor, DeadLetter, Entries, Kind, LateRows
+from millpy.model.checkpoint import Cursor, DeadLetter, Entries, Kind, LateRows, Pause
 from millpy.model.deployment import DeployedInterval
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.store.postgres.store import PostgresStore
@@ -179,6 +179,23 @@ async def test_backlog_and_lost_owner_are_named(owner: Owner, database_url: str)
 
     assert behind == [("sums", "backlog", "bundle 0 of readings, source partition a is consumed and 1 is committed")]
     assert lost[-1][1] == "owner"
+
+
+async def test_source_that_stands_still_is_shown_and_named_and_can_be_resumed(owner: Owner, database_url: str) -> None:
+    a, _ = owner.deployment.of("readings")
+    await owner.commit(owner.checkpoint(a, pause=Pause("60 of its last 100 records were set aside")))
+
+    shown = fetch(database_url, "SELECT source_partition, state, paused_because FROM millpy.sources ORDER BY 1")
+    (step,) = await explain(owner, database_url, "readings")
+    said = fetch(database_url, "SELECT kind, detail ->> 'stream' FROM millpy.events")
+    resumed = fetch(database_url, "SELECT millpy.resume_source('factory', 'readings')")
+
+    assert shown == [("a", "paused", "60 of its last 100 records were set aside"), ("b", "running", None)]
+    assert step[1] == "pause"
+    assert "source partition a stands still since" in step[2]
+    assert said == [("paused", "readings")]
+    assert resumed == [(1,)]
+    assert fetch(database_url, "SELECT state FROM millpy.sources") == [("running",), ("running",)]
 
 
 async def test_computation_that_nobody_knows_is_refused(owner: Owner, database_url: str) -> None:

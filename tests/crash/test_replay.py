@@ -15,7 +15,7 @@ import pytest
 
 from millpy.computation import Computation, Context, Value
 from millpy.graph import Graph
-from millpy.injectors.settings import Dedupe, EventTime
+from millpy.injectors.settings import Dedupe, EventTime, Rate
 from millpy.limits import Limits
 from millpy.model.time import hours, milliseconds, seconds
 from millpy.windowing.aggregate import Count, Sum
@@ -73,7 +73,7 @@ def careful(record: Reading) -> Reading:
     return record
 
 
-def a_graph(feed: Feed) -> Graph:
+def a_graph(feed: Feed, pause_above: Rate | None = None) -> Graph:
     graph = Graph("world")
     source = graph.inject(
         "readings",
@@ -81,6 +81,7 @@ def a_graph(feed: Feed) -> Graph:
         schema=Reading,
         event_time=EventTime("at", unit="us", max_disorder=milliseconds(5)),
         dedupe=Dedupe("id", within=hours(1)),
+        pause_above=pause_above,
     )
     mapped = source.map(careful, output=Reading)
     totals = mapped.key_by("device").process(Totals(), name="totals", output=Total)
@@ -100,8 +101,8 @@ def payload(number: int, at: int | None = None, kind: str = "plain", value: int 
 
 
 @asynccontextmanager
-async def running(feed: Feed, limits: Limits = LIMITS) -> AsyncIterator[World]:
-    world = World(a_graph(feed), limits)
+async def running(feed: Feed, limits: Limits = LIMITS, pause_above: Rate | None = None) -> AsyncIterator[World]:
+    world = World(a_graph(feed, pause_above), limits)
     world.start()
     await world.deployed.wait()
     try:

@@ -18,7 +18,8 @@ FOUNDATIONS = ("errors", "limits", "clock", "model")
 INJECTOR_PARTS = tuple(
     f"injectors.{name}"
     for name in (
-        "protocol", "settings", "decode", "columns", "tables", "instants", "dedupe", "intake", "letters", "watermark",
+        "protocol", "settings", "decode", "columns", "tables", "instants", "dedupe", "fleet", "health", "intake",
+        "letters", "watermark",
     )
 )  # fmt: skip
 MQTT_PARTS = tuple(f"injectors.mqtt_{name}" for name in ("connection", "inbox", "packets", "topics"))

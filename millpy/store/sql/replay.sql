@@ -51,9 +51,16 @@ WITH settled AS (
 SELECT mill.check_settled((SELECT count(*) FROM settled), cardinality(%(letters)s));
 
 -- name: append_pauses
--- Zero rows: nothing was sent.
+-- Also says so to people. Zero rows: nothing was sent.
+WITH sent AS (
+    SELECT * FROM unnest(%(intervals)s, %(bundles)s, %(reasons)s) AS e (interval_id, bundle, reason)
+), said AS (
+    INSERT INTO mill.events (graph_id, kind, detail)
+    SELECT p.graph_id, 'paused', jsonb_build_object('stream', p.computation, 'partition', p.source_partition, 'reason', s.reason)
+      FROM sent AS s JOIN mill.places AS p USING (interval_id)
+)
 INSERT INTO mill.pauses (interval_id, bundle, reason)
-SELECT * FROM unnest(%(intervals)s, %(bundles)s, %(reasons)s)
+SELECT interval_id, bundle, reason FROM sent
 ON CONFLICT (interval_id) DO UPDATE SET bundle = excluded.bundle, reason = excluded.reason, paused_at = now();
 
 -- name: forget_settled
