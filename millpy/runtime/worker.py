@@ -383,8 +383,10 @@ class Worker:
         due = turns.next_processing_due(self.holdings.intervals)
         if due is not None:
             until.append(now + (due - self._processing_time()) / 1e6)
+        # Not `wait_for`, which before Python 3.12 may swallow a cancellation, and makes a task each time.
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.wake.wait(), max(0.0005, min(until) - now))
+            async with asyncio.timeout(max(0.0005, min(until) - now)):
+                await self.wake.wait()
 
     async def _listen(self) -> None:
         while True:

@@ -77,6 +77,19 @@ async def test_a_worker_without_intervals_sleeps_also_after_a_hint(tmp_path: Pat
     assert counting.steps < 10
 
 
+async def test_a_worker_that_is_cancelled_at_the_moment_it_is_woken_ends(tmp_path: Path) -> None:
+    graph = two_stages(tmp_path / "in", readings(10))
+    worker = await started(graph, MemoryDatabase(), Limits(), only=("nothing of this graph",))
+    running = asyncio.create_task(worker.run(asyncio.Event()))
+    await asyncio.wait([running], timeout=0.1)
+
+    worker.wake.set()
+    running.cancel()
+
+    _, still = await asyncio.wait([running], timeout=20)
+    assert not still
+
+
 async def test_a_bundle_that_was_in_flight_during_a_fold_is_folded_later(tmp_path: Path) -> None:
     database = MemoryDatabase()
     worker = await started(two_stages(tmp_path / "in", readings(100)), database, Limits(lease_ttl_s=60))
