@@ -4,6 +4,7 @@ from millpy.computation import Computation, Context, ListCell, MapCell, Value
 from millpy.graph import Graph, KeyedStream, Stream, WindowedStream
 from millpy.injectors import AdvanceWithClock, Dedupe, EventTime, File, Mqtt, Rate, Wait
 from millpy.injectors.files import Directory, Files
+from millpy.injectors.kafka import Kafka
 from millpy.model.time import days, hours, milliseconds, minutes, seconds
 from millpy.model.timer import Timer
 from millpy.windowing.aggregate import Count, Max, Mean, Min, StandardDeviation, Sum, Variance
@@ -23,6 +24,7 @@ __all__ = [
     "Files",
     "FixedWindows",
     "Graph",
+    "Kafka",
     "KeyedStream",
     "ListCell",
     "MapCell",

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from millpy.clock import SystemClock, fresh_identity
 from millpy.graph import Graph
 from millpy.limits import Limits
+from millpy.model.time import Instant
 from millpy.runtime.ownership import HeartThread, Lease
 from millpy.runtime.plan import plan
 from millpy.runtime.probe import NoProbe, Probe
@@ -32,6 +33,7 @@ async def run_worker(
     only: Sequence[str] = (),
     stop: asyncio.Event | None = None,
     probe: Probe | None = None,
+    start: Instant | None = None,
 ) -> None:
     """Deploy the graph if that is new, and run one worker on it until `stop` or until the graph has finished.
 
@@ -59,6 +61,7 @@ async def run_worker(
             lease=lease,
             rng=random.Random(worker_id.int),
             only=only,
+            start=start,
         )
         # What is loaded by now lives as long as the process; looking through it again costs tens of milliseconds.
         gc.collect()

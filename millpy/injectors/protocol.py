@@ -81,6 +81,8 @@ class SourceSetup:
         trusted: whether the grant may still be believed; checked before every (re)connect.
         record_type: of the stream's records; None in tests that look at bytes only.
         notes: what `Taken.notes` has left behind.
+        start: event or publication time at which a source partition without a position begins, for sources that can.
+        tell: notes an event of this source (kind, detail) for people, in `millpy.events`.
     """
 
     graph: str
@@ -92,6 +94,8 @@ class SourceSetup:
     trusted: Callable[[], bool] = field(default=lambda: True)
     record_type: RecordType | None = None
     notes: Mapping[str, bytes] = field(default_factory=dict)
+    start: Instant | None = None
+    tell: Callable[[str, dict[str, object]], None] = field(default=lambda _kind, _detail: None)
 
 
 class Injector(Protocol):

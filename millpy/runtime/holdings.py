@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import platform
+from collections import deque
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -22,6 +23,7 @@ from millpy.injectors.intake import Intake, IntakeSettings
 from millpy.injectors.protocol import Injector, SourceSetup
 from millpy.limits import Limits
 from millpy.model.checkpoint import Grant
+from millpy.model.time import Instant
 from millpy.runtime.balance import moves
 from millpy.runtime.ownership import Lease
 from millpy.runtime.plan import Plan
@@ -30,6 +32,7 @@ from millpy.runtime.soft_state import Halt, Owned, owned
 from millpy.store.protocol import Event, Opened, Store, WorkerInfo
 
 log = logging.getLogger(__name__)
+EVENTS_MAX = 1_000
 
 
 class Holdings:
@@ -46,6 +49,7 @@ class Holdings:
         probe: Probe,
         wake: asyncio.Event,
         only: Sequence[str],
+        start: Instant | None = None,
     ) -> None:
         self._store = store
         self._plan = plan
@@ -56,6 +60,8 @@ class Holdings:
         self._probe = probe
         self._wake = wake
         self._only = frozenset(only)
+        self._start = start
+        self._told: deque[Event] = deque(maxlen=EVENTS_MAX)
         self.intervals: dict[int, Owned] = {}
 
     async def rebalance(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -179,7 +185,16 @@ class Holdings:
             trusted=self._lease.is_trusted,
             record_type=node.record_type,
             notes=intake.notes,
+            start=self._start,
+            tell=lambda kind, detail: self._told.append(Event(kind, detail)),
         )
+
+    async def record_told(self) -> None:
+        """Store what the sources have told since."""
+        told = list(self._told)
+        self._told.clear()
+        if told:
+            await self._store.record_events(self._plan.deployment.graph_id, told)
 
     async def close(self) -> None:
         """Disconnect all sources; nothing is released."""

@@ -112,6 +112,7 @@ class Housekeeping:
         injectors = [i for i in self._holdings.intervals.values() if i.plan.stage is None]
         if not injectors:
             return
+        await self._holdings.record_told()
         backlog = await self._store.backlog(self._plan.deployment.graph_id)
         records = sum(pending.records for pending in backlog.values())
         size = sum(pending.bytes for pending in backlog.values())

@@ -71,6 +71,7 @@ class Worker:
         rng: random.Random,
         only: Sequence[str] = (),
         load: LoadState | None = None,
+        start: Instant | None = None,
     ) -> None:
         """Take what belongs to one process; `load` fetches state from where steps run, if that is not a thread."""
         self._store = store
@@ -83,7 +84,7 @@ class Worker:
         self._graph_id = plan.deployment.graph_id
         self.worker_id = worker_id
         self.wake = asyncio.Event()
-        self.holdings = Holdings(store, plan, worker_id, lease, limits, clock, probe, self.wake, only)
+        self.holdings = Holdings(store, plan, worker_id, lease, limits, clock, probe, self.wake, only, start)
         self.housekeeping = Housekeeping(store, plan, self.holdings, limits, clock, probe)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="steps")
         self._steps = Steps(plan, limits, load or self._load_state, probe)

@@ -19,7 +19,7 @@ INJECTOR_PARTS = tuple(
     f"injectors.{name}"
     for name in (
         "protocol", "settings", "decode", "columns", "tables", "instants", "dedupe", "fleet", "health", "intake",
-        "letters", "watermark",
+        "letters", "watermark", "endings",
     )
 )  # fmt: skip
 MQTT_PARTS = tuple(f"injectors.mqtt_{name}" for name in ("connection", "inbox", "packets", "topics"))
@@ -44,6 +44,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("injectors.mqtt_socket", ("injectors.mqtt_packets",)),
     ("injectors.mqtt_connection", ("errors", "injectors.mqtt_packets", "injectors.mqtt_socket")),
     ("injectors.mqtt", (*FOUNDATIONS, *INJECTOR_PARTS, *MQTT_PARTS)),
+    ("injectors.kafka", (*FOUNDATIONS, *INJECTOR_PARTS, "injectors.kafka_client", "injectors.kafka_records")),
     *((name, (*FOUNDATIONS, *INJECTOR_PARTS, *FILE_PARTS)) for name in ("injectors.files", *FILE_PARTS)),
     ("injectors", (*FOUNDATIONS, *INJECTOR_PARTS)),
     ("sinks", (*FOUNDATIONS, "sinks.protocol", "store.protocol")),
@@ -100,7 +101,7 @@ FENCES = {
     "alembic": ("store.migrate",),
     "aiomqtt": ("injectors.mqtt_connection",),
     "paho": ("injectors.mqtt_connection",),
-    "aiokafka": ("injectors.kafka", "sinks.outbox"),
+    "aiokafka": ("injectors.kafka_client", "sinks.outbox"),
     "pyspark": ("spark",),
     "typer": ("cli", "commands"),
     "rich": ("commands", "testing.crash_test.display"),

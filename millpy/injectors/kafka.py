@@ -1,0 +1,445 @@
+"""Kafka as a source: each Kafka partition is a source partition, its offset is in our own commit.
+
+So nothing is acknowledged at the broker: after a crash the next owner goes on at the committed offset, exactly once,
+without a consumer group. Records of aborted transactions are not seen.
+
+    connect   with backoff, in the background when the broker is away; aiokafka reconnects to one that restarts
+    begin     the committed offset; without one `start=`, resolved once and committed at once
+    lost      the committed offset is gone (retention, a topic made anew): stop, or go on at the oldest by `lost=`
+    drained   the end, asked for when nothing came, has been reached; the proof is good for a few seconds
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import numpy as np
+
+from millpy.errors import ConfigError, SourceUnavailableError
+from millpy.injectors.kafka_records import Fills, Payloads, Tombstones
+from millpy.injectors.protocol import SourceSetup, Taken
+from millpy.model.record import RecordType
+from millpy.model.time import Instant, describe, instant
+
+if TYPE_CHECKING:
+    from millpy.injectors.kafka_client import Client, Cluster
+
+log = logging.getLogger(__name__)
+
+SERVERS_VARIABLE = "MILLPY_KAFKA_SERVERS"
+USERNAME_VARIABLE, PASSWORD_VARIABLE = "MILLPY_KAFKA_USERNAME", "MILLPY_KAFKA_PASSWORD"
+Start = Literal["earliest", "latest"] | datetime
+_WAIT_S = 0.5
+_PROOF_S = 3.0
+_RETRY_S_MIN, _RETRY_S_MAX = 0.1, 5.0
+_LOOK_EVERY_S = 60.0
+_MOVED_EVERY_S = 10.0
+_BEYOND_S = 10.0
+
+
+class KafkaPosition(msgspec.Struct, frozen=True):
+    """Where reading goes on; `begun` is the moment that `--from` named when it began."""
+
+    offset: int
+    begun: int | None = None
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class Kafka:
+    """The records of a topic; each value is one JSON record.
+
+    Where the brokers are, who we are there, and what is done when something is lost is left out of the repr, and so
+    of the graph's fingerprint.
+
+    Args:
+        topic: its name.
+        partitions: how many of its partitions are read: as many as it has. Deploy again with more when it has got more.
+        key: the field that gets the record's key (str, int or UUID; UTF-8 text).
+        headers: header name -> the field that gets it; the last one of a name counts, a missing one is null.
+        timestamp: the field that gets the record's timestamp: an int (ms since the epoch) or a datetime.
+        start: where a partition begins that has no committed offset: "earliest", "latest" or a moment.
+        tombstones: records without a value: "dead_letter", "skip", or "record" (an object of key, headers and
+            timestamp only).
+        lost: when the committed offset is gone: "stop", or "continue" at the oldest there is, with an event.
+        servers: `host:9092,other:9092`; default: environment variable MILLPY_KAFKA_SERVERS, else localhost:9092.
+        username, password: for SASL; default: MILLPY_KAFKA_USERNAME, MILLPY_KAFKA_PASSWORD.
+        sasl: "PLAIN", "SCRAM-SHA-256" or "SCRAM-SHA-512".
+        tls, ca_file: encrypt, and whom to trust (default: the system's authorities).
+    """
+
+    topic: str
+    count: int
+    fills: Fills
+    start: Start
+    tombstones: Tombstones
+    lost: Literal["stop", "continue"]
+    servers: str | None
+    username: str | None
+    password: str | None
+    sasl: str
+    tls: bool
+    ca_file: str | None
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        partitions: int,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        timestamp: str | None = None,
+        start: Start = "earliest",
+        tombstones: Tombstones = "dead_letter",
+        lost: Literal["stop", "continue"] = "stop",
+        servers: str | None = None,
+        username: str | None = None,
+        password: str | None = None,
+        sasl: str = "PLAIN",
+        tls: bool = False,
+        ca_file: str | None = None,
+    ) -> None:
+        if not topic or partitions < 1:
+            raise ConfigError("name a topic and how many partitions it has", hint='Kafka("readings", partitions=4)')
+        if tombstones not in ("dead_letter", "skip", "record") or lost not in ("stop", "continue"):
+            raise ConfigError(f"unknown policy: tombstones={tombstones!r}, lost={lost!r}")
+        if not (start in ("earliest", "latest") or (isinstance(start, datetime) and start.tzinfo is not None)):
+            raise ConfigError(
+                f"a partition cannot begin at {start!r}", hint='"earliest", "latest" or a datetime in UTC'
+            )
+        fills = Fills(key, tuple((headers or {}).items()), timestamp)
+        values = {
+            "topic": topic, "count": partitions, "fills": fills, "start": start, "tombstones": tombstones, "lost": lost,
+            "servers": servers, "username": username, "password": password, "sasl": sasl, "tls": tls,
+            "ca_file": ca_file,
+        }  # fmt: skip
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        fills = self.fills
+        parts = [repr(self.topic)]
+        parts += [f"key={fills.key!r}"] if fills.key else []
+        parts += [f"headers={dict(fills.headers)!r}"] if fills.headers else []
+        parts += [f"timestamp={fills.timestamp!r}"] if fills.timestamp else []
+        parts += [f"tombstones={self.tombstones!r}"] if self.tombstones != "dead_letter" else []
+        return f"Kafka({', '.join(parts)})"
+
+    def partitions(self) -> tuple[str, ...]:
+        """One for each Kafka partition."""
+        return tuple(f"{self.topic}/{number}" for number in range(self.count))
+
+    def validate(self, record_type: RecordType) -> None:
+        """Refuse fields that cannot be filled. Raises GraphError."""
+        self.fills.validate(record_type)
+
+    def connect(self, setup: SourceSetup) -> KafkaInjector:
+        """A reader of one partition, not yet connected.
+
+        Raises:
+            ConfigError: the package aiokafka is missing.
+        """
+        try:
+            from millpy.injectors import kafka_client  # an optional dependency
+        except ImportError as error:
+            raise ConfigError("Kafka needs the package aiokafka", hint="pip install 'millpy[kafka]'") from error
+        ours = self.servers is None  # credentials belong to the address they were given with
+        cluster = kafka_client.Cluster(
+            servers=self.servers or os.environ.get(SERVERS_VARIABLE) or "localhost:9092",
+            username=self.username or (os.environ.get(USERNAME_VARIABLE) if ours else None),
+            password=self.password or (os.environ.get(PASSWORD_VARIABLE) if ours else None),
+            sasl=self.sasl,
+            tls=self.tls,
+            ca_file=self.ca_file,
+        )
+        return KafkaInjector(setup, self, cluster)
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Records as they were fetched, and the bytes of their values."""
+
+    records: Sequence[Any]
+    size: int
+
+
+class KafkaInjector:
+    """One Kafka partition, live."""
+
+    def __init__(self, setup: SourceSetup, source: Kafka, cluster: Cluster) -> None:
+        self._setup = setup
+        self._source = source
+        self._cluster = cluster
+        self._number = int(setup.partition.rpartition("/")[2])
+        self._payloads = Payloads(source.fills, setup.record_type, source.tombstones)
+        self._position: KafkaPosition | None = None  # handed over
+        self._offset = -1  # fetched
+        self._moved = False  # there is a position to hand over, without records
+        self._moved_at = 0.0
+        self._inbox: deque[_Chunk] = deque()
+        self._room = asyncio.Event()
+        self._proven_at = float("-inf")
+        self._beyond_since: float | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._told: set[str] = set()
+
+    async def open(self, position: bytes | None) -> None:
+        """Connect and begin; when the broker or the topic is away, keep trying in the background.
+
+        Raises:
+            ConfigError: the broker refuses us, the offset is gone, or `--from` would go back behind a position.
+        """
+        start = self._setup.start
+        if position is not None:
+            self._position = msgspec.json.decode(position, type=KafkaPosition)
+            if start is not None and self._position.begun != start:
+                raise ConfigError(
+                    f"{self._setup.partition} has been read up to offset {self._position.offset} by graph "
+                    f"{self._setup.graph!r}: beginning at {describe(start)} would count records twice or never",
+                    hint="give the graph another name, so that both run side by side, or leave --from out",
+                )
+        client: Client | None = None
+        try:
+            client = await self._connected()
+        except SourceUnavailableError as error:
+            self._tell_once("source_unavailable", error.message)
+        self._keeper = asyncio.create_task(self._keep(client), name=f"millpy-kafka-{self._setup.partition}")
+        self._keeper.add_done_callback(lambda _: self._setup.ready.set())
+
+    # -- connection -----------------------------------------------------------------------------------------------
+
+    async def _connected(self) -> Client:
+        from millpy.injectors.kafka_client import Client
+
+        setup = self._setup
+        client = Client(
+            self._cluster, self._source.topic, self._number, f"millpy-{setup.graph}-{setup.stream}-{self._number}"
+        )
+        await client.start()
+        try:
+            await self._begin(client)
+        except BaseException:
+            await client.stop()
+            raise
+        return client
+
+    async def _begin(self, client: Client) -> None:
+        """Check that the partition is there, and go to where reading goes on."""
+        await self._look(client)
+        oldest, end = await client.bounds()
+        if self._position is None:
+            self._offset = await self._first(client, oldest, end)
+            self._position = KafkaPosition(self._offset, self._setup.start)
+            self._moved = True  # committed before anything else comes: "latest" must not be looked for again
+            self._setup.ready.set()
+        elif self._offset < 0:
+            self._offset = self._position.offset
+        self._check(oldest, end)
+        client.assign(self._offset)
+
+    async def _look(self, client: Client) -> None:
+        """How many partitions the topic has by now.
+
+        Raises:
+            SourceUnavailableError: ours is not among them.
+        """
+        found = await client.partitions()
+        topic = self._source.topic
+        if found <= self._number:
+            has = f"has {found} partitions" if found else "is not there"
+            raise SourceUnavailableError(f"{self._setup.partition} cannot be read: topic {topic!r} {has}")
+        if found > self._source.count and self._number == 0:
+            self._tell_once(
+                "source_grown", f"topic {topic!r} has {found} partitions, {self._source.count} of them are read: "
+                f"run with Kafka({topic!r}, partitions={found})",
+            )  # fmt: skip
+
+    async def _first(self, client: Client, oldest: int, end: int) -> int:
+        start = self._source.start if self._setup.start is None else self._setup.start
+        if start == "earliest":
+            return oldest
+        if start == "latest":
+            return end
+        at = instant(start) if isinstance(start, datetime) else Instant(int(start))
+        return await client.at_time(-(-at // 1_000))
+
+    def _check(self, oldest: int, end: int) -> None:
+        """Whether the log holds our offset.
+
+        Raises:
+            SourceUnavailableError: it ends before it; a broker that has just started may still find the rest.
+            ConfigError: it is gone, and that stops us.
+        """
+        now = self._setup.clock.monotonic()
+        if oldest <= self._offset <= end:
+            self._beyond_since = None
+            return
+        text = f"{self._setup.partition}: offset {self._offset} is gone, the log holds {oldest} to {end}"
+        if self._offset > end:
+            self._beyond_since = now if self._beyond_since is None else self._beyond_since
+            if now - self._beyond_since < _BEYOND_S:
+                raise SourceUnavailableError(text)
+        if self._source.lost == "stop":
+            raise ConfigError(
+                f"{text}: retention has passed us, or the topic was made anew",
+                hint='Kafka(…, lost="continue") goes on at the oldest; a new graph begins anew',
+            )
+        self._tell("source_lost", f"{text}; going on at {oldest}")
+        self._offset, self._beyond_since = oldest, None
+
+    async def _keep(self, client: Client | None) -> None:
+        """Read; connect again when that fails."""
+        retry_s = _RETRY_S_MIN
+        while True:
+            try:
+                if client is None:
+                    client = await self._connected()
+                    self._tell("source_connected", f"{self._setup.partition} is read again")
+                    self._told.discard("source_unavailable")
+                retry_s = _RETRY_S_MIN
+                await self._read(client)
+            except SourceUnavailableError as error:
+                self._tell_once("source_unavailable", error.message)
+            finally:
+                if client is not None:
+                    with suppress(SourceUnavailableError):
+                        await client.stop()
+            client = None
+            await self._setup.clock.sleep(retry_s)
+            retry_s = min(_RETRY_S_MAX, retry_s * 2)
+
+    async def _read(self, client: Client) -> None:
+        """Fetch as long as there is room, and prove from time to time that nothing is left."""
+        from millpy.injectors.kafka_client import OutOfRangeError
+
+        limits, clock = self._setup.limits, self._setup.clock
+        looked_at = clock.monotonic()
+        while True:
+            while sum(len(c.records) for c in self._inbox) >= limits.bundle_records_max or (
+                sum(c.size for c in self._inbox) >= limits.bundle_bytes_max
+            ):
+                self._room.clear()
+                await self._room.wait()
+            try:
+                records = await client.fetch(limits.bundle_records_max, _WAIT_S)
+            except OutOfRangeError:
+                self._check(*await client.bounds())
+                client.assign(self._offset)
+                continue
+            if records:
+                self._offset = records[-1].offset + 1
+                self._inbox.append(_Chunk(records, sum(len(r.value) for r in records if r.value is not None)))
+                self._setup.ready.set()
+                continue
+            await self._prove(client)
+            if clock.monotonic() - looked_at > _LOOK_EVERY_S:
+                looked_at = clock.monotonic()
+                await self._look(client)
+
+    async def _prove(self, client: Client) -> None:
+        """Nothing came: is that because there is nothing?"""
+        now = self._setup.clock.monotonic()
+        end, position = await client.end(), await client.position()
+        if position < end:
+            return
+        self._proven_at = now
+        if position > self._offset and now - self._moved_at >= _MOVED_EVERY_S:
+            # Behind transaction markers and what compaction took: retention may remove these and must find us behind.
+            self._offset, self._moved, self._moved_at = position, True, now
+            self._setup.ready.set()
+
+    def _tell(self, what: str, text: str) -> None:
+        log.warning("%s", text)
+        self._setup.tell(what, {"partition": self._setup.partition, "stream": self._setup.stream, "what": text})
+
+    def _tell_once(self, what: str, text: str) -> None:
+        """Until it is over."""
+        if what not in self._told:
+            self._told.add(what)
+            self._tell(what, text)
+
+    # -- what the worker asks -------------------------------------------------------------------------------------
+
+    async def take(self) -> Taken | None:
+        """What was fetched, at most a bundle.
+
+        Raises:
+            ConfigError: reading has stopped for good.
+        """
+        if not self._inbox and not self._moved:
+            if self._keeper is not None and self._keeper.done():
+                self._keeper.result()
+            return None
+        assert self._position is not None
+        records = self._take_records()
+        after = records[-1].offset + 1 if records else self._offset if not self._inbox else self._position.offset
+        self._moved = False
+        self._position = KafkaPosition(after, self._position.begun)
+        counted, payloads, refused = self._payloads.of(records)
+        partition = self._setup.partition
+        return Taken(
+            format="json",
+            arrived_at=self._setup.clock.now_us(),
+            payloads=payloads,
+            refused=refused,
+            describe=lambda row: f"{partition}@{counted[row].offset}",
+            position=msgspec.json.encode(self._position),
+        )
+
+    def _take_records(self) -> Sequence[Any]:
+        """From the front of the inbox, at most a bundle; a chunk that is too large alone is cut."""
+        limits = self._setup.limits
+        found: list[Any] = []
+        size = 0
+        while self._inbox:
+            chunk = self._inbox[0]
+            fits = len(found) + len(chunk.records) <= limits.bundle_records_max
+            fits = fits and size + chunk.size <= limits.bundle_bytes_max
+            if not fits and found:
+                break
+            self._inbox.popleft()
+            if not fits:
+                chunk, rest = _cut(chunk, limits.bundle_bytes_max)
+                if rest is not None:
+                    self._inbox.appendleft(rest)
+            found.extend(chunk.records)
+            size += chunk.size
+            if not fits:
+                break
+        self._room.set()
+        return found
+
+    async def acknowledge(self, token: Any) -> None:
+        """Nothing to do: the offset is ours."""
+
+    def quiet(self) -> bool:
+        """Whether everything up to the end was read, and the broker said a moment ago where that is."""
+        return not self._inbox and not self._moved and self._setup.clock.monotonic() - self._proven_at < _PROOF_S
+
+    async def close(self) -> None:
+        """Disconnect."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.cancel()
+            await asyncio.wait([keeper])
+            if not keeper.cancelled():
+                keeper.exception()
+        self._inbox.clear()
+
+
+def _cut(chunk: _Chunk, bytes_max: int) -> tuple[_Chunk, _Chunk | None]:
+    """As many records as fit into a bundle, at least one; and the rest."""
+    sizes = np.cumsum([0 if record.value is None else len(record.value) for record in chunk.records])
+    count = max(1, int(np.searchsorted(sizes, bytes_max, side="right")))
+    if count >= len(chunk.records):
+        return chunk, None
+    size = int(sizes[count - 1])
+    return _Chunk(chunk.records[:count], size), _Chunk(chunk.records[count:], chunk.size - size)

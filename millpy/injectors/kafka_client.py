@@ -1,0 +1,161 @@
+"""The one place that speaks aiokafka: one Kafka partition, assigned by hand and read where we say.
+
+No consumer group: offsets are in our commit, leases are ours. `isolation_level="read_committed"`, so records of open
+and aborted transactions are not seen, and `end()` is where the oldest open transaction begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import (
+    AuthenticationFailedError,
+    AuthenticationMethodNotSupported,
+    ClusterAuthorizationFailedError,
+    KafkaError,
+    OffsetOutOfRangeError,
+    SaslAuthenticationFailed,
+    TopicAuthorizationFailedError,
+    UnsupportedCodecError,
+    UnsupportedSaslMechanismError,
+)
+from aiokafka.helpers import create_ssl_context
+
+from millpy.errors import ConfigError, SourceUnavailableError
+
+FETCH_BYTES = 4_000_000
+_ANSWER_S_MAX = 10.0
+_REFUSALS = (
+    AuthenticationFailedError,
+    AuthenticationMethodNotSupported,
+    ClusterAuthorizationFailedError,
+    SaslAuthenticationFailed,
+    TopicAuthorizationFailedError,
+    UnsupportedSaslMechanismError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Where the brokers are and who we are there."""
+
+    servers: str
+    username: str | None = None
+    password: str | None = None
+    sasl: str = "PLAIN"
+    tls: bool = False
+    ca_file: str | None = None
+
+    def options(self) -> dict[str, Any]:
+        """As aiokafka's consumer wants them."""
+        protocol = ("SASL_" if self.username else "") + ("SSL" if self.tls else "PLAINTEXT")
+        found: dict[str, Any] = {"bootstrap_servers": self.servers.split(","), "security_protocol": protocol}
+        if self.username:
+            found |= {"sasl_mechanism": self.sasl, "sasl_plain_username": self.username}
+            found |= {"sasl_plain_password": self.password or ""}
+        if self.tls:
+            found["ssl_context"] = create_ssl_context(cafile=self.ca_file)
+        return found
+
+
+class OutOfRangeError(SourceUnavailableError):
+    """The offset that was to be read next is not there (any more)."""
+
+
+class Client:
+    """A connected reader of one partition."""
+
+    def __init__(self, cluster: Cluster, topic: str, partition: int, client_id: str) -> None:
+        self._place = TopicPartition(topic, partition)
+        self._consumer = AIOKafkaConsumer(
+            **cluster.options(),
+            client_id=client_id,
+            enable_auto_commit=False,
+            auto_offset_reset="none",
+            isolation_level="read_committed",
+            max_partition_fetch_bytes=FETCH_BYTES,
+        )
+
+    async def start(self) -> None:
+        """Connect. Raises SourceUnavailableError, ConfigError."""
+        try:
+            async with _answers():
+                await self._consumer.start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Disconnect."""
+        await self._consumer.stop()
+
+    async def partitions(self) -> int:
+        """How many partitions the topic has; 0 when there is none. Asks for all topics, because asking for one by
+        name would make it on a broker that makes topics by itself.
+        """
+        async with _answers():
+            cluster = await self._consumer._client.fetch_all_metadata()  # the public `topics()` keeps but the names
+        return len(cluster.partitions_for_topic(self._place.topic) or ())
+
+    def assign(self, offset: int) -> None:
+        """Read from an offset on."""
+        if not self._consumer.assignment():
+            self._consumer.assign([self._place])
+        self._consumer.seek(self._place, offset)
+
+    async def bounds(self) -> tuple[int, int]:
+        """The oldest offset there is, and the one after the newest that is committed."""
+        async with _answers():
+            begins = await self._consumer.beginning_offsets([self._place])
+            ends = await self._consumer.end_offsets([self._place])
+        return begins[self._place], ends[self._place]
+
+    async def end(self) -> int:
+        """The offset after the newest that is committed, asked now."""
+        async with _answers():
+            return int((await self._consumer.end_offsets([self._place]))[self._place])
+
+    async def at_time(self, ms: int) -> int:
+        """The first offset with a timestamp of at least this; the end when there is none."""
+        async with _answers():
+            found = (await self._consumer.offsets_for_times({self._place: ms}))[self._place]
+        return await self.end() if found is None else int(found.offset)
+
+    async def position(self) -> int:
+        """The offset that is read next; behind transaction markers and what compaction has removed."""
+        async with _answers():
+            return int(await self._consumer.position(self._place))
+
+    async def fetch(self, records_max: int, wait_s: float) -> Sequence[Any]:
+        """What has come, or comes within so long; may be empty.
+
+        Raises:
+            OutOfRangeError: the log does not hold the offset.
+            SourceUnavailableError, ConfigError: anything else.
+        """
+        async with _answers(None):
+            found = await self._consumer.getmany(self._place, timeout_ms=int(wait_s * 1_000), max_records=records_max)
+        return found.get(self._place, ())  # type: ignore[no-any-return]
+
+
+@asynccontextmanager
+async def _answers(within_s: float | None = _ANSWER_S_MAX) -> AsyncIterator[None]:
+    """Aiokafka's errors in our words."""
+    try:
+        async with asyncio.timeout(within_s):
+            yield
+    except TimeoutError as error:
+        raise SourceUnavailableError(f"no answer from Kafka within {within_s} s") from error
+    except OffsetOutOfRangeError as error:
+        raise OutOfRangeError(f"Kafka: {error!r}") from error
+    except _REFUSALS as error:
+        raise ConfigError(f"Kafka refuses us: {error!r}", hint="check user, password and rights") from error
+    except UnsupportedCodecError as error:
+        raise ConfigError(f"Kafka: {error!r}", hint="pip install 'millpy[kafka]'") from error
+    except (KafkaError, OSError) as error:
+        raise SourceUnavailableError(f"Kafka: {error!r}", hint="is the broker running?") from error
