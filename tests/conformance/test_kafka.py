@@ -1,0 +1,370 @@
+"""Kafka in, against a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
+
+from millpy.clock import SystemClock
+from millpy.errors import ConfigError
+from millpy.injectors.decode import Decoder
+from millpy.injectors.kafka import Kafka, KafkaInjector
+from millpy.injectors.protocol import SourceSetup, Taken
+from millpy.limits import Limits
+from millpy.model.record import RecordType
+from millpy.model.time import Instant, instant
+from tests.kafka_server import KafkaServer
+
+_numbers = itertools.count(1)
+MS = 1_767_225_600_000
+
+
+class Reading(msgspec.Struct):
+    device: str | None
+    value: int
+    site: str | None = None
+    published: datetime | None = None
+
+
+TYPE = RecordType(Reading)
+
+
+class SteppedClock(SystemClock):
+    ahead = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead
+
+
+class Feed:
+    """A fresh topic, and readers of it."""
+
+    def __init__(self, server: KafkaServer) -> None:
+        self.server = server
+        self.topic = f"feed-{next(_numbers)}"
+        self.events: list[tuple[str, dict[str, object]]] = []
+
+    async def make(self, partitions: int = 1, **settings: str) -> Feed:
+        async with self.admin() as admin:
+            await admin.create_topics([NewTopic(self.topic, partitions, 1, topic_configs=settings)])
+        return self
+
+    @asynccontextmanager
+    async def admin(self) -> AsyncIterator[AIOKafkaAdminClient]:
+        client = AIOKafkaAdminClient(bootstrap_servers=self.server.address)
+        await client.start()
+        try:
+            yield client
+        finally:
+            await client.close()
+
+    @asynccontextmanager
+    async def producer(self, **options: Any) -> AsyncIterator[AIOKafkaProducer]:
+        client = AIOKafkaProducer(bootstrap_servers=self.server.address, **options)
+        await client.start()
+        try:
+            yield client
+        finally:
+            await client.stop()
+
+    async def send(self, *values: int, partition: int = 0, **options: Any) -> None:
+        async with self.producer(**options) as producer:
+            for value in values:
+                await producer.send(
+                    self.topic, b'{"value":%d}' % value, key=b"d", partition=partition, timestamp_ms=MS + value
+                )
+
+    @asynccontextmanager
+    async def reader(
+        self,
+        position: bytes | None = None,
+        *,
+        partition: int = 0,
+        begin: Instant | None = None,
+        clock: SystemClock | None = None,
+        limits: Limits | None = None,
+        **options: Any,
+    ) -> AsyncIterator[Reader]:
+        source = Kafka(self.topic, **{"partitions": 1, "key": "device", "servers": self.server.address, **options})
+        setup = SourceSetup(
+            graph="g", stream="s", partition=f"{self.topic}/{partition}", limits=limits or Limits(),
+            clock=clock or SystemClock(), ready=asyncio.Event(), record_type=TYPE, start=begin,
+            tell=lambda kind, detail: self.events.append((kind, detail)),
+        )  # fmt: skip
+        reader = Reader(source.connect(setup), setup)
+        async with asyncio.timeout(60):
+            await reader.injector.open(position)
+            try:
+                yield reader
+            finally:
+                await reader.injector.close()
+
+
+class Reader:
+    def __init__(self, injector: KafkaInjector, setup: SourceSetup) -> None:
+        self.injector = injector
+        self.setup = setup
+        self.position: bytes | None = None
+
+    async def take(self) -> Taken:
+        while (taken := await self.injector.take()) is None:
+            self.setup.ready.clear()
+            await self.setup.ready.wait()
+        self.position = taken.position
+        return taken
+
+    async def records(self, count: int) -> list[Any]:
+        """So many records, however they are bundled."""
+        found: list[Any] = []
+        while len(found) < count:
+            found += records_of(await self.take())
+        return found
+
+    async def until_quiet(self) -> None:
+        while not self.injector.quiet():
+            if (taken := await self.injector.take()) is not None:
+                self.position = taken.position
+            await asyncio.sleep(0)
+
+
+def records_of(taken: Taken) -> list[Any]:
+    decoded = Decoder(TYPE).decode(taken)
+    return decoded.objects if decoded.objects is not None else TYPE.objects_of(decoded.batch)
+
+
+def values(records: Sequence[Any]) -> list[int]:
+    return [record.value for record in records]
+
+
+@pytest.fixture
+def feed(kafka: KafkaServer) -> Feed:
+    return Feed(kafka)
+
+
+async def test_records_come_in_order_with_key_headers_and_timestamp_as_fields(feed: Feed) -> None:
+    await feed.make()
+    async with feed.producer() as producer:
+        for value in range(100):
+            await producer.send(
+                feed.topic, b'{"value":%d, "device": "not this"}' % value, key=b"d%d" % (value % 3),
+                timestamp_ms=MS + value,
+                headers=[("site", b"old"), ("site", b"paris")] if value % 2 else [],
+            )  # fmt: skip
+
+    async with feed.reader(headers={"site": "site"}, timestamp="published") as reader:
+        found = await reader.records(100)
+
+    assert found == [
+        Reading(f"d{v % 3}", v, "paris" if v % 2 else None, datetime.fromtimestamp((MS + v) / 1000, UTC))
+        for v in range(100)
+    ]
+
+
+async def test_reading_goes_on_at_every_committed_offset(feed: Feed) -> None:
+    await feed.make()
+    await feed.send(*range(40))
+    async with feed.reader(limits=Limits(bundle_records_max=7)) as reader:
+        taken, count = [], 0
+        while count < 40:
+            taken.append(await reader.take())
+            count += len(records_of(taken[-1]))
+    assert max(len(t.payloads) for t in taken) == 7
+
+    for place, bundle in enumerate(taken[:-1]):
+        rest = values([r for later in taken[place + 1 :] for r in records_of(later)])
+        async with feed.reader(bundle.position) as reader:
+            assert values(await reader.records(len(rest))) == rest
+
+
+async def test_where_it_begins_is_committed_before_any_record(feed: Feed) -> None:
+    await feed.make()
+    await feed.send(1, 2)
+
+    async with feed.reader(start="latest") as reader:
+        first = await reader.take()
+
+    assert (first.payloads, msgspec.json.decode(first.position or b"")["offset"]) == ([], 2)
+
+
+@pytest.mark.parametrize("compression", ["gzip", "snappy", "lz4", "zstd"])
+async def test_compressed_batches_are_read(feed: Feed, compression: str) -> None:
+    await feed.make()
+    await feed.send(*range(300), compression_type=compression)
+
+    async with feed.reader() as reader:
+        assert values(await reader.records(300)) == list(range(300))
+
+
+async def test_aborted_and_open_transactions_are_not_seen_and_the_position_passes_their_markers(feed: Feed) -> None:
+    await feed.make()
+    async with feed.producer(transactional_id=feed.topic) as producer:
+
+        async def send(value: int) -> None:
+            await producer.send_and_wait(feed.topic, b'{"value":%d}' % value)
+
+        async with producer.transaction():
+            await send(1)
+        await producer.begin_transaction()
+        await send(2)
+        await producer.abort_transaction()
+        async with feed.reader() as reader:
+            assert values(await reader.records(1)) == [1]
+            await reader.until_quiet()
+            # 0 record, 1 commit marker, 2 aborted record, 3 abort marker
+            assert msgspec.json.decode(reader.position or b"")["offset"] == 4
+        await producer.begin_transaction()
+        await send(3)
+        async with feed.reader(reader.position) as reader:
+            await reader.until_quiet()
+            await producer.commit_transaction()
+            assert values(await reader.records(1)) == [3]
+
+
+@pytest.mark.parametrize("policy", ["dead_letter", "skip", "record"])
+async def test_tombstones_by_policy(feed: Feed, policy: str) -> None:
+    await feed.make(**{"cleanup.policy": "compact"})
+    async with feed.producer() as producer:
+        await producer.send_and_wait(feed.topic, b'{"value":1}', key=b"a")
+        await producer.send_and_wait(feed.topic, None, key=b"a")
+        await producer.send_and_wait(feed.topic, b'{"value":2}', key=b"b")
+
+    async with feed.reader(tombstones=policy) as reader:
+        taken: list[Taken] = []
+        while not taken or b'"value":2' not in taken[-1].payloads[-1]:
+            bundle = await reader.take()
+            taken += [bundle] if bundle.payloads else []
+
+    payloads = [payload for t in taken for payload in t.payloads]
+    refused = [(r.reason, t.describe(r.row)) for t in taken for r in t.refused]
+    assert payloads.count(b'{"device":"a"}') == (policy != "skip")
+    assert refused == ([("tombstone", f"{feed.topic}/0@1")] if policy == "dead_letter" else [])
+
+
+async def test_offset_that_retention_has_passed_stops_the_source(feed: Feed) -> None:
+    await feed.make()
+    await feed.send(*range(10))
+    async with feed.admin() as admin:
+        await admin.delete_records({TopicPartition(feed.topic, 0): RecordsToDelete(5)})
+
+    with pytest.raises(ConfigError, match="offset 2 is gone, the log holds 5 to 10"):
+        async with feed.reader(b'{"offset":2}'):
+            pass
+
+
+async def test_source_goes_on_at_the_oldest_record_and_says_so_when_that_is_the_policy(feed: Feed) -> None:
+    await feed.make()
+    await feed.send(*range(10))
+    async with feed.admin() as admin:
+        await admin.delete_records({TopicPartition(feed.topic, 0): RecordsToDelete(5)})
+
+    async with feed.reader(b'{"offset":2}', lost="continue") as reader:
+        assert values(await reader.records(5)) == [5, 6, 7, 8, 9]
+
+    assert [kind for kind, _ in feed.events] == ["source_lost"]
+
+
+async def test_records_deleted_under_a_reader_stop_it(feed: Feed) -> None:
+    await feed.make()
+    await feed.send(*range(10))
+    async with feed.reader(b'{"offset":0}', limits=Limits(bundle_records_max=1)) as reader:
+        assert values(await reader.records(1)) == [0]
+        async with feed.admin() as admin:
+            await admin.delete_records({TopicPartition(feed.topic, 0): RecordsToDelete(10)})
+
+        async with feed.reader(reader.position, lost="continue") as second:
+            await feed.send(11)
+            assert values(await second.records(1)) == [11]
+
+
+async def test_topic_made_anew_is_noticed_when_it_is_shorter(feed: Feed) -> None:
+    await feed.make()
+    await feed.send(1)
+    clock = SteppedClock()
+
+    async with feed.reader(b'{"offset":5}', clock=clock) as reader:
+        assert await reader.injector.take() is None  # perhaps the broker has not found all of its log yet
+        clock.ahead = 60.0
+        with pytest.raises(ConfigError, match="offset 5 is gone"):
+            await reader.take()
+
+
+async def test_topic_that_is_not_there_is_waited_for(feed: Feed) -> None:
+    async with feed.reader() as reader:
+        assert await reader.injector.take() is None
+        assert not reader.injector.quiet()
+        assert "is not there" in str(feed.events)
+        await feed.make()
+        await feed.send(1)
+
+        assert values(await reader.records(1)) == [1]
+
+
+async def test_partitions_added_later_are_announced_by_the_first(feed: Feed) -> None:
+    await feed.make()
+    async with feed.admin() as admin:
+        await admin.create_partitions({feed.topic: NewPartitions(3)})
+
+    async with asyncio.timeout(30):
+        while not feed.events:  # the broker's metadata may be a little behind
+            async with feed.reader():
+                pass
+
+    assert "has 3 partitions, 1 of them are read" in str(feed.events)
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"), [("earliest", 0), ("latest", 6), (datetime.fromtimestamp((MS + 3) / 1000, UTC), 3)]
+)
+async def test_partition_without_a_position_begins_where_the_source_says(feed: Feed, start: Any, expected: int) -> None:
+    await feed.make()
+    await feed.send(*range(6))
+
+    async with feed.reader(start=start) as reader:
+        first = await reader.take()
+        await feed.send(*range(6, 10))
+        rest = await reader.records(10 - expected - len(records_of(first)))
+
+    assert values([*records_of(first), *rest]) == list(range(expected, 10))
+
+
+async def test_going_back_is_refused_where_a_position_is_committed(feed: Feed) -> None:
+    await feed.make()
+    await feed.send(*range(10))
+    start = instant(datetime.fromtimestamp((MS + 4) / 1000, UTC))
+
+    async with feed.reader(begin=start) as reader:
+        assert values(await reader.records(6)) == list(range(4, 10))
+    async with feed.reader(reader.position, begin=start):
+        pass  # the same command again
+
+    for other in (b'{"offset":3}', reader.position):
+        with pytest.raises(ConfigError, match="has been read up to offset"):
+            async with feed.reader(other, begin=Instant(start + 1)):
+                pass
+
+
+async def test_broker_that_crashes_and_comes_back_is_read_on_and_is_not_quiet_while_away(feed: Feed) -> None:
+    await feed.make()
+    await feed.send(1)
+    clock = SteppedClock()
+    async with feed.reader(clock=clock) as reader:
+        assert values(await reader.records(1)) == [1]
+        await reader.until_quiet()
+
+        await asyncio.to_thread(feed.server.kill)
+        clock.ahead = 10.0  # the proof is old by now
+        assert not reader.injector.quiet()
+        await asyncio.to_thread(feed.server.start)
+        await feed.send(2)
+
+        assert values(await reader.records(1)) == [2]
+        await reader.until_quiet()
