@@ -11,11 +11,13 @@ The checkers look for I1 to I9 after every step, an oracle at the end (see `simu
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import multiprocessing
 import os
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -23,11 +25,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from millpy.clock import SystemClock
-from millpy.testing.simulation.schedule import draw
+from millpy.testing.simulation.canaries import CANARIES, Canary
+from millpy.testing.simulation.schedule import Schedule, draw
 from millpy.testing.simulation.world import Outcome, World
 
 STEPS_MIN = 200
 FAULTS_MIN = 5
+CANARY_SEEDS = 60
+"""Within so many seeds a canary has to be found."""
 SHARE = 25
 """Seeds that a process takes at a time."""
 
@@ -80,14 +85,47 @@ def counts(outcome: Outcome) -> bool:
     return bool(outcome.violations) or (outcome.steps >= STEPS_MIN and outcome.faults.total() >= FAULTS_MIN)
 
 
-def run_seed(seed: int, directory: Path) -> Outcome:
-    """One run; the directory is for its input file."""
-    return World(draw(seed), directory / f"{os.getpid()}.ndjson").run()
+def run_seed(seed: int, directory: Path, canary: Canary | None = None) -> Outcome:
+    """One run; the directory is for its input file. With a canary alive, what it breaks is broken."""
+    return run_schedule(draw(seed), directory, canary)
+
+
+def run_schedule(schedule: Schedule, directory: Path, canary: Canary | None = None) -> Outcome:
+    """The same for a schedule that was drawn before, or cut down."""
+    path = directory / f"{os.getpid()}.ndjson"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # of a machine that is killed the files stay open
+        if canary is None:
+            outcome = World(schedule, path).run()
+        else:
+            with canary.alive():
+                outcome = World(schedule, path, canary.store_type, canary.worker_type).run()
+        gc.collect()
+    return outcome
+
+
+def hunt(name: str, seeds: int = CANARY_SEEDS) -> Counter[str]:
+    """Run with a canary until the checker that should find it does.
+
+    Returns:
+        Checker -> runs in which it found something, in the seeds up to then.
+    """
+    canary = next(canary for canary in CANARIES if canary.name == name)
+    logging.getLogger("millpy").setLevel(logging.CRITICAL + 1)
+    caught: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as directory:
+        for seed in range(seeds):
+            caught.update({violation.checker for violation in run_seed(seed, Path(directory), canary).violations})
+            if canary.checker in caught:
+                break
+    return caught
 
 
 def run_seeds(seeds: Iterable[int]) -> Tally:
     """Several runs, in this process."""
     logging.getLogger("millpy").setLevel(logging.CRITICAL + 1)
+    gc.freeze()  # what is there before the first run stays
+    gc.disable()  # after a run little is alive, in the middle of it much
     tally = Tally()
     with tempfile.TemporaryDirectory() as directory:
         for seed in seeds:
@@ -133,16 +171,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = clock.monotonic()
     tally = search(chosen.seeds, first=chosen.first, processes=chosen.processes)
     elapsed = clock.monotonic() - started
+    caught = sum(canary.checker in hunt(canary.name) for canary in CANARIES)
     _describe(tally)
     summary = {
         "seeds": tally.counted,
         "steps": tally.steps,
         "faults": tally.faults.total(),
         "violations": len(tally.failures),
+        "canaries": len(CANARIES),
+        "canaries_caught": caught,
         "runs_per_minute": round(tally.runs / elapsed * 60),
     }
     print(json.dumps(summary))
-    return 1 if tally.failures else 0
+    return 1 if tally.failures or caught < len(CANARIES) else 0
 
 
 def _describe(tally: Tally) -> None:

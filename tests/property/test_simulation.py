@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from millpy.runtime.probe import Point
-from millpy.testing.simulator import FAULTS_MIN, STEPS_MIN, search
+from millpy.testing.simulation.canaries import CANARIES, Canary
+from millpy.testing.simulation.checkers import LANDED
+from millpy.testing.simulator import FAULTS_MIN, STEPS_MIN, hunt, search
 
 SEEDS = int(os.environ.get("SEEDS") or 2_000)
 
@@ -22,6 +24,19 @@ def test_no_invariant_breaks_whatever_goes_wrong() -> None:
     assert tally.steps / tally.counted >= STEPS_MIN
     assert tally.faults.total() / tally.counted >= FAULTS_MIN
     assert {point.value for point in Point} <= set(tally.points)
+
+
+@pytest.mark.parametrize("canary", CANARIES, ids=lambda canary: canary.name.replace(" ", "-"))
+def test_checker_finds_what_is_broken_on_purpose(canary: Canary) -> None:
+    caught = hunt(canary.name)
+
+    assert canary.checker in caught, f"only {caught}"
+
+
+def test_every_checker_has_a_canary() -> None:
+    found = {canary.checker for canary in CANARIES}
+
+    assert found >= {*LANDED, "I1", "I2", "I3", "I8", "acknowledgement"}
 
 
 TRACES = """

@@ -69,22 +69,25 @@ class Book:
         """Its interval."""
         return self.header.interval.interval_id
 
+    @property
     def moved(self) -> bool:
         """Whether the header is not what it was."""
-        header = self.header
-        return (
-            header.bundle != self.bundle
-            or header.sequencer != self.sequencer
-            or header.folded_bundle != self.folded
-            or header.owner != self.owner
-            or header.low_watermark != self.low_watermark
-            or header.input_watermark != self.input_watermark
-        )
+        return state_of(self.header) != (
+            self.bundle, self.sequencer, self.folded, self.owner, self.low_watermark, self.input_watermark
+        )  # fmt: skip
 
     def count(self, what: str, of: str) -> int:
         """A counter of I8."""
         found = self.keyed.get(("counter", what, "", of))
         return 0 if found is None else int(found[0])
+
+
+def state_of(header: Header) -> tuple[Any, ...]:
+    """What changes in a header."""
+    return (
+        header.bundle, header.sequencer, header.folded_bundle, header.owner,
+        header.low_watermark, header.input_watermark,
+    )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -156,6 +159,8 @@ class Books:
         self.kept: list[Kept] = []
         self.freed = False
         self.trace: list[str] = []
+        self._headers = [book.header for book in self.by_interval.values()]
+        self._states: list[tuple[Any, ...]] = []
 
     def of(self, computation: str) -> Iterator[Book]:
         """The books of a computation."""
@@ -184,9 +189,17 @@ class Books:
             if before != worker:
                 self.granted_twice.append((*name, before, worker))
 
+    def nothing_moved(self) -> bool:
+        """Whether no header has changed since the last call."""
+        states = [state_of(header) for header in self._headers]
+        if states == self._states:
+            return True
+        self._states = states
+        return False
+
     def look(self) -> list[Landing]:
         """What has landed since the last look, producers before consumers; the books are up to date afterwards."""
-        moved = [book for book in self.by_interval.values() if book.moved()]
+        moved = [book for book in self.by_interval.values() if book.moved]
         if moved:
             self.kept = [kept for kept in self.kept if not self.is_read(kept)]
         landings = [self._landing(book) for book in moved if book.header.bundle != book.bundle]

@@ -19,7 +19,7 @@ from millpy.testing.simulation.broker import Broker
 from millpy.testing.simulation.graphs import DISORDER_US, GROUP_WINDOW_US, IDLE_US, PERIOD_US, WINDOW_US
 from millpy.testing.simulation.oracle import BEGINNING, END, SourceOracle, WatchOracle, WindowOracle, grouped
 
-CLOCK_SLACK_US = 1_500_000
+CLOCK_SLACK_US = 400_000
 """How far a worker's reading of the server's clock may be ahead of it: it drifts for a minute at most."""
 
 
@@ -63,11 +63,9 @@ class Evidence:
     def look(self) -> list[Violation]:
         """Judge the present state against the last one."""
         books = self.books
-        found = (
-            [Violation("I1", what) for what in owners(books)]
-            if any(map(Book.moved, books.by_interval.values()))
-            else []
-        )
+        if books.nothing_moved() and not books.freed:
+            return [Violation("acknowledgement", what) for what in acknowledgements(self)]
+        found = [Violation("I1", what) for what in owners(books)]
         folds = [book for book in books.by_interval.values() if book.header.folded_bundle != book.folded]
         landings = books.look()
         for landing in landings:
@@ -358,6 +356,8 @@ def _watched(evidence: Evidence, landing: Landing, oracle: WatchOracle) -> Itera
 
 def acknowledgements(evidence: Evidence) -> Iterator[str]:
     """Nothing is acknowledged before its commit is known."""
+    if len(evidence.broker.acknowledged) == evidence.acknowledged:
+        return
     for number in evidence.broker.acknowledged[evidence.acknowledged :]:
         if number not in evidence.batches:
             yield f"batch {number} was acknowledged and not committed"

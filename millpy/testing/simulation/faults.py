@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
+from millpy.runtime.probe import Point
 from millpy.testing.simulation.schedule import POINTS, Fault
 
 if TYPE_CHECKING:
@@ -55,12 +56,13 @@ def freeze(world: World, machine: Machine, size: float) -> None:
 def _crash(world: World, victim: Machine, fault: Fault) -> bool:
     victim.process.doomed = True
     world.loop.reap(victim.process)
+    world.ended(victim)
     return True
 
 
-def _at_point(action: str) -> Inject:
+def _at_point(action: str, points: Sequence[Point]) -> Inject:
     def arm(world: World, victim: Machine, fault: Fault) -> bool:
-        world.armed.append((POINTS[int(fault.pick * len(POINTS))], action, fault.size))
+        world.armed.append((points[int(fault.pick * len(points))], action, fault.size))
         return False
 
     return arm
@@ -112,7 +114,7 @@ def _lease_lost(world: World, victim: Machine, fault: Fault) -> bool:
     if registered is None:
         return False
     registered.expires_at = world.server.now_us()
-    return True
+    return _heart_stops(world, victim, fault)  # the worker is the last to know
 
 
 def _heart_stops(world: World, victim: Machine, fault: Fault) -> bool:
@@ -158,7 +160,7 @@ def _wall_jumps(world: World, victim: Machine, fault: Fault) -> bool:
 
 
 def _clock_drifts(world: World, victim: Machine, fault: Fault) -> bool:
-    victim.clock.drift(1 + (fault.size - 0.5) * 0.04)
+    victim.clock.drift(1 + (fault.size - 0.5) * 0.02)
     return True
 
 
@@ -206,10 +208,10 @@ def _rows_deleted(world: World, victim: Machine, fault: Fault) -> bool:
 
 FAULTS: dict[str, Inject] = {
     "crash": _crash,
-    "crash_at": _at_point("crash"),
+    "crash_at": _at_point("crash", POINTS),
     "crash_in_doubt": _crash_in_doubt,
     "freeze": _freeze,
-    "freeze_at": _at_point("freeze"),
+    "freeze_at": _at_point("freeze", (*POINTS, *([Point.BEFORE_COMMIT] * 8))),
     "slow": _slow,
     "lease_lost": _lease_lost,
     "heart_stops": _heart_stops,

@@ -182,21 +182,21 @@ class SimulatedLoop:
         context.run(LANE.set, lane)
         return context.run(self.create_task, work(), context=context)
 
-    def turn(self) -> str:
-        """Run one callback, or let time pass; the name of the lane, "" when only time has passed."""
+    def turn(self) -> Lane | None:
+        """Run one callback, or let time pass; whose it was, None when only time has passed."""
         able = [lane for process in self.processes for lane in process.lanes if lane.may_run()]
         if not able:
             if not self._clock.advance_to_next():
                 assert not self.processes, "nothing can ever happen again"
-            return ""
+            return None
         lane = able[int(self._rng.random() * len(able))] if len(able) > 1 else able[0]
         if lane.process.slow > 1 and lane is lane.process.main and self._rng.random() * lane.process.slow > 1:
             self._clock.advance(self._rng.random() * STALL_S_MAX)
-            return ""
+            return None
         lane.ready.popleft()._run()
         if lane.process.doomed and not lane.process.dead:
             self.reap(lane.process)
-        return lane.name
+        return lane
 
     def reap(self, process: Process) -> None:
         """End a process: what it holds open is closed by those on the other side; nothing of it runs again."""

@@ -78,6 +78,7 @@ def draw(seed: int) -> Schedule:
     rng = random.Random(seed)
     feed: Literal["topic", "file"] = "file" if rng.random() < 0.3 else "topic"
     idle = feed == "topic" and rng.random() < 0.25
+    bundle_records = rng.choice((1, 2, 4) if feed == "file" else (3, 6, 12))
     faults = []
     step = 20
     kinds, weights = list(FAULT_KINDS), list(FAULT_KINDS.values())
@@ -89,8 +90,8 @@ def draw(seed: int) -> Schedule:
         seed=seed,
         feed=feed,
         workers=rng.choice((1, 2, 2, 3)),
-        records=(60 if feed == "file" else 30) + int(rng.random() * 60),
-        bundle_records=rng.choice((3, 6, 12)),
+        records=step // 8 * bundle_records if feed == "file" else 30 + int(rng.random() * 60),
+        bundle_records=bundle_records,
         lateness_us=rng.choice((0, 400_000, 2_000_000)),
         by_arrival=rng.random() < 0.5,
         idle=idle,

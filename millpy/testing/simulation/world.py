@@ -26,13 +26,15 @@ from millpy.testing.simulation.broker import BROKER, Broker
 from millpy.testing.simulation.checkers import Evidence, Violation, finished
 from millpy.testing.simulation.feed import feed
 from millpy.testing.simulation.graphs import DEDUPE_US, build
-from millpy.testing.simulation.loop import SimulatedLoop
+from millpy.testing.simulation.loop import Lane, Process, SimulatedLoop
 from millpy.testing.simulation.machine import Machine
 from millpy.testing.simulation.oracle import END, SourceOracle
 from millpy.testing.simulation.schedule import Fault, Schedule
 
 STEPS_MAX = 40_000
-LEASE_S = 1.0
+LEASE_S = 0.5
+PACE_S = 0.06
+"""One step in ten takes up to so long: a lease is some hundred steps of a busy world."""
 PATIENCE_S = 120.0
 """So much simulated time a graph has to finish once nothing goes wrong any more."""
 INVARIANT_OF = {PaneOrderError: "I7", WatermarkRegressedError: "I5", CursorGapError: "I3"}
@@ -81,6 +83,7 @@ class World:
         self.database = MemoryDatabase(self.server)
         self.broker = Broker(self.rng)
         self.machines: list[Machine] = []
+        self._machine_of: dict[Process, Machine] = {}
         self.armed: list[tuple[Point, str, float]] = []
         self.outcome = Outcome(schedule)
         self.limits = limits(schedule)
@@ -137,8 +140,8 @@ class World:
         return self.outcome
 
     def _before_step(self, coming: list[Fault]) -> None:
-        if self.rng.random() < 0.03:
-            self.clock.advance(self.rng.random() * 0.05)
+        if self.rng.random() < 0.1:
+            self.clock.advance(self.rng.random() * PACE_S)
         while coming and coming[0].step <= self.step:
             fault = coming.pop(0)
             if faults.inject(self, fault):
@@ -164,17 +167,24 @@ class World:
             self.broker.publish(burst)
             self._published = min(due, len(payloads))
 
-    def _look(self, lane: str) -> None:
+    def _look(self, lane: Lane | None) -> None:
         self.evidence.latest_us = max(self.evidence.latest_us, self.server.now_us())
         before = len(self.books.trace)
-        self.outcome.violations.extend(self.evidence.look())
+        violations = self.evidence.look()
+        if violations:
+            self.outcome.violations.extend(violations)
         for line in range(before, len(self.books.trace)):
-            self.books.trace[line] = f"{self.step} {self.clock.monotonic():.6f} {lane} {self.books.trace[line]}"
-        for machine in [m for m in self.machines if m.process.dead or (m.ended is not None and m.ended.done())]:
-            self._ended(machine)
+            who = "nobody" if lane is None else lane.name
+            self.books.trace[line] = f"{self.step} {self.clock.monotonic():.6f} {who} {self.books.trace[line]}"
+        if lane is not None:
+            machine = self._machine_of.get(lane.process)
+            if machine is not None and (lane.process.dead or (machine.ended is not None and machine.ended.done())):
+                self.ended(machine)
 
-    def _ended(self, machine: Machine) -> None:
+    def ended(self, machine: Machine) -> None:
+        """A machine has died, or has left."""
         self.machines.remove(machine)
+        del self._machine_of[machine.process]
         if not machine.process.dead:
             assert machine.ended is not None
             error = None if machine.ended.cancelled() else machine.ended.exception()
@@ -213,7 +223,7 @@ class World:
     def spawn(self) -> None:
         """Start a machine."""
         self._count += 1
-        clock = SkewedClock(self.clock, 1 + (self.rng.random() - 0.5) * 0.02, int((self.rng.random() - 0.5) * 4e6))
+        clock = SkewedClock(self.clock, 1 + (self.rng.random() - 0.5) * 0.01, int((self.rng.random() - 0.5) * 4e6))
         store = self._store_type(self.database)
         store.books = self.books
         store.worker = UUID(int=self.rng.getrandbits(128), version=4)
@@ -226,6 +236,7 @@ class World:
             f"w{self._count}", self.graph, self.limits, clock, store, self.rng, self._worker_type, only, self._reached
         )
         self.machines.append(machine)
+        self._machine_of[machine.process] = machine
         self.say(f"{machine.name} starts")
         machine.ended = self.loop.start(machine.process, machine.process.main, machine.live)
 
