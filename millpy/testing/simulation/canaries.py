@@ -25,7 +25,7 @@ from millpy.store import memory_commit
 from millpy.store.memory import MemoryStore
 from millpy.store.memory_tables import Header, overlaid
 from millpy.store.protocol import Event, Polled, Want
-from millpy.windowing import columnar
+from millpy.windowing import aligned, interval
 
 
 class CommitsTwice(MemoryStore):
@@ -155,10 +155,10 @@ class KeepsSoftState(Worker):
     """After a failed commit, goes on with the windows and state that it has."""
 
     async def _recover(self, event: Event | None) -> None:
-        kept = {interval_id: interval.stage for interval_id, interval in self.holdings.intervals.items()}
+        kept = {interval_id: owned.stage for interval_id, owned in self.holdings.intervals.items()}
         await super()._recover(event)
-        for interval_id, interval in self.holdings.intervals.items():
-            interval.stage = kept.get(interval_id) or interval.stage
+        for interval_id, owned in self.holdings.intervals.items():
+            owned.stage = kept.get(interval_id) or owned.stage
 
 
 def _unchecked(*_: Any) -> None:
@@ -220,11 +220,12 @@ def _judged_by_the_turn(_: Any) -> Any:
     return judged
 
 
-def _nothing_is_late(_: Any) -> Any:
-    def taken(*arguments: Any) -> None:
-        return None
+def _never_too_late(initialize: Any) -> Any:
+    def initialized(self: Any, *arguments: Any) -> None:
+        initialize(self, *arguments)
+        self._allowed_us = 2**60
 
-    return taken
+    return initialized
 
 
 Patch = tuple[Any, str, Any]
@@ -278,7 +279,7 @@ CANARIES = (
     Canary("uses a watermark ahead of its position", "I5", ReadsHeadsLater),
     Canary("fires a timer early", "I6", patches=((calls, "_next_due", _next_due_early),)),
     Canary("forgets that a timer is deleted", "I6", patches=((timers.TimerBook, "take_entries", _without_tombstones),)),
-    Canary("lets an expired window emit", "I7", patches=((columnar.WindowedInterval, "_set_aside", _nothing_is_late),)),
+    Canary("lets an expired window emit", "I7", patches=((aligned.AlignedInterval, "__init__", _never_too_late),)),
     Canary(
         "forgets its counters",
         "I8",
@@ -286,6 +287,6 @@ CANARIES = (
     ),
     Canary("keeps soft state after a failed commit", "I9", worker_type=KeepsSoftState),
     Canary("reads folded rows only", "I9", ReadsFoldedOnly),
-    Canary("judges lateness by the turn", "I9", patches=((columnar, "judging_watermarks", _judged_by_the_turn),)),
+    Canary("judges lateness by the turn", "I9", patches=((interval, "judging_watermarks", _judged_by_the_turn),)),
     Canary("acknowledges early", "acknowledgement", worker_type=AcknowledgesEarly),
 )
