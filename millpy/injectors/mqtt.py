@@ -10,7 +10,8 @@ what was in them. A record that was committed but not yet acknowledged comes twi
 
     connect      only under a trusted grant, with backoff; the session has one reader at the broker at any time
     taken over   (another client with our id) wait for a whole lease, look at the grant again, only then reconnect.
-                 MQTT 3.1.1 does not say why a connection ends: one that did not last for a lease is taken for this
+                 MQTT 3.1.1 does not say why a connection ends, and in MQTT 5 the word may be lost with it: so one
+                 that did not last for a lease is taken for this
     backlog      proven drained when a marker, published to a private topic of this very session after connecting,
                  has come back through the same queue; asked again when this process may have slept
     too much     beyond two bundles we stop reading the socket; nothing is discarded on our side
@@ -342,7 +343,7 @@ class MqttInjector:
         self._asking = asyncio.create_task(session.ask(), name="millpy-mqtt-marker")
 
     async def _keep_connected(self) -> None:
-        limits, delay_s, lost_early = self._setup.limits, self._setup.limits.retry_s_min, 0
+        limits, delay_s = self._setup.limits, self._setup.limits.retry_s_min
         while True:
             if self._session is not None:
                 taken_over = await self._session.connection.lost()
@@ -350,9 +351,8 @@ class MqttInjector:
                 self._setup.ready.set()
                 await lost.connection.close()
                 lasted_s = self._setup.clock.monotonic() - lost.connected_at
-                lost_early = lost_early + 1 if lasted_s < limits.lease_ttl_s else 0
                 delay_s = limits.retry_s_min
-                if taken_over or lost_early > 1:
+                if taken_over or lasted_s < limits.lease_ttl_s:
                     # Whoever it was, and even if it is not us who should yield: not faster than a lease can settle it.
                     self._tell_rivals(taken_over)
                     delay_s = limits.lease_ttl_s
@@ -367,7 +367,9 @@ class MqttInjector:
 
     def _tell_rivals(self, taken_over: bool) -> None:
         why = (
-            "another client took our mqtt session over" if taken_over else "mqtt connections end soon after they began"
+            "another client took our mqtt session over"
+            if taken_over
+            else "our mqtt connection ended soon after it began"
         )
         log.warning(
             "%s (client id %s); waiting for a lease",

@@ -189,6 +189,7 @@ class Connection:
         except aiomqtt.MqttError as error:
             await self.close()
             raise self._refusal(error) from error
+        assert self._paho.socket() is self._socket, "the client library connects in a way of its own"
 
     def _refusal(self, error: aiomqtt.MqttError) -> ConfigError | SourceUnavailableError:
         code = _code_of(error)

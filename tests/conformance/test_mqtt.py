@@ -21,6 +21,9 @@ from tests.conformance.mqtt_subject import (
     until_quiet,
 )
 
+IMPATIENT = Limits(lease_ttl_s=0.5, retry_s_min=0.01, retry_s_max=0.01)
+"""A connection that ends soon after it began is tried again after a lease."""
+
 
 async def test_messages_come_in_order_and_name_their_topic(broker: EmbeddedBroker) -> None:
     injector = an_injector(broker.port)
@@ -70,7 +73,7 @@ async def test_acknowledged_messages_do_not_come_again_and_the_others_do(broker:
 
 
 async def test_token_of_a_lost_connection_acknowledges_nothing(broker: EmbeddedBroker) -> None:
-    injector = an_injector(broker.port)
+    injector = an_injector(broker.port, limits=IMPATIENT)
     await injector.open(None)
     await publish(broker.port, [b"1"])
     old = await take(injector)
@@ -91,7 +94,7 @@ async def test_token_of_a_lost_connection_acknowledges_nothing(broker: EmbeddedB
 
 
 async def test_injector_finds_a_killed_broker_again_and_loses_nothing(broker: EmbeddedBroker) -> None:
-    injector = an_injector(broker.port)
+    injector = an_injector(broker.port, limits=IMPATIENT)
     await injector.open(None)
     await publish(broker.port, [b"first", b"second"])
     await take_payloads(injector, 2)
@@ -193,7 +196,7 @@ async def test_retained_messages_are_old_news(broker: EmbeddedBroker, protocol: 
 
 async def test_untrusted_grant_never_connects(broker: EmbeddedBroker) -> None:
     trust = [True]
-    injector = an_injector(broker.port, trusted=lambda: trust[0], limits=Limits(retry_s_min=0.01, retry_s_max=0.01))
+    injector = an_injector(broker.port, trusted=lambda: trust[0], limits=IMPATIENT)
     await injector.open(None)
     trust[0] = False
 
@@ -223,6 +226,26 @@ async def test_session_taken_over_is_not_fought_for(broker: EmbeddedBroker) -> N
     assert second._session is not None
     await first.close()
     await second.close()
+
+
+@pytest.mark.parametrize("protocol", [5, 311])
+async def test_two_deployments_under_one_client_id_do_not_kick_each_other_in_a_loop(
+    broker: EmbeddedBroker, protocol: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = Limits(lease_ttl_s=60, retry_s_min=0.01, retry_s_max=0.01)
+    rivals = [an_injector(broker.port, protocol=protocol, limits=limits) for _ in range(2)]
+    for rival in rivals:
+        await rival.open(None)
+
+    # Each has been kicked out once and waits for a lease, or one has and the other stays.
+    await until(rivals[0], lambda: "waiting for a lease" in caplog.text)
+    for _ in range(20):
+        await publish(broker.port, [b"1"])  # a round trip to the broker, while nothing else happens
+
+    assert (broker.directory / "broker.log").read_text().count("closing old connection") <= 2
+    assert "client_id=" in next(record.hint for record in caplog.records if "waiting for a lease" in record.message)
+    for rival in rivals:
+        await rival.close()
 
 
 async def test_reading_stops_beyond_two_bundles_and_drops_nothing(broker: EmbeddedBroker) -> None:
