@@ -88,6 +88,7 @@ app.command("doctor")(doctor.doctor)
 app.add_typer(set_aside.dead_letters, name="dead-letters")
 app.add_typer(set_aside.late, name="late")
 app.add_typer(sources.sources, name="sources")
+app.command("fleet")(sources.fleet)
 
 
 def main() -> None:

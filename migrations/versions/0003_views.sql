@@ -222,7 +222,11 @@ BEGIN
                          FROM mill.pauses AS s WHERE s.interval_id = next_interval);
         ELSIF slowest.producer IS NULL THEN
             held_by := 'source';
-            detail := format('%s has brought nothing later than %s', here.described, mill.moment(here.low_watermark));
+            -- Its newest record says where its watermark stands; whose it is, and who is silent, is in millpy.fleet.
+            detail := format('%s has brought nothing later than %s', here.described, mill.moment(here.low_watermark))
+                || coalesce((SELECT format('; the newest record is from %s, see millpy.fleet', e.key)
+                               FROM mill.entries AS e WHERE e.interval_id = next_interval AND e.kind = 'fleet'
+                              ORDER BY (e.value ->> 2)::bigint DESC LIMIT 1), '');
         ELSIF slowest.published > slowest.watermark THEN
             held_by := 'backlog';
             detail := format('bundle %s of %s is consumed and %s is committed', slowest.seq,
@@ -362,3 +366,54 @@ CREATE FUNCTION millpy.resume_source(p_graph text, p_stream text) RETURNS bigint
     )
     SELECT count(*) FROM resumed WHERE (SELECT count(*) FROM told) >= 0
 $$;
+
+-- The devices of every source: when each was heard last, how far its clock or line is behind (lag), how often it sends
+-- (records a second, over about the last minute), and what of it was dropped or set aside. Counts of the last second
+-- may not be written yet. late and dead_letters are those of computations with the same key, and what the source itself
+-- set aside of records that it could read.
+CREATE FUNCTION mill.devices()
+RETURNS TABLE (graph text, stream text, source_partition text, device text, key text, last_event_time timestamptz,
+               lag interval, silent_since timestamptz, silent_for interval, rate double precision, records bigint,
+               duplicates bigint, late bigint, dead_letters bigint)
+LANGUAGE sql STABLE ROWS 1000 SET jit = off AS $$
+WITH devices AS MATERIALIZED (
+    SELECT p.graph_id, p.graph, p.computation AS stream, p.source_partition, string_to_array(e.namespace, ',') AS fields,
+           e.key, e.value::jsonb AS value
+      FROM mill.entries AS e JOIN mill.places AS p USING (interval_id)
+     WHERE e.kind = 'fleet'
+), keyed_alike AS (
+    SELECT DISTINCT d.graph_id, d.stream, c.name AS computation
+      FROM (SELECT DISTINCT graph_id, stream, fields FROM devices) AS d
+      JOIN mill.streams AS s ON s.graph_id = d.graph_id AND s.name = d.stream
+      JOIN mill.subscriptions AS u ON u.stream_id = s.stream_id AND u.key_fields = d.fields
+      JOIN mill.computations AS c ON c.computation_id = u.consumer_id
+), late AS (
+    SELECT k.graph_id, k.stream, l.key, count(*) AS count
+      FROM mill.late_records AS l
+      JOIN mill.intervals AS i USING (interval_id)
+      JOIN keyed_alike AS k ON k.graph_id = i.graph_id AND k.stream = l.stream AND k.computation = l.computation
+     WHERE l.state <> 'replayed'
+     GROUP BY k.graph_id, k.stream, l.key
+), dead AS (
+    SELECT i.graph_id, l.stream, l.key, count(*) AS count
+      FROM mill.dead_letters AS l
+      JOIN mill.intervals AS i USING (interval_id)
+     WHERE l.key IS NOT NULL AND l.state <> 'replayed'
+       AND (l.wire <> '' OR EXISTS (SELECT FROM keyed_alike AS k WHERE k.graph_id = i.graph_id AND k.stream = l.stream
+                                                                  AND k.computation = l.computation))
+     GROUP BY i.graph_id, l.stream, l.key
+)
+SELECT d.graph, d.stream, d.source_partition, d.key::jsonb #>> '{}', d.key, mill.moment((d.value ->> 2)::bigint),
+       CASE WHEN (d.value ->> 2)::bigint > -4611686018427387904
+            THEN mill.moment((d.value ->> 3)::bigint) - mill.moment((d.value ->> 2)::bigint) END,
+       mill.moment((d.value ->> 3)::bigint), clock_timestamp() - mill.moment((d.value ->> 3)::bigint),
+       -- Since it was last written the device has not been heard, or the last second is not written yet.
+       (d.value ->> 4)::double precision
+       * exp(-greatest(0, extract(epoch FROM clock_timestamp() - mill.moment((d.value ->> 5)::bigint)) - 1) / 60),
+       (d.value ->> 0)::bigint, (d.value ->> 1)::bigint, coalesce(l.count, 0), coalesce(x.count, 0)
+  FROM devices AS d
+  LEFT JOIN late AS l ON (l.graph_id, l.stream, l.key) = (d.graph_id, d.stream, d.key)
+  LEFT JOIN dead AS x ON (x.graph_id, x.stream, x.key) = (d.graph_id, d.stream, d.key)
+$$;
+
+CREATE VIEW millpy.fleet AS SELECT * FROM mill.devices();

@@ -17,6 +17,7 @@ from millpy.commands.common import (
     worded,
 )
 from millpy.errors import UsageError
+from millpy.store.admin import Admin, Row
 
 sources = typer.Typer(help="Feeds: what they have brought, and which stand still.", no_args_is_help=True)
 
@@ -45,3 +46,29 @@ def resume(
             raise UsageError(f"{stream!r} is paused in several graphs", hint="name the graph's file as well")
         resumed = admin.resume_source(paused.pop(), stream)
     typer.echo(f"{resumed} source partitions of {stream} go on")
+
+
+COLUMNS = ("graph", "stream", "device", "last_event_time", "lag", "silent_for", "rate", "records", "duplicates", "late")
+
+
+@worded
+def fleet(
+    graph: GraphArgument = None,
+    silent_s: Annotated[float, typer.Option("--silent", metavar="S", help="Only those silent for so long.")] = 0.0,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", help="At most so many, the longest silent.")] = 50,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the devices behind the sources: when each was heard last, how often, what of it was set aside."""
+
+    def ask(admin: Admin, name: str | None) -> dict[str, list[Row]]:
+        rows = admin.fleet(name, silent_s, limit)
+        return {"fleet": rows if as_json else [_short(row) for row in rows]}
+
+    show(graph, database, as_json, ask)
+
+
+def _short(row: Row) -> Row:
+    short = {name: row[name] for name in (*COLUMNS, "dead_letters")}
+    seconds = {name: row[name].total_seconds() for name in ("lag", "silent_for") if row[name] is not None}
+    return short | {name: f"{value:.1f} s" for name, value in seconds.items()} | {"rate": f"{row['rate']:.2f}/s"}

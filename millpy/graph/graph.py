@@ -58,6 +58,7 @@ class Graph:
         dedupe: Dedupe | None = None,
         idle: AdvanceWithClock | Wait | None = None,
         pause_above: Rate | None = None,
+        device: str | tuple[str, ...] | None = None,
     ) -> Stream:
         """Bring an outside feed in as a stream.
 
@@ -70,6 +71,8 @@ class Graph:
             idle: what the watermark does while the source is silent; the default waits.
             pause_above: when more than this is set aside, the source stands still until a person resumes it
                 (`millpy sources resume`), rather than empty a feed into the dead letters. May be changed at any time.
+            device: which fields name a device in the view `millpy.fleet`, `()` for none; by default the key of the
+                first computation that takes the stream as it is. May be changed at any time.
 
         Raises:
             GraphError, SchemaError: with a hint.
@@ -81,9 +84,12 @@ class Graph:
             dedupe.validate(record_type)
         if isinstance(source, FillsFields):
             source.validate(record_type)
+        devices = (device,) if isinstance(device, str) else device
+        if devices:
+            record_type.key_types(devices)
         if len(set(source.partitions())) != len(source.partitions()) or not source.partitions():
             raise GraphError(f"source {source!r} names no partition, or one twice")
-        node = InjectorNode(name, source, record_type, event_time, dedupe, idle or Wait(), pause_above)
+        node = InjectorNode(name, source, record_type, event_time, dedupe, idle or Wait(), pause_above, devices)
         self.add(node)
         return Stream(self, node, record_type)
 

@@ -28,6 +28,7 @@ class InjectorNode:
     dedupe: Dedupe | None
     idle: AdvanceWithClock | Wait
     pause_above: Rate | None = None
+    device: tuple[str, ...] | None = None
 
     def meaning(self) -> str:
         """What must not change under a stored position."""

@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from millpy.injectors.decode import Decoded, Decoder
 from millpy.injectors.dedupe import DedupeIds, DedupeIndex
+from millpy.injectors.fleet import Fleet
 from millpy.injectors.health import Health
 from millpy.injectors.instants import DATETIME_HI, DATETIME_LO, instants_of_numbers
 from millpy.injectors.letters import Letters, taken_again
@@ -34,6 +35,7 @@ from millpy.injectors.protocol import Taken
 from millpy.injectors.settings import AdvanceWithClock, Dedupe, EventTime, IdlePolicy, Rate, Unit, Wait
 from millpy.limits import Limits
 from millpy.model.checkpoint import DeadLetter, DedupeRun, Delta, Entries, Kind, Pause, Request, Settled
+from millpy.model.keys import KeyColumn, KeyHasher
 from millpy.model.record import Instants, Records, RecordType, column_of, getter
 from millpy.model.stage import Recovered
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, describe, instant
@@ -57,6 +59,7 @@ class IntakeSettings:
     dedupe: Dedupe | None = None
     idle: IdlePolicy = field(default_factory=Wait)
     pause_above: Rate | None = None
+    devices: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
     computation: str = ""
 
@@ -126,6 +129,9 @@ class Intake:
         self._ids = DedupeIds(settings.dedupe, settings.record_type) if settings.dedupe else None
         self._seen = DedupeIndex(settings.dedupe.within_us if settings.dedupe else 0, runs)
         self._health = Health(settings.pause_above)
+        device_types = settings.record_type.key_types(settings.devices) if settings.devices else ()
+        self._fleet = Fleet(settings.devices, device_types, recovered.entries)
+        self._hasher = KeyHasher()
         self._counts = dict.fromkeys(COUNTERS, 0)
         self._source = SourcePosition()
         self._noted: Mapping[str, bytes | None] = {}
@@ -207,7 +213,7 @@ class Intake:
         if taken is not None:
             if arrived:
                 before_counts = self._counts["injected"]
-                self._take(taken, result)
+                self._take(taken, result, now_us)
                 injected = self._counts["injected"] - before_counts
                 result.pause = None if taken.finished else self._health.count(injected, len(result.dead_letters))
             if taken.position is not None:
@@ -226,10 +232,11 @@ class Intake:
             # By elapsed time: the host's wall clock, which says when records arrive, may differ from processing time.
             result.dedupe_run = self._seen.expire(now_us - self._arrived_us)
         after = (self._source.position, self._source.watermark, self._source.finished)
-        result.changed = arrived or bool(self._noted) or result.dedupe_run is not None or before != after
+        fleet_due = self._fleet.due(now_us, at_last=self._source.finished)
+        result.changed = arrived or fleet_due or bool(self._noted) or result.dedupe_run is not None or before != after
         result.watermark, result.finished = self.watermark, self.finished
         if result.changed:
-            result.delta = self._delta()
+            result.delta = self._delta_with_fleet(now_us)
         return result
 
     def standing(self) -> IntakeResult:
@@ -237,7 +244,7 @@ class Intake:
         self._noted = {}
         return IntakeResult(Records.none(self._settings.record_type), self.watermark, True, finished=self.finished)
 
-    def replay(self, requests: Sequence[Request], arrived_at: Instant) -> IntakeResult:
+    def replay(self, requests: Sequence[Request], arrived_at: Instant, now_us: Instant) -> IntakeResult:
         """Take records again that were set aside, each under the dedupe id that it had.
 
         They are judged by where the source stands now, and say nothing of where it stands: they move no watermark, and
@@ -246,22 +253,25 @@ class Intake:
         """
         result = self.standing()
         self._count(0, 0, -len(requests))
-        letters = self._take(taken_again(requests, arrived_at), result, requests)
+        letters = self._take(taken_again(requests, arrived_at), result, now_us, requests)
         result.settled = [Settled(request, letters.of_row(row)) for row, request in enumerate(requests)]
         result.dead_letters = []
-        result.delta = self._delta()
+        result.delta = self._delta_with_fleet(now_us)
         return result
 
-    def _take(self, taken: Taken, result: IntakeResult, again: Sequence[Request] = ()) -> Letters:
+    def _take(self, taken: Taken, result: IntakeResult, now_us: Instant, again: Sequence[Request] = ()) -> Letters:
         settings = self._settings
         decoded = self._decoder.decode(taken)
         letters = Letters(settings.stream, settings.computation or settings.stream, taken, decoded, again)
+        letters.devices = settings.devices
         letters.add_refused()
         rows = decoded.rows
         fresh = np.ones(len(rows), bool)
         if self._ids is not None:
             fresh, result.dedupe_run = self._without_duplicates(letters)
         duplicates = len(rows) - int(np.count_nonzero(fresh)) - (len(letters) - len(decoded.refused))
+        if duplicates and settings.devices:
+            self._fleet.take_duplicates(self._devices_of(letters, fresh), now_us)
         times, accepted = self._event_times(letters, fresh)
         self._count(duplicates, int(np.count_nonzero(accepted)), len(letters))
         result.dead_letters = letters.in_order()
@@ -283,7 +293,21 @@ class Intake:
             batch=decoded.batch if everything or decoded.batch is None else decoded.batch.take(pa.array(kept)),
             objects=decoded.objects if everything or decoded.objects is None else [decoded.objects[k] for k in kept],
         )
+        if settings.devices:
+            self._fleet.take(result.records.keys(settings.devices, self._hasher), of_kept, now_us)
         return letters
+
+    def _devices_of(self, letters: Letters, fresh: Mask) -> KeyColumn:
+        """The devices of the records that are neither fresh nor set aside."""
+        decoded = letters.decoded
+        dropped = [k for k in np.flatnonzero(~fresh).tolist() if letters.of_row(int(decoded.rows[k])) is None]
+        records = Records(
+            self._settings.record_type,
+            np.zeros(len(dropped), np.int64),
+            batch=None if decoded.batch is None else decoded.batch.take(pa.array(dropped, pa.int64())),
+            objects=None if decoded.objects is None else [decoded.objects[k] for k in dropped],
+        )
+        return records.keys(self._settings.devices, self._hasher)
 
     def _without_duplicates(self, letters: Letters) -> tuple[Mask, DedupeRun | None]:
         """Which records are neither duplicates nor without a place on the dedupe clock."""
@@ -360,11 +384,16 @@ class Intake:
         self._counts["duplicate"] += duplicates
         self._counts["dead_lettered"] += dead_lettered
 
-    def set_aside(self, count: int) -> Delta:
+    def set_aside(self, result: IntakeResult, count: int) -> Delta:
         """Count accepted records of the last step as dead-lettered after all; the delta to commit instead."""
         self._counts["accepted"] -= count
         self._counts["dead_lettered"] += count
-        return self._delta()
+        return (*self._delta(), *(entries for entries in result.delta if entries.kind is Kind.FLEET))
+
+    def _delta_with_fleet(self, now_us: Instant) -> Delta:
+        if not self._fleet.due(now_us, at_last=self._source.finished):
+            return self._delta()
+        return (*self._delta(), self._fleet.entries(now_us))
 
     def _delta(self) -> Delta:
         position = Entries(Kind.POSITION, POSITION_NAMESPACE)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -13,7 +13,8 @@ import numpy.typing as npt
 from millpy.injectors.decode import Decoded
 from millpy.injectors.protocol import Taken
 from millpy.model.checkpoint import DeadLetter, Request
-from millpy.model.record import Instants
+from millpy.model.keys import key_text
+from millpy.model.record import Instants, column_of, getter
 from millpy.model.time import Instant
 
 ID_BYTES = 16
@@ -53,6 +54,7 @@ class Letters:
         stream, computation: of the intake.
         again: what people asked for, when the batch is that.
         judged, ids: which of the decoded records have a dedupe id, and these ids, 16 bytes each.
+        devices: the fields that name a device.
     """
 
     stream: str
@@ -62,8 +64,10 @@ class Letters:
     again: Sequence[Request] = ()
     judged: Mask = field(default_factory=lambda: np.zeros(0, bool))
     ids: bytes = b""
+    devices: tuple[str, ...] = ()
     _by_row: dict[int, DeadLetter] = field(default_factory=dict)
     _wire: str | None = None
+    _named: list[list[Any]] | None = None
 
     def __len__(self) -> int:
         return len(self._by_row)
@@ -89,7 +93,19 @@ class Letters:
 
     def of(self, index: int, reason: str, detail: str, event_time: int | None) -> DeadLetter:
         """A letter for a decoded record."""
-        return self._of(int(self.decoded.rows[index]), reason, detail, event_time, self.id_of(index))
+        letter = self._of(int(self.decoded.rows[index]), reason, detail)
+        return replace(letter, event_time=event_time, dedupe_id=self.id_of(index), key=self._device_of(index))
+
+    def _device_of(self, index: int) -> bytes | None:
+        if not self.devices:
+            return None
+        if self._named is None:
+            if self.decoded.objects is not None:
+                self._named = [list(map(getter(name), self.decoded.objects)) for name in self.devices]
+            else:
+                self._named = [column_of(self.decoded.batch, name).to_pylist() for name in self.devices]
+        named = [values[index] for values in self._named]
+        return key_text(named[0] if len(named) == 1 else tuple(named))
 
     def id_of(self, index: int) -> bytes | None:
         """The dedupe id of a decoded record."""
@@ -111,9 +127,7 @@ class Letters:
             self.ids = b"".join(known for known in found if known is not None)
         return held
 
-    def _of(
-        self, row: int, reason: str, detail: str, event_time: int | None = None, dedupe_id: bytes | None = None
-    ) -> DeadLetter:
+    def _of(self, row: int, reason: str, detail: str) -> DeadLetter:
         if self._wire is None:
             self._wire = msgspec.json.encode(Wire.of(self.taken)).decode()
         return DeadLetter(
@@ -123,7 +137,5 @@ class Letters:
             stream=self.stream,
             computation=self.computation,
             position=self.taken.describe(row),
-            event_time=event_time,
             wire=self._wire,
-            dedupe_id=dedupe_id,
         )

@@ -21,6 +21,7 @@ class Kind(StrEnum):
     POSITION = "position"  # a source partition's position and running maximum
     COUNTER = "counter"  # namespace: what is counted, e.g. "consumed"; subkey: stream; value: absolute count
     PARKED = "parked"
+    FLEET = "fleet"  # namespace: what names a device; key: the device; value: see injectors.fleet
 
 
 @dataclass(slots=True)

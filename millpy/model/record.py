@@ -250,7 +250,7 @@ class Records:
         watermarks: int64[n], the source's watermark before each record; None behind a keyed stage.
     """
 
-    __slots__ = ("_batch", "_objects", "event_times", "type", "watermarks")
+    __slots__ = ("_batch", "_keys", "_objects", "event_times", "type", "watermarks")
 
     def __init__(
         self,
@@ -270,6 +270,7 @@ class Records:
         self.watermarks = watermarks
         self._batch = batch
         self._objects = objects
+        self._keys: dict[tuple[str, ...], KeyColumn] = {}
 
     @classmethod
     def none(cls, record_type: RecordType) -> Records:
@@ -325,7 +326,13 @@ class Records:
         )
 
     def keys(self, fields: Sequence[str], hasher: KeyHasher) -> KeyColumn:
-        """The keys of all rows by one field (scalar keys) or several (tuple keys)."""
+        """The keys of all rows by one field (scalar keys) or several (tuple keys); found once."""
+        names = tuple(fields)
+        if names not in self._keys:
+            self._keys[names] = self._found_keys(names, hasher)
+        return self._keys[names]
+
+    def _found_keys(self, fields: tuple[str, ...], hasher: KeyHasher) -> KeyColumn:
         if self._batch is None or (self._objects is not None and self.small):
             objects = self.objects()
             if len(fields) == 1:

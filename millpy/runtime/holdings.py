@@ -162,6 +162,7 @@ class Holdings:
             dedupe=node.dedupe,
             idle=node.idle,
             pause_above=node.pause_above,
+            devices=plan.devices(),
             limits=self._limits,
         )
         interval.intake = Intake(settings, found.recovered, runs)

@@ -68,6 +68,13 @@ class ComputationPlan:
     consumers: tuple[int, ...]
     stage: Stage | None
 
+    def devices(self) -> tuple[str, ...]:
+        """What names a source's devices: what the graph says, else the key of the first that takes it as it is."""
+        assert isinstance(self.node, InjectorNode)
+        if self.node.device is not None:
+            return self.node.device
+        return next((outlet.key_fields for outlet in self.outlets if not outlet.operators), ())
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:

@@ -129,7 +129,7 @@ class Steps:
             result = interval.intake.standing()
             retaken = retake_emission(interval, replay, isolation)
         else:
-            result = interval.intake.replay(replay.requests, replay.arrived_at)
+            result = interval.intake.replay(replay.requests, replay.arrived_at, inbox.now_us)
         if not result.changed:
             return None
         self._probe.reach_now(Point.AFTER_DECODE)
@@ -176,7 +176,7 @@ class Steps:
                 result.settled[place] = Settled(result.settled[place].request, letter)
             else:
                 letters.append(letter)
-        return records, interval.intake.set_aside(len(blamed)), letters
+        return records, interval.intake.set_aside(result, len(blamed)), letters
 
     def _receive(self, interval: Owned, answers: Sequence[Polled]) -> list[Mail]:
         """Turn polled segments into mail, before anything that local producers hand over in this turn."""

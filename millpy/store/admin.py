@@ -51,6 +51,16 @@ class Admin:
         """Source partitions, and which of them stand still."""
         return self._of_graph("SELECT * FROM millpy.sources", graph)
 
+    def fleet(self, graph: str | None, silent_s: float, rows_max: int) -> list[Row]:
+        """Devices that have been silent for so long, the longest first."""
+        return self.ask(
+            "SELECT * FROM millpy.fleet WHERE (CAST(:graph AS text) IS NULL OR graph = :graph)"
+            " AND silent_for >= make_interval(secs => :silent_s) ORDER BY silent_since, key LIMIT :rows_max",
+            graph=graph,
+            silent_s=silent_s,
+            rows_max=rows_max,
+        )
+
     def resume_source(self, graph: str, stream: str) -> int:
         """Let a source go on; how many of its partitions stood still."""
         found = self.change("SELECT millpy.resume_source(:graph, :stream) AS n", graph=graph, stream=stream)

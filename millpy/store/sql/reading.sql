@@ -33,7 +33,7 @@ SELECT d.interval_id, d.bundle, d.document::text AS document
 SELECT interval_id, kind, namespace, key, subkey, key_hash, fire_at, value::text AS value
   FROM mill.keyed
  WHERE interval_id = ANY (%(intervals)s) AND kind <> 'state'
-   AND kind IN ('timer', 'window', 'position', 'counter', 'parked')
+   AND kind IN ('timer', 'window', 'position', 'counter', 'parked', 'fleet')
 UNION ALL
 SELECT interval_id, kind, namespace, key, subkey, key_hash, fire_at, value::text AS value
   FROM mill.keyed

@@ -1,0 +1,54 @@
+"""The view of the fleet on PostgreSQL: what each device has sent, and what of it was dropped, late or set aside."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import psycopg
+
+from millpy.assembly import run_worker
+from millpy.limits import Limits
+from tests.crash.test_replay import LIMITS, Faults, a_graph, as_dict, payload, world_now
+from tests.feed import Feed
+
+
+def fetch(url: str, query: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        return connection.execute(query).fetchall()  # type: ignore[call-overload, no-any-return]
+
+
+COUNTS = "SELECT device, records, duplicates, late, dead_letters FROM millpy.fleet ORDER BY device"
+
+
+async def test_fleet_shows_what_became_of_each_device(database_url: str) -> None:
+    Faults.decoding = Faults.computing = Faults.mapping = True
+    feed, stop = Feed(batch_max=100), asyncio.Event()
+    limits = Limits(**{**as_dict(LIMITS), "future_tolerance_us": 1_000_000})
+    worker = asyncio.create_task(run_worker(a_graph(feed), database_url, limits=limits, stop=stop))
+    future = world_now() + 3_600_000_000
+    feed.push(*(payload(n, at=5_000_000 + n) for n in range(200)), *(payload(n) for n in range(10)))
+    feed.push(payload(1_001, at=0), payload(2_002, at=future), payload(3_003, kind="compute"), b"{")
+    feed.push(payload(4_004, kind="decode"))
+    feed.end()
+    try:
+        async with asyncio.timeout(60):
+            await worker
+    finally:
+        stop.set()
+
+    assert fetch(database_url, COUNTS) == [
+        ("dev-0", 40, 2, 0, 0),
+        ("dev-1", 41, 2, 1, 0),
+        ("dev-2", 40, 2, 0, 1),
+        ("dev-3", 41, 2, 1, 1),
+        ("dev-4", 40, 2, 0, 0),
+    ]
+    (row,) = fetch(
+        database_url,
+        "SELECT last_event_time = 'epoch'::timestamptz + interval '5000199 microseconds', rate > 0,"
+        " silent_for BETWEEN interval '0' AND interval '5 minutes', lag > interval '1 year', graph, stream"
+        " FROM millpy.fleet WHERE device = 'dev-4'",
+    )
+    assert row == (True, True, True, True, "world", "readings")
+    assert fetch(database_url, "SELECT count(*) FROM millpy.accounting WHERE NOT balanced") == [(0,)]
