@@ -52,7 +52,9 @@ def command(
 
     from millpy.testing.crash_test import report
     from millpy.testing.crash_test.display import display_for
+    from millpy.testing.crash_test.page import page
     from millpy.testing.crash_test.session import crash_test
+    from millpy.testing.crash_test.words import words
 
     settings = Settings.load(database_url=database, log_level="warning")
     configure_logging(settings)
@@ -72,6 +74,11 @@ def command(
     console, clock = Console(stderr=True), SystemClock()
     directory = Path(graph.partition(":")[0]).parent / EMBEDDED_DIRECTORY / "crash-test"
     tested = crash_test(options, directory, clock, display_for(console, clock))
-    options.report.with_suffix(".json").write_bytes(report.as_json(tested))
-    typer.echo(report.text(tested))
-    return 0 if tested.verdict.passed else 1
+    found = report.build(tested, clock.now_us())
+    options.report.write_text(page(found), encoding="utf-8")
+    options.report.with_suffix(".json").write_bytes(report.as_json(found))
+    typer.echo(words(found))
+    typer.echo(f"\n  report: {options.report} and {options.report.with_suffix('.json').name}")
+    if found.files is not None:
+        typer.echo(f"  data and logs of the run: {found.files}")
+    return 0 if found.passed else 1

@@ -15,10 +15,10 @@ from psycopg.types.string import TextLoader
 from millpy.errors import StoreUnavailableError, UsageError
 from millpy.testing.crash_test.compare import Results, ResultTable
 
-COUNT_TOGETHER = ("interval_id", "bundle", "emitted_at")  # who committed a row, and when: not part of a result
+WHO_AND_WHEN = ("interval_id", "bundle", "emitted_at")  # who committed a row: not part of a result
 VARIES = {
-    "windowed": ("pane_index", "pane_timing", *COUNT_TOGETHER),  # how many panes it took depends on bundling
-    "records": ("ordinal", *COUNT_TOGETHER),
+    "windowed": ("pane_index", "pane_timing", *WHO_AND_WHEN),  # how many panes it took depends on bundling
+    "records": ("ordinal", *WHO_AND_WHEN),
 }
 TEXTUAL = ("json", "jsonb", "timestamptz", "uuid", "numeric")
 
@@ -32,6 +32,14 @@ INTERVALS: LiteralString = """
 INJECTED: LiteralString = """
     SELECT e.interval_id, e.namespace, (e.value #>> '{}')::bigint FROM mill.entries AS e
      WHERE e.kind = 'counter' AND e.interval_id = ANY (%s) AND e.namespace IN ('injected', 'duplicate')
+"""
+# Behind a keyed stage lateness is judged by the bundle, so only a source-fed table must have the same late_count.
+TABLES: LiteralString = """
+    SELECT t.name, t.kind, t.key_columns,
+           (SELECT bool_and(p.kind = 'injector') FROM mill.subscriptions AS u JOIN mill.streams AS s USING (stream_id)
+              JOIN mill.computations AS p ON p.computation_id = s.producer_id
+             WHERE u.consumer_id = t.computation_id)
+      FROM mill.result_tables AS t JOIN mill.graphs AS g USING (graph_id) WHERE g.name = %s ORDER BY t.name
 """
 LATE: LiteralString = """
     SELECT stream, computation, key, event_time, window_start, window_end, payload FROM mill.late_records
@@ -66,11 +74,13 @@ class Snapshot:
     """What the tables said at one moment.
 
     Attributes:
+        workers: process ids of registered workers.
         injected: records that the injectors have read and committed.
         duplicates: how many of those were dropped as duplicates.
     """
 
     intervals: tuple[Interval, ...]
+    workers: tuple[int, ...]
     injected: int
     duplicates: int
 
@@ -122,8 +132,11 @@ class Database:
             return None
         sources = [interval.interval_id for interval in intervals if interval.is_injector]
         counts = self.rows(INJECTED, [sources])
-        injected = sum(count for _, name, count in counts if name == "injected")
-        return Snapshot(intervals, injected, sum(count for _, name, count in counts if name == "duplicate"))
+        workers = tuple(pid for (pid,) in self.rows("SELECT pid FROM mill.workers"))
+        injected, duplicates = (
+            sum(count for _, counter, count in counts if counter == name) for name in ("injected", "duplicate")
+        )
+        return Snapshot(intervals, workers, injected, duplicates)
 
     def graphs(self) -> list[str]:
         """Names of the graphs that are deployed here; none without our tables."""
@@ -157,12 +170,8 @@ class Database:
     def results(self, graph: str) -> Results:
         """Every result table, what was set aside, and the accounting."""
         tables = [
-            self._table(graph, name, kind, [column[0] for column in msgspec.json.decode(keys)])
-            for name, kind, keys in self.rows(
-                "SELECT t.name, t.kind, t.key_columns FROM mill.result_tables AS t"
-                " JOIN mill.graphs AS g USING (graph_id) WHERE g.name = %s ORDER BY t.name",
-                [graph],
-            )
+            self._table(graph, name, kind, [column[0] for column in msgspec.json.decode(keys)], source_fed)
+            for name, kind, keys, source_fed in self.rows(TABLES, [graph])
         ]
         tables.append(_set_aside("late records", LATE, self.rows(LATE)))
         tables.append(_set_aside("dead letters", DEAD, self.rows(DEAD)))
@@ -175,7 +184,7 @@ class Database:
             dead_lettered=dead,
         )
 
-    def _table(self, graph: str, name: str, kind: str, keys: list[str]) -> ResultTable:
+    def _table(self, graph: str, name: str, kind: str, keys: list[str], source_fed: bool) -> ResultTable:
         names = [
             column
             for (column,) in self.rows(
@@ -186,7 +195,8 @@ class Database:
         ]
         if kind == "windowed":
             keys = [*keys, "window_start", "window_end"]
-        values = [column for column in names if column not in keys and column not in VARIES.get(kind, COUNT_TOGETHER)]
+        varies = VARIES.get(kind, WHO_AND_WHEN) + (() if source_fed else ("late_count",))
+        values = [column for column in names if column not in keys and column not in varies]
         chosen = sql.SQL(", ").join(map(sql.Identifier, [*keys, *values]))
         rows = self.rows(sql.SQL("SELECT {} FROM {}").format(chosen, sql.Identifier(graph, name)))
         return ResultTable(name, tuple(keys), tuple(values), rows)
@@ -203,11 +213,17 @@ class Database:
 
 
 def make_database(url: str, name: str, template: str) -> None:
-    """CREATE DATABASE on the server of a URL."""
+    """CREATE DATABASE on the server of a URL, and bring it to disk: a crash has little to recover then."""
+    make = sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY file_copy")
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(
-            sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
-        )
+        connection.execute(make.format(sql.Identifier(name), sql.Identifier(template)))
+        connection.execute("CHECKPOINT")
+
+
+def drop_database(url: str, name: str) -> None:
+    """DROP DATABASE on the server of a URL."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
 def tcp_address(url: str) -> tuple[str, int] | None:

@@ -11,12 +11,21 @@ from millpy.errors import MillError
 from millpy.testing.crash_test.fleet import Fleet
 from millpy.testing.crash_test.options import FaultKind
 from millpy.testing.crash_test.place import Place
-from millpy.testing.crash_test.plan import PlannedFault, likely_s, pause_s
+from millpy.testing.crash_test.plan import NetworkFault, PlannedFault, likely_s, pause_s
 from millpy.testing.crash_test.watch import Watch
+from millpy.testing.proxy import Fault, PostgresProxy
 
 LOOK_EVERY_S = 0.02
 PATIENCE_S = 60.0
 """When the system is not whole so long after a fault, it will not be."""
+COMMIT_S_MAX = 5.0
+"""A fault that waits for a worker's next commit waits no longer than that."""
+AT_COMMIT = {
+    NetworkFault.SWALLOW: Fault.SWALLOW,
+    NetworkFault.LATE_COMMIT: Fault.LATE_COMMIT,
+    NetworkFault.LATE_PIPELINE: Fault.LATE_PIPELINE,
+    NetworkFault.CUT_COMMIT: Fault.CUT_COMMIT,
+}
 
 
 class StuckError(MillError):
@@ -52,6 +61,7 @@ class Striker:
     """Strikes one fault after the other.
 
     Args:
+        proxies: between each worker and the database; empty without network faults.
         tick: called in every wait; raises when the run has gone wrong.
         tell: called when a fault has struck and when it was recovered from.
     """
@@ -62,6 +72,7 @@ class Striker:
         watch: Watch,
         place: Place,
         url: str,
+        proxies: Sequence[PostgresProxy],
         clock: Clock,
         *,
         lease_s: float,
@@ -69,6 +80,7 @@ class Striker:
         tell: Callable[[Struck], None],
     ) -> None:
         self._fleet, self._watch, self._place, self._url = fleet, watch, place, url
+        self._proxies = proxies
         self._clock = clock
         self._lease_s = lease_s
         self._tick = tick
@@ -134,8 +146,13 @@ class Striker:
                 self._tell(fault)
 
     def _strike(self, fault: PlannedFault) -> None:
-        strike = {FaultKind.KILL: self._kill, FaultKind.FREEZE: self._freeze, FaultKind.DB: self._database}[fault.kind]
-        strike(fault)
+        strikes = {
+            FaultKind.KILL: self._kill,
+            FaultKind.FREEZE: self._freeze,
+            FaultKind.DB: self._database,
+            FaultKind.NETWORK: self._network,
+        }
+        strikes[fault.kind](fault)
 
     def _begin(self, fault: PlannedFault, what: str, slot: int | None = None) -> Struck:
         struck = Struck(len(self.struck) + 1, fault.kind, what, self._clock.monotonic(), self._watch.fed, slot)
@@ -176,9 +193,29 @@ class Striker:
         self._fleet.thaw(slot)
         struck.over = self._clock.monotonic()
 
+    def _network(self, fault: PlannedFault) -> None:
+        assert fault.network is not None
+        slot = self._victim(fault)
+        proxy = self._proxies[slot]
+        struck = self._begin(fault, f"{fault.network}, worker {slot + 1}", slot)
+        if fault.network is NetworkFault.CUT:
+            proxy.cut()
+        elif fault.network is NetworkFault.STALL:
+            proxy.stall(True)
+            self.wait(fault.length * 2 * self._lease_s)
+            proxy.stall(False)
+        else:
+            before, proxy.delay_s = proxy.struck, fault.length * self._lease_s
+            proxy.arm(AT_COMMIT[fault.network])
+            if not self._wait_until(lambda: proxy.struck > before, COMMIT_S_MAX) and proxy.take_fault() is not None:
+                struck.what += " (there was no commit to strike)"
+        struck.over = self._clock.monotonic()
+
     def _database(self, fault: PlannedFault) -> None:
         struck = self._begin(fault, "database")
         struck.what = self._place.strike(self._url)
-        self.wait(fault.length * self._lease_s)
-        self._place.restore()
+        try:
+            self.wait(fault.length * self._lease_s)
+        finally:
+            self._place.restore()
         struck.over = self._clock.monotonic()

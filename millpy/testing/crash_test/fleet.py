@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from millpy.clock import Clock
@@ -35,7 +35,7 @@ class Life:
     started: float
     ended: float | None = None
     how: str = ""
-    frozen: list[tuple[float, float]] | None = None
+    frozen: list[tuple[float, float]] = field(default_factory=list)
 
 
 class Fleet:
@@ -68,12 +68,14 @@ class Fleet:
     def start(self, slot: int) -> None:
         """Start a worker in a slot that has none."""
         environment = {**self._environment, "MILLPY_DATABASE_URL": self._urls[slot]}
+        if slot in self._processes:
+            self._drop_leash(slot)
         with self.log_file(slot).open("ab") as log:
             process = subprocess.Popen(
                 self._command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True
             )
         self._processes[slot] = process
-        self.lives.append(Life(slot, process.pid, self._clock.monotonic(), frozen=[]))
+        self.lives.append(Life(slot, process.pid, self._clock.monotonic()))
 
     def log_file(self, slot: int) -> Path:
         """Where a slot's workers log."""
@@ -93,10 +95,11 @@ class Fleet:
         self._notice()
         return [slot for slot, process in sorted(self._processes.items()) if process.poll() is None]
 
-    def failed(self) -> list[int]:
-        """Slots whose process ended with an error of its own."""
+    def failed(self) -> dict[int, int]:
+        """Slots whose process ended with an error of its own, and its exit status."""
         self._notice()
-        return [slot for slot, process in sorted(self._processes.items()) if (process.poll() or 0) > 0]
+        codes = {slot: process.poll() or 0 for slot, process in sorted(self._processes.items())}
+        return {slot: code for slot, code in codes.items() if code > 0}
 
     def finished(self) -> bool:
         """Whether every process that was not killed has left in good order, and at least one has."""
@@ -121,12 +124,7 @@ class Fleet:
         since = self._frozen.pop(slot, None)
         if since is not None:
             self._processes[slot].send_signal(signal.SIGCONT)
-            self._frozen_times(slot).append((since, self._clock.monotonic()))
-
-    def _frozen_times(self, slot: int) -> list[tuple[float, float]]:
-        found = self.life(slot).frozen
-        assert found is not None
-        return found
+            self.life(slot).frozen.append((since, self._clock.monotonic()))
 
     def stop(self) -> None:
         """End all of them: drain, and kill what does not."""
@@ -135,15 +133,19 @@ class Fleet:
         for process in self._processes.values():
             if process.poll() is None:
                 process.terminate()
-        for process in self._processes.values():
+        for slot, process in self._processes.items():
             with suppress(subprocess.TimeoutExpired):
                 process.wait(END_S_MAX)
             if process.poll() is None:
                 process.kill()
                 process.wait()
-            assert process.stdin is not None
-            process.stdin.close()
+            self._drop_leash(slot)
         self._notice()
+
+    def _drop_leash(self, slot: int) -> None:
+        leash = self._processes[slot].stdin
+        assert leash is not None
+        leash.close()
 
     def _notice(self) -> None:
         now = self._clock.monotonic()

@@ -12,7 +12,7 @@ from typing import Protocol
 from millpy.embedded import EmbeddedPostgres
 from millpy.errors import UsageError
 from millpy.store.migrate import migrate
-from millpy.testing.crash_test.database import Database, make_database, tcp_address
+from millpy.testing.crash_test.database import Database, drop_database, make_database, tcp_address
 
 TEMPLATE = "crash_test_template"
 
@@ -47,11 +47,15 @@ class EmbeddedPlace:
         self._server.start()
         make_database(self._server.url(), TEMPLATE, "template1")
         migrate(self._server.url(TEMPLATE))
+        self._made = ""
         self.described = f"embedded PostgreSQL {self._server.version}"
 
     def fresh(self, name: str) -> str:
-        """URL of a database made for this run."""
+        """URL of a database made for this run; that of the run before is gone."""
+        if self._made:
+            drop_database(self._server.url(), self._made)
         make_database(self._server.url(), name, TEMPLATE)
+        self._made = name
         return self._server.tcp_url(name)
 
     def strike(self, url: str) -> str:

@@ -18,14 +18,14 @@ AT_ONCE = 0.25
 
 
 class NetworkFault(StrEnum):
-    """What a proxy can do to the connections of one worker."""
+    """What a proxy can do to the connections of one worker; the last four strike its next commit."""
 
     CUT = "connections cut"
     STALL = "network stalled"
-    SWALLOW = "answer to COMMIT swallowed"
-    LATE_COMMIT = "COMMIT delayed behind the loss of its connection"
-    LATE_PIPELINE = "commit pipeline delayed behind the loss of its connection"
-    CUT_COMMIT = "connection cut before COMMIT"
+    SWALLOW = "answer to COMMIT lost"
+    LATE_COMMIT = "COMMIT arrives after its connection is lost"
+    LATE_PIPELINE = "commit arrives after its connection is lost"
+    CUT_COMMIT = "connection lost before COMMIT"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,82 +1,339 @@
-"""Report: what a crash test has found, as one value; for the terminal, and as JSON."""
+"""Report: what a crash test has found, as one plain value; JSON is made of it, the terminal's words, and the page.
+
+All times are seconds from the first record of the crash run.
+"""
 
 from __future__ import annotations
 
 import statistics
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import datetime
 
 import msgspec
 
+from millpy.model.time import Instant, to_datetime
 from millpy.testing.crash_test.compare import Change, Difference
+from millpy.testing.crash_test.options import Options
+from millpy.testing.crash_test.reasons import shape_reasons, suspects
 from millpy.testing.crash_test.session import Tested
-from millpy.testing.crash_test.verdict import Judgement, Verdict
+from millpy.testing.crash_test.verdict import Judgement, by_table
+from millpy.testing.crash_test.watch import Sample
 
-SHOWN = 5
+SAMPLES_MAX = 800
+DIFFERENCES_MAX = 200
 HEADLINES = {
-    Judgement.EXACT: "EXACTLY ONCE: nothing lost, nothing doubled, nothing changed",
-    Judgement.DIFFERENT: "NOT EXACTLY ONCE: the faults have changed the results",
-    Judgement.UNSTEADY: "UNDECIDED: your code is not deterministic",
-    Judgement.STUCK: "DID NOT FINISH",
+    Judgement.EXACT: "Exactly once",
+    Judgement.DIFFERENT: "Results differ",
+    Judgement.UNSTEADY: "Not deterministic",
+    Judgement.STUCK: "Did not finish",
+}
+MEANING = {
+    Judgement.EXACT: "Nothing was lost, nothing doubled, nothing changed: every row is that of a run without faults.",
+    Judgement.DIFFERENT: "Two runs without faults agree with each other; the run with faults does not agree with them.",
+    Judgement.UNSTEADY: (
+        "Runs without any fault do not agree with each other about some values, so a crash test can decide nothing"
+        " about those. Everything else is as it should be."
+    ),
+    Judgement.STUCK: "The run with faults did not come to its end.",
 }
 
 
-def recoveries(tested: Tested) -> list[float]:
-    """Seconds from each fault until all was whole again."""
-    return [fault.recovered - fault.at for fault in tested.crash.struck if fault.recovered is not None]
+class Fault(msgspec.Struct, frozen=True):
+    """One fault: `over_s` is its own end, `recovered_s` when the system was whole again."""
+
+    number: int
+    kind: str
+    what: str
+    at_s: float
+    over_s: float | None
+    recovered_s: float | None
+    worker: int | None
+    owned: int
+
+    @property
+    def recovery_s(self) -> float | None:
+        """From the fault until all was owned again and what had been fed was committed."""
+        return None if self.recovered_s is None else self.recovered_s - self.at_s
 
 
-def text(tested: Tested) -> str:
-    """The verdict for a terminal."""
-    verdict, crash = tested.verdict, tested.crash
-    times = recoveries(tested)
-    lines = ["", HEADLINES[verdict.judgement], ""]
-    lines.append(
-        f"  {crash.fed:,} records, {tested.options.workers} workers,"
-        f" {len(crash.struck)} faults in {crash.seconds:.0f} s"
+class Process(msgspec.Struct, frozen=True):
+    """One process of a worker's slot."""
+
+    worker: int
+    from_s: float
+    to_s: float
+    how: str
+    frozen: tuple[tuple[float, float], ...]
+
+
+class Takeover(msgspec.Struct, frozen=True):
+    """Intervals of one computation that came to another worker."""
+
+    at_s: float
+    computation: str
+    intervals: int
+    from_worker: int | None
+    to_worker: int | None
+
+
+class Point(msgspec.Struct, frozen=True):
+    """How far the input was."""
+
+    at_s: float
+    fed: int
+    committed: int
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """Recovery times of one kind of fault, or of all."""
+
+    faults: int
+    median_s: float
+    longest_s: float
+
+
+class TableResult(msgspec.Struct, frozen=True):
+    """What became of one table."""
+
+    name: str
+    rows: int
+    lost: int
+    doubled: int
+    changed: int
+    undecided: int
+    unsteady_columns: tuple[str, ...]
+    unsteady_rows: bool
+
+
+class Changed(msgspec.Struct, frozen=True):
+    """One row that differs; values as text."""
+
+    table: str
+    change: str
+    identity: dict[str, str]
+    columns: tuple[str, ...]
+    expected: dict[str, str] | None
+    found: dict[str, str] | None
+
+
+class Unsteadiness(msgspec.Struct, frozen=True):
+    """What two runs without faults do not agree about in one table, and why that can be."""
+
+    table: str
+    columns: tuple[str, ...]
+    rows: bool
+    reasons: tuple[str, ...]
+    differences: int
+    examples: tuple[Changed, ...]
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A line of the graph's file that can make runs differ."""
+
+    line: int
+    code: str
+    why: str
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything; see the module."""
+
+    graph: str
+    file: str
+    command: str
+    made_at: datetime
+    database: str
+    verdict: str
+    passed: bool
+    headline: str
+    meaning: str
+    lost: int
+    doubled: int
+    changed: int
+    complaints: tuple[str, ...]
+    records: int
+    inputs: dict[str, str]
+    workers: int
+    seed: int
+    lease_s: float
+    seconds: float
+    reference_s: float
+    recovery: Spread | None
+    recovery_by_kind: dict[str, Spread]
+    faults: tuple[Fault, ...]
+    takeovers: tuple[Takeover, ...]
+    processes: tuple[Process, ...]
+    progress: tuple[Point, ...]
+    events: dict[str, int]
+    tables: tuple[TableResult, ...]
+    differences: tuple[Changed, ...]
+    unsteady: tuple[Unsteadiness, ...]
+    suspects: tuple[Line, ...]
+    files: str | None
+
+
+def build(tested: Tested, now_us: Instant) -> Report:
+    """The report of a finished crash test."""
+    verdict, crash, options = tested.verdict, tested.crash, tested.options
+    judgement = verdict.judgement
+    start = crash.started
+    faults = _faults(tested)
+    doubtful = judgement in (Judgement.DIFFERENT, Judgement.UNSTEADY)
+    lines = suspects(options.graph) if doubtful else []
+    return Report(
+        graph=tested.graph.name,
+        file=options.graph,
+        command=command_line(options),
+        made_at=to_datetime(now_us),
+        database=tested.place,
+        verdict=str(judgement),
+        passed=verdict.passed,
+        headline=HEADLINES[judgement],
+        meaning=MEANING[judgement],
+        lost=verdict.count(Change.LOST),
+        doubled=verdict.count(Change.DOUBLED),
+        changed=verdict.count(Change.CHANGED),
+        complaints=tuple(verdict.faults),
+        records=crash.fed,
+        inputs={source.stream: f"{source.origin} ({source.total:,} records)" for source in tested.prepared},
+        workers=options.workers,
+        seed=options.seed,
+        lease_s=options.lease_s,
+        seconds=crash.seconds,
+        reference_s=tested.references[0].seconds,
+        recovery=_spread(faults),
+        recovery_by_kind={
+            kind: spread for kind in options.faults if (spread := _spread([f for f in faults if f.kind == kind]))
+        },
+        faults=tuple(faults),
+        takeovers=tuple(_takeovers(tested)),
+        processes=tuple(
+            Process(
+                life.slot + 1,
+                life.started - start,
+                (crash.ended if life.ended is None else life.ended) - start,
+                life.how,
+                tuple((a - start, b - start) for a, b in life.frozen),
+            )
+            for life in crash.lives
+        ),
+        progress=tuple(Point(s.at - start, s.fed, s.committed) for s in _thinned(crash.samples)),
+        events=dict(crash.events),
+        tables=tuple(_tables(tested)),
+        differences=tuple(_changed(found) for found in verdict.found[:DIFFERENCES_MAX]),
+        unsteady=tuple(_unsteadiness(tested)),
+        suspects=tuple(Line(s.line, s.code, s.why) for s in lines),
+        files=None if tested.files is None else str(tested.files),
     )
-    if times:
-        lines.append(f"  recovery: median {statistics.median(times):.2f} s, longest {max(times):.2f} s")
-    lines += [f"  {name}: {rows:,} rows compared" for name, rows in verdict.compared.items()]
-    lines.append("  " + ", ".join(f"{change} {verdict.count(change)}" for change in Change))
-    lines += [f"  {complaint}" for complaint in verdict.faults]
-    lines += [f"  {described(difference)}" for difference in verdict.found[:SHOWN]]
-    lines += list(_unsteady_lines(verdict))
-    return "\n".join(lines)
 
 
-def _unsteady_lines(verdict: Verdict) -> list[str]:
-    lines = []
-    for table, wavers in verdict.unsteady.items():
-        what = f"columns {', '.join(sorted(wavers.columns))}" if wavers.columns else "rows come and go"
-        lines.append(f"  {table}: two runs without any fault differ: {what}")
-        lines += [f"    {described(difference)}" for difference in wavers.differences[:SHOWN]]
-    return lines
+def command_line(options: Options) -> str:
+    """The command that runs the same again."""
+    words = ["millpy crash-test", options.graph, *(f"--input {path}" for path in options.inputs)]
+    if options.generate is not None:
+        words.append(f"--generate {options.generate}")
+    words += [f"--kills {options.count}", f"--workers {options.workers}", f"--seed {options.seed}"]
+    return " ".join([*words, f"--faults {','.join(options.faults)}"])
 
 
-def described(difference: Difference) -> str:
-    """One difference in one line."""
-    where = ", ".join(f"{name} {value}" for name, value in difference.identity.items())
-    if difference.expected is not None and difference.found is not None and difference.columns:
-        values = ", ".join(
-            f"{name} {difference.found[name]} instead of {difference.expected[name]}" for name in difference.columns
+def _faults(tested: Tested) -> list[Fault]:
+    start = tested.crash.started
+
+    def since(at: float | None) -> float | None:
+        return None if at is None else at - start
+
+    return [
+        Fault(
+            fault.number,
+            str(fault.kind),
+            fault.what,
+            fault.at - start,
+            since(fault.over),
+            since(fault.recovered),
+            None if fault.slot is None else fault.slot + 1,
+            fault.owned,
         )
-        return f"{difference.change} in {difference.table}: {where}: {values}"
-    if difference.expected is None:
-        return f"{difference.change} in {difference.table}: {where}: a row that should not be there"
-    return f"{difference.change} in {difference.table}: {where}"
+        for fault in tested.crash.struck
+    ]
 
 
-def as_json(tested: Tested) -> bytes:
-    """The same for machines."""
-    verdict, crash = tested.verdict, tested.crash
-    content: dict[str, Any] = {
-        "graph": tested.graph.name,
-        "verdict": str(verdict.judgement),
-        "lost": verdict.count(Change.LOST),
-        "doubled": verdict.count(Change.DOUBLED),
-        "changed": verdict.count(Change.CHANGED),
-        "faults": [
-            {"kind": fault.kind, "what": fault.what, "at_s": fault.at - crash.started} for fault in crash.struck
-        ],
-    }
-    return msgspec.json.format(msgspec.json.encode(content), indent=2)
+def _spread(faults: Iterable[Fault]) -> Spread | None:
+    times = [fault.recovery_s for fault in faults if fault.recovery_s is not None]
+    return Spread(len(times), statistics.median(times), max(times)) if times else None
+
+
+def _takeovers(tested: Tested) -> list[Takeover]:
+    workers = {life.pid: life.slot + 1 for life in tested.crash.lives}
+    groups: Counter[tuple[float, str, int, int]] = Counter()
+    for takeover in tested.crash.takeovers:
+        groups[takeover.at, takeover.computation, takeover.from_pid, takeover.to_pid] += 1
+    return [
+        Takeover(at - tested.crash.started, computation, count, workers.get(before), workers.get(after))
+        for (at, computation, before, after), count in groups.items()
+    ]
+
+
+def _thinned(samples: Sequence[Sample]) -> Sequence[Sample]:
+    step = max(1, len(samples) // SAMPLES_MAX)
+    return [*samples[:-1:step], *samples[-1:]]
+
+
+def _tables(tested: Tested) -> list[TableResult]:
+    verdict = tested.verdict
+    counts, undecided = by_table(verdict.found), by_table(verdict.undecided)
+    found = []
+    for name, rows in verdict.compared.items():
+        count, wavers = counts.get(name, Counter()), verdict.unsteady.get(name)
+        found.append(
+            TableResult(
+                name,
+                rows,
+                count[Change.LOST],
+                count[Change.DOUBLED],
+                count[Change.CHANGED],
+                undecided.get(name, Counter()).total(),
+                tuple(sorted(wavers.columns)) if wavers else (),
+                bool(wavers and wavers.rows),
+            )
+        )
+    return found
+
+
+def _unsteadiness(tested: Tested) -> list[Unsteadiness]:
+    return [
+        Unsteadiness(
+            table,
+            tuple(sorted(wavers.columns)),
+            wavers.rows,
+            tuple(shape_reasons(tested.graph, table)),
+            len(wavers.differences),
+            tuple(_changed(found) for found in wavers.differences[:DIFFERENCES_MAX]),
+        )
+        for table, wavers in tested.verdict.unsteady.items()
+    ]
+
+
+def _changed(found: Difference) -> Changed:
+    def texts(values: dict[str, object] | None) -> dict[str, str] | None:
+        return None if values is None else {name: _text(value) for name, value in values.items()}
+
+    return Changed(
+        found.table,
+        str(found.change),
+        texts(found.identity) or {},
+        found.columns,
+        texts(found.expected),
+        texts(found.found),
+    )
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")[:300]
+    return str(value)[:300]
+
+
+def as_json(report: Report) -> bytes:
+    """The report for machines."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"

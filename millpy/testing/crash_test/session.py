@@ -12,7 +12,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from millpy.clock import Clock
@@ -69,20 +69,20 @@ def crash_test(options: Options, directory: Path, clock: Clock, display: Display
     graph.spec()
     directory.mkdir(parents=True, exist_ok=True)
     files = Path(tempfile.mkdtemp(prefix="run-", dir=directory))
-    keep = options.keep
+    keep = True  # after an error and after a failure there is something to look at
     try:
         prepared = prepare(graph, options, files / "input")
         display.say(f"{', '.join(f'{source.stream}: {source.origin}' for source in prepared)}")
         place = place_for(options.database_url, graph.name, files / "postgres")
         try:
             tested = _trials(options, graph, prepared, place, files, clock, display)
-            keep |= not tested.verdict.passed
+            keep = options.keep or not tested.verdict.passed
         finally:
             place.close(keep=keep)
     finally:
         if not keep:
             shutil.rmtree(files, ignore_errors=True)
-    return tested
+    return replace(tested, files=files if keep else None)
 
 
 def _trials(

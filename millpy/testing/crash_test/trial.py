@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from millpy.clock import Clock
 from millpy.testing.crash_test.compare import Results
-from millpy.testing.crash_test.database import Database
+from millpy.testing.crash_test.database import Database, through
 from millpy.testing.crash_test.faults import Striker, Struck, StuckError
 from millpy.testing.crash_test.feeder import Feeder, lay_out
 from millpy.testing.crash_test.fleet import Fleet, Life
 from millpy.testing.crash_test.inputs import Prepared
-from millpy.testing.crash_test.place import Place
+from millpy.testing.crash_test.options import FaultKind
+from millpy.testing.crash_test.place import Place, proxied_address
 from millpy.testing.crash_test.plan import PlannedFault
 from millpy.testing.crash_test.watch import Sample, Takeover, Watch
+from millpy.testing.crash_test.worker import EXIT_UNAVAILABLE
+from millpy.testing.proxy import PostgresProxy
 
 WORKER = "millpy.testing.crash_test.worker"
 LOOK_EVERY_S = 0.05
@@ -117,11 +121,25 @@ class Trial:
         self._pause = threading.Event()  # never set: waits
         self._progress = Progress(setting.name, sum(source.total for source in prepared), len(setting.plan))
         environment = {"MILLPY_LEASE_S": str(setting.lease_s), **setting.limits}
+        self._stack = ExitStack()
+        proxies: list[PostgresProxy] = []
         urls = [self._url] * setting.workers
+        if any(fault.kind is FaultKind.NETWORK for fault in setting.plan):
+            address = proxied_address(self._url)
+            proxies = [self._stack.enter_context(PostgresProxy(*address)) for _ in urls]
+            urls = [through(self._url, proxy.port) for proxy in proxies]
         self._fleet = Fleet([WORKER, graph, str(self._feed)], urls, environment, self._directory, clock)
         self._watch = Watch(self._url, clock)
         self._striker = Striker(
-            self._fleet, self._watch, place, self._url, clock, lease_s=setting.lease_s, tick=self._look, tell=tell
+            self._fleet,
+            self._watch,
+            place,
+            self._url,
+            proxies,
+            clock,
+            lease_s=setting.lease_s,
+            tick=self._look,
+            tell=tell,
         )
         self._feeder: Feeder | None = None
 
@@ -148,6 +166,7 @@ class Trial:
                 self._feeder.stop()
             self._fleet.stop()
             self._watch.stop()
+            self._stack.close()
         return self._outcome(started, ended, stuck)
 
     def _lay_feed(self) -> None:
@@ -201,8 +220,11 @@ class Trial:
         progress.recovered = sum(fault.recovered is not None for fault in self._striker.struck)
         progress.alive = tuple(fleet.alive())
         self._show(progress)
-        if failed := fleet.failed():
-            raise StuckError(f"worker {failed[0] + 1} ended with an error: {fleet.last_words(failed[0])}")
+        for slot, status in fleet.failed().items():
+            # One that starts while the database is away ends; who runs workers has something that starts another.
+            if status != EXIT_UNAVAILABLE or fleet.life(slot).pid in watch.registered:
+                raise StuckError(f"worker {slot + 1} ended with status {status}: {fleet.last_words(slot)}")
+            fleet.start(slot)
         fed_all = progress.fed == progress.total
         if fed_all and not self._striker.is_striking and clock.monotonic() - watch.moved > IDLE_S_MAX:
             raise StuckError(f"nothing was committed for {IDLE_S_MAX:.0f} s, and the graph has not finished")

@@ -1,7 +1,8 @@
 """One worker of a crash test: `python -m millpy.testing.crash_test.worker GRAPH.py FEED`.
 
 It runs the user's graph as `millpy run` does, but every source is replaced by the tape of its stream under FEED. The
-database comes by MILLPY_DATABASE_URL. Standard input is a leash: when it ends, the worker drains.
+database comes by MILLPY_DATABASE_URL. Standard input is a leash: when it ends, the worker drains. The exit status is
+that of `millpy run`, but for a database that does not answer.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from pathlib import Path
 
 from millpy.complaint import complain
 from millpy.config import Settings, configure_logging
-from millpy.errors import MillError, UsageError
+from millpy.errors import MillError, StoreUnavailableError, UsageError
 from millpy.graph_file import load_graph
 from millpy.testing.crash_test.inputs import injectors
 from millpy.testing.crash_test.tape import Tape
 from millpy.worker_process import run_until_told
+
+EXIT_UNAVAILABLE = 75
+"""A worker that starts while the database is away ends; whoever runs workers starts another."""
 
 
 def main() -> int:
@@ -30,6 +34,9 @@ def main() -> int:
         for node in injectors(graph):
             node.source = Tape(feed / node.name)
         run_until_told(graph, settings.database_url, settings, leash=True)
+    except StoreUnavailableError as error:
+        complain(error)
+        return EXIT_UNAVAILABLE
     except MillError as error:
         return complain(error)
     return 0

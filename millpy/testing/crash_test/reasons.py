@@ -1,0 +1,145 @@
+"""Reasons: why two runs of the same graph over the same input can differ, read from its source and its shape.
+
+Hints for a person, not proofs: what is found in the file is what usually does it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from millpy.graph import Graph, InjectorNode, StageNode
+
+RANDOM = "is another value in every run, and again when a record is processed once more after a crash"
+CLOCK = "reads the clock: take the record's event time (context.event_time) instead"
+OUTSIDE = "asks the outside world, which need not answer the same twice"
+HASH = "of text is another number in every process"
+ORDER = "goes through a set, whose order is another one in every process: sort it"
+GLOBAL = "is kept outside of the context: it is not saved, and a worker that takes over starts without it"
+PROCESSING = "sets a processing-time timer, which fires by the clock and not by the input"
+CALLS = {
+    "random.": RANDOM, "numpy.random.": RANDOM, "np.random.": RANDOM, "secrets.": RANDOM, "os.urandom": RANDOM,
+    "uuid.uuid1": RANDOM, "uuid.uuid4": RANDOM, "uuid1": RANDOM, "uuid4": RANDOM, "randint": RANDOM,
+    "datetime.now": CLOCK, "datetime.utcnow": CLOCK, "datetime.datetime.now": CLOCK, "datetime.datetime.utcnow": CLOCK,
+    "date.today": CLOCK, "datetime.date.today": CLOCK, "time.time": CLOCK, "time.time_ns": CLOCK,
+    "time.monotonic": CLOCK, "time.perf_counter": CLOCK, "requests.": OUTSIDE, "httpx.": OUTSIDE, "urllib.": OUTSIDE,
+    "os.getpid": OUTSIDE, "hash": HASH,
+}  # fmt: skip
+MUTATING = {"append", "add", "update", "setdefault", "pop", "extend", "insert", "remove", "clear", "discard"}
+CALLBACKS = {"process_record", "process_timer"}
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A line of the user's file that can make runs differ."""
+
+    line: int
+    code: str
+    why: str
+
+
+def suspects(location: str) -> list[Suspect]:
+    """What in the graph's file can make two runs differ, by line."""
+    path = Path(location.partition(":")[0])
+    source = path.read_text(encoding="utf-8")
+    tree, lines = ast.parse(source), source.splitlines()
+    found = {line: why for line, why in sorted(_all(tree), reverse=True)}
+    return [Suspect(line, lines[line - 1].strip(), why) for line, why in sorted(found.items())]
+
+
+def shape_reasons(graph: Graph, table: str) -> list[str]:
+    """What in the graph's shape can make a table differ from run to run."""
+    stage = next((s for s in _stages(graph) if any(stream.table == table for stream in s.outputs)), None)
+    if stage is None:
+        return []
+    reasons = []
+    sources = _sources(stage)
+    if len(sources) > 1:
+        reasons.append(
+            f"it is fed by several sources ({', '.join(sorted(sources))}): in which order their records come together"
+            " differs from run to run, and with it what is late and in which order a key sees its records"
+        )
+    if not all(isinstance(keyed.stream.producer, InjectorNode) for keyed in stage.inputs):
+        reasons.append(
+            "it is fed by another keyed step: records of different keys come in no fixed order, and what is late is"
+            " judged by the bundle"
+        )
+    return reasons
+
+
+def _stages(graph: Graph) -> list[StageNode]:
+    return [node for node in graph.nodes if isinstance(node, StageNode)]
+
+
+def _sources(stage: StageNode) -> set[str]:
+    found: set[str] = set()
+    for keyed in stage.inputs:
+        producer = keyed.stream.producer
+        found |= {producer.name} if isinstance(producer, InjectorNode) else _sources(producer)
+    return found
+
+
+def _all(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    containers = ast.Dict | ast.List | ast.Set | ast.Call
+    shared = {
+        target.id
+        for node in tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, containers)
+        for target in _targets(node)
+        if isinstance(target, ast.Name)
+    }
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            for node in ast.walk(function):
+                yield from _calls(node)
+                yield from _kept_outside(node, shared)
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and function.name in CALLBACKS:
+                yield from _attributes_of_self(function)
+
+
+def _calls(node: ast.AST) -> Iterator[tuple[int, str]]:
+    if isinstance(node, ast.Call):
+        called = ast.unparse(node.func)
+        for name, why in CALLS.items():
+            if called == name or (name.endswith(".") and called.startswith(name)):
+                yield node.lineno, f"`{called}` {why}"
+        if any(word.arg == "processing" and ast.unparse(word.value) == "True" for word in node.keywords):
+            yield node.lineno, f"`{called}` {PROCESSING}"
+    if isinstance(node, ast.For | ast.comprehension):
+        over = node.iter
+        is_set = isinstance(over, ast.Set | ast.SetComp)
+        if is_set or (isinstance(over, ast.Call) and ast.unparse(over.func) in ("set", "frozenset")):
+            yield over.lineno, f"`{ast.unparse(over)}` {ORDER}"
+
+
+def _kept_outside(node: ast.AST, shared: set[str]) -> Iterator[tuple[int, str]]:
+    if isinstance(node, ast.Global):
+        yield node.lineno, f"`{', '.join(node.names)}` {GLOBAL}"
+    for target in _targets(node):
+        if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name) and target.value.id in shared:
+            yield target.lineno, f"`{target.value.id}` {GLOBAL}"
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in MUTATING
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id in shared
+    ):
+        yield node.lineno, f"`{node.func.value.id}` {GLOBAL}"
+
+
+def _attributes_of_self(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(function):
+        for target in _targets(node):
+            holder = target.value if isinstance(target, ast.Subscript) else target
+            if isinstance(holder, ast.Attribute) and ast.unparse(holder.value) == "self":
+                yield target.lineno, f"`{ast.unparse(holder)}` {GLOBAL}"
+
+
+def _targets(node: ast.AST) -> list[ast.expr]:
+    """What a statement assigns to."""
+    if isinstance(node, ast.Assign):
+        return node.targets
+    return [node.target] if isinstance(node, ast.AugAssign | ast.AnnAssign) else []
