@@ -47,15 +47,6 @@ def command(
 
     Exit status 0: nothing was lost, doubled or changed. 1: something was, or could not be decided. 2: wrong usage.
     """
-    # The engine is not loaded for the other commands.
-    from rich.console import Console
-
-    from millpy.testing.crash_test import report
-    from millpy.testing.crash_test.display import display_for
-    from millpy.testing.crash_test.page import page
-    from millpy.testing.crash_test.session import crash_test
-    from millpy.testing.crash_test.words import words
-
     settings = Settings.load(database_url=database, log_level="warning")
     configure_logging(settings)
     options = Options(
@@ -71,14 +62,28 @@ def command(
         report=out or Path(f"crash-test-{Path(graph.partition(':')[0]).stem}.html"),
         keep=keep,
     )
+    return _run(options)
+
+
+def _run(options: Options) -> int:
+    # The engine is not loaded for the other commands.
+    from rich.console import Console
+
+    from millpy.testing.crash_test.display import display_for
+    from millpy.testing.crash_test.page import page
+    from millpy.testing.crash_test.report import as_json, build
+    from millpy.testing.crash_test.session import crash_test
+    from millpy.testing.crash_test.words import words
+
     console, clock = Console(stderr=True), SystemClock()
-    directory = Path(graph.partition(":")[0]).parent / EMBEDDED_DIRECTORY / "crash-test"
-    tested = crash_test(options, directory, clock, display_for(console, clock))
-    found = report.build(tested, clock.now_us())
+    directory = Path(options.graph.partition(":")[0]).parent / EMBEDDED_DIRECTORY / "crash-test"
+    findings = crash_test(options, directory, clock, display_for(console, clock))
+    found = build(findings, clock.now_us())
+    as_json_too = options.report.with_suffix(".json")
     options.report.write_text(page(found), encoding="utf-8")
-    options.report.with_suffix(".json").write_bytes(report.as_json(found))
+    as_json_too.write_bytes(as_json(found))
     typer.echo(words(found))
-    typer.echo(f"\n  report: {options.report} and {options.report.with_suffix('.json').name}")
+    typer.echo(f"\n  report: {options.report} and {as_json_too}")
     if found.files is not None:
         typer.echo(f"  data and logs of the run: {found.files}")
     return 0 if found.passed else 1

@@ -63,6 +63,17 @@ class _NoEcho(logging.Filter):
 logging.getLogger("psycopg").addFilter(_NoEcho())
 
 
+class Outages:
+    """What the lanes of one worker tell each other: one has lost its connection, so the others' may be dead too.
+
+    A restarted server or a network that is back leaves dead connections behind in all lanes. Found out one by one, each
+    would cost the worker a failed turn and another wait before it tries again.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
 class Lane:
     """One connection and the lock that serialises its use."""
 
@@ -75,6 +86,7 @@ class Lane:
         long: bool = False,
         durable: bool = True,
         prepare: Callable[[Connection], Awaitable[None]] | None = None,
+        outages: Outages | None = None,
     ) -> None:
         self._url = url
         self._name = name
@@ -83,6 +95,8 @@ class Lane:
         self._statement_s = settings.long_statement_s if long else settings.statement_s
         self._synchronous_commit = "on" if durable else "off"
         self._prepare = prepare
+        self._outages = outages or Outages()
+        self._outages_seen = 0
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
 
@@ -109,9 +123,12 @@ class Lane:
                 await self._tidy()
 
     async def connected(self) -> Connection:
-        """The live connection, made anew when it was lost."""
+        """The live connection, made anew when it or that of another lane was lost."""
+        if self._outages_seen != self._outages.count:
+            await self.drop()
         if self._connection is not None and not self._connection.closed:
             return self._connection
+        self._outages_seen = self._outages.count
         timeout_ms = int(self._statement_s * 1000)
         try:
             connection = await AsyncConnection.connect(
@@ -159,6 +176,8 @@ class Lane:
         if connection is None:
             return
         status = connection.info.transaction_status
+        if status == TransactionStatus.UNKNOWN and self._outages_seen == self._outages.count:
+            self._outages.count += 1
         if status == TransactionStatus.IDLE:
             return
         if status == TransactionStatus.INERROR:

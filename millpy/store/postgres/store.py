@@ -26,7 +26,7 @@ from millpy.store.postgres import deploy as deploying
 from millpy.store.postgres import folding, ownership, polling, reading, requests, retention
 from millpy.store.postgres.arrays import Jsonbs, Texts
 from millpy.store.postgres.commit import Committer
-from millpy.store.postgres.connection import Connection, ConnectionSettings, Lane, all_rows
+from millpy.store.postgres.connection import Connection, ConnectionSettings, Lane, Outages, all_rows
 from millpy.store.postgres.errors import translate
 from millpy.store.postgres.results import ResultTable
 from millpy.store.postgres.statements import statement
@@ -49,12 +49,13 @@ class PostgresStore:
         self._backends: list[ownership.Backend] = []
         self._tables: dict[int, ResultTable] = {}
         self._states = reading.StateReader()
-        self._commit = Lane(url, "commit", settings, prepare=self._record_backend)
-        self._poll = Lane(url, "poll", settings)
-        self._admin = Lane(url, "admin", settings)
-        self._fold = Lane(url, "fold", settings, long=True)
-        self._hint = Lane(url, "hint", settings, durable=False)
-        self._listen = Lane(url, "listen", settings)
+        outages = Outages()
+        self._commit = Lane(url, "commit", settings, prepare=self._record_backend, outages=outages)
+        self._poll = Lane(url, "poll", settings, outages=outages)
+        self._admin = Lane(url, "admin", settings, outages=outages)
+        self._fold = Lane(url, "fold", settings, long=True, outages=outages)
+        self._hint = Lane(url, "hint", settings, durable=False, outages=outages)
+        self._listen = Lane(url, "listen", settings, outages=outages)
         self._listening: Connection | None = None
         self._committer = Committer(self._commit, self._tables)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 Row = tuple[Any, ...]
 AGREE = 1e-9
+TEXTS_MAX = 2
 
 
 class Change(StrEnum):
@@ -156,21 +157,26 @@ def _as_multiset(reference: ResultTable, run: ResultTable) -> Iterator[Differenc
     for row in sorted(missing.elements(), key=repr):
         waiting[row[told_by]].append(row)
     for row in sorted(extra.elements(), key=repr):
-        identity = {columns[told_by]: row[told_by]}
         now = dict(zip(columns, row, strict=True))
         if row in known:
-            yield Difference(reference.name, Change.DOUBLED, identity, now, now)
+            yield Difference(reference.name, Change.DOUBLED, _told_by(now, columns[told_by]), now, now)
         elif waiting[row[told_by]]:
-            was = _take_nearest(waiting[row[told_by]], row)
-            differing = tuple(c for c, a, b in zip(columns, was, row, strict=True) if not agree(a, b))
-            before = dict(zip(columns, was, strict=True))
-            yield Difference(reference.name, Change.CHANGED, identity, before, now, differing)
+            was = dict(zip(columns, _take_nearest(waiting[row[told_by]], row), strict=True))
+            differing = tuple(column for column in columns if not agree(was[column], now[column]))
+            identity = _told_by(now, columns[told_by], differing)
+            yield Difference(reference.name, Change.CHANGED, identity, was, now, differing)
         else:
-            yield Difference(reference.name, Change.CHANGED, identity, None, now)
+            yield Difference(reference.name, Change.CHANGED, _told_by(now, columns[told_by]), None, now)
     for left in waiting.values():
         for row in left:
-            was_row = dict(zip(columns, row, strict=True))
-            yield Difference(reference.name, Change.LOST, {columns[told_by]: row[told_by]}, was_row, None)
+            was = dict(zip(columns, row, strict=True))
+            yield Difference(reference.name, Change.LOST, _told_by(was, columns[told_by]), was, None)
+
+
+def _told_by(row: dict[str, Any], time: str, differing: Collection[str] = ()) -> dict[str, Any]:
+    """What a person knows a row by that has no key: its time, and its first texts."""
+    texts = [name for name, value in row.items() if isinstance(value, str) and name != time and name not in differing]
+    return {time: row[time]} | {name: row[name] for name in texts[:TEXTS_MAX]}
 
 
 def _pair_off_nearly_same(missing: Counter[Row], extra: Counter[Row]) -> None:

@@ -78,7 +78,7 @@ def recovery(report: Report) -> str:
                 dot = f'<circle cx="{x(fault.recovery_s):.1f}" cy="{y:.1f}" r="4.5" class="{kind}" opacity=".62">'
                 body.append(dot + _title(fault_title(fault)) + "</circle>")
         body.append(_line(x(spread.median_s), y - 10, x(spread.median_s), y + 10, "median"))
-    return _svg(STRIP_WIDTH, height + 22, body, "Recovery times by kind of fault")
+    return _svg(STRIP_WIDTH, height + 22, body, "Recovery times by kind of fault", kind="chart narrow")
 
 
 def glyph(kind: str, x: float, y: float, title: str = "") -> str:
@@ -130,11 +130,15 @@ def _lanes(report: Report, x: Scale, lanes: dict[str, float]) -> Iterator[str]:
     names = {"db": "database", "broker": "broker"}
     for name, y in lanes.items():
         yield _text(LEFT - 12, y + BAR, names.get(name, name), "lane", anchor="end")
+        if name in names:
+            yield _line(LEFT, y + 2 + BAR / 2, WIDTH - RIGHT, y + 2 + BAR / 2, "grid")
     for process in report.processes:
         y = lanes[f"worker {process.worker}"] + 2
         start, end = max(process.from_s, 0.0), process.to_s
         told = f"worker {process.worker}: {start:.1f} s to {end:.1f} s, {process.how}"
-        yield _rect(x(start), y, max(x(end) - x(start), 1), BAR, "alive", told, radius=3)
+        ready = end if process.ready_s is None else min(max(process.ready_s, start), end)
+        yield _rect(x(start), y, max(x(end) - x(start), 1), BAR, "alive starting", f"{told}; starting", radius=3)
+        yield _rect(x(ready), y, max(x(end) - x(ready), 0), BAR, "alive", told, radius=3)
         for begin, until in process.frozen:
             told = f"frozen for {until - begin:.1f} s"
             yield _rect(x(begin), y, max(x(until) - x(begin), 1), BAR, "freeze mark", told)
@@ -145,9 +149,6 @@ def _lanes(report: Report, x: Scale, lanes: dict[str, float]) -> Iterator[str]:
             yield _rect(
                 x(fault.at_s), y, max(x(over) - x(fault.at_s), 3), BAR, f"{fault.kind} mark", fault_title(fault)
             )
-    for name in lanes:
-        if name in names:
-            yield _line(LEFT, lanes[name] + 2 + BAR / 2, WIDTH - RIGHT, lanes[name] + 2 + BAR / 2, "grid")
 
 
 def _marks(report: Report, x: Scale, lanes: dict[str, float]) -> Iterator[str]:
@@ -211,9 +212,9 @@ def rates_of(points: Sequence[tuple[float, int]]) -> list[tuple[float, float]]:
     return rates
 
 
-def _svg(width: float, height: float, body: Sequence[str], label: str) -> str:
+def _svg(width: float, height: float, body: Sequence[str], label: str, kind: str = "chart") -> str:
     return (
-        f'<svg class="chart" viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{escape(label)}">'
+        f'<svg class="{kind}" viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{escape(label)}">'
         + "".join(body)
         + "</svg>"
     )

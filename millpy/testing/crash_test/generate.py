@@ -6,7 +6,6 @@ records are late, one in fifty comes twice where the graph deduplicates, and dev
 
 from __future__ import annotations
 
-import enum
 import random
 import typing
 from collections.abc import Collection, Iterator
@@ -43,9 +42,8 @@ class _Bounds:
 def key_fields(graph: Graph, node: InjectorNode) -> tuple[str, ...]:
     """The fields by which the graph keys this source's stream."""
     stages = [stage for stage in graph.nodes if isinstance(stage, StageNode)]
-    names = [
-        name for stage in stages for keyed in stage.inputs if keyed.stream.producer is node for name in keyed.fields
-    ]
+    inputs = [taken for stage in stages for taken in stage.inputs if taken.producer is node]
+    names = [name for taken in inputs for name in taken.fields if name in node.record_type.fields]
     return tuple(dict.fromkeys(names))
 
 
@@ -150,10 +148,6 @@ class _Maker:
             return [self._plausible(arguments[0]) for _ in range(self.rng.randint(0, 3))]
         if origin is dict:
             return {word: self._plausible(arguments[1]) for word in self.rng.sample(WORDS, 2)}
-        if origin is typing.Literal:
-            return self.rng.choice(arguments)
-        if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-            return self.rng.choice(list(annotation))
         hints = typing.get_type_hints(annotation, include_extras=True)
         return annotation(**{name: self._plausible(hints[name]) for name in annotation.__struct_fields__})
 

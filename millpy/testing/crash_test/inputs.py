@@ -7,25 +7,24 @@ neither                             the files that the graph itself reads
 
 from __future__ import annotations
 
-import csv
-import gzip
-import zlib
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO
 
 import msgspec
 
-from millpy.errors import UsageError
+from millpy.errors import ConfigError, SourceUnavailableError, UsageError
 from millpy.graph import Graph, InjectorNode
 from millpy.injectors.files import Files
+from millpy.injectors.files_agenda import FixedAgenda, Notes
+from millpy.injectors.files_lines import Format, Piece
+from millpy.injectors.files_reading import Reading
+from millpy.limits import Limits
 from millpy.testing.crash_test.generate import key_fields, payloads
 from millpy.testing.crash_test.options import Options
 from millpy.testing.crash_test.tape import PARTS_FILE, Part
-
-BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +64,15 @@ def prepare(graph: Graph, options: Options, place: Path) -> list[Prepared]:
         directory = place / node.name
         directory.mkdir(parents=True)
         if node.name in given:
-            path = given[node.name]
-            found.append(_from_files(node.name, directory, [path], "csv" if ".csv" in Path(path).suffixes else "json"))
+            found.append(_from_files(node.name, directory, [given[node.name]], None))
         elif options.generate is not None:
-            lines = payloads(node, key_fields(graph, node), options.generate, options.seed)
-            count = _write(directory, [Part(origin="generated")], [lines])
-            found.append(
-                Prepared(node.name, directory, count, f"{sum(count):,} generated records, seed {options.seed}")
+            tape = _TapeWriter(directory)
+            tape.write(
+                Part(origin="generated"), payloads(node, key_fields(graph, node), options.generate, options.seed)
             )
-        elif isinstance(node.source, Files) and node.source.format in ("json", "csv"):
+            tape.close()
+            found.append(Prepared(node.name, directory, tuple(tape.counts), f"generated with seed {options.seed}"))
+        elif isinstance(node.source, Files):
             found.append(_from_files(node.name, directory, node.source.paths, node.source.format))
         else:
             raise UsageError(
@@ -104,43 +103,66 @@ def _given(inputs: Sequence[str], names: Sequence[str]) -> dict[str, str]:
     return given
 
 
-def _from_files(stream: str, directory: Path, paths: Sequence[str], format: str) -> Prepared:
-    parts, contents = [], []
-    for path in paths:
-        if not Path(path).is_file():
-            raise UsageError(f"there is no file {path}", hint=f"looked in {Path.cwd()}")
-        lines = _lines(Path(path))
-        header: tuple[str, ...] = ()
-        if format == "csv":
-            first = next(lines, b"").decode(errors="replace").rstrip("\r\n")
-            header = tuple(next(csv.reader([first]), []))
-        parts.append(Part("csv" if format == "csv" else "json", header, origin=Path(path).name))
-        contents.append(lines)
-    records = _write(directory, parts, contents)
-    return Prepared(stream, directory, records, ", ".join(Path(path).name for path in paths))
-
-
-def _lines(path: Path) -> Any:
+def _from_files(stream: str, directory: Path, paths: Sequence[str], format: Format | None) -> Prepared:
+    """Read files as the graph's own source would, down to its idea of a record."""
+    notes = Notes.recovered({})
+    agenda = FixedAgenda(tuple(paths), notes, lambda _: True)
+    reading = Reading(agenda, notes, format=format, broken="stop", fields=(), limits=Limits())
+    tape = _TapeWriter(directory)
     try:
-        with cast(
-            "AbstractContextManager[IO[bytes]]", gzip.open(path) if path.suffix == ".gz" else path.open("rb")
-        ) as file:
-            for number, line in enumerate(file):
-                yield line.removeprefix(BOM) if number == 0 else line
-    except (OSError, EOFError, zlib.error) as error:
-        raise UsageError(f"{path} cannot be read: {error}", hint="is the file whole?") from error
+        reading.open(None)
+        finished = False
+        while not finished and (piece := reading.read()) is not None:
+            tape.add(piece)
+            finished = piece.finished
+    except (ConfigError, SourceUnavailableError) as error:
+        raise UsageError(error.message, hint=error.hint) from error
+    finally:
+        reading.close()
+        tape.close()
+    return Prepared(stream, directory, tuple(tape.counts), ", ".join(Path(path).name for path in paths))
 
 
-def _write(directory: Path, parts: Sequence[Part], contents: Sequence[Iterable[bytes]]) -> tuple[int, ...]:
-    """Lines that are not blank, each with its newline; a blank line is no record."""
-    counts = []
-    for number, lines in enumerate(contents):
-        count = 0
-        with (directory / str(number)).open("wb") as out:
-            for line in lines:
-                if line.strip():
-                    out.write(line.rstrip(b"\n") + b"\n")
-                    count += 1
-        counts.append(count)
-    (directory / PARTS_FILE).write_bytes(msgspec.json.encode(parts))
-    return tuple(counts)
+class _TapeWriter:
+    """Writes records to a tape that is not fed yet, a part for each way of writing them."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._parts: list[Part] = []
+        self._out: IO[bytes] | None = None
+        self.counts: list[int] = []
+
+    def add(self, piece: Piece) -> None:
+        """What was read of a file. Rows of Parquet become JSON, which holds the same values."""
+        origin = Path(piece.after.path).name
+        if piece.batch is not None:
+            rows = piece.batch.to_pylist(maps_as_pydicts="strict")
+            self.write(Part(origin=origin), (msgspec.json.encode(row) for row in rows))
+        elif piece.payloads:
+            part = Part("csv" if piece.format == "csv" else "json", piece.header, wrapped=True, origin=origin)
+            self.write(part, map(b64encode, piece.payloads))
+        elif piece.block:
+            part = Part("csv" if piece.format == "csv" else "json", piece.header, origin=origin)
+            self.write(part, piece.block.split(b"\n"))
+
+    def write(self, part: Part, lines: Iterable[bytes]) -> None:
+        """Lines that are not blank, which are no records."""
+        if not self._parts or self._parts[-1] != part:
+            self._shut()
+            self._out = (self._directory / str(len(self._parts))).open("wb")
+            self._parts.append(part)
+            self.counts.append(0)
+        assert self._out is not None
+        kept = [line for line in lines if line.strip()]
+        self._out.write(b"".join(line + b"\n" for line in kept))
+        self.counts[-1] += len(kept)
+
+    def _shut(self) -> None:
+        if self._out is not None:
+            self._out.close()
+            self._out = None
+
+    def close(self) -> None:
+        """Say what the parts are."""
+        self._shut()
+        (self._directory / PARTS_FILE).write_bytes(msgspec.json.encode(self._parts))

@@ -73,8 +73,10 @@ def _tiles(report: Report) -> str:
         (f"{survived}<small> of {len(report.faults)}</small>", "faults recovered from", survived < len(report.faults)),
     ]
     if report.recovery is not None:
-        longest = f"{report.recovery.median_s:.1f}<small> s, longest {report.recovery.longest_s:.1f} s</small>"
-        tiles.append((longest, "median recovery", False))
+        spread = report.recovery
+        tiles.append(
+            (f"{spread.median_s:.1f}<small> s</small>", f"median recovery, longest {spread.longest_s:.1f} s", False)
+        )
     tiles.append((f"{report.records:,}", f"records in {report.seconds:.0f} s", False))
     return "".join(
         f'<div class="tile{" alarm" if alarm else ""}"><div class="figure">{figure}</div>'

@@ -45,8 +45,7 @@ def suspects(location: str) -> list[Suspect]:
     path = Path(location.partition(":")[0])
     source = path.read_text(encoding="utf-8")
     tree, lines = ast.parse(source), source.splitlines()
-    found = {line: why for line, why in sorted(_all(tree), reverse=True)}
-    return [Suspect(line, lines[line - 1].strip(), why) for line, why in sorted(found.items())]
+    return [Suspect(line, lines[line - 1].strip(), why) for line, why in sorted(set(_all(tree)))]
 
 
 def shape_reasons(graph: Graph, table: str) -> list[str]:
@@ -61,7 +60,7 @@ def shape_reasons(graph: Graph, table: str) -> list[str]:
             f"it is fed by several sources ({', '.join(sorted(sources))}): in which order their records come together"
             " differs from run to run, and with it what is late and in which order a key sees its records"
         )
-    if not all(isinstance(keyed.stream.producer, InjectorNode) for keyed in stage.inputs):
+    if not all(isinstance(taken.producer, InjectorNode) for taken in stage.inputs):
         reasons.append(
             "it is fed by another keyed step: records of different keys come in no fixed order, and what is late is"
             " judged by the bundle"
@@ -75,8 +74,8 @@ def _stages(graph: Graph) -> list[StageNode]:
 
 def _sources(stage: StageNode) -> set[str]:
     found: set[str] = set()
-    for keyed in stage.inputs:
-        producer = keyed.stream.producer
+    for taken in stage.inputs:
+        producer = taken.producer
         found |= {producer.name} if isinstance(producer, InjectorNode) else _sources(producer)
     return found
 

@@ -16,7 +16,7 @@ from millpy.model.time import Instant, to_datetime
 from millpy.testing.crash_test.compare import Change, Difference
 from millpy.testing.crash_test.options import Options
 from millpy.testing.crash_test.reasons import shape_reasons, suspects
-from millpy.testing.crash_test.session import Tested
+from millpy.testing.crash_test.session import Findings
 from millpy.testing.crash_test.verdict import Judgement, by_table
 from millpy.testing.crash_test.watch import Sample
 
@@ -58,10 +58,11 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Process(msgspec.Struct, frozen=True):
-    """One process of a worker's slot."""
+    """One process of a worker's slot; `ready_s` is when it had announced itself, None if it never did."""
 
     worker: int
     from_s: float
+    ready_s: float | None
     to_s: float
     how: str
     frozen: tuple[tuple[float, float], ...]
@@ -173,20 +174,19 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     files: str | None
 
 
-def build(tested: Tested, now_us: Instant) -> Report:
+def build(findings: Findings, now_us: Instant) -> Report:
     """The report of a finished crash test."""
-    verdict, crash, options = tested.verdict, tested.crash, tested.options
+    verdict, crash, options = findings.verdict, findings.crash, findings.options
     judgement = verdict.judgement
-    start = crash.started
-    faults = _faults(tested)
+    faults = _faults(findings)
     doubtful = judgement in (Judgement.DIFFERENT, Judgement.UNSTEADY)
-    lines = suspects(options.graph) if doubtful else []
+    by_kind = {kind: _spread([fault for fault in faults if fault.kind == kind]) for kind in options.faults}
     return Report(
-        graph=tested.graph.name,
+        graph=findings.graph.name,
         file=options.graph,
         command=command_line(options),
         made_at=to_datetime(now_us),
-        database=tested.place,
+        database=findings.place,
         verdict=str(judgement),
         passed=verdict.passed,
         headline=HEADLINES[judgement],
@@ -196,35 +196,24 @@ def build(tested: Tested, now_us: Instant) -> Report:
         changed=verdict.count(Change.CHANGED),
         complaints=tuple(verdict.faults),
         records=crash.fed,
-        inputs={source.stream: f"{source.origin} ({source.total:,} records)" for source in tested.prepared},
+        inputs={source.stream: f"{source.origin} ({source.total:,} records)" for source in findings.prepared},
         workers=options.workers,
         seed=options.seed,
         lease_s=options.lease_s,
         seconds=crash.seconds,
-        reference_s=tested.references[0].seconds,
+        reference_s=findings.references[0].seconds,
         recovery=_spread(faults),
-        recovery_by_kind={
-            kind: spread for kind in options.faults if (spread := _spread([f for f in faults if f.kind == kind]))
-        },
+        recovery_by_kind={kind: spread for kind, spread in by_kind.items() if spread is not None},
         faults=tuple(faults),
-        takeovers=tuple(_takeovers(tested)),
-        processes=tuple(
-            Process(
-                life.slot + 1,
-                life.started - start,
-                (crash.ended if life.ended is None else life.ended) - start,
-                life.how,
-                tuple((a - start, b - start) for a, b in life.frozen),
-            )
-            for life in crash.lives
-        ),
-        progress=tuple(Point(s.at - start, s.fed, s.committed) for s in _thinned(crash.samples)),
+        takeovers=tuple(_takeovers(findings)),
+        processes=tuple(_processes(findings)),
+        progress=tuple(Point(s.at - crash.started, s.fed, s.committed) for s in _thinned(crash.samples)),
         events=dict(crash.events),
-        tables=tuple(_tables(tested)),
+        tables=tuple(_tables(findings)),
         differences=tuple(_changed(found) for found in verdict.found[:DIFFERENCES_MAX]),
-        unsteady=tuple(_unsteadiness(tested)),
-        suspects=tuple(Line(s.line, s.code, s.why) for s in lines),
-        files=None if tested.files is None else str(tested.files),
+        unsteady=tuple(_unsteadiness(findings)),
+        suspects=tuple(Line(s.line, s.code, s.why) for s in (suspects(options.graph) if doubtful else ())),
+        files=None if findings.files is None else str(findings.files),
     )
 
 
@@ -237,8 +226,8 @@ def command_line(options: Options) -> str:
     return " ".join([*words, f"--faults {','.join(options.faults)}"])
 
 
-def _faults(tested: Tested) -> list[Fault]:
-    start = tested.crash.started
+def _faults(findings: Findings) -> list[Fault]:
+    start = findings.crash.started
 
     def since(at: float | None) -> float | None:
         return None if at is None else at - start
@@ -254,7 +243,22 @@ def _faults(tested: Tested) -> list[Fault]:
             None if fault.slot is None else fault.slot + 1,
             fault.owned,
         )
-        for fault in tested.crash.struck
+        for fault in findings.crash.struck
+    ]
+
+
+def _processes(findings: Findings) -> list[Process]:
+    crash, start = findings.crash, findings.crash.started
+    return [
+        Process(
+            life.slot + 1,
+            life.started - start,
+            crash.registered[life.pid] - start if life.pid in crash.registered else None,
+            (crash.ended if life.ended is None else life.ended) - start,
+            life.how,
+            tuple((a - start, b - start) for a, b in life.frozen),
+        )
+        for life in crash.lives
     ]
 
 
@@ -263,13 +267,13 @@ def _spread(faults: Iterable[Fault]) -> Spread | None:
     return Spread(len(times), statistics.median(times), max(times)) if times else None
 
 
-def _takeovers(tested: Tested) -> list[Takeover]:
-    workers = {life.pid: life.slot + 1 for life in tested.crash.lives}
+def _takeovers(findings: Findings) -> list[Takeover]:
+    workers = {life.pid: life.slot + 1 for life in findings.crash.lives}
     groups: Counter[tuple[float, str, int, int]] = Counter()
-    for takeover in tested.crash.takeovers:
+    for takeover in findings.crash.takeovers:
         groups[takeover.at, takeover.computation, takeover.from_pid, takeover.to_pid] += 1
     return [
-        Takeover(at - tested.crash.started, computation, count, workers.get(before), workers.get(after))
+        Takeover(at - findings.crash.started, computation, count, workers.get(before), workers.get(after))
         for (at, computation, before, after), count in groups.items()
     ]
 
@@ -279,8 +283,8 @@ def _thinned(samples: Sequence[Sample]) -> Sequence[Sample]:
     return [*samples[:-1:step], *samples[-1:]]
 
 
-def _tables(tested: Tested) -> list[TableResult]:
-    verdict = tested.verdict
+def _tables(findings: Findings) -> list[TableResult]:
+    verdict = findings.verdict
     counts, undecided = by_table(verdict.found), by_table(verdict.undecided)
     found = []
     for name, rows in verdict.compared.items():
@@ -300,17 +304,17 @@ def _tables(tested: Tested) -> list[TableResult]:
     return found
 
 
-def _unsteadiness(tested: Tested) -> list[Unsteadiness]:
+def _unsteadiness(findings: Findings) -> list[Unsteadiness]:
     return [
         Unsteadiness(
             table,
             tuple(sorted(wavers.columns)),
             wavers.rows,
-            tuple(shape_reasons(tested.graph, table)),
+            tuple(shape_reasons(findings.graph, table)),
             len(wavers.differences),
             tuple(_changed(found) for found in wavers.differences[:DIFFERENCES_MAX]),
         )
-        for table, wavers in tested.verdict.unsteady.items()
+        for table, wavers in findings.verdict.unsteady.items()
     ]
 
 

@@ -35,7 +35,7 @@ SHARE_OF_CAPACITY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Tested:
+class Findings:
     """Everything that a report tells of.
 
     Attributes:
@@ -53,7 +53,7 @@ class Tested:
     files: Path | None
 
 
-def crash_test(options: Options, directory: Path, clock: Clock, display: Display) -> Tested:
+def crash_test(options: Options, directory: Path, clock: Clock, display: Display) -> Findings:
     """Run it all.
 
     Args:
@@ -75,14 +75,14 @@ def crash_test(options: Options, directory: Path, clock: Clock, display: Display
         display.say(f"{', '.join(f'{source.stream}: {source.origin}' for source in prepared)}")
         place = place_for(options.database_url, graph.name, files / "postgres")
         try:
-            tested = _trials(options, graph, prepared, place, files, clock, display)
-            keep = options.keep or not tested.verdict.passed
+            findings = _trials(options, graph, prepared, place, files, clock, display)
+            keep = options.keep or not findings.verdict.passed
         finally:
             place.close(keep=keep)
     finally:
         if not keep:
             shutil.rmtree(files, ignore_errors=True)
-    return replace(tested, files=files if keep else None)
+    return replace(findings, files=files if keep else None)
 
 
 def _trials(
@@ -93,7 +93,7 @@ def _trials(
     files: Path,
     clock: Clock,
     display: Display,
-) -> Tested:
+) -> Findings:
     def run(setting: Setting) -> Outcome:
         trial = Trial(
             options.graph, graph.name, prepared, setting, place, files, clock, show=display.show, tell=display.tell
@@ -113,7 +113,7 @@ def _trials(
     rate = SHARE_OF_CAPACITY * records / first.seconds
     crash = run(Setting(name="crash", workers=options.workers, lease_s=options.lease_s, plan=plan, rate_max=rate))
     verdict = judge(first.results, second.results, crash.results, fed=crash.fed, stuck=crash.stuck)
-    return Tested(options, graph, place.described, list(prepared), (first, second), crash, verdict, files)
+    return Findings(options, graph, place.described, list(prepared), (first, second), crash, verdict, files)
 
 
 def _refuse_failed(outcome: Outcome) -> None:

@@ -5,12 +5,13 @@ happens to the workers, and its end is an `end` file, at which the source finish
 the graph's own (schema, event time, dedupe); only where the bytes come from differs.
 
     DIRECTORY/parts.json   [{"format": "csv", "header": [...]}, ...]
-    DIRECTORY/0, 1, ...    the lines; part n is complete when part n + 1 or `end` is there
+    DIRECTORY/0, 1, ...    the lines, a record each; part n is complete when part n + 1 or `end` is there
 """
 
 from __future__ import annotations
 
 import asyncio
+from base64 import b64decode
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +28,16 @@ LOOK_EVERY_S = 0.01
 
 
 class Part(msgspec.Struct, frozen=True):
-    """How the lines of one file of the tape are written."""
+    """How the lines of one file of the tape are written.
+
+    Attributes:
+        wrapped: each line is a payload in base64, because payloads hold newlines themselves.
+        origin: where the lines came from, for dead letters.
+    """
 
     format: Literal["json", "csv"] = "json"
     header: tuple[str, ...] = ()
+    wrapped: bool = False
     origin: str = ""
 
 
@@ -129,7 +136,8 @@ class TapeInjector:
         return Taken(
             format=part.format,
             arrived_at=self._setup.clock.now_us(),
-            block=block,
+            block=b"" if part.wrapped else block,
+            payloads=[b64decode(line) for line in block.splitlines()] if part.wrapped else (),
             header=part.header,
             describe=_describer(part, before.line),
             position=msgspec.json.encode(self._at),

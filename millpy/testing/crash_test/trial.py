@@ -65,6 +65,7 @@ class Outcome:
     lives: list[Life]
     samples: list[Sample]
     takeovers: list[Takeover]
+    registered: dict[int, float]
     events: list[tuple[str, int]]
     struck: list[Struck]
     stuck: str = ""
@@ -191,6 +192,7 @@ class Trial:
             lives=fleet.lives,
             samples=watch.samples,
             takeovers=watch.takeovers,
+            registered=watch.registered,
             events=events,
             struck=self._striker.struck,
             stuck=stuck,

@@ -38,7 +38,7 @@ class Watch(threading.Thread):
     Attributes:
         snapshot: None before the graph is deployed.
         fed: what the feeder says, for the samples.
-        registered: process ids that have announced themselves as workers.
+        registered: process ids that have announced themselves as workers, and since when.
         moved: monotonic seconds of the newest commit seen.
         answered: monotonic seconds at which the newest question was asked that had an answer.
     """
@@ -54,7 +54,7 @@ class Watch(threading.Thread):
         self.snapshot: Snapshot | None = None
         self.samples: list[Sample] = []
         self.takeovers: list[Takeover] = []
-        self.registered: set[int] = set()
+        self.registered: dict[int, float] = {}
         self.moved = self.answered = clock.monotonic()
 
     def run(self) -> None:
@@ -77,7 +77,7 @@ class Watch(threading.Thread):
         self.answered = asked
 
     def _note(self, found: Snapshot, now: float) -> None:
-        self.registered.update(found.workers)
+        self.registered = dict.fromkeys(found.workers, now) | self.registered
         bundles = sum(interval.bundle for interval in found.intervals)
         if bundles != self._bundles:
             self._bundles, self.moved = bundles, now

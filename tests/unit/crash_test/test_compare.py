@@ -52,11 +52,11 @@ def test_window_that_should_not_be_there_is_changed() -> None:
 
 
 def test_row_that_is_there_twice_is_doubled() -> None:
-    assert changes(marks(MARKS), marks([*MARKS, MARKS[1]])) == [(Change.DOUBLED, (10,))]
+    assert changes(marks(MARKS), marks([*MARKS, MARKS[1]])) == [(Change.DOUBLED, (10, "b", "full"))]
 
 
 def test_row_that_is_gone_is_lost() -> None:
-    assert changes(marks(MARKS), marks(MARKS[:2])) == [(Change.LOST, (20,))]
+    assert changes(marks(MARKS), marks(MARKS[:2])) == [(Change.LOST, (20, "b", "full"))]
 
 
 def test_row_of_the_same_time_with_other_values_is_changed() -> None:
