@@ -1,0 +1,92 @@
+"""`millpy crash-test` from end to end: a sound graph passes, and one that is not does not."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from millpy.clock import SystemClock
+from millpy.model.time import Instant
+from millpy.testing.crash_test import session
+from millpy.testing.crash_test.display import Lines
+from millpy.testing.crash_test.options import FaultKind, Options
+from millpy.testing.crash_test.report import Report, build
+from millpy.testing.crash_test.verdict import Judgement
+
+ROOT = Path(__file__).resolve().parents[2]
+GRAPHS = Path(__file__).with_name("crash_test_graphs")
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("MILLPY_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+@pytest.mark.timeout(300)
+def test_sound_graph_passes_under_kills_freezes_and_database_crashes(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "examples" / "factory.py", tmp_path)
+    command = "-m millpy crash-test factory.py --generate 6000 --kills 3 --workers 2 --faults kill,freeze,db"
+
+    done = subprocess.run(
+        [sys.executable, *command.split()], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=280
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("PASSED: exactly once.")
+    report = msgspec.json.decode((tmp_path / "crash-test-factory.json").read_bytes(), type=Report)
+    assert (report.lost, report.doubled, report.changed, report.records) == (0, 0, 0, 6000)
+    assert sorted(fault.kind for fault in report.faults) == ["db", "freeze", "kill"]
+    assert all(fault.recovered_s is not None for fault in report.faults)
+    assert {table.name: table.rows > 1000 for table in report.tables}["temperature_5s"]
+    assert "fault 3" in done.stderr
+    assert "Exactly once" in (tmp_path / "crash-test-factory.html").read_text()
+    assert list((tmp_path / ".millpy" / "crash-test").iterdir()) == []  # it has passed, so nothing is kept
+
+
+def crash_tested(graph: str, url: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> Report:
+    monkeypatch.setattr(session, "SECOND_S", 1.0)
+    options = Options(
+        graph=str(GRAPHS / graph), generate=3000, count=2, workers=2, faults=(FaultKind.KILL,), database_url=url
+    )
+    clock = SystemClock()
+    display = Lines(Console(file=io.StringIO()), clock)
+    return build(session.crash_test(options, place, clock, display), Instant(0))
+
+
+@pytest.mark.timeout(300)
+def test_code_that_is_not_deterministic_is_told_from_what_faults_do(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = crash_tested("dice.py", database_url, tmp_path, monkeypatch)
+
+    assert (report.verdict, report.passed) == (Judgement.UNSTEADY, False)
+    assert (report.lost, report.doubled, report.changed) == (0, 0, 0)
+    (unsteady,) = report.unsteady
+    assert (unsteady.table, unsteady.columns, unsteady.rows) == ("alerts", ("drawn",), False)
+    assert ["random.random" in suspect.why for suspect in report.suspects] == [True]
+
+
+@pytest.mark.timeout(300)
+def test_source_that_is_read_again_after_a_kill_is_caught(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pids").mkdir()
+    monkeypatch.setenv("CANARY_PIDS", str(tmp_path / "pids"))
+
+    report = crash_tested("rereads.py", database_url, tmp_path, monkeypatch)
+
+    assert (report.verdict, report.passed) == (Judgement.DIFFERENT, False)
+    assert report.doubled > 0
+    assert report.unsteady == ()
+    assert any("records were read of 3,000" in complaint for complaint in report.complaints)
