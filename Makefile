@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check lint format types unit test store-suite crash sim feeds demo ci clean \
-        bench-w1 bench-w1-dedupe bench-w2 bench-w4 bench-w5 bench-soak
+        bench-w1 bench-w1-dedupe bench-w2 bench-kafka bench-w4 bench-w5 bench-soak
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ bench-w2: $(STAMP) ## latency from publish to visible in SQL
 
 bench-w3: $(STAMP) ## MQTT to exactly-once windows, against a bare client
 	$(BIN)/python -m benchmarks.w3_mqtt
+
+bench-kafka: $(STAMP) ## Kafka to windows, against a consumer that does nothing
+	$(BIN)/python -m benchmarks.kafka
 
 bench-w4: $(STAMP) ## a Computation in Python over 100,000 keys
 	$(BIN)/python -m benchmarks.w4_state

@@ -1,0 +1,30 @@
+"""Readings from Kafka through exactly-once windows into a table; those of W1 otherwise."""
+
+import os
+
+import msgspec
+
+from millpy import Count, EventTime, FixedWindows, Graph, Kafka, Max, Mean, Min, seconds
+
+
+class Reading(msgspec.Struct):
+    device: str
+    event_ms: int
+    temperature: float
+    humidity: float
+    seq: int
+
+
+graph = Graph("kafka")
+readings = graph.inject(
+    "readings",
+    Kafka("bench", partitions=1, servers=os.environ["BENCH_KAFKA"]),
+    schema=Reading,
+    event_time=EventTime("event_ms", unit="ms", max_disorder=seconds(2)),
+)
+(
+    readings.key_by("device")
+    .window(FixedWindows(seconds(10)))
+    .aggregate(n=Count(), mean=Mean("temperature"), low=Min("temperature"), high=Max("temperature"))
+    .to_table("temperature_10s")
+)

@@ -1,0 +1,105 @@
+"""Kafka: a backlog of 1 M records in one partition, through exactly-once windows, into a table.
+
+    python -m benchmarks.kafka [--records 1000000]
+
+Compared with an aiokafka consumer that does nothing (benchmarks/bare_kafka.py), on the same partition, one after the
+other; publishing is over before either clock starts. Ours is timed from the source's claim, before it connects, to the
+commit of the last record. `client_ratio` = our records/s by the bare client's. All windows that are closed are
+compared with a recomputation by DuckDB, as in W1, after one more record has closed them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from pathlib import Path
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from benchmarks.bare_kafka import TOPIC
+from benchmarks.bundles import committed_bundles
+from benchmarks.harness import Bench, Worker, arguments, wait_until
+from benchmarks.readings import START_MS, write_readings
+from benchmarks.traffic import result_of
+from benchmarks.w1_windows import differences
+from benchmarks.w3_mqtt import CLOSING, DEVICES, HOUR_MS, RUN_S_MAX, injected
+from tests.kafka_server import KafkaServer
+
+BATCH_BYTES = 500_000
+
+
+async def publish(servers: str, payloads: list[bytes]) -> None:
+    """All into one partition, in batches."""
+    producer = AIOKafkaProducer(bootstrap_servers=servers, max_batch_size=BATCH_BYTES)
+    await producer.start()
+    try:
+        batch = producer.create_batch()
+        for payload in payloads:
+            if batch.append(key=None, value=payload, timestamp=None) is None:
+                await producer.send_batch(batch, TOPIC, partition=0)
+                batch = producer.create_batch()
+                batch.append(key=None, value=payload, timestamp=None)
+        await producer.send_batch(batch, TOPIC, partition=0)
+    finally:
+        await producer.stop()
+
+
+async def make_topic(servers: str) -> None:
+    """One partition."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=servers)
+    await admin.start()
+    try:
+        await admin.create_topics([NewTopic(TOPIC, 1, 1)])
+    finally:
+        await admin.close()
+
+
+def run_until(bench: Bench, url: str, servers: str, records: int) -> Worker:
+    """A worker, from its start until it has committed so many records in all."""
+    worker = bench.worker("kafka_windows.py", url, environment={"BENCH_KAFKA": servers})
+    worker.wait_claimed()
+    wait_until(
+        lambda: worker.running() and injected(url) >= records, "all is committed", timeout_s=RUN_S_MAX, every_s=0.1
+    )
+    worker.drain()
+    return worker
+
+
+def main(options: argparse.Namespace) -> None:
+    with Bench("kafka", options) as bench:
+        server = KafkaServer(bench.directory / "kafka")
+        server.start()
+        try:
+            measure(bench, server.address, options.records)
+        finally:
+            server.kill()
+
+
+def measure(bench: Bench, servers: str, records: int) -> None:
+    """Publish, drain twice, compare."""
+    path: Path = bench.directory / "readings.ndjson"
+    bench.show("bytes_per_record", write_readings(path, records, DEVICES, value="temperature"))
+    asyncio.run(make_topic(servers))
+    asyncio.run(publish(servers, path.read_bytes().splitlines()))
+    url = bench.database()
+    child = ("benchmarks.bare_kafka", "--servers", servers, "--records", records)
+    first = result_of(bench.child(*child), RUN_S_MAX)  # and the broker's pages are in memory for both
+    worker = run_until(bench, url, servers, records)
+    seconds = worker.report["committed_at"] - worker.report["claimed_at"]
+    client = result_of(bench.child(*child), RUN_S_MAX)
+    bench.show("bare_client", [first, client])
+    bench.show("ours", {"seconds": seconds, **committed_bundles(url), "peak_rss_mb": worker.report["peak_rss_mb"]})
+    asyncio.run(publish(servers, [json.dumps(CLOSING | {"event_ms": START_MS + records + HOUR_MS}).encode()]))
+    run_until(bench, url, servers, records + 1)
+    bench.finish(
+        records_per_s=records / seconds,
+        client_ratio=client["seconds"] / seconds,
+        bare_client_per_s=records / client["seconds"],
+        differences=differences(url, path, table="kafka.temperature_10s"),
+    )
+
+
+if __name__ == "__main__":
+    main(arguments(__doc__, records=1_000_000).parse_args())
