@@ -26,13 +26,16 @@ def run(
     graph: Annotated[str, typer.Argument(metavar="GRAPH.py", help="Python file that defines a Graph.")],
     only: Annotated[str, typer.Option("--only", metavar="A,B", help="Take only these computations.")] = "",
     workers: Annotated[int, typer.Option("--workers", metavar="N", help="Worker processes.")] = 1,
+    start: Annotated[
+        str, typer.Option("--from", metavar="TIME", help="Where Kafka partitions begin that were never read.")
+    ] = "",
     database: DatabaseOption = None,
 ) -> int:
     """Run a graph until its sources have ended, or until SIGTERM or Ctrl-C drains it."""
     from millpy.launch import run as launch  # the engine is not loaded for `status`
 
     names = tuple(name.strip() for name in only.split(",") if name.strip())
-    return launch(graph, settings_of(database), only=names, workers=workers)
+    return launch(graph, settings_of(database), only=names, workers=workers, start=start)
 
 
 @app.command()

@@ -63,14 +63,21 @@ def database(settings: Settings, graph_location: str | None, *, create: bool) ->
         yield url
 
 
-def run(location: str, settings: Settings, *, only: Sequence[str], workers: int) -> int:
+def run(location: str, settings: Settings, *, only: Sequence[str], workers: int, start: str = "") -> int:
     """Run a graph until it has finished or a signal ends it; returns the exit status.
 
+    Args:
+        location: the graph's file.
+        settings: the database, and limits.
+        only: computations; empty for all.
+        workers: how many processes.
+        start: where source partitions begin that were never read, as text; empty: where the sources say.
+
     Raises:
-        UsageError: the graph, a name in `only` or the number of workers is wrong.
+        UsageError: the graph, a name in `only`, the number of workers or `start` is wrong.
     """
     from millpy.graph_file import load_graph  # the engine is not loaded for `millpy status`
-    from millpy.worker_process import run_until_told
+    from millpy.worker_process import run_until_told, start_of
 
     if not 1 <= workers <= WORKERS_MAX:
         raise UsageError(f"{workers} workers cannot be", hint=f"give a number from 1 to {WORKERS_MAX}")
@@ -79,24 +86,26 @@ def run(location: str, settings: Settings, *, only: Sequence[str], workers: int)
     for name in only:
         if name not in names:
             raise UsageError(f"graph {graph.name!r} has no computation {name!r}", hint=f"it has: {', '.join(names)}")
+    begin = start_of(start, graph)
     _ = settings.limits  # a wrong limit is a usage error here, before anything starts
     with database(settings, location, create=True) as url:
         if workers == 1:
-            run_until_told(graph, url, settings, only=only)
+            run_until_told(graph, url, settings, only=only, start=begin)
             return 0
-        return _run_children(location, url, only, workers)
+        return _run_children(worker_command(location, only, start), url, workers)
 
 
-def worker_command(location: str, only: Sequence[str] = ()) -> list[str]:
+def worker_command(location: str, only: Sequence[str] = (), start: str = "") -> list[str]:
     """The command line of one worker process; its database comes by the environment, out of sight of `ps`."""
     command = [sys.executable, "-m", "millpy.worker_process", location, "--leash"]
-    return [*command, "--only", ",".join(only)] if only else command
+    command += ["--only", ",".join(only)] if only else []
+    return [*command, "--from", start] if start else command
 
 
-def _run_children(location: str, url: str, only: Sequence[str], workers: int) -> int:
+def _run_children(command: Sequence[str], url: str, workers: int) -> int:
     environment = {**os.environ, "MILLPY_DATABASE_URL": url}
     children = [
-        subprocess.Popen(worker_command(location, only), stdin=subprocess.PIPE, env=environment, start_new_session=True)
+        subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True)
         for _ in range(workers)
     ]
 

@@ -12,17 +12,26 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from datetime import datetime
 
 from millpy.assembly import run_worker
 from millpy.complaint import complain
 from millpy.config import Settings, configure_logging
 from millpy.errors import MillError, UsageError
-from millpy.graph import Graph
+from millpy.graph import Graph, InjectorNode
 from millpy.graph_file import load_graph
+from millpy.injectors.protocol import BeginsAtMoment
+from millpy.model.time import Instant, instant
 
 
 def run_until_told(
-    graph: Graph, database_url: str, settings: Settings, *, only: Sequence[str] = (), leash: bool = False
+    graph: Graph,
+    database_url: str,
+    settings: Settings,
+    *,
+    only: Sequence[str] = (),
+    leash: bool = False,
+    start: Instant | None = None,
 ) -> None:
     """Run one worker until its graph has finished, a signal asks it to drain, or its leash ends."""
 
@@ -33,9 +42,29 @@ def run_until_told(
             loop.add_signal_handler(number, stop.set)
         if leash:
             loop.add_reader(sys.stdin.fileno(), _on_end(loop, stop))
-        await run_worker(graph, database_url, limits=settings.limits, only=only, stop=stop)
+        await run_worker(graph, database_url, limits=settings.limits, only=only, stop=stop, start=start)
 
     asyncio.run(run())
+
+
+def start_of(text: str, graph: Graph) -> Instant | None:
+    """Where sources begin that were never read, from text; None for none.
+
+    Raises:
+        UsageError: the text is no moment, or no source of the graph can begin at one.
+    """
+    if not text:
+        return None
+    try:
+        moment: datetime | None = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise UsageError(f"--from {text!r} is no moment", hint="for example 2026-11-20T08:00:00Z")
+    sources = [node.source for node in graph.nodes if isinstance(node, InjectorNode)]
+    if not any(isinstance(source, BeginsAtMoment) for source in sources):
+        raise UsageError(f"no source of graph {graph.name!r} can begin at a moment", hint="Kafka(…) can")
+    return instant(moment)
 
 
 def _on_end(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> Callable[[], None]:
@@ -53,6 +82,7 @@ def main() -> int:
     parser.add_argument("graph")
     parser.add_argument("--database", default=None)
     parser.add_argument("--only", default="")
+    parser.add_argument("--from", dest="start", default="")
     parser.add_argument("--leash", action="store_true")
     arguments = parser.parse_args()
     try:
@@ -62,7 +92,8 @@ def main() -> int:
             raise UsageError("no database is configured", hint="set MILLPY_DATABASE_URL or give --database URL")
         only = tuple(name for name in arguments.only.split(",") if name)
         graph = load_graph(arguments.graph)
-        run_until_told(graph, settings.database_url, settings, only=only, leash=arguments.leash)
+        start = start_of(arguments.start, graph)
+        run_until_told(graph, settings.database_url, settings, only=only, leash=arguments.leash, start=start)
     except MillError as error:
         return complain(error)
     return 0

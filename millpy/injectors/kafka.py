@@ -140,6 +140,10 @@ class Kafka:
         """Refuse fields that cannot be filled. Raises GraphError."""
         self.fills.validate(record_type)
 
+    def begins_at(self) -> str:
+        """By which time a moment in `start=` or `--from` is looked up."""
+        return "the record's timestamp"
+
     def connect(self, setup: SourceSetup) -> KafkaInjector:
         """A reader of one partition, not yet connected.
 

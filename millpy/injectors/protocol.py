@@ -144,3 +144,12 @@ class FillsFields(Protocol):
     def validate(self, record_type: RecordType) -> None:
         """Refuse fields that do not exist or cannot be filled. Raises GraphError."""
         ...
+
+
+@runtime_checkable
+class BeginsAtMoment(Protocol):
+    """A source that can begin at a moment (`SourceSetup.start`) where it has no position."""
+
+    def begins_at(self) -> str:
+        """By which time of a record it begins, for people."""
+        ...

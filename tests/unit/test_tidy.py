@@ -85,7 +85,10 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("complaint", ("errors",)),
     ("embedded", ("errors",)),
     ("graph_file", ("errors", "graph")),
-    ("worker_process", ("errors", "assembly", "complaint", "config", "graph", "graph_file")),
+    (
+        "worker_process",
+        ("errors", "injectors.protocol", "model.time", "assembly", "complaint", "config", "graph", "graph_file"),
+    ),
     ("launch", EDGES),
     ("doctor", ("limits", "store.postgres.diagnosis", "store.revision")),
     ("commands", (*EDGES, "clock", "store.admin", "store.admin_piles", "commands.common", "doctor")),
