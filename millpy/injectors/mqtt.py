@@ -25,18 +25,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import parse_qs, unquote, urlsplit
 
 import xxhash
 
 from millpy.clock import fresh_identity
 from millpy.errors import ConfigError, SourceUnavailableError
+from millpy.injectors.mqtt_address import NOTHING, BrokerAddress, tls_context, url_of_environment
 from millpy.injectors.mqtt_inbox import MARKER_PREFIX, Bundle, Inbox
 from millpy.injectors.mqtt_packets import Published
 from millpy.injectors.mqtt_topics import TopicFields, TopicPattern, overlap
@@ -44,11 +43,10 @@ from millpy.injectors.protocol import SourceSetup, Taken
 from millpy.model.record import RecordType
 
 if TYPE_CHECKING:
-    from millpy.injectors.mqtt_connection import BrokerAddress, Connection
+    from millpy.injectors.mqtt_connection import Connection
 
 log = logging.getLogger(__name__)
 
-URL_VARIABLE = "MILLPY_MQTT_URL"
 RECEIVE_MAX = 65_535
 """How far the broker may send ahead of acknowledgements; the protocol's largest, as they come a commit later."""
 TAKE_MAX = RECEIVE_MAX // 4
@@ -117,6 +115,8 @@ class Mqtt:
         _check_apart([TopicPattern.of(text).filter for text in filters])
         if protocol not in (5, 311):
             raise ConfigError(f"unknown MQTT protocol {protocol!r}", hint="5 or 311")
+        if tls is False and (tls_ca or tls_certificate or tls_key):
+            raise ConfigError("files for TLS are named, and tls=False", hint="leave tls= out")
         values = {
             "filters": filters, "host": host, "port": port, "username": username, "password": password, "tls": tls,
             "tls_ca": tls_ca, "tls_certificate": tls_certificate, "tls_key": tls_key, "client_id": client_id,
@@ -146,32 +146,27 @@ class Mqtt:
             ConfigError: the package aiomqtt is missing, or MILLPY_MQTT_URL or a file with certificates cannot be read.
         """
         try:
-            from millpy.injectors import mqtt_connection  # an optional dependency
+            import millpy.injectors.mqtt_connection  # noqa: F401 - an optional dependency
         except ImportError as error:
             raise ConfigError("MQTT needs the package aiomqtt", hint="pip install 'millpy[mqtt]'") from error
         address = self._address(setup)
-        mqtt_connection.tls_context(address)
+        tls_context(address)
         pattern = next(p for p in map(TopicPattern.of, self.filters) if p.filter == setup.partition)
         return MqttInjector(setup, address, pattern, retained=self.retained)
 
     def _address(self, setup: SourceSetup) -> BrokerAddress:
-        from millpy.injectors.mqtt_connection import BrokerAddress
-
-        url = urlsplit(os.environ.get(URL_VARIABLE) or "mqtt://localhost:1883")
-        if url.scheme not in ("mqtt", "mqtts") or not url.hostname:
-            raise ConfigError(f"{URL_VARIABLE} is not an MQTT address", hint="mqtt://user:password@host:1883")
-        ours = self.host is None  # credentials belong to the address they were given with
-        said = parse_qs(url.query) if ours else {}
-        tls = self.tls if self.tls is not None else (ours and url.scheme == "mqtts") or self.tls_ca is not None
+        # Credentials belong to the address they were given with.
+        url = url_of_environment() if self.host is None else NOTHING
+        tls = self.tls if self.tls is not None else url.tls or bool(self.tls_ca or self.tls_certificate)
         return BrokerAddress(
-            host=self.host or url.hostname,
-            port=self.port or (url.port if ours else None) or (8883 if tls else 1883),
-            username=self.username or (unquote(url.username) if ours and url.username else None),
-            password=self.password or (unquote(url.password) if ours and url.password else None),
+            host=self.host or url.host,
+            port=self.port or url.port or (8883 if tls else 1883),
+            username=self.username or url.username,
+            password=self.password or url.password,
             tls=tls,
-            tls_ca=self.tls_ca or said.get("ca", [None])[0],
-            tls_certificate=self.tls_certificate or said.get("certificate", [None])[0],
-            tls_key=self.tls_key or said.get("key", [None])[0],
+            tls_ca=self.tls_ca or url.tls_ca,
+            tls_certificate=self.tls_certificate or url.tls_certificate,
+            tls_key=self.tls_key or url.tls_key,
             client_id=self._client_id(setup),
             protocol=self.protocol,
             keepalive_s=self.keepalive_s,

@@ -20,7 +20,6 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import aiomqtt
@@ -33,6 +32,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from millpy.errors import ConfigError, SourceUnavailableError
+from millpy.injectors.mqtt_address import BrokerAddress, tls_context
 from millpy.injectors.mqtt_packets import PacketCutter, Published
 from millpy.injectors.mqtt_socket import PacketSocket
 
@@ -44,48 +44,6 @@ _SUBSCRIBE_S_MAX = 60.0  # the answer may stand behind a session's whole backlog
 _SESSION_TAKEN_OVER = 142
 _BAD_CREDENTIALS = {4, 5, 134, 135}
 _BAD_PROTOCOL = {1, 132}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerAddress:
-    """Where and as whom to connect."""
-
-    host: str
-    port: int
-    username: str | None
-    password: str | None = field(repr=False)
-    tls: bool
-    tls_ca: str | None
-    tls_certificate: str | None
-    tls_key: str | None
-    client_id: str
-    protocol: int
-    keepalive_s: int
-    session_expiry_s: int
-    receive_max: int
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
-
-
-def tls_context(address: BrokerAddress) -> ssl.SSLContext | None:
-    """How to speak TLS with it, verifying its certificate and name; None for plain TCP.
-
-    Raises:
-        ConfigError: a file cannot be read, or holds no certificate or key.
-    """
-    if not address.tls:
-        return None
-    try:
-        context = ssl.create_default_context(cafile=address.tls_ca)
-        if address.tls_certificate is not None:
-            context.load_cert_chain(address.tls_certificate, address.tls_key)
-    except (OSError, ssl.SSLError) as error:
-        files = [file for file in (address.tls_ca, address.tls_certificate, address.tls_key) if file]
-        raise ConfigError(
-            f"cannot use the TLS files {', '.join(files)}: {error}", hint="PEM files are expected"
-        ) from error
-    return context
 
 
 class Connection:
@@ -303,7 +261,7 @@ class Connection:
                     async with asyncio.timeout(_FAREWELL_S_MAX):
                         await self._socket.processed()
                 await self._client.__aexit__(None, None, None)
-        except aiomqtt.MqttError as error:
+        except (aiomqtt.MqttError, OSError) as error:
             log.debug("mqtt disconnect failed", extra={"why": str(error)})
         finally:
             self._paho._sock_close()

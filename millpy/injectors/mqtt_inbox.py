@@ -79,7 +79,8 @@ class Bundle:
             index = bisect_right(ends, row)
             run, at = self.runs[index], row - (ends[index - 1] if index else 0)
             message = 0 if run.is_array else at
-            text = f"{run.topics[message].decode(errors='replace')} (packet {run.packet_ids[message]})"
+            topic = run.topics[message].decode(errors="replace").replace("\0", "\ufffd")  # NUL is no text in SQL
+            text = f"{topic} (packet {run.packet_ids[message]})"
             return f"{text}[{at}]" if run.is_array else text
 
         return place

@@ -299,6 +299,19 @@ async def test_handover_repeats_nothing_that_was_acknowledged(broker: EmbeddedBr
     await second.close()
 
 
+async def test_leaving_a_broker_that_has_just_died_is_no_error(broker: EmbeddedBroker) -> None:
+    injector = an_injector(broker.port, limits=IMPATIENT)
+    await injector.open(None)
+    await publish(broker.port, [b"1"])
+    taken = await take(injector)
+
+    broker.kill()
+    await injector.acknowledge(taken.token)
+    await injector.close()
+
+    assert injector._session is None
+
+
 async def test_oversized_message_is_one_dead_letter_and_the_feed_goes_on(broker: EmbeddedBroker) -> None:
     limits = Limits(record_bytes_max=1_000, bundle_bytes_max=100_000)
     injector = an_injector(broker.port, limits=limits)

@@ -22,7 +22,7 @@ INJECTOR_PARTS = tuple(
         "letters", "watermark", "endings",
     )
 )  # fmt: skip
-MQTT_PARTS = tuple(f"injectors.mqtt_{name}" for name in ("connection", "inbox", "packets", "topics"))
+MQTT_PARTS = tuple(f"injectors.mqtt_{name}" for name in ("address", "connection", "inbox", "packets", "topics"))
 FILE_PARTS = tuple(f"injectors.files_{name}" for name in ("agenda", "bytes", "lines", "parquet", "reading"))
 MEMORY = tuple(f"store.memory{part}" for part in ("", "_commit", "_database", "_faults", "_requests", "_tables"))
 ENGINE = (*FOUNDATIONS, "computation", "windowing", "graph", *INJECTOR_PARTS, "store.protocol", "store.codec")
@@ -42,7 +42,11 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("injectors.mqtt_topics", FOUNDATIONS),
     ("injectors.mqtt_inbox", ("injectors.mqtt_packets",)),
     ("injectors.mqtt_socket", ("injectors.mqtt_packets",)),
-    ("injectors.mqtt_connection", ("errors", "injectors.mqtt_packets", "injectors.mqtt_socket")),
+    ("injectors.mqtt_address", ("errors",)),
+    (
+        "injectors.mqtt_connection",
+        ("errors", "injectors.mqtt_address", "injectors.mqtt_packets", "injectors.mqtt_socket"),
+    ),
     ("injectors.mqtt", (*FOUNDATIONS, *INJECTOR_PARTS, *MQTT_PARTS)),
     ("injectors.kafka", (*FOUNDATIONS, *INJECTOR_PARTS, "injectors.kafka_client", "injectors.kafka_records")),
     *((name, (*FOUNDATIONS, *INJECTOR_PARTS, *FILE_PARTS)) for name in ("injectors.files", *FILE_PARTS)),

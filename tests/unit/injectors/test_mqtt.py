@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 
 import pytest
 
 from millpy.clock import SystemClock
 from millpy.errors import ConfigError
 from millpy.injectors.mqtt import Mqtt
-from millpy.injectors.mqtt_connection import BrokerAddress
+from millpy.injectors.mqtt_address import BrokerAddress
 from millpy.injectors.protocol import SourceSetup
 from millpy.limits import Limits
 
@@ -39,13 +40,52 @@ def test_broker_comes_from_the_environment_unless_named(monkeypatch: pytest.Monk
     assert (str(named), named.username, named.password, named.tls) == ("other:1883", None, None, False)
 
 
-def test_address_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MILLPY_MQTT_URL", "broker.example:1883")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "broker.example:1883",
+        "http://broker.example",
+        "mqtt://me:se/cret@broker.example",
+        "mqtt://me:se#cret@broker.example",
+        "mqtt://me:secret@broker.example:port",
+        "mqtts://me:secret@broker.example?cafile=x",
+        "mqtt://me:secret@broker.example?ca=x",
+    ],
+)
+def test_address_that_is_none_is_refused_without_its_password(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("MILLPY_MQTT_URL", url)
 
     with pytest.raises(ConfigError) as caught:
         address(Mqtt("a/#"))
 
-    assert "mqtt://" in caught.value.hint
+    assert "mqtts://" in caught.value.hint
+    told = "".join(traceback.format_exception(caught.value))
+    assert "MILLPY_MQTT_URL" in told
+    assert "cret" not in told.partition("ConfigError")[2] and "'se'" not in told
+
+
+def test_files_for_tls_come_with_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLPY_MQTT_URL", "mqtts://broker.example?ca=a.pem&certificate=c.pem&key=k.pem")
+
+    found = address(Mqtt("a/#"))
+    named = address(Mqtt("a/#", host="h", tls_ca="b.pem"))
+
+    assert (found.tls, found.tls_ca, found.tls_certificate, found.tls_key) == (True, "a.pem", "c.pem", "k.pem")
+    assert (named.tls, named.port, named.tls_ca, named.tls_certificate) == (True, 8883, "b.pem", None)
+    with pytest.raises(ConfigError):
+        Mqtt("a/#", tls=False, tls_ca="a.pem")
+
+
+def test_topics_that_would_be_read_twice_are_refused() -> None:
+    with pytest.raises(ConfigError, match="read twice"):
+        Mqtt("a/+/x", "a/{site}/x")
+
+
+def test_renaming_a_level_keeps_the_session() -> None:
+    one, other = Mqtt("a/{site}"), Mqtt("a/{place}")
+
+    assert one.partitions() == other.partitions() == ("a/+",)
+    assert address(one, "a/+").client_id == address(other, "a/+").client_id
 
 
 def test_session_is_named_by_graph_stream_and_filter() -> None:

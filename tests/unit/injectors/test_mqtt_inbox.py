@@ -1,10 +1,19 @@
 from __future__ import annotations
 
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
 from millpy.injectors.mqtt_inbox import MARKER_PREFIX, Bundle, Inbox
 from millpy.injectors.mqtt_packets import Published
-from millpy.injectors.mqtt_topics import TopicPattern
+from millpy.injectors.mqtt_topics import TopicFields, TopicPattern
+from millpy.model.record import RecordType
 
 MARKERS = MARKER_PREFIX.encode()
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")
 
 
 def an_inbox(filter: str = "#", *, retained: bool = False, arrays: bool = True, readings_max: int = 100) -> Inbox:
@@ -122,3 +131,38 @@ def test_marker_comes_only_after_what_was_received_before_it() -> None:
     bundles = take_all(inbox, records_max=2)
 
     assert [len(bundle.markers) for bundle in bundles] == [0, 1]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.one_of(st.sampled_from([b"a/b", MARKERS + b"x", b"a/\xff\0"]), st.binary(max_size=5)),
+            st.one_of(st.binary(max_size=20), st.text('[]{}":,1\\\ud800', max_size=12).map(_bytes)),
+            st.booleans(),
+        )
+    ),
+    st.integers(1, 5),
+)
+def test_whatever_is_put_is_taken_and_acknowledged_in_order(
+    rows: list[tuple[bytes, bytes, bool]], records_max: int
+) -> None:
+    class Reading(msgspec.Struct):
+        site: str
+
+    pattern = TopicPattern.of("{site}/#")
+    inbox = Inbox(
+        topics=pattern.matches(), retained=False, arrays=True, readings_max=3,
+        complete=TopicFields(pattern, RecordType(Reading)),
+    )  # fmt: skip
+    published = Published([r[0] for r in rows], [r[1] for r in rows], list(range(1, len(rows) + 1)))
+    published.retained += [index for index, row in enumerate(rows) if row[2]]
+    inbox.put(published)
+
+    bundles = take_all(inbox, records_max=records_max)
+
+    assert [i for bundle in bundles for i in bundle.packet_ids] == list(range(1, len(rows) + 1))
+    for bundle in bundles:
+        places = [bundle.describe()(row) for row in range(len(bundle.payloads()))]
+        assert len(places) == bundle.records
+        assert not any("\0" in place for place in places)
+    assert (inbox.records, inbox.bytes) == (0, 0)

@@ -1,0 +1,110 @@
+"""Where an MQTT broker is, who we are there, and how its certificate is verified."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from dataclasses import dataclass, field
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
+
+from millpy.errors import ConfigError
+
+URL_VARIABLE = "MILLPY_MQTT_URL"
+_HINT = "mqtts://user:password@host:8883?ca=FILE&certificate=FILE&key=FILE, with %40 for @ and %2F for / in a password"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerAddress:
+    """Where and as whom to connect."""
+
+    host: str
+    port: int
+    username: str | None
+    password: str | None = field(repr=False)
+    tls: bool
+    tls_ca: str | None
+    tls_certificate: str | None
+    tls_key: str | None
+    client_id: str
+    protocol: int
+    keepalive_s: int
+    session_expiry_s: int
+    receive_max: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerUrl:
+    """What MILLPY_MQTT_URL says."""
+
+    host: str
+    port: int | None
+    username: str | None
+    password: str | None = field(repr=False)
+    tls: bool
+    tls_ca: str | None
+    tls_certificate: str | None
+    tls_key: str | None
+
+
+NOTHING = BrokerUrl(
+    host="", port=None, username=None, password=None, tls=False, tls_ca=None, tls_certificate=None, tls_key=None
+)
+
+
+def url_of_environment() -> BrokerUrl:
+    """Read MILLPY_MQTT_URL; without it, localhost.
+
+    Raises:
+        ConfigError: it is no such address. It is not quoted, as it may hold a password.
+    """
+    try:
+        url = urlsplit(os.environ.get(URL_VARIABLE) or "mqtt://localhost:1883")
+        port = url.port
+    except ValueError:
+        raise ConfigError(f"{URL_VARIABLE} is not an MQTT address", hint=_HINT) from None
+    if url.scheme not in ("mqtt", "mqtts") or not url.hostname or url.path.strip("/") or url.fragment:
+        raise ConfigError(f"{URL_VARIABLE} is not an MQTT address", hint=_HINT)
+    files = _files(url)
+    return BrokerUrl(
+        host=url.hostname,
+        port=port,
+        username=unquote(url.username) if url.username else None,
+        password=unquote(url.password) if url.password else None,
+        tls=url.scheme == "mqtts",
+        tls_ca=files.get("ca"),
+        tls_certificate=files.get("certificate"),
+        tls_key=files.get("key"),
+    )
+
+
+def _files(url: SplitResult) -> dict[str, str]:
+    said = parse_qs(url.query, keep_blank_values=True)
+    unknown = said.keys() - {"ca", "certificate", "key"}
+    if unknown:
+        raise ConfigError(f"{URL_VARIABLE} says {', '.join(sorted(unknown))}=, which nobody knows", hint=_HINT)
+    if said and url.scheme != "mqtts":
+        raise ConfigError(f"{URL_VARIABLE} names files for TLS, but begins with mqtt://", hint=_HINT)
+    return {name: values[-1] for name, values in said.items()}
+
+
+def tls_context(address: BrokerAddress) -> ssl.SSLContext | None:
+    """How to speak TLS with it, verifying its certificate and name; None for plain TCP.
+
+    Raises:
+        ConfigError: a file cannot be read, or holds no certificate or key.
+    """
+    if not address.tls:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=address.tls_ca)
+        if address.tls_certificate is not None:
+            context.load_cert_chain(address.tls_certificate, address.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        files = [file for file in (address.tls_ca, address.tls_certificate, address.tls_key) if file]
+        raise ConfigError(
+            f"cannot use the TLS files {', '.join(files)}: {error}", hint="PEM files are expected"
+        ) from error
+    return context
