@@ -9,10 +9,15 @@ from millpy.model.time import days, hours, milliseconds, minutes, seconds
 from millpy.model.timer import Timer
 from millpy.windowing.aggregate import Count, Max, Mean, Min, StandardDeviation, Sum, Variance
 from millpy.windowing.combiner import Combiner
+from millpy.windowing.distinct import ApproxDistinct
+from millpy.windowing.positional import Collect, First, Last, Top
+from millpy.windowing.quantile import Median, Quantile
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
 
 __all__ = [
     "AdvanceWithClock",
+    "ApproxDistinct",
+    "Collect",
     "Combiner",
     "Computation",
     "Context",
@@ -22,16 +27,20 @@ __all__ = [
     "EventTime",
     "File",
     "Files",
+    "First",
     "FixedWindows",
     "Graph",
     "Kafka",
     "KeyedStream",
+    "Last",
     "ListCell",
     "MapCell",
     "Max",
     "Mean",
+    "Median",
     "Min",
     "Mqtt",
+    "Quantile",
     "Rate",
     "SessionWindows",
     "SlidingWindows",
@@ -39,6 +48,7 @@ __all__ = [
     "Stream",
     "Sum",
     "Timer",
+    "Top",
     "Value",
     "Variance",
     "Wait",

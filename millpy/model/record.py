@@ -210,7 +210,11 @@ class RecordType:
     def objects_of(self, batch: pa.RecordBatch) -> list[Any]:
         """Columns as objects of the struct."""
         if not self.flat or self._uuids:
-            return msgspec.convert(batch.to_pylist(maps_as_pydicts="strict"), type=list[self.struct])  # type: ignore[name-defined]
+            rows = batch.to_pylist(maps_as_pydicts="strict")
+            for name in self.wide:
+                for row in rows:
+                    row[name] = None if row[name] is None else int(row[name])
+            return msgspec.convert(rows, type=list[self.struct])  # type: ignore[name-defined]
         if not self.fields:
             return [self.struct() for _ in range(batch.num_rows)]
         columns: list[list[Any]] = [

@@ -42,7 +42,7 @@ class Sorted:
 
     def ends(self) -> Integers:
         """Where each group ends in `values`."""
-        return np.append(self.offsets[1:], len(self.values))
+        return np.append(self.offsets[1:], len(self.values))[: len(self.groups)]
 
 
 class Groups:

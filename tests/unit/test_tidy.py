@@ -109,6 +109,7 @@ FENCES = {
     "aiomqtt": ("injectors.mqtt_connection",),
     "paho": ("injectors.mqtt_connection",),
     "aiokafka": ("injectors.kafka_client", "sinks.outbox"),
+    "datasketches": ("windowing.distinct",),
     "pyspark": ("spark",),
     "typer": ("cli", "commands"),
     "rich": ("commands", "testing.crash_test.display"),
