@@ -34,6 +34,7 @@ class Limits:
     poison_records_max: int = 1_000
     replay_records_max: int = 1_000
     settled_kept_s: float = 7 * 86_400.0
+    parked_records_max: int = 100_000
     drain_grace_s: float = 10.0
     watchdog_s: float = 60.0
     retry_s_min: float = 0.05

@@ -15,7 +15,7 @@ from millpy.model.checkpoint import DedupeRun, Entries, Kind
 from millpy.model.delta import decode_document, encode_document
 from millpy.model.keys import KeyHasher
 from millpy.model.record import Records, RecordType
-from millpy.model.stage import Arrived, Binding, InputSpec, Recovered, StageLogic, StepResult, Work
+from millpy.model.stage import Arrived, Binding, InputSpec, Recovered, Release, StageLogic, StepResult, Work
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 
 SOURCE = 7
@@ -86,6 +86,7 @@ class StageDriver:
         cap: int = INSTANT_MAX,
         now_us: int | None = None,
         columns: bool = False,
+        releases: Sequence[Release] = (),
     ) -> StepResult:
         """Step one bundle; the watermark after it is that of the source, unless it is given."""
         before = self.watermark
@@ -103,7 +104,7 @@ class StageDriver:
         if missing:
             self.interval.absorb(missing, self.entries({Kind.STATE}, set(missing)))
         self.bundle += 1
-        result = self.interval.step(Work(self.bundle, arrived, before, self.watermark, Instant(self.now_us)))
+        result = self.interval.step(Work(self.bundle, arrived, before, self.watermark, Instant(self.now_us), releases))
         self.commit(result)
         self.results.append(result)
         return result
@@ -155,6 +156,21 @@ class StageDriver:
         )
         assert self.interval.oldest_work() == oldest
         assert self.interval.next_due() == due
+
+    def parked(self) -> dict[bytes, int]:
+        """Ticket of every parked key, as a person finds them."""
+        return {
+            key: msgspec.json.decode(value)["ticket"]
+            for (kind, namespace, key, _), (value, _, _) in self.stored.items()
+            if kind is Kind.PARKED and namespace == "key"
+        }
+
+    def release(self, rows: Sequence[tuple[Any, int]] = (), *, discard: bool = False) -> StepResult:
+        """Let all parked keys go on, in a step that also takes these rows."""
+        tickets = self.parked().items()
+        return self.feed(
+            rows, releases=[Release(n, 1, key, ticket, discard) for n, (key, ticket) in enumerate(tickets)]
+        )
 
     def live_runs(self) -> list[DedupeRun]:
         """What a store would still have of the runs."""

@@ -283,3 +283,5 @@ class Checkpoint:
     dead_letters: Sequence[DeadLetter] = ()
     settled: Sequence[Settled] = ()
     pause: Pause | None = None
+    release_ids: Sequence[int] = ()
+    """Requests to release parked keys that are done with, whether or not they did anything."""

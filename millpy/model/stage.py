@@ -39,6 +39,23 @@ class Arrived:
     cap: Instant
 
 
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A person's request to let a parked key go on.
+
+    Attributes:
+        key: JSON text.
+        ticket: which parking is meant; any other is none.
+        discard: whether what it stopped at is set aside first.
+    """
+
+    release_id: int
+    interval_id: int
+    key: bytes
+    ticket: int
+    discard: bool
+
+
 @dataclass(slots=True)
 class Work:
     """What one interval does in one turn. `arrived` may be empty: then only the watermark or the clock moved.
@@ -48,6 +65,7 @@ class Work:
         watermark_before: input watermark before the turn.
         watermark: input watermark after all that arrived; windows close and timers fire by it at the end.
         now_us: processing time, never running backwards.
+        releases: parked keys to let go on.
     """
 
     bundle: int
@@ -55,6 +73,7 @@ class Work:
     watermark_before: Instant
     watermark: Instant
     now_us: Instant
+    releases: Sequence[Release] = ()
 
 
 @dataclass(slots=True)
@@ -71,6 +90,8 @@ class StepResult:
     late_by_input: dict[int, int] = field(default_factory=dict)
     """Input index -> records that went to `late_records` for every one of their windows (I8)."""
     quarantined_by_input: dict[int, int] = field(default_factory=dict)
+    parked_by_input: dict[int, int] = field(default_factory=dict)
+    """Input index -> records that were parked, less those that were released."""
     duplicates_by_input: dict[int, int] = field(default_factory=dict)
     """Input index -> consumed records that were duplicates of others."""
     dedupe_run: DedupeRun | None = None
@@ -143,7 +164,7 @@ class Stage(Protocol):
 class InputSpec:
     """One input of a stage: a stream by its key.
 
-    `source_fed`: its producer is an injector, so its rows carry watermarks.
+    `source_fed`: its producer is an injector, so its rows carry watermarks. `subscription_id`: as deployed.
     """
 
     stream: str
@@ -151,6 +172,7 @@ class InputSpec:
     key_fields: tuple[str, ...]
     key_types: tuple[type, ...]
     source_fed: bool
+    subscription_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ The usual way is optimistic: all of a key's rows (with the timers due between th
 pass through their encoding after each row, so that bundling does not show (I9); at the end its cells are taken
 together. If anything raises, everything of that key is forgotten and it runs again *carefully*: its state is taken
 after each row, a row that raises is undone alone and tried again, and after `Limits.record_attempts_max` failures it
-is quarantined and the key goes on. Other keys never notice.
+is quarantined and the key goes on; or, under the policy "park", the key stops there (see parking.py). Other keys never
+notice.
 
 `async def` callbacks run on a private event loop: keys concurrently, rows of one key in order. The way without a loop
 is the same coroutine, driven by hand, since it never suspends; only the plain loop over rows is written twice, for
@@ -53,6 +54,8 @@ class Turn:
         keys, hashes: by code; those of the rows first, then keys that only have due timers.
         fired: code -> productions of the timers that fired at the end.
         quarantined: input index -> records.
+        stopped: code -> where the key stopped, under the policy "park".
+        parked: input index -> records that were parked, less those released.
     """
 
     work: Work
@@ -63,6 +66,17 @@ class Turn:
     fired: dict[int, list[Produced]] = field(default_factory=dict)
     letters: list[DeadLetter] = field(default_factory=list)
     quarantined: dict[int, int] = field(default_factory=dict)
+    stopped: dict[int, Stopped] = field(default_factory=dict)
+    parked: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """What a key did not survive, and its rows from there on."""
+
+    item: int | Timer
+    error: Exception
+    rows: Sequence[int]
 
 
 class Calls:
@@ -76,7 +90,10 @@ class Calls:
         outlets: Mapping[str | None, Outlet],
         book: TimerBook,
         loop: PrivateLoop,
+        *,
+        parks: bool,
     ) -> None:
+        self._parks = parks
         self._process_record = computation.process_record
         self._process_timer = computation.process_timer
         self.awaits = inspect.iscoroutinefunction(self._process_record) or inspect.iscoroutinefunction(
@@ -177,14 +194,20 @@ class Calls:
     async def _run_on(self, context: Context, turn: Turn, job: Job, final: bool, failures: Failures | None) -> None:
         """Rows with due timers in between, from what the context has so far; carefully when given `failures`."""
         code, mine = job
-        for row in mine:
-            context._row = row
-            if context._pending():
-                await self._fire(context, turn, code, turn.rows.watermarks[row], None, failures)
-            await self._take(context, turn, code, row, turn.rows.watermarks[row], failures)
-        if final:
-            context._row = len(turn.rows)
-            await self._fire(context, turn, code, turn.work.watermark, turn.work.now_us, failures)
+        rest = mine
+        try:
+            for place, row in enumerate(mine):
+                rest = mine[place:]
+                context._row = row
+                if context._pending():
+                    await self._fire(context, turn, code, turn.rows.watermarks[row], None, failures)
+                await self._take(context, turn, code, row, turn.rows.watermarks[row], failures)
+            rest = ()
+            if final:
+                context._row = len(turn.rows)
+                await self._fire(context, turn, code, turn.work.watermark, turn.work.now_us, failures)
+        except _StopKey as stop:
+            turn.stopped[code] = Stopped(stop.item, stop.error, rest)
         self._finish(context, turn, code, final)
         context._firing = None
         context._late = None
@@ -293,10 +316,11 @@ class Calls:
             context._timers = None
 
     def _quarantine(self, context: Context, turn: Turn, item: int | Timer, error: Exception) -> None:
+        if self._parks:
+            raise _StopKey(item, error)
         if isinstance(item, Timer):
             context._discard(item.id)
-            timer = {"timer": item.name, "domain": item.domain, "at": item.at_us, "event_time": item.event_time_us}
-            origin, stream, event_time, payload = 0, "", item.event_time_us, msgspec.json.encode(timer)
+            origin, stream, event_time, payload = 0, "", item.event_time_us, payload_of_timer(item)
         else:
             origin = turn.rows.input_of(item)
             turn.quarantined[origin] = turn.quarantined.get(origin, 0) + 1
@@ -313,6 +337,21 @@ class Calls:
                 input=origin,
             )
         )
+
+
+class _StopKey(BaseException):
+    """Leaves the calls of a key that stops; not an Exception, so that no user code catches it."""
+
+    def __init__(self, item: int | Timer, error: Exception) -> None:
+        self.item = item
+        self.error = error
+
+
+def payload_of_timer(timer: Timer) -> bytes:
+    """A timer as the payload of a dead letter."""
+    return msgspec.json.encode(
+        {"timer": timer.name, "domain": timer.domain, "at": timer.at_us, "event_time": timer.event_time_us}
+    )
 
 
 class PrivateLoop:

@@ -15,16 +15,17 @@ from operator import itemgetter
 from typing import Any
 
 from millpy.computation import Computation, Produced
-from millpy.errors import SchemaError
+from millpy.errors import RefusedValueError, SchemaError
 from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import DeadLetter, Entries, Kind
 from millpy.model.keys import Key, KeyHasher, key_from_text, key_text, key_texts
-from millpy.model.quarantine import payload_of, unstorable_keys
-from millpy.model.stage import Binding, Recovered, StepResult, Work
+from millpy.model.quarantine import dead_letter_of, payload_of, unstorable_keys
+from millpy.model.stage import Binding, Recovered, Release, StepResult, Work
 from millpy.model.time import Instant
-from millpy.runtime.calls import Calls, PrivateLoop, Turn
+from millpy.runtime.calls import Calls, PrivateLoop, Turn, payload_of_timer
 from millpy.runtime.cells import ENTRY_BYTES, Store, meaning_of, store_of
 from millpy.runtime.outlets import StreamOutlet, outlets_of
+from millpy.runtime.parking import ParkedRow, Parking, Released, discarded, failure_of, with_released
 from millpy.runtime.rows import gather
 from millpy.runtime.timers import TimerBook
 
@@ -36,53 +37,65 @@ class ComputationLogic:
         SchemaError: a cell's type cannot be stored.
     """
 
-    def __init__(self, computation: Computation) -> None:
+    def __init__(self, computation: Computation, *, parks: bool = False) -> None:
         if not isinstance(computation, Computation):
             raise SchemaError(f"{computation!r} is not a Computation", hint="class Spike(Computation): …; then Spike()")
         self.computation = computation
+        self.parks = parks
         self._cells = computation.cells()
         for name, cell in self._cells.items():
             store_of(name, cell)
 
     def bind(self, binding: Binding) -> ComputationStage:
         """The stage, ready to open intervals."""
-        return ComputationStage(self.computation, binding)
+        return ComputationStage(self.computation, binding, parks=self.parks)
 
     def meaning(self) -> str:
-        """The cells and their types."""
+        """The cells and their types. What becomes of a failing record may change at any time."""
         return f"computation {meaning_of(self._cells)}"
 
 
 class ComputationStage:
     """A Computation in a deployed graph."""
 
-    def __init__(self, computation: Computation, binding: Binding) -> None:
+    def __init__(self, computation: Computation, binding: Binding, *, parks: bool) -> None:
         self._computation = computation
+        self._parks = parks
         self._binding = binding
         self._loop = PrivateLoop()
 
     def open(self, recovered: Recovered) -> KeyedInterval:
         """Build the soft state of one interval from what is stored."""
-        return KeyedInterval(self._computation, self._binding, self._loop, recovered)
+        return KeyedInterval(self._computation, self._binding, self._loop, recovered, parks=self._parks)
 
 
 class KeyedInterval:
     """Soft state of one key interval under one sequencer."""
 
-    def __init__(self, computation: Computation, binding: Binding, loop: PrivateLoop, recovered: Recovered) -> None:
+    def __init__(
+        self,
+        computation: Computation,
+        binding: Binding,
+        loop: PrivateLoop,
+        recovered: Recovered,
+        *,
+        parks: bool,
+    ) -> None:
         self._binding = binding
         self._key_types = binding.inputs[0].key_types
         self._stores: dict[str, Store] = {name: store_of(name, cell) for name, cell in computation.cells().items()}
         self._book = TimerBook()
         self._outlets = outlets_of(binding)
         by_cell = {cell: self._stores[name] for name, cell in computation.cells().items()}
-        self._calls = Calls(computation, binding, by_cell, self._outlets, self._book, loop)
+        self._calls = Calls(computation, binding, by_cell, self._outlets, self._book, loop, parks=parks)
         self._only_computes = computation.immediate and not self._calls.awaits
         self._hasher = KeyHasher()
         self._complete = recovered.state_complete
         """Whether every stored value is in memory. Until then `_known` says which keys are, least recent first."""
         self._known: dict[Key, None] = {}
         self._unfolded: dict[Key, int] = {}
+        self._parking = Parking(binding.inputs)
+        self._absorb_parked([entries for entries in recovered.entries if entries.kind is Kind.PARKED])
         for entries in recovered.entries:
             if entries.kind is Kind.TIMER:
                 self._absorb_timers(entries)
@@ -99,7 +112,7 @@ class KeyedInterval:
         if self._complete:
             return ()
         known = self._known
-        wanted = {key: None for key in self._book.by_key if key not in known}
+        wanted = {key: None for key in (*self._book.by_key, *self._parking.keys) if key not in known}
         for bundle in bundles:
             wanted.update({key: None for key in bundle.keys.keys if key not in known})
         return [key_text(key) for key in wanted]
@@ -116,24 +129,36 @@ class KeyedInterval:
     def step(self, work: Work) -> StepResult:
         """Apply one turn's work to the soft state and say what has to be committed for it."""
         rows = gather(work)
+        released = self._release(work.releases)
+        if released:
+            rows = with_released(rows, [self._rows_of(key, parked) for key, parked in released])
         turn = Turn(work, rows, rows.keys, rows.hashes)
         texts = key_texts(rows.keys)
+        for key, parked in released:
+            self._account_released(turn, key, parked)
         if len(rows):
-            refused = self._refuse_keys(turn, texts)
+            left_out = self._refuse_keys(turn, texts) | self._wait(turn)
             jobs = rows.by_key()
-            self._calls.take_rows(turn, (job for job in jobs if job[0] not in refused) if refused else jobs)
+            self._calls.take_rows(turn, (job for job in jobs if job[0] not in left_out) if left_out else jobs)
+            self._park_stopped(turn)
         due = self._due_codes(turn, texts)
         if due:
             self._calls.fire_due(turn, due)
+            self._park_stopped(turn)
         delta = self._take_delta(work.bundle, turn, texts)
-        result = StepResult(delta=tuple(delta), dead_letters=turn.letters, quarantined_by_input=turn.quarantined)
+        result = StepResult(
+            delta=tuple(delta),
+            dead_letters=turn.letters,
+            quarantined_by_input=turn.quarantined,
+            parked_by_input=turn.parked,
+        )
         self._emit(result, turn, due)
         self._evict(turn)
         return result
 
     def oldest_work(self) -> Instant:
-        """Smallest time at which a timer or hold keeps the low watermark back."""
-        return self._book.oldest_hold()
+        """Smallest time at which a timer, hold or parked record keeps the low watermark back."""
+        return min(self._book.oldest_hold(), self._parking.oldest_hold())
 
     def next_due(self) -> tuple[Instant, Instant]:
         """(event time, processing time) of the next timers."""
@@ -158,6 +183,97 @@ class KeyedInterval:
             key = key_from_text(text, self._key_types)
             if value is not None and (fresh is None or key in fresh):
                 store.absorb(key, subkey, value)
+
+    @property
+    def has_parked(self) -> bool:
+        """Whether a key waits for a person."""
+        return bool(self._parking.keys)
+
+    def _absorb_parked(self, stored: Sequence[Entries]) -> None:
+        self._parking.recover(
+            (key_from_text(text, self._key_types), entries.namespace, subkey, value)
+            for entries in stored
+            for text, subkey, value in zip(entries.keys, entries.subkeys, entries.values, strict=True)
+            if value is not None
+        )
+        for key in self._parking.keys:
+            self._book.stop(key)
+
+    def _release(self, releases: Sequence[Release]) -> list[tuple[Key, Released]]:
+        """Take the keys out that requests let go on; a request for another parking than the present one is none."""
+        released = []
+        for request in releases:
+            key = key_from_text(request.key, self._key_types)
+            parked = self._parking.keys.get(key)
+            if parked is not None and parked.failure.ticket == request.ticket:
+                self._parking.release(key)
+                self._book.go_on(key)
+                released.append((key, Released(parked, request.discard)))
+        return released
+
+    def _rows_of(self, key: Key, released: Released) -> tuple[Key, int, list[tuple[ParkedRow, Any]]]:
+        """What of a released key runs again."""
+        rows = [(row, self._parking.record_of(row)) for row in released.rows]
+        return key, int(self._hasher.hashes([key])[0]), rows
+
+    def _account_released(self, turn: Turn, key: Key, released: Released) -> None:
+        """Count the records of a released key, and set aside what it stopped at if a person wants that."""
+        failure, computation = released.parked.failure, self._binding.computation
+        for row in released.parked.rows:
+            turn.parked[row.input] = turn.parked.get(row.input, 0) - 1
+        head = released.discarded
+        if head is not None:
+            turn.quarantined[head.input] = turn.quarantined.get(head.input, 0) + 1
+            payload = payload_of(self._parking.record_of(head))
+            stream, at = self._binding.inputs[head.input].stream, head.waiting.event_time
+            turn.letters.append(discarded(failure, payload, key, stream, computation, at))
+        elif released.discards and failure.timer is not None:
+            timers = dict(self._book.by_key.get(key, {}))
+            timer = timers.pop(failure.timer, None)
+            if timer is not None:
+                self._book.replace(key, turn.keys.index(key), timers)
+                letter = discarded(failure, payload_of_timer(timer), key, "", computation, timer.event_time_us)
+                turn.letters.append(letter)
+
+    def _wait(self, turn: Turn) -> set[int]:
+        """Let records of parked keys wait; returns the codes of these keys."""
+        if not self._parking.keys:
+            return set()
+        waiting = {code for code, key in enumerate(turn.keys) if key in self._parking}
+        for code in waiting:
+            for row in turn.rows.of(code):
+                self._wait_one(turn, code, row)
+        return waiting
+
+    def _wait_one(self, turn: Turn, code: int, row: int) -> None:
+        rows, key = turn.rows, turn.keys[code]
+        origin = rows.input_of(row)
+        try:
+            if self._parking.records >= self._binding.limits.parked_records_max:
+                raise RefusedValueError(f"{self._parking.records} records of parked keys wait already")
+            self._parking.wait(key, rows, row, turn.work.bundle)
+            turn.parked[origin] = turn.parked.get(origin, 0) + 1
+        except RefusedValueError as error:
+            turn.quarantined[origin] = turn.quarantined.get(origin, 0) + 1
+            letter = dead_letter_of(
+                error,
+                payload_of(rows.objects[row]),
+                stream=self._binding.inputs[origin].stream,
+                computation=self._binding.computation,
+                event_time=rows.times[row],
+                key=key_text(key),
+            )
+            turn.letters.append(letter)
+
+    def _park_stopped(self, turn: Turn) -> None:
+        """Park the keys that have stopped in this turn, with their rows from there on."""
+        stopped, turn.stopped = turn.stopped, {}
+        for code, stop in stopped.items():
+            key = turn.keys[code]
+            self._parking.park(key, failure_of(stop, turn.work))
+            self._book.stop(key)
+            for row in stop.rows:
+                self._wait_one(turn, code, row)
 
     def _refuse_keys(self, turn: Turn, texts: Sequence[bytes]) -> set[int]:
         """Set aside records whose key cannot be stored."""
@@ -202,7 +318,8 @@ class KeyedInterval:
             entries = store.take_entries(texts, turn.hashes)
             if entries is not None:
                 delta.append(entries)
-        return delta + self._book.take_entries(texts, turn.hashes)
+        delta += self._book.take_entries(texts, turn.hashes)
+        return delta + self._parking.take_entries(turn.keys, texts, turn.hashes)
 
     def _emit(self, result: StepResult, turn: Turn, due: Sequence[int]) -> None:
         """Productions by the order of their rows; then those of timers, by time."""
@@ -243,7 +360,7 @@ class KeyedInterval:
         for key in list(self._known):
             if sum(store.bytes for store in self._stores.values()) + len(self._known) * ENTRY_BYTES <= limit * 3 // 4:
                 break
-            if key in self._unfolded or key in self._book.by_key or key in kept:
+            if key in self._unfolded or key in self._book.by_key or key in kept or key in self._parking:
                 continue
             for store in self._stores.values():
                 store.evict(key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -162,7 +162,10 @@ def _inlets(node: StageNode, deployment: Deployment) -> tuple[dict[int, Inlet], 
 def _binding(node: StageNode, deployment: Deployment, subscribed: frozenset[str], limits: Limits) -> Binding:
     return Binding(
         computation=node.name,
-        inputs=node.input_specs(),
+        inputs=tuple(
+            replace(spec, subscription_id=deployment.subscription_ids[(spec.stream, node.name, index)])
+            for index, spec in enumerate(node.input_specs())
+        ),
         outputs={stream.name: stream.record_type for stream in node.outputs},
         tables={stream.name: deployment.table_ids[stream.table] for stream in node.outputs if stream.table},
         subscribed=subscribed,

@@ -26,7 +26,7 @@ from millpy.model.checkpoint import Checkpoint, DeadLetter, Delta, Entries, Gran
 from millpy.model.keys import KeyColumn, KeyHasher, key_text
 from millpy.model.quarantine import dead_letter_of, payload_of
 from millpy.model.record import Records, concat
-from millpy.model.stage import Arrived, StepResult, Work
+from millpy.model.stage import Arrived, Release, StepResult, Work
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.model.watermark import advance, input_watermark, low_watermark
 from millpy.runtime.isolation import Blamed, Isolation
@@ -52,6 +52,7 @@ class Inbox:
         quiet: injector intervals whose source is proven idle.
         replays: interval -> what it takes again.
         progress_due: whether progress without data is to be committed in this turn.
+        releases: interval -> parked keys that a person lets go on.
     """
 
     now_us: Instant
@@ -61,6 +62,7 @@ class Inbox:
     quiet: frozenset[int] = frozenset()
     replays: Mapping[int, Replay] = field(default_factory=dict)
     progress_due: bool = False
+    releases: Mapping[int, Sequence[Release]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,14 +234,15 @@ class Steps:
         after = input_watermark(cursor.watermark for cursor in interval.cursors.values())
         assert after >= before, (interval.interval_id, before, after)
         now_us = advance(interval.processing_floor, inbox.now_us)
-        asked = bool(retaken.settled or retaken.taken)
+        releases = inbox.releases.get(interval.interval_id, ())
+        asked = bool(retaken.settled or retaken.taken or releases)
         if not (arrived or refused or asked or self._is_due(interval, before, after, now_us, inbox)):
             interval.input_watermark = after
             return None
         if missing := stage.missing([arrival.bundle for arrival in arrived]):
             stage.absorb(missing, self._load(interval.grant, missing))
         self._probe.reach_now(Point.AFTER_LOAD)
-        work = Work(interval.bundle + 1, arrived, before, after, now_us)
+        work = Work(interval.bundle + 1, arrived, before, after, now_us, releases)
         result = stage.step(work)
         interval.bundle += 1
         interval.input_watermark = after
@@ -271,6 +274,7 @@ class Steps:
             dedupe_run=result.dedupe_run,
             dead_letters=[*letters, *(letter for _, letter in refused)],
             settled=settled,
+            release_ids=[release.release_id for release in releases],
         )
 
     def _retaken(self, interval: Owned, inbox: Inbox, isolation: Isolation) -> Retaken:
@@ -340,13 +344,14 @@ class Steps:
         refused: Sequence[tuple[int, DeadLetter]],
         result: StepResult,
     ) -> None:
-        """Keep I8: whatever arrived was consumed, late or quarantined."""
+        """Keep I8: whatever arrived was consumed, late, quarantined or parked; what was parked may be consumed now."""
         for inlet in interval.plan.inlets.values():
             received = sum(len(a.bundle) for a in arrived if a.bundle.input == inlet.input)
             late = result.late_by_input.get(inlet.input, 0)
             quarantined = result.quarantined_by_input.get(inlet.input, 0)
             of = str(inlet.subscription_id)
-            interval.count("consumed", of, received - late - quarantined)
+            parked = result.parked_by_input.get(inlet.input, 0)
+            interval.count("consumed", of, received - late - quarantined - parked)
             interval.count("late", of, late)
             interval.count("duplicate", of, result.duplicates_by_input.get(inlet.input, 0))
             interval.count("quarantined", of, quarantined + sum(1 for i, _ in refused if i == inlet.input))

@@ -6,7 +6,7 @@ the book still has that very timer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import cast
 
@@ -29,9 +29,11 @@ class TimerBook:
     def __init__(self) -> None:
         self.by_key: dict[Key, KeyTimers] = {}
         self._count = 0
-        self._event = _Order(self.by_key, lambda timer: timer.at_us if timer.domain == "event" else INSTANT_MAX)
-        self._processing = _Order(self.by_key, lambda t: t.at_us if t.domain == "processing" else INSTANT_MAX)
-        self._holds = _Order(self.by_key, lambda timer: timer.hold_us)
+        self._stopped: set[Key] = set()
+        stopped = self._stopped
+        self._event = _Order(self.by_key, stopped, lambda t: t.at_us if t.domain == "event" else INSTANT_MAX)
+        self._processing = _Order(self.by_key, stopped, lambda t: t.at_us if t.domain == "processing" else INSTANT_MAX)
+        self._holds = _Order(self.by_key, frozenset(), lambda timer: timer.hold_us)
         self._before: dict[int, tuple[Key, KeyTimers]] = {}
 
     def absorb(self, key: Key, domain: str, name: str, at_us: int, value: bytes) -> None:
@@ -54,6 +56,16 @@ class TimerBook:
         for timer_id, timer in timers.items():
             if before.get(timer_id) is not timer:
                 self._index(key, timer)
+
+    def stop(self, key: Key) -> None:
+        """Let none of a key's timers become due; they hold what they hold."""
+        self._stopped.add(key)
+
+    def go_on(self, key: Key) -> None:
+        """Let a key's timers become due again."""
+        self._stopped.discard(key)
+        for timer in self.by_key.get(key, {}).values():
+            self._index(key, timer)
 
     def oldest_hold(self) -> Instant:
         """Smallest time at which a timer or hold keeps the low watermark back."""
@@ -95,10 +107,13 @@ class TimerBook:
 
 
 class _Order:
-    """Timers by one of their times; those at INSTANT_MAX are left out."""
+    """Timers by one of their times; those at INSTANT_MAX and those of stopped keys are left out."""
 
-    def __init__(self, by_key: Mapping[Key, KeyTimers], time_of: Callable[[Timer], Instant]) -> None:
+    def __init__(
+        self, by_key: Mapping[Key, KeyTimers], stopped: Container[Key], time_of: Callable[[Timer], Instant]
+    ) -> None:
         self._by_key = by_key
+        self._stopped = stopped
         self._time_of = time_of
         self._heap: list[tuple[Instant, str, int, Key, Timer]] = []
         self._added = 0
@@ -134,4 +149,4 @@ class _Order:
 
     def _counts(self, key: Key, timer: Timer) -> bool:
         timers = self._by_key.get(key)
-        return timers is not None and timers.get(timer.id) is timer
+        return timers is not None and timers.get(timer.id) is timer and key not in self._stopped
