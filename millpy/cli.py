@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from millpy.commands import crash_test, doctor, set_aside, sources
+from millpy.commands import crash_test, doctor, parked, set_aside, sources
 from millpy.commands.common import DatabaseOption, GraphArgument, JsonOption, settings_of, show, worded
 from millpy.errors import UsageError
 from millpy.store.admin import Admin, Row
@@ -92,6 +92,7 @@ app.add_typer(set_aside.dead_letters, name="dead-letters")
 app.add_typer(set_aside.late, name="late")
 app.add_typer(sources.sources, name="sources")
 app.command("fleet")(sources.fleet)
+app.add_typer(parked.parked, name="parked")
 
 
 def main() -> None:

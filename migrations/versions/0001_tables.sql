@@ -263,6 +263,17 @@ CREATE TABLE mill.outbox (
     PRIMARY KEY (interval_id, target, sequence)
 );
 
+-- Parked keys that people let go on; the commit that does it deletes the row.
+CREATE TABLE mill.releases (
+    release_id   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    interval_id  bigint NOT NULL,
+    key          text NOT NULL,
+    ticket       bigint NOT NULL,
+    discards     boolean NOT NULL,
+    requested_by text NOT NULL DEFAULT session_user,
+    requested_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
 CREATE TABLE mill.events (
     event_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     graph_id integer NOT NULL REFERENCES mill.graphs ON DELETE CASCADE,

@@ -153,19 +153,19 @@ SELECT g.name AS graph, w.worker_id, w.host, w.pid, w.lease_deadline > clock_tim
 CREATE VIEW millpy.events AS
 SELECT g.name AS graph, e.at, e.kind, e.detail FROM mill.events AS e JOIN mill.graphs AS g USING (graph_id);
 
--- The watermark of an interval's keyed thing that holds it back: the oldest window, timer or hold.
+-- The watermark of an interval's keyed thing that holds it back: the oldest window, timer, hold or parked record.
 CREATE FUNCTION mill.oldest_entry(p_interval bigint)
 RETURNS TABLE (kind text, namespace text, key text, subkey text, at bigint) LANGUAGE sql STABLE AS $$
     SELECT e.kind, e.namespace, e.key, e.subkey, at
       FROM mill.entries AS e
      CROSS JOIN LATERAL (
            SELECT CASE WHEN e.kind = 'window' THEN split_part(e.subkey, '/', 2)::bigint - 1
-                       WHEN e.namespace IN ('event', 'hold') THEN e.fire_at
+                       WHEN e.kind = 'parked' OR e.namespace IN ('event', 'hold') THEN e.fire_at
                        -- A processing-time timer holds at the time of the record that set it.
                        ELSE coalesce((SELECT i.oldest_work FROM mill.intervals AS i WHERE i.interval_id = p_interval),
                                      e.fire_at)
                   END AS at) AS held
-     WHERE e.interval_id = p_interval AND e.kind IN ('window', 'timer')
+     WHERE e.interval_id = p_interval AND e.kind IN ('window', 'timer', 'parked')
        -- A window whose on-time pane is out holds nothing.
        AND NOT (e.kind = 'window' AND at < (SELECT i.oldest_work FROM mill.intervals AS i WHERE i.interval_id = p_interval))
      ORDER BY at, e.key, e.subkey LIMIT 1
@@ -214,6 +214,8 @@ BEGIN
             detail := CASE entry.kind
                 WHEN 'window' THEN format('key %s, window %s to %s', entry.key, mill.moment(split_part(entry.subkey, '/', 1)::bigint),
                                           mill.moment(split_part(entry.subkey, '/', 2)::bigint))
+                WHEN 'parked' THEN format('key %s stopped at a record that fails; its records wait from %s (millpy parked list)',
+                                          entry.key, mill.moment(entry.at))
                 WHEN 'timer' THEN format('key %s, %s %s at %s', entry.key, entry.namespace, entry.subkey, mill.moment(entry.at))
                 ELSE format('oldest work at %s', mill.moment(here.oldest_work)) END;
         ELSIF slowest.producer IS NULL AND EXISTS (SELECT FROM mill.pauses AS s WHERE s.interval_id = next_interval) THEN
@@ -417,3 +419,44 @@ SELECT d.graph, d.stream, d.source_partition, d.key::jsonb #>> '{}', d.key, mill
 $$;
 
 CREATE VIEW millpy.fleet AS SELECT * FROM mill.devices();
+
+-- Keys that stopped at a failing record or timer, and what waits behind it.
+CREATE VIEW millpy.parked AS
+SELECT p.graph, p.computation, w.key, w.records, mill.moment(w.holds_at) AS holds_watermark_at,
+       mill.moment((f.value ->> 'parked_at')::bigint) AS parked_at, f.value ->> 'reason' AS reason,
+       f.value ->> 'detail' AS detail, CASE WHEN f.value -> 'timer' ->> 1 IS NULL THEN w.first_record END AS failing_record,
+       f.value -> 'timer' ->> 1 AS failing_timer, f.value ->> 'traceback' AS traceback,
+       EXISTS (SELECT FROM mill.releases AS r WHERE r.interval_id = p.interval_id AND r.key = w.key
+                  AND r.ticket = (f.value ->> 'ticket')::bigint) AS requested,
+       p.interval_id, (f.value ->> 'ticket')::bigint AS ticket
+  FROM (SELECT interval_id, key, count(*) FILTER (WHERE namespace <> 'key') AS records,
+               min(fire_at) FILTER (WHERE namespace <> 'key' AND fire_at < 4611686018427387904) AS holds_at,
+               (array_agg(value -> 'record' ORDER BY subkey) FILTER (WHERE namespace <> 'key'))[1]::jsonb AS first_record
+          FROM mill.entries WHERE kind = 'parked' GROUP BY interval_id, key) AS w
+  JOIN (SELECT interval_id, key, value FROM mill.entries WHERE kind = 'parked' AND namespace = 'key') AS f
+    USING (interval_id, key)
+  JOIN mill.places AS p USING (interval_id);
+
+CREATE FUNCTION mill.ask_release(p_graph text, p_computation text, p_key text, p_discards boolean)
+RETURNS bigint LANGUAGE sql AS $$
+    WITH asked AS (
+        INSERT INTO mill.releases (interval_id, key, ticket, discards)
+        SELECT k.interval_id, k.key, k.ticket, p_discards
+          FROM millpy.parked AS k
+         WHERE k.graph = p_graph AND k.computation = p_computation AND NOT k.requested
+           AND (p_key IS NULL OR k.key = p_key OR k.key = to_json(p_key)::text)
+        RETURNING interval_id
+    ), told AS (
+        SELECT pg_notify('millpy_' || graph_id, 'release')
+          FROM (SELECT DISTINCT i.graph_id FROM asked JOIN mill.intervals AS i USING (interval_id)) AS graphs
+    )
+    SELECT count(*) FROM asked WHERE (SELECT count(*) FROM told) >= 0
+$$;
+
+-- Lets a parked key go on, by its key as text or JSON, or all of a computation; how many keys were asked to.
+CREATE FUNCTION millpy.release_parked(p_graph text, p_computation text, p_key text DEFAULT NULL)
+RETURNS bigint LANGUAGE sql AS $$ SELECT mill.ask_release(p_graph, p_computation, p_key, false) $$;
+
+-- The same without what it stopped at, which becomes a dead letter.
+CREATE FUNCTION millpy.discard_parked(p_graph text, p_computation text, p_key text DEFAULT NULL)
+RETURNS bigint LANGUAGE sql AS $$ SELECT mill.ask_release(p_graph, p_computation, p_key, true) $$;

@@ -14,7 +14,7 @@ import msgspec
 from millpy.computation import Computation
 from millpy.errors import GraphError
 from millpy.graph.names import RESERVED_SCHEMAS, checked_name
-from millpy.graph.nodes import InjectorNode, StageNode
+from millpy.graph.nodes import FailurePolicy, InjectorNode, StageNode
 from millpy.graph.spec import graph_spec
 from millpy.graph.streams import KeyedStream, Stream
 from millpy.injectors.protocol import FillsFields, Source
@@ -101,13 +101,26 @@ class Graph:
         inputs: Sequence[KeyedStream],
         output: type[msgspec.Struct] | Mapping[str, type[msgspec.Struct]] | None = None,
         intervals: int = KEY_INTERVALS_DEFAULT,
+        on_failure: FailurePolicy = "quarantine",
     ) -> Any:
         """Run a Computation on several keyed streams.
+
+        Args:
+            computation: the logic; shared by all keys.
+            name: the step's name.
+            inputs: streams by keys of one type.
+            output: the type of what it produces, or several by stream name.
+            intervals: key intervals, the unit of ownership.
+            on_failure: what becomes of a record (or timer) for which it raises, after its retries. "quarantine": it is
+                set aside as a dead letter and its key goes on. "park": its key stops; its records wait and hold the
+                watermark until a person lets it go on (`millpy parked`).
 
         Returns:
             One Stream for one output type; a dict of Streams by name for several; None for none.
         """
         checked_name(name, "step")
+        if on_failure not in ("quarantine", "park"):
+            raise GraphError(f"on_failure={on_failure!r} of {name!r}", hint='it is "quarantine" or "park"')
         if not inputs:
             raise GraphError(f"step {name!r} has no inputs")
         if len({keyed.key_types for keyed in inputs}) > 1:
@@ -115,7 +128,7 @@ class Graph:
         if any(keyed.stream.graph is not self for keyed in inputs):
             raise GraphError(f"an input of {name!r} belongs to another graph")
         taken = tuple(each for keyed in inputs for each in keyed.inputs())
-        node = StageNode(name, taken, ComputationLogic(computation), intervals)
+        node = StageNode(name, taken, ComputationLogic(computation, parks=on_failure == "park"), intervals)
         streams = {}
         if isinstance(output, Mapping):
             streams = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from millpy.injectors.protocol import Source
 from millpy.injectors.settings import AdvanceWithClock, Dedupe, EventTime, Rate, Wait
@@ -15,6 +15,9 @@ from millpy.windowing.columnar import WindowedLogic
 
 if TYPE_CHECKING:
     from millpy.graph.streams import Stream
+
+
+FailurePolicy = Literal["quarantine", "park"]
 
 
 @dataclass(slots=True, eq=False)

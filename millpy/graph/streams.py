@@ -13,7 +13,7 @@ import msgspec
 from millpy.computation import Computation
 from millpy.errors import GraphError
 from millpy.graph.names import RESERVED_COLUMNS, checked_name
-from millpy.graph.nodes import InjectorNode, Input, StageNode
+from millpy.graph.nodes import FailurePolicy, InjectorNode, Input, StageNode
 from millpy.limits import KEY_INTERVALS_DEFAULT
 from millpy.model.record import RecordType, column_name
 from millpy.model.time import microseconds
@@ -243,9 +243,12 @@ class KeyedStream:
         name: str,
         output: type[msgspec.Struct] | Mapping[str, type[msgspec.Struct]] | None = None,
         intervals: int = KEY_INTERVALS_DEFAULT,
+        on_failure: FailurePolicy = "quarantine",
     ) -> Any:
         """Run a Computation on this stream; see `Graph.process`."""
-        return self.stream.graph.process(computation, name=name, inputs=[self], output=output, intervals=intervals)
+        return self.stream.graph.process(
+            computation, name=name, inputs=[self], output=output, intervals=intervals, on_failure=on_failure
+        )
 
     def window(
         self,

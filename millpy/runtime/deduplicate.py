@@ -120,6 +120,7 @@ class DeduplicateInterval:
         return LateRows(
             stream=self._binding.inputs[arrival.bundle.input].stream,
             computation=self._binding.computation,
+            input=arrival.bundle.input,
             keys=[key_text(keys[code]) for code in codes[rows].tolist()],
             payloads=[payload_of(record) for record in late.objects()],
             event_times=late.event_times.tolist(),

@@ -105,7 +105,10 @@ class Housekeeping:
             log.info("%s goes on", held[interval_id].plan.name)
             held[interval_id].halt = Halt.NO
             found = True
-        return found
+        for interval_id in free:
+            # By their tickets they do nothing twice, so one whose commit is not known yet may be given once more.
+            held[interval_id].releases = [r for r in asked.releases if r.interval_id == interval_id]
+        return found or bool(asked.releases)
 
     async def relieve(self) -> None:
         """Pause the injectors above the high mark, resume them below the low one; nothing is ever dropped."""

@@ -11,6 +11,7 @@ with timers; the rest is bounded by `Limits.state_cache_bytes_max`, oldest first
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
@@ -225,15 +226,16 @@ class KeyedInterval:
         if head is not None:
             turn.quarantined[head.input] = turn.quarantined.get(head.input, 0) + 1
             payload = payload_of(self._parking.record_of(head))
+            letter = discarded(failure, payload, key, computation)
             stream, at = self._binding.inputs[head.input].stream, head.waiting.event_time
-            turn.letters.append(discarded(failure, payload, key, stream, computation, at))
+            turn.letters.append(replace(letter, stream=stream, event_time=at, input=head.input))
         elif released.discards and failure.timer is not None:
             timers = dict(self._book.by_key.get(key, {}))
             timer = timers.pop(failure.timer, None)
             if timer is not None:
                 self._book.replace(key, turn.keys.index(key), timers)
-                letter = discarded(failure, payload_of_timer(timer), key, "", computation, timer.event_time_us)
-                turn.letters.append(letter)
+                letter = discarded(failure, payload_of_timer(timer), key, computation)
+                turn.letters.append(replace(letter, event_time=timer.event_time_us))
 
     def _wait(self, turn: Turn) -> set[int]:
         """Let records of parked keys wait; returns the codes of these keys."""
@@ -262,6 +264,7 @@ class KeyedInterval:
                 computation=self._binding.computation,
                 event_time=rows.times[row],
                 key=key_text(key),
+                input=origin,
             )
             turn.letters.append(letter)
 

@@ -209,16 +209,15 @@ def failure_of(stop: Stopped, work: Work) -> Failure:
     )
 
 
-def discarded(failure: Failure, payload: bytes, key: Key, stream: str, computation: str, at: int | None) -> DeadLetter:
+def discarded(failure: Failure, payload: bytes, key: Key, computation: str) -> DeadLetter:
     """The dead letter of what a key stopped at."""
     return DeadLetter(
         reason=failure.reason,
         detail=failure.detail,
         payload=payload,
-        stream=stream,
+        stream="",
         computation=computation,
         traceback=failure.traceback,
-        event_time=at,
         key=key_text(key),
     )
 

@@ -14,7 +14,7 @@ from millpy.injectors.intake import Intake
 from millpy.injectors.protocol import Injector
 from millpy.model.checkpoint import Cursor, Entries, Grant, Kind, Request
 from millpy.model.deployment import DeployedInterval
-from millpy.model.stage import StageInterval
+from millpy.model.stage import Release, StageInterval
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 from millpy.runtime.plan import ComputationPlan
 from millpy.store.protocol import Opened
@@ -44,6 +44,7 @@ class Owned:
         counters: (what, of what) -> absolute count (I8).
         unfolded_since: when the last fold was.
         requested: records set aside that are to be taken again and wait for a turn.
+        releases: parked keys to let go on, waiting for a turn.
         replaying: whether some are in a turn that is not known to be committed.
         unfolded, unfolded_bytes: (bundle, bytes of its deltas) above the folded bundle, those in flight included,
             oldest first; and their sum.
@@ -71,6 +72,7 @@ class Owned:
     committed_at: float = 0.0
     requested: list[Request] = field(default_factory=list)
     replaying: bool = False
+    releases: list[Release] = field(default_factory=list)
     unfolded: deque[tuple[int, int]] = field(default_factory=deque)
     unfolded_bytes: int = 0
 

@@ -23,6 +23,7 @@ from typing import Any
 from millpy.injectors.protocol import Injector
 from millpy.model.checkpoint import Checkpoint
 from millpy.model.record import SMALL_RECORDS_MAX
+from millpy.model.stage import Release
 from millpy.model.time import Instant
 from millpy.runtime.isolation import Isolation
 from millpy.runtime.probe import Point, Probe
@@ -80,6 +81,15 @@ def retake(intervals: Mapping[int, Owned], arrived_at: Instant) -> dict[int, Rep
             interval.replaying = True
             replays[interval.interval_id] = replay
     return replays
+
+
+def releases(intervals: Mapping[int, Owned]) -> dict[int, Sequence[Release]]:
+    """Parked keys that people let go on."""
+    found: dict[int, Sequence[Release]] = {}
+    for interval in intervals.values():
+        if interval.releases:
+            found[interval.interval_id], interval.releases = interval.releases, []
+    return found
 
 
 async def take(intervals: Mapping[int, Owned], replays: Mapping[int, Replay]) -> tuple[dict[int, Any], frozenset[int]]:
@@ -162,6 +172,7 @@ def inbox_is_empty(inbox: Inbox) -> bool:
     return (
         not inbox.taken
         and not inbox.replays
+        and not inbox.releases
         and not any(
             answer.segments or answer.head_seq > answer.want.after
             for answers in inbox.polled.values()

@@ -216,6 +216,7 @@ class Worker:
         now = self._clock.monotonic()
         over = self.housekeeping.unfolded_bytes() > self._limits.unfolded_bytes_max
         intervals = self.holdings.intervals
+        released = turns.releases(self.holdings.intervals)
         replays = {} if over else turns.retake(intervals, self._clock.now_us())
         taken, quiet = ({}, frozenset[int]()) if over else await turns.take(intervals, replays)
         wanted = [] if over else turns.wants(self.holdings.intervals)
@@ -229,7 +230,7 @@ class Worker:
             looked = True
             polled = await turns.poll(self._store, wanted, self._limits.segment_poll_bytes_max)
         progress_due = now >= self._progress_at
-        inbox = Inbox(self._processing_time(), now, polled, taken, quiet, replays, progress_due)
+        inbox = Inbox(self._processing_time(), now, polled, taken, quiet, replays, progress_due, released)
         empty = turns.inbox_is_empty(inbox)
         if looked:
             self._poll_s = self._limits.poll_s_min if not empty else min(self._poll_s * 2, self._limits.poll_s_max)

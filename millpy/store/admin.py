@@ -66,6 +66,17 @@ class Admin:
         found = self.change("SELECT millpy.resume_source(:graph, :stream) AS n", graph=graph, stream=stream)
         return int(found[0]["n"])
 
+    def parked(self, graph: str | None = None) -> list[Row]:
+        """Keys that stopped at a failing record, and what waits behind it."""
+        return self._of_graph("SELECT * FROM millpy.parked", graph)
+
+    def release_parked(self, graph: str, computation: str, key: str | None, *, discard: bool) -> int:
+        """Let parked keys go on, without what they stopped at when it is discarded; how many were asked to."""
+        statement = "SELECT millpy.release_parked(:graph, :computation, :key) AS n"
+        if discard:
+            statement = "SELECT millpy.discard_parked(:graph, :computation, :key) AS n"
+        return int(self.change(statement, graph=graph, computation=computation, key=key)[0]["n"])
+
     def explain_watermark(self, computation: str) -> list[Row]:
         """What holds a computation's watermark back, and for how long; `graph.computation` says whose.
 

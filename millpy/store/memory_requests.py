@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from millpy.errors import RequestWithdrawnError
 from millpy.model.checkpoint import Checkpoint, DeadLetter, Pause, Pile, Request
+from millpy.model.stage import Release
 from millpy.store.protocol import Asked
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class Requests:
         self._database = database
         self._standings: dict[tuple[Pile, int], Standing] = {}
         self.pauses: dict[int, Pause] = {}
+        self.releases: list[Release] = []
+        self._release_id = 0
 
     # What people do.
 
@@ -63,6 +66,11 @@ class Requests:
         """Let a source go on."""
         self.pauses.pop(interval_id, None)
 
+    def release(self, interval_id: int, key: bytes, ticket: int, *, discard: bool = False) -> None:
+        """Let a parked key go on."""
+        self._release_id += 1
+        self.releases.append(Release(self._release_id, interval_id, key, ticket, discard))
+
     # What the store does.
 
     def asked(self, interval_ids: Sequence[int], records_max: int, bytes_max: int) -> Asked:
@@ -76,7 +84,8 @@ class Requests:
                 if size < bytes_max:
                     found.append(request)
                 size += len(request.payload)
-        return Asked(tuple(found), frozenset(i for i in interval_ids if i in self.pauses))
+        releases = [release for release in self.releases if release.interval_id in interval_ids]
+        return Asked(tuple(found), frozenset(i for i in interval_ids if i in self.pauses), tuple(releases))
 
     def any_of(self, interval_ids: Sequence[int]) -> bool:
         """Whether anything is asked of these intervals."""
@@ -98,6 +107,7 @@ class Requests:
             standing.state = "set_aside" if failed else "replayed"
             standing.attempts += failed
             standing.letter = settled.letter or standing.letter
+        self.releases = [r for r in self.releases if r.release_id not in checkpoint.release_ids]
         if checkpoint.pause is not None:
             self.pauses[checkpoint.grant.interval_id] = checkpoint.pause
 

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, Request
 from millpy.model.deployment import Deployment, GraphSpec
-from millpy.model.stage import Recovered
+from millpy.model.stage import Recovered, Release
 from millpy.model.time import Instant
 
 
@@ -139,10 +139,12 @@ class Asked:
     Attributes:
         requests: records set aside that are to be taken again, oldest first.
         paused: source partitions that stand still until they are resumed.
+        releases: parked keys that are to go on.
     """
 
     requests: tuple[Request, ...] = ()
     paused: frozenset[int] = frozenset()
+    releases: tuple[Release, ...] = ()
 
 
 CommitProbe = Callable[[], Awaitable[None]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     ForeignKey,
@@ -330,6 +331,18 @@ outbox = Table(
     _text("key", nullable=True),
     Column("payload", LargeBinary, nullable=False),
     _moment("written_at", func.now()),
+)
+
+releases = Table(
+    "releases",
+    metadata,
+    _identity("release_id", BigInteger),
+    _bigint("interval_id"),
+    _text("key"),
+    _bigint("ticket"),
+    Column("discards", Boolean, nullable=False),
+    Column("requested_by", Text, nullable=False, server_default=text("SESSION_USER")),
+    _moment("requested_at", func.clock_timestamp()),
 )
 
 events = Table(

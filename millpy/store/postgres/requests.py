@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from millpy.model.checkpoint import Checkpoint, Request
+from millpy.model.stage import Release
 from millpy.store.postgres.arrays import Bigints, Byteas, Texts
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.statements import statement
@@ -20,7 +21,15 @@ async def read(connection: Connection, interval_ids: Sequence[int], rows_max: in
     limits = {"rows_max": rows_max, "bytes_max": bytes_max}
     rows = await all_rows(connection, statement("read_requests"), of_intervals | limits)
     paused = await all_rows(connection, statement("read_pauses"), of_intervals)
-    return Asked(tuple(Request(*row) for row in rows), frozenset(row[0] for row in paused))
+    releases = await all_rows(connection, statement("read_releases"), of_intervals | {"rows_max": rows_max})
+    return Asked(
+        tuple(Request(*row) for row in rows),
+        frozenset(row[0] for row in paused),
+        tuple(
+            Release(id_, interval_id, key.encode(), ticket, gives_up)
+            for id_, interval_id, key, ticket, gives_up in releases
+        ),
+    )
 
 
 def settling(checkpoints: Sequence[Checkpoint]) -> list[Command]:
@@ -40,6 +49,8 @@ def settling(checkpoints: Sequence[Checkpoint]) -> list[Command]:
     if late := [(c, s) for c, s in settled if s.request.pile == "late_records"]:
         parameters = _places(late) | {"watermarks": Bigints([s.watermark for _, s in late])}
         commands.append((statement("settle_late_records"), parameters))
+    if releases := [id_ for c in checkpoints for id_ in c.release_ids]:
+        commands.append((statement("forget_releases"), {"release_ids": Bigints(releases)}))
     return commands
 
 

@@ -73,3 +73,12 @@ WITH letters AS (
      WHERE state IN ('replayed', 'discarded') AND state_at < clock_timestamp() - make_interval(secs => %(kept_s)s)
 )
 SELECT 1;
+
+-- name: read_releases
+-- Parked keys that people let go on, oldest request first. Zero rows: none.
+SELECT release_id, interval_id, key, ticket, discards
+  FROM mill.releases WHERE interval_id = ANY (%(intervals)s) ORDER BY release_id LIMIT %(rows_max)s::integer;
+
+-- name: forget_releases
+-- Done with, in the commit that did them. Zero rows: somebody has withdrawn them.
+DELETE FROM mill.releases WHERE release_id = ANY (%(release_ids)s);
