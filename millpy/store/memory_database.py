@@ -142,6 +142,7 @@ class MemoryDatabase:
                     quarantined,
                     pending,
                     duplicate,
+                    self._parked(sub.consumers, name),
                 )
             )
         return Accounting(tuple(sources), tuple(subscriptions))
@@ -283,6 +284,13 @@ class MemoryDatabase:
         found = [t for t in self.tables.values() if t.spec.name == name and graph in (None, t.graph)]
         assert len(found) == 1, (name, graph, [t.spec.name for t in self.tables.values()])
         return found[0]
+
+    def _parked(self, interval_ids: Iterable[int], subscription: str) -> int:
+        """Records of a subscription that wait behind one that failed."""
+        headers = [self.headers[interval_id] for interval_id in interval_ids]
+        stored = [overlaid(header.keyed, self.unfolded(header)) for header in headers]
+        parked = [row for rows in stored for name, row in rows.items() if name[:2] == (Kind.PARKED, subscription)]
+        return sum(1 for row in parked if row.value is not None)
 
     def _count(self, interval_ids: Iterable[int], namespace: str, subkey: str) -> int:
         """The sum of one counter over intervals."""

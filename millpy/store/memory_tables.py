@@ -208,7 +208,7 @@ class SourceAccount:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionAccount:
-    """I8 of one subscription: produced = consumed + late + quarantined + pending."""
+    """I8 of one subscription: produced = consumed + late + quarantined + parked + pending."""
 
     subscription_id: int
     stream: str
@@ -219,11 +219,12 @@ class SubscriptionAccount:
     quarantined: int
     pending: int
     duplicate: int = 0
+    parked: int = 0
 
     @property
     def balanced(self) -> bool:
         """Whether nothing is lost or doubled."""
-        return self.produced == self.consumed + self.late + self.quarantined + self.pending
+        return self.produced == self.consumed + self.late + self.quarantined + self.parked + self.pending
 
 
 @dataclass(frozen=True, slots=True)

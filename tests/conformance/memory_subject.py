@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from millpy.model.checkpoint import Pile
 from millpy.model.deployment import Deployment
+from millpy.model.keys import key_text
 from millpy.store.memory import MemoryDatabase, MemoryStore
 from millpy.store.memory_faults import Landing
 from millpy.store.protocol import Store
@@ -57,6 +58,9 @@ class MemorySubject:
     async def resume(self, graph: str, stream: str, interval_id: int) -> None:
         self.database.requests.resume(interval_id)
 
+    async def release(self, computation: str, interval_id: int, key: str, ticket: int) -> None:
+        self.database.requests.release(interval_id, key_text(key), ticket)
+
     async def balance(self, deployment: Deployment) -> dict[str, dict[str, int]]:
         accounting = self.database.accounting(deployment.graph_id)
         found: dict[str, dict[str, int]] = {}
@@ -66,7 +70,7 @@ class MemorySubject:
                 counts[name] = counts.get(name, 0) + getattr(source, name)
         for sub in accounting.subscriptions:
             counts = found.setdefault(f"{sub.stream}>{sub.consumer}", {})
-            for name in ("produced", "consumed", "late", "quarantined", "pending"):
+            for name in ("produced", "consumed", "late", "quarantined", "pending", *(["parked"] if sub.parked else [])):
                 counts[name] = counts.get(name, 0) + getattr(sub, name)
         return found
 

@@ -85,6 +85,9 @@ class PostgresSubject:
     async def resume(self, graph: str, stream: str, interval_id: int) -> None:
         await self._fetch(sql.SQL("SELECT millpy.resume_source({}, {})").format(graph, stream))
 
+    async def release(self, computation: str, interval_id: int, key: str, ticket: int) -> None:
+        await self._fetch(sql.SQL("SELECT millpy.release_parked('factory', {}, {})").format(computation, key))
+
     async def balance(self, deployment: Deployment) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = {}
         for row in await self._fetch(sql.SQL("SELECT * FROM millpy.accounting")):

@@ -7,9 +7,9 @@ from typing import Protocol, cast
 import pytest
 
 from millpy.errors import RequestWithdrawnError, StaleSequencerError
-from millpy.model.checkpoint import DeadLetter, LateRows, Pause, Pile, Request, Settled
+from millpy.model.checkpoint import DeadLetter, Kind, LateRows, Pause, Pile, Request, Settled
 from millpy.model.time import INSTANT_MAX
-from tests.conformance.store_builders import Owner, World
+from tests.conformance.store_builders import Owner, World, entries
 
 ID = bytes(range(16))
 LETTER = DeadLetter(
@@ -36,6 +36,8 @@ class People(Protocol):
     async def standing(self, pile: Pile, number: int) -> tuple[str, int]: ...
 
     async def resume(self, graph: str, stream: str, interval_id: int) -> None: ...
+
+    async def release(self, computation: str, interval_id: int, key: str, ticket: int) -> None: ...
 
 
 def people(world: World) -> People:
@@ -152,3 +154,21 @@ class RequestSuite:
         await people(world).replay("dead_letters", 1)
 
         assert not await owner.store.finished(world.deployment.graph_id)
+
+    async def test_release_of_a_parked_key_is_asked_for_until_a_commit_has_done_it(self, world: World) -> None:
+        owner = await world.owner()
+        interval, other = world.sums
+        parked = entries(Kind.PARKED, "key", ("d", {"ticket": 3, "parked_at": 0}))
+        waiting = entries(Kind.PARKED, str(world.by_device), ("d", {"record": {}}, "1/1", 5))
+        await owner.commit(owner.checkpoint(interval, delta=(parked, waiting)))
+
+        await people(world).release("sums", interval.interval_id, "d", 3)
+
+        for _ in range(2):
+            found = await owner.store.asked([interval.interval_id, world.a.interval_id], records_max=9, bytes_max=9)
+            (release,) = found.releases
+            assert (release.interval_id, release.key, release.ticket) == (interval.interval_id, b'"d"', 3)
+        assert (await owner.store.asked([other.interval_id], records_max=9, bytes_max=9)).releases == ()
+        await owner.commit(owner.checkpoint(interval, release_ids=[release.release_id]))
+        assert (await owner.store.asked([interval.interval_id], records_max=9, bytes_max=9)).releases == ()
+        assert (await world.subject.balance(world.deployment))["readings>sums"]["parked"] == 1

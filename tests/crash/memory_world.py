@@ -163,5 +163,5 @@ class World:
     def adds_up(self) -> bool:
         account = self.database.accounting(self.graph_id)
         return all(s.injected == s.accepted + s.duplicate + s.dead_lettered for s in account.sources) and all(
-            s.produced == s.consumed + s.late + s.quarantined + s.pending for s in account.subscriptions
+            s.produced == s.consumed + s.late + s.quarantined + s.parked + s.pending for s in account.subscriptions
         )
