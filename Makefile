@@ -43,8 +43,8 @@ test: $(STAMP) ## all tests
 store-suite: $(STAMP) ## the store's tests; MILLPY_TEST_POSTGRES=16, 18 or system15 chooses the server
 	$(PYTEST) -q tests/conformance
 
-crash: $(STAMP) ## kill and freeze real workers at every Point
-	$(PYTEST) -q tests/crash
+crash: $(STAMP) ## the crash matrix: every fault, on real processes and a real PostgreSQL; ONLY="words of a case's name"
+	$(BIN)/python -m tests.crash.matrix --only $(ONLY)
 
 sim: $(STAMP) ## the simulator: SEEDS=10000 runs, or SEED=n to replay one
 	$(BIN)/python -m millpy.testing.simulator $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),2000))

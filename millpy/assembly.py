@@ -7,9 +7,12 @@ import gc
 import logging
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
 
-from millpy.clock import SystemClock, fresh_identity
+from millpy.clock import Clock, SystemClock, fresh_identity
+from millpy.errors import TransientError
 from millpy.graph import Graph
 from millpy.limits import Limits
 from millpy.model.time import Instant
@@ -34,44 +37,90 @@ async def run_worker(
     stop: asyncio.Event | None = None,
     probe: Probe | None = None,
     start: Instant | None = None,
+    patient: bool = False,
 ) -> None:
     """Deploy the graph if that is new, and run one worker on it until `stop` or until the graph has finished.
+
+    Args:
+        graph: what to run.
+        database_url: where; migrated.
+        limits: bounds; the defaults when left out.
+        only: names of the computations to take part in; all when empty.
+        stop: drain when it is set.
+        probe: for tests.
+        start: where a source without a position begins, when it can tell instants apart.
+        patient: wait for a database that does not answer yet, as a service does; else that is an error.
 
     Raises:
         UsageError: the graph, a setting or the deployment is wrong.
         GraphVersionError: another version of the graph runs.
         CorruptionError: an invariant is broken; the worker has stopped and kept everything.
+        TransientError: the database cannot be reached at the beginning, and `patient` is false.
     """
     sys.setswitchinterval(SWITCH_S)
     limits = limits or Limits()
+    stop = stop or asyncio.Event()
     clock = SystemClock()
     store = PostgresStore(database_url, limits=limits)
-    await store.open()
+    lease = Lease(limits, clock)
+
+    begin = partial(_begin, store, graph, limits, lease, clock, probe or NoProbe(), only, start)
     try:
-        deployment = await store.deploy(graph.spec())
-        worker_id = fresh_identity()
-        lease = Lease(limits, clock)
-        worker = Worker(
-            store,
-            plan(graph, deployment, limits),
-            worker_id,
-            limits=limits,
-            clock=clock,
-            probe=probe or NoProbe(),
-            lease=lease,
-            rng=random.Random(worker_id.int),
-            only=only,
-            start=start,
-        )
-        # What is loaded by now lives as long as the process; looking through it again costs tens of milliseconds.
-        gc.collect()
-        gc.freeze()
-        await worker.start()
-        heart = HeartThread(Heart(database_url), worker_id, lease, limits, clock)
+        worker = await _patiently(begin, stop, limits) if patient else await begin()
+        if worker is None:
+            return
+        heart = HeartThread(Heart(database_url), worker.worker_id, lease, limits, clock)
         heart.start()
         try:
-            await worker.run(stop or asyncio.Event())
+            await worker.run(stop)
         finally:
             heart.stop()
     finally:
         await store.close()
+
+
+async def _begin(
+    store: PostgresStore,
+    graph: Graph,
+    limits: Limits,
+    lease: Lease,
+    clock: Clock,
+    probe: Probe,
+    only: Sequence[str],
+    start: Instant | None,
+) -> Worker:
+    """Connect, deploy, register: a worker with a lease."""
+    await store.open()
+    deployment = await store.deploy(graph.spec())
+    worker_id = fresh_identity()
+    worker = Worker(
+        store,
+        plan(graph, deployment, limits),
+        worker_id,
+        limits=limits,
+        clock=clock,
+        probe=probe,
+        lease=lease,
+        rng=random.Random(worker_id.int),
+        only=only,
+        start=start,
+    )
+    # What is loaded by now lives as long as the process; looking through it again costs tens of milliseconds.
+    gc.collect()
+    gc.freeze()
+    await worker.start()
+    return worker
+
+
+async def _patiently(begin: Callable[[], Awaitable[Worker]], stop: asyncio.Event, limits: Limits) -> Worker | None:
+    """Begin as soon as the database answers; None when told to stop before."""
+    retry_s = limits.retry_s_min
+    while not stop.is_set():
+        try:
+            return await begin()
+        except TransientError as error:
+            log.warning("%s; waiting for it", error)
+        retry_s = min(limits.retry_s_max, retry_s * 2)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), retry_s)
+    return None

@@ -70,6 +70,7 @@ class EmbeddedPostgres:
         self._tcp = tcp
         self._settings = {**SETTINGS, **(settings or {})}
         self._held: IO[str] | None = None
+        self._port_before: int | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -109,6 +110,7 @@ class EmbeddedPostgres:
                 self._make_cluster()
                 if not self._running():
                     self._launch()
+                self._port_before = self._port()
                 self._supervise()
         except BaseException:
             held.close()
@@ -143,10 +145,10 @@ class EmbeddedPostgres:
             time.sleep(0.01)
 
     def restart(self) -> None:
-        """Start again after `kill`, on the same port; PostgreSQL recovers from its log."""
+        """Start again after `kill`, or when it has given up, on the same port; PostgreSQL recovers from its log."""
         with _locked(self.directory / "start.lock"):
             if not self._running():
-                self._launch(port=self._port())
+                self._launch(port=self._port_before)
 
     # How it is made and started.
 

@@ -1,7 +1,8 @@
 """One worker as a process: `python -m millpy.worker_process GRAPH.py --database URL [--only a,b]`.
 
 SIGTERM and SIGINT drain it: the turn is finished, everything released, exit status 0. With `--leash` the end of
-standard input does so too, so that workers do not outlive the `millpy run` that started them.
+standard input does so too, so that workers do not outlive the `millpy run` that started them; without, it is a service,
+which waits for a database that is not there yet.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def run_until_told(
     only: Sequence[str] = (),
     leash: bool = False,
     start: Instant | None = None,
+    patient: bool = False,
 ) -> None:
     """Run one worker until its graph has finished, a signal asks it to drain, or its leash ends."""
 
@@ -42,7 +44,8 @@ def run_until_told(
             loop.add_signal_handler(number, stop.set)
         if leash:
             loop.add_reader(sys.stdin.fileno(), _on_end(loop, stop))
-        await run_worker(graph, database_url, limits=settings.limits, only=only, stop=stop, start=start)
+        limits = settings.limits
+        await run_worker(graph, database_url, limits=limits, only=only, stop=stop, start=start, patient=patient)
 
     asyncio.run(run())
 
@@ -92,8 +95,8 @@ def main() -> int:
             raise UsageError("no database is configured", hint="set MILLPY_DATABASE_URL or give --database URL")
         only = tuple(name for name in arguments.only.split(",") if name)
         graph = load_graph(arguments.graph)
-        start = start_of(arguments.start, graph)
-        run_until_told(graph, settings.database_url, settings, only=only, leash=arguments.leash, start=start)
+        start, leash = start_of(arguments.start, graph), arguments.leash
+        run_until_told(graph, settings.database_url, settings, only=only, leash=leash, start=start, patient=not leash)
     except MillError as error:
         return complain(error)
     return 0

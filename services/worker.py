@@ -25,7 +25,8 @@ def serve(arguments: Sequence[str], choose: Callable[[Graph, Sequence[str]], Seq
         if settings.database_url is None:
             raise ConfigError("no database is configured", hint="set MILLPY_DATABASE_URL")
         graph = load_graph(arguments[0])
-        run_until_told(graph, settings.database_url, settings, only=choose(graph, arguments[1:]))
+        only = choose(graph, arguments[1:])
+        run_until_told(graph, settings.database_url, settings, only=only, patient=True)
     except MillError as error:
         return complain(error)
     return 0

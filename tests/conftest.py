@@ -4,70 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import itertools
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 import pytest_asyncio
-from psycopg import sql
 
 from millpy.embedded import EmbeddedBroker, EmbeddedPostgres, mosquitto_program
+from tests.databases import fresh_database, make_template
 from tests.kafka_server import NONE as NO_KAFKA
 from tests.kafka_server import KafkaServer, NoKafkaError
-
-TEMPLATE = "millpy_template"
-_numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
     """A server for the session. MILLPY_TEST_POSTGRES = 16, 18 (default; from the wheel) or system15 (Debian's)."""
-    from millpy.store.migrate import migrate  # here: tests without a database need not pay for it
-
     version = os.environ.get("MILLPY_TEST_POSTGRES", "18")
     directory = tmp_path_factory.mktemp("postgres")
     with EmbeddedPostgres(directory, version=version, tcp=True) as server:
-        with psycopg.connect(server.url(), autocommit=True) as connection:
-            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(TEMPLATE)))
-        migrate(server.url(TEMPLATE))
+        make_template(server)
         yield server
 
 
 @pytest.fixture
 def empty_database_url(postgres: EmbeddedPostgres) -> Iterator[str]:
     """URL of a fresh database without our tables."""
-    with _database(postgres, "template1") as name:
+    with fresh_database(postgres, "template1") as name:
         yield postgres.url(name)
 
 
 @pytest.fixture
 def database_url(postgres: EmbeddedPostgres) -> Iterator[str]:
     """URL of a fresh migrated database, reached only through the connections that the test makes."""
-    with _database(postgres, TEMPLATE) as name:
+    with fresh_database(postgres) as name:
         yield postgres.url(name)
-
-
-class _database:  # noqa: N801 - reads as a function
-    def __init__(self, server: EmbeddedPostgres, template: str) -> None:
-        self.server = server
-        self.name = f"test_{os.getpid()}_{next(_numbers)}"
-        self.template = template
-
-    def __enter__(self) -> str:
-        make = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(
-            sql.Identifier(self.name), sql.Identifier(self.template)
-        )
-        with psycopg.connect(self.server.url(), autocommit=True) as connection:
-            connection.execute(make)
-        return self.name
-
-    def __exit__(self, *_: object) -> None:
-        drop = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(self.name))
-        with psycopg.connect(self.server.url(), autocommit=True) as connection:
-            connection.execute(drop)
 
 
 @pytest.fixture

@@ -100,6 +100,7 @@ class Worker:
         self._step_s = 0.0
         self._stepped_here = False
         self._needs_recovery = False
+        self._refusal: Event | None = None
         self._gap_seen = False
 
     # -- life ---------------------------------------------------------------------------------------------------
@@ -161,16 +162,16 @@ class Worker:
                 raise
             self._gap_seen = True
             log.warning("%s; reading again", error)
-            await self._react(self._recover(None))
+            await self._react(self._recover())
         except PoisonError as error:
             await self._react(self._isolate(error))
         except OwnershipError as error:
-            log.warning("ownership lost: %s", error)
-            await self._react(self._recover(Event("fence_refused", {"stale": list(error.stale)})))
+            self._refused(error)
+            await self._react(self._recover())
         except TransientError as error:
             log.warning("%s: %s", type(error).__name__, error)
             await self._back_off()
-            await self._react(self._recover(None))
+            await self._react(self._recover())
         return True
 
     async def _react(self, reaction: Awaitable[None]) -> None:
@@ -186,7 +187,7 @@ class Worker:
 
     async def _turn(self) -> bool:
         if self._needs_recovery:
-            await self._recover(None)
+            await self._recover()
         if not self._lease.is_trusted():
             raise LeaseExpiredError("the lease is not trusted any more")
         self.housekeeping.apply_folds()
@@ -300,7 +301,7 @@ class Worker:
         if claim:
             await self.holdings.claim(claim)
 
-    async def _recover(self, event: Event | None) -> None:
+    async def _recover(self) -> None:
         """Void every turn stepped and start from what is stored."""
         self._needs_recovery = True
         await self._abandon_turn()
@@ -308,14 +309,23 @@ class Worker:
         await self._read_clock()
         self._needs_recovery = False
         self._claim_at = 0.0
-        if event is not None:
-            await self._store.record_events(self._graph_id, [event])
+        if self._refusal is not None:
+            await self._store.record_events(self._graph_id, [self._refusal])
+            self._refusal = None
+
+    def _refused(self, error: OwnershipError) -> None:
+        log.warning("ownership lost: %s", error)
+        self._refusal = Event("fence_refused", {"stale": list(error.stale)})
 
     async def _abandon_turn(self) -> None:
         task, self._in_flight, self._flying = self._in_flight, None, None
         if task is not None:
-            with suppress(OwnershipError, TransientError, PoisonError):
+            try:
                 await task
+            except OwnershipError as error:
+                self._refused(error)  # another statement has failed first
+            except (TransientError, PoisonError) as error:
+                log.debug("the turn in flight failed too: %s", error)
 
     async def _isolate(self, error: PoisonError) -> None:
         """Step the refused turn again without what the database refuses, and commit that (see isolation.py)."""

@@ -48,7 +48,7 @@ async def run(graph: Graph, database: str, limits: Limits, only: Sequence[str], 
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await run_worker(graph, database, limits=limits, only=only, stop=stop, probe=probe)
+    await run_worker(graph, database, limits=limits, only=only, stop=stop, probe=probe, patient=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,6 +5,7 @@ called (`hold_grants`), ended by COMMIT in a simple query or in a pipeline, or b
 
     proxy.cut()            close all connections now
     proxy.stall(True)      forward nothing until stall(False)
+    proxy.forsake()        the present connections stay open and silent for ever; new ones work
     proxy.arm(Fault.SWALLOW)         the next checkpoint commits, its answer is lost with the connection
     proxy.arm(Fault.LATE_COMMIT)     the next COMMIT reaches the server only `delay_s` after the client lost it
     proxy.arm(Fault.LATE_PIPELINE)   the same for its whole last pipeline, fence included
@@ -82,6 +83,10 @@ class PostgresProxy:
         """Forward nothing, in either direction, until called with False."""
         self._loop.call_soon_threadsafe(self._flowing.clear if stalled else self._flowing.set)
 
+    def forsake(self) -> None:
+        """Forward nothing more on the present connections, and do not close them: as behind a pooler that hangs."""
+        self._call(self._forsake())
+
     def arm(self, fault: Fault) -> None:
         """Let a fault happen to the next commit of a checkpoint."""
         self.landed.clear()
@@ -92,9 +97,11 @@ class PostgresProxy:
         fault, self._fault = self._fault, None
         return fault
 
-    async def flowing(self) -> None:
-        """Wait while stalled."""
+    async def flowing(self, link: _Link) -> None:
+        """Wait while stalled; for ever when the link is forsaken."""
         await self._flowing.wait()
+        if link.forsaken:
+            await asyncio.Event().wait()
 
     def keep(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something in the background that ends at the latest with the proxy."""
@@ -123,6 +130,10 @@ class PostgresProxy:
     async def _cut(self) -> None:
         for link in list(self._links):
             link.cut()
+
+    async def _forsake(self) -> None:
+        for link in self._links:
+            link.forsaken = True
 
     async def _shut(self) -> None:
         assert self._listener is not None
@@ -154,6 +165,7 @@ class _Link:
         self.swallow_at = 0  # drop the server's answers from this one on
         self.hung_up = asyncio.Event()  # the server has closed its side
         self.lost = bytearray()  # answers that no client sees
+        self.forsaken = False  # nothing passes any more
         self.detached = False  # the client is gone, the server's side is ours
 
     async def run(self) -> None:
@@ -199,7 +211,7 @@ class _Link:
         assert self.server_writer is not None
         while True:
             kind, message = await _message(self.client_reader)
-            await self.proxy.flowing()
+            await self.proxy.flowing(self)
             ends, commits = self._read(kind, message)
             self.held.append(message)
             if not ends:
@@ -224,7 +236,8 @@ class _Link:
     def _send(self) -> None:
         assert self.server_writer is not None
         self.syncs += sum(1 for message in self.held if message[:1] in b"SQ")
-        self.server_writer.write(b"".join(self.held))
+        if not self.server_writer.is_closing():
+            self.server_writer.write(b"".join(self.held))
         self.held.clear()
 
     def _read(self, kind: bytes, message: bytes) -> tuple[bool, bool]:
@@ -309,10 +322,10 @@ class _Link:
         try:
             while True:
                 kind, message = await _message(self.server_reader)
-                await self.proxy.flowing()
+                await self.proxy.flowing(self)
                 if self.detached or (self.swallow_at and self.answers >= self.swallow_at - 1):
                     self.lost += message
-                else:
+                elif not self.client_writer.is_closing():
                     self.client_writer.write(message)
                 if kind == b"Z":
                     self.answers += 1

@@ -1,11 +1,16 @@
-"""Compares what is in the database with what must be there; a check returns faults in words, none when all is well."""
+"""Compares what is in the database with what must be there; a check returns faults in words, none when all is well.
+
+A fault of a result is of one kind: *lost* (fewer records than there must be), *doubled* (more), or *changed* (as many,
+but not these). Everything else that must not be is a *violation*: a watermark that fell, accounting that does not add
+up, a timer that is left, a worker that has failed.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal, Self
 
 import psycopg
 
@@ -14,7 +19,23 @@ from tests.crash.workload import Expected
 US = "(extract(epoch FROM {}) * 1000000)::bigint"
 
 
-def faults(url: str, expected: Expected) -> list[str]:
+Kind = Literal["lost", "doubled", "changed", "violation"]
+
+
+class Fault(str):
+    """What is wrong, in words; how often and of which kind."""
+
+    __slots__ = ("count", "kind")
+    kind: Kind
+    count: int
+
+    def __new__(cls, kind: Kind, text: str, count: int = 1) -> Self:
+        fault = super().__new__(cls, f"{kind}: {text}")
+        fault.kind, fault.count = kind, count
+        return fault
+
+
+def faults(url: str, expected: Expected) -> list[Fault]:
     """Everything that is wrong in a finished database."""
     with psycopg.connect(url, autocommit=True) as connection:
         return [
@@ -28,68 +49,90 @@ def faults(url: str, expected: Expected) -> list[str]:
         ]
 
 
-def _differences(what: str, found: Mapping[Any, Any], wanted: Mapping[Any, Any]) -> list[str]:
-    wrong = {key for key in found.keys() | wanted.keys() if found.get(key) != wanted.get(key)}
-    if not wrong:
-        return []
-    shown = "; ".join(f"{key}: {found.get(key)} instead of {wanted.get(key)}" for key in sorted(wrong, key=repr)[:4])
-    return [f"{what}: {len(wrong)} of {len(wanted)} differ: {shown}"]
+def differences(what: str, found: Mapping[Any, Any], wanted: Mapping[Any, Any]) -> list[Fault]:
+    """Compare by key. A value is a number of records, or a tuple that begins with it."""
+    wrong: dict[Kind, list[Any]] = {"lost": [], "doubled": [], "changed": []}
+    for key in found.keys() | wanted.keys():
+        if found.get(key) != wanted.get(key):
+            wrong[_kind(found.get(key), wanted.get(key))].append(key)
+    return [
+        Fault(kind, f"{what}: {len(keys)} of {len(wanted)}: {_shown(keys, found, wanted)}", len(keys))
+        for kind, keys in wrong.items()
+        if keys
+    ]
 
 
-def _unique(what: str, rows: Iterable[tuple[Any, ...]], keys: int) -> tuple[dict[Any, Any], list[str]]:
+def _kind(found: Any, wanted: Any) -> Kind:
+    if wanted is None:
+        return "changed"  # nobody has sent anything that could become this
+    more = _records(found) - _records(wanted)
+    return "doubled" if more > 0 else "lost" if more < 0 else "changed"
+
+
+def _records(value: Any) -> int:
+    return 0 if value is None else value[0] if isinstance(value, tuple) else value
+
+
+def _shown(keys: list[Any], found: Mapping[Any, Any], wanted: Mapping[Any, Any]) -> str:
+    return "; ".join(f"{key}: {found.get(key)} instead of {wanted.get(key)}" for key in sorted(keys, key=repr)[:4])
+
+
+def unique(what: str, rows: Iterable[tuple[Any, ...]], keys: int) -> tuple[dict[Any, Any], list[Fault]]:
+    """Rows by their first columns, and those that are there twice."""
     found: dict[Any, Any] = {}
     twice = []
     for row in rows:
         if row[:keys] in found:
-            twice.append(f"{what}: {row[:keys]} is there twice")
+            twice.append(Fault("doubled", f"{what}: {row[:keys]} is there twice"))
         found[row[:keys]] = row[keys:]
     return found, twice
 
 
-def _windows(connection: psycopg.Connection, expected: Expected) -> list[str]:
+def _windows(connection: psycopg.Connection, expected: Expected) -> list[Fault]:
     rows = connection.execute(
         f"SELECT device, {US.format('window_start')}, n, total, low, high, late_count FROM crash.per_window"
     ).fetchall()
-    found, twice = _unique("per_window", rows, 2)
-    return [*twice, *_differences("per_window", found, expected.windows)]
+    found, twice = unique("per_window", rows, 2)
+    return [*twice, *differences("per_window", found, expected.windows)]
 
 
-def _late(connection: psycopg.Connection, expected: Expected) -> list[str]:
+def _late(connection: psycopg.Connection, expected: Expected) -> list[Fault]:
     rows = connection.execute(
         "SELECT key::jsonb #>> '{}', window_start, count(*) FROM mill.late_records"
         " WHERE computation = 'per_window' GROUP BY 1, 2"
     ).fetchall()
-    return _differences("late records", {row[:2]: row[2] for row in rows}, expected.late_records)
+    return differences("late records", {row[:2]: row[2] for row in rows}, expected.late_records)
 
 
-def _marks(connection: psycopg.Connection, expected: Expected) -> list[str]:
+def _marks(connection: psycopg.Connection, expected: Expected) -> list[Fault]:
     rows = connection.execute(
         f'SELECT device, "group", kind, number, total, {US.format("event_time")} FROM crash.marks'
     ).fetchall()
-    return _differences("marks", Counter(rows), expected.marks)
+    return differences("marks", Counter(rows), expected.marks)
 
 
-def _groups(connection: psycopg.Connection, expected: Expected) -> list[str]:
+def _groups(connection: psycopg.Connection, expected: Expected) -> list[Fault]:
     rows = connection.execute(f'SELECT "group", {US.format("window_start")}, n, total FROM crash.per_group').fetchall()
-    found, twice = _unique("per_group", rows, 2)
+    found, twice = unique("per_group", rows, 2)
     totals = Counter(connection.execute('SELECT "group", period, marks FROM crash.totals').fetchall())
     return [
         *twice,
-        *_differences("per_group", found, expected.per_group),
-        *_differences("totals", totals, expected.totals),
+        *differences("per_group", found, expected.per_group),
+        *differences("totals", totals, expected.totals),
     ]
 
 
-def _sources(connection: psycopg.Connection, expected: Expected) -> list[str]:
-    found = connection.execute(
+def _sources(connection: psycopg.Connection, expected: Expected) -> list[Fault]:
+    row = connection.execute(
         "SELECT injected, duplicate, dead_lettered, (SELECT count(*) FROM mill.dead_letters)"
         " FROM millpy.accounting WHERE consumer IS NULL"
-    ).fetchall()
-    wanted = [(expected.injected, expected.duplicates, expected.dead_letters, expected.dead_letters)]
-    return [] if found == wanted else [f"source: {found} instead of {wanted}"]
+    ).fetchone()
+    names = ("injected", "duplicates", "dead-lettered", "dead letters")
+    wanted = (expected.injected, expected.duplicates, expected.dead_letters, expected.dead_letters)
+    return differences("source", dict(zip(names, row or (0,) * 4, strict=True)), dict(zip(names, wanted, strict=True)))
 
 
-def accounting_faults(connection: psycopg.Connection) -> list[str]:
+def accounting_faults(connection: psycopg.Connection) -> list[Fault]:
     """I8, in one statement: at any moment."""
     rows = connection.execute("SELECT * FROM millpy.accounting")
     names = [column.name for column in rows.description or ()]
@@ -97,22 +140,22 @@ def accounting_faults(connection: psycopg.Connection) -> list[str]:
     for row in rows:
         account = dict(zip(names, row, strict=True))
         if not account["balanced"]:
-            wrong.append(f"accounting does not add up: {account}")
+            wrong.append(Fault("violation", f"accounting does not add up: {account}"))
     return wrong
 
 
-def _leftovers(connection: psycopg.Connection) -> list[str]:
+def _leftovers(connection: psycopg.Connection) -> list[Fault]:
     """No timer, window or hold is left, and every watermark has reached the end."""
     wrong = []
     for view in ("timers", "windows"):
         (count,) = connection.execute(f"SELECT count(*) FROM millpy.{view}").fetchone() or (0,)
         if count:
-            wrong.append(f"{count} {view} are left")
+            wrong.append(Fault("violation", f"{count} {view} are left", count))
     (behind,) = connection.execute(
         "SELECT count(*) FROM mill.intervals WHERE low_watermark < 4611686018427387904"
     ).fetchone() or (0,)
     if behind:
-        wrong.append(f"{behind} intervals have not reached the end")
+        wrong.append(Fault("violation", f"{behind} intervals have not reached the end", behind))
     return wrong
 
 
@@ -123,10 +166,10 @@ ORPHANS = {
 }
 
 
-def orphans(connection: psycopg.Connection) -> list[str]:
+def orphans(connection: psycopg.Connection) -> list[Fault]:
     """Rows of a bundle that its interval never committed."""
     counts = {what: (connection.execute(query).fetchone() or (0,))[0] for what, query in ORPHANS.items()}
-    return [f"{count} orphaned {what}" for what, count in counts.items() if count]
+    return [Fault("violation", f"{count} orphaned {what}", count) for what, count in counts.items() if count]
 
 
 HEADERS = "SELECT interval_id, low_watermark, sequencer, bundle FROM mill.intervals"
@@ -152,7 +195,7 @@ class Observer(threading.Thread):
         super().__init__(name="observer", daemon=True)
         self.url = url
         self.every_s = every_s
-        self.faults: list[str] = []
+        self.faults: list[Fault] = []
         self.samples = 0
         self._newest: dict[int, tuple[int, int, int]] = {}
         self._ended = threading.Event()
@@ -173,7 +216,7 @@ class Observer(threading.Thread):
                     while not self._ended.wait(self.every_s):
                         self.look(connection)
             except psycopg.ProgrammingError as error:
-                self.faults.append(f"cannot look: {error}")
+                self._note(f"cannot look: {error}")
                 return
             except psycopg.OperationalError:  # the server is down: a test has killed it
                 self._ended.wait(self.every_s)
@@ -185,12 +228,17 @@ class Observer(threading.Thread):
                 newest = self._newest.get(interval_id)
                 now = tuple(header)
                 if newest is not None and any(a < b for a, b in zip(now, newest, strict=True)):
-                    self.faults.append(f"interval {interval_id} went back from {newest} to {now}")
+                    self._note(f"interval {interval_id} went back from {newest} to {now}")
                 self._newest[interval_id] = now  # type: ignore[assignment]
-            self.faults.extend(f"beyond what was published: {row}" for row in connection.execute(BEYOND))
-            self.faults.extend(f"watermark of another position: {row}" for row in connection.execute(MISPLACED))
+            for row in connection.execute(BEYOND):
+                self._note(f"beyond what was published: {row}")
+            for row in connection.execute(MISPLACED):
+                self._note(f"watermark of another position: {row}")
             self.faults.extend(accounting_faults(connection))
             self.samples += 1
+
+    def _note(self, text: str) -> None:
+        self.faults.append(Fault("violation", text))
 
     def look_now(self) -> None:
         """A sample at this very moment: right after a kill."""

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from millpy.embedded import EmbeddedPostgres
 from millpy.runtime.probe import Point
+from tests.crash.cases.freezing import freeze_and_thaw
 from tests.crash.checks import Observer, faults
-from tests.crash.freezing import freeze_and_thaw
 from tests.crash.harness import Worker
 from tests.crash.workload import Expected
+from tests.crash.world import Case, Inputs, World, play
 
 CANARIES = Path(__file__).with_name("canaries")
 
 
-def test_store_that_ignores_the_sequencer_is_caught(
-    tmp_path: Path, database_url: str, source: Path, expected: Expected
-) -> None:
-    graph = CANARIES / "ignores_sequencer.py"
-    outcome = freeze_and_thaw(tmp_path, database_url, source, expected, Point.BEFORE_COMMIT, graph=graph)
+def test_store_that_ignores_the_sequencer_is_caught(tmp_path: Path, postgres: EmbeddedPostgres, inputs: Inputs) -> None:
+    def run(world: World) -> None:
+        freeze_and_thaw(world, Point.BEFORE_COMMIT, graph=CANARIES / "ignores_sequencer.py")
 
-    assert outcome.faults
+    verdict = play(Case("canary", "ignores the sequencer", run), tmp_path, postgres, inputs)
+
+    assert verdict.faults
 
 
 def test_store_that_commits_twice_is_caught(

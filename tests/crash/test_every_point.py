@@ -1,49 +1,55 @@
-"""SIGKILL at every Point of the turn: nothing lost, doubled or changed, whoever goes on."""
+"""SIGKILL at every Point of the turn: nothing lost, doubled or changed, whoever goes on. More of it: `make crash`."""
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from millpy.runtime.probe import Point
-from millpy.testing.crash import points_reached
+from millpy.testing.crash import Moment, points_reached
+from tests.crash.cases import find, killing
+from tests.crash.cases.killing import ALONE, NTH, OF_COMPUTATIONS, OF_INJECTOR, ONE, TWO, impossible
 from tests.crash.checks import Observer, faults
+from tests.crash.conftest import Survives
 from tests.crash.harness import Worker
 from tests.crash.workload import Expected
 
-# The how-manieth time is in the middle of the work.
-NTH = {
-    Point.AFTER_CLAIM: 1,
-    Point.AFTER_POLL: 25,
-    Point.AFTER_DECODE: 20,
-    Point.AFTER_LOAD: 60,
-    Point.AFTER_STEP: 25,
-    Point.BEFORE_COMMIT: 25,
-    Point.AFTER_FENCE: 25,
-    Point.AFTER_COMMIT: 25,
-    Point.AFTER_ACKNOWLEDGE: 25,
-    Point.BEFORE_FOLD_END: 3,
-    Point.AFTER_FOLD: 3,
-    Point.AFTER_SLOT_FREED: 1,
-    Point.BEFORE_RELEASE: 1,
-}
-INJECTOR = "readings"
-COMPUTATIONS = "per_window,watcher,per_group,tally"
 PLACED = [
-    *((INJECTOR, COMPUTATIONS, point) for point in (Point.AFTER_DECODE, Point.AFTER_FENCE, Point.AFTER_COMMIT)),
-    *((COMPUTATIONS, INJECTOR, point) for point in (Point.AFTER_POLL, Point.AFTER_FENCE, Point.AFTER_COMMIT)),
+    *((OF_INJECTOR, point) for point in (Point.AFTER_DECODE, Point.AFTER_FENCE, Point.AFTER_COMMIT)),
+    *((OF_COMPUTATIONS, point) for point in (Point.AFTER_POLL, Point.AFTER_FENCE, Point.AFTER_COMMIT)),
 ]
 
 
+def name(point: Point, placement: str) -> tuple[str, str]:
+    moment = Moment.ALONE if impossible(point, placement, Moment.OVERLAPPED) else Moment.OVERLAPPED
+    return f"SIGKILL at {point}", f"{placement}, {moment}"
+
+
 def test_every_point_has_a_kill() -> None:
+    names = {(case.fault, case.variant) for case in killing.cases()}
+    wanted = {
+        (f"SIGKILL at {point}", f"{placement}, {moment}")
+        for point, placement, moment in product(
+            Point, (ONE, TWO, OF_INJECTOR, OF_COMPUTATIONS), (Moment.ALONE, Moment.OVERLAPPED)
+        )
+        if not impossible(point, placement, moment)
+    }
+
     assert set(NTH) == set(Point)
+    assert names == wanted
+    assert {fault for fault, _ in names} == {f"SIGKILL at {point}" for point in Point}
 
 
+@pytest.mark.parametrize("settings", [{}, ALONE], ids=["overlapping", "alone"])
 def test_run_without_faults_reaches_every_point(
-    tmp_path: Path, database_url: str, source: Path, expected: Expected
+    tmp_path: Path, database_url: str, source: Path, expected: Expected, settings: dict[str, float]
 ) -> None:
-    with Observer(database_url) as observer, Worker(tmp_path, database_url, source, probe="after_fence:1:count") as one:
+    with (
+        Observer(database_url) as observer,
+        Worker(tmp_path, database_url, source, probe="after_fence:1:count", **settings) as one,
+    ):
         one.await_finished()
 
     assert faults(database_url, expected) == []
@@ -53,57 +59,21 @@ def test_run_without_faults_reaches_every_point(
 
 
 @pytest.mark.parametrize("point", list(Point))
-def test_killed_worker_is_started_again(
-    tmp_path: Path, database_url: str, source: Path, expected: Expected, point: Point
-) -> None:
-    with Observer(database_url) as observer:
-        with Worker(tmp_path, database_url, source, probe=f"{point}:{NTH[point]}:kill") as killed:
-            killed.await_killed()
-        observer.look_now()
-        with Worker(tmp_path, database_url, source) as again:
-            again.await_finished()
+def test_killed_worker_is_started_again(survives: Survives, point: Point) -> None:
+    verdict = survives(find(*name(point, ONE)))
 
-    assert killed.reached(point) == NTH[point]
-    assert faults(database_url, expected) == []
-    assert observer.faults == []
+    assert verdict.kills == 1
 
 
 @pytest.mark.parametrize("point", list(Point))
-def test_other_worker_goes_on(
-    tmp_path: Path, database_url: str, source: Path, expected: Expected, point: Point
-) -> None:
-    with (
-        Observer(database_url) as observer,
-        Worker(tmp_path, database_url, source, probe=f"{point}:{NTH[point]}:kill", gated=True) as killed,
-        Worker(tmp_path, database_url, source, gated=True) as other,
-    ):
-        killed.await_ready()
-        other.await_ready()
-        killed.begin()
-        killed.await_reached(Point.AFTER_CLAIM)
-        other.begin()
-        killed.await_killed()
-        observer.look_now()
-        other.await_finished()
+def test_other_worker_goes_on(survives: Survives, point: Point) -> None:
+    verdict = survives(find(*name(point, TWO)))
 
-    assert faults(database_url, expected) == []
-    assert observer.faults == []
+    assert verdict.kills == 1
 
 
-@pytest.mark.parametrize(("victim", "rest", "point"), PLACED)
-def test_placed_worker_is_started_again(
-    tmp_path: Path, database_url: str, source: Path, expected: Expected, victim: str, rest: str, point: Point
-) -> None:
-    with (
-        Observer(database_url) as observer,
-        Worker(tmp_path, database_url, source, only=rest) as other,
-        Worker(tmp_path, database_url, source, only=victim, probe=f"{point}:{NTH[point]}:kill") as killed,
-    ):
-        killed.await_killed()
-        observer.look_now()
-        with Worker(tmp_path, database_url, source, only=victim) as again:
-            again.await_finished()
-            other.await_finished()
+@pytest.mark.parametrize(("placement", "point"), PLACED)
+def test_placed_worker_is_started_again(survives: Survives, placement: str, point: Point) -> None:
+    verdict = survives(find(*name(point, placement)))
 
-    assert faults(database_url, expected) == []
-    assert observer.faults == []
+    assert verdict.kills == 1

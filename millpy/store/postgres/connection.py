@@ -5,7 +5,8 @@ the listen lane blocks for as long as it likes, folding may take a minute. A lan
 again after it was lost; it never retries by itself, because only the caller knows whether a retry is safe.
 
 Timeouts on the server keep a frozen or vanished worker from holding row locks: `statement_timeout` and
-`idle_in_transaction_session_timeout` are below the lease, and TCP gives up as early.
+`idle_in_transaction_session_timeout` are below the lease, and TCP gives up as early. A connection that is open but
+silent is given up by `silence.py`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from psycopg.rows import TupleRow
 
 from millpy.store.postgres.arrays import register_arrays
 from millpy.store.postgres.errors import not_connected, translate
+from millpy.store.postgres.silence import BoundedAsyncConnection
 
 Connection = AsyncConnection[TupleRow]
 STALE_PLAN = ("0A000", "26000", "42P05")
@@ -50,6 +52,11 @@ class ConnectionSettings:
     statement_s: float = 4.0
     long_statement_s: float = 60.0
     prepare_threshold: int | None = 1
+
+    @property
+    def answer_s(self) -> float:
+        """How long an answer may take; a pipeline has several statements, and the server ends each of them."""
+        return 2 * self.statement_s + 2
 
 
 class _NoEcho(logging.Filter):
@@ -85,6 +92,7 @@ class Lane:
         *,
         long: bool = False,
         durable: bool = True,
+        listens: bool = False,
         prepare: Callable[[Connection], Awaitable[None]] | None = None,
         outages: Outages | None = None,
     ) -> None:
@@ -94,6 +102,7 @@ class Lane:
         self._plans = "force_custom_plan" if long else "force_generic_plan"
         self._statement_s = settings.long_statement_s if long else settings.statement_s
         self._synchronous_commit = "on" if durable else "off"
+        self._answer_s = None if listens else settings.answer_s + (self._statement_s if long else 0)
         self._prepare = prepare
         self._outages = outages or Outages()
         self._outages_seen = 0
@@ -131,7 +140,7 @@ class Lane:
         self._outages_seen = self._outages.count
         timeout_ms = int(self._statement_s * 1000)
         try:
-            connection = await AsyncConnection.connect(
+            connection = await BoundedAsyncConnection.connect(
                 self._url,
                 autocommit=True,
                 connect_timeout=max(2, int(self._settings.connect_s)),
@@ -145,6 +154,7 @@ class Lane:
         except psycopg.Error as error:
             raise not_connected(error) from error
         try:
+            connection.answer_s = self._answer_s
             connection.prepared_max = 500
             register_arrays(connection)
             # Long statements may be, long idling never: it would hold row locks of a process that is frozen.

@@ -11,10 +11,10 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
-from psycopg.rows import TupleRow
 
 from millpy.errors import StoreUnavailableError
 from millpy.store.postgres.errors import translate
+from millpy.store.postgres.silence import BoundedConnection
 from millpy.store.postgres.statements import statement
 
 
@@ -24,7 +24,7 @@ class Heart:
     def __init__(self, url: str, *, timeout_s: float = 1.0) -> None:
         self._url = url
         self._timeout_s = timeout_s
-        self._connection: psycopg.Connection[TupleRow] | None = None
+        self._connection: BoundedConnection | None = None
 
     def beat(self, worker_id: UUID, ttl_s: float) -> bool:
         """Renew the lease; False when it had expired, or the worker is unknown.
@@ -54,11 +54,11 @@ class Heart:
     ) -> None:
         self.close()
 
-    def _connected(self) -> psycopg.Connection[TupleRow]:
+    def _connected(self) -> BoundedConnection:
         if self._connection is None or self._connection.closed:
             timeout_ms = int(self._timeout_s * 1000)
             try:
-                self._connection = psycopg.connect(
+                self._connection = BoundedConnection.connect(
                     self._url,
                     autocommit=True,
                     connect_timeout=2,
@@ -66,6 +66,7 @@ class Heart:
                     tcp_user_timeout=timeout_ms,
                     prepare_threshold=None,
                 )
+                self._connection.answer_s = 2 * self._timeout_s  # the server ends it after one
                 settings = (
                     b"SELECT set_config('statement_timeout', %s, false), set_config('synchronous_commit', 'off', false)"
                 )

@@ -55,7 +55,7 @@ class PostgresStore:
         self._admin = Lane(url, "admin", settings, outages=outages)
         self._fold = Lane(url, "fold", settings, long=True, outages=outages)
         self._hint = Lane(url, "hint", settings, durable=False, outages=outages)
-        self._listen = Lane(url, "listen", settings, outages=outages)
+        self._listen = Lane(url, "listen", settings, listens=True, outages=outages)
         self._listening: Connection | None = None
         self._committer = Committer(self._commit, self._tables)
 

@@ -24,7 +24,7 @@ from millpy.runtime.worker import Worker
 from millpy.store import memory_commit
 from millpy.store.memory import MemoryStore
 from millpy.store.memory_tables import Header, overlaid
-from millpy.store.protocol import Event, Polled, Want
+from millpy.store.protocol import Polled, Want
 from millpy.windowing import aligned, interval
 
 
@@ -154,9 +154,9 @@ class AcknowledgesEarly(Worker):
 class KeepsSoftState(Worker):
     """After a failed commit, goes on with the windows and state that it has."""
 
-    async def _recover(self, event: Event | None) -> None:
+    async def _recover(self) -> None:
         kept = {interval_id: owned.stage for interval_id, owned in self.holdings.intervals.items()}
-        await super()._recover(event)
+        await super()._recover()
         for interval_id, owned in self.holdings.intervals.items():
             owned.stage = kept.get(interval_id) or owned.stage
 

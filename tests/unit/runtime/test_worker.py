@@ -113,6 +113,20 @@ async def test_a_bundle_that_was_in_flight_during_a_fold_is_folded_later(tmp_pat
     await worker._abandon()
 
 
+async def test_refused_fence_is_told_also_when_another_statement_fails_first(tmp_path: Path) -> None:
+    database = MemoryDatabase()
+    worker = await started(two_stages(tmp_path / "in", readings(100)), database, Limits(lease_ttl_s=60))
+    while worker._in_flight is None:
+        await worker.step()
+    taken = next(iter(worker.holdings.intervals))
+    database.headers[taken].sequencer += 1
+
+    await worker._recover()  # as after a poll that has failed
+    await worker._abandon()
+
+    assert [event.kind for _, event in database.events].count("fence_refused") == 1
+
+
 class SlowInjector:
     """Takes its time to open, as a broker behind a dead network does."""
 

@@ -1,0 +1,18 @@
+"""The whole matrix, by kind of fault."""
+
+from __future__ import annotations
+
+from tests.crash.cases import database, freezing, killing, network, pressure
+from tests.crash.world import Case
+
+
+def all_cases() -> list[Case]:
+    """Every case, in the order of the table."""
+    parts = (killing, freezing, database, network, pressure)
+    return [case for part in parts for case in part.cases()]
+
+
+def find(fault: str, variant: str = "") -> Case:
+    """The one of that name."""
+    (case,) = (case for case in all_cases() if (case.fault, case.variant) == (fault, variant))
+    return case

@@ -1,0 +1,103 @@
+"""SIGKILL of a worker at every Point: alone or with another turn in the air, whatever it owns, whoever goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from millpy.runtime.probe import Point
+from millpy.testing.crash import Moment
+from tests.crash.world import Case, World
+
+NTH = {  # the how-manieth time is in the middle of the work
+    Point.AFTER_CLAIM: 1,
+    Point.AFTER_POLL: 25,
+    Point.AFTER_DECODE: 20,
+    Point.AFTER_LOAD: 60,
+    Point.AFTER_STEP: 25,
+    Point.BEFORE_COMMIT: 25,
+    Point.AFTER_FENCE: 25,
+    Point.AFTER_COMMIT: 25,
+    Point.AFTER_ACKNOWLEDGE: 25,
+    Point.BEFORE_FOLD_END: 3,
+    Point.AFTER_FOLD: 3,
+    Point.AFTER_SLOT_FREED: 1,
+    Point.BEFORE_RELEASE: 1,
+}
+INJECTOR = "readings"
+COMPUTATIONS = "per_window,watcher,per_group,tally"
+ALONE = {"fold_bytes": 1, "unfolded_bytes_max": 1, "fold_every_s": 0.02}
+"""A worker that has to fold between its turns takes no input meanwhile: so each commit is alone."""
+OVERLAPPED = {"bundle_records_max": 50, "epoch_s": 0.2}
+"""More turns and more slots: the moment comes, even where it is rare."""
+BETWEEN_TURNS = (Point.AFTER_CLAIM, Point.BEFORE_RELEASE)
+ONE, TWO, OF_INJECTOR, OF_COMPUTATIONS = "one worker", "two workers", "injector apart", "computations apart"
+
+
+def impossible(point: Point, placement: str, moment: Moment) -> str:
+    """Why there is no such case; empty when there is one."""
+    if moment is Moment.OVERLAPPED and point in BETWEEN_TURNS:
+        return "ownership changes only between turns"
+    if placement == OF_COMPUTATIONS and point is Point.AFTER_DECODE:
+        return "only an injector decodes"
+    if placement == OF_INJECTOR and point is Point.AFTER_LOAD:
+        return "only a stage loads state"
+    return ""
+
+
+def cases() -> Iterator[Case]:
+    """All that are possible."""
+    scenarios = {ONE: _one, TWO: _two, OF_INJECTOR: _apart, OF_COMPUTATIONS: _apart}
+    for point in Point:
+        for placement, scenario in scenarios.items():
+            for moment in (Moment.ALONE, Moment.OVERLAPPED):
+                if not impossible(point, placement, moment):
+                    run = partial(scenario, point=point, moment=moment)
+                    if scenario is _apart:
+                        run = partial(run, of_injector=placement == OF_INJECTOR)
+                    yield Case(f"SIGKILL at {point}", f"{placement}, {moment}", run)
+
+
+def _trap(point: Point, moment: Moment) -> tuple[str, dict[str, float]]:
+    if point in BETWEEN_TURNS:
+        return f"{point}:{NTH[point]}:kill", {}
+    # The first fitting time from the tenth on: it may be rare.
+    return f"{point}:{min(10, NTH[point])}:kill:{moment}", ALONE if moment is Moment.ALONE else OVERLAPPED
+
+
+def _one(world: World, point: Point, moment: Moment) -> None:
+    """A supervisor starts it again."""
+    probe, settings = _trap(point, moment)
+    victim = world.worker(probe=probe, **settings)
+    recovery = world.await_killed(victim)
+    again = world.worker()
+    recovery.wait(watched=again)
+    world.await_finished(again)
+
+
+def _two(world: World, point: Point, moment: Moment) -> None:
+    """The other one goes on."""
+    probe, settings = _trap(point, moment)
+    victim = world.worker(probe=probe, gated=True, **settings)
+    # Only the victim turns the rings, so that it is who frees a slot.
+    other = world.worker(gated=True, epoch_s=60)
+    victim.await_ready()
+    other.await_ready()
+    victim.begin()
+    victim.await_reached(Point.AFTER_CLAIM)
+    other.begin()
+    recovery = world.await_killed(victim)
+    recovery.wait(watched=other)
+    world.await_finished(other)
+
+
+def _apart(world: World, point: Point, moment: Moment, of_injector: bool) -> None:
+    """Injector and computations are in different processes; the victim is started again."""
+    probe, settings = _trap(point, moment)
+    mine, theirs = (INJECTOR, COMPUTATIONS) if of_injector else (COMPUTATIONS, INJECTOR)
+    other = world.worker(only=theirs, epoch_s=60)
+    victim = world.worker(only=mine, probe=probe, **settings)
+    recovery = world.await_killed(victim)
+    again = world.worker(only=mine)
+    recovery.wait(watched=again)
+    world.await_finished(again, other)

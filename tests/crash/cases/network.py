@@ -1,0 +1,108 @@
+"""What a network does to connections, above all around COMMIT: unknown outcomes are resolved, once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import partial
+
+from psycopg import conninfo
+
+from millpy.testing.proxy import Fault, PostgresProxy
+from tests.crash.harness import LEASE_S, Worker
+from tests.crash.world import Case, World, through
+
+ANSWERS = [  # delay, and what the server says to a commit whose client is gone
+    (Fault.SWALLOW, 0.0, b"COMMIT\0"),
+    (Fault.LATE_COMMIT, 0.05, b"COMMIT\0"),  # who takes over from itself waits for it
+    (Fault.LATE_COMMIT, 0.8, b"57P01"),  # but not for ever
+    (Fault.LATE_PIPELINE, 0.3, b"MW001"),
+    (Fault.CUT_COMMIT, 0.0, b""),
+]
+COMMITS_BETWEEN = 8
+
+
+def cases() -> Iterator[Case]:
+    """Around COMMIT and anywhere; with a second worker on a network of its own, and without."""
+    for company in (False, True):
+        variant = "two workers" if company else "one worker"
+        for fault, delay_s, answer in ANSWERS:
+            name = f"{fault} after {delay_s} s" if delay_s else fault
+            run = partial(_around_commit, fault=fault, delay_s=delay_s, answer=answer, company=company)
+            yield Case(f"network: {name}", variant, run)
+        yield Case("network: cut", variant, partial(_cut, company=company))
+        yield Case("network: stalled, then cut", variant, partial(_stalled_and_cut, company=company))
+        yield Case("network: stalled past the lease", variant, partial(_stalled, company=company))
+        yield Case("network: connections silent for ever", variant, partial(_forsaken, company=company))
+
+
+def _through_proxy(world: World, company: bool, delay_s: float = 0.3) -> tuple[PostgresProxy, Worker, list[Worker]]:
+    """A worker behind a proxy that commits; and perhaps another, which has its own way to the database."""
+    parts = conninfo.conninfo_to_dict(world.server.tcp_url())
+    proxy = world.stack.enter_context(PostgresProxy(str(parts["host"]), int(str(parts["port"])), delay_s=delay_s))
+    worker = world.worker(through(proxy.port, world.url), bundle_records_max=30, epoch_s=60)
+    await_commits(proxy, worker)
+    return proxy, worker, [world.worker(bundle_records_max=30, epoch_s=60)] if company else []
+
+
+def await_commits(proxy: PostgresProxy, worker: Worker, more: int = COMMITS_BETWEEN) -> None:
+    """Until the worker has committed again."""
+    already = proxy.commits
+    worker.await_while_running(lambda: proxy.commits > already + more, f"{more} commits")
+
+
+def _around_commit(world: World, fault: Fault, delay_s: float, answer: bytes, company: bool) -> None:
+    proxy, worker, others = _through_proxy(world, company, delay_s)
+    for times in (1, 2, 3):
+        await_commits(proxy, worker)
+        proxy.arm(fault)
+        worker.await_while_running(lambda times=times: proxy.struck >= times, "struck")
+        recovery = world.hurt([worker.process.pid])
+        if fault is not Fault.CUT_COMMIT:
+            assert proxy.landed.wait(10), "the answer was never complete"
+            assert answer in proxy.lost_answers[-1], proxy.lost_answers[-1]
+        recovery.wait(watched=worker)
+    world.await_finished(worker, *others)
+
+
+def _cut(world: World, company: bool) -> None:
+    proxy, worker, others = _through_proxy(world, company)
+    for _ in range(3):
+        await_commits(proxy, worker)
+        proxy.cut()
+        world.hurt([worker.process.pid]).wait(watched=worker)
+    world.await_finished(worker, *others)
+
+
+def _stalled_and_cut(world: World, company: bool) -> None:
+    proxy, worker, others = _through_proxy(world, company)
+    proxy.stall(True)
+    recovery = world.hurt([worker.process.pid])
+    proxy.cut()
+    proxy.stall(False)
+    recovery.wait(watched=worker)
+    world.await_finished(worker, *others)
+
+
+def _stalled(world: World, company: bool) -> None:
+    """Nothing passes until the lease is over; then everything that was on its way arrives at once."""
+    proxy, worker, others = _through_proxy(world, company)
+    proxy.stall(True)
+    recovery = world.hurt([worker.process.pid])
+    if others:
+        recovery.wait(watched=others[0])
+    time.sleep(1.5 * LEASE_S)
+    proxy.stall(False)
+    if not others:
+        recovery.wait(watched=worker)
+    world.await_finished(worker, *others)
+
+
+def _forsaken(world: World, company: bool) -> None:
+    """Connections that neither answer nor end, as behind a pooler that hangs; who connects anew gets through."""
+    proxy, worker, others = _through_proxy(world, company)
+    for _ in range(2):
+        proxy.forsake()
+        world.hurt([worker.process.pid]).wait(watched=worker)
+        await_commits(proxy, worker)
+    world.await_finished(worker, *others)

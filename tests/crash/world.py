@@ -1,0 +1,257 @@
+"""One case of the crash matrix: its database, its processes, what was done to them, and how long they took to recover.
+
+A case is a function of a `World`. It starts workers, hurts something, waits for the recovery and for the end; then the
+results are compared with the oracle. `play` does that for pytest and for the matrix alike.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import psycopg
+
+from millpy.embedded import EmbeddedPostgres
+from millpy.errors import MillError
+from tests.crash.checks import Fault, Observer, faults, orphans
+from tests.crash.harness import Worker, await_true
+from tests.crash.workload import Expected
+from tests.databases import fresh_database, make_template
+
+END = 4_611_686_018_427_387_904
+RECOVERY_S_MAX = 60.0
+LOOK_EVERY_S = 0.005
+HEADERS = """
+SELECT interval_id, sequencer, bundle, low_watermark FROM mill.intervals
+ WHERE %(pids)s::int[] IS NULL
+    OR worker_id IN (SELECT worker_id FROM mill.workers WHERE pid = ANY (%(pids)s::int[]))
+"""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A file of records and what must come out of it."""
+
+    path: Path
+    expected: Expected
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cell of the matrix.
+
+    Attributes:
+        fault: the row of the table that it belongs to.
+        variant: what distinguishes it there.
+        run: does it.
+        check: compares the results with an oracle; by default that of the file's graph.
+    """
+
+    fault: str
+    variant: str
+    run: Callable[[World], None]
+    check: Callable[[World], list[Fault]] = field(default=lambda world: faults(world.url, world.inputs.expected))
+
+    @property
+    def name(self) -> str:
+        return f"{self.fault}, {self.variant}" if self.variant else self.fault
+
+
+@dataclass
+class Verdict:
+    """How a case went."""
+
+    case: Case
+    faults: list[Fault]
+    kills: int
+    recoveries_s: list[float]
+    notes: list[str]
+    took_s: float
+
+    def count(self, kind: str) -> int:
+        return sum(fault.count for fault in self.faults if fault.kind == kind)
+
+
+class Skipped(Exception):  # noqa: N818 - it is no error
+    """This machine cannot play a case."""
+
+
+class World:
+    """What a case acts on."""
+
+    def __init__(self, directory: Path, server: EmbeddedPostgres, inputs: Inputs) -> None:
+        self.directory = directory
+        self.server = server
+        self.inputs = inputs
+        self.stack = ExitStack()
+        self.url = ""
+        self.kills = 0
+        self.recoveries_s: list[float] = []
+        self.notes: list[str] = []
+        self.workers: list[Worker] = []
+        self.observer: Observer | None = None
+
+    def __enter__(self) -> Self:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.url = self.server.url(self.stack.enter_context(fresh_database(self.server)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stack.close()
+
+    def own_server(self, directory: Path | None = None, **settings: str) -> EmbeddedPostgres:
+        """A server that may be hurt: the case goes on with a database there."""
+        self.server = EmbeddedPostgres(directory or self.directory / "postgres", tcp=True, settings=settings)
+        self.stack.enter_context(self.server)
+        make_template(self.server)
+        with psycopg.connect(self.server.url(), autocommit=True) as connection:
+            connection.execute("CREATE DATABASE own TEMPLATE millpy_template")
+        self.url = self.server.url("own")
+        return self.server
+
+    def worker(self, url: str | None = None, **options: Any) -> Worker:
+        """Start a worker; it is watched from now on, and killed at the end when it still runs."""
+        if self.observer is None:
+            self.observer = self.stack.enter_context(Observer(self.url))
+        worker = Worker(self.directory, url or self.url, self.inputs.path, **options)
+        self.workers.append(worker)
+        return self.stack.enter_context(worker)
+
+    def connect(self) -> psycopg.Connection:
+        """A connection of the case's own, in autocommit mode."""
+        return self.stack.enter_context(psycopg.connect(self.url, autocommit=True))
+
+    def kill(self, worker: Worker) -> Recovery:
+        """SIGKILL, now."""
+        worker.kill()
+        return self._killed(worker)
+
+    def await_killed(self, worker: Worker) -> Recovery:
+        """Its probe kills it."""
+        worker.await_killed()
+        return self._killed(worker)
+
+    def _killed(self, worker: Worker) -> Recovery:
+        recovery = self.hurt([worker.process.pid])
+        self.kills += 1
+        return recovery
+
+    def hurt(self, pids: Iterable[int] | None = None, *, fenced: bool = True) -> Recovery:
+        """Right after a fault: begin to measure the recovery of what these processes own (None: of everything)."""
+        recovery = Recovery(self, pids, fenced)
+        if self.observer is not None:
+            with suppress(psycopg.OperationalError):  # it may still be down
+                self.observer.look_now()
+        return recovery
+
+    def await_finished(self, *workers: Worker) -> None:
+        """The graph has finished and these have left in good order."""
+        for worker in workers:
+            worker.await_finished()
+
+    def found(self) -> list[Fault]:
+        """What the observer has seen, and orphans that are left."""
+        seen: list[Fault] = []
+        if self.observer is not None:
+            self.observer.look_now()
+            seen = list(self.observer.faults)
+            if not self.observer.samples:
+                seen.append(Fault("violation", "nobody has watched"))
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            return [*seen, *orphans(connection)]
+
+
+class Recovery:
+    """From a fault to the next commit of every interval that it has hit.
+
+    Args:
+        fenced: the intervals have to be taken over first, if only by their owner; a commit that was in flight and lands
+            late is none of a recovery then.
+    """
+
+    def __init__(self, world: World, pids: Iterable[int] | None, fenced: bool) -> None:
+        self.world = world
+        self.started = time.monotonic()
+        self.fenced = fenced
+        self.hit: dict[int, tuple[int, int, int]] = {}
+        await_true(lambda: self._read(pids), "the database answers", RECOVERY_S_MAX)
+
+    def wait(self, *, watched: Worker | None = None) -> float:
+        """Wait, record the seconds and return them.
+
+        Args:
+            watched: whoever brings it about; when it ends with an error there is nothing to wait for.
+        """
+        left = {i: header for i, header in self.hit.items() if header[2] < END}
+        if not left:
+            return 0.0
+        base: dict[int, int] = {} if self.fenced else {i: bundle for i, (_, bundle, _) in left.items()}
+        while left:
+            took_s = time.monotonic() - self.started
+            assert took_s < RECOVERY_S_MAX, f"no recovery within {RECOVERY_S_MAX} s: {left}; {self._logs()}"
+            if watched is not None and watched.process.poll():
+                raise AssertionError(f"ended with {watched.process.returncode}: {watched.log[-3000:]}")
+            try:
+                with psycopg.connect(self.world.url, autocommit=True) as connection:
+                    self._look(connection, left, base)
+            except psycopg.OperationalError:
+                time.sleep(LOOK_EVERY_S)  # the database is down
+        took_s = time.monotonic() - self.started
+        self.world.recoveries_s.append(took_s)
+        return took_s
+
+    def _read(self, pids: Iterable[int] | None) -> bool:
+        try:
+            with psycopg.connect(self.world.url, autocommit=True) as connection:
+                self.hit = _headers(connection, pids)
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def _look(
+        self, connection: psycopg.Connection, left: dict[int, tuple[int, int, int]], base: dict[int, int]
+    ) -> None:
+        until = time.monotonic() + 0.2
+        while left and time.monotonic() < until:
+            for interval, (sequencer, bundle, watermark) in _headers(connection, None).items():
+                if interval not in left:
+                    continue
+                if sequencer > left[interval][0]:
+                    base.setdefault(interval, bundle)
+                if interval in base and (bundle > base[interval] or watermark >= END):
+                    del left[interval]
+            time.sleep(LOOK_EVERY_S)
+
+    def _logs(self) -> str:
+        return " | ".join(worker.log[-1500:] for worker in self.world.workers)
+
+
+def _headers(connection: psycopg.Connection, pids: Iterable[int] | None) -> dict[int, tuple[int, int, int]]:
+    """interval -> sequencer, bundle, low watermark."""
+    rows = connection.execute(HEADERS, {"pids": None if pids is None else list(pids)}).fetchall()
+    return {row[0]: row[1:] for row in rows}
+
+
+def play(case: Case, directory: Path, server: EmbeddedPostgres, inputs: Inputs) -> Verdict:
+    """Play one case; whatever goes wrong in it is a fault of it. Raises Skipped."""
+    started = time.monotonic()
+    with World(directory, server, inputs) as world:
+        found: list[Fault] = []
+        try:
+            case.run(world)
+            found = [*case.check(world), *world.found()]
+        except (AssertionError, OSError, psycopg.Error, MillError) as error:
+            found = [Fault("violation", f"{type(error).__name__}: {error}")]
+            if world.observer is not None:
+                found += world.observer.faults
+        return Verdict(case, found, world.kills, world.recoveries_s, world.notes, time.monotonic() - started)
+
+
+def through(proxy_port: int, url: str) -> str:
+    """A database's URL by way of a proxy on this machine."""
+    parts: Mapping[str, Any] = psycopg.conninfo.conninfo_to_dict(url)
+    return f"postgresql://{parts['user']}@127.0.0.1:{proxy_port}/{parts['dbname']}"
