@@ -70,7 +70,7 @@ class AlignedInterval(WindowedInterval):
         missed = np.asarray(entries if at is None else at[entries], np.int64)
         kept = np.flatnonzero(~over) if at is None else at[~over]
         late = self._late_rows(rows.take(missed), starts[entries], starts[entries] + self._size_us)
-        return TooLate(late, len(np.setdiff1d(missed, kept)))
+        return TooLate(late, {place: len(mine) for place, mine in rows.by_input(np.setdiff1d(missed, kept))})
 
     def _take_few(self, rows: Rows, starts: Instants, at: Integers | None) -> None:
         """One record after the other, in plain Python."""

@@ -78,19 +78,33 @@ class Rows:
         codes: per row, the place of its key in `keys`.
         keys: distinct keys.
         watermarks: per row, what judges it.
+        inputs: per row, the input on which it came; None for one input.
     """
 
     records: Records
     codes: Integers
     keys: list[Key]
     watermarks: Instants
+    inputs: Integers | None = None
 
     def __len__(self) -> int:
         return len(self.records)
 
     def take(self, rows: npt.NDArray[np.int64]) -> Rows:
         """Some rows, in the order given."""
-        return Rows(self.records.take(rows), self.codes[rows], self.keys, self.watermarks[rows])
+        inputs = None if self.inputs is None else self.inputs[rows]
+        return Rows(self.records.take(rows), self.codes[rows], self.keys, self.watermarks[rows], inputs)
+
+    def by_input(self, rows: npt.NDArray[np.int64]) -> list[tuple[int, npt.NDArray[np.int64]]]:
+        """Some of the rows by the input on which they came; inputs without any are left out."""
+        if self.inputs is None:
+            return [(0, rows)] if len(rows) else []
+        inputs = self.inputs[rows]
+        return [(place, rows[inputs == place]) for place in np.unique(inputs).tolist()]
+
+    def input_of(self, row: int) -> int:
+        """The input on which a row came."""
+        return 0 if self.inputs is None else int(self.inputs[row])
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +112,18 @@ class TooLate:
     """What came too late in a turn.
 
     Attributes:
-        rows: one for each window that a record has missed.
-        records: how many records missed all of their windows (I8).
+        rows: one for each window that a record has missed, by input.
+        records: input -> how many records missed all of their windows (I8).
     """
 
-    rows: LateRows
-    records: int
+    rows: list[LateRows]
+    records: dict[int, int]
 
 
 class WindowedInterval:
     """Soft state of one key interval: its open windows, all in memory."""
 
     def __init__(self, windowing: Windowing, binding: Binding) -> None:
-        assert len(binding.inputs) == 1, binding.inputs
         self._binding = binding
         self._input = binding.inputs[0]
         self._allowed_us = microseconds(windowing.allowed_lateness)
@@ -150,7 +163,11 @@ class WindowedInterval:
             records = concat([arrival.bundle.records for arrival in arrived])
             codes, keys, _ = joined_keys(arrived)
             watermarks = np.concatenate([judging_watermarks(arrival, work) for arrival in arrived])
-            self._take(result, emission, self._storable(result, Rows(records, codes, keys, watermarks)), work)
+            inputs = None
+            if len(self._binding.inputs) > 1:
+                inputs = np.concatenate([np.full(len(a.bundle), a.bundle.input, np.int64) for a in arrived])
+            rows = Rows(records, codes, keys, watermarks, inputs)
+            self._take(result, emission, self._storable(result, rows), work)
         emission.add_open(self._due(work.watermark))
         self._emit(result, emission)
         entries = self._take_entries(work.watermark, work.bundle)
@@ -167,9 +184,8 @@ class WindowedInterval:
                 rows = self._without_refused(result, rows, refused)
                 continue
             if too_late is not None:
-                result.late.append(too_late.rows)
-                if too_late.records:
-                    result.late_by_input[0] = too_late.records
+                result.late.extend(too_late.rows)
+                result.late_by_input.update(too_late.records)
             return
 
     def _take_rows(self, emission: Emission, rows: Rows, work: Work) -> TooLate | None:
@@ -202,19 +218,25 @@ class WindowedInterval:
         if produced:
             result.productions[self._stream] = concat(produced)
 
-    def _late_rows(self, rows: Rows, starts: Instants, ends: Instants) -> LateRows:
-        """Rows for `mill.late_records`, each with the window that it has missed."""
-        records = rows.records
-        return LateRows(
-            stream=self._input.stream,
-            computation=self._binding.computation,
-            keys=[key_text(rows.keys[code]) for code in rows.codes.tolist()],
-            payloads=[payload_of(record) for record in records.objects()],
-            event_times=records.event_times.tolist(),
-            watermarks=rows.watermarks.tolist(),
-            window_starts=starts.tolist(),
-            window_ends=ends.tolist(),
-        )
+    def _late_rows(self, rows: Rows, starts: Instants, ends: Instants) -> list[LateRows]:
+        """Rows for `mill.late_records` by input, each with the window that it has missed."""
+        found = []
+        for place, mine in rows.by_input(np.arange(len(rows))):
+            late = rows.take(mine)
+            found.append(
+                LateRows(
+                    stream=self._binding.inputs[place].stream,
+                    computation=self._binding.computation,
+                    input=place,
+                    keys=[key_text(late.keys[code]) for code in late.codes.tolist()],
+                    payloads=[payload_of(record) for record in late.records.objects()],
+                    event_times=late.records.event_times.tolist(),
+                    watermarks=late.watermarks.tolist(),
+                    window_starts=starts[mine].tolist(),
+                    window_ends=ends[mine].tolist(),
+                )
+            )
+        return found
 
     def _storable(self, result: StepResult, rows: Rows) -> Rows:
         """Rows whose key and text can be stored; the others become dead letters."""
@@ -230,41 +252,35 @@ class WindowedInterval:
                 mask |= found.to_numpy(zero_copy_only=False)
         if not mask.any():
             return rows
-        refused = rows.take(np.flatnonzero(mask))
-        error = RefusedValueError("text with a NUL character cannot be stored")
-        for record, code, at in zip(
-            refused.records.objects(), refused.codes.tolist(), refused.records.event_times.tolist(), strict=True
-        ):
-            letter = self._bad_key(record, at) if code in bad_keys else self._letter(error, record, rows.keys[code], at)
-            result.dead_letters.append(letter)
-        result.quarantined_by_input[0] = len(refused)
+        out = np.flatnonzero(mask)
+        nul = RefusedValueError("text with a NUL character cannot be stored")
+        errors = {row: None if int(rows.codes[row]) in bad_keys else nul for row in out.tolist()}
+        self._quarantine(result, rows, out, errors)
         return rows.take(np.flatnonzero(~mask))
 
     def _without_refused(self, result: StepResult, rows: Rows, refused: RowsRefusedError) -> Rows:
         out = np.array(sorted(refused.errors), np.int64)
-        taken = rows.take(out)
-        for row, record, code, at in zip(
-            out.tolist(),
-            taken.records.objects(),
-            taken.codes.tolist(),
-            taken.records.event_times.tolist(),
-            strict=True,
-        ):
-            result.dead_letters.append(self._letter(refused.errors[row], record, rows.keys[code], at))
-        result.quarantined_by_input[0] = result.quarantined_by_input.get(0, 0) + len(out)
+        self._quarantine(result, rows, out, refused.errors)
         return rows.take(np.setdiff1d(np.arange(len(rows)), out))
 
-    def _bad_key(self, record: object, at: int) -> DeadLetter:
-        detail = "the key has a character that cannot be stored"
-        stream, computation = self._input.stream, self._binding.computation
-        return DeadLetter("key", detail, payload_of(record), stream, computation, event_time=at)
-
-    def _letter(self, error: Exception, record: object, key: Key, at: int) -> DeadLetter:
-        return dead_letter_of(
-            error,
-            payload_of(record),
-            stream=self._input.stream,
-            computation=self._binding.computation,
-            event_time=at,
-            key=key_text(key),
-        )
+    def _quarantine(
+        self, result: StepResult, rows: Rows, out: npt.NDArray[np.int64], errors: Mapping[int, Exception | None]
+    ) -> None:
+        """Set rows aside, each for its error; None says that its key cannot be stored."""
+        records = rows.records.take(out)
+        for row, record, at in zip(out.tolist(), records.objects(), records.event_times.tolist(), strict=True):
+            place = rows.input_of(row)
+            stream, computation = self._binding.inputs[place].stream, self._binding.computation
+            error, payload = errors[row], payload_of(record)
+            if error is None:
+                detail = "the key has a character that cannot be stored"
+                letter = DeadLetter("key", detail, payload, stream, computation, event_time=at, input=place)
+            else:
+                key = key_text(rows.keys[int(rows.codes[row])])
+                letter = dead_letter_of(
+                    error, payload, stream=stream, computation=computation, event_time=at, key=key, input=place
+                )
+            result.dead_letters.append(letter)
+        counts = result.quarantined_by_input
+        for place, mine in rows.by_input(out):
+            counts[place] = counts.get(place, 0) + len(mine)

@@ -57,9 +57,11 @@ class SessionInterval(WindowedInterval):
 
     def _too_late(self, rows: Rows, late: Sequence[int] | Integers) -> TooLate:
         """Records that missed the session of their own, which is all there was for them."""
-        missed = rows.take(np.asarray(late, np.int64))
+        places = np.asarray(late, np.int64)
+        missed = rows.take(places)
         starts: Instants = missed.records.event_times
-        return TooLate(self._late_rows(missed, starts, starts + self._gaps.of_all(rows.keys)[missed.codes]), len(late))
+        found = self._late_rows(missed, starts, starts + self._gaps.of_all(rows.keys)[missed.codes])
+        return TooLate(found, {place: len(mine) for place, mine in rows.by_input(places)})
 
     def _take_few(self, rows: Rows) -> list[int]:
         """One record after the other, in plain Python; returns rows that are too late."""

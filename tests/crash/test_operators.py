@@ -19,6 +19,8 @@ from millpy.graph import Graph, Stream
 from millpy.injectors.files import File
 from millpy.injectors.settings import EventTime
 from millpy.model.time import milliseconds, seconds
+from millpy.windowing.aggregate import Count
+from millpy.windowing.window import FixedWindows
 from tests.crash.memory_world import Reading, World, readings
 from tests.crash.test_memory_engine import land_for_ever
 
@@ -160,6 +162,37 @@ async def test_crashes_change_nothing_behind_operators(tmp_path: Path, seed: int
     landing.cancel()
 
     assert rows(world) == expected()
+    assert world.adds_up()
+
+
+def windowed_union(folder: Path, count: int) -> tuple[Graph, int]:
+    """Two feeds that jump back now and then, as one, in windows."""
+    graph = Graph("world")
+    feeds = []
+    for seed, name in enumerate(("north", "south")):
+        rng = random.Random(seed)
+        heard = [Reading("d", 1_000 * n - rng.choice([0] * 20 + [60_000]), 1) for n in range(100, count)]
+        (folder / name).write_bytes(b"".join(msgspec.json.encode(reading) + b"\n" for reading in heard))
+        event_time = EventTime("at", unit="us", max_disorder=milliseconds(5))
+        feeds.append(graph.inject(name, File(str(folder / name)), schema=Reading, event_time=event_time))
+    both = feeds[0].union(feeds[1].filter(lambda reading: reading.at >= 0))
+    both.key_by("device").window(FixedWindows(milliseconds(20))).aggregate(n=Count()).to_table("windows")
+    return graph, 2 * (count - 100)
+
+
+async def test_a_union_is_windowed_as_one_and_accounted_for_as_two(tmp_path: Path) -> None:
+    graph, count = windowed_union(tmp_path, 2_100)
+    world = World(graph)
+    world.start()
+
+    await world.finish()
+
+    north, south = world.database.accounting(world.graph_id).subscriptions
+    assert (north.stream, south.stream) == ("north", "south")
+    assert north.late > 0
+    assert south.late > 0
+    assert sum(row["n"] for row in world.database.rows("windows")) == count - north.late - south.late
+    assert {rows.stream: rows.input for *_, rows in world.database.late_records} == {"north": 0, "south": 1}
     assert world.adds_up()
 
 
