@@ -218,11 +218,20 @@ class _Session:
         self.connected_at = setup.clock.monotonic()
         self.outstanding: deque[_Token] = deque()
         self._paused = False
+        self._told_foreign = False
         self.subscribed = False
         self.drained = False
 
     def _deliver(self, published: Published) -> None:
         self.inbox.put(published)
+        if self.inbox.foreign is not None and not self._told_foreign:
+            self._told_foreign = True
+            log.warning(
+                "messages under %r are not of %r and are passed over",
+                self.inbox.foreign.decode(errors="replace"),
+                self._setup.partition,
+                extra={"hint": "this session was once subscribed to more; another client_id= begins anew"},
+            )
         full = (
             self.inbox.records >= 2 * self._limits.bundle_records_max
             or self.inbox.bytes >= 2 * self._limits.bundle_bytes_max

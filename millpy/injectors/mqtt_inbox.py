@@ -113,6 +113,8 @@ class Inbox:
         self._complete = complete
         self._runs: deque[Run] = deque()
         self._known: set[bytes] = set()
+        self.foreign: bytes | None = None
+        """The first topic that nobody asked for."""
         self.records = 0
         self.bytes = 0
 
@@ -166,7 +168,9 @@ class Inbox:
         if len(self._known) + len(ours) > _KNOWN_TOPICS_MAX:
             self._known.clear()
         self._known |= ours
-        return unknown - ours
+        strange = unknown - ours
+        self.foreign = self.foreign or next((topic for topic in strange if not topic.startswith(_MARKERS)), None)
+        return strange
 
     def _readings(self, payload: bytes) -> list[bytes] | None:
         try:

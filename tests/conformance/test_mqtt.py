@@ -347,7 +347,9 @@ async def test_array_is_acknowledged_once_and_comes_again_whole(broker: Embedded
     await third.close()
 
 
-async def test_messages_of_a_filter_from_before_are_no_records(broker: EmbeddedBroker) -> None:
+async def test_messages_of_a_filter_from_before_are_no_records(
+    broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
     before = an_injector(broker.port, filter="old/#", client_id="mine")
     await before.open(None)
     await before.close()
@@ -358,6 +360,7 @@ async def test_messages_of_a_filter_from_before_are_no_records(broker: EmbeddedB
     await publish(broker.port, [b"2"], topic="new/a")
 
     assert (await take(injector)).payloads == [b"2"]
+    assert "'old/a' are not of 'new/#'" in caplog.text
     await injector.close()
 
 
