@@ -24,9 +24,12 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from millpy.clock import SystemClock
 from millpy.testing.simulation.canaries import CANARIES, Canary
 from millpy.testing.simulation.schedule import Schedule, draw
+from millpy.testing.simulation.shrink import shrink
 from millpy.testing.simulation.world import Outcome, World
 
 STEPS_MIN = 200
@@ -163,10 +166,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=2_000, help="how many runs that count")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seed", type=int, help="replay this one and print its trace")
+    parser.add_argument("--schedule", help="replay this one: JSON, as a failure prints it")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     chosen = parser.parse_args(arguments)
+    if chosen.schedule is not None:
+        return _replay(msgspec.json.decode(chosen.schedule, type=Schedule))
     if chosen.seed is not None:
-        return _replay(chosen.seed)
+        return _replay(draw(chosen.seed))
     clock = SystemClock()
     started = clock.monotonic()
     tally = search(chosen.seeds, first=chosen.first, processes=chosen.processes)
@@ -195,19 +201,41 @@ def _describe(tally: Tally) -> None:
     for what, found in (("faults", tally.faults), ("died or froze at", tally.points)):
         print(f"{what}: " + ", ".join(f"{name} {times}" for name, times in found.most_common()))
     for seed, violation in tally.failures:
-        print(f"seed={seed} (replay: make sim SEED={seed}): {violation[:500]}")
+        print(f"seed={seed} (replay and shrink: make sim SEED={seed}): {violation[:500]}")
 
 
-def _replay(seed: int) -> int:
+def shortest(outcome: Outcome, directory: Path, canary: Canary | None = None) -> Outcome:
+    """The shortest run found that fails as this one did: its first violation is by the same checker."""
+    checker = outcome.violations[0].checker
+
+    def fails(schedule: Schedule) -> bool:
+        found = run_schedule(schedule, directory, canary).violations
+        return bool(found) and found[0].checker == checker
+
+    return run_schedule(shrink(outcome.schedule, fails), directory, canary)
+
+
+def _replay(schedule: Schedule) -> int:
+    """Run once, tell all; a failure is made as short as can be."""
     logging.getLogger("millpy").setLevel(logging.CRITICAL + 1)
     with tempfile.TemporaryDirectory() as directory:
-        outcome = run_seed(seed, Path(directory))
-    print("\n".join(outcome.trace))
+        outcome = run_schedule(schedule, Path(directory))
+        print("\n".join(outcome.trace))
+        _tell(outcome)
+        if outcome.violations:
+            short = shortest(outcome, Path(directory))
+            print(f"\nthe shortest schedule that fails so, {len(short.schedule.faults)} faults:\n")
+            print("\n".join(short.trace))
+            _tell(short)
+            print(f"replay: --schedule '{msgspec.json.encode(short.schedule).decode()}'")
+    print(json.dumps({"seed": schedule.seed, "steps": outcome.steps, "violations": len(outcome.violations)}))
+    return 1 if outcome.violations else 0
+
+
+def _tell(outcome: Outcome) -> None:
     print(outcome.schedule)
     for violation in outcome.violations:
         print(f"{violation.checker}: {violation.what}")
-    print(json.dumps({"seed": seed, "steps": outcome.steps, "violations": len(outcome.violations)}))
-    return 1 if outcome.violations else 0
 
 
 if __name__ == "__main__":

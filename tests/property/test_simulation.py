@@ -5,12 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from millpy.runtime.probe import Point
 from millpy.testing.simulation.canaries import CANARIES, Canary
 from millpy.testing.simulation.checkers import LANDED
-from millpy.testing.simulator import FAULTS_MIN, STEPS_MIN, hunt, search
+from millpy.testing.simulation.schedule import Schedule
+from millpy.testing.simulator import FAULTS_MIN, STEPS_MIN, hunt, run_schedule, run_seed, search, shortest
 
 SEEDS = int(os.environ.get("SEEDS") or 2_000)
 
@@ -37,6 +39,19 @@ def test_every_checker_has_a_canary() -> None:
     found = {canary.checker for canary in CANARIES}
 
     assert found >= {*LANDED, "I1", "I2", "I3", "I8", "acknowledgement"}
+
+
+def test_a_failure_shrinks_to_a_short_schedule_that_replays(tmp_path: Path) -> None:
+    canary = next(canary for canary in CANARIES if canary.name == "folds an old value over a new one")
+    failed = run_seed(1, tmp_path, canary)
+
+    short = shortest(failed, tmp_path, canary)
+    again = run_schedule(msgspec.json.decode(msgspec.json.encode(short.schedule), type=Schedule), tmp_path, canary)
+
+    assert len(short.schedule.faults) < len(failed.schedule.faults) / 2
+    assert short.violations[0].checker == failed.violations[0].checker
+    assert again.trace == short.trace
+    assert again.violations == short.violations
 
 
 TRACES = """

@@ -90,7 +90,7 @@ def draw(seed: int) -> Schedule:
         seed=seed,
         feed=feed,
         workers=rng.choice((1, 2, 2, 3)),
-        records=step // 8 * bundle_records if feed == "file" else 30 + int(rng.random() * 60),
+        records=step // 10 * bundle_records if feed == "file" else 30 + int(rng.random() * 60),
         bundle_records=bundle_records,
         lateness_us=rng.choice((0, 400_000, 2_000_000)),
         by_arrival=rng.random() < 0.5,

@@ -32,7 +32,7 @@ from millpy.testing.simulation.oracle import END, SourceOracle
 from millpy.testing.simulation.schedule import Fault, Schedule
 
 STEPS_MAX = 40_000
-LEASE_S = 0.5
+LEASE_S = 0.8
 PACE_S = 0.06
 """One step in ten takes up to so long: a lease is some hundred steps of a busy world."""
 PATIENCE_S = 120.0
@@ -267,9 +267,9 @@ def limits(schedule: Schedule) -> Limits:
     return Limits(
         lease_ttl_s=LEASE_S,
         bundle_records_max=schedule.bundle_records,
-        progress_every_s=0.1,
+        progress_every_s=0.15,
         poll_s_min=0.01,
-        poll_s_max=0.2,
+        poll_s_max=0.25,
         fold_every_s=0.8,
         state_cache_bytes_max=few,
         state_preload_rows_max=2 if schedule.few_cells else 50_000,
