@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from millpy.errors import CursorGapError
+from millpy.errors import CursorGapError, StaleSequencerError
 from millpy.graph import StageNode
 from millpy.injectors.intake import IntakeResult
 from millpy.injectors.protocol import Taken
@@ -91,7 +91,7 @@ class Steps:
         """Step everything once; returns the checkpoints that this turn has to commit, in topological order."""
         # Received first of all: whether a consumer is current with a local producer depends on what it has read.
         mail = {
-            interval_id: self._receive(interval, inbox.polled.get(interval_id, ()))
+            interval_id: self._receive(interval, inbox.polled.get(interval_id, ()), intervals)
             for interval_id, interval in intervals.items()
         }
         for interval_id, inbound in mail.items():
@@ -180,12 +180,13 @@ class Steps:
                 letters.append(letter)
         return records, interval.intake.set_aside(result, len(blamed)), letters
 
-    def _receive(self, interval: Owned, answers: Sequence[Polled]) -> list[Mail]:
+    def _receive(self, interval: Owned, answers: Sequence[Polled], intervals: Mapping[int, Owned]) -> list[Mail]:
         """Turn polled segments into mail, before anything that local producers hand over in this turn."""
         received = 0
         inbound: list[Mail] = []
         for answer in answers:
             producer = answer.want.producer
+            _check_still_ours(intervals.get(producer), answer)
             at = interval.cursors[producer].seq
             if at != answer.want.after:
                 continue  # polled before the cursor moved on in memory: old news
@@ -460,6 +461,19 @@ def _failed(producer: Owned, outlet: Outlet, records: Records, passed: Passed) -
         )
         for (_, error), record, at in zip(passed.failures, failed.objects(), failed.event_times.tolist(), strict=True)
     ]
+
+
+def _check_still_ours(producer: Owned | None, answer: Polled) -> None:
+    """A local producer that others have taken further is not ours any more: this worker was frozen past its lease.
+
+    Raises:
+        StaleSequencerError: naming it.
+    """
+    if producer is not None and answer.head_seq > producer.bundle:
+        raise StaleSequencerError(
+            f"interval {producer.interval_id} has come to bundle {answer.head_seq}, here to {producer.bundle}",
+            stale=[producer.interval_id],
+        )
 
 
 def _split_few(records: Records, keys: KeyColumn, outlet: Outlet) -> list[tuple[int, Records, KeyColumn]]:

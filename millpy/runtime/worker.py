@@ -215,6 +215,8 @@ class Worker:
     async def _gather(self) -> Inbox | None:
         """What is waiting; None when no step is needed now."""
         now = self._clock.monotonic()
+        # Read before the sources are: what comes while we wait below must not be overtaken by an idle watermark.
+        now_us = self._processing_time()
         over = self.housekeeping.unfolded_bytes() > self._limits.unfolded_bytes_max
         intervals = self.holdings.intervals
         released = turns.releases(self.holdings.intervals)
@@ -231,7 +233,7 @@ class Worker:
             looked = True
             polled = await turns.poll(self._store, wanted, self._limits.segment_poll_bytes_max)
         progress_due = now >= self._progress_at
-        inbox = Inbox(self._processing_time(), now, polled, taken, quiet, replays, progress_due, released)
+        inbox = Inbox(now_us, now, polled, taken, quiet, replays, progress_due, released)
         empty = turns.inbox_is_empty(inbox)
         if looked:
             self._poll_s = self._limits.poll_s_min if not empty else min(self._poll_s * 2, self._limits.poll_s_max)

@@ -132,7 +132,11 @@ def run_seeds(seeds: Iterable[int]) -> Tally:
     tally = Tally()
     with tempfile.TemporaryDirectory() as directory:
         for seed in seeds:
-            tally.add(run_seed(seed, Path(directory)))
+            try:
+                tally.add(run_seed(seed, Path(directory)))
+            except BaseException as error:
+                error.add_note(f"seed={seed}")
+                raise
     return tally
 
 

@@ -220,6 +220,13 @@ def _judged_by_the_turn(_: Any) -> Any:
     return judged
 
 
+def _always_quiet(observe: Any) -> Any:
+    def observed(self: Intake, now_us: Instant, quiet: bool) -> bool:
+        return bool(observe(self, now_us, True))
+
+    return observed
+
+
 def _never_too_late(initialize: Any) -> Any:
     def initialized(self: Any, *arguments: Any) -> None:
         initialize(self, *arguments)
@@ -277,6 +284,7 @@ CANARIES = (
         ),
     ),
     Canary("uses a watermark ahead of its position", "I5", ReadsHeadsLater),
+    Canary("lets the clock overtake a backlog", "I5", patches=((Intake, "observe", _always_quiet),)),
     Canary("fires a timer early", "I6", patches=((calls, "_next_due", _next_due_early),)),
     Canary("forgets that a timer is deleted", "I6", patches=((timers.TimerBook, "take_entries", _without_tombstones),)),
     Canary("lets an expired window emit", "I7", patches=((aligned.AlignedInterval, "__init__", _never_too_late),)),

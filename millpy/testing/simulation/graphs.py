@@ -31,7 +31,7 @@ GROUP_WINDOW_US = 4_000_000
 DISORDER_US = 300_000
 DEDUPE_US = {False: 4_000_000, True: 600_000_000}
 """The horizon: short, so that ids leave it; longer than any run where nothing may be late."""
-IDLE_US = 500_000
+IDLE_US = 300_000
 CANCELS = 7
 PINGS = 5
 

@@ -85,7 +85,7 @@ def draw(seed: int) -> Schedule:
     for _ in range(8 + int(rng.random() * 8)):
         step += 5 + int(rng.random() * 90)
         kind = rng.choices(kinds, weights)[0]
-        faults.append(Fault(step, kind, round(rng.random(), 4), round(rng.random(), 4)))
+        faults.append(Fault(step, kind, int(rng.random() * 10_000) / 10_000, int(rng.random() * 10_000) / 10_000))
     return Schedule(
         seed=seed,
         feed=feed,

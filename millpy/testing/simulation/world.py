@@ -35,6 +35,8 @@ STEPS_MAX = 40_000
 LEASE_S = 0.8
 PACE_S = 0.06
 """One step in ten takes up to so long: a lease is some hundred steps of a busy world."""
+SILENCE_STEPS = 140
+"""Where the clock may move the watermark, publishers fall silent every so many steps, for as many."""
 PATIENCE_S = 120.0
 """So much simulated time a graph has to finish once nothing goes wrong any more."""
 INVARIANT_OF = {PaneOrderError: "I7", WatermarkRegressedError: "I5", CursorGapError: "I3"}
@@ -162,7 +164,9 @@ class World:
         if self.schedule.feed == "file" or self._published >= len(payloads):
             return
         due = len(payloads) * self.step // max(1, self._last - 20)
-        if due > self._published and (self.step % 16 == 0 or self.step >= self._last - 20):
+        last = self.step >= self._last - 20
+        silent = self.schedule.idle and self.step // SILENCE_STEPS % 2 == 1
+        if due > self._published and (last or (self.step % 16 == 0 and not silent)):
             burst = [self._feed.stamped(p, self.evidence.latest_us) for p in payloads[self._published : due]]
             self.broker.publish(burst)
             self._published = min(due, len(payloads))
