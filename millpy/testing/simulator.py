@@ -34,7 +34,7 @@ from millpy.testing.simulation.world import Outcome, World
 
 STEPS_MIN = 200
 FAULTS_MIN = 5
-CANARY_SEEDS = 60
+CANARY_SEEDS = 100
 """Within so many seeds a canary has to be found."""
 SHARE = 25
 """Seeds that a process takes at a time."""

@@ -18,10 +18,9 @@ from millpy.errors import CommitUnknownError
 from millpy.injectors.intake import Intake
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant
 from millpy.model.time import INSTANT_MIN, Instant
-from millpy.runtime import calls, holdings, soft_state, steps, timers
+from millpy.runtime import calls, holdings, soft_state, timers
 from millpy.runtime.turn import Turn
 from millpy.runtime.worker import Worker
-from millpy.store import memory_commit
 from millpy.store.memory import MemoryStore
 from millpy.store.memory_tables import Header, overlaid
 from millpy.store.protocol import Polled, Want
@@ -118,6 +117,25 @@ class FoldsOldValues(MemoryStore):
         return header.folded_bundle
 
 
+class SavesWatermarksWhenFolding(MemoryStore):
+    """Writes the low watermark when it folds; a new owner finds that one."""
+
+    async def fold(self, grant: Grant, *, bytes_max: int) -> int:
+        """Fold, and save the watermark."""
+        folded = await super().fold(grant, bytes_max=bytes_max)
+        header = self.database.headers[grant.interval_id]
+        self._saved()[grant.interval_id] = header.low_watermark
+        return folded
+
+    def _grant(self, header: Header, worker_id: Any) -> Grant:
+        header.low_watermark = self._saved().get(header.interval.interval_id, INSTANT_MIN)
+        return super()._grant(header, worker_id)
+
+    def _saved(self) -> dict[int, Instant]:
+        saved: dict[int, Instant] = vars(self.database).setdefault("saved", {})
+        return saved
+
+
 class ForgetsDedupeIds(MemoryStore):
     """Does not load the newest run at a takeover."""
 
@@ -159,22 +177,6 @@ class KeepsSoftState(Worker):
         await super()._recover()
         for interval_id, owned in self.holdings.intervals.items():
             owned.stage = kept.get(interval_id) or owned.stage
-
-
-def _unchecked(*_: Any) -> None:
-    """A tripwire that has been taken out."""
-
-
-def _the_candidate(_: Instant, candidate: Instant) -> Instant:
-    return candidate
-
-
-def _forgets_watermark(initialize: Any) -> Any:
-    def initialized(self: Intake, *arguments: Any) -> None:
-        initialize(self, *arguments)
-        self._source.watermark = self._source.max_event_time = INSTANT_MIN
-
-    return initialized
 
 
 def _forgets_counters(owned: Any) -> Any:
@@ -274,15 +276,7 @@ CANARIES = (
     Canary("skips a segment", "I3", SkipsSegment),
     Canary("frees what is not read", "I3", FreesTooEarly),
     Canary("forgets a dedupe id", "I4", ForgetsDedupeIds),
-    Canary(
-        "regresses a watermark",
-        "I5",
-        patches=(
-            (Intake, "__init__", _forgets_watermark),
-            (steps, "advance", lambda _: _the_candidate),
-            (memory_commit, "_check_watermarks", lambda _: _unchecked),
-        ),
-    ),
+    Canary("regresses a watermark", "I5", SavesWatermarksWhenFolding),
     Canary("uses a watermark ahead of its position", "I5", ReadsHeadsLater),
     Canary("lets the clock overtake a backlog", "I5", patches=((Intake, "observe", _always_quiet),)),
     Canary("fires a timer early", "I6", patches=((calls, "_next_due", _next_due_early),)),

@@ -13,9 +13,9 @@ FAULT_KINDS = {
     "crash_at": 8,
     "crash_in_doubt": 3,
     "freeze": 2,
-    "freeze_at": 3,
+    "freeze_at": 5,
     "slow": 1,
-    "lease_lost": 2,
+    "lease_lost": 4,
     "heart_stops": 1,
     "answer_lost_before": 2,
     "answer_lost_later": 2,
@@ -77,7 +77,7 @@ def draw(seed: int) -> Schedule:
     """The schedule of a seed."""
     rng = random.Random(seed)
     feed: Literal["topic", "file"] = "file" if rng.random() < 0.3 else "topic"
-    idle = feed == "topic" and rng.random() < 0.25
+    idle = feed == "topic" and rng.random() < 0.3
     bundle_records = rng.choice((1, 2, 4) if feed == "file" else (3, 6, 12))
     faults = []
     step = 20
@@ -89,7 +89,7 @@ def draw(seed: int) -> Schedule:
     return Schedule(
         seed=seed,
         feed=feed,
-        workers=rng.choice((1, 2, 2, 3)),
+        workers=rng.choice((1, 2, 2, 2, 3, 3)),
         records=step // 10 * bundle_records if feed == "file" else 30 + int(rng.random() * 60),
         bundle_records=bundle_records,
         lateness_us=rng.choice((0, 400_000, 2_000_000)),

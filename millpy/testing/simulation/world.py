@@ -35,7 +35,7 @@ STEPS_MAX = 40_000
 LEASE_S = 0.8
 PACE_S = 0.06
 """One step in ten takes up to so long: a lease is some hundred steps of a busy world."""
-SILENCE_STEPS = 140
+SILENCE_STEPS = 200
 """Where the clock may move the watermark, publishers fall silent every so many steps, for as many."""
 PATIENCE_S = 120.0
 """So much simulated time a graph has to finish once nothing goes wrong any more."""
