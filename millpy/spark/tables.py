@@ -1,0 +1,277 @@
+"""Reads a table in bounded pieces by its primary key, as Arrow. Each piece is one statement, so one short snapshot.
+
+Columns come over in PostgreSQL's binary format and become Arrow in the driver (ADBC); no Python runs per row.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import adbc_driver_postgresql.dbapi as adbc
+import pyarrow as pa
+
+from millpy.errors import ConfigError, StoreUnavailableError
+
+SNAPSHOT_S_MAX = 5
+SAMPLE_ROWS = 2_000
+SMALL_ROWS = 20_000
+"""A table with fewer rows, as far as the server knows, is not cut."""
+
+Position = tuple[str, ...]
+_ARROW_TYPES: dict[str, pa.DataType] = {
+    "bigint": pa.int64(),
+    "integer": pa.int32(),
+    "smallint": pa.int16(),
+    "double precision": pa.float64(),
+    "real": pa.float32(),
+    "boolean": pa.bool_(),
+    "bytea": pa.binary(),
+    "timestamp with time zone": pa.timestamp("us", "UTC"),
+}
+"""Any other type is read as the text that PostgreSQL makes of it."""
+
+_COLUMNS = """
+SELECT a.attname::text, format_type(a.atttypid, NULL), a.attnotnull
+  FROM pg_attribute AS a WHERE a.attrelid = to_regclass($1::text) AND a.attnum > 0 AND NOT a.attisdropped
+ ORDER BY a.attnum
+"""
+_KEY = """
+SELECT a.attname::text
+  FROM pg_index AS i
+ CROSS JOIN unnest(i.indkey::int[]) WITH ORDINALITY AS k (attnum, place)
+  JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+ WHERE i.indrelid = to_regclass($1::text) AND i.indisprimary ORDER BY k.place
+"""
+_NEIGHBOURS = """
+SELECT c.relname::text FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE n.nspname = $1::text AND c.relkind = 'r' ORDER BY 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """`column comparison value`, the value as text; `= ANY` takes any number, of which one must be equal."""
+
+    column: str
+    comparison: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table with a primary key.
+
+    Attributes:
+        types: column -> type of PostgreSQL, in the table's order.
+        required: the columns that are never null.
+        key: the columns of the primary key.
+    """
+
+    schema: str
+    name: str
+    types: dict[str, str]
+    required: frozenset[str]
+    key: tuple[str, ...]
+
+    def select(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The names, all of which the table has.
+
+        Raises:
+            ConfigError: it does not have one.
+        """
+        for name in names:
+            if name not in self.types:
+                raise ConfigError(
+                    f"{self.schema}.{self.name} has no column {name!r}", hint=f"it has: {', '.join(self.types)}"
+                )
+        return tuple(names)
+
+    def arrow_schema(self, names: Sequence[str]) -> pa.Schema:
+        """The Arrow schema of some columns."""
+        return pa.schema([pa.field(n, self.arrow_type(n), nullable=n not in self.required) for n in names])
+
+    def arrow_type(self, name: str) -> pa.DataType:
+        """What a column is read as."""
+        return _ARROW_TYPES.get(self.types[name], pa.string())
+
+
+def describe(url: str, schema: str, name: str) -> Table:
+    """Look a table up.
+
+    Raises:
+        ConfigError: there is none, or it has no primary key to read it by.
+        StoreUnavailableError: the database cannot be reached.
+    """
+    qualified = f"{_quoted(schema)}.{_quoted(name)}"
+    with _connected(url) as cursor:
+        columns = _fetch(cursor, _COLUMNS, qualified)
+        if not columns:
+            there = ", ".join(row[0] for row in _fetch(cursor, _NEIGHBOURS, schema)) or "none"
+            raise ConfigError(f"there is no table {schema}.{name}", hint=f"tables in schema {schema}: {there}")
+        key = tuple(row[0] for row in _fetch(cursor, _KEY, qualified))
+    if not key:
+        raise ConfigError(
+            f"{schema}.{name} has no primary key to read it by",
+            hint=f"it is a view: read {schema}.{name.removesuffix('_status')}" if name.endswith("_status") else "",
+        )
+    types = {column: kind for column, kind, _ in columns}
+    return Table(schema, name, types, frozenset(column for column, _, required in columns if required), key)
+
+
+def ranges(
+    url: str, table: Table, partitions: int, conditions: Sequence[Condition]
+) -> list[tuple[Position | None, Position | None]]:
+    """Cut the table into at most so many ranges of about as many rows, by a sample of its pages.
+
+    Each is (after, up to and with); None is without a bound. Together they cover every key there can be.
+    """
+    with _connected(url) as cursor:
+        ((rows,),) = _fetch(
+            cursor,
+            "SELECT greatest(c.reltuples, pg_relation_size(c.oid) / 200.0)::float8 FROM pg_class AS c"
+            " WHERE c.oid = to_regclass($1::text)",
+            _qualified(table),
+        )
+        if partitions == 1 or rows < SMALL_ROWS:
+            return [(None, None)]
+        percent = min(100.0, 100.0 * SAMPLE_ROWS / rows)
+        where, values = _where(table, conditions, None, None)
+        keys = ", ".join(f"t.{_quoted(name)}::text" for name in table.key)
+        order = ", ".join(f"t.{_quoted(name)}" for name in table.key)
+        sample = _fetch(
+            cursor,
+            f"SELECT {keys} FROM {_qualified(table)} AS t TABLESAMPLE SYSTEM ({percent:f}){where} ORDER BY {order}",  # noqa: S608
+            *values,
+        )
+    places = sorted({len(sample) * place // partitions for place in range(1, partitions)})
+    bounds: list[Position] = []
+    for place in places:
+        if place < len(sample) and (bound := tuple(sample[place])) not in bounds:
+            bounds.append(bound)
+    return list(zip([None, *bounds], [*bounds, None], strict=True))
+
+
+def read_range(
+    url: str,
+    table: Table,
+    schema: pa.Schema,
+    conditions: Sequence[Condition],
+    *,
+    after: Position | None,
+    upto: Position | None,
+    batch_rows: int,
+) -> Iterator[pa.RecordBatch]:
+    """Rows of one range, a batch of `schema` a piece of at most `batch_rows`, in the order of the key.
+
+    Raises:
+        StoreUnavailableError: the database went away, or a piece took longer than five seconds.
+    """
+    read = [*schema.names, *(name for name in table.key if name not in schema.names)]
+    selected = ", ".join(_expression(table, name) for name in read)
+    order = ", ".join(f"t.{_quoted(name)}" for name in table.key)
+    with _connected(url) as cursor:
+        while True:
+            where, values = _where(table, conditions, after, upto)
+            piece = f"SELECT {selected} FROM {_qualified(table)} AS t{where} ORDER BY {order} LIMIT {batch_rows}"  # noqa: S608
+            _execute(cursor, piece, values)
+            found: pa.Table = cursor.fetch_arrow_table().combine_chunks()
+            if found.num_rows:
+                columns = [_column(found.column(place), field.type) for place, field in enumerate(schema)]
+                yield _batch(columns, schema, found.num_rows)
+                last = found.num_rows - 1
+                after = tuple(as_text(found.column(read.index(name))[last].as_py()) for name in table.key)
+            if found.num_rows < batch_rows:
+                return
+
+
+def as_text(value: object) -> str:
+    """A value as text that PostgreSQL reads."""
+    if isinstance(value, dt.datetime):
+        # Without a zone it is a time of this process's zone, as in Spark's own literals.
+        return value.astimezone(dt.UTC).isoformat()
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"\\x{value.hex()}" if isinstance(value, bytes) else str(value)
+
+
+def _batch(columns: list[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
+    if not columns:  # `count()` wants none
+        return pa.RecordBatch.from_struct_array(pa.StructArray.from_buffers(pa.struct([]), rows, [None]))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _column(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.Array:
+    found = column.chunk(0)  # the table's chunks are combined, and it has rows
+    return found if found.type == wanted else found.cast(wanted)
+
+
+def _expression(table: Table, name: str) -> str:
+    return f"t.{_quoted(name)}" + ("" if table.types[name] in _ARROW_TYPES or table.types[name] == "text" else "::text")
+
+
+def _where(
+    table: Table, conditions: Sequence[Condition], after: Position | None, upto: Position | None
+) -> tuple[str, list[str]]:
+    """Conditions and range as SQL with numbered parameters, all of them text."""
+    parts: list[str] = []
+    values: list[str] = []
+
+    def parameter(column: str, value: str) -> str:
+        values.append(value)
+        return f"${len(values)}::text::{table.types[column]}"
+
+    for condition in conditions:
+        name = _quoted(condition.column)
+        given = [parameter(condition.column, value) for value in condition.values]
+        if condition.comparison == "= ANY":
+            parts.append(f"{name} IN ({', '.join(given)})" if given else "false")
+        else:
+            parts.append(f"{name} {condition.comparison} {given[0]}")
+    key = ", ".join(map(_quoted, table.key))
+    for comparison, position in ((">", after), ("<=", upto)):
+        if position is not None:
+            given = [parameter(column, value) for column, value in zip(table.key, position, strict=True)]
+            parts.append(f"({key}) {comparison} ({', '.join(given)})")
+    return (f" WHERE {' AND '.join(parts)}" if parts else ""), values
+
+
+def _qualified(table: Table) -> str:
+    return f"{_quoted(table.schema)}.{_quoted(table.name)}"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+@contextmanager
+def _connected(url: str) -> Iterator[Any]:
+    try:
+        connection = adbc.connect(url, autocommit=True)
+    except adbc.Error as error:
+        raise _unavailable(error) from error
+    with closing(connection), closing(connection.cursor()) as cursor:
+        _execute(cursor, f"SET statement_timeout = '{SNAPSHOT_S_MAX}s'", [])
+        _execute(cursor, "SET timezone = 'UTC'", [])
+        yield cursor
+
+
+def _execute(cursor: Any, query: str, values: Sequence[str]) -> None:
+    try:
+        cursor.execute(query, tuple(values) or None)
+    except adbc.Error as error:
+        raise _unavailable(error) from error
+
+
+def _fetch(cursor: Any, query: str, *values: str) -> list[tuple[Any, ...]]:
+    _execute(cursor, query, values)
+    rows: list[tuple[Any, ...]] = cursor.fetchall()
+    return rows
+
+
+def _unavailable(error: Exception) -> StoreUnavailableError:
+    detail = " ".join(str(error).split())
+    return StoreUnavailableError(f"the database does not answer: {detail}", hint="is it running, and is the URL right?")

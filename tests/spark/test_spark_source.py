@@ -1,0 +1,226 @@
+"""The Spark data source over a real server and a real Spark: same rows as SQL, each once, also while they change."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import Row, SparkSession
+
+from millpy.embedded import EmbeddedPostgres
+from millpy.errors import ConfigError
+from millpy.spark import read_table, session
+from millpy.spark.java import java_home
+from millpy.spark.tables import describe, ranges, read_range
+
+pytestmark = pytest.mark.timeout(400)  # a JVM starts first
+ROWS = 30_000
+TABLE = """
+CREATE SCHEMA plant;
+CREATE TABLE plant.hourly (
+    device text, window_start timestamptz, window_end timestamptz, n bigint NOT NULL, mean double precision, ok boolean,
+    raw bytea, extra jsonb, PRIMARY KEY (device, window_start, window_end));
+INSERT INTO plant.hourly
+SELECT 'Gerät-' || i % 300, to_timestamp(i / 300 * 3600), to_timestamp(i / 300 * 3600 + 3600), i,
+       CASE WHEN i % 10 > 0 THEN i * 0.5 END, i % 2 = 0, decode(lpad(to_hex(i % 256), 2, '0'), 'hex'),
+       jsonb_build_object('i', i)
+  FROM generate_series(0, 29999) AS i;
+ANALYZE plant.hourly;
+CREATE VIEW plant.hourly_status AS SELECT * FROM plant.hourly;
+CREATE TABLE plant.none (a bigint PRIMARY KEY);
+"""
+
+
+@pytest.fixture(scope="module")
+def url(postgres: EmbeddedPostgres) -> str:
+    with psycopg.connect(postgres.url(), autocommit=True) as connection:
+        connection.execute("DROP DATABASE IF EXISTS spark WITH (FORCE)")
+        connection.execute("CREATE DATABASE spark")
+    with psycopg.connect(postgres.url("spark"), autocommit=True) as connection:
+        connection.execute(TABLE)
+    return postgres.url("spark")
+
+
+@pytest.fixture(scope="module")
+def spark(url: str) -> Iterator[SparkSession]:
+    before = dict(os.environ)
+    with_source = session(database_url=url, master="local[2]")
+    yield with_source
+    with_source.stop()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def test_every_row_comes_once_with_its_values_and_types(spark: SparkSession, url: str) -> None:
+    frame = read_table(spark, "plant.hourly", partitions=3)
+    with psycopg.connect(url) as connection:
+        expected = connection.execute(
+            "SELECT count(*), sum(n)::bigint, sum(mean), count(mean), count(*) FILTER (WHERE ok) FROM plant.hourly"
+        ).fetchone()
+
+    found = frame.selectExpr("count(*)", "sum(n)", "sum(mean)", "count(mean)", "count_if(ok)").collect()
+    (one,) = frame.where("device = 'Gerät-7' and n = 7").collect()
+
+    assert [tuple(row) for row in found] == [expected]
+    assert frame.rdd.getNumPartitions() == 3
+    assert dict(frame.dtypes)["window_start"] == "timestamp"
+    assert one == Row(
+        device="Gerät-7",
+        window_start=dt.datetime(1970, 1, 1, tzinfo=dt.UTC).replace(tzinfo=None),
+        window_end=dt.datetime(1970, 1, 1, 1, tzinfo=dt.UTC).replace(tzinfo=None),
+        n=7,
+        mean=3.5,
+        ok=False,
+        raw=b"\x07",
+        extra='{"i": 7}',
+    )
+
+
+START = dt.datetime(1970, 1, 3, tzinfo=dt.UTC)
+
+
+@pytest.mark.parametrize(
+    ("options", "condition"),
+    [
+        ({"start": START, "end": START + dt.timedelta(hours=5)},
+         "window_start >= '1970-01-03Z' AND window_start < '1970-01-03 05:00Z'"),
+        ({"keys": {"device": ["Gerät-1", "Gerät-2"]}}, "device IN ('Gerät-1', 'Gerät-2')"),
+        ({"keys": {"ok": [True], "device": ["Gerät-8"]}, "end": START},
+         "ok AND device = 'Gerät-8' AND window_start < '1970-01-03Z'"),
+        ({"keys": {"device": []}}, "false"),
+    ],
+)  # fmt: skip
+def test_the_database_answers_for_keys_and_times(
+    spark: SparkSession, url: str, options: dict[str, Any], condition: str
+) -> None:
+    found = read_table(spark, "plant.hourly", **options).selectExpr("count(*)", "sum(n)").collect()
+    with psycopg.connect(url) as connection:
+        expected = connection.execute(
+            f"SELECT count(*), sum(n)::bigint FROM plant.hourly WHERE {condition}"  # type: ignore[arg-type]
+        ).fetchone()
+
+    assert [tuple(row) for row in found] == [expected]
+
+
+def test_a_filter_of_one_query_is_not_kept_for_the_next(spark: SparkSession) -> None:
+    frame = read_table(spark, "plant.hourly")
+
+    assert frame.where("n = 5").count() == 1
+    assert frame.count() == ROWS
+    assert frame.where("n = 5").union(frame.where("n in (6, 7)")).count() == 3
+
+
+def test_only_the_columns_asked_for_are_read(spark: SparkSession) -> None:
+    frame = read_table(spark, "plant.hourly", columns=["n", "device"])
+
+    assert frame.columns == ["n", "device"]
+    assert frame.selectExpr("sum(n)").first() == Row(ROWS * (ROWS - 1) // 2)
+    assert spark.read.format("millpy").option("table", "plant.none").load().count() == 0
+
+
+def test_a_row_that_moves_while_the_table_is_read_comes_once(url: str) -> None:
+    table = describe(url, "plant", "hourly")
+    schema = table.arrow_schema(["device", "n"])
+    found: list[int] = []
+    with psycopg.connect(url, autocommit=True) as connection:
+        pieces = read_range(url, table, schema, (), after=None, upto=None, batch_rows=2_000)
+        for number, piece in enumerate(pieces):
+            found += piece.column("n").to_pylist()
+            # Every row gets a new version elsewhere on disk: read ones behind the reader, others before it.
+            connection.execute(
+                "UPDATE plant.hourly SET extra = %s WHERE n %% 5 = %s", (f'{{"at": {number}}}', number % 5)
+            )
+            if number % 5 == 4:
+                connection.execute("VACUUM plant.hourly")
+
+    assert sorted(found) == list(range(ROWS))
+
+
+def test_ranges_cover_every_key_and_cut_about_evenly(url: str) -> None:
+    table = describe(url, "plant", "hourly")
+    schema = table.arrow_schema(["n"])
+    counts = []
+    for after, upto in ranges(url, table, 4, ()):
+        pieces = read_range(url, table, schema, (), after=after, upto=upto, batch_rows=10_000)
+        counts.append(sum(len(piece) for piece in pieces))
+
+    assert len(counts) == 4
+    assert sum(counts) == ROWS
+    assert max(counts) < ROWS / 2
+
+
+def test_no_statement_holds_a_snapshot_for_long(url: str) -> None:
+    table = describe(url, "plant", "hourly")
+    pieces = read_range(url, table, table.arrow_schema(["n"]), (), after=None, upto=None, batch_rows=100)
+    next(pieces)
+    with psycopg.connect(url) as connection:
+        (held,) = connection.execute(  # type: ignore[misc]
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = 'spark' AND backend_xmin IS NOT NULL"
+            " AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        ).fetchone()
+
+    assert held == 0
+    pieces.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("schema", "name", "message", "hint"),
+    [
+        ("plant", "daily", "no table plant.daily", "hourly, none"),
+        ("nowhere", "daily", "no table nowhere.daily", "none"),
+        ("plant", "hourly_status", "no primary key", "read plant.hourly"),
+    ],
+)
+def test_a_table_that_cannot_be_read_says_which_can(url: str, schema: str, name: str, message: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
+        describe(url, schema, name)
+
+    assert hint in raised.value.hint
+
+
+def test_an_unknown_column_and_a_wrong_option_are_named(spark: SparkSession) -> None:
+    with pytest.raises(AnalysisException, match="no column 'nix'"):
+        read_table(spark, "plant.hourly", columns=["nix"])
+    with pytest.raises(AnalysisException, match="without a zone"):
+        spark.read.format("millpy").option("table", "plant.hourly").option("from", "2026-11-21T00:00:00").load()
+    with pytest.raises(AnalysisException, match="option keys"):
+        spark.read.format("millpy").option("table", "plant.hourly").option("keys", "device=a").load()
+    with pytest.raises(AnalysisException, match="option partitions is 'many'"):
+        spark.read.format("millpy").option("table", "plant.hourly").option("partitions", "many").load()
+
+
+def test_a_wrong_java_is_passed_over_for_the_one_in_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(java.parent))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+    found = java_home() / "bin" / "java"
+    done = subprocess.run(
+        ["/bin/sh", found, "--add-modules=jdk.incubator.vector", "-version"], capture_output=True, text=True, check=True
+    )
+
+    assert found.is_relative_to(tmp_path)
+    assert 'version "21' in done.stderr
+
+
+def test_without_any_java_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+
+    with pytest.raises(ConfigError, match="there is no Java") as raised:
+        java_home()
+
+    assert "millpy[spark]" in raised.value.hint
