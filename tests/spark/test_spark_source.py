@@ -92,8 +92,6 @@ START = dt.datetime(1970, 1, 3, tzinfo=dt.UTC)
         ({"start": START, "end": START + dt.timedelta(hours=5)},
          "window_start >= '1970-01-03Z' AND window_start < '1970-01-03 05:00Z'"),
         ({"keys": {"device": ["Gerät-1", "Gerät-2"]}}, "device IN ('Gerät-1', 'Gerät-2')"),
-        ({"keys": {"ok": [True], "device": ["Gerät-8"]}, "end": START},
-         "ok AND device = 'Gerät-8' AND window_start < '1970-01-03Z'"),
         ({"keys": {"device": []}}, "false"),
     ],
 )  # fmt: skip
