@@ -107,7 +107,10 @@ FENCES = {
     "sqlalchemy": ("store.schema", "store.admin", "store.migrate"),
     "alembic": ("store.migrate",),
     "aiomqtt": ("injectors.mqtt_connection",),
-    "paho": ("injectors.mqtt_connection",),
+    "paho": (
+        "testing.crash_test.broker",
+        "injectors.mqtt_connection",
+    ),
     "aiokafka": ("injectors.kafka_client", "sinks.outbox"),
     "datasketches": ("windowing.distinct",),
     "pyspark": ("spark",),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from millpy.clock import Clock
+from millpy.embedded import EmbeddedBroker
 from millpy.errors import MillError
 from millpy.testing.crash_test.fleet import Fleet
 from millpy.testing.crash_test.options import FaultKind
@@ -18,6 +19,9 @@ from millpy.testing.proxy import Fault, PostgresProxy
 LOOK_EVERY_S = 0.02
 PATIENCE_S = 60.0
 """When the system is not whole so long after a fault, it will not be."""
+MARGIN_S = 2.0
+"""Something is left to feed for the last recovery."""
+SLOWNESS_MAX = 10.0
 COMMIT_S_MAX = 5.0
 """A fault that waits for a worker's next commit waits no longer than that."""
 AT_COMMIT = {
@@ -62,6 +66,7 @@ class Striker:
 
     Args:
         proxies: between each worker and the database; empty without network faults.
+        broker: that feeds MQTT sources; None without broker faults.
         tick: called in every wait; raises when the run has gone wrong.
         tell: called when a fault has struck and when it was recovered from.
     """
@@ -73,6 +78,7 @@ class Striker:
         place: Place,
         url: str,
         proxies: Sequence[PostgresProxy],
+        broker: EmbeddedBroker | None,
         clock: Clock,
         *,
         lease_s: float,
@@ -80,7 +86,7 @@ class Striker:
         tell: Callable[[Struck], None],
     ) -> None:
         self._fleet, self._watch, self._place, self._url = fleet, watch, place, url
-        self._proxies = proxies
+        self._proxies, self._broker = proxies, broker
         self._clock = clock
         self._lease_s = lease_s
         self._tick = tick
@@ -88,11 +94,16 @@ class Striker:
         self._pause = threading.Event()  # never set: waits without sleeping on a clock of its own
         self._open: list[Struck] = []
         self._left: Sequence[PlannedFault] = ()
+        self._began = self._expected_s = 0.0
         self.struck: list[Struck] = []
 
     def remaining_s(self) -> float:
-        """How long the faults to come are likely to take."""
-        return sum(likely_s(fault, self._lease_s) for fault in self._left)
+        """How long the faults to come are likely to take, by how long those before have; 0 when all is over."""
+        if not self.is_striking:
+            return 0.0
+        likely = sum(likely_s(fault, self._lease_s) for fault in self._left)
+        slowness = (self._clock.monotonic() - self._began) / self._expected_s if self._expected_s else 1.0
+        return likely * min(max(slowness, 1.0), SLOWNESS_MAX) + MARGIN_S
 
     def strike_all(self, plan: Sequence[PlannedFault]) -> None:
         """Carry the plan out; returns when the last fault has been recovered from.
@@ -100,8 +111,10 @@ class Striker:
         Raises:
             StuckError: the system does not become whole again.
         """
+        self._began = self._clock.monotonic()
         for place, fault in enumerate(plan):
             self._left = plan[place:]
+            self._expected_s = sum(likely_s(before, self._lease_s) for before in plan[:place])
             if not fault.at_once:
                 self._await_recovery()
             self.wait(pause_s(fault, self._lease_s))
@@ -151,6 +164,7 @@ class Striker:
             FaultKind.FREEZE: self._freeze,
             FaultKind.DB: self._database,
             FaultKind.NETWORK: self._network,
+            FaultKind.BROKER: self._crash_broker,
         }
         strikes[fault.kind](fault)
 
@@ -209,6 +223,14 @@ class Striker:
             proxy.arm(AT_COMMIT[fault.network])
             if not self._wait_until(lambda: proxy.struck > before, COMMIT_S_MAX) and proxy.take_fault() is not None:
                 struck.what += " (there was no commit to strike)"
+        struck.over = self._clock.monotonic()
+
+    def _crash_broker(self, fault: PlannedFault) -> None:
+        assert self._broker is not None
+        struck = self._begin(fault, "SIGKILL of the MQTT broker")
+        self._broker.kill()
+        self.wait(fault.length * self._lease_s)
+        self._broker.start()
         struck.over = self._clock.monotonic()
 
     def _database(self, fault: PlannedFault) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from millpy.clock import Clock
+from millpy.errors import MillError
 from millpy.testing.crash_test.inputs import Prepared
 from millpy.testing.crash_test.tape import END_FILE, PARTS_FILE
 
@@ -33,15 +34,35 @@ def lay_out(prepared: Sequence[Prepared], feed: Path) -> None:
         (directory / END_FILE).touch()
 
 
+class Outlet(Protocol):
+    """Where the lines of one source go.
+
+    Attributes:
+        written: lines so far.
+    """
+
+    source: Prepared
+    written: int
+
+    def write(self, count: int) -> None:
+        """The next so many lines. Raises MillError."""
+        ...
+
+    def close(self, *, ended: bool) -> None:
+        """No more will come; `ended`: because that was all."""
+        ...
+
+
 class Feeder(threading.Thread):
     """Feeds a run until everything is out.
 
     Args:
         remaining_s: from the seconds since the beginning, how long the feed still has to last; 0 or less: let go.
         rate_max: records a second; what the graph can take without falling behind.
+        outlets: what takes a stream's lines; a tape for those that are not named.
 
     Attributes:
-        fed: records written so far.
+        failure: why it could not go on.
     """
 
     def __init__(
@@ -52,18 +73,37 @@ class Feeder(threading.Thread):
         *,
         remaining_s: Callable[[float], float],
         rate_max: float,
+        outlets: Mapping[str, Outlet] | None = None,
     ) -> None:
         super().__init__(name="feeder", daemon=True)
-        self._tapes = [_Tape(source, feed / source.stream) for source in prepared]
+        outlets = outlets or {}
+        self._outlets = [
+            outlets[source.stream] if source.stream in outlets else _Tape(source, feed / source.stream)
+            for source in prepared
+        ]
         self._clock = clock
         self._remaining_s = remaining_s
         self._rate_max = rate_max
         self._stopped = threading.Event()
         self.total = sum(source.total for source in prepared)
-        self.fed = 0
+        self.failure: MillError | None = None
+
+    @property
+    def fed(self) -> int:
+        """Records written so far."""
+        return sum(outlet.written for outlet in self._outlets)
 
     def run(self) -> None:
-        """Write a little every tick."""
+        """Feed, and note why that was not possible."""
+        try:
+            self._feed_all()
+            for outlet in self._outlets:
+                outlet.close(ended=self.fed == self.total)
+        except MillError as error:
+            self.failure = error
+
+    def _feed_all(self) -> None:
+        """A little every tick."""
         began = before = self._clock.monotonic()
         due = rate = 0.0
         while not self._stopped.wait(TICK_S) and self.fed < self.total:
@@ -77,14 +117,11 @@ class Feeder(threading.Thread):
             count = int(due)
             due -= count
             self._feed((self.fed + count) / self.total)
-        for tape in self._tapes:
-            tape.close(ended=self.fed == self.total)
 
     def _feed(self, share: float) -> None:
-        """Bring every tape to the same share of its whole."""
-        for tape in self._tapes:
-            tape.write(round(tape.source.total * share) - tape.written)
-        self.fed = sum(tape.written for tape in self._tapes)
+        """Bring every source to the same share of its whole."""
+        for outlet in self._outlets:
+            outlet.write(round(outlet.source.total * share) - outlet.written)
 
     def stop(self) -> None:
         """End early; the tape stays open-ended."""

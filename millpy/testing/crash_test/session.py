@@ -16,12 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from millpy.clock import Clock
+from millpy.embedded import mosquitto_program
 from millpy.errors import UsageError
 from millpy.graph import Graph
 from millpy.graph_file import load_graph
+from millpy.injectors.mqtt import Mqtt
 from millpy.testing.crash_test.display import Display
-from millpy.testing.crash_test.inputs import Prepared, prepare
-from millpy.testing.crash_test.options import Options
+from millpy.testing.crash_test.inputs import Prepared, injectors, prepare
+from millpy.testing.crash_test.options import FaultKind, Options
 from millpy.testing.crash_test.place import Place, place_for
 from millpy.testing.crash_test.plan import draw
 from millpy.testing.crash_test.trial import Outcome, Setting, Trial
@@ -30,6 +32,8 @@ from millpy.testing.crash_test.verdict import Verdict, judge
 SMALL_BUNDLES = 400
 """The second reference cuts its input into about so many bundles."""
 SECOND_S = 4.0
+BROKER_RATE_MAX = 1_000.0
+"""Records a second over a broker that saves after every change."""
 SHARE_OF_CAPACITY = 0.5
 """The crash run is fed at most at this share of the first reference's rate, so that it can catch up after a fault."""
 
@@ -67,6 +71,8 @@ def crash_test(options: Options, directory: Path, clock: Clock, display: Display
     """
     graph = load_graph(options.graph)
     graph.spec()
+    if FaultKind.BROKER in options.faults:
+        refuse_without_broker(graph)
     directory.mkdir(parents=True, exist_ok=True)
     files = Path(tempfile.mkdtemp(prefix="run-", dir=directory))
     keep = True  # after an error and after a failure there is something to look at
@@ -96,7 +102,7 @@ def _trials(
 ) -> Findings:
     def run(setting: Setting) -> Outcome:
         trial = Trial(
-            options.graph, graph.name, prepared, setting, place, files, clock, show=display.show, tell=display.tell
+            options.graph, graph, prepared, setting, place, files, clock, show=display.show, tell=display.tell
         )
         with display.trial(setting.name):
             return trial.run()
@@ -111,9 +117,45 @@ def _trials(
     _refuse_failed(second)
     plan = draw(options.faults, options.count, options.seed)
     rate = SHARE_OF_CAPACITY * records / first.seconds
-    crash = run(Setting(name="crash", workers=options.workers, lease_s=options.lease_s, plan=plan, rate_max=rate))
-    verdict = judge(first.results, second.results, crash.results, fed=crash.fed, stuck=crash.stuck)
+    unique = None
+    if FaultKind.BROKER in options.faults:
+        unique = (first.results.injected - first.results.duplicates) / first.results.injected
+        rate = min(rate, BROKER_RATE_MAX)
+    setting = Setting(
+        name="crash", workers=options.workers, lease_s=options.lease_s, plan=plan, rate_max=rate, unique=unique
+    )
+    crash = run(setting)
+    verdict = judge(
+        first.results,
+        second.results,
+        crash.results,
+        fed=crash.fed,
+        stuck=crash.stuck,
+        redelivers=unique is not None,
+    )
     return Findings(options, graph, place.described, list(prepared), (first, second), crash, verdict, files)
+
+
+def refuse_without_broker(graph: Graph) -> None:
+    """Broker faults need an MQTT source that deduplicates, and a broker that keeps what it has acknowledged.
+
+    Raises:
+        UsageError: says which is missing.
+    """
+    over_broker = [node for node in injectors(graph) if isinstance(node.source, Mqtt)]
+    if not over_broker:
+        raise UsageError("no source of the graph is MQTT", hint="leave `broker` out of --faults")
+    for node in over_broker:
+        if node.dedupe is None:
+            raise UsageError(
+                f"{node.name!r} has no Dedupe, and a broker delivers messages twice after a crash",
+                hint='deduplicate, Dedupe("id", within=hours(1)), or leave `broker` out of --faults',
+            )
+    if mosquitto_program() is None:
+        raise UsageError(
+            "broker faults need mosquitto: the other broker that is embedded forgets its messages when it is killed",
+            hint="install mosquitto, or leave `broker` out of --faults",
+        )
 
 
 def _refuse_failed(outcome: Outcome) -> None:

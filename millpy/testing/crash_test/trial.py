@@ -9,12 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from millpy.clock import Clock
+from millpy.embedded import EmbeddedBroker
+from millpy.errors import SourceUnavailableError
+from millpy.graph import Graph
+from millpy.injectors.mqtt import Mqtt
+from millpy.testing.crash_test.broker import Publisher
 from millpy.testing.crash_test.compare import Results
 from millpy.testing.crash_test.database import Database, through
 from millpy.testing.crash_test.faults import Striker, Struck, StuckError
 from millpy.testing.crash_test.feeder import Feeder, lay_out
 from millpy.testing.crash_test.fleet import Fleet, Life
-from millpy.testing.crash_test.inputs import Prepared
+from millpy.testing.crash_test.inputs import Prepared, injectors
 from millpy.testing.crash_test.options import FaultKind
 from millpy.testing.crash_test.place import Place, proxied_address
 from millpy.testing.crash_test.plan import PlannedFault
@@ -39,6 +44,7 @@ class Setting:
         over_s: feed the input evenly over so long; 0 for all at once.
         plan: the faults; none for a reference.
         rate_max: records a second at most.
+        unique: the share of records that are no duplicates, when some go over a broker; None when all go by tape.
     """
 
     name: str
@@ -48,6 +54,7 @@ class Setting:
     over_s: float = 0.0
     plan: Sequence[PlannedFault] = ()
     rate_max: float = FREE
+    unique: float | None = None
 
 
 @dataclass(slots=True)
@@ -94,16 +101,15 @@ class Trial:
     """One run.
 
     Args:
-        graph: location of the graph.
-        name: its name.
+        location: of the graph.
         show: called often with how far it is.
         tell: called with every fault, as it strikes and as it is recovered from.
     """
 
     def __init__(
         self,
-        graph: str,
-        name: str,
+        location: str,
+        graph: Graph,
         prepared: Sequence[Prepared],
         setting: Setting,
         place: Place,
@@ -113,7 +119,7 @@ class Trial:
         show: Callable[[Progress], None],
         tell: Callable[[Struck], None],
     ) -> None:
-        self._graph, self._name, self._prepared, self._setting = graph, name, prepared, setting
+        self._graph, self._prepared, self._setting = graph, prepared, setting
         self._place, self._clock, self._show = place, clock, show
         self._directory = directory / setting.name
         self._directory.mkdir()
@@ -129,20 +135,25 @@ class Trial:
             address = proxied_address(self._url)
             proxies = [self._stack.enter_context(PostgresProxy(*address)) for _ in urls]
             urls = [through(self._url, proxy.port) for proxy in proxies]
-        self._fleet = Fleet([WORKER, graph, str(self._feed)], urls, environment, self._directory, clock)
-        self._watch = Watch(self._url, clock)
+        self._fleet = Fleet([WORKER, location, str(self._feed)], urls, environment, self._directory, clock)
+        self._watch = Watch(self._url, clock, unique=setting.unique)
+        self._broker: EmbeddedBroker | None = None
+        if setting.unique is not None:
+            self._broker = self._stack.enter_context(EmbeddedBroker(self._directory / "broker", save_always=True))
         self._striker = Striker(
             self._fleet,
             self._watch,
             place,
             self._url,
             proxies,
+            self._broker,
             clock,
             lease_s=setting.lease_s,
             tick=self._look,
             tell=tell,
         )
         self._feeder: Feeder | None = None
+        self._publishers: dict[str, Publisher] = {}
 
     def run(self) -> Outcome:
         """Run it to its end, or until it is stuck."""
@@ -154,12 +165,14 @@ class Trial:
             for slot in self._fleet.slots:
                 self._fleet.start(slot)
             self._wait_until(self._all_owned)
+            for publisher in self._publishers.values():
+                publisher.greet()
             started = clock.monotonic()
             if self._feeder is not None:
                 self._feeder.start()
             self._striker.strike_all(setting.plan)
             self._wait_until(self._fleet.finished)
-        except StuckError as error:
+        except (StuckError, SourceUnavailableError) as error:
             stuck = error.message
         finally:
             ended = clock.monotonic()
@@ -178,11 +191,27 @@ class Trial:
             return
         striker = self._striker
         remaining = (lambda _: striker.remaining_s()) if setting.plan else (lambda since: setting.over_s - since)
-        self._feeder = Feeder(self._prepared, self._feed, clock, remaining_s=remaining, rate_max=setting.rate_max)
+        self._publishers = self._publishers_of(self._broker) if self._broker is not None else {}
+        self._feeder = Feeder(
+            self._prepared,
+            self._feed,
+            clock,
+            remaining_s=remaining,
+            rate_max=setting.rate_max,
+            outlets=self._publishers,
+        )
+
+    def _publishers_of(self, broker: EmbeddedBroker) -> dict[str, Publisher]:
+        inputs = {source.stream: source for source in self._prepared}
+        return {
+            node.name: Publisher(inputs[node.name], node, self._feed / node.name, broker, self._pause)
+            for node in injectors(self._graph)
+            if isinstance(node.source, Mqtt)
+        }
 
     def _outcome(self, started: float, ended: float, stuck: str) -> Outcome:
         with Database(self._url) as database:
-            results, events = database.results(self._name), database.events()
+            results, events = database.results(self._graph.name), database.events()
         watch, fleet = self._watch, self._fleet
         return Outcome(
             started=started,
@@ -216,8 +245,10 @@ class Trial:
         fleet, watch, progress, clock = self._fleet, self._watch, self._progress, self._clock
         if self._feeder is not None:
             watch.fed = self._feeder.fed
+            if self._feeder.failure is not None:
+                raise StuckError(f"the input cannot be fed: {self._feeder.failure.message}")
         progress.fed = watch.fed
-        progress.committed = watch.snapshot.injected if watch.snapshot else 0
+        progress.committed = watch.committed
         progress.struck = len(self._striker.struck)
         progress.recovered = sum(fault.recovered is not None for fault in self._striker.struck)
         progress.alive = tuple(fleet.alive())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from millpy.testing.crash_test.compare import Change, Difference, Results, Unsteady, differences, unsteady
@@ -53,7 +53,9 @@ class Verdict:
         return self.judgement is Judgement.EXACT
 
 
-def judge(first: Results, second: Results, run: Results, *, fed: int, stuck: str = "") -> Verdict:
+def judge(
+    first: Results, second: Results, run: Results, *, fed: int, stuck: str = "", redelivers: bool = False
+) -> Verdict:
     """Compare a crash run with two references.
 
     Args:
@@ -62,17 +64,20 @@ def judge(first: Results, second: Results, run: Results, *, fed: int, stuck: str
         run: of the run with faults.
         fed: records that went in.
         stuck: why the run did not come to its end.
+        redelivers: the input came over a broker, which may deliver a record again: duplicates are not counted then.
     """
     found: list[Difference] = []
     undecided: list[Difference] = []
     wavering: dict[str, Unsteady] = {}
+    if redelivers:
+        first, second, run = (_once_each(results) for results in (first, second, run))
     for name, reference in first.tables.items():
         wavers = unsteady(reference, second.tables[name])
         if wavers:
             wavering[name] = wavers
         differing = differences(reference.without(wavers.columns), run.tables[name].without(wavers.columns))
         (undecided if wavers.rows else found).extend(differing)
-    faults = list(_complaints(first, run, fed))
+    faults = list(_complaints(first, run, fed, redelivers))
     if stuck:
         judgement = Judgement.STUCK
     elif found or faults:
@@ -83,9 +88,23 @@ def judge(first: Results, second: Results, run: Results, *, fed: int, stuck: str
     return Verdict(judgement, compared, found, wavering, undecided, [*([stuck] if stuck else []), *faults])
 
 
-def _complaints(first: Results, run: Results, fed: int) -> Iterable[str]:
+def _once_each(results: Results) -> Results:
+    """Dead letters have no dedupe id: one that is delivered again is set aside again."""
+    dead = results.tables.get("dead letters")
+    if dead is None:
+        return results
+    once = replace(dead, rows=list(dict.fromkeys(dead.rows)))
+    return replace(results, tables={**results.tables, dead.name: once})
+
+
+def _complaints(first: Results, run: Results, fed: int, redelivers: bool) -> Iterable[str]:
     for place in run.unbalanced:
         yield f"the accounting of {place} does not add up"
+    if redelivers:
+        accepted, wanted = (r.injected - r.duplicates - r.dead_lettered for r in (run, first))
+        if accepted != wanted:
+            yield f"{accepted:,} records were accepted instead of {wanted:,}"
+        return
     if run.injected != fed:
         yield f"{run.injected:,} records were read of {fed:,} that were fed"
     if (run.duplicates, run.dead_lettered) != (first.duplicates, first.dead_lettered):

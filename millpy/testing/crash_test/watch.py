@@ -10,6 +10,7 @@ from millpy.errors import StoreUnavailableError
 from millpy.testing.crash_test.database import Database, Interval, Snapshot
 
 EVERY_S = 0.05
+BATCH_IN_DOUBT = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,10 @@ class Takeover:
 class Watch(threading.Thread):
     """Samples until stopped; what it knows is the newest snapshot that could be taken.
 
+    Args:
+        unique: the share of records that are no duplicates, where a broker may deliver one again: then only those are
+            counted as committed. None where every record comes once.
+
     Attributes:
         snapshot: None before the graph is deployed.
         fed: what the feeder says, for the samples.
@@ -43,8 +48,9 @@ class Watch(threading.Thread):
         answered: monotonic seconds at which the newest question was asked that had an answer.
     """
 
-    def __init__(self, url: str, clock: Clock) -> None:
+    def __init__(self, url: str, clock: Clock, *, unique: float | None = None) -> None:
         super().__init__(name="watch", daemon=True)
+        self._unique = unique
         self._database = Database(url)
         self._clock = clock
         self._stopped = threading.Event()
@@ -72,8 +78,8 @@ class Watch(threading.Thread):
         now = self._clock.monotonic()
         if found is not None:
             self._note(found, now)
-            self.samples.append(Sample(now, fed, found.injected))
             self.snapshot = found
+            self.samples.append(Sample(now, fed, self.committed))
         self.answered = asked
 
     def _note(self, found: Snapshot, now: float) -> None:
@@ -89,6 +95,14 @@ class Watch(threading.Thread):
                 self.takeovers.append(Takeover(now, interval.computation, interval.interval_id, before, interval.pid))
             self._owners[interval.interval_id] = interval.pid
 
+    @property
+    def committed(self) -> int:
+        """Records committed by the newest snapshot."""
+        found = self.snapshot
+        if found is None:
+            return 0
+        return found.injected if self._unique is None else int((found.injected - found.duplicates) / self._unique)
+
     def owned_by(self, pid: int) -> list[Interval]:
         """What a process owns by the newest snapshot."""
         return [interval for interval in self.snapshot.intervals if interval.pid == pid] if self.snapshot else []
@@ -96,7 +110,8 @@ class Watch(threading.Thread):
     def recovered(self, since: float, fed: int, lost_pid: int | None) -> bool:
         """Whether, asked after `since`, all is owned, nothing by the lost process, and what was fed is committed."""
         found = self.snapshot
-        if found is None or self.answered <= since or found.injected < fed:
+        slack = 0 if self._unique is None else max(BATCH_IN_DOUBT, fed // 50)  # duplicates are not spread evenly
+        if found is None or self.answered <= since or self.committed < fed - slack:
             return False
         return all(i.finished or (i.live and i.pid is not None and i.pid != lost_pid) for i in found.intervals)
 

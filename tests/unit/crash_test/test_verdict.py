@@ -73,3 +73,15 @@ def test_run_that_does_not_finish_says_so_first() -> None:
 
     assert (verdict.judgement, verdict.faults[0]) == (Judgement.STUCK, "nothing moves")
     assert verdict.count(Change.LOST) == 2
+
+
+def test_what_a_broker_delivers_again_is_not_held_against_the_faults() -> None:
+    dead = ResultTable("dead letters", (), ("stream", "payload"), [("readings", b"rubbish")])
+    first = replace(results(ROWS, injected=7, dead_lettered=1), tables={**results(ROWS).tables, "dead letters": dead})
+    again = replace(dead, rows=[*dead.rows, *dead.rows])
+    run = replace(first, tables={**first.tables, "dead letters": again}, injected=11, duplicates=3, dead_lettered=2)
+
+    assert judge(first, first, run, fed=7, redelivers=True).judgement is Judgement.EXACT
+    assert judge(first, first, run, fed=7).judgement is Judgement.DIFFERENT
+    lost = replace(run, injected=10)
+    assert judge(first, first, lost, fed=7, redelivers=True).faults == ["5 records were accepted instead of 6"]
