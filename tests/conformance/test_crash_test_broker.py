@@ -38,14 +38,15 @@ def graph(source: object, dedupe: Dedupe | None = None) -> Graph:
     return made
 
 
-async def read_to_the_end(injector: EndingInjector) -> list[int]:
+async def read_to_the_end(injector: EndingInjector, ready: asyncio.Event) -> list[int]:
     """Ids in the order in which they first arrive."""
     seen: dict[int, None] = {}
     finished = False
     while not finished:
+        ready.clear()
         taken = await injector.take()
         if taken is None:
-            await asyncio.sleep(0)
+            await ready.wait()
             continue
         seen |= dict.fromkeys(json.loads(payload)["id"] for payload in taken.payloads)
         finished = taken.finished
@@ -66,12 +67,12 @@ async def test_everything_arrives_in_order_through_crashes_of_the_broker(
     source = redirected(node.source, tmp_path / "feed")
     assert source is not None
     setup = SourceSetup(
-        graph="brokered", stream="readings", partition=source.partitions()[0], limits=Limits(), clock=SystemClock(),
+        graph="brokered", stream="readings", partition=source.partitions()[0], limits=Limits(lease_ttl_s=0.5, retry_s_max=0.2), clock=SystemClock(),
         ready=asyncio.Event(), record_type=node.record_type,
     )  # fmt: skip
     injector = source.connect(setup)
     await injector.open(None)
-    reading = asyncio.create_task(read_to_the_end(injector))
+    reading = asyncio.create_task(read_to_the_end(injector, setup.ready))
 
     def publish() -> None:
         publisher.greet()
