@@ -67,8 +67,8 @@ async def test_everything_arrives_in_order_through_crashes_of_the_broker(
     source = redirected(node.source, tmp_path / "feed")
     assert source is not None
     setup = SourceSetup(
-        graph="brokered", stream="readings", partition=source.partitions()[0], limits=Limits(lease_ttl_s=0.5, retry_s_max=0.2), clock=SystemClock(),
-        ready=asyncio.Event(), record_type=node.record_type,
+        graph="brokered", stream="readings", partition=source.partitions()[0], clock=SystemClock(),
+        limits=Limits(lease_ttl_s=0.5, retry_s_max=0.2), ready=asyncio.Event(), record_type=node.record_type,
     )  # fmt: skip
     injector = source.connect(setup)
     await injector.open(None)
