@@ -5,9 +5,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
+MINUTES ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check lint format types unit test store-suite crash sim feeds demo ci clean \
+.PHONY: help setup check lint format types unit test store-suite crash fuzz sim feeds demo ci clean \
         bench-w1 bench-w1-dedupe bench-w2 bench-kafka bench-w4 bench-w5 bench-soak
 
 help: ## show this list
@@ -45,6 +46,9 @@ store-suite: $(STAMP) ## the store's tests; MILLPY_TEST_POSTGRES=16, 18 or syste
 
 crash: $(STAMP) ## the crash matrix: every fault, on real processes and a real PostgreSQL; ONLY="words of a case's name"
 	$(BIN)/python -m tests.crash.matrix --only $(ONLY)
+
+fuzz: $(STAMP) ## an hour of payloads as nobody should send them; MINUTES=n for less
+	FUZZ_MINUTES=$(MINUTES) $(PYTEST) -q -s tests/fuzz
 
 sim: $(STAMP) ## the simulator: SEEDS=10000 runs, or SEED=n to replay one
 	$(BIN)/python -m millpy.testing.simulator $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),2000))

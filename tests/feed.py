@@ -12,11 +12,19 @@ PARTITION = "feed"
 
 
 class Feed:
-    """Payloads in order; `push` and `end` from the test, at any time."""
+    """Payloads in order; `push` and `end` from the test, at any time.
 
-    def __init__(self, *, batch_max: int = 1_000) -> None:
+    Attributes:
+        header: with one, payloads are CSV.
+        given_again: how many payloads may have been committed before they were given once more.
+    """
+
+    def __init__(self, *, batch_max: int = 1_000, header: Sequence[str] = ()) -> None:
         self.batch_max = batch_max
+        self.header = header
+        self.given_again = 0
         self.unacknowledged: list[bytes] = []
+        self.pushed = 0
         self.ended = False
         self._readers: list[FeedInjector] = []
 
@@ -25,6 +33,7 @@ class Feed:
 
     def push(self, *payloads: bytes) -> None:
         self.unacknowledged.extend(payloads)
+        self.pushed += len(payloads)
         self._wake()
 
     def end(self) -> None:
@@ -63,7 +72,15 @@ class FeedInjector:
         if not batch and not last:
             return None
         self._said_end |= last
-        return Taken("json", self._setup.clock.now_us(), payloads=batch, describe=str, token=len(batch), finished=last)
+        return Taken(
+            "csv" if feed.header else "json",
+            self._setup.clock.now_us(),
+            payloads=batch,
+            header=feed.header,
+            describe=str,
+            token=len(batch),
+            finished=last,
+        )
 
     async def acknowledge(self, token: Any) -> None:
         if self in self._feed._readers:
@@ -76,3 +93,4 @@ class FeedInjector:
     async def close(self) -> None:
         if self in self._feed._readers:
             self._feed._readers.remove(self)
+            self._feed.given_again += self._given

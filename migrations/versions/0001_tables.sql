@@ -152,6 +152,7 @@ CREATE TABLE mill.dedupe_runs (
     clock       bigint NOT NULL,
     ids         bytea NOT NULL,
     times       bytea NOT NULL,
+    whole       boolean NOT NULL DEFAULT false,  -- holds all ids that matter: those of earlier bundles do no more
     PRIMARY KEY (interval_id, bundle, slot)
 ) PARTITION BY LIST (slot);
 ALTER TABLE mill.dedupe_runs ALTER COLUMN ids SET STORAGE EXTERNAL, ALTER COLUMN times SET STORAGE EXTERNAL;

@@ -162,9 +162,11 @@ BEGIN
     END IF;
     RETURN NOT EXISTS (
         SELECT FROM mill.intervals AS i
-         CROSS JOIN LATERAL (SELECT max(r.clock) AS clock FROM mill.dedupe_runs AS r WHERE r.interval_id = i.interval_id) AS latest
+         CROSS JOIN LATERAL (SELECT max(r.clock) AS clock, max(r.bundle) FILTER (WHERE r.whole) AS whole
+                               FROM mill.dedupe_runs AS r WHERE r.interval_id = i.interval_id) AS latest
          WHERE EXISTS (SELECT FROM mill.dedupe_runs AS r
-                        WHERE r.slot = p_slot AND r.interval_id = i.interval_id AND r.expires_at >= latest.clock));
+                        WHERE r.slot = p_slot AND r.interval_id = i.interval_id AND r.expires_at >= latest.clock
+                          AND r.bundle >= coalesce(latest.whole, 0)));
 END $$;
 
 -- Begins a new epoch when the current one is old or large and a slot is free. True when it did.

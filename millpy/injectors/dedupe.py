@@ -14,7 +14,7 @@ makes no difference.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -32,6 +32,7 @@ from millpy.model.time import INSTANT_MIN, Instant
 
 RECENT_IDS_MAX = 4_096
 ID_BYTES = 16
+RENEWED_IDS_MAX = 4_000_000
 _SMALL_IDS_MAX = 64
 _NEVER = INSTANT_MIN
 
@@ -135,6 +136,20 @@ class DedupeIndex:
         self.clock = Instant(self.clock + quiet_us)
         return DedupeRun(b"", b"", Instant(self.clock - 1), self.clock)
 
+    def renew(self) -> DedupeRun | None:
+        """All ids of the horizon as one run, which stands for all before it; None when there are none, or too many.
+
+        For a clock that stands still: its ids matter as long as it does, and the slots that they are in with them.
+        """
+        if self._recent:
+            self._flush()
+        while len(self._tiers) > 1:
+            self._tiers[-2:] = [_merged(self._tiers[-2], self._tiers[-1])]
+        self._tiers = [live for tier in self._tiers if len(live := _live(tier, self.clock - self._within_us))]
+        if not self._tiers or len(self._tiers[0]) > RENEWED_IDS_MAX:
+            return None
+        return replace(self._run(self._tiers[0]), whole=True)
+
     def _last_seen(self, hi: Halves, lo: Halves) -> Instants:
         found = np.full(len(hi), _NEVER, np.int64)
         for tier in self._tiers:
@@ -149,13 +164,17 @@ class DedupeIndex:
             self._recent.update(
                 zip(zip(tier.hi.tolist(), tier.lo.tolist(), strict=True), tier.seen.tolist(), strict=True)
             )
-            if len(self._recent) < self._recent_ids_max:
-                return
-            pairs = np.array(list(self._recent), np.uint64)
-            seen = np.array(list(self._recent.values()), np.int64)
-            self._recent.clear()
-            tier = _newest(pairs[:, 0], pairs[:, 1], seen)  # every id is there once
-        self._push(tier)
+            if len(self._recent) >= self._recent_ids_max:
+                self._flush()
+        else:
+            self._push(tier)
+
+    def _flush(self) -> None:
+        """Sort the ids of small bundles into a tier."""
+        pairs = np.array(list(self._recent), np.uint64)
+        seen = np.array(list(self._recent.values()), np.int64)
+        self._recent.clear()
+        self._push(_newest(pairs[:, 0], pairs[:, 1], seen))  # every id is there once
 
     def _push(self, tier: _Tier) -> None:
         """Add a tier, merged with the newest ones as long as they are not larger."""

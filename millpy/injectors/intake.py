@@ -33,7 +33,7 @@ from millpy.injectors.instants import DATETIME_HI, DATETIME_LO, instants_of_numb
 from millpy.injectors.letters import Letters, taken_again
 from millpy.injectors.protocol import Taken
 from millpy.injectors.settings import AdvanceWithClock, Dedupe, EventTime, IdlePolicy, Rate, Unit, Wait
-from millpy.limits import Limits
+from millpy.limits import RING_SLOTS, Limits
 from millpy.model.checkpoint import DeadLetter, DedupeRun, Delta, Entries, Kind, Pause, Request, Settled
 from millpy.model.keys import KeyColumn, KeyHasher
 from millpy.model.record import Instants, Records, RecordType, column_of, getter
@@ -141,6 +141,7 @@ class Intake:
         self._source.watermark = max(self._source.watermark, recovered.low_watermark)
         self._quiet_since: int | None = None
         self._arrived_us: int | None = None
+        self._renewed = 0
 
     def _absorb(self, entries: Entries) -> None:
         for subkey, value in zip(entries.subkeys, entries.values, strict=True):
@@ -227,10 +228,10 @@ class Intake:
             candidate = self._idle_watermark(now_us)
             self._source.watermark = self._source.watermark if candidate is None else candidate
         if arrived or self._arrived_us is None:
-            self._arrived_us = now_us
-        elif taken is None and self._settings.dedupe is not None and self._settings.dedupe.time is None:
+            self._arrived_us, self._renewed = now_us, 0
+        elif taken is None:
             # By elapsed time: the host's wall clock, which says when records arrive, may differ from processing time.
-            result.dedupe_run = self._seen.expire(now_us - self._arrived_us)
+            result.dedupe_run = self._quiet_ids(now_us - self._arrived_us)
         after = (self._source.position, self._source.watermark, self._source.finished)
         fleet_due = self._fleet.due(now_us, at_last=self._source.finished)
         result.changed = arrived or fleet_due or bool(self._noted) or result.dedupe_run is not None or before != after
@@ -238,6 +239,22 @@ class Intake:
         if result.changed:
             result.delta = self._delta_with_fleet(now_us)
         return result
+
+    def _quiet_ids(self, quiet_us: int) -> DedupeRun | None:
+        """What the store is told of the ids of a source that has brought nothing for so long, so that slots are freed.
+
+        By the clock of arrival they expire. Those of a named clock wait for it: they move to the current slot.
+        """
+        dedupe = self._settings.dedupe
+        if dedupe is None or self._source.finished:
+            return None
+        if dedupe.time is None:
+            return self._seen.expire(quiet_us)
+        every_us = int(self._settings.limits.epoch_s * 1_000_000) * RING_SLOTS // 2
+        if quiet_us // every_us <= self._renewed:
+            return None
+        self._renewed = quiet_us // every_us
+        return self._seen.renew()
 
     def standing(self) -> IntakeResult:
         """A step that brings nothing and moves nothing."""

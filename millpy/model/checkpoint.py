@@ -118,12 +118,14 @@ class DedupeRun:
             when it is that of all.
         expires_at: when the last of them leaves the horizon, on the dedupe clock.
         clock: the dedupe clock's running maximum at this commit; runs with expires_at < clock are dead.
+        whole: it holds all ids that matter; runs of earlier bundles are dead too.
     """
 
     ids: bytes
     times: bytes
     expires_at: Instant
     clock: Instant
+    whole: bool = False
 
 
 @dataclass(slots=True)

@@ -162,9 +162,9 @@ class MemoryStore:
         """Runs that are not expired, oldest first."""
         await self._reach_server()
         self._check_current([grant])
-        clock = self.database.headers[grant.interval_id].dedupe_clock
-        runs = [stored.run for stored in self.database.dedupe_runs if stored.interval_id == grant.interval_id]
-        return [run for run in runs if run.expires_at >= clock]
+        header = self.database.headers[grant.interval_id]
+        runs = [stored for stored in self.database.dedupe_runs if stored.interval_id == grant.interval_id]
+        return [stored.run for stored in runs if header.needs_run(stored.bundle, stored.run)]
 
     async def poll(self, wants: Sequence[Want], bytes_max: int) -> Sequence[Polled]:
         """Headers and segments above the cursors, from one snapshot."""
@@ -252,7 +252,7 @@ class MemoryStore:
         headers, now = database.headers, database.clock.now_us()
         freed = database.segments.free(database.is_consumed)
         freed += database.deltas.free(lambda d: d.bundle <= headers[d.interval_id].folded_bundle)
-        freed += database.dedupe_runs.free(lambda r: r.run.expires_at < headers[r.interval_id].dedupe_clock)
+        freed += database.dedupe_runs.free(lambda r: not headers[r.interval_id].needs_run(r.bundle, r.run))
         database.segments.turn(now, epoch_s=epoch_s, epoch_bytes=epoch_bytes)
         database.deltas.turn(now, epoch_s=epoch_s, epoch_bytes=epoch_bytes)
         database.dedupe_runs.turn(now, epoch_s=epoch_s, epoch_bytes=epoch_bytes)

@@ -176,7 +176,9 @@ def _append(database: MemoryDatabase, header: Header, checkpoint: Checkpoint) ->
         header.last_segments[segment.subscription_id] = segment.seq
     if checkpoint.dedupe_run is not None:
         header.dedupe_clock = Instant(max(header.dedupe_clock, checkpoint.dedupe_run.clock))
-        database.dedupe_runs.append(StoredRun(interval_id, checkpoint.dedupe_run))
+        if checkpoint.dedupe_run.whole:
+            header.dedupe_whole = checkpoint.bundle
+        database.dedupe_runs.append(StoredRun(interval_id, checkpoint.bundle, checkpoint.dedupe_run))
     for late in checkpoint.late:
         database.late_records.append((interval_id, checkpoint.bundle, late))
     for letter in checkpoint.dead_letters:

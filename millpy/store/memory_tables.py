@@ -49,9 +49,14 @@ class Header:
     oldest_work: Instant = INSTANT_MAX
     processing_floor: Instant = INSTANT_MIN
     dedupe_clock: Instant = INSTANT_MIN
+    dedupe_whole: int = 0
     cursors: dict[int, tuple[int, Instant]] = field(default_factory=dict)
     last_segments: dict[int, int] = field(default_factory=dict)
     keyed: dict[EntryName, KeyedRow] = field(default_factory=dict)
+
+    def needs_run(self, bundle: int, run: DedupeRun) -> bool:
+        """Whether a run of a bundle still matters."""
+        return run.expires_at >= self.dedupe_clock and bundle >= self.dedupe_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,7 @@ class StoredRun:
     """One dedupe run and the source partition that it belongs to."""
 
     interval_id: int
+    bundle: int
     run: DedupeRun
 
     @property

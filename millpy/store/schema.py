@@ -241,6 +241,7 @@ dedupe_runs = Table(
     _bigint("clock"),
     Column("ids", LargeBinary, nullable=False),
     Column("times", LargeBinary, nullable=False),
+    Column("whole", Boolean, nullable=False, server_default=text("false")),
     postgresql_partition_by="LIST (slot)",
 )
 

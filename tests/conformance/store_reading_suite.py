@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from millpy.model.checkpoint import Cursor, DedupeRun, Entries, Kind
@@ -220,6 +222,15 @@ class DedupeSuite:
     async def test_run_is_dead_once_the_dedupe_clock_is_past_it(self, world: World) -> None:
         owner = await world.owner(world.a)
         runs = [a_run(1, expires_at=10, clock=0), a_run(2, expires_at=20, clock=5), a_run(3, expires_at=30, clock=20)]
+        for run in runs:
+            await owner.commit(owner.checkpoint(world.a, dedupe_run=run))
+
+        assert list(await owner.store.load_dedupe_runs(owner.grants[world.a.interval_id])) == runs[1:]
+
+    async def test_whole_run_stands_for_those_before_it(self, world: World) -> None:
+        owner = await world.owner(world.a)
+        runs = [a_run(1, expires_at=90, clock=0), a_run(2, expires_at=90, clock=5), a_run(3, expires_at=90, clock=6)]
+        runs[1] = replace(runs[1], whole=True)
         for run in runs:
             await owner.commit(owner.checkpoint(world.a, dedupe_run=run))
 

@@ -53,10 +53,11 @@ in_order = records.map(
     st.one_of(records, in_order),
     st.lists(st.integers(1, 90), min_size=1),
     st.sets(st.integers(0, 20)),
+    st.sets(st.integers(0, 20)),
     st.integers(1, 200),
 )
 def test_duplicate_is_what_brute_force_says_in_any_bundles_and_hands(
-    rows: list[tuple[int, int]], sizes: list[int], takeovers: set[int], recent_max: int
+    rows: list[tuple[int, int]], sizes: list[int], takeovers: set[int], renewals: set[int], recent_max: int
 ) -> None:
     index, runs, found, start, bundle = DedupeIndex(WITHIN, recent_ids_max=recent_max), [], [], 0, 0
 
@@ -66,6 +67,8 @@ def test_duplicate_is_what_brute_force_says_in_any_bundles_and_hands(
         found += duplicates.tolist()
         assert run is not None
         runs.append(run)
+        if bundle in renewals and (whole := index.renew()) is not None:
+            runs = [whole]
         if bundle in takeovers:
             alive = [r for r in runs if r.expires_at >= runs[-1].clock]
             index = DedupeIndex(WITHIN, alive, recent_ids_max=recent_max)

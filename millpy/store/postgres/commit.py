@@ -154,6 +154,7 @@ def _dedupe_runs(checkpoints: Sequence[Checkpoint]) -> list[Command]:
         "clocks": Bigints([run.clock for _, _, run in runs]),
         "ids": Byteas([run.ids for _, _, run in runs]),
         "times": Byteas([run.times for _, _, run in runs]),
+        "wholes": Bigints([int(run.whole) for _, _, run in runs]),
     }
     return [(statement("append_dedupe_runs"), parameters)]
 

@@ -198,4 +198,7 @@ def _forget(by_key: _Overlay, folded: int) -> _Overlay:
 async def load_dedupe_runs(connection: Connection, grant: Grant) -> list[DedupeRun]:
     """Runs within the horizon, oldest first."""
     rows = await all_rows(connection, statement("load_dedupe_runs"), {"interval": grant.interval_id})
-    return [DedupeRun(ids, times, Instant(expires_at), Instant(clock)) for ids, times, expires_at, clock in rows]
+    return [
+        DedupeRun(ids, times, Instant(expires_at), Instant(clock), whole)
+        for ids, times, expires_at, clock, whole in rows
+    ]

@@ -40,10 +40,10 @@ SELECT %(slot)s::smallint, subscription_id, producer, seq, previous_seq, waterma
 
 -- name: append_dedupe_runs
 -- Zero rows: nothing was sent.
-INSERT INTO mill.dedupe_runs (slot, interval_id, bundle, expires_at, clock, ids, times)
-SELECT %(slot)s::smallint, interval_id, bundle, expires_at, clock, ids, times
-  FROM unnest(%(intervals)s, %(bundles)s, %(expires_ats)s, %(clocks)s, %(ids)s, %(times)s)
-    AS e (interval_id, bundle, expires_at, clock, ids, times);
+INSERT INTO mill.dedupe_runs (slot, interval_id, bundle, expires_at, clock, ids, times, whole)
+SELECT %(slot)s::smallint, interval_id, bundle, expires_at, clock, ids, times, whole > 0
+  FROM unnest(%(intervals)s, %(bundles)s, %(expires_ats)s, %(clocks)s, %(ids)s, %(times)s, %(wholes)s)
+    AS e (interval_id, bundle, expires_at, clock, ids, times, whole);
 
 -- name: append_late_records
 -- Zero rows: nothing was sent.

@@ -106,9 +106,11 @@ SELECT DISTINCT g.name AS graph, c.name AS computation
   FROM mill.intervals AS i
   JOIN mill.computations AS c USING (computation_id)
   JOIN mill.graphs AS g ON g.graph_id = c.graph_id
- CROSS JOIN LATERAL (SELECT max(r.clock) AS clock FROM mill.dedupe_runs AS r WHERE r.interval_id = i.interval_id) AS latest
+ CROSS JOIN LATERAL (SELECT max(r.clock) AS clock, max(r.bundle) FILTER (WHERE r.whole) AS whole
+                       FROM mill.dedupe_runs AS r WHERE r.interval_id = i.interval_id) AS latest
  WHERE EXISTS (SELECT FROM mill.dedupe_runs AS r
-                WHERE r.slot = %(slot)s AND r.interval_id = i.interval_id AND r.expires_at >= latest.clock)
+                WHERE r.slot = %(slot)s AND r.interval_id = i.interval_id AND r.expires_at >= latest.clock
+                  AND r.bundle >= coalesce(latest.whole, 0))
  ORDER BY 1, 2;
 
 -- name: look_at_rights

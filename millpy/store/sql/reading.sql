@@ -54,8 +54,9 @@ SELECT k.namespace, k.key, k.subkey, k.key_hash, k.fire_at, k.value::text AS val
 
 -- name: load_dedupe_runs
 -- Runs that still matter by the latest dedupe clock, oldest first. Zero rows: nothing was seen within the horizon.
-SELECT r.ids, r.times, r.expires_at, r.clock
+SELECT r.ids, r.times, r.expires_at, r.clock, r.whole
   FROM mill.dedupe_runs AS r
  WHERE r.interval_id = %(interval)s
    AND r.expires_at >= (SELECT max(l.clock) FROM mill.dedupe_runs AS l WHERE l.interval_id = %(interval)s)
+   AND r.bundle >= coalesce((SELECT max(l.bundle) FROM mill.dedupe_runs AS l WHERE l.interval_id = %(interval)s AND l.whole), 0)
  ORDER BY r.bundle;

@@ -252,7 +252,17 @@ def test_ids_on_a_named_clock_wait_for_that_clock() -> None:
     intake = an_intake(dedupe=Dedupe("id", within=minutes(1), time="s", unit="s"))
     step(intake, (1, 100))
 
-    assert not idle(intake, NOW + 3_600 * S).changed
+    assert not idle(intake, NOW + 400 * S).changed
+    moved = idle(intake, NOW + 480 * S).dedupe_run
+    assert not idle(intake, NOW + 900 * S).changed
+    again = idle(intake, NOW + 960 * S).dedupe_run
+
+    assert moved == again
+    assert moved is not None
+    assert moved.whole
+    assert (len(moved.ids), moved.clock) == (16, 100 * S)
+    after = an_intake(runs=[moved], dedupe=Dedupe("id", within=minutes(1), time="s", unit="s"))
+    assert counts(step(after, (1, 160), (2, 160))) == {"injected": 2, "accepted": 1, "duplicate": 1, "dead_lettered": 0}
 
 
 def test_a_finished_source_keeps_no_ids() -> None:
