@@ -11,7 +11,8 @@ import aiomqtt
 
 from millpy.clock import SystemClock
 from millpy.embedded import EmbeddedBroker
-from millpy.injectors.mqtt import Mqtt, MqttInjector
+from millpy.injectors.mqtt import Mqtt
+from millpy.injectors.mqtt_injector import MqttInjector
 from millpy.injectors.protocol import SourceSetup, Taken
 from millpy.limits import Limits
 

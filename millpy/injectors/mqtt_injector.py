@@ -1,0 +1,298 @@
+"""One topic filter, live: its session at the broker, what has been received, taken and not yet acknowledged.
+
+    received -> inbox -> taken (token) -> committed -> PUBACK, in the order received, on the connection that delivered
+
+Packet ids are reused, so a lost connection voids them: its inbox and tokens are forgotten, and the broker sends again
+what was in them. A record that was committed but not yet acknowledged comes twice; `Dedupe` drops it.
+
+    connect      only under a trusted grant, with backoff; the session has one reader at the broker at any time
+    taken over   (another client with our id) wait for a whole lease, look at the grant again, only then reconnect.
+                 MQTT 3.1.1 does not say why a connection ends, and in MQTT 5 the word may be lost with it: so one
+                 that did not last for a lease is taken for this
+    backlog      proven drained when a marker, published to a private topic of this very session after connecting,
+                 has come back through the same queue; asked again when this process may have slept
+    too much     beyond two bundles we stop reading the socket; nothing is discarded on our side
+
+A bundle is at most a quarter of what the broker sends ahead of acknowledgements, so that it goes on sending while we
+step and commit. The broker's own limits are not ours: mosquitto drops beyond `max_queued_messages` while nobody is
+connected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from millpy.clock import fresh_identity
+from millpy.errors import ConfigError, SourceUnavailableError
+from millpy.injectors.mqtt_address import BrokerAddress
+from millpy.injectors.mqtt_connection import Connection
+from millpy.injectors.mqtt_inbox import MARKER_PREFIX, Bundle, Inbox
+from millpy.injectors.mqtt_packets import Published
+from millpy.injectors.mqtt_topics import TopicFields, TopicPattern
+from millpy.injectors.protocol import SourceSetup, Taken
+
+log = logging.getLogger(__name__)
+
+_HEAD_BYTES_MAX = 66_000  # of a message: topic, properties
+_READINGS_MAX = 65_536  # in one message
+_WATCH_GAP_S = 2.0
+_MARKER_PATIENCE_S = 10.0
+
+
+class _Session:
+    """What one connection has delivered and not yet had acknowledged; dies with it."""
+
+    def __init__(self, setup: SourceSetup, address: BrokerAddress, pattern: TopicPattern, *, retained: bool) -> None:
+        self._setup = setup
+        self._limits = limits = setup.limits
+        record_type = setup.record_type
+        self.inbox = Inbox(
+            topics=pattern.matches(),
+            retained=retained,
+            arrays=record_type is None or not record_type.struct.__struct_config__.array_like,
+            readings_max=_READINGS_MAX,
+            complete=TopicFields(pattern, record_type) if pattern.levels and record_type is not None else None,
+        )
+        self.connection: Connection = Connection(
+            address,
+            self._deliver,
+            packet_bytes_max=max(limits.bundle_bytes_max, limits.record_bytes_max + _HEAD_BYTES_MAX),
+            kept_bytes=limits.record_bytes_max + 1,
+        )
+        self.marker_topic = (MARKER_PREFIX + address.client_id).encode()
+        self.marker = b""
+        self.marker_sent_at = 0.0
+        self.connected_at = setup.clock.monotonic()
+        self.outstanding: deque[_Token] = deque()
+        self._take_max = max(1, address.receive_max // 4)
+        self._paused = False
+        self._told_foreign = False
+        self.subscribed = False
+        self.drained = False
+
+    def _deliver(self, published: Published) -> None:
+        self.inbox.put(published)
+        if self.inbox.foreign is not None and not self._told_foreign:
+            self._told_foreign = True
+            log.warning(
+                "messages under %r are not of %r and are passed over",
+                self.inbox.foreign.decode(errors="replace"),
+                self._setup.partition,
+                extra={"hint": "this session was once subscribed to more; another client_id= begins anew"},
+            )
+        full = (
+            self.inbox.records >= 2 * self._limits.bundle_records_max
+            or self.inbox.bytes >= 2 * self._limits.bundle_bytes_max
+        )
+        if full:
+            self.pause()
+        self._setup.ready.set()
+
+    def pause(self) -> None:
+        """Stop reading when there is too much; not before the subscription stands, whose answer has to be read."""
+        if self.subscribed and not self._paused:
+            self._paused = True
+            self.connection.pause()
+
+    def take(self) -> Bundle:
+        """The records of one bundle, and what was passed on the way to them."""
+        bundle = self.inbox.take(
+            records_max=min(self._take_max, self._limits.bundle_records_max), bytes_max=self._limits.bundle_bytes_max
+        )
+        self.drained |= (self.marker_topic, self.marker) in bundle.markers
+        low = (
+            self.inbox.records <= self._limits.bundle_records_max // 2
+            and self.inbox.bytes <= self._limits.bundle_bytes_max // 2
+        )
+        if self._paused and low:
+            self._paused = False
+            self.connection.resume()
+        return bundle
+
+    def settle(self, packet_ids: list[int]) -> None:
+        """Acknowledge what carried no records: now, or behind what was received before it."""
+        if self.outstanding:
+            self.outstanding[-1].packet_ids.extend(packet_ids)
+        else:
+            self.connection.acknowledge(packet_ids)
+
+    async def ask(self) -> None:
+        """Publish a fresh marker; the backlog is drained when it comes back."""
+        self.drained = False
+        self.marker = fresh_identity().hex.encode()
+        self.marker_sent_at = self._setup.clock.monotonic()
+        try:
+            await self.connection.publish(self.marker_topic.decode(), self.marker)
+        except SourceUnavailableError as error:
+            # Late behind a large backlog, or lost with the connection: `quiet` asks again.
+            log.debug("mqtt marker unconfirmed", extra={"topic": self.marker_topic.decode(), "why": error.message})
+
+
+@dataclass(slots=True, eq=False)
+class _Token:
+    """A bundle that was taken: on which connection, and what to acknowledge."""
+
+    session: _Session
+    packet_ids: list[int]
+
+
+class MqttInjector:
+    """One topic filter, live."""
+
+    def __init__(self, setup: SourceSetup, address: BrokerAddress, pattern: TopicPattern, *, retained: bool) -> None:
+        self._setup = setup
+        self._address = address
+        self._pattern = pattern
+        self._retained = retained
+        self._session: _Session | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[None] | None = None
+        self._watched_at = 0.0
+
+    async def open(self, position: bytes | None) -> None:
+        """Connect; when the broker is away, keep trying in the background.
+
+        Raises:
+            ConfigError: the broker refuses the credentials, the protocol or the subscription.
+        """
+        if self._setup.trusted():
+            try:
+                self._session = await self._connect()
+            except SourceUnavailableError as error:
+                log.warning("%s; trying again", error.message, extra={"hint": error.hint})
+        self._keeper = asyncio.create_task(self._keep_connected(), name=f"millpy-mqtt-{self._setup.partition}")
+        self._keeper.add_done_callback(lambda _: self._setup.ready.set())
+
+    async def _connect(self) -> _Session:
+        session = _Session(self._setup, self._address, self._pattern, retained=self._retained)
+        await session.connection.open()
+        try:
+            await session.connection.subscribe(self._setup.partition, retained=self._retained)
+            await self._prepare_marker(session)
+            session.subscribed = True
+        except BaseException:
+            await session.connection.close()
+            raise
+        log.info("mqtt connected", extra={"broker": str(self._address), "filter": self._setup.partition})
+        self._setup.ready.set()
+        return session
+
+    async def _prepare_marker(self, session: _Session) -> None:
+        try:
+            await session.connection.subscribe(session.marker_topic.decode(), retained=False)
+        except ConfigError as error:
+            # Safe, but an idle source can then never advance its watermark.
+            log.warning("%s", error.message, extra={"hint": f"allow this client to publish and read {MARKER_PREFIX}#"})
+            session.marker_sent_at = float("inf")
+            return
+        self._ask(session)
+
+    def _ask(self, session: _Session) -> None:
+        session.drained = False
+        session.marker_sent_at = self._setup.clock.monotonic()
+        if self._asking is not None:
+            self._asking.cancel()
+        self._asking = asyncio.create_task(session.ask(), name="millpy-mqtt-marker")
+
+    async def _keep_connected(self) -> None:
+        limits, delay_s = self._setup.limits, self._setup.limits.retry_s_min
+        while True:
+            if self._session is not None:
+                taken_over = await self._session.connection.lost()
+                lost, self._session = self._session, None
+                self._setup.ready.set()
+                await lost.connection.close()
+                lasted_s = self._setup.clock.monotonic() - lost.connected_at
+                delay_s = limits.retry_s_min
+                if taken_over or lasted_s < limits.lease_ttl_s:
+                    # Whoever it was, and even if it is not us who should yield: not faster than a lease can settle it.
+                    self._tell_rivals(taken_over)
+                    delay_s = limits.lease_ttl_s
+            await self._setup.clock.sleep(delay_s)
+            delay_s = min(delay_s * 2, limits.retry_s_max)
+            if not self._setup.trusted():
+                continue
+            try:
+                self._session = await self._connect()
+            except SourceUnavailableError as error:
+                log.debug("mqtt: %s", error.message)
+
+    def _tell_rivals(self, taken_over: bool) -> None:
+        why = (
+            "another client took our mqtt session over"
+            if taken_over
+            else "our mqtt connection ended soon after it began"
+        )
+        log.warning(
+            "%s (client id %s); waiting for a lease",
+            why,
+            self._address.client_id,
+            extra={"hint": "two deployments on one broker need different client ids: client_id="},
+        )
+
+    async def take(self) -> Taken | None:
+        """Everything received and not yet taken, at most a bundle. Raises ConfigError when the broker refused us."""
+        if self._keeper is not None and self._keeper.done():
+            self._keeper.result()  # nobody connects again: say why rather than go quiet
+        session = self._session
+        if session is None or not session.inbox:
+            return None
+        bundle = session.take()
+        if not bundle.records:
+            session.settle(bundle.packet_ids)
+            return None
+        token = _Token(session, bundle.packet_ids)
+        session.outstanding.append(token)
+        return Taken(
+            format="json",
+            arrived_at=self._setup.clock.now_us(),
+            payloads=bundle.payloads(),
+            describe=bundle.describe(),
+            token=token,
+        )
+
+    async def acknowledge(self, token: Any) -> None:
+        """PUBACK a committed bundle, if the connection that delivered it still stands."""
+        assert isinstance(token, _Token)
+        session = token.session
+        if session is self._session:
+            session.connection.acknowledge(token.packet_ids)
+        if session.outstanding and session.outstanding[0] is token:
+            session.outstanding.popleft()
+
+    def quiet(self) -> bool:
+        """Whether we are connected, nothing waits, and the marker sent after (re)connecting has come back.
+
+        When nobody asked for a while, this process may have been asleep with messages in its socket: then the marker
+        is sent again first.
+        """
+        now, watched_at = self._setup.clock.monotonic(), self._watched_at
+        self._watched_at = now
+        session = self._session
+        if session is None or session.inbox:
+            return False
+        slept = session.drained and now - watched_at > _WATCH_GAP_S
+        unanswered = not session.drained and now - session.marker_sent_at > _MARKER_PATIENCE_S
+        if slept or unanswered:
+            self._ask(session)
+        return session.drained
+
+    async def close(self) -> None:
+        """Disconnect; the broker keeps the session, and sends what was not acknowledged to whoever connects next."""
+        tasks: Sequence[asyncio.Task[None]] = [task for task in (self._asking, self._keeper) if task is not None]
+        self._asking = self._keeper = None
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for task in tasks:
+            if not task.cancelled():
+                task.exception()  # said in `take`, or of no interest any more
+        session, self._session = self._session, None
+        if session is not None:
+            await session.connection.close()
