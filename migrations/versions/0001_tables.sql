@@ -264,6 +264,12 @@ CREATE TABLE mill.outbox (
     PRIMARY KEY (interval_id, target, sequence)
 );
 
+-- Which source partitions are proven idle, as their owners last said: for `max_skew`, and nothing else.
+CREATE TABLE mill.source_states (
+    interval_id bigint PRIMARY KEY,
+    quiet       boolean NOT NULL
+);
+
 -- Parked keys that people let go on; the commit that does it deletes the row.
 CREATE TABLE mill.releases (
     release_id   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -7,6 +7,7 @@ explicitly or by its table: positional names would orphan state when a step is i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -28,12 +29,19 @@ from millpy.runtime.keyed import ComputationLogic
 class Graph:
     """A graph of computations; its name is also the schema of its result tables.
 
+    Args:
+        name: a plain SQL identifier.
+        max_skew: no source reads further ahead in event time than this of the slowest that has something to say.
+
     Example:
         >>> graph = Graph("factory")
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, max_skew: timedelta | None = None) -> None:
         checked_name(name, "graph")
+        if max_skew is not None and max_skew <= timedelta(0):
+            raise GraphError("max_skew is not positive", hint="leave it out, or give a duration")
+        self.max_skew = max_skew
         if name in RESERVED_SCHEMAS or name.startswith("pg_"):
             raise GraphError(f"{name!r} is a reserved schema", hint="give the graph another name")
         self.name = name

@@ -14,6 +14,7 @@ from millpy.limits import Limits
 from millpy.runtime.holdings import Holdings
 from millpy.runtime.plan import Plan
 from millpy.runtime.probe import Point, Probe
+from millpy.runtime.skew import Skew
 from millpy.runtime.soft_state import Halt, Owned
 from millpy.store.protocol import Store
 
@@ -24,7 +25,7 @@ class Housekeeping:
     """What a worker does beside its turns."""
 
     def __init__(
-        self, store: Store, plan: Plan, holdings: Holdings, limits: Limits, clock: Clock, probe: Probe
+        self, store: Store, plan: Plan, holdings: Holdings, limits: Limits, clock: Clock, probe: Probe, skew: Skew
     ) -> None:
         self._store = store
         self._plan = plan
@@ -32,6 +33,7 @@ class Housekeeping:
         self._limits = limits
         self._clock = clock
         self._probe = probe
+        self._skew = skew
         self._folded: list[tuple[int, int, int]] = []
 
     def _due(self) -> list[Owned]:
@@ -116,7 +118,10 @@ class Housekeeping:
         if not injectors:
             return
         await self._holdings.record_told()
-        backlog = await self._store.backlog(self._plan.deployment.graph_id)
+        graph_id = self._plan.deployment.graph_id
+        if self._skew.max_skew_us is not None:
+            self._skew.learn(await self._store.compare_sources(graph_id, self._skew.own(self._holdings.intervals)))
+        backlog = await self._store.backlog(graph_id)
         records = sum(pending.records for pending in backlog.values())
         size = sum(pending.bytes for pending in backlog.values())
         limits = self._limits

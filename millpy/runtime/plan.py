@@ -13,6 +13,7 @@ from millpy.limits import Limits
 from millpy.model.deployment import DeployedInterval, Deployment
 from millpy.model.record import RecordType
 from millpy.model.stage import Binding, Stage
+from millpy.model.time import microseconds
 from millpy.runtime.operators import Chain
 
 
@@ -83,6 +84,7 @@ class Plan:
     deployment: Deployment
     computations: tuple[ComputationPlan, ...]
     by_interval: dict[int, ComputationPlan]
+    max_skew_us: int | None = None
 
     def names(self) -> tuple[str, ...]:
         """Computation names in topological order."""
@@ -125,7 +127,8 @@ def plan(graph: Graph, deployment: Deployment, limits: Limits) -> Plan:
             )
         )
     by_interval = {interval.interval_id: c for c in computations for interval in c.intervals}
-    return Plan(deployment, tuple(computations), by_interval)
+    max_skew_us = None if graph.max_skew is None else microseconds(graph.max_skew)
+    return Plan(deployment, tuple(computations), by_interval, max_skew_us)
 
 
 def _outlets(consumer: StageNode, deployment: Deployment) -> list[Outlet]:

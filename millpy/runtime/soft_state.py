@@ -43,6 +43,7 @@ class Owned:
         last_segments: subscription -> seq of the last segment written for it, those in flight included.
         counters: (what, of what) -> absolute count (I8).
         unfolded_since: when the last fold was.
+        quiet: whether its source, when it was asked last, had nothing and was proven idle.
         requested: records set aside that are to be taken again and wait for a turn.
         releases: parked keys to let go on, waiting for a turn.
         replaying: whether some are in a turn that is not known to be committed.
@@ -68,6 +69,7 @@ class Owned:
     moved: set[int] = field(default_factory=set)
     finished: bool = False
     paused: bool = False
+    quiet: bool = False
     halt: Halt = Halt.NO
     committed_at: float = 0.0
     requested: list[Request] = field(default_factory=list)

@@ -92,7 +92,9 @@ def releases(intervals: Mapping[int, Owned]) -> dict[int, Sequence[Release]]:
     return found
 
 
-async def take(intervals: Mapping[int, Owned], replays: Mapping[int, Replay]) -> tuple[dict[int, Any], frozenset[int]]:
+async def take(
+    intervals: Mapping[int, Owned], replays: Mapping[int, Replay], held_back: frozenset[int]
+) -> tuple[dict[int, Any], frozenset[int]]:
     """Everything that is waiting at the sources, and which sources are proven idle.
 
     A source of which records are taken again in this turn brings no others in it.
@@ -103,12 +105,13 @@ async def take(intervals: Mapping[int, Owned], replays: Mapping[int, Replay]) ->
             continue
         if interval.halt is not Halt.NO:
             continue
-        if interval.interval_id in replays:
+        if interval.interval_id in replays or interval.interval_id in held_back:
             continue
         waiting = await interval.injector.take()
+        interval.quiet = waiting is None and interval.injector.quiet()
         if waiting is not None:
             taken[interval.interval_id] = waiting
-        elif interval.injector.quiet():
+        elif interval.quiet:
             quiet.add(interval.interval_id)
     return taken, frozenset(quiet)
 

@@ -41,6 +41,7 @@ from millpy.runtime.isolation import EVERYTHING, Isolation, find_refused, withou
 from millpy.runtime.ownership import Lease
 from millpy.runtime.plan import Plan
 from millpy.runtime.probe import Probe
+from millpy.runtime.skew import Skew
 from millpy.runtime.steps import Inbox, LoadState, Steps
 from millpy.runtime.turn import Turn
 from millpy.store.protocol import Event, Store
@@ -85,7 +86,8 @@ class Worker:
         self.worker_id = worker_id
         self.wake = asyncio.Event()
         self.holdings = Holdings(store, plan, worker_id, lease, limits, clock, probe, self.wake, only, start)
-        self.housekeeping = Housekeeping(store, plan, self.holdings, limits, clock, probe)
+        self._skew = Skew(plan.max_skew_us)
+        self.housekeeping = Housekeeping(store, plan, self.holdings, limits, clock, probe, self._skew)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="steps")
         self._steps = Steps(plan, limits, load or self._load_state, probe)
         self._in_flight: asyncio.Task[None] | None = None
@@ -221,7 +223,9 @@ class Worker:
         intervals = self.holdings.intervals
         released = turns.releases(self.holdings.intervals)
         replays = {} if over else turns.retake(intervals, self._clock.now_us())
-        taken, quiet = ({}, frozenset[int]()) if over else await turns.take(intervals, replays)
+        taken, quiet = (
+            ({}, frozenset[int]()) if over else await turns.take(intervals, replays, self._skew.held_back(intervals))
+        )
         wanted = [] if over else turns.wants(self.holdings.intervals)
         polled, looked = {}, False
         if wanted and (taken or self._hinted or now >= self._poll_at):

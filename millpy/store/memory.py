@@ -36,6 +36,7 @@ from millpy.store.protocol import (
     Ownership,
     Polled,
     PolledSegment,
+    SourceState,
     Want,
     WorkerInfo,
 )
@@ -183,6 +184,17 @@ class MemoryStore:
         deployed = self.database.graphs[graph_id]
         producers = {sub.producer for sub in deployed.subscriptions}
         return {name: self.database.pending(deployed.written_by(name)) for name in sorted(producers)}
+
+    async def compare_sources(self, graph_id: int, own: Sequence[SourceState]) -> Sequence[SourceState]:
+        """Say which of one's own sources are quiet; all sources of the graph as they stand."""
+        await self._reach_server()
+        database = self.database
+        database.quiet.update({state.interval_id: state.quiet for state in own})
+        return [
+            SourceState(interval_id, header.low_watermark, database.quiet.get(interval_id, False))
+            for interval_id, header in sorted(database.headers.items())
+            if header.graph_id == graph_id and header.interval.keys is None
+        ]
 
     async def finished(self, graph_id: int) -> bool:
         """Whether every interval of the graph has reached INSTANT_MAX."""

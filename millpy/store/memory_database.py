@@ -88,6 +88,7 @@ class MemoryDatabase:
         self.deltas: Ring[StoredDelta] = Ring(now)
         self.dedupe_runs: Ring[StoredRun] = Ring(now)
         self.late_records: list[tuple[int, int, LateRows]] = []
+        self.quiet: dict[int, bool] = {}
         self.dead_letters: list[tuple[int, int, DeadLetter]] = []
         self.requests = Requests(self)
         self.events: list[tuple[int, Event]] = []

@@ -133,6 +133,15 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceState:
+    """How a source partition stands: what it has published, and whether it is proven idle or stands still."""
+
+    interval_id: int
+    low_watermark: Instant
+    quiet: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Asked:
     """What people ask of some intervals.
 
@@ -253,6 +262,10 @@ class Store(Protocol):
 
     async def backlog(self, graph_id: int) -> dict[str, Backlog]:
         """Pending records and bytes per producing computation, counted from stored segments above the cursors."""
+        ...
+
+    async def compare_sources(self, graph_id: int, own: Sequence[SourceState]) -> Sequence[SourceState]:
+        """Say which of one's own sources are quiet; all sources of the graph as they stand. Advisory, not fenced."""
         ...
 
     async def turn_rings(self, *, epoch_s: float, epoch_bytes: int) -> int:

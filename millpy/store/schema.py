@@ -334,6 +334,13 @@ outbox = Table(
     _moment("written_at", func.now()),
 )
 
+source_states = Table(
+    "source_states",
+    metadata,
+    _bigint("interval_id", key=True),
+    Column("quiet", Boolean, nullable=False),
+)
+
 releases = Table(
     "releases",
     metadata,

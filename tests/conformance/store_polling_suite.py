@@ -8,9 +8,9 @@ import pytest
 
 from millpy.errors import SegmentChecksumError
 from millpy.model.checkpoint import Checkpoint, Cursor, Kind
-from millpy.model.time import INSTANT_MAX, Instant
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 from millpy.store.codec import decode_slice
-from millpy.store.protocol import Polled
+from millpy.store.protocol import Polled, SourceState
 from tests.conformance.store_builders import READINGS, Owner, World, a_segment, a_slice, contents, counters, entries
 from tests.conformance.store_reading_suite import a_run
 
@@ -190,6 +190,17 @@ class PollSuite:
         assert balance["readings"] == {"injected": 10, "accepted": 7, "duplicate": 2, "dead_lettered": 1}
         assert balance["readings>sums"] == {"produced": 7, "consumed": 2, "late": 1, "quarantined": 1, "pending": 3}
         assert balance["readings>alarms"]["pending"] == 2
+
+    async def test_sources_are_compared_with_what_their_owners_said_last(self, world: World) -> None:
+        owner = await world.owner()
+        await owner.commit(owner.checkpoint(world.a, input_watermark=Instant(5), low_watermark=Instant(5)))
+        graph_id, a, b = world.deployment.graph_id, world.a.interval_id, world.b.interval_id
+
+        first = await owner.store.compare_sources(graph_id, [SourceState(a, Instant(9), True)])
+        second = await owner.store.compare_sources(graph_id, [SourceState(a, Instant(9), False)])
+
+        assert [(s.interval_id, s.low_watermark, s.quiet) for s in first] == [(a, 5, True), (b, INSTANT_MIN, False)]
+        assert [s.quiet for s in second] == [False, False]
 
 
 class RetentionSuite:

@@ -24,13 +24,24 @@ from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.time import Instant
 from millpy.store.postgres import deploy as deploying
 from millpy.store.postgres import folding, ownership, polling, reading, requests, retention
-from millpy.store.postgres.arrays import Jsonbs, Texts
+from millpy.store.postgres.arrays import Bigints, Jsonbs, Texts
 from millpy.store.postgres.commit import Committer
 from millpy.store.postgres.connection import Connection, ConnectionSettings, Lane, Outages, all_rows
 from millpy.store.postgres.errors import translate
 from millpy.store.postgres.results import ResultTable
 from millpy.store.postgres.statements import statement
-from millpy.store.protocol import Asked, Backlog, CommitProbe, Event, Opened, Ownership, Polled, Want, WorkerInfo
+from millpy.store.protocol import (
+    Asked,
+    Backlog,
+    CommitProbe,
+    Event,
+    Opened,
+    Ownership,
+    Polled,
+    SourceState,
+    Want,
+    WorkerInfo,
+)
 from millpy.store.revision import HEAD
 
 LOST_BACKENDS_MAX = 8
@@ -196,6 +207,17 @@ class PostgresStore:
         async with self._admin.use() as connection:
             rows = await all_rows(connection, statement("read_backlog"), {"graph_id": graph_id})
         return {name: Backlog(records, size) for name, records, size in rows}
+
+    async def compare_sources(self, graph_id: int, own: Sequence[SourceState]) -> Sequence[SourceState]:
+        """Say which of one's own sources are quiet; all sources of the graph as they stand."""
+        stated: dict[str, Any] = {
+            "intervals": Bigints([state.interval_id for state in own]),
+            "quiets": Bigints([int(state.quiet) for state in own]),
+        }
+        async with self._admin.use() as connection:
+            await connection.execute(statement("state_sources"), stated)
+            rows = await all_rows(connection, statement("read_sources"), {"graph_id": graph_id})
+        return [SourceState(interval_id, Instant(watermark), quiet) for interval_id, watermark, quiet in rows]
 
     async def turn_rings(self, *, epoch_s: float, epoch_bytes: int) -> int:
         """Begin new epochs where due and free slots; returns slots freed."""

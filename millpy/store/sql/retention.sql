@@ -44,3 +44,18 @@ SELECT %(graph_id)s, kind, detail FROM unnest(%(kinds)s, %(details)s::jsonb[]) A
 -- name: hint
 -- A hint that there is something to read. Always one row.
 SELECT pg_notify(%(channel)s, %(sender)s);
+
+-- name: state_sources
+-- Zero rows: nothing has changed.
+INSERT INTO mill.source_states AS s (interval_id, quiet)
+SELECT interval_id, quiet <> 0 FROM unnest(%(intervals)s, %(quiets)s) AS e (interval_id, quiet)
+    ON CONFLICT (interval_id) DO UPDATE SET quiet = excluded.quiet WHERE s.quiet <> excluded.quiet;
+
+-- name: read_sources
+-- All source partitions of a graph as they stand. Zero rows: it has none.
+SELECT i.interval_id, i.low_watermark, coalesce(s.quiet, false) AS quiet
+  FROM mill.computations AS c
+  JOIN mill.intervals AS i USING (computation_id)
+  LEFT JOIN mill.source_states AS s USING (interval_id)
+ WHERE c.graph_id = %(graph_id)s AND c.kind = 'injector'
+ ORDER BY i.interval_id;
