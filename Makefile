@@ -9,7 +9,7 @@ MINUTES ?= 60
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check lint format types unit test store-suite crash fuzz sim feeds demo ci clean \
-        bench-w1 bench-w1-dedupe bench-w2 bench-kafka bench-w4 bench-w5 bench-soak
+        bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w2 bench-kafka bench-w4 bench-w5 bench-soak
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,12 @@ bench-w1: $(STAMP) ## file to exactly-once windows
 
 bench-w1-dedupe: $(STAMP) ## the same with dedupe ids on
 	$(BIN)/python -m benchmarks.w1_windows --dedupe
+
+bench-w1-sliding: $(STAMP) ## the same with sliding windows, four a record
+	$(BIN)/python -m benchmarks.w1_windows --windows sliding
+
+bench-w1-session: $(STAMP) ## the same with session windows
+	$(BIN)/python -m benchmarks.w1_windows --windows session
 
 bench-w2: $(STAMP) ## latency from publish to visible in SQL
 	$(BIN)/python -m benchmarks.w2_latency

@@ -1,13 +1,15 @@
 """W1: 2 M JSON readings from a file, through exactly-once windows, into a table.
 
     python -m benchmarks.w1_windows [--records 2000000] [--intervals 4] [--dedupe]
+                                    [--windows fixed|sliding|session]
 
 Timed from the source's first claim by the worker (interpreter, imports and deployment are over; nothing is read yet)
 to the last commit. fsync is on. `parse_ratio` = our records/s by those of a plain pyarrow JSON parse of the same file
 with the same fields (both cores). `copy_ratio` = our result rows/s by those of a raw binary COPY of the very rows of
 the result table into an equal empty one, one commit. `differences` counts windows, and late records, that differ from a
 recomputation by DuckDB's own JSON reader. With `two_workers`, the source runs on one worker and the windows on another.
-`--dedupe` turns dedupe ids on (device and sequence number, ten minutes; the file has no duplicates).
+`--dedupe` turns dedupe ids on (device and sequence number, ten minutes; the file has no duplicates). Windows are of
+10 s (fixed), of 10 s every 2.5 s, so that a record is in four (sliding), or sessions with a gap of 3 s (session).
 """
 
 from __future__ import annotations
@@ -15,9 +17,7 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
-from typing import Any
 
-import duckdb
 import psycopg
 import pyarrow as pa
 import pyarrow.json
@@ -25,6 +25,7 @@ import pyarrow.json
 from benchmarks.bundles import committed_bundles
 from benchmarks.harness import Bench, Worker, arguments
 from benchmarks.readings import write_readings
+from benchmarks.recompute import recomputed
 
 DEVICES = 1_000
 COMMITS_MIN = 20
@@ -41,29 +42,10 @@ FIELDS = pa.schema(
     ]
 )
 
-# Late for a window: the watermark before the record (largest event time so far - 2 s) has reached its end.
-RECOMPUTED = """
-WITH read AS (
-    SELECT device, event_ms, temperature, row_number() OVER () AS line
-    FROM read_json('{path}', format = 'newline_delimited',
-                   columns = {{device: 'VARCHAR', event_ms: 'BIGINT', temperature: 'DOUBLE'}})
-), judged AS (
-    SELECT device, temperature, event_ms - event_ms % 10000 AS start_ms,
-           max(event_ms) OVER (ORDER BY line ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) - 2000 AS watermark_ms
-    FROM read
-), marked AS (
-    SELECT *, coalesce(watermark_ms >= start_ms + 10000, false) AS late FROM judged
-)
-SELECT device, start_ms, count(*) FILTER (NOT late) AS n, avg(temperature) FILTER (NOT late) AS mean,
-       min(temperature) FILTER (NOT late) AS low, max(temperature) FILTER (NOT late) AS high,
-       count(*) FILTER (late) AS n_late
-FROM marked GROUP BY device, start_ms
-"""
-STORED = """
-SELECT device, (extract(epoch FROM window_start) * 1000)::bigint, n, mean, low, high FROM {table}
-"""
+MS = "(extract(epoch FROM {}) * 1000)::bigint"
+STORED = f"SELECT device, {MS.format('window_start')}, {MS.format('window_end')}, n, mean, low, high FROM {{table}}"
 LATE = """
-SELECT key::json #>> '{}', window_start / 1000, count(*) FROM mill.late_records GROUP BY key, window_start
+SELECT key::json #>> '{}', window_start / 1000, window_end / 1000, count(*) FROM mill.late_records GROUP BY 1, 2, 3
 """
 
 
@@ -116,22 +98,12 @@ def copy_seconds(url: str) -> tuple[int, float]:
         return cursor.rowcount, time.perf_counter() - started
 
 
-def differences(url: str, path: Path, table: str = TABLE) -> int:
+def differences(url: str, path: Path, table: str = TABLE, windows: str = "fixed") -> int:
     """Windows that are missing, too many or different, and late records counted otherwise."""
-    expected: dict[tuple[str, int], Any] = {}
-    late: dict[tuple[str, int], int] = {}
-    with duckdb.connect() as duck:
-        duck.execute("SET preserve_insertion_order = true")
-        for device, start_ms, n, mean, low, high, n_late in duck.execute(RECOMPUTED.format(path=path)).fetchall():
-            if n:
-                expected[device, start_ms] = (n, mean, low, high)
-            if n_late:
-                late[device, start_ms] = n_late
+    expected, late = recomputed(path, windows)
     with psycopg.connect(url) as connection:
-        stored = {
-            (device, start): rest for device, start, *rest in connection.execute(STORED.format(table=table)).fetchall()
-        }
-        stored_late = {(device, start): n for device, start, n in connection.execute(LATE).fetchall()}
+        stored = {row[:3]: row[3:] for row in connection.execute(STORED.format(table=table)).fetchall()}
+        stored_late = {row[:3]: row[3] for row in connection.execute(LATE).fetchall()}
     wrong: int = len(expected.keys() ^ stored.keys())
     for name in expected.keys() & stored.keys():
         n, mean, low, high = expected[name]
@@ -153,18 +125,22 @@ def main(options: argparse.Namespace) -> None:
     with Bench("w1", options) as bench:
         path = bench.directory / "readings.ndjson"
         bench.show("bytes_per_record", write_readings(path, options.records, DEVICES, value="temperature"))
-        environment = {"BENCH_FILE": str(path), "BENCH_INTERVALS": str(options.intervals)}
+        environment = {
+            "BENCH_FILE": str(path),
+            "BENCH_INTERVALS": str(options.intervals),
+            "BENCH_WINDOWS": options.windows,
+        }
         if options.dedupe:
             environment["BENCH_DEDUPE"] = "1"
         url, seconds, peak_rss_mb = one_worker(bench, environment)
         check_rules(bench, url, options.records, enforced=options.records >= 2_000_000)
-        wrong = differences(url, path)
+        wrong = differences(url, path, windows=options.windows)
         parse_s = parse_seconds(path)
         rows, copy_s = copy_seconds(url)
         bench.show("seconds", {"run": seconds, "plain_parse": parse_s, "rows": rows, "raw_copy_of_rows": copy_s})
         url, two_seconds = two_workers(bench, environment)
         check_rules(bench, url, options.records, enforced=False)
-        wrong += differences(url, path)
+        wrong += differences(url, path, windows=options.windows)
         bench.finish(
             records_per_s=options.records / seconds,
             parse_ratio=parse_s / seconds,
@@ -178,4 +154,5 @@ def main(options: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = arguments(__doc__, records=2_000_000, intervals=4)
     parser.add_argument("--dedupe", action="store_true")
+    parser.add_argument("--windows", choices=["fixed", "sliding", "session"], default="fixed")
     main(parser.parse_args())

@@ -1,4 +1,4 @@
-"""W1, the step alone: 10 s windows over 1,000 keys, a record a millisecond, a tenth delayed.
+"""W1, the step alone: fixed, sliding and session windows over 1,000 keys, a record a millisecond, a tenth delayed.
 
 python benchmarks/windowed_step.py     prints CPU ms per bundle of 65,536 records, and the µs of a bundle of one
 """
@@ -20,10 +20,13 @@ from millpy.model.stage import Arrived, Binding, InputSpec, Recovered, Work
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, seconds
 from millpy.windowing.aggregate import Count, Max, Mean
 from millpy.windowing.columnar import WindowedLogic
-from millpy.windowing.window import FixedWindows
+from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
 
 RECORDS, KEYS, MAX_DISORDER_US = 65_536, 1_000, 2_000_000
 START = 1_700_000_000_000_000
+
+
+FIXED = FixedWindows(seconds(10))
 
 
 class Reading(msgspec.Struct):
@@ -65,11 +68,9 @@ class Feed:
         return [Work(self._seq, [Arrived(part, INSTANT_MAX)], INSTANT_MIN, watermark, Instant(START)) for part in parts]
 
 
-def measure(intervals: int, lateness: timedelta) -> None:
+def measure(intervals: int, lateness: timedelta, windows: Windows = FIXED) -> None:
     """Print the time of some bundles."""
-    logic = WindowedLogic(
-        FixedWindows(seconds(10)), lateness, {"n": Count(), "mean": Mean("value"), "high": Max("value")}
-    )
+    logic = WindowedLogic(windows, lateness, {"n": Count(), "mean": Mean("value"), "high": Max("value")})
     record_type = RecordType(Reading)
     spec = InputSpec("readings", record_type, ("device",), (str,), True)
     output = logic.output_type(record_type, ("device",))
@@ -85,8 +86,9 @@ def measure(intervals: int, lateness: timedelta) -> None:
         rows = sum(part.count for result in results for part in result.results)
     entries = sum(len(part) for result in results for part in result.delta)
     print(
-        f"{intervals} intervals, lateness {lateness}: median {np.median(spent) * 1e3:.1f} ms, "
-        f"least {min(spent) * 1e3:.1f} ms for {RECORDS} records, {rows} result rows, {entries} entries"
+        f"{type(windows).__name__}, {intervals} intervals, lateness {lateness}: "
+        f"median {np.median(spent) * 1e3:.1f} ms, least {min(spent) * 1e3:.1f} ms for {RECORDS} records, "
+        f"{rows} result rows, {entries} entries"
     )
     single = [feed.works(1)[0] for _ in range(200)]
     started = time.process_time()
@@ -99,3 +101,7 @@ if __name__ == "__main__":
     measure(1, timedelta(0))
     measure(4, timedelta(0))
     measure(4, timedelta(minutes=1))
+    measure(4, timedelta(0), SlidingWindows(seconds(10), every=seconds(2.5)))
+    measure(4, timedelta(minutes=1), SlidingWindows(seconds(10), every=seconds(2.5)))
+    measure(4, timedelta(0), SessionWindows(seconds(3)))
+    measure(4, timedelta(minutes=1), SessionWindows(seconds(3)))

@@ -4,7 +4,27 @@ import os
 
 import msgspec
 
-from millpy import Count, Dedupe, EventTime, File, FixedWindows, Graph, Max, Mean, Min, minutes, seconds
+from millpy import (
+    Count,
+    Dedupe,
+    EventTime,
+    File,
+    FixedWindows,
+    Graph,
+    Max,
+    Mean,
+    Min,
+    SessionWindows,
+    SlidingWindows,
+    minutes,
+    seconds,
+)
+
+WINDOWS = {
+    "fixed": FixedWindows(seconds(10)),
+    "sliding": SlidingWindows(seconds(10), every=seconds(2.5)),
+    "session": SessionWindows(seconds(3)),
+}
 
 
 class Reading(msgspec.Struct):
@@ -25,7 +45,7 @@ readings = graph.inject(
 )
 (
     readings.key_by("device")
-    .window(FixedWindows(seconds(10)), intervals=int(os.environ.get("BENCH_INTERVALS", "4")))
+    .window(WINDOWS[os.environ.get("BENCH_WINDOWS", "fixed")], intervals=int(os.environ.get("BENCH_INTERVALS", "4")))
     .aggregate(n=Count(), mean=Mean("temperature"), low=Min("temperature"), high=Max("temperature"))
     .to_table("temperature_10s")
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import groupby
-from operator import itemgetter
+from collections.abc import Sequence
+from itertools import pairwise, repeat
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from millpy.model.stage import Binding, Recovered, Work
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.windowing.combiner import try_merges
 from millpy.windowing.emission import Emission
+from millpy.windowing.fold import Partial
 from millpy.windowing.grouping import Groups, Integers, aligned_groups
 from millpy.windowing.interval import Mask, Rows, TooLate, WindowedInterval, Windowing
 from millpy.windowing.open_windows import OpenWindows
@@ -86,7 +88,7 @@ class AlignedInterval(WindowedInterval):
             folds.add(pane.values, objects[row], times[row])
             if watermarks[row] >= start + size_us:
                 pane.late_count += 1
-            open_windows.touch(start, key, pane)
+            open_windows.changed(start)[key] = pane
 
     def _take_many(
         self, emission: Emission, rows: Rows, starts: Instants, at: Integers | None, watermark: Instant
@@ -97,28 +99,53 @@ class AlignedInterval(WindowedInterval):
         is_late: Mask = watermarks >= starts + self._size_us
         late = groups.counts_where(is_late) if is_late.any() else np.zeros(len(groups), np.int64)
         partials = [fold.partial(groups) for fold in self._folds.folds]
-        expiring = groups.ends + self._allowed_us <= watermark
-        kept = self._kept(groups, expiring, rows.keys)
-        picks = np.flatnonzero(kept)
+        kept = self._kept(groups, groups.ends + self._allowed_us <= watermark, rows.keys)
         if self._folds.calls_user:
             try_merges(self._folds, groups, partials, lambda group: self._values(groups, group, rows.keys))
-        emission.add_direct(groups, partials, late, np.flatnonzero(~kept), rows.keys)
-        if not len(picks):
-            return
-        accumulators = [partial.accumulators(picks) for partial in partials]
-        columns = (groups.starts[picks].tolist(), groups.codes[picks].tolist(), late[picks].tolist())
-        merge, touch = self._folds.merge, self._open.touch
-        for start, of_window in groupby(zip(*columns, zip(*accumulators, strict=True), strict=True), itemgetter(0)):
-            panes = self._open.of(start)
-            for _, code, late_count, values in of_window:
-                key = rows.keys[code]
-                pane = panes.get(key)
-                if pane is None:
-                    pane = panes[key] = OpenPane(list(values))
-                else:
-                    pane.values = merge(pane.values, values)
-                pane.late_count += late_count
-                touch(start, key, pane)
+        leaving = ~kept
+        if kept.any():
+            self._bring(groups, partials, late, kept, leaving, rows.keys, watermark)
+        emission.add_direct(groups, partials, late, np.flatnonzero(leaving), rows.keys)
+
+    def _bring(
+        self,
+        groups: Groups,
+        partials: Sequence[Partial],
+        late: Integers,
+        kept: Mask,
+        leaving: Mask,
+        keys: list[Key],
+        watermark: Instant,
+    ) -> None:
+        """Merge groups into their panes, window by window; marks as leaving those that can be emitted as they are."""
+        picks = np.flatnonzero(kept)
+        values = list(map(list, zip(*(partial.accumulators(picks) for partial in partials), strict=True)))
+        of_group = [keys[code] for code in groups.codes[picks].tolist()]
+        late_counts = late[picks].tolist()
+        starts = groups.starts[picks]
+        bounds = np.append(np.flatnonzero(np.diff(starts, prepend=starts[0] - 1)), len(picks))
+        for lo, hi in pairwise(bounds.tolist()):
+            start = int(starts[lo])
+            if start in self._open.panes:
+                self._merge(start, of_group[lo:hi], values[lo:hi], late_counts[lo:hi])
+                continue
+            due = start + self._size_us <= watermark
+            panes = map(OpenPane, values[lo:hi], repeat(int(due)), late_counts[lo:hi], repeat(due))
+            self._open.open(start, dict(zip(of_group[lo:hi], panes, strict=True)), emitted=due)
+            leaving[picks[lo:hi]] = due
+
+    def _merge(self, start: int, keys: list[Key], values: list[list[Any]], late: list[int]) -> None:
+        """Merge into a window that is open."""
+        panes, changed = self._open.of(start), self._open.changed(start)
+        merge = self._folds.merge
+        for key, accumulators, late_count in zip(keys, values, late, strict=True):
+            pane = panes.get(key)
+            if pane is None:
+                pane = panes[key] = OpenPane(accumulators)
+            else:
+                pane.values = merge(pane.values, accumulators)
+            pane.late_count += late_count
+            changed[key] = pane
 
     def _values(self, groups: Groups, group: int, keys: list[Key]) -> list[list[object]]:
         """Accumulators that a group will be merged into."""

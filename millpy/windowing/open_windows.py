@@ -18,7 +18,7 @@ from millpy.model.time import INSTANT_MAX, Instant
 from millpy.windowing.fold import Folds
 from millpy.windowing.pane import DuePane, OpenPane, decode_pane, encode_panes
 
-PaneName = tuple[int, Key]
+Panes = dict[Key, OpenPane]
 
 
 class OpenWindows:
@@ -28,10 +28,11 @@ class OpenWindows:
         self._folds = folds
         self._size_us = size_us
         self._allowed_us = allowed_lateness_us
-        self.panes: dict[int, dict[Key, OpenPane]] = {}
+        self.panes: dict[int, Panes] = {}
         self._unfired: list[int] = []
         self._unexpired: list[int] = []
-        self._touched: dict[PaneName, OpenPane] = {}
+        self._opened: dict[int, Panes] = {}
+        self._changed: dict[int, Panes] = {}
         self._hasher = KeyHasher()
 
     def recover(self, entries: Entries, key_types: tuple[type, ...]) -> None:
@@ -46,7 +47,7 @@ class OpenWindows:
         heapify(self._unexpired)
         heapify(self._unfired)
 
-    def of(self, start: int) -> dict[Key, OpenPane]:
+    def of(self, start: int) -> Panes:
         """The panes of a window, opened if it was not."""
         panes = self.panes.get(start)
         if panes is None:
@@ -55,48 +56,69 @@ class OpenWindows:
             heappush(self._unexpired, start)
         return panes
 
-    def touch(self, start: int, key: Key, pane: OpenPane) -> None:
-        """Note that a pane has changed in this bundle."""
-        self._touched[start, key] = pane
+    def open(self, start: int, panes: Panes, emitted: bool) -> None:
+        """Open a window that nobody has opened, with all its panes; whether they have left already."""
+        self.panes[start] = panes
+        self._opened[start] = dict(panes)
+        if not emitted:
+            heappush(self._unfired, start)
+        heappush(self._unexpired, start)
+
+    def changed(self, start: int) -> Panes:
+        """Where to note panes of a window that have changed in this bundle."""
+        return self._changed.setdefault(start, {})
 
     def due(self, watermark: Instant) -> list[DuePane]:
         """Panes to emit now: those of windows that the watermark has reached, and those changed since."""
         size_us = self._size_us
-        due = {name: pane for name, pane in self._touched.items() if name[0] + size_us <= watermark}
         while self._unfired and self._unfired[0] + size_us <= watermark:
             start = heappop(self._unfired)
-            for key, pane in self.panes[start].items():
-                if not pane.emitted:
-                    due[start, key] = pane
-        self._touched.update(due)
-        return [(start, start + size_us, key, pane) for (start, key), pane in due.items()]
+            self.changed(start).update((key, pane) for key, pane in self.panes[start].items() if not pane.emitted)
+        return [
+            (start, start + size_us, key, pane)
+            for start, panes in self._changed.items()
+            if start + size_us <= watermark
+            for key, pane in panes.items()
+        ]
 
     def take_entries(self, watermark: Instant, bundle: int) -> Entries | None:
         """Expire what the watermark has passed; changes of this bundle as entries.
 
         A window that opened and expired within the bundle leaves no trace.
         """
-        entries = Entries(Kind.WINDOW, "")
-        gone: list[PaneName] = []
+        opened, self._opened = self._opened, {}
+        changed, self._changed = self._changed, {}
+        gone: list[tuple[int, list[Key]]] = []
         while self._unexpired and self._unexpired[0] + self._size_us + self._allowed_us <= watermark:
             start = heappop(self._unexpired)
-            for key, pane in self.panes.pop(start).items():
-                self._touched.pop((start, key), None)
-                if pane.bundle:
-                    gone.append((start, key))
-        touched, self._touched = self._touched, {}
-        names = [*touched, *gone]
-        if not names:
+            opened.pop(start, None)
+            changed.pop(start, None)
+            gone.append((start, [key for key, pane in self.panes.pop(start).items() if pane.bundle]))
+        touched: list[OpenPane] = []
+        entries = Entries(Kind.WINDOW, "")
+        keys: list[Key] = []
+        for start, panes in (*opened.items(), *changed.items()):
+            touched.extend(panes.values())
+            self._name(entries, keys, start, list(panes))
+        for start, expired in gone:
+            self._name(entries, keys, start, expired)
+        if not keys:
             return None
-        for pane in touched.values():
+        for pane in touched:
             pane.bundle = bundle
-        size, allowed = self._size_us, self._allowed_us
-        entries.keys = key_texts([key for _, key in names])
-        entries.key_hashes = self._hasher.hashes([key for _, key in names]).tolist()
-        entries.subkeys = [f"{start}/{start + size}" for start, _ in names]
-        entries.values = [*encode_panes(list(touched.values()), self._folds), *([None] * len(gone))]
-        entries.fire_ats = [start + size + allowed for start, _ in names]
+        distinct = list(dict.fromkeys(keys))
+        texts = dict(zip(distinct, key_texts(distinct), strict=True))
+        hashes = dict(zip(distinct, self._hasher.hashes(distinct).tolist(), strict=True))
+        entries.keys = [texts[key] for key in keys]
+        entries.key_hashes = [hashes[key] for key in keys]
+        entries.values = [*encode_panes(touched, self._folds), *([None] * (len(keys) - len(touched)))]
         return entries
+
+    def _name(self, entries: Entries, keys: list[Key], start: int, of_window: list[Key]) -> None:
+        end = start + self._size_us
+        keys += of_window
+        entries.subkeys += [f"{start}/{end}"] * len(of_window)
+        entries.fire_ats += [end + self._allowed_us] * len(of_window)
 
     def oldest_hold(self) -> Instant:
         """Output time of the oldest window without its on-time pane."""

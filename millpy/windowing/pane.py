@@ -41,9 +41,12 @@ def encode_panes(panes: Sequence[OpenPane], folds: Folds) -> list[bytes]:
     if not panes:
         return []
     try:
-        lines: list[bytes] = _encode_lines(panes).splitlines()
+        text = _encode_lines(panes)
     except (OverflowError, TypeError):
         return [_encode_exactly(pane, folds) for pane in panes]
+    lines: list[bytes] = text.splitlines()
+    if b"null" not in text:
+        return lines
     return [_encode_exactly(pane, folds) if b"null" in line else line for pane, line in zip(panes, lines, strict=True)]
 
 
