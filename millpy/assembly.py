@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 
 from millpy.clock import Clock, SystemClock, fresh_identity
-from millpy.errors import TransientError
+from millpy.errors import GraphVersionError, TransientError
 from millpy.graph import Graph
 from millpy.limits import Limits
 from millpy.model.time import Instant
@@ -61,22 +61,30 @@ async def run_worker(
     limits = limits or Limits()
     stop = stop or asyncio.Event()
     clock = SystemClock()
-    store = PostgresStore(database_url, limits=limits)
-    lease = Lease(limits, clock)
-
-    begin = partial(_begin, store, graph, limits, lease, clock, probe or NoProbe(), only, start)
-    try:
-        worker = await _patiently(begin, stop, limits) if patient else await begin()
-        if worker is None:
-            return
-        heart = HeartThread(Heart(database_url), worker.worker_id, lease, limits, clock)
-        heart.start()
+    left = 0  # the version that the worker before this one has left
+    while True:
+        store = PostgresStore(database_url, limits=limits)
+        lease = Lease(limits, clock)
+        begin = partial(_begin, store, graph, limits, lease, clock, probe or NoProbe(), only, start)
         try:
-            await worker.run(stop)
+            worker = await _patiently(begin, stop, limits) if patient else await begin()
+            if worker is None:
+                return
+            heart = HeartThread(Heart(database_url), worker.worker_id, lease, limits, clock)
+            heart.start()
+            try:
+                await worker.run(stop)
+                return
+            except GraphVersionError as error:
+                # When source partitions were added, it is our graph still; deploying it again tells.
+                if worker.graph_version == left:
+                    raise
+                left = worker.graph_version
+                log.warning("%s; beginning again", error.message)
+            finally:
+                heart.stop()
         finally:
-            heart.stop()
-    finally:
-        await store.close()
+            await store.close()
 
 
 async def _begin(

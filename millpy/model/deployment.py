@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import pyarrow as pa
@@ -135,7 +136,42 @@ class GraphSpec:
 
     def fingerprint(self) -> str:
         """A short hash of the description."""
-        return xxhash.xxh3_128_hexdigest(msgspec.json.encode(self.description(), order="sorted"))
+        return fingerprint_of(self.description())
+
+
+def fingerprint_of(description: object) -> str:
+    """A short hash of a description, as it was made or as it was stored."""
+    return xxhash.xxh3_128_hexdigest(msgspec.json.encode(description, order="sorted"))
+
+
+def grown(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, list[str]] | None:
+    """The source partitions that a description has and the stored one has not, by injector.
+
+    Returns:
+        None when the two differ in anything else. Empty when nothing is new: a program that knows fewer partitions
+        than are deployed runs those that are deployed.
+    """
+    added = {}
+    for name, computation in wanted["computations"].items():
+        before = stored["computations"].get(name, {}).get("partitions", ())
+        if new := [partition for partition in computation["partitions"] if partition not in before]:
+            added[name] = new
+    same = fingerprint_of(_without_partitions(stored)) == fingerprint_of(_without_partitions(wanted))
+    return added if same else None
+
+
+def with_partitions(stored: Mapping[str, Any], added: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """A description that has grown."""
+    computations = {
+        name: {**computation, "partitions": [*computation["partitions"], *added.get(name, ())]}
+        for name, computation in stored["computations"].items()
+    }
+    return {**stored, "computations": computations}
+
+
+def _without_partitions(description: Mapping[str, Any]) -> dict[str, Any]:
+    computations = {name: {**c, "partitions": bool(c["partitions"])} for name, c in description["computations"].items()}
+    return {**description, "computations": computations}
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from dataclasses import replace
 from uuid import UUID
 
 from millpy.clock import Clock
+from millpy.errors import GraphVersionError
 from millpy.graph import InjectorNode, StageNode
 from millpy.injectors.intake import Intake, IntakeSettings
 from millpy.injectors.protocol import Injector, SourceSetup
@@ -65,8 +66,14 @@ class Holdings:
         self.intervals: dict[int, Owned] = {}
 
     async def rebalance(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Look at the ownership table: (what to claim, what to give up)."""
+        """Look at the ownership table: (what to claim, what to give up).
+
+        Raises:
+            GraphVersionError: the graph has intervals that this worker does not know.
+        """
         ownership = await self._store.ownership(self._plan.deployment.graph_id)
+        if any(interval.interval_id not in self._plan.by_interval for interval in ownership.intervals):
+            raise GraphVersionError("the graph has got more source partitions", hint="start the worker again")
         computations = {
             c.name: [i.interval_id for i in c.intervals] for c in self._plan if not self._only or c.name in self._only
         }

@@ -25,6 +25,7 @@ from millpy.clock import Clock
 from millpy.errors import (
     CorruptionError,
     CursorGapError,
+    GraphVersionError,
     LeaseExpiredError,
     OwnershipError,
     PoisonError,
@@ -105,6 +106,11 @@ class Worker:
         self._refusal: Event | None = None
         self._gap_seen = False
 
+    @property
+    def graph_version(self) -> int:
+        """The version of the graph that it knows."""
+        return self._plan.deployment.version
+
     # -- life ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -136,8 +142,8 @@ class Worker:
             if not stop.is_set():
                 log.info("every source has ended and nothing is pending: folding and leaving")
             await self._drain(self._limits.drain_grace_s if stop.is_set() else None)
-        except UsageError:
-            # It will be mended and run again, and need not wait for this worker's lease then.
+        except (UsageError, GraphVersionError):
+            # It will be mended or planned anew, and run again, and need not wait for this worker's lease then.
             with suppress(TransientError):
                 await self._store.unregister(self.worker_id)
             raise

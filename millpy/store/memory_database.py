@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from millpy.clock import Clock, SystemClock
 from millpy.errors import CommitUnknownError, GraphError
 from millpy.model.checkpoint import Checkpoint, DeadLetter, Kind, LateRows
-from millpy.model.deployment import DeployedInterval, Deployment, GraphSpec
+from millpy.model.deployment import DeployedInterval, Deployment, GraphSpec, grown
 from millpy.model.keys import tile
 from millpy.model.time import INSTANT_MIN
 from millpy.store.memory_commit import StagedRows, apply, check, check_fence, document_of
@@ -226,12 +227,13 @@ class MemoryDatabase:
         """Register a graph, or find it deployed with the same fingerprint."""
         for deployed in self.graphs.values():
             if deployed.spec.name == spec.name:
-                if deployed.spec.fingerprint() != spec.fingerprint():
+                added = grown(deployed.spec.description(), spec.description())
+                if added is None:
                     raise GraphError(
                         f"graph {spec.name} is deployed with another meaning: {differences(deployed.spec, spec)}",
                         hint="give the changed graph another name, or deploy it to another database",
                     )
-                return deployed.deployment
+                return self._grow(deployed, added) if added else deployed.deployment
         graph_id = len(self.graphs) + 1
         intervals = self._add_intervals(graph_id, spec)
         subscriptions = tuple(self._add_subscriptions(spec, intervals))
@@ -246,6 +248,38 @@ class MemoryDatabase:
         }
         deployment = Deployment(graph_id, 1, spec.name, tuple(intervals), ids, table_ids)
         self.graphs[graph_id] = DeployedGraph(spec, deployment, subscriptions)
+        return deployment
+
+    def _grow(self, deployed: DeployedGraph, added: Mapping[str, Sequence[str]]) -> Deployment:
+        """Add source partitions: they join at the watermark that their stream has published."""
+        spec, graph_id = deployed.spec, deployed.deployment.graph_id
+        intervals = list(deployed.deployment.intervals)
+        new: dict[str, list[int]] = {}
+        for name, partitions in added.items():
+            siblings = [self.headers[i.interval_id] for i in intervals if i.computation == name]
+            published = min(header.low_watermark for header in siblings)
+            for place, partition in enumerate(partitions, start=len(siblings)):
+                interval = DeployedInterval(len(self.headers) + 1, name, place, None, partition)
+                header = Header(interval, graph_id, input_watermark=published, low_watermark=published)
+                self.headers[interval.interval_id] = header
+                new.setdefault(name, []).append(interval.interval_id)
+                intervals.append(interval)
+        subscriptions = []
+        for subscription in deployed.subscriptions:
+            joining = new.get(subscription.producer, [])
+            for interval_id in joining:
+                self.headers[interval_id].last_segments[subscription.subscription_id] = 0
+            for consumer in subscription.consumers:
+                header = self.headers[consumer]
+                header.cursors.update({producer: (0, header.input_watermark) for producer in joining})
+            subscriptions.append(replace(subscription, producers=(*subscription.producers, *joining)))
+        computations = tuple(replace(c, partitions=(*c.partitions, *added.get(c.name, ()))) for c in spec.computations)
+        order = {c.name: place for place, c in enumerate(spec.computations)}
+        intervals.sort(key=lambda interval: (order[interval.computation], interval.index))
+        deployment = replace(deployed.deployment, version=deployed.deployment.version + 1, intervals=tuple(intervals))
+        self.graphs[graph_id] = DeployedGraph(
+            replace(spec, computations=computations), deployment, tuple(subscriptions)
+        )
         return deployment
 
     def _add_intervals(self, graph_id: int, spec: GraphSpec) -> list[DeployedInterval]:

@@ -90,14 +90,14 @@ class Subject(Protocol):
         ...
 
 
-def a_graph(name: str = "factory", *, intervals: int = 2) -> GraphSpec:
+def a_graph(name: str = "factory", *, intervals: int = 2, partitions: tuple[str, ...] = ("a", "b")) -> GraphSpec:
     """The graph of this module."""
     key = (ColumnSpec("device", "text", False),)
     values = (ColumnSpec("total", "double precision", True), ColumnSpec("label", "text", True))
     return GraphSpec(
         name=name,
         computations=(
-            ComputationSpec("readings", "injector", partitions=("a", "b")),
+            ComputationSpec("readings", "injector", partitions=partitions),
             ComputationSpec("sums", "stage", intervals=intervals, meaning="sum"),
             ComputationSpec("alarms", "stage", intervals=1, meaning="alarm"),
         ),

@@ -7,11 +7,12 @@ import uuid
 
 import pytest
 
-from millpy.errors import GraphError, OwnershipError
+from millpy.errors import GraphError, GraphVersionError, OwnershipError
 from millpy.model.checkpoint import Grant
 from millpy.model.keys import KEY_SPACE
+from millpy.model.time import INSTANT_MIN, Instant
 from millpy.store.protocol import Event, WorkerInfo
-from tests.conformance.store_builders import World, a_graph
+from tests.conformance.store_builders import MINUTE, Owner, World, a_graph
 
 
 class OwnershipSuite:
@@ -35,6 +36,40 @@ class OwnershipSuite:
 
         assert "sums" in str(refused.value)
         assert refused.value.hint
+
+    async def test_source_partition_that_is_added_joins_at_the_watermark_of_its_stream(self, world: World) -> None:
+        old = await world.owner()
+        for interval, at in ((world.a, 9), (world.b, 7), (world.sums[0], 5)):
+            reached = Instant(at * MINUTE)
+            await old.commit(old.checkpoint(interval, input_watermark=reached, low_watermark=reached))
+
+        grown = await world.store.deploy(a_graph(partitions=("a", "b", "c")))
+        await old.expire()
+        new = Owner(world.store, grown)
+        await new.register()
+        await new.claim()
+
+        added = grown.of("readings")[2]
+        assert [i.partition for i in grown.of("readings")] == ["a", "b", "c"]
+        assert grown.of("readings")[:2] == world.deployment.of("readings")
+        assert (await new.opened(added)).recovered.low_watermark == 7 * MINUTE
+        cursors = [(await new.opened(stage)).cursors[added.interval_id] for stage in (*world.sums, world.alarms)]
+        assert cursors == [(0, 5 * MINUTE), (0, INSTANT_MIN), (0, INSTANT_MIN)]
+
+    async def test_worker_of_the_graph_as_it_was_cannot_commit_and_finds_it_grown(self, world: World) -> None:
+        old = await world.owner()
+        grown = await world.store.deploy(a_graph(partitions=("c", "a", "b")))
+
+        with pytest.raises(GraphVersionError):
+            await old.commit(old.checkpoint(world.a))
+
+        assert grown.version == world.deployment.version + 1
+        assert await world.store.deploy(a_graph()) == grown
+        assert await world.store.deploy(a_graph(partitions=("a", "b", "c"))) == grown
+
+    async def test_graph_that_has_grown_is_still_refused_with_another_meaning(self, world: World) -> None:
+        with pytest.raises(GraphError):
+            await world.store.deploy(a_graph(intervals=3, partitions=("a", "b", "c")))
 
     async def test_two_graphs_share_nothing(self, world: World) -> None:
         other = await world.store.deploy(a_graph("other"))

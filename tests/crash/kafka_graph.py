@@ -1,4 +1,4 @@
-"""Readings of a topic with three partitions in windows; the key is the device, the timestamp is the event time."""
+"""Readings of a topic in windows; the key is the device, the timestamp is the event time."""
 
 import os
 
@@ -13,11 +13,11 @@ class Reading(msgspec.Struct):
     value: int
 
 
-address, topic = os.environ["CRASH_INPUT"].split(",")
+address, topic, partitions = os.environ["CRASH_INPUT"].split(",")
 graph = Graph("kafka_crash")
 readings = graph.inject(
     "readings",
-    Kafka(topic, partitions=3, key="device", timestamp="at_ms", servers=address),
+    Kafka(topic, partitions=int(partitions), key="device", timestamp="at_ms", servers=address),
     schema=Reading,
     event_time=EventTime("at_ms", unit="ms", max_disorder=seconds(5)),
 )

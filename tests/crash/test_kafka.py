@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psycopg
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 
 from tests.crash.harness import Worker, await_true
 from tests.kafka_server import KafkaServer
@@ -40,13 +40,28 @@ def oracle(records: list[Record]) -> dict[tuple[str, int], tuple[int, int, int]]
     return {window: (len(values), sum(values), max(values)) for window, values in found.items()}
 
 
-async def make_topic(address: str) -> None:
+async def make_topic(address: str, topic: str, partitions: int, *, more: bool = False) -> None:
     admin = AIOKafkaAdminClient(bootstrap_servers=address)
     await admin.start()
     try:
-        await admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])
+        if more:
+            await admin.create_partitions({topic: NewPartitions(partitions)})
+        else:
+            await admin.create_topics([NewTopic(topic, partitions, 1)])
     finally:
         await admin.close()
+
+
+async def publish_plainly(address: str, topic: str, records: list[tuple[int, Record]]) -> None:
+    """(Partition, record) each."""
+    producer = AIOKafkaProducer(bootstrap_servers=address)
+    await producer.start()
+    try:
+        for place, (device, at_ms, value) in records:
+            payload = b'{"value":%d}' % value
+            await producer.send_and_wait(topic, payload, key=device.encode(), partition=place, timestamp_ms=at_ms)
+    finally:
+        await producer.stop()
 
 
 async def publish(address: str, records: list[Record], transactional_id: str) -> None:
@@ -63,17 +78,6 @@ async def publish(address: str, records: list[Record], transactional_id: str) ->
                     payload = b'{"value":%d}' % value
                     await producer.send(TOPIC, payload, key=device.encode(), partition=place, timestamp_ms=at_ms)
                 await (producer.abort_transaction() if aborted else producer.commit_transaction())
-    finally:
-        await producer.stop()
-
-
-async def close_windows(address: str) -> None:
-    producer = AIOKafkaProducer(bootstrap_servers=address)
-    await producer.start()
-    try:
-        for place in range(PARTITIONS):
-            at_ms = START_MS + 20 * RECORDS
-            await producer.send_and_wait(TOPIC, b'{"value":0}', key=b"end", partition=place, timestamp_ms=at_ms)
     finally:
         await producer.stop()
 
@@ -107,8 +111,8 @@ def test_windows_are_exact_while_workers_are_killed_and_the_broker_crashes(
     tmp_path: Path, database_url: str, kafka: KafkaServer
 ) -> None:
     records = workload(seed=5)
-    asyncio.run(make_topic(kafka.address))
-    source = Path(f"{kafka.address},{TOPIC}")
+    asyncio.run(make_topic(kafka.address, TOPIC, PARTITIONS))
+    source = Path(f"{kafka.address},{TOPIC},{PARTITIONS}")
 
     def worker() -> Worker:
         return Worker(tmp_path, database_url, source, graph=GRAPH, poll_s_max=0.05)
@@ -128,7 +132,8 @@ def test_windows_are_exact_while_workers_are_killed_and_the_broker_crashes(
             with worker() as fourth:
                 await_true(lambda: injected(database_url) > 2 * third, "more than two thirds", 60)
                 third_worker.kill()
-                asyncio.run(close_windows(kafka.address))
+                closing = [(place, ("end", START_MS + 20 * RECORDS, 0)) for place in range(PARTITIONS)]
+                asyncio.run(publish_plainly(kafka.address, TOPIC, closing))
                 fourth.await_while_running(
                     lambda: low_watermark(database_url) >= START_MS + 10 * RECORDS, "all windows are closed", 60
                 )
@@ -137,3 +142,34 @@ def test_windows_are_exact_while_workers_are_killed_and_the_broker_crashes(
 
     assert injected(database_url) == RECORDS + PARTITIONS
     assert stored(database_url) == oracle(records)
+
+
+def test_partitions_added_later_are_read_by_all_workers_when_one_is_started_with_more(
+    tmp_path: Path, database_url: str, kafka: KafkaServer
+) -> None:
+    topic = "growing"
+    asyncio.run(make_topic(kafka.address, topic, 1))
+    first = [("d1", START_MS + 1_000 * second, 1) for second in range(60)]
+    second = [("d2", START_MS + 60_000 + 1_000 * second, 1) for second in range(60)]
+    asyncio.run(publish_plainly(kafka.address, topic, [(0, record) for record in first]))
+
+    def worker(partitions: int, only: str = "") -> Worker:
+        source = Path(f"{kafka.address},{topic},{partitions}")
+        return Worker(tmp_path, database_url, source, graph=GRAPH, only=only)
+
+    with worker(1) as old:
+        old.await_while_running(lambda: injected(database_url) == 60, "the only partition is read", 60)
+        asyncio.run(make_topic(kafka.address, topic, 2, more=True))
+        asyncio.run(publish_plainly(kafka.address, topic, [(1, record) for record in second]))
+        with worker(2, only="sums") as new:  # deploys the second partition, and leaves reading it to the other
+            old.await_while_running(lambda: injected(database_url) == 120, "the new partition is read", 60)
+            closing = [(place, ("end", START_MS + 600_000, 0)) for place in range(2)]
+            asyncio.run(publish_plainly(kafka.address, topic, closing))
+            old.await_while_running(
+                lambda: low_watermark(database_url) >= START_MS + 120_000, "all windows are closed", 60
+            )
+            for running in (old, new):
+                running.drain()
+                running.await_finished()
+
+    assert stored(database_url) == oracle([*first, *second])

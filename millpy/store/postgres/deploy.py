@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from itertools import pairwise, takewhile
 from typing import Any
 
@@ -11,7 +12,17 @@ import xxhash
 from psycopg import sql
 
 from millpy.errors import GraphError
-from millpy.model.deployment import ColumnSpec, ComputationSpec, DeployedInterval, Deployment, GraphSpec, TableSpec
+from millpy.model.deployment import (
+    ColumnSpec,
+    ComputationSpec,
+    DeployedInterval,
+    Deployment,
+    GraphSpec,
+    TableSpec,
+    fingerprint_of,
+    grown,
+    with_partitions,
+)
 from millpy.model.keys import KEY_SPACE, KeyInterval, tile
 from millpy.store.postgres.arrays import Bigints, Texts
 from millpy.store.postgres.connection import Connection, all_rows
@@ -34,7 +45,11 @@ async def deploy(connection: Connection, spec: GraphSpec) -> Deployment:
         if found:
             graph_id, version, fingerprint, description = found[0]
             if fingerprint != spec.fingerprint():
-                raise _refusal(spec, description)
+                added = grown(description, _plain(spec))
+                if added is None:
+                    raise _refusal(spec, description)
+                if added:
+                    version = await _grow(connection, graph_id, with_partitions(description, added), added)
         else:
             graph_id, version = await _insert_graph(connection, spec)
         return await _read_deployment(connection, graph_id, version, spec.name)
@@ -67,6 +82,38 @@ async def _insert_graph(connection: Connection, spec: GraphSpec) -> tuple[int, i
     await connection.execute(statement("insert_cursors"), {"graph_id": graph_id})
     await _create_tables(connection, graph_id, spec)
     return graph_id, version
+
+
+async def _grow(
+    connection: Connection, graph_id: int, description: dict[str, Any], added: Mapping[str, Sequence[str]]
+) -> int:
+    """Add source partitions to a deployed graph; the new version."""
+    ids = {"graph_id": graph_id}
+    await connection.execute(statement("lock_intervals"), ids)
+    parameters = {
+        **ids,
+        "fingerprint": fingerprint_of(description),
+        "description": msgspec.json.encode(description).decode(),
+    }
+    version = int((await all_rows(connection, statement("raise_version"), parameters))[0][0])
+    for computation, partitions in added.items():
+        found = await all_rows(connection, statement("read_injector"), {**ids, "computation": computation})
+        computation_id, places, published = found[0]
+        parameters = {
+            **ids,
+            "computation_id": computation_id,
+            "graph_version": version,
+            "places": Bigints(list(range(places, places + len(partitions)))),
+            "key_los": Bigints([None] * len(partitions)),
+            "key_his": Bigints([None] * len(partitions)),
+            "partitions": Texts(list(partitions)),
+        }
+        await connection.execute(statement("insert_intervals"), parameters)
+        await connection.execute(statement("insert_cursors"), ids)
+        joining = {"computation_id": computation_id, "first_place": places, "published": published}
+        await connection.execute(statement("join_intervals"), joining)
+        await connection.execute(statement("join_cursors"), joining)
+    return version
 
 
 async def _insert_computation(
@@ -219,9 +266,14 @@ def _check_identifier(name: str, what: str) -> None:
         )
 
 
+def _plain(spec: GraphSpec) -> dict[str, Any]:
+    """The description as it would be stored."""
+    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(spec.description()))
+    return found
+
+
 def _refusal(spec: GraphSpec, stored: dict[str, Any]) -> GraphError:
-    wanted = msgspec.json.decode(msgspec.json.encode(spec.description()))
-    differences = list(_differences(stored, wanted))
+    differences = list(_differences(stored, _plain(spec)))
     return GraphError(
         f"graph {spec.name!r} is deployed with another meaning: "
         + "; ".join(differences[:5] or ["its description differs"]),

@@ -53,6 +53,38 @@ SELECT DISTINCT c.interval_id, p.interval_id
  WHERE u.graph_id = %(graph_id)s
 ON CONFLICT DO NOTHING;
 
+-- name: lock_intervals
+-- Waits for the commits in flight; in the order in which they lock. Zero rows: the graph has no computation.
+SELECT interval_id FROM mill.intervals WHERE graph_id = %(graph_id)s ORDER BY interval_id FOR UPDATE;
+
+-- name: raise_version
+-- Fences off every worker that knows the graph as it was. Always one row.
+WITH raised AS (
+    UPDATE mill.graphs SET version = version + 1, fingerprint = %(fingerprint)s, description = %(description)s::text::jsonb
+     WHERE graph_id = %(graph_id)s RETURNING graph_id, version
+), fenced AS (
+    UPDATE mill.intervals AS i SET graph_version = r.version FROM raised AS r WHERE i.graph_id = r.graph_id
+)
+SELECT version FROM raised;
+
+-- name: read_injector
+-- Its id, how many intervals it has, and the watermark that all of them have published. Always one row.
+SELECT c.computation_id, count(*) AS places, min(i.low_watermark) AS published
+  FROM mill.computations AS c JOIN mill.intervals AS i USING (computation_id)
+ WHERE c.graph_id = %(graph_id)s AND c.name = %(computation)s GROUP BY c.computation_id;
+
+-- name: join_intervals
+-- New producers join at the watermark that their stream has published (I5). Zero rows: there are none.
+UPDATE mill.intervals SET input_watermark = %(published)s::bigint, low_watermark = %(published)s::bigint
+ WHERE computation_id = %(computation_id)s AND place >= %(first_place)s::integer;
+
+-- name: join_cursors
+-- Their consumers begin at the watermark that they have reached (I5). Zero rows: nobody consumes them.
+UPDATE mill.cursors AS k SET watermark = c.input_watermark
+  FROM mill.intervals AS c, mill.intervals AS p
+ WHERE k.consumer = c.interval_id AND k.producer = p.interval_id
+   AND p.computation_id = %(computation_id)s AND p.place >= %(first_place)s::integer;
+
 -- name: insert_result_table
 -- Always one row.
 INSERT INTO mill.result_tables (graph_id, name, kind, computation_id, stream_id, key_columns, value_columns, allowed_lateness_us)
