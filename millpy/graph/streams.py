@@ -71,6 +71,7 @@ class Stream:
         *,
         columns: bool = False,
         event_time: str | None = None,
+        immediate: bool = False,
     ) -> Stream:
         """Make one record of each.
 
@@ -81,23 +82,27 @@ class Stream:
             columns: whether the function takes whole columns.
             event_time: a datetime field of the new record that is its event time, by default that of the old one.
                 An earlier one is refused: the watermark may have passed it.
+            immediate: the function only computes; see `Computation.immediate`.
         """
         made = RecordType(output) if output is not None else self.record_type
         if event_time is not None and made.field_type(event_time) is not datetime:
             raise GraphError(f"event time {event_time!r} of a map is not a datetime", hint="leave event_time= out")
         _check_function(function, "map")
-        return self._through(Map(function, self.record_type, made, columns=columns, event_time=event_time))
+        return self._through(
+            Map(function, self.record_type, made, columns=columns, event_time=event_time, immediate=immediate)
+        )
 
-    def filter(self, function: Callable[[Any], Any], *, columns: bool = False) -> Stream:
+    def filter(self, function: Callable[[Any], Any], *, columns: bool = False, immediate: bool = False) -> Stream:
         """Keep the records for which the function is true.
 
         Args:
             function: from a record to a truth value; with `columns`, from a `pyarrow.RecordBatch` to a boolean column
                 (null is false). It depends on nothing but the record, and may be called again.
             columns: whether the function takes whole columns.
+            immediate: the function only computes; see `Computation.immediate`.
         """
         _check_function(function, "filter")
-        return self._through(Filter(function, self.record_type, columns=columns))
+        return self._through(Filter(function, self.record_type, columns=columns, immediate=immediate))
 
     def flat_map(
         self,
@@ -106,6 +111,7 @@ class Stream:
         *,
         columns: bool = False,
         event_time: str | None = None,
+        immediate: bool = False,
     ) -> Stream:
         """Make any number of records of each, in order.
 
@@ -115,14 +121,19 @@ class Stream:
             output: as for `map`.
             columns: whether the function takes whole columns.
             event_time: as for `map`.
+            immediate: as for `map`.
         """
         made = RecordType(output) if output is not None else self.record_type
         if event_time is not None and made.field_type(event_time) is not datetime:
             raise GraphError(f"event time {event_time!r} of a flat_map is not a datetime", hint="leave event_time= out")
         _check_function(function, "flat_map")
-        return self._through(FlatMap(function, self.record_type, made, columns=columns, event_time=event_time))
+        return self._through(
+            FlatMap(function, self.record_type, made, columns=columns, event_time=event_time, immediate=immediate)
+        )
 
-    def split(self, function: Callable[[Any], Any], into: Sequence[str], *, columns: bool = False) -> dict[str, Stream]:
+    def split(
+        self, function: Callable[[Any], Any], into: Sequence[str], *, columns: bool = False, immediate: bool = False
+    ) -> dict[str, Stream]:
         """Send each record to one of several streams.
 
         Args:
@@ -130,6 +141,7 @@ class Stream:
                 `pyarrow.RecordBatch` to a column of names.
             into: the names. A record with another one is set aside.
             columns: whether the function takes whole columns.
+            immediate: the function only computes; see `Computation.immediate`.
 
         Returns:
             The streams by name.
@@ -137,7 +149,7 @@ class Stream:
         if not into or len(set(into)) < len(into):
             raise GraphError(f"split into {list(into)}: names are wanted, each once")
         _check_function(function, "split")
-        split = Split(function, self.record_type, into, columns=columns)
+        split = Split(function, self.record_type, into, columns=columns, immediate=immediate)
         return {name: self._through(split, split.branch(name)) for name in into}
 
     def union(self, *others: Stream) -> Stream:

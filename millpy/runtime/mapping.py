@@ -24,9 +24,16 @@ class Map(Operator):
     word = "map"
 
     def __init__(
-        self, function: Function, input: RecordType, output: RecordType, *, columns: bool, event_time: str | None
+        self,
+        function: Function,
+        input: RecordType,
+        output: RecordType,
+        *,
+        columns: bool,
+        event_time: str | None,
+        immediate: bool = False,
     ) -> None:
-        super().__init__(function, input, output, columns=columns)
+        super().__init__(function, input, output, columns=columns, immediate=immediate)
         self._event_time = event_time
         self._read = getter(event_time) if event_time is not None else None
         self._admission = Admission(output, f"{self!r} makes")

@@ -6,7 +6,8 @@ productions before they are cut by key, in the turn and the checkpoint of their 
 judged as if the source had sent what they let through (I9).
 
 A function is given a record (or, with `columns=True`, a whole `pyarrow.RecordBatch`) and must depend on nothing else:
-it may be called again for the same record, in any thread. A record for which it raises is tried
+it may be called again for the same record. It runs where callbacks of a `Computation` do: in the thread for steps,
+unless it says that it only computes (`immediate=True`). A record for which it raises is tried
 `Limits.record_attempts_max` times; then it is set aside with the traceback, once for each consumer, and the others go
 on. A function over columns that raises is called with ever smaller pieces until the record is found. One that does not
 return columns of the right length and type is a mistake in the program and stops the worker (SchemaError).
@@ -64,11 +65,15 @@ class Operator:
 
     Attributes:
         output: the type of what it lets through.
+        immediate: the function only computes, and so may run on the event loop when records are few.
     """
 
     word: ClassVar[str]
 
-    def __init__(self, function: Function, input: RecordType, output: RecordType, *, columns: bool) -> None:
+    def __init__(
+        self, function: Function, input: RecordType, output: RecordType, *, columns: bool, immediate: bool = False
+    ) -> None:
+        self.immediate = immediate
         self.function = function
         self.output = output
         self._columns = columns
@@ -172,8 +177,8 @@ class Filter(Operator):
 
     word = "filter"
 
-    def __init__(self, function: Function, input: RecordType, *, columns: bool) -> None:
-        super().__init__(function, input, input, columns=columns)
+    def __init__(self, function: Function, input: RecordType, *, columns: bool, immediate: bool = False) -> None:
+        super().__init__(function, input, input, columns=columns, immediate=immediate)
 
     def _one(self, record: Any, at: Instant) -> Any:
         return bool(self.function(record))
@@ -196,8 +201,10 @@ class Split(Operator):
 
     word = "split"
 
-    def __init__(self, function: Function, input: RecordType, into: Sequence[str], *, columns: bool) -> None:
-        super().__init__(function, input, input, columns=columns)
+    def __init__(
+        self, function: Function, input: RecordType, into: Sequence[str], *, columns: bool, immediate: bool = False
+    ) -> None:
+        super().__init__(function, input, input, columns=columns, immediate=immediate)
         self._branches = {name: place for place, name in enumerate(into)}
 
     def branch(self, name: str) -> Operator:
@@ -241,7 +248,7 @@ class Branch(Operator):
     word = "branch"
 
     def __init__(self, output: RecordType, name: str, place: int) -> None:
-        super().__init__(lambda record: record, output, output, columns=True)
+        super().__init__(lambda record: record, output, output, columns=True, immediate=True)
         self.name = name
         self._place = place
 

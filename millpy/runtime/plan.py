@@ -58,6 +58,7 @@ class ComputationPlan:
         producers: producer interval id -> subscription ids that this computation has of it.
         consumers: interval ids of all consuming computations (each once).
         stage: None for an injector.
+        immediate: the operators behind it only compute, by the word of the user.
     """
 
     name: str
@@ -68,6 +69,7 @@ class ComputationPlan:
     producers: dict[int, tuple[int, ...]]
     consumers: tuple[int, ...]
     stage: Stage | None
+    immediate: bool
 
     def devices(self) -> tuple[str, ...]:
         """What names a source's devices: what the graph says, else the key of the first that takes it as it is."""
@@ -121,9 +123,18 @@ def plan(graph: Graph, deployment: Deployment, limits: Limits) -> Plan:
         stage = None
         if isinstance(node, StageNode):
             stage = node.logic.bind(_binding(node, deployment, frozenset(o.stream for o in outlets), limits))
+        immediate = all(operator.immediate for outlet in outlets for operator in outlet.operators)
         computations.append(
             ComputationPlan(
-                node.name, node, deployment.of(node.name), tuple(outlets), inlets, producers, consumers, stage
+                node.name,
+                node,
+                deployment.of(node.name),
+                tuple(outlets),
+                inlets,
+                producers,
+                consumers,
+                stage,
+                immediate,
             )
         )
     by_interval = {interval.interval_id: c for c in computations for interval in c.intervals}

@@ -193,7 +193,10 @@ def is_immediate(inbox: Inbox, intervals: Mapping[int, Owned]) -> bool:
         waiting <= SMALL_RECORDS_MAX
         and all(taken.batch is None for taken in inbox.taken.values())
         and sum(len(taken.block) for taken in inbox.taken.values()) <= SMALL_BLOCK_BYTES
-        and all(interval.stage is None or interval.stage.immediate for interval in intervals.values())
+        and all(
+            interval.plan.immediate and (interval.stage is None or interval.stage.immediate)
+            for interval in intervals.values()
+        )
     )
 
 

@@ -249,6 +249,29 @@ async def test_callbacks_run_in_one_thread_whatever_the_size_of_a_bundle(tmp_pat
     assert threading.get_ident() not in Threads.seen
 
 
+@pytest.mark.parametrize("immediate", [False, True], ids=["a function", "one that only computes"])
+async def test_functions_of_operators_run_where_callbacks_do(tmp_path: Path, immediate: bool) -> None:
+    seen = set()
+
+    def noted(record: Reading) -> bool:
+        seen.add(threading.get_ident())
+        return True
+
+    (tmp_path / "in").write_text("".join(json.dumps(msgspec.to_builtins(r)) + "\n" for r in readings(60)))
+    graph = Graph("one_stage")
+    event_time = EventTime("at", unit="us", max_disorder=milliseconds(5))
+    source = graph.inject("readings", File(tmp_path / "in"), schema=Reading, event_time=event_time)
+    noted_only = source.filter(noted, immediate=immediate)
+    noted_only.key_by("device").process(Quick(), name="stage", output=Total).to_table("out")
+    database = MemoryDatabase()
+    worker = await started(graph, database, Limits(bundle_records_max=20))
+
+    await worker.run(asyncio.Event())
+
+    assert len(database.rows("out")) == 60
+    assert (threading.get_ident() in seen) == immediate
+
+
 class Quick(Threads):
     immediate = True
     seen: ClassVar[set[int]] = set()
