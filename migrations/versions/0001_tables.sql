@@ -237,6 +237,7 @@ CREATE TABLE mill.late_records (
     watermark      bigint NOT NULL,
     window_start   bigint,
     window_end     bigint,
+    whole          boolean NOT NULL,  -- stands for a record that missed all of its windows
     payload        bytea NOT NULL,
     attempts       integer NOT NULL DEFAULT 0,
     state          text NOT NULL DEFAULT 'set_aside' CHECK (state IN ('set_aside', 'requested', 'replayed', 'discarded')),

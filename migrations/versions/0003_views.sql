@@ -285,7 +285,7 @@ CREATE VIEW millpy.late_records AS
 SELECT g.name AS graph, l.computation, l.stream, l.key, mill.moment(l.event_time) AS event_time,
        mill.moment(l.watermark) AS watermark, mill.moment(l.window_start) AS window_start,
        mill.moment(l.window_end) AS window_end, mill.readable(l.payload) AS payload_text, l.payload, l.recorded_at,
-       l.late_record_id, l.state, l.state_at, l.attempts
+       l.late_record_id, l.state, l.state_at, l.attempts, l.whole AS replayable
   FROM mill.late_records AS l
   JOIN mill.intervals AS i USING (interval_id)
   JOIN mill.graphs AS g ON g.graph_id = i.graph_id;
@@ -311,10 +311,12 @@ CREATE FUNCTION millpy.replay_dead_letter(p_id bigint, p_payload bytea) RETURNS 
     SELECT millpy.replay_dead_letters(ARRAY[p_id])
 $$;
 
+-- A record that is in another of its windows already is not taken again; of one that missed several windows, one row
+-- stands for it.
 CREATE FUNCTION millpy.replay_late_records(p_ids bigint[]) RETURNS bigint LANGUAGE sql AS $$
     WITH asked AS (
         UPDATE mill.late_records SET state = 'requested', state_at = now()
-         WHERE late_record_id = ANY (p_ids) AND state = 'set_aside'
+         WHERE late_record_id = ANY (p_ids) AND state = 'set_aside' AND whole
         RETURNING interval_id
     ), told AS (
         SELECT pg_notify('millpy_' || graph_id, 'replay')

@@ -171,11 +171,14 @@ class LateRows:
 
     Attributes:
         input: index of the computation's input that they came on.
+        whole: which rows stand for a record that missed all of its windows, one a record; empty for all. Only they
+            can be replayed: any other record is in a window already, or has a row that stands for it.
     """
 
     stream: str
     computation: str
     input: int = field(default=0, kw_only=True)
+    whole: list[bool] = field(default_factory=list, kw_only=True)
     keys: list[bytes] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
     event_times: list[int] = field(default_factory=list)

@@ -205,15 +205,25 @@ def _find(open_requests: dict[Identity, list[Request]], identity: Identity, pile
 def _without_settled(
     late: Sequence[LateRows], open_requests: dict[Identity, list[Request]], settled: list[Settled]
 ) -> Iterator[LateRows]:
+    """Late rows but for those of requests: such a record has a row for each window that it has missed already."""
+    again: dict[int, tuple[Request, set[int | None], int]] = {}
     for rows in late:
         kept = []
         for row, (at, payload) in enumerate(zip(rows.event_times, rows.payloads, strict=True)):
-            request = _find(open_requests, (rows.input, at, payload), "late_records")
-            if request is None:
-                kept.append(row)
+            window = rows.window_starts[row]
+            for request in open_requests.get((rows.input, at, payload), ()):
+                _, windows, _ = again.setdefault(id(request), (request, set(), rows.watermarks[row]))
+                if request.pile == "late_records" and window not in windows:
+                    windows.add(window)
+                    break
             else:
-                settled.append(Settled(request, watermark=rows.watermarks[row]))
+                kept.append(row)
         yield rows if len(kept) == len(rows) else _take(rows, kept)
+    for request, windows, watermark in again.values():
+        if windows:
+            settled.append(Settled(request, watermark=watermark))
+            for requests in open_requests.values():
+                requests[:] = [other for other in requests if other is not request]
 
 
 def _take(rows: LateRows, kept: Sequence[int]) -> LateRows:
@@ -225,4 +235,5 @@ def _take(rows: LateRows, kept: Sequence[int]) -> LateRows:
         watermarks=[rows.watermarks[row] for row in kept],
         window_starts=[rows.window_starts[row] for row in kept],
         window_ends=[rows.window_ends[row] for row in kept],
+        whole=[rows.whole[row] for row in kept] if rows.whole else [],
     )

@@ -49,7 +49,7 @@ class Requests:
     def replay(self, pile: Pile, number: int, payload: bytes | None = None) -> bool:
         """Ask for a record to be taken again; False when it is not waiting."""
         standing = self.standing(pile, number)
-        if standing.state != "set_aside":
+        if standing.state != "set_aside" or (pile == "late_records" and not self._whole()[number - 1]):
             return False
         standing.state, standing.corrected = "requested", payload or standing.corrected
         return True
@@ -131,6 +131,9 @@ class Requests:
                 event_time=letter.event_time,
                 dedupe_id=letter.dedupe_id or (standing.letter.dedupe_id if standing.letter else None),
             )
+
+    def _whole(self) -> list[bool]:
+        return [w for _, _, late in self._database.late_records for w in late.whole or [True] * len(late)]
 
     def _late(self) -> Iterator[Request]:
         number = 0

@@ -307,6 +307,7 @@ late_records = Table(
     _bigint("watermark"),
     _bigint("window_start", nullable=True),
     _bigint("window_end", nullable=True),
+    Column("whole", Boolean, nullable=False),
     Column("payload", LargeBinary, nullable=False),
     *_settling(),
     _moment("recorded_at", func.now()),

@@ -71,7 +71,11 @@ class AlignedInterval(WindowedInterval):
         entries = np.flatnonzero(over)
         missed = np.asarray(entries if at is None else at[entries], np.int64)
         kept = np.flatnonzero(~over) if at is None else at[~over]
-        late = self._late_rows(rows.take(missed), starts[entries], starts[entries] + self._size_us)
+        whole = None
+        if at is not None:
+            whole = ~np.isin(missed, kept)
+            whole[np.setdiff1d(np.arange(len(missed)), np.unique(missed, return_index=True)[1])] = False
+        late = self._late_rows(rows.take(missed), starts[entries], starts[entries] + self._size_us, whole)
         return TooLate(late, {place: len(mine) for place, mine in rows.by_input(np.setdiff1d(missed, kept))})
 
     def _take_few(self, rows: Rows, starts: Instants, at: Integers | None) -> None:

@@ -218,8 +218,8 @@ class WindowedInterval:
         if produced:
             result.productions[self._stream] = concat(produced)
 
-    def _late_rows(self, rows: Rows, starts: Instants, ends: Instants) -> list[LateRows]:
-        """Rows for `mill.late_records` by input, each with the window that it has missed."""
+    def _late_rows(self, rows: Rows, starts: Instants, ends: Instants, whole: Mask | None = None) -> list[LateRows]:
+        """Rows for `mill.late_records` by input, each with the window that it has missed; `whole` as there."""
         found = []
         for place, mine in rows.by_input(np.arange(len(rows))):
             late = rows.take(mine)
@@ -234,6 +234,7 @@ class WindowedInterval:
                     watermarks=late.watermarks.tolist(),
                     window_starts=starts[mine].tolist(),
                     window_ends=ends[mine].tolist(),
+                    whole=[] if whole is None else whole[mine].tolist(),
                 )
             )
         return found

@@ -19,8 +19,9 @@ from millpy.injectors.settings import Dedupe, EventTime, Rate
 from millpy.limits import Limits
 from millpy.model.time import hours, milliseconds, seconds
 from millpy.windowing.aggregate import Count, Sum
-from millpy.windowing.window import FixedWindows
+from millpy.windowing.window import FixedWindows, SlidingWindows
 from tests.crash.memory_world import LIMITS, World
+from tests.crash.test_memory_engine import land_for_ever
 from tests.feed import Feed
 
 FAULTY = 13
@@ -92,6 +93,12 @@ def a_graph(feed: Feed, pause_above: Rate | None = None) -> Graph:
         .aggregate(n=Count(), total=Sum("value"))
         .to_table("windows")
     )
+    (
+        source.key_by("device")
+        .window(SlidingWindows(milliseconds(20), every=milliseconds(10)), intervals=2)
+        .aggregate(n=Count())
+        .to_table("sliding")
+    )
     return graph
 
 
@@ -109,7 +116,9 @@ async def running(feed: Feed, limits: Limits = LIMITS, pause_above: Rate | None 
         yield world
     finally:
         world.stop.set()
+        landing = asyncio.create_task(land_for_ever(world))  # who leaves waits for commits in flight
         await asyncio.gather(*world.running, return_exceptions=True)
+        landing.cancel()
 
 
 async def until(world: World, holds: Callable[[], bool], what: str) -> None:
@@ -243,7 +252,7 @@ async def test_replayed_record_is_late_when_it_is_late_and_moves_no_watermark() 
         ahead = payload(3, at=9_000_000)
         assert world.database.requests.replay("dead_letters", 1)
         await until(world, lambda: settled(world), "it is taken")
-        await until(world, lambda: len(world.database.late_records) == 1, "its window is closed")
+        await until(world, lambda: len(late_rows(world)) == 3, "its windows are closed")
 
         feed.push(b"{")
         await until(world, lambda: source(world)["injected"] == 3, "rubbish is read")
@@ -254,18 +263,26 @@ async def test_replayed_record_is_late_when_it_is_late_and_moves_no_watermark() 
         assert world.adds_up()
 
 
-async def test_late_record_is_late_again_and_its_row_says_so() -> None:
+def late_rows(world: World) -> list[tuple[str, bool]]:
+    rows = [late for _, _, late in world.database.late_records]
+    return [(late.computation, whole) for late in rows for whole in late.whole or [True] * len(late)]
+
+
+async def test_late_record_is_late_again_and_its_rows_say_so() -> None:
     feed = Feed()
     async with running(feed) as world:
-        feed.push(payload(1, at=5_000_000), payload(2, at=10_000))
-        await until(world, lambda: len(world.database.late_records) == 1, "one is late")
+        feed.push(payload(1, at=5_000_000), payload(2, at=10_000), payload(3, at=4_986_000))
+        await until(world, lambda: len(late_rows(world)) == 4, "one is late for three windows, one for one of two")
+        rows = late_rows(world)
+        assert Counter(rows) == {("windows", True): 1, ("sliding", True): 1, ("sliding", False): 2}
 
-        assert world.database.requests.replay("late_records", 1)
-        standing = world.database.requests.standing("late_records", 1)
-        await until(world, lambda: standing.state != "requested", "it is settled")
+        asked = [n + 1 for n in range(len(rows)) if world.database.requests.replay("late_records", n + 1)]
+        assert [rows[n - 1][1] for n in asked] == [True, True]
+        standings = [world.database.requests.standing("late_records", n) for n in asked]
+        await until(world, lambda: all(s.state != "requested" for s in standings), "both are settled")
 
-        assert (standing.state, standing.attempts) == ("set_aside", 1)
-        assert len(world.database.late_records) == 1
+        assert [(s.state, s.attempts) for s in standings] == [("set_aside", 1)] * 2
+        assert late_rows(world) == rows, "no row is added"
         assert world.adds_up()
 
 

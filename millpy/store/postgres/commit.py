@@ -175,6 +175,7 @@ def _late_records(checkpoints: Sequence[Checkpoint]) -> list[Command]:
         "window_starts": Bigints([at for _, late in blocks for at in late.window_starts]),
         "window_ends": Bigints([at for _, late in blocks for at in late.window_ends]),
         "payloads": Byteas([payload for _, late in blocks for payload in late.payloads]),
+        "wholes": Bigints([int(whole) for _, late in blocks for whole in late.whole or [True] * len(late)]),
     }
     return [(statement("append_late_records"), parameters)]
 

@@ -48,9 +48,12 @@ SELECT %(slot)s::smallint, interval_id, bundle, expires_at, clock, ids, times, w
 -- name: append_late_records
 -- Zero rows: nothing was sent.
 INSERT INTO mill.late_records (interval_id, bundle, stream, computation, input, key, event_time, watermark,
-                               window_start, window_end, payload)
-SELECT * FROM unnest(%(intervals)s, %(bundles)s, %(streams)s, %(computations)s, %(inputs)s, %(keys)s, %(event_times)s,
-                     %(watermarks)s, %(window_starts)s, %(window_ends)s, %(payloads)s);
+                               window_start, window_end, payload, whole)
+SELECT e.interval_id, e.bundle, e.stream, e.computation, e.input, e.key, e.event_time, e.watermark, e.window_start,
+       e.window_end, e.payload, e.whole > 0
+  FROM unnest(%(intervals)s, %(bundles)s, %(streams)s, %(computations)s, %(inputs)s, %(keys)s, %(event_times)s,
+              %(watermarks)s, %(window_starts)s, %(window_ends)s, %(payloads)s, %(wholes)s)
+    AS e (interval_id, bundle, stream, computation, input, key, event_time, watermark, window_start, window_end, payload, whole);
 
 -- name: append_dead_letters
 -- Zero rows: nothing was sent.
