@@ -57,7 +57,7 @@ def takes(record_type: RecordType) -> bool:
     """Whether the fast path knows this record class: flat, plain, without constraints, names and hooks of its own."""
     struct = record_type.struct
     config = struct.__struct_config__
-    if config.forbid_unknown_fields or config.array_like or config.tag is not None or hasattr(struct, "__post_init__"):
+    if config.array_like or config.tag is not None or hasattr(struct, "__post_init__"):
         return False
     if struct.__struct_encode_fields__ != struct.__struct_fields__ or not record_type.fields:
         return False
@@ -77,7 +77,8 @@ class JsonColumns:
         self._type = record_type
         self._columns = _Columns(record_type)
         schema = pa.schema([pa.field(n, _JSON_TYPES[record_type.field_type(n)]) for n in record_type.fields])
-        self._parse = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+        unknown = "error" if record_type.struct.__struct_config__.forbid_unknown_fields else "ignore"
+        self._parse = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unknown)
         self._read = pa.json.ReadOptions(block_size=_BLOCK_BYTES)
 
     def columns(self, block: bytes, count: int) -> pa.RecordBatch | None:
@@ -143,8 +144,10 @@ class CsvColumns:
         self._header = list(header)
         self._missing = [name for name in record_type.fields if name not in header]
         self._present = [name for name in record_type.fields if name in header]
+        forbidden = record_type.struct.__struct_config__.forbid_unknown_fields
         self._fits = (
             len(set(header)) == len(header)
+            and not (forbidden and set(header) - set(record_type.fields))
             and bool(self._present)
             and all(record_type.is_nullable(n) and fields_of(record_type)[n].default is None for n in self._missing)
         )

@@ -139,6 +139,41 @@ def test_large_batch_decodes_like_its_records_one_by_one(lines: list[bytes], at:
 
 
 FIRST, LAST = datetime(1, 1, 2), datetime(9999, 12, 30)  # noqa: DTZ001 (the strategy adds the zone)
+
+
+class Strict(Reading, forbid_unknown_fields=True):
+    """Takes no field that it does not know."""
+
+
+STRICT = RecordType(Strict)
+STRICT_COLUMNS = JsonColumns(STRICT)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(byte_lines, min_size=1, max_size=3))
+def test_unknown_fields_are_forbidden_in_columns_as_msgspec_forbids_them(lines: list[bytes]) -> None:
+    block = b"\n".join(lines)
+
+    batch = STRICT_COLUMNS.columns(block, block.count(b"\n") + 1)
+
+    if batch is not None:
+        parts = block.split(b"\n")
+        rows, found = _OneByOne(STRICT, "at").decode(
+            Taken("json", Instant(0)), np.arange(len(parts)), parts.__getitem__, []
+        )
+        assert rows.tolist() == list(range(batch.num_rows))
+        assert same(STRICT.objects_of(batch), found)
+
+
+def test_strict_class_takes_the_fast_path_too() -> None:
+    member = ",".join(f'"{name}":{value}' for name, value in GOOD.items())
+
+    assert STRICT_COLUMNS.columns(("{" + member + "}").encode(), 1) is not None
+    assert STRICT_COLUMNS.columns(("{" + member + ',"z":1}').encode(), 1) is None
+    assert CsvColumns(STRICT, HEADER).columns(",".join(PLAIN).encode(), 1) is None
+    assert CsvColumns(STRICT, HEADER[:-1]).columns(",".join(PLAIN[:-1]).encode(), 1) is not None
+
+
 moments = st.datetimes(min_value=FIRST, max_value=LAST, timezones=st.just(UTC))
 
 
