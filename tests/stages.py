@@ -157,6 +157,22 @@ class StageDriver:
         assert self.interval.oldest_work() == oldest
         assert self.interval.next_due() == due
 
+    def lose(self, rows: Sequence[tuple[Any, int]], *, columns: bool = False) -> None:
+        """Step a bundle whose commit fails: soft state is thrown away and read again."""
+        kept = (dict(self.stored), self.bundle, self.watermark, self.largest, list(self.results))
+        self.feed(rows, columns=columns)
+        self.stored, self.bundle, self.watermark, self.largest, self.results = kept
+        self.interval = self.stage.open(
+            Recovered(
+                1,
+                2,
+                bundle=self.bundle,
+                input_watermark=self.watermark,
+                entries=self.entries(Kind),
+                dedupe_runs=self.live_runs(),
+            )
+        )
+
     def parked(self) -> dict[bytes, int]:
         """Ticket of every parked key, as a person finds them."""
         return {

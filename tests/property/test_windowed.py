@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from importlib.util import find_spec
@@ -21,6 +23,7 @@ from millpy.runtime.keyed import ComputationLogic
 from millpy.store.memory_tables import column_values
 from millpy.windowing.aggregate import Count, Max, Mean, Min, StandardDeviation, Sum, Variance
 from millpy.windowing.columnar import WindowedLogic
+from millpy.windowing.combiner import Combiner
 from millpy.windowing.distinct import ApproxDistinct
 from millpy.windowing.fold import Aggregate
 from millpy.windowing.positional import Collect, First, Last, Top
@@ -46,6 +49,28 @@ class Reading(msgspec.Struct):
     value: float | None
     number: int | None
     text: str | None
+
+
+class Sites(Combiner[dict[str, int]]):
+    """Texts and how often they came."""
+
+    accumulator = dict[str, int]
+    result_type = dict[str, int]
+
+    def create(self) -> dict[str, int]:
+        return {}
+
+    def add(self, accumulator: dict[str, int], record: Reading) -> dict[str, int]:
+        accumulator[str(record.text)] = accumulator.get(str(record.text), 0) + 1
+        return accumulator
+
+    def merge(self, one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+        for text, count in other.items():
+            one[text] = one.get(text, 0) + count
+        return one
+
+    def result(self, accumulator: dict[str, int]) -> dict[str, int]:
+        return accumulator
 
 
 AGGREGATES: dict[str, Aggregate] = {
@@ -78,7 +103,7 @@ readings = st.builds(
     text=st.none() | st.sampled_from(["x", "é", "😀", ""]),
 )
 rows = st.lists(st.tuples(readings, st.integers(-20, 60)), max_size=40)
-breaks = st.lists(st.sampled_from(["none", "none", "cut", "cut", "restart"]), max_size=40)
+breaks = st.lists(st.sampled_from(["none", "none", "cut", "cut", "restart", "lost"]), max_size=40)
 lateness = st.sampled_from([0, 5, 10, 1000])
 
 
@@ -101,6 +126,9 @@ class Group:
     end: int
     records: list[tuple[Reading, int]] = field(default_factory=list)
     late: int = 0
+
+
+Summarize = Callable[[Group], tuple[Any, ...]]
 
 
 class PlainLoop:
@@ -149,8 +177,12 @@ class PlainLoop:
         found[:] = [group for group in found if group not in met] + [merged]
         return 0
 
-    def outcome(self) -> dict[Name, tuple[Any, ...]]:
-        return {(*name, g.start, g.end): summary(g) for name, found in self.groups.items() for g in found}
+    def outcome(self, summarize: Summarize) -> dict[Name, tuple[Any, ...]]:
+        return {
+            (*name, g.start, g.end): (*summarize(g), "late" if g.late else "on_time", g.late)
+            for name, found in self.groups.items()
+            for g in found
+        }
 
 
 def summary(group: Group) -> tuple[Any, ...]:
@@ -180,8 +212,6 @@ def summary(group: Group) -> tuple[Any, ...]:
         len(set(texts)) if find_spec("datasketches") else len(texts),
         at_quantile(values, 0.75),
         at_quantile(values, 0.5),
-        "late" if group.late else "on_time",
-        group.late,
     )
 
 
@@ -189,7 +219,7 @@ def at_quantile(values: list[float], q: float) -> float | None:
     return sorted(values)[math.floor(q * (len(values) - 1))] if values else None
 
 
-def oracle(windows: Windows, feed: list[tuple[Reading, int]], allowed: int) -> Outcome:
+def oracle(windows: Windows, feed: list[tuple[Reading, int]], allowed: int, summarize: Summarize = summary) -> Outcome:
     """The same by a loop over all records."""
     loop, late = PlainLoop(windows, allowed), []
     largest: int | None = None
@@ -197,7 +227,7 @@ def oracle(windows: Windows, feed: list[tuple[Reading, int]], allowed: int) -> O
         watermark = INSTANT_MIN if largest is None else largest - MAX_DISORDER
         largest = at if largest is None else max(largest, at)
         late += [(at, msgspec.json.encode(record))] * loop.take(record, at, watermark)
-    return Outcome(loop.outcome(), sorted(late))
+    return Outcome(loop.outcome(summarize), sorted(late))
 
 
 def run(subject: StageDriver, feed: list[Any], where: list[str], columns: bool) -> None:
@@ -206,6 +236,8 @@ def run(subject: StageDriver, feed: list[Any], where: list[str], columns: bool) 
         bundle.append(row)
         if after == "none":
             continue
+        if after == "lost":
+            subject.lose(bundle, columns=columns)
         subject.feed(bundle, columns=columns)
         bundle = []
         if after == "restart":
@@ -217,7 +249,7 @@ def run(subject: StageDriver, feed: list[Any], where: list[str], columns: bool) 
     assert subject.interval.next_due() == (INSTANT_MAX, INSTANT_MAX)
 
 
-def newest_panes(subject: StageDriver) -> dict[Name, tuple[Any, ...]]:
+def newest_panes(subject: StageDriver, aggregates: dict[str, Aggregate]) -> dict[Name, tuple[Any, ...]]:
     """Newest pane of each window that no other has absorbed; indexes must rise by one (I7)."""
     found: dict[Name, tuple[Any, ...]] = {}
     indexes: dict[Name, int] = {}
@@ -226,7 +258,7 @@ def newest_panes(subject: StageDriver) -> dict[Name, tuple[Any, ...]]:
         assert record.pane_index == indexes.get(name, -1) + 1
         assert at == instant(record.window_end) - 1
         indexes[name] = record.pane_index
-        values = tuple(getattr(record, column) for column in [*AGGREGATES, "pane_timing", "late_count"])
+        values = tuple(getattr(record, column) for column in [*aggregates, "pane_timing", "late_count"])
         if record.pane_timing == "retracted":
             assert_close(found.pop(name)[:-2], values[:-2])
         else:
@@ -234,14 +266,22 @@ def newest_panes(subject: StageDriver) -> dict[Name, tuple[Any, ...]]:
     return found
 
 
-def columnar(windows: Windows, feed: list[Any], where: list[str], allowed: int, *, few: int) -> Outcome:
-    logic = WindowedLogic(windows, allowed * us, AGGREGATES, few_records_max=few)
+def columnar(
+    windows: Windows,
+    feed: list[Any],
+    where: list[str],
+    allowed: int,
+    *,
+    few: int,
+    aggregates: dict[str, Aggregate] = AGGREGATES,
+) -> Outcome:
+    logic = WindowedLogic(windows, allowed * us, aggregates, few_records_max=few)
     outputs = {"windows": logic.output_type(RecordType(Reading), ("key", "site"))}
     subject = StageDriver(
         logic, Reading, key=("key", "site"), outputs=outputs, tables={"windows": 1}, max_disorder=MAX_DISORDER
     )
     run(subject, feed, where, columns=few == 0)
-    panes = newest_panes(subject)
+    panes = newest_panes(subject, aggregates)
     assert table_of(subject) == panes.keys()
     late = [
         row for r in subject.results for part in r.late for row in zip(part.event_times, part.payloads, strict=True)
@@ -264,9 +304,15 @@ def table_of(subject: StageDriver) -> set[Name]:
     return stored
 
 
-def keyed(windows: Windows, feed: list[Any], where: list[str], allowed: int) -> Outcome:
+def keyed(
+    windows: Windows,
+    feed: list[Any],
+    where: list[str],
+    allowed: int,
+    aggregates: dict[str, Aggregate] = AGGREGATES,
+) -> Outcome:
     settings = {"to": "windows", "late_to": "late"}
-    given = (windows, allowed * us, AGGREGATES, Reading, ("key", "site"))
+    given = (windows, allowed * us, aggregates, Reading, ("key", "site"))
     by = SessionComputation if isinstance(windows, SessionWindows) else WindowedComputation
     computation = by(*given, **settings)
     outputs = {"windows": RecordType(computation.output), "late": RecordType(Reading)}
@@ -276,7 +322,7 @@ def keyed(windows: Windows, feed: list[Any], where: list[str], allowed: int) -> 
     run(subject, feed, where, columns=False)
     assert not [letter for result in subject.results for letter in result.dead_letters]
     late = [(at, msgspec.json.encode(record)) for record, at in subject.produced("late")]
-    return Outcome(newest_panes(subject), sorted(late))
+    return Outcome(newest_panes(subject, aggregates), sorted(late))
 
 
 def assert_same(one: Outcome, other: Outcome) -> None:
@@ -310,6 +356,19 @@ def test_columns_agree_with_a_plain_loop(windows: Windows, feed: list[Any], wher
 @given(feed=rows, where=breaks, allowed=lateness)
 def test_few_records_agree_with_a_plain_loop(windows: Windows, feed: list[Any], where: list[str], allowed: int) -> None:
     assert_same(columnar(windows, feed, where, allowed, few=10_000), oracle(windows, feed, allowed))
+
+
+@kinds
+@settings(max_examples=40, deadline=None)
+@given(feed=rows, where=breaks, elsewhere=breaks, allowed=lateness)
+def test_own_combiner_agrees_with_a_plain_loop_in_both_executions(
+    windows: Windows, feed: list[Any], where: list[str], elsewhere: list[str], allowed: int
+) -> None:
+    columns = columnar(windows, feed, where, allowed, few=0, aggregates={"sites": Sites()})
+    by_key = keyed(windows, feed, elsewhere, allowed, aggregates={"sites": Sites()})
+    loop = oracle(windows, feed, allowed, lambda group: (Counter(str(record.text) for record, _ in group.records),))
+
+    assert columns == by_key == loop
 
 
 @kinds

@@ -1,0 +1,117 @@
+"""Every aggregate in a result table on PostgreSQL: by INSERT and by COPY, first panes and later ones, the same rows."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psycopg
+import pytest
+
+from millpy.assembly import run_worker
+from millpy.graph import Graph
+from millpy.injectors.files import File
+from millpy.injectors.settings import EventTime
+from millpy.limits import Limits
+from millpy.model.time import seconds
+from millpy.windowing.aggregate import Count, Mean, StandardDeviation, Sum, Variance
+from millpy.windowing.combiner import Combiner
+from millpy.windowing.fold import Aggregate
+from millpy.windowing.positional import Collect, First, Last, Top
+from millpy.windowing.quantile import Median, Quantile
+from millpy.windowing.window import SessionWindows, SlidingWindows
+
+DEVICES = 150
+
+
+class Reading(msgspec.Struct):
+    device: str
+    at_ms: int
+    number: int | None
+    text: str
+
+
+class Words(Combiner[dict[str, int]]):
+    accumulator = dict[str, int]
+    result_type = dict[str, int]
+
+    def create(self) -> dict[str, int]:
+        return {}
+
+    def add(self, accumulator: dict[str, int], record: Reading) -> dict[str, int]:
+        return accumulator | {record.text: accumulator.get(record.text, 0) + 1}
+
+    def merge(self, one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+        return {word: one.get(word, 0) + other.get(word, 0) for word in one | other}
+
+    def result(self, accumulator: dict[str, int]) -> dict[str, int]:
+        return dict(sorted(accumulator.items()))
+
+
+AGGREGATES: dict[str, Aggregate] = {
+    "n": Count(),
+    "total": Sum("number"),
+    "mean": Mean("number"),
+    "variance": Variance("number"),
+    "deviation": StandardDeviation("number"),
+    "earliest": First("text"),
+    "latest": Last("number"),
+    "best": Top("number", n=2),
+    "texts": Collect("text", limit=3),
+    "p90": Quantile("number", 0.9),
+    "median": Median("number"),
+    "words": Words(),
+}
+
+
+def readings() -> list[dict[str, Any]]:
+    """Ten records a device within twenty seconds, out of order by up to four; some numbers are large, some None."""
+    rng = random.Random(11)
+    found = []
+    for step in range(10):
+        for device in range(DEVICES):
+            number = rng.choice([None, rng.randrange(100), 2**62 + rng.randrange(100)])
+            at_ms = max(step * 2_000 - rng.choice([0, 0, 0, 4_000]), 0)
+            found.append({"device": f"d{device}", "at_ms": at_ms, "number": number, "text": rng.choice("abc")})
+    return found
+
+
+def graph_of(path: Path, name: str) -> Graph:
+    graph = Graph(name)
+    keyed = graph.inject(
+        "readings", File(path), schema=Reading, event_time=EventTime("at_ms", unit="ms", max_disorder=seconds(1))
+    ).key_by("device")
+    for table, windows in (
+        ("sliding", SlidingWindows(seconds(8), every=seconds(4))),
+        ("sessions", SessionWindows(seconds(3))),
+    ):
+        keyed.window(windows, allowed_lateness=seconds(60), intervals=2).aggregate(**AGGREGATES).to_table(table)
+    return graph
+
+
+@pytest.mark.timeout(120)
+async def test_size_of_bundles_does_not_show_in_any_table(tmp_path: Path, database_url: str) -> None:
+    path = tmp_path / "readings.ndjson"
+    path.write_text("".join(json.dumps(reading) + "\n" for reading in readings()))
+
+    for name, size in (("large", 65_536), ("small", 100)):
+        await run_worker(graph_of(path, name), database_url, limits=Limits(bundle_records_max=size))
+
+    columns = ", ".join(["device", "window_start", "window_end", *AGGREGATES, "pane_timing", "late_count"])
+    columns = columns.replace("variance,", "round(variance::numeric, -30),").replace(
+        "deviation,", "round(deviation::numeric, -12),"
+    )
+    with psycopg.connect(database_url) as connection:
+        for table, rows in (("sliding", 5 * DEVICES), ("sessions", DEVICES)):
+            query = f"SELECT {columns} FROM {{}}.{table} ORDER BY 1, 2, 3"
+            large = connection.execute(query.format("large")).fetchall()  # type: ignore[call-overload]
+            small = connection.execute(query.format("small")).fetchall()  # type: ignore[call-overload]
+            assert large == small
+            assert len(large) >= rows
+            counted = sum(sum(row[3 + list(AGGREGATES).index("words")].values()) for row in large)
+            assert counted == sum(row[3] for row in large)
+            exact = [row[4] for row in large if row[4] is not None]
+            assert max(exact) > 2**63, "a sum that 64 bits cannot hold"
