@@ -385,13 +385,16 @@ class Worker:
                 hint="look at the constraints of the result tables; nothing is lost, the turn is tried again",
             )
         final = await stepped(isolation)
-        assert final is not None
-        final = Turn(final.inbox, without(final.checkpoints, EVERYTHING), turn.tokens, final.records)
-        log.warning("quarantined %d records and %d rows: %s", len(isolation.refused), len(rows), error)
-        await turns.commit(self._store, final, self._plan.deployment.version, self._probe)
-        # A turn stepped behind the refused one is void, and its inputs have left their sources: fetch them again.
+        if final is not None:
+            final = Turn(final.inbox, without(final.checkpoints, EVERYTHING), turn.tokens, final.records)
+            log.warning("quarantined %d records and %d rows: %s", len(isolation.refused), len(rows), error)
+            await turns.commit(self._store, final, self._plan.deployment.version, self._probe)
+        # A turn stepped behind the refused one is void, and its inputs have left their sources: fetch them again. So is
+        # one without a checkpoint: what it polled came after a position that had moved and was not stored yet.
         await self.holdings.recover()
         self._needs_recovery = False
+        if final is None:
+            return
         detail: dict[str, object] = {"records": len(isolation.refused), "rows": len(rows), "reason": error.message}
         await self._store.record_events(self._graph_id, [Event("refused", detail)])
 

@@ -37,7 +37,7 @@ class Evidence:
     Attributes:
         file: the lines of the file, when that is the source.
         idle: whether the clock may move the watermark of a silent source.
-        latest_us: the latest that the server's clock has shown.
+        latest_us: what the server's clock shows, had it never been set back: a worker may go by an older reading.
         batches, lines: of the broker and of the file, in committed positions.
         emitted: (device, start) -> newest row of `per_window`, also when people have deleted it since.
         marks: by watcher interval, every mark that has landed.
@@ -98,10 +98,19 @@ class Evidence:
             self.batches.add(position)
             payloads = [message.payload for message in self.broker.batches[position - 1].messages]
         if payloads or finished:
-            self.source.take(landing.bundle, payloads, stored["arrived_at"], finished=finished)
+            refused = self.refused(landing.book.interval_id, landing.bundle)
+            self.source.take(landing.bundle, payloads, stored["arrived_at"], finished=finished, refused=refused)
         else:
             allowed = self.latest_us + CLOCK_SLACK_US - IDLE_US - DISORDER_US if self.idle else BEGINNING
             self.source.advance(landing.bundle, min(landing.book.low_watermark, allowed))
+
+    def refused(self, interval_id: int, bundle: int | None = None) -> Counter[int]:
+        """Ids of readings that the database has refused, in one bundle of an interval or in all."""
+        return Counter(
+            json.loads(letter.payload)["seq"]
+            for where, when, letter in self.books.database.dead_letters
+            if letter.reason == "refused" and where == interval_id and bundle in (None, when)
+        )
 
 
 def owners(books: Books) -> Iterator[str]:
@@ -322,6 +331,7 @@ def as_the_input_says(evidence: Evidence, landing: Landing) -> Iterator[str]:
         yield from _windows(evidence, landing, windows)
     elif book.computation == "watcher":
         watch = evidence.watchers.setdefault(book.interval_id, WatchOracle(evidence.source))
+        watch.refused += evidence.refused(book.interval_id, landing.bundle)
         watch.advance(book.cursors[source_id][0])
         yield from _watched(evidence, landing, watch)
 
@@ -398,6 +408,9 @@ def _outcome(evidence: Evidence) -> Iterator[str]:
             yield f"messages {missing[:5]} were published and never committed"
     windows, watch = WindowOracle(source, evidence.lateness_us), WatchOracle(source)
     windows.advance(max(source.by_bundle))
+    for book in books.of("watcher"):
+        watch.refused += evidence.refused(book.interval_id)
+    set_aside = source.dead + watch.refused.total()
     watch.advance(max(source.by_bundle))
     columns = ("n", "total", "low", "high", "late_count")
     found = {name: [row[column] for column in columns] for name, row in evidence.emitted.items()}
@@ -428,9 +441,8 @@ def _outcome(evidence: Evidence) -> Iterator[str]:
         for row in books.database.rows("totals"):
             totals[row["group"], row["period"]] += row["marks"]
         yield from _differences("totals", totals, grouped(said, PERIOD_US, pings=False))
-    letters = sum(1 for letter in books.database.dead_letters)
-    if letters != source.dead:
-        yield f"{letters} dead letters instead of {source.dead}"
+    if len(books.database.dead_letters) != set_aside:
+        yield f"{len(books.database.dead_letters)} dead letters instead of {set_aside}"
 
 
 def _pings(rows: Sequence[Row]) -> Iterator[str]:

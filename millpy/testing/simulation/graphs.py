@@ -34,6 +34,8 @@ DEDUPE_US = {False: 4_000_000, True: 600_000_000}
 IDLE_US = 300_000
 CANCELS = 7
 PINGS = 5
+REFUSED = 13
+"""A reading whose value is this, of 33, makes a mark that the database refuses, where it refuses any."""
 
 
 class Reading(msgspec.Struct):
@@ -82,6 +84,9 @@ class Watcher(Computation):
     immediate = True
     seen = Value(Seen)
 
+    def __init__(self, *, marks_refused: bool) -> None:
+        self._marks_refused = marks_refused
+
     def process_record(self, context: Context, record: Reading) -> None:
         """Count; arm, move or delete the timer."""
         seen = context[Watcher.seen]
@@ -91,6 +96,8 @@ class Watcher(Computation):
         seen.last_us = max(seen.last_us, record.at)
         if seen.number % EVERY == 0:
             context.produce(Mark(record.device, record.group, "every", seen.number, seen.total))
+        if self._marks_refused and record.value % 33 == REFUSED:
+            context.produce(Mark(record.device, record.group, "refused", seen.number, seen.total))
         if record.value % CANCELS == 0:
             context.delete_timer("quiet", processing=False)
             seen.armed = False
@@ -135,7 +142,7 @@ class Tally(Computation):
 
 
 @cache
-def build(feed: Feed, path: str, lateness_us: int, by_arrival: bool, idle: bool, deep: bool) -> Graph:
+def build(feed: Feed, path: str, lateness_us: int, by_arrival: bool, idle: bool, deep: bool, poison: bool) -> Graph:
     """A graph; it holds no state, so runs share it.
 
     Args:
@@ -145,6 +152,7 @@ def build(feed: Feed, path: str, lateness_us: int, by_arrival: bool, idle: bool,
         by_arrival: whether the dedupe clock is the time of arrival; else that of the record.
         idle: whether the clock advances the watermark of a silent source.
         deep: whether the watcher's marks are processed further.
+        poison: whether some readings make marks that the database refuses.
     """
     graph = Graph("simulated")
     source: Source = Topic() if feed == "topic" else File(path)
@@ -168,7 +176,7 @@ def build(feed: Feed, path: str, lateness_us: int, by_arrival: bool, idle: bool,
         .aggregate(n=Count(), total=Sum("value"), low=Min("value"), high=Max("value"))
         .to_table("per_window")
     )
-    marks = readings.key_by("device").process(Watcher(), name="watcher", output=Mark, intervals=2)
+    marks = readings.key_by("device").process(Watcher(marks_refused=poison), name="watcher", output=Mark, intervals=2)
     marks.to_table("marks")
     if deep:
         (

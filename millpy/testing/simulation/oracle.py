@@ -47,8 +47,10 @@ class SourceOracle:
     seen: dict[int, int] = field(default_factory=dict)
     by_bundle: dict[int, tuple[list[Judged], int]] = field(default_factory=dict)
 
-    def take(self, bundle: int, payloads: Sequence[bytes], arrived_at: int, *, finished: bool) -> None:
-        """Take what one bundle took, in order."""
+    def take(
+        self, bundle: int, payloads: Sequence[bytes], arrived_at: int, *, finished: bool, refused: Counter[int]
+    ) -> None:
+        """Take what one bundle took, in order; the database has refused readings with these ids."""
         judged: list[Judged] = []
         for payload in payloads:
             self.injected += 1
@@ -62,8 +64,12 @@ class SourceOracle:
             elif truth.at > latest:
                 self.dead += 1
             else:
-                self.accepted += 1
-                judged.append((truth, self.watermark))
+                if refused[truth.seq]:
+                    refused[truth.seq] -= 1
+                    self.dead += 1
+                else:
+                    self.accepted += 1
+                    judged.append((truth, self.watermark))
                 if truth.at < self.watermark:
                     self.overtaken.append(truth.seq)
                 self.newest = max(self.newest, truth.at)
@@ -137,9 +143,14 @@ class _Device:
 
 @dataclass(slots=True)
 class WatchOracle:
-    """The watcher behind the source, at one position; pings go by the clock and are left out."""
+    """The watcher behind the source, at one position; pings go by the clock and are left out.
+
+    Attributes:
+        refused: ids of readings that the database has refused here.
+    """
 
     source: SourceOracle
+    refused: Counter[int] = field(default_factory=Counter)
     bundle: int = 0
     devices: dict[str, _Device] = field(default_factory=dict)
     marks: Counter[MarkRow] = field(default_factory=Counter)
@@ -155,6 +166,9 @@ class WatchOracle:
         self.bundle = max(self.bundle, bundle)
 
     def _take(self, truth: Truth, watermark: int) -> None:
+        if self.refused[truth.seq]:
+            self.refused[truth.seq] -= 1
+            return
         device = self.devices.setdefault(truth.device, _Device())
         self._fire(truth.device, device, watermark)
         device.group = truth.group

@@ -57,6 +57,7 @@ class Schedule:
         records: readings that are published.
         placed: whether sources and stages run in different workers only, so that all goes through segments.
         few_cells: whether state does not fit in memory and is loaded again and again.
+        poison: whether the database refuses what some readings lead to.
     """
 
     seed: int
@@ -70,6 +71,7 @@ class Schedule:
     deep: bool
     placed: bool
     few_cells: bool
+    poison: bool
     faults: tuple[Fault, ...]
 
 
@@ -98,5 +100,6 @@ def draw(seed: int) -> Schedule:
         deep=rng.random() < 0.4,
         placed=rng.random() < 0.2,
         few_cells=rng.random() < 0.15,
+        poison=rng.random() < 0.15,
         faults=tuple(faults),
     )

@@ -50,6 +50,7 @@ def _smaller(schedule: Schedule) -> Iterator[Schedule]:
         replace(schedule, placed=False),
         replace(schedule, few_cells=False),
         replace(schedule, idle=False),
+        replace(schedule, poison=False),
         replace(schedule, by_arrival=False),
     ]
     yield from (simpler for simpler in plain if simpler != schedule)

@@ -98,7 +98,13 @@ class World:
         self._published = 0
         self._path = path
         self.graph: Graph = build(
-            schedule.feed, str(path), schedule.lateness_us, schedule.by_arrival, schedule.idle, schedule.deep
+            schedule.feed,
+            str(path),
+            schedule.lateness_us,
+            schedule.by_arrival,
+            schedule.idle,
+            schedule.deep,
+            schedule.poison,
         )
         if schedule.feed == "file":
             path.write_bytes(b"".join(payload + b"\n" for payload in self._feed.payloads))
@@ -106,6 +112,8 @@ class World:
         self.names = [computation.name for computation in spec.computations]
         deployment = self.database.deploy(spec)
         self.graph_id = deployment.graph_id
+        if schedule.poison:
+            self.database.constrain("marks", "not_refused", lambda row: row["kind"] != "refused")
         self.books = Books(self.database, deployment.graph_id)
         self.evidence = Evidence(
             books=self.books,
@@ -117,6 +125,7 @@ class World:
         )
         self._last = max((fault.step for fault in schedule.faults), default=0) + 60
         self._healed_at: float | None = None
+        self._ahead_us = 0
 
     def run(self) -> Outcome:
         """Run to the end, or to the first violation."""
@@ -172,7 +181,8 @@ class World:
             self._published = min(due, len(payloads))
 
     def _look(self, lane: Lane | None) -> None:
-        self.evidence.latest_us = max(self.evidence.latest_us, self.server.now_us())
+        self._ahead_us = max(self._ahead_us, self.server.now_us() - self.clock.now_us())
+        self.evidence.latest_us = self.clock.now_us() + self._ahead_us
         before = len(self.books.trace)
         violations = self.evidence.look()
         if violations:

@@ -1,5 +1,6 @@
 """A worker that time has passed by: frozen past its lease, or waiting while its sources went on."""
 
+import asyncio
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,9 +33,17 @@ class SlowToAnswer(MemoryStore):
         return await super().poll(wants, bytes_max)
 
 
-async def a_worker(path: Path, only: Sequence[str] = (), store_type: type[MemoryStore] = MemoryStore) -> Worker:
-    clock, limits = ManualClock(), Limits()
-    store = store_type(MemoryDatabase(clock))
+async def a_worker(
+    path: Path,
+    only: Sequence[str] = (),
+    store_type: type[MemoryStore] = MemoryStore,
+    database: MemoryDatabase | None = None,
+    bundle_records_max: int = 10,
+) -> Worker:
+    limits = Limits(bundle_records_max=bundle_records_max, lease_ttl_s=10_000)
+    database = database or MemoryDatabase(ManualClock())
+    clock = database.clock
+    store = store_type(database)
     await store.open()
     graph = two_stages(path, readings(100))
     deployed = plan(graph, await store.deploy(graph.spec()), limits)
@@ -46,6 +55,14 @@ async def a_worker(path: Path, only: Sequence[str] = (), store_type: type[Memory
     await worker.start()
     await worker._balance()
     return worker
+
+
+async def one_step(worker: Worker) -> None:
+    clock = worker._clock
+    assert isinstance(clock, ManualClock)
+    clock.advance(0.01)
+    await worker.step()
+    await asyncio.sleep(0)  # the thread that reads the file says when it is done
 
 
 async def test_a_worker_that_polls_what_its_successor_wrote_gives_up_instead_of_dying(tmp_path: Path) -> None:
@@ -75,3 +92,29 @@ async def test_time_is_read_before_the_sources_so_that_an_idle_watermark_overtak
     assert worker._processing_time() >= looked_at + 60_000_000
     assert inbox.now_us == looked_at
     await worker._abandon()
+
+
+async def test_a_refused_record_behind_a_position_that_is_not_stored_costs_only_itself(tmp_path: Path) -> None:
+    records = readings(100)
+    database = MemoryDatabase(ManualClock())
+    upstream = await a_worker(tmp_path / "in", ("readings", "totals"), database=database)
+    downstream = await a_worker(tmp_path / "in", ("largest",), database=database, bundle_records_max=1_000)
+    async with asyncio.timeout(30):
+        while database.accounting(1).subscriptions[0].consumed < len(records):
+            await one_step(upstream)
+    await upstream._settle()
+    for interval in downstream.holdings.intervals.values():
+        for producer in interval.cursors:
+            first = min(s.segment.seq for s in database.segments if s.interval_id == producer)
+            interval.advance_cursor(producer, first, INSTANT_MIN)  # as an empty bundle does, without a commit
+    refused = records[-1].value
+    database.constrain("largest", "not_the_last", lambda row: row["value"] != refused)
+
+    wanted = sum(record.value != refused for record in records)
+    async with asyncio.timeout(30):
+        while len(database.rows("largest")) < wanted:
+            await one_step(downstream)
+
+    assert len(database.dead_letters) == len(records) - wanted
+    await upstream._abandon()
+    await downstream._abandon()
