@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -75,6 +77,7 @@ def _run(options: Options) -> int:
     from millpy.testing.crash_test.session import crash_test
     from millpy.testing.crash_test.words import words
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # everything that was started ends too
     console, clock = Console(stderr=True), SystemClock()
     directory = Path(options.graph.partition(":")[0]).parent / EMBEDDED_DIRECTORY / "crash-test"
     findings = crash_test(options, directory, clock, display_for(console, clock))

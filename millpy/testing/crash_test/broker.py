@@ -10,8 +10,11 @@ restart: in their order, with nothing published behind them, and the graph's `De
 
 from __future__ import annotations
 
+import os
+import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,12 +35,22 @@ ADDRESS_FILE = "broker.json"
 HELLO = b'{"millpy_crash_test": "hello"}'
 END = b'{"millpy_crash_test": "end"}'
 MARK = b'{"millpy_crash_test"'
+MEMORY = "/dev/shm"
 BATCH = 100
 AGAIN = 2 * BATCH
 """So many of the newest messages are published again to a broker that was killed: a batch in doubt, and one before."""
 ACKNOWLEDGED_S_MAX = 5.0
 RETRY_S = 0.1
 GIVE_UP_S = 120.0
+
+
+@contextmanager
+def broker_in_memory() -> Iterator[EmbeddedBroker]:
+    """A broker that saves after every change, where that costs no disk: it is the process that is killed."""
+    memory = MEMORY if os.access(MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="millpy-broker-", dir=memory) as directory:
+        with EmbeddedBroker(directory, save_always=True) as broker:
+            yield broker
 
 
 class Address(msgspec.Struct, frozen=True):

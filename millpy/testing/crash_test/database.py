@@ -117,7 +117,7 @@ class Database:
             return cursor.fetchall() if cursor.description is not None else []
         except psycopg.OperationalError as error:
             self.close()
-            raise StoreUnavailableError(f"the database does not answer: {error}") from error
+            raise StoreUnavailableError(f"the database does not answer: {' '.join(str(error).split())}") from error
         except psycopg.errors.InsufficientPrivilege as error:
             raise UsageError(
                 f"missing rights: {error}", hint="run the crash test as the owner of the database"

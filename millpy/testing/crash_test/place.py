@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from millpy.embedded import EmbeddedPostgres
-from millpy.errors import UsageError
+from millpy.errors import StoreUnavailableError, UsageError
 from millpy.store.migrate import migrate
 from millpy.testing.crash_test.database import Database, drop_database, make_database, tcp_address
 
@@ -76,14 +76,17 @@ class GivenPlace:
     """A database of the user's.
 
     Raises:
-        UsageError: it holds data of a graph, or a schema that the graph would take.
+        UsageError: it cannot be reached, holds data of a graph, or a schema that the graph would take.
     """
 
     def __init__(self, url: str, graph: str) -> None:
         self._url, self._graph = url, graph
-        with Database(url) as database:
-            refuse_if_used(database, graph)
-        migrate(url)
+        try:
+            with Database(url) as database:
+                refuse_if_used(database, graph)
+            migrate(url)
+        except StoreUnavailableError as error:
+            raise UsageError(error.message, hint="is it running, and is the URL right?") from error
         self._used = False
         self.described = "the database that was given"
 

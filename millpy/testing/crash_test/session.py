@@ -75,16 +75,19 @@ def crash_test(options: Options, directory: Path, clock: Clock, display: Display
         refuse_without_broker(graph)
     directory.mkdir(parents=True, exist_ok=True)
     files = Path(tempfile.mkdtemp(prefix="run-", dir=directory))
-    keep = True  # after an error and after a failure there is something to look at
+    keep = True  # after a failure there is something to look at
     try:
         prepared = prepare(graph, options, files / "input")
-        display.say(f"{', '.join(f'{source.stream}: {source.origin}' for source in prepared)}")
+        display.say(", ".join(f"{source.stream}: {source.total:,} records, {source.origin}" for source in prepared))
         place = place_for(options.database_url, graph.name, files / "postgres")
         try:
             findings = _trials(options, graph, prepared, place, files, clock, display)
             keep = options.keep or not findings.verdict.passed
         finally:
             place.close(keep=keep)
+    except UsageError:
+        keep = options.keep
+        raise
     finally:
         if not keep:
             shutil.rmtree(files, ignore_errors=True)

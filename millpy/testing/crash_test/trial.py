@@ -13,7 +13,7 @@ from millpy.embedded import EmbeddedBroker
 from millpy.errors import SourceUnavailableError
 from millpy.graph import Graph
 from millpy.injectors.mqtt import Mqtt
-from millpy.testing.crash_test.broker import Publisher
+from millpy.testing.crash_test.broker import Publisher, broker_in_memory
 from millpy.testing.crash_test.compare import Results
 from millpy.testing.crash_test.database import Database, through
 from millpy.testing.crash_test.faults import Striker, Struck, StuckError
@@ -139,7 +139,7 @@ class Trial:
         self._watch = Watch(self._url, clock, unique=setting.unique)
         self._broker: EmbeddedBroker | None = None
         if setting.unique is not None:
-            self._broker = self._stack.enter_context(EmbeddedBroker(self._directory / "broker", save_always=True))
+            self._broker = self._stack.enter_context(broker_in_memory())
         self._striker = Striker(
             self._fleet,
             self._watch,
