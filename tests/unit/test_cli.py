@@ -168,7 +168,7 @@ def test_migrate_then_status_and_watermarks_are_json(tmp_path: Path, empty_datab
     status = millpy("status", "--json", "--database", empty_database_url, cwd=tmp_path)
     watermarks = millpy("watermarks", "--json", "--database", empty_database_url, cwd=tmp_path)
 
-    assert json.loads(status.stdout) == {"workers": [], "accounting": []}
+    assert json.loads(status.stdout) == {"workers": [], "sources": [], "accounting": []}
     assert json.loads(watermarks.stdout) == {"watermarks": []}
 
 
@@ -197,7 +197,7 @@ def test_interrupt_before_a_worker_has_begun_prints_no_traceback(
     monkeypatch.setattr(launch, "worker_command", lambda *_: [sys.executable, "-c", INTERRUPTS_ITS_PARENT])
     before = signal.signal(signal.SIGINT, lambda *_: None)  # for the moment before the run has its own
     try:
-        launch._run_children("graph.py", "postgresql://", (), workers=1)
+        launch._run_children("graph.py", "postgresql://", (), None, workers=1)
     finally:
         signal.signal(signal.SIGINT, before)
 
