@@ -192,12 +192,11 @@ while not select.select([sys.stdin], [], [], 0.05)[0]:
 
 
 def test_interrupt_before_a_worker_has_begun_prints_no_traceback(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(launch, "worker_command", lambda *_: [sys.executable, "-c", INTERRUPTS_ITS_PARENT])
     before = signal.signal(signal.SIGINT, lambda *_: None)  # for the moment before the run has its own
     try:
-        launch._run_children("graph.py", "postgresql://", (), None, workers=1)
+        launch._run_children([sys.executable, "-c", INTERRUPTS_ITS_PARENT], "postgresql://", workers=1)
     finally:
         signal.signal(signal.SIGINT, before)
 
