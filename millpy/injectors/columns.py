@@ -26,6 +26,7 @@ from uuid import UUID
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
@@ -155,7 +156,14 @@ class CsvColumns:
     def columns(self, block: bytes, count: int) -> pa.RecordBatch | None:
         """`count` lines as columns; None when msgspec has to decide."""
         block = block.removesuffix(b"\n")
-        if not self._fits or b'"' in block or b"\n\n" in block or block[:1] == b"\n" or block[-1:] == b"\n":
+        quoted = b'"' in block
+        if (
+            not self._fits
+            or (quoted and not _quotes_lines(block))
+            or b"\n\n" in block
+            or block[:1] == b"\n"
+            or block[-1:] == b"\n"
+        ):
             return None
         if int(np.count_nonzero(np.frombuffer(block, np.uint8) < 0x20)) != count - 1 or not is_utf8(block):
             return None
@@ -163,7 +171,7 @@ class CsvColumns:
             table = pa.csv.read_csv(
                 pa.BufferReader(block),
                 pa.csv.ReadOptions(column_names=self._header, block_size=_BLOCK_BYTES),
-                pa.csv.ParseOptions(quote_char=False, ignore_empty_lines=False),
+                pa.csv.ParseOptions(quote_char='"' if quoted else False, ignore_empty_lines=False),
                 pa.csv.ConvertOptions(
                     include_columns=self._present,
                     column_types={name: pa.string() for name in self._present},
@@ -182,6 +190,30 @@ class CsvColumns:
         if not self._type.is_nullable(name):
             return column
         return pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
+
+
+def quotes_are_regular(codes: npt.NDArray[np.uint8], quotes: npt.NDArray[np.int64]) -> bool:
+    """Whether each quote that opens stands at the beginning of a CSV field, and each that closes at the end of one.
+
+    Args:
+        codes: bytes that begin with a record.
+        quotes: where the quotes are.
+    """
+    opening, closing = quotes[0::2], quotes[1::2]
+    before = codes[opening[opening > 0] - 1]
+    after = codes[closing[closing + 1 < len(codes)] + 1]
+    begins = (before == ord(",")) | (before == ord("\n")) | (before == ord('"'))
+    ends = (after == ord(",")) | (after == ord("\n")) | (after == ord("\r")) | (after == ord('"'))
+    return bool(begins.all() and ends.all())
+
+
+def _quotes_lines(block: bytes) -> bool:
+    """Whether quotes part fields as every reader understands them, and none goes over the end of its line."""
+    codes = np.frombuffer(block, np.uint8)
+    quotes = np.flatnonzero(codes == ord('"'))
+    newlines = np.flatnonzero(codes == ord("\n"))
+    inside = np.searchsorted(quotes, newlines) % 2
+    return len(quotes) % 2 == 0 and not inside.any() and quotes_are_regular(codes, quotes)
 
 
 class _Columns:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpy.errors import BrokenFileError
+from millpy.injectors.columns import quotes_are_regular
 from millpy.injectors.files_bytes import FilePosition, open_bytes
 from millpy.injectors.protocol import Refused
 from millpy.limits import Limits
@@ -27,7 +28,7 @@ Positions = npt.NDArray[np.int64]
 NONE: Positions = np.empty(0, np.int64)
 _READ_BYTES = 4_000_000
 _BOM = b"\xef\xbb\xbf"
-_COMMA, _QUOTE, _NEWLINE, _RETURN = b',"\n\r'
+_QUOTE, _NEWLINE = b'"\n'
 
 
 @dataclass(slots=True)
@@ -284,7 +285,7 @@ def record_ends(data: bytes, record_bytes_max: int, *, at_end: bool) -> Position
     codes = np.frombuffer(data, np.uint8)
     newlines = np.flatnonzero(codes == _NEWLINE)
     quotes = np.flatnonzero(codes == _QUOTE)
-    if _is_regular(codes, quotes):
+    if quotes_are_regular(codes, quotes):
         ends: Positions = newlines[np.searchsorted(quotes, newlines) % 2 == 0]
         longest = int(np.diff(ends, prepend=-1).max(initial=0))
         tail = len(data) - (int(ends[-1]) + 1 if len(ends) else 0)
@@ -292,16 +293,6 @@ def record_ends(data: bytes, record_bytes_max: int, *, at_end: bool) -> Position
         if closed and longest <= record_bytes_max:
             return ends
     return _ends_one_by_one(data, newlines, record_bytes_max, at_end=at_end)
-
-
-def _is_regular(codes: npt.NDArray[np.uint8], quotes: Positions) -> bool:
-    """Whether each quote that opens stands at the beginning of a field and each that closes at the end of one."""
-    opening, closing = quotes[0::2], quotes[1::2]
-    before = codes[opening[opening > 0] - 1]
-    after = codes[closing[closing + 1 < len(codes)] + 1]
-    begins = (before == _COMMA) | (before == _NEWLINE) | (before == _QUOTE)
-    ends = (after == _COMMA) | (after == _NEWLINE) | (after == _RETURN) | (after == _QUOTE)
-    return bool(begins.all() and ends.all())
 
 
 def _ends_one_by_one(data: bytes, newlines: Positions, record_bytes_max: int, *, at_end: bool) -> Positions:

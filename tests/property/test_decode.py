@@ -195,7 +195,9 @@ def test_times_in_columns_are_those_of_msgspec(parts: list[tuple[datetime, str, 
 CELLS = [
     "", "1", "-1", "0", "-0", "+1", "007", "1.0", "1e3", " 1", "1 ", "0x1F", "nan", "inf", "1e400", "1e-5", ".5",
     "1.", "null", "true", "TRUE", "false", "yes", "a", "ä", "a b", "99999999999999999999", "2026-01-01T00:00:00Z",
-    "2026-01-01T00:00:00", "1577836800", '"a"', '"a,b"', '"a', 'a"b', "\x00",
+    "2026-01-01T00:00:00", "1577836800",
+    '"a"', '"a,b"', '"a', 'a"b', "\x00", '""', '"a""b"', '"1"', '"1"2', ' "a"', '"a" ', '"""a"',
+    '"', '"2026-01-01T00:00:00Z"', '" "',
     "6f3c9a52-7d39-4b6c-8f53-2f0a9d3f6f11", "-9223372036854775808", "9223372036854775808", "1_0",
 ]  # fmt: skip
 HEADER = ("i", "s", "f", "at", "n", "o", "b", "u", "z")
@@ -229,3 +231,5 @@ def test_fast_path_is_taken_where_nothing_is_special() -> None:
 
     assert JSON.columns(("{" + member + "}").encode(), 1) is not None
     assert CsvColumns(TYPE, HEADER).columns(",".join(PLAIN).encode(), 1) is not None
+    quoted = ",".join(f'"{cell}"' for cell in [*PLAIN[:8], 'a ""quote"", a comma'])
+    assert CsvColumns(TYPE, HEADER).columns(f"{quoted}\n{quoted}".encode(), 2) is not None
