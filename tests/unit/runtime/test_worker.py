@@ -16,11 +16,11 @@ from millpy.clock import SystemClock, fresh_identity
 from millpy.computation import Computation, Context
 from millpy.errors import ConfigError
 from millpy.graph import Graph
-from millpy.injectors.files import File
+from millpy.injectors.files import Directory, File, FileInjector
 from millpy.injectors.protocol import SourceSetup
 from millpy.injectors.settings import EventTime
 from millpy.limits import Limits
-from millpy.model.time import milliseconds
+from millpy.model.time import Instant, milliseconds
 from millpy.runtime.ownership import Lease
 from millpy.runtime.plan import plan
 from millpy.runtime.probe import NoProbe
@@ -29,7 +29,13 @@ from millpy.store.memory import MemoryDatabase, MemoryStore
 from tests.crash.memory_world import Reading, Total, Totals, readings, two_stages
 
 
-async def started(graph: Graph, database: MemoryDatabase, limits: Limits, only: Sequence[str] = ()) -> Worker:
+async def started(
+    graph: Graph,
+    database: MemoryDatabase,
+    limits: Limits,
+    only: Sequence[str] = (),
+    start: Instant | None = None,
+) -> Worker:
     store = MemoryStore(database)
     await store.open()
     deployment = await store.deploy(graph.spec())
@@ -44,6 +50,7 @@ async def started(graph: Graph, database: MemoryDatabase, limits: Limits, only: 
         lease=Lease(limits, clock),
         rng=random.Random(1),
         only=only,
+        start=start,
     )
     await worker.start()
     return worker
@@ -340,3 +347,34 @@ async def test_a_worker_that_stops_for_a_mistake_leaves_its_intervals_free_at_on
         await (await started(graph, database, limits)).run(asyncio.Event())
 
     assert len(database.rows("largest")) == 100
+
+
+class Telling(Directory):
+    """Tells what it was told."""
+
+    def connect(self, setup: SourceSetup) -> FileInjector:
+        setup.tell("told", {"start": setup.start, "notes": sorted(setup.notes)})
+        return super().connect(setup)
+
+
+async def test_source_learns_where_to_begin_and_what_it_noted_and_its_events_are_stored(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text(json.dumps(msgspec.to_builtins(next(iter(readings(1))))) + "\n")
+    graph = Graph("one_stage")
+    source = graph.inject(
+        "readings",
+        Telling(tmp_path, settle=milliseconds(0), every=milliseconds(5)),
+        schema=Reading,
+        event_time=EventTime("at", unit="us", max_disorder=milliseconds(5)),
+    )
+    source.key_by("device").process(Quick(), name="stage", output=Total).to_table("out")
+    database = MemoryDatabase()
+    worker = await started(graph, database, Limits(), start=Instant(7))
+    while not database.rows("out"):
+        await worker.step()
+    await worker._recover()
+    await worker.housekeeping.relieve()
+    await worker._abandon()
+
+    told = [event.detail for _, event in database.events if event.kind == "told"]
+    assert told == [{"start": 7, "notes": []}, {"start": 7, "notes": [str(tmp_path / "a")]}]
+    assert len(database.rows("out")) == 1
