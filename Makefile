@@ -5,10 +5,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
-MINUTES ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check lint format types unit test store-suite crash fuzz sim feeds demo ci clean \
+.PHONY: help setup check lint format types unit test store-suite crash crash-long fuzz sim feeds demo ci clean \
         bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w2 bench-kafka bench-w4 bench-w5 bench-soak
 
 help: ## show this list
@@ -48,7 +47,10 @@ crash: $(STAMP) ## the crash matrix: every fault, on real processes and a real P
 	$(BIN)/python -m tests.crash.matrix --only $(ONLY)
 
 fuzz: $(STAMP) ## an hour of payloads as nobody should send them; MINUTES=n for less
-	FUZZ_MINUTES=$(MINUTES) $(PYTEST) -q -s tests/fuzz
+	FUZZ_MINUTES=$(or $(MINUTES),60) $(PYTEST) -q -s tests/fuzz
+
+crash-long: $(STAMP) ## random SIGKILLs of three workers under a steady load; MINUTES=10 KILLS=200 RATE=5000
+	$(BIN)/python -m tests.crash.long --minutes $(or $(MINUTES),10) --kills $(or $(KILLS),200) --rate $(or $(RATE),5000)
 
 sim: $(STAMP) ## the simulator: SEEDS=10000 runs, or SEED=n to replay one
 	$(BIN)/python -m millpy.testing.simulator $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),2000))

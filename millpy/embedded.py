@@ -305,16 +305,21 @@ class EmbeddedBroker:
     Args:
         directory: for its configuration, log and (mosquitto) persistent sessions.
         port: 0 takes a free one, kept over `kill` and `start`.
-        save_always: mosquitto saves after every change, so that `kill` loses nothing of its own. Slow: otherwise it
-            saves once a minute and at `stop`.
+        save_always: mosquitto saves whenever it has queued a message for an absent client. Slow: otherwise it saves
+            once a minute and at `stop`. Either way `kill` loses what a connected client has not acknowledged yet,
+            unless `save` came before.
+        queued_max: how many messages mosquitto keeps for an absent client; it drops what comes after.
     """
 
     host = "127.0.0.1"
 
-    def __init__(self, directory: Path | str, *, port: int = 0, save_always: bool = False) -> None:
+    def __init__(
+        self, directory: Path | str, *, port: int = 0, save_always: bool = False, queued_max: int = 1_000_000
+    ) -> None:
         self.directory = Path(directory).expanduser().resolve()
         self.port = port or free_port()
         self.program = mosquitto_program()
+        self._queued_max = queued_max
         self._saving = "1\nautosave_on_changes true" if save_always else "60"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -358,6 +363,19 @@ class EmbeddedBroker:
         """SIGKILL."""
         self._end(signal.SIGKILL)
 
+    def save(self) -> None:
+        """Let mosquitto write its sessions and all their messages to disk, and wait for that."""
+        assert self.program is not None, "only mosquitto keeps anything"
+        assert self._process is not None, "it does not run"
+        saved = self.directory / "mosquitto.db"
+        before = saved.stat().st_mtime_ns if saved.exists() else 0
+        self._process.send_signal(signal.SIGUSR1)
+        deadline = time.monotonic() + START_S_MAX
+        while not saved.exists() or saved.stat().st_mtime_ns == before:
+            if time.monotonic() > deadline:
+                raise SourceUnavailableError(f"the embedded broker does not save to {saved}")
+            time.sleep(0.01)
+
     def pid(self) -> int:
         """Of the running broker."""
         assert self._process is not None, "the broker is not running"
@@ -387,7 +405,12 @@ class EmbeddedBroker:
         configuration = self.directory / "mosquitto.conf"
         configuration.write_text(
             _MOSQUITTO.format(
-                host=self.host, port=self.port, directory=self.directory, user=_current_user(), saving=self._saving
+                host=self.host,
+                port=self.port,
+                directory=self.directory,
+                user=_current_user(),
+                saving=self._saving,
+                queued_max=self._queued_max,
             )
         )
         return [self.program, "-c", str(configuration)]
@@ -400,7 +423,7 @@ user {user}
 persistence true
 persistence_location {directory}/
 autosave_interval {saving}
-max_queued_messages 1000000
+max_queued_messages {queued_max}
 max_inflight_messages 0
 max_queued_bytes 0
 """

@@ -147,6 +147,12 @@ class Connection:
         except aiomqtt.MqttError as error:
             await self.close()
             raise self._refusal(error) from error
+        if self._paho.socket() is None:
+            await self.close()
+            raise SourceUnavailableError(
+                f"the MQTT broker at {self.address} ended the connection as soon as it stood",
+                hint="is it just starting?",
+            )
         assert self._paho.socket() is self._socket, "the client library connects in a way of its own"
 
     def _refusal(self, error: aiomqtt.MqttError) -> ConfigError | SourceUnavailableError:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -48,13 +49,11 @@ class Case:
         fault: the row of the table that it belongs to.
         variant: what distinguishes it there.
         run: does it.
-        check: compares the results with an oracle; by default that of the file's graph.
     """
 
     fault: str
     variant: str
     run: Callable[[World], None]
-    check: Callable[[World], list[Fault]] = field(default=lambda world: faults(world.url, world.inputs.expected))
 
     @property
     def name(self) -> str:
@@ -94,6 +93,9 @@ class World:
         self.notes: list[str] = []
         self.workers: list[Worker] = []
         self.observer: Observer | None = None
+        self.seen: list[Fault] = []
+        self.oracle: Callable[[], list[Fault]] = lambda: faults(self.url, self.inputs.expected)
+        """Compares the results; by default those of the graph that reads a file."""
 
     def __enter__(self) -> Self:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -112,6 +114,13 @@ class World:
             connection.execute("CREATE DATABASE own TEMPLATE millpy_template")
         self.url = self.server.url("own")
         return self.server
+
+    def move(self, url: str) -> None:
+        """The database is another one from now on, with a history of its own."""
+        self.url = url
+        if self.observer is not None:
+            self.seen += self.observer.faults
+            self.observer = None
 
     def worker(self, url: str | None = None, **options: Any) -> Worker:
         """Start a worker; it is watched from now on, and killed at the end when it still runs."""
@@ -155,10 +164,10 @@ class World:
 
     def found(self) -> list[Fault]:
         """What the observer has seen, and orphans that are left."""
-        seen: list[Fault] = []
+        seen = self.seen
         if self.observer is not None:
             self.observer.look_now()
-            seen = list(self.observer.faults)
+            seen += self.observer.faults
             if not self.observer.samples:
                 seen.append(Fault("violation", "nobody has watched"))
         with psycopg.connect(self.url, autocommit=True) as connection:
@@ -204,6 +213,13 @@ class Recovery:
         self.world.recoveries_s.append(took_s)
         return took_s
 
+    def wait_aside(self, *, watched: Worker | None = None) -> Future[float]:
+        """The same while the case goes on; ask for its result before the end."""
+        pool = ThreadPoolExecutor(1)
+        waiting = pool.submit(self.wait, watched=watched)
+        pool.shutdown(wait=False)
+        return waiting
+
     def _read(self, pids: Iterable[int] | None) -> bool:
         try:
             with psycopg.connect(self.world.url, autocommit=True) as connection:
@@ -243,7 +259,7 @@ def play(case: Case, directory: Path, server: EmbeddedPostgres, inputs: Inputs) 
         found: list[Fault] = []
         try:
             case.run(world)
-            found = [*case.check(world), *world.found()]
+            found = [*world.oracle(), *world.found()]
         except (AssertionError, OSError, psycopg.Error, MillError) as error:
             found = [Fault("violation", f"{type(error).__name__}: {error}")]
             if world.observer is not None:

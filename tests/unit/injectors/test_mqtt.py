@@ -6,9 +6,10 @@ import traceback
 import pytest
 
 from millpy.clock import SystemClock
-from millpy.errors import ConfigError
+from millpy.errors import ConfigError, SourceUnavailableError
 from millpy.injectors.mqtt import Mqtt
 from millpy.injectors.mqtt_address import BrokerAddress
+from millpy.injectors.mqtt_connection import Connection
 from millpy.injectors.protocol import SourceSetup
 from millpy.limits import Limits
 
@@ -121,3 +122,23 @@ async def test_keeper_that_dies_says_so_when_asked_for_records(monkeypatch: pyte
     with pytest.raises(ZeroDivisionError):
         await injector.take()
     await injector.close()
+
+
+async def test_broker_that_dies_as_soon_as_it_has_accepted_is_away_and_no_mistake_of_ours() -> None:
+    async def accept_and_die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"\x20\x03\x00\x00\x00")  # CONNACK
+        writer.close()
+
+    async with await asyncio.start_server(accept_and_die, "127.0.0.1", 0) as broker:
+        port = broker.sockets[0].getsockname()[1]
+        connection = Connection(
+            address(Mqtt("a/#", host="127.0.0.1", port=port)),
+            lambda _: None,
+            packet_bytes_max=1_000,
+            kept_bytes=1_000,
+        )
+
+        with pytest.raises(SourceUnavailableError):
+            await connection.open()
+        await connection.close()

@@ -1,0 +1,289 @@
+"""A broker that dies with and without its queue, says everything twice, or has saved up ten minutes of messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import psycopg
+from paho.mqtt import client as mqtt
+
+from millpy.embedded import EmbeddedBroker, mosquitto_program
+from millpy.runtime.probe import Point
+from tests.crash.harness import Worker, await_true
+from tests.crash.shore import Shore
+from tests.crash.workload import START_US
+from tests.crash.world import Case, Skipped, World
+
+GRAPH = Path(__file__).resolve().parents[1] / "shore_graph.py"
+TOPIC = "bench/ping"  # where the publisher of the benchmarks sends, too
+MESSAGES = 3_000
+PIECE = 50
+QUEUED = 300
+IDLE_S = 2.0
+BACKLOG_US = 600_000_000
+
+
+def cases() -> Iterator[Case]:
+    """The broker alone, then with a worker."""
+    yield Case("broker killed, its queue saved", "", partial(_killed, worker_too=False))
+    yield Case("broker killed, its queue saved", "worker too", partial(_killed, worker_too=True))
+    yield Case("broker killed, its queue not saved", "", _killed_without_persistence)
+    yield Case("broker's queue too short", "", _queue_too_short)
+    yield Case("broker stopped and started", "", _stopped)
+    yield Case("every message published twice", "a worker killed meanwhile", _twice)
+    yield Case("ten minutes of messages after an outage", "", _backlog)
+
+
+class Publisher:
+    """Publishes with QoS 1 in order, through any outage of the broker.
+
+    The client library sends what it could not send before together with what is new; so a piece waits for the
+    acknowledgement of the one before it, else their order would be lost.
+    """
+
+    def __init__(self, broker: EmbeddedBroker) -> None:
+        self.acknowledged = self.sent = 0
+        self.client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5)
+        self.client.reconnect_delay_set(1, 1)
+        self.client.max_inflight_messages_set(200)
+        self.client.on_publish = self._published
+        self.client.connect(broker.host, broker.port)
+        self.client.loop_start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.client.disconnect()
+        self.client.loop_stop()
+
+    def _published(self, *_: object) -> None:
+        self.acknowledged += 1
+
+    def publish(self, payloads: Sequence[bytes]) -> None:
+        """Hand them to the client, once everything before them is acknowledged."""
+        self.await_acknowledged()
+        for payload in payloads:
+            self.client.publish(TOPIC, payload, qos=1)
+        self.sent += len(payloads)
+
+    def await_acknowledged(self) -> None:
+        """The broker has said that it has everything."""
+        await_true(lambda: self.acknowledged >= self.sent, "the broker has everything", 60)
+
+
+class Scene:
+    """A broker, workers that listen to it, and a publisher."""
+
+    def __init__(
+        self,
+        world: World,
+        shore: Shore,
+        *,
+        saves: bool,
+        queued_max: int = 1_000_000,
+        idle_s: float = 0.0,
+        settings: Mapping[str, float] | None = None,
+    ) -> None:
+        if mosquitto_program() is None:
+            raise Skipped("mosquitto is not installed")
+        self.world, self.shore = world, shore
+        broker = EmbeddedBroker(world.directory / "broker", save_always=saves, queued_max=queued_max)
+        self.broker = world.stack.enter_context(broker)
+        self.environment = {
+            "SHORE_TOPIC": TOPIC,
+            "SHORE_PORT": str(self.broker.port),
+            "SHORE_EVERY": str(shore.every),
+            "SHORE_IDLE_S": str(idle_s),
+        }
+        self.publisher = world.stack.enter_context(Publisher(self.broker))
+        self.workers: list[Worker] = []
+        self.settings = settings or {}
+
+    def start_worker(self) -> Worker:
+        worker = self.world.worker(graph=GRAPH, environment=self.environment, **self.settings)
+        self.workers.append(worker)
+        return worker
+
+    def await_listening(self) -> None:
+        """Something that is no record has become a dead letter: the subscription stands."""
+        before = self.count("mill.dead_letters")
+
+        def heard() -> bool:
+            self.publisher.publish([b"hello"])
+            time.sleep(0.1)
+            return self.count("mill.dead_letters") > before
+
+        self.workers[-1].await_while_running(heard, "listens", 60)
+
+    def count(self, table: str) -> int:
+        with psycopg.connect(self.world.url, autocommit=True) as connection:
+            try:
+                row = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
+            except psycopg.errors.UndefinedTable:
+                return 0  # the worker has not deployed yet
+        return row[0] if row else 0
+
+    def await_marked(self, number: int) -> None:
+        """So many records have been counted."""
+        worker = self.workers[-1]
+        try:
+            worker.await_while_running(lambda: self.count("shore.marks") >= number, f"{number} counted", 60)
+        except AssertionError as error:
+            raise AssertionError(f"{self.count('shore.marks')} of {error}") from None
+
+    def publish(self, first: int, last: int, *, twice: bool = False) -> None:
+        """Messages [first, last), at a pace that leaves room for what happens meanwhile."""
+        for start in range(first, last, PIECE):
+            piece = [self.shore.payload(seq) for seq in range(start, min(last, start + PIECE))]
+            self.publisher.publish(piece * 2 if twice else piece)
+            time.sleep(0.01)
+
+    def finish(self, sent: np.ndarray, *, ends: bool = True) -> None:
+        """Close every window, let all workers leave, and say what must be there."""
+        after = int(sent.max()) + 1
+        if ends:
+            self.publisher.publish([self.shore.end(after)])
+        self.publisher.await_acknowledged()
+        over = self.shore.end_us(after)
+        self.workers[-1].await_while_running(lambda: self.low_watermark() >= over, "every window is closed", 60)
+        for worker in self.workers:
+            if worker.process.poll() is None:
+                worker.drain()
+                worker.await_finished()
+        self.world.oracle = partial(self.shore.faults, self.world.url, sent)
+
+    def low_watermark(self, kind: str = "stage") -> int:
+        with psycopg.connect(self.world.url, autocommit=True) as connection:
+            row = connection.execute(
+                "SELECT min(low_watermark) FROM mill.intervals JOIN mill.computations USING (computation_id)"
+                " WHERE kind = %s",
+                [kind],
+            ).fetchone()
+        return row[0] if row else 0
+
+    def kill_broker(self) -> None:
+        self.broker.kill()
+        self.world.kills += 1
+
+
+def _scene(world: World, *, saves: bool = True, queued_max: int = 1_000_000) -> Scene:
+    scene = Scene(world, Shore(START_US, 10_000), saves=saves, queued_max=queued_max)
+    scene.start_worker()
+    scene.await_listening()
+    return scene
+
+
+def _killed(world: World, worker_too: bool) -> None:
+    scene = _scene(world)
+    third = MESSAGES // 3
+    scene.publish(0, third)
+    for first in (third, 2 * third):
+        scene.publish(first, first + PIECE)
+        scene.publisher.await_acknowledged()
+        scene.broker.save()  # what it has acknowledged since would die with it
+        died_at = time.monotonic()
+        scene.kill_broker()
+        if worker_too:
+            world.kill(scene.workers[-1])
+            scene.start_worker()
+        recovery = world.hurt(fenced=False)
+        recovery.started = died_at
+        recovered = recovery.wait_aside(watched=scene.workers[-1])
+        scene.broker.start()
+        scene.publish(first + PIECE, first + third)
+        recovered.result()
+    scene.finish(np.arange(MESSAGES))
+
+
+def _killed_without_persistence(world: World) -> None:
+    """What it had acknowledged and not delivered is gone with it: that part is not ours to keep. All else is there."""
+    scene = _scene(world, saves=False)
+    third = MESSAGES // 3
+    scene.publish(0, third)
+    scene.await_marked(third)
+    world.kill(scene.workers[-1])
+    scene.publish(third, 2 * third)
+    scene.publisher.await_acknowledged()
+    scene.kill_broker()
+    scene.broker.start()
+    scene.start_worker()
+    scene.await_listening()
+    scene.publish(2 * third, MESSAGES)
+    numbers = np.arange(MESSAGES)
+    scene.finish(numbers[(numbers < third) | (numbers >= 2 * third)])
+    world.notes.append(f"the broker lost {third} messages that it had acknowledged, and nothing else is missing")
+
+
+def _queue_too_short(world: World) -> None:
+    """It drops what comes while we are away and its queue is full: that part is not ours to keep. All else is there."""
+    scene = _scene(world, saves=False, queued_max=QUEUED)
+    third = MESSAGES // 3
+    scene.publish(0, third)
+    scene.await_marked(third)
+    scene.workers[-1].drain()  # in good order, so that all is acknowledged and the queue empty
+    scene.workers[-1].await_finished()
+    scene.publish(third, 2 * third)
+    scene.publisher.await_acknowledged()
+    scene.start_worker()
+    scene.await_marked(third + QUEUED)
+    scene.publish(2 * third, MESSAGES)
+    numbers = np.arange(MESSAGES)
+    scene.finish(numbers[(numbers < third + QUEUED) | (numbers >= 2 * third)])
+    world.notes.append(f"the broker dropped {third - QUEUED} messages beyond its queue, and nothing else is missing")
+
+
+def _stopped(world: World) -> None:
+    scene = _scene(world)
+    scene.publish(0, MESSAGES // 2)
+    stopped_at = time.monotonic()
+    scene.broker.stop()
+    recovery = world.hurt(fenced=False)
+    recovery.started = stopped_at
+    recovered = recovery.wait_aside(watched=scene.workers[-1])
+    scene.broker.start()
+    scene.publish(MESSAGES // 2, MESSAGES)
+    recovered.result()
+    scene.finish(np.arange(MESSAGES))
+
+
+def _twice(world: World) -> None:
+    scene = _scene(world)
+    scene.publish(0, MESSAGES // 2, twice=True)
+    recovery = world.kill(scene.workers[-1])
+    again = scene.start_worker()
+    recovered = recovery.wait_aside(watched=again)
+    scene.publish(MESSAGES // 2, MESSAGES, twice=True)
+    recovered.result()
+    scene.finish(np.arange(MESSAGES))
+    row = world.connect().execute("SELECT duplicate FROM millpy.accounting WHERE consumer IS NULL").fetchone()
+    assert row is not None and row[0] >= MESSAGES, f"{row} duplicates of {MESSAGES}"
+
+
+def _backlog(world: World) -> None:
+    """The clock advances the watermark of a quiet source; what queued up during an outage must not be late for it."""
+    started_us = time.time_ns() // 1_000 - BACKLOG_US - 5_000_000
+    shore = Shore(started_us - started_us % 1_000_000, BACKLOG_US // MESSAGES)
+    scene = Scene(world, shore, saves=True, idle_s=IDLE_S)
+    first = scene.start_worker()
+    scene.await_listening()
+    scene.publish(0, PIECE)
+    scene.await_marked(PIECE)
+    world.kill(first)
+    scene.publish(PIECE, MESSAGES)
+    scene.publisher.await_acknowledged()
+    scene.broker.stop()
+    again = scene.start_worker()
+    again.await_reached(Point.AFTER_CLAIM)
+    time.sleep(2 * IDLE_S)
+    assert scene.low_watermark("injector") <= shore.end_us(PIECE), "the clock went on without the broker"
+    scene.broker.start()
+    scene.finish(np.arange(MESSAGES), ends=False)
