@@ -28,11 +28,14 @@ def run(feed: Feed) -> dict[str, tuple[int, int]]:
         EmbeddedPostgres(Path(place) / "postgres") as server,
         EmbeddedBroker(Path(place) / "broker") as broker,
     ):
-        migrate(server.url())
-        faults = run_through_mqtt(feed, Path(place), server.url(), broker, kills=KILLS)
-        for fault in faults:
-            print(f"{feed.name}: {fault}", file=sys.stderr)
-        found = feed.check(server.url())
+        try:
+            migrate(server.url())
+            faults = run_through_mqtt(feed, Path(place), server.url(), broker, kills=KILLS)
+            found = feed.check(server.url())
+        finally:
+            server.kill()  # it would look for its files in a moment, and they will be gone
+    for fault in faults:
+        print(f"{feed.name}: {fault}", file=sys.stderr)
     return found | {"what an observer saw": (0, len(faults))} if faults else found
 
 
