@@ -7,6 +7,7 @@ Beside the payload every record has an event time and, behind a source, the wate
 
 from __future__ import annotations
 
+import copy
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -206,6 +207,13 @@ class RecordType:
                 values = [None if v is None else str(v) for v in values]
             columns.append(pa.array(values, field.type))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def clone(self) -> Callable[[Any], Any] | None:
+        """Copies an object of the struct before user code gets it, which may change it in place; None: nothing can."""
+        if any(pa.types.is_nested(column.type) for column in self.schema):
+            return copy.deepcopy
+        shallow: Callable[[Any], Any] = self.struct.__copy__
+        return None if self.struct.__struct_config__.frozen else shallow
 
     def objects_of(self, batch: pa.RecordBatch) -> list[Any]:
         """Columns as objects of the struct."""

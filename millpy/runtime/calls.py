@@ -101,6 +101,8 @@ class Calls:
         )
         self._binding = binding
         self._streams = [spec.stream for spec in binding.inputs]
+        # A record is shared with other consumers, and is as it came when its call is made again, parked or set aside.
+        self._clones = [spec.record_type.clone() for spec in binding.inputs]
         self._stores = stores
         self._outlets = outlets
         self._book = book
@@ -134,6 +136,7 @@ class Calls:
         keys, finish = turn.keys, self._finish
         context.now_us = turn.work.now_us
         context.stream = stream = self._streams[rows.input]
+        clone = self._clones[rows.input]
         for job in jobs:
             code, mine = job
             context.key = key = keys[code]
@@ -148,8 +151,9 @@ class Calls:
                     context.event_time_us = times[row]
                     context.input_watermark_us = watermarks[row]
                     if inputs is not None:
-                        context.stream = self._streams[inputs[row]]
-                    process(context, objects[row])
+                        context.stream, clone = self._streams[inputs[row]], self._clones[inputs[row]]
+                    record = objects[row]
+                    process(context, record if clone is None else clone(record))
                     if context._timers is not None:
                         self._settle(context)
                         # Its timers may be due before its next row: go on the way that looks.
@@ -278,8 +282,10 @@ class Calls:
             context._firing = None
             context._late = None
             context.event_time_us = turn.rows.times[item]
-            context.stream = self._streams[turn.rows.input_of(item)]
-            result = self._process_record(context, turn.rows.objects[item])
+            origin = turn.rows.input_of(item)
+            context.stream, clone = self._streams[origin], self._clones[origin]
+            record = turn.rows.objects[item]
+            result = self._process_record(context, record if clone is None else clone(record))
         if result is not None and self.awaits:
             await result
 

@@ -247,7 +247,8 @@ class KeyedInterval:
                 self._wait_one(turn, code, row)
         return waiting
 
-    def _wait_one(self, turn: Turn, code: int, row: int) -> None:
+    def _wait_one(self, turn: Turn, code: int, row: int) -> bool:
+        """Let a record wait; False when it cannot be stored and is set aside."""
         rows, key = turn.rows, turn.keys[code]
         origin = rows.input_of(row)
         try:
@@ -255,6 +256,7 @@ class KeyedInterval:
                 raise RefusedValueError(f"{self._parking.records} records of parked keys wait already")
             self._parking.wait(key, rows, row, turn.work.bundle)
             turn.parked[origin] = turn.parked.get(origin, 0) + 1
+            return True
         except RefusedValueError as error:
             turn.quarantined[origin] = turn.quarantined.get(origin, 0) + 1
             letter = dead_letter_of(
@@ -267,6 +269,7 @@ class KeyedInterval:
                 input=origin,
             )
             turn.letters.append(letter)
+            return False
 
     def _park_stopped(self, turn: Turn) -> None:
         """Park the keys that have stopped in this turn, with their rows from there on."""
@@ -276,7 +279,8 @@ class KeyedInterval:
             self._parking.park(key, failure_of(stop, turn.work))
             self._book.stop(key)
             for row in stop.rows:
-                self._wait_one(turn, code, row)
+                if not self._wait_one(turn, code, row) and row == stop.item:
+                    self._parking.lose(key)
 
     def _refuse_keys(self, turn: Turn, texts: Sequence[bytes]) -> set[int]:
         """Set aside records whose key cannot be stored."""

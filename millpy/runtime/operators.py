@@ -15,7 +15,6 @@ return columns of the right length and type is a mistake in the program and stop
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -78,8 +77,7 @@ class Operator:
         self.output = output
         self._columns = columns
         # A function may change its record in place, and other consumers see the same object.
-        nests = any(pa.types.is_nested(column.type) for column in input.schema)
-        self._clone = copy.deepcopy if nests else copy.copy
+        self._clone = input.clone()
 
     def __repr__(self) -> str:
         return f"{self.word}({getattr(self.function, '__name__', repr(self.function))})"
@@ -117,7 +115,7 @@ class Operator:
         for row, (record, at) in enumerate(zip(records.objects(), records.event_times.tolist(), strict=True)):
             for attempt in range(1, attempts_max + 1):
                 try:
-                    values.append(one(clone(record), at))
+                    values.append(one(record if clone is None else clone(record), at))
                     rows.append(row)
                     break
                 except Exception as error:  # user code: set aside, see the module

@@ -43,6 +43,7 @@ class Failure(msgspec.Struct, frozen=True):
         ticket: the bundle in which it was parked: names this parking.
         timer: (domain, name) of the timer that failed, else None.
         parked_at: processing time.
+        lost: the record that failed could not be stored and was set aside: none of those that wait is it.
     """
 
     ticket: int
@@ -51,6 +52,7 @@ class Failure(msgspec.Struct, frozen=True):
     traceback: str
     parked_at: int
     timer: TimerId | None = None
+    lost: bool = False
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -94,7 +96,8 @@ class Released:
     @property
     def discarded(self) -> ParkedRow | None:
         """The record that is set aside; None when it was a timer."""
-        takes = self.discards and self.parked.failure.timer is None and self.parked.rows
+        failure = self.parked.failure
+        takes = self.discards and failure.timer is None and not failure.lost and self.parked.rows
         return self.parked.rows[0] if takes else None
 
     @property
@@ -141,6 +144,12 @@ class Parking:
         """Stop a key."""
         assert key not in self.keys, key
         self.keys[key] = ParkedKey(failure)
+        self._changes[(key, KEY_NAMESPACE, "")] = (encode_value(failure), INSTANT_MAX)
+
+    def lose(self, key: Key) -> None:
+        """Note that the record at which a key has stopped does not wait with the others."""
+        failure = msgspec.structs.replace(self.keys[key].failure, lost=True)
+        self.keys[key].failure = failure
         self._changes[(key, KEY_NAMESPACE, "")] = (encode_value(failure), INSTANT_MAX)
 
     def wait(self, key: Key, rows: Rows, row: int, bundle: int) -> None:

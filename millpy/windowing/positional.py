@@ -1,7 +1,7 @@
 """First, last, the largest or smallest few, and all: aggregates that keep values of a window's records.
 
 They go by event time; among equal event times by order of arrival. What they keep is bounded: `N_MAX` values of a
-`Top`, `Collect.limit` values and `COLLECT_BYTES_MAX` bytes of a `Collect`, per key and window.
+`Top`, `Collect.limit` values and `COLLECT_BYTES_MAX` bytes and a value of a `Collect`, per key and window.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import accumulate, takewhile
+from itertools import accumulate, islice, takewhile
 from typing import Any
 
 import pyarrow as pa
@@ -76,8 +76,8 @@ class Top(Aggregate):
 class Collect(Aggregate):
     """All values as a list, in order of event time: `Collect("value", limit=100)`.
 
-    Bounded: of more than `limit` values (or than 1,000,000 bytes of them) the earliest are kept. A `Count` beside it
-    tells how many there were. A column of lists is `jsonb` in SQL, where NaN and infinities are null.
+    Bounded: of more than `limit` values the earliest are kept, and none behind the first 1,000,000 bytes of them. A
+    `Count` beside it tells how many there were. A column of lists is `jsonb` in SQL, where NaN and infinities are null.
 
     Raises:
         SchemaError: the limit is not between 1 and 10,000.
@@ -258,8 +258,9 @@ class CollectFold(ValueFold):
         """The earliest values that are few and small enough."""
         count = min(len(values), self._limit)
         if self.kind is str:
-            sizes = accumulate(len(value.encode(errors="replace")) for value in values[:count])
-            count = sum(1 for _ in takewhile(lambda size: size <= COLLECT_BYTES_MAX, sizes))
+            # By the bytes before each: what is kept then says itself that it is full, whatever is merged with it later.
+            sizes = accumulate((len(value.encode(errors="replace")) for value in values[:count]), initial=0)
+            count = sum(1 for _ in takewhile(lambda before: before < COLLECT_BYTES_MAX, islice(sizes, count)))
         return [times[:count], values[:count]]
 
 

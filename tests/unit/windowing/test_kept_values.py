@@ -94,8 +94,18 @@ def test_collect_keeps_no_more_bytes_than_its_limit(few: int) -> None:
 
     kept = result(few, [rows[3:], rows[:3]], Collect("text"))
 
-    assert [text[0] for text in kept] == ["0", "1", "2"]
-    assert sum(map(len, kept)) <= COLLECT_BYTES_MAX
+    assert [text[0] for text in kept] == ["0", "1", "2", "3"]
+
+
+@paths
+def test_what_collect_keeps_of_long_text_does_not_depend_on_bundles(few: int) -> None:
+    # A value that did not fit was dropped, and a shorter one behind it was kept when it came in another bundle.
+    sizes = (COLLECT_BYTES_MAX // 2 + 1, COLLECT_BYTES_MAX // 2 + 1, 1)
+    rows = [(Reading(text="x" * size), at) for at, size in enumerate(sizes)]
+
+    cut = [result(few, bundles, Collect("text")) for bundles in ([rows], [rows[:2], rows[2:]], [rows[2:], rows[:2]])]
+
+    assert [list(map(len, kept)) for kept in cut] == [list(sizes[:2])] * 3
 
 
 @paths

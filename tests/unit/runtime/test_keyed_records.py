@@ -1,0 +1,84 @@
+"""Records in a Computation's hands: as they came for every call, and none of another's goes when one is given up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from millpy.computation import Computation, Context, Value
+from millpy.model.checkpoint import Kind
+from millpy.runtime.keyed import ComputationLogic
+from tests.stages import StageDriver
+
+
+class Reading(msgspec.Struct):
+    key: str
+    value: float
+    tags: list[str] = []
+
+
+class Doubling(Computation):
+    """Works on the record itself before it fails."""
+
+    total = Value(float, default=0.0)
+
+    def process_record(self, context: Context, record: Reading) -> None:
+        record.value *= 2
+        record.tags.append("doubled")
+        context[Doubling.total] += record.value * len(record.tags)
+        if record.value == 14:
+            raise ValueError("seven")
+
+
+class AsyncDoubling(Doubling):
+    async def process_record(self, context: Context, record: Reading) -> None:  # type: ignore[override]
+        super().process_record(context, record)
+
+
+def stored(driver: StageDriver, kind: Kind) -> dict[str, Any]:
+    return {name[1]: msgspec.json.decode(value) for name, (value, _, _) in driver.stored.items() if name[0] is kind}
+
+
+@pytest.mark.parametrize("computation", [Doubling, AsyncDoubling])
+@pytest.mark.parametrize("cuts", [[3], [1, 1, 1]], ids=["one bundle", "three bundles"])
+def test_a_record_that_a_call_has_changed_comes_as_it_was_to_the_next(
+    computation: type[Computation], cuts: Sequence[int]
+) -> None:
+    # A key's rows run again when one of them raises, and a failing one is tried again: both saw what was left of them.
+    driver = StageDriver(ComputationLogic(computation()), Reading)
+    rows = [(Reading("a", value), at) for at, value in enumerate((1.0, 7.0, 2.0))]
+    given = [record for record, _ in rows]
+
+    letters = []
+    for count in cuts:
+        letters += driver.feed(rows[:count]).dead_letters
+        del rows[:count]
+
+    assert stored(driver, Kind.STATE) == {"total": 6.0}
+    assert [msgspec.json.decode(letter.payload)["value"] for letter in letters] == [7.0]
+    assert given == [Reading("a", 1.0), Reading("a", 7.0), Reading("a", 2.0)]  # what other consumers get
+
+
+class Careful(Computation):
+    seen = Value(list[float])
+
+    def process_record(self, context: Context, record: Reading) -> None:
+        if record.value != record.value:
+            raise ValueError("not a number")
+        context[Careful.seen] = [*(context[Careful.seen] or []), record.value]
+
+
+def test_discarding_a_record_that_could_not_wait_gives_up_no_other() -> None:
+    driver = StageDriver(ComputationLogic(Careful(), parks=True), Reading)
+
+    stopped = driver.feed([(Reading("a", 1.0), 1), (Reading("a", float("nan")), 2), (Reading("a", 3.0), 3)])
+    driver.restart()
+    discarded = driver.release([(Reading("a", 4.0), 4)], discard=True)
+
+    assert len(stopped.dead_letters) == 1  # JSON has no NaN, so it could not be parked
+    assert discarded.dead_letters == []
+    assert stored(driver, Kind.STATE) == {"seen": [1.0, 3.0, 4.0]}
+    assert (stopped.parked_by_input, discarded.parked_by_input) == ({0: 1}, {0: -1})
