@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from millpy.errors import BrokenFileError
+from millpy.errors import BrokenFileError, SourceUnavailableError
 from millpy.injectors.files_agenda import Agenda, Next, Notes
 from millpy.injectors.files_bytes import FilePosition, check_same, recognize
 from millpy.injectors.files_lines import Format, LineReader, Piece
@@ -106,6 +106,12 @@ class Reading:
                 if self._broken == "stop":
                     raise
                 return self._set_aside(error, begun)
+            except SourceUnavailableError:
+                # What the reader had in its hands is gone with the error: begin anew behind what was handed over.
+                if self._file is not None:
+                    self._resume = self._file.at
+                    self.close()
+                raise
             self._at = piece.after
             if piece.ended:
                 self._finish(piece)

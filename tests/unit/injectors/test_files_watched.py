@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gzip
+import io
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from millpy.clock import SystemClock
@@ -227,6 +232,45 @@ async def test_directory_that_goes_away_is_waited_for(folder: Path, caplog: pyte
         await watch.until(lambda: not watch.injector.quiet())
 
         assert lines_of(await watch.until_quiet()) == [b"{2}"]
+
+
+async def test_file_that_cannot_be_read_for_a_moment_is_read_on_without_a_gap(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What a reader had in its hands was lost with the error; a Parquet file was taken for one that had ended.
+    lines = [f"{number} {os.urandom(40_000).hex()}".encode() for number in range(64)]
+    (folder / "a.gz").write_bytes(gzip.compress(b"\n".join(lines)))
+    pq.write_table(pa.table({"i": list(range(30))}), folder / "b.parquet", row_group_size=10)
+    failures = {"gzip": 38, "parquet": 2}
+
+    def fail(what: str) -> None:
+        failures[what] -= 1
+        if not failures[what]:
+            raise OSError(errno.EIO, "the disk is away")
+
+    class Flaky(io.FileIO):
+        def read(self, size: int | None = -1) -> bytes:  # type: ignore[override]
+            fail("gzip")
+            return super().read(-1 if size is None else size)
+
+    def batches(self: pq.ParquetFile, **options: Any) -> Iterator[pa.RecordBatch]:
+        for batch in original(self, **options | {"batch_size": 10}):
+            fail("parquet")
+            yield batch
+
+    original = pq.ParquetFile.iter_batches
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", batches)
+    opened = Path.open
+    monkeypatch.setattr(Path, "open", lambda path, mode: Flaky(path) if path.suffix == ".gz" else opened(path, mode))
+    source = Directory(folder, settle=timedelta(0), every=OFTEN)
+    async with Watch(source).open() as watch:
+        found = await watch.settled()
+
+    assert max(failures.values()) <= 0
+    assert lines_of(found) == lines
+    assert [i for taken in found if taken.batch is not None for i in taken.batch.column("i").to_pylist()] == [
+        *range(30)
+    ]
 
 
 async def test_directory_that_is_not_there_is_named_before_anything_runs(tmp_path: Path) -> None:
