@@ -212,7 +212,7 @@ class RecordType:
         """Copies an object of the struct before user code gets it, which may change it in place; None: nothing can."""
         if any(pa.types.is_nested(column.type) for column in self.schema):
             return copy.deepcopy
-        shallow: Callable[[Any], Any] = self.struct.__copy__
+        shallow: Callable[[Any], Any] = self.struct.__copy__  # type: ignore[attr-defined]
         return None if self.struct.__struct_config__.frozen else shallow
 
     def objects_of(self, batch: pa.RecordBatch) -> list[Any]:
