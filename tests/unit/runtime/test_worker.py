@@ -301,8 +301,9 @@ async def test_callbacks_that_only_compute_are_stepped_without_a_hop_when_few_re
 
 @pytest.mark.parametrize(("computation", "gathered"), [(Quick(), 0), (Threads(), 1)], ids=["quick", "in the thread"])
 async def test_only_a_step_in_the_thread_overlaps_with_the_commit_before(
-    tmp_path: Path, computation: Computation, gathered: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, computation: Computation, gathered: int
 ) -> None:
+    monkeypatch.setattr("millpy.runtime.worker.STEP_HERE_S_MAX", 60.0)  # however slow this machine is
     worker = await started(one_stage(tmp_path / "in", computation, 60), MemoryDatabase(), Limits(bundle_records_max=20))
     commit, answered = worker._store.commit, asyncio.Event()
 
