@@ -426,7 +426,7 @@ CREATE VIEW millpy.fleet AS SELECT * FROM mill.devices();
 CREATE VIEW millpy.parked AS
 SELECT p.graph, p.computation, w.key, w.records, mill.moment(w.holds_at) AS holds_watermark_at,
        mill.moment((f.value ->> 'parked_at')::bigint) AS parked_at, f.value ->> 'reason' AS reason,
-       f.value ->> 'detail' AS detail, CASE WHEN f.value -> 'timer' ->> 1 IS NULL AND NOT (f.value ->> 'lost')::boolean THEN w.first_record END AS failing_record,
+       f.value ->> 'detail' AS detail, CASE WHEN f.value -> 'timer' ->> 1 IS NULL AND f.value ->> 'lost' IS DISTINCT FROM 'true' THEN w.first_record END AS failing_record,
        f.value -> 'timer' ->> 1 AS failing_timer, f.value ->> 'traceback' AS traceback,
        EXISTS (SELECT FROM mill.releases AS r WHERE r.interval_id = p.interval_id AND r.key = w.key
                   AND r.ticket = (f.value ->> 'ticket')::bigint) AS requested,

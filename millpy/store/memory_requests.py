@@ -89,7 +89,8 @@ class Requests:
 
     def any_of(self, interval_ids: Sequence[int]) -> bool:
         """Whether anything is asked of these intervals."""
-        return bool(self.asked(interval_ids, 1, 1).requests)
+        asked = self.asked(interval_ids, 1, 1)
+        return bool(asked.requests or asked.releases)
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise unless every request that the checkpoint settles is one still."""

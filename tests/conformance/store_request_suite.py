@@ -155,6 +155,22 @@ class RequestSuite:
 
         assert not await owner.store.finished(world.deployment.graph_id)
 
+    async def test_graph_with_a_key_to_be_released_has_not_finished(self, world: World) -> None:
+        # A key that had stopped at a late record holds nothing: a worker left before it looked at the release.
+        owner = await world.owner()
+        interval, _ = world.sums
+        parked = entries(Kind.PARKED, "key", ("d", {"ticket": 3, "parked_at": 0}))
+        end = {"input_watermark": INSTANT_MAX, "low_watermark": INSTANT_MAX}
+        rest = [i for i in world.deployment.intervals if i != interval]
+        await owner.commit(
+            owner.checkpoint(interval, delta=(parked,), **end), *(owner.checkpoint(i, **end) for i in rest)
+        )
+        assert await owner.store.finished(world.deployment.graph_id)
+
+        await people(world).release("sums", interval.interval_id, "d", 3)
+
+        assert not await owner.store.finished(world.deployment.graph_id)
+
     async def test_release_of_a_parked_key_is_asked_for_until_a_commit_has_done_it(self, world: World) -> None:
         owner = await world.owner()
         interval, other = world.sums

@@ -29,10 +29,11 @@ SELECT p.name, coalesce(sum(pending.records), 0)::bigint AS records, coalesce(su
  GROUP BY p.name;
 
 -- name: read_finished
--- Whether every interval has reached the end, and nothing is to be taken again. Always one row.
+-- Whether every interval has reached the end, and nothing is to be taken again or to go on. Always one row.
 SELECT coalesce(bool_and(i.low_watermark >= 4611686018427387904
                          AND NOT EXISTS (SELECT FROM mill.dead_letters AS d WHERE d.interval_id = i.interval_id AND d.state = 'requested')
-                         AND NOT EXISTS (SELECT FROM mill.late_records AS l WHERE l.interval_id = i.interval_id AND l.state = 'requested')),
+                         AND NOT EXISTS (SELECT FROM mill.late_records AS l WHERE l.interval_id = i.interval_id AND l.state = 'requested')
+                         AND NOT EXISTS (SELECT FROM mill.releases AS r WHERE r.interval_id = i.interval_id)),
                 false)
   FROM mill.intervals AS i WHERE i.graph_id = %(graph_id)s;
 
