@@ -373,7 +373,7 @@ $$;
 
 -- The devices of every source: when each was heard last, how far its clock or line is behind (lag), how often it sends
 -- (records a second, over about the last minute), and what of it was dropped or set aside. Counts of the last second
--- may not be written yet. late and dead_letters are those of computations with the same key, and what the source itself
+-- may not be written yet. late and dead_letters are those of all computations with the same key, and what the source itself
 -- set aside of records that it could read.
 CREATE FUNCTION mill.devices()
 RETURNS TABLE (graph text, stream text, source_partition text, device text, key text, last_event_time timestamptz,
@@ -396,7 +396,7 @@ WITH devices AS MATERIALIZED (
       FROM mill.late_records AS l
       JOIN mill.intervals AS i USING (interval_id)
       JOIN keyed_alike AS k ON k.graph_id = i.graph_id AND k.stream = l.stream AND k.computation = l.computation
-     WHERE l.state <> 'replayed'
+     WHERE l.state <> 'replayed' AND l.whole
      GROUP BY k.graph_id, k.stream, l.key
 ), dead AS (
     SELECT i.graph_id, l.stream, l.key, count(*) AS count

@@ -39,9 +39,9 @@ async def test_fleet_shows_what_became_of_each_device(database_url: str) -> None
 
     assert fetch(database_url, COUNTS) == [
         ("dev-0", 40, 2, 0, 0),
-        ("dev-1", 41, 2, 1, 0),
+        ("dev-1", 41, 2, 2, 0),
         ("dev-2", 40, 2, 0, 1),
-        ("dev-3", 41, 2, 1, 1),
+        ("dev-3", 41, 2, 2, 1),
         ("dev-4", 40, 2, 0, 0),
     ]
     (row,) = fetch(
