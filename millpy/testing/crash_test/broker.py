@@ -53,6 +53,14 @@ def broker_in_memory() -> Iterator[EmbeddedBroker]:
             yield broker
 
 
+@contextmanager
+def without_saving(broker: EmbeddedBroker) -> Iterator[EmbeddedBroker]:
+    """Restart it in good order for a time without crashes: saving after every change is slow."""
+    broker.stop()
+    with EmbeddedBroker(broker.directory, port=broker.port) as faster:
+        yield faster
+
+
 class Address(msgspec.Struct, frozen=True):
     """Where the broker listens."""
 

@@ -13,7 +13,7 @@ from millpy.embedded import EmbeddedBroker
 from millpy.errors import SourceUnavailableError
 from millpy.graph import Graph
 from millpy.injectors.mqtt import Mqtt
-from millpy.testing.crash_test.broker import Publisher, broker_in_memory
+from millpy.testing.crash_test.broker import Publisher, broker_in_memory, without_saving
 from millpy.testing.crash_test.compare import Results
 from millpy.testing.crash_test.database import Database, through
 from millpy.testing.crash_test.faults import Striker, Struck, StuckError
@@ -171,6 +171,8 @@ class Trial:
             if self._feeder is not None:
                 self._feeder.start()
             self._striker.strike_all(setting.plan)
+            if self._broker is not None:
+                self._stack.enter_context(without_saving(self._broker))
             self._wait_until(self._fleet.finished)
         except (StuckError, SourceUnavailableError) as error:
             stuck = error.message
