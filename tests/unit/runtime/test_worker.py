@@ -245,7 +245,7 @@ def one_stage(path: Path, computation: Computation, count: int) -> Graph:
 async def test_callbacks_run_in_one_thread_whatever_the_size_of_a_bundle(tmp_path: Path) -> None:
     graph = one_stage(tmp_path / "in", Threads(), 300)
     database = MemoryDatabase()
-    worker = await started(graph, database, Limits(bundle_records_max=70))
+    worker = await started(graph, database, Limits(bundle_records_max=70, lease_ttl_s=60))
     Threads.seen.clear()  # another test may have run before
 
     await worker.run(asyncio.Event())
