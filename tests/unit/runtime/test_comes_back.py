@@ -9,6 +9,7 @@ import pytest
 
 from millpy.clock import fresh_identity
 from millpy.errors import StaleSequencerError
+from millpy.graph import Graph
 from millpy.limits import Limits
 from millpy.model.time import INSTANT_MIN
 from millpy.runtime.isolation import Isolation
@@ -34,7 +35,7 @@ class SlowToAnswer(MemoryStore):
 
 
 async def a_worker(
-    path: Path,
+    graph: Graph,
     only: Sequence[str] = (),
     store_type: type[MemoryStore] = MemoryStore,
     database: MemoryDatabase | None = None,
@@ -45,7 +46,6 @@ async def a_worker(
     clock = database.clock
     store = store_type(database)
     await store.open()
-    graph = two_stages(path, readings(100))
     deployed = plan(graph, await store.deploy(graph.spec()), limits)
     lease = Lease(limits, clock)
     worker = Worker(
@@ -66,7 +66,7 @@ async def one_step(worker: Worker) -> None:
 
 
 async def test_a_worker_that_polls_what_its_successor_wrote_gives_up_instead_of_dying(tmp_path: Path) -> None:
-    worker = await a_worker(tmp_path / "in")
+    worker = await a_worker(two_stages(tmp_path / "in", readings(100)))
     intervals = worker.holdings.intervals
     consumer = next(i for i in intervals.values() if i.plan.name == "largest")
     producer, subscriptions = next(iter(consumer.plan.producers.items()))
@@ -83,7 +83,7 @@ async def test_a_worker_that_polls_what_its_successor_wrote_gives_up_instead_of_
 
 
 async def test_time_is_read_before_the_sources_so_that_an_idle_watermark_overtakes_nothing(tmp_path: Path) -> None:
-    worker = await a_worker(tmp_path / "in", ("readings", "largest"), SlowToAnswer)
+    worker = await a_worker(two_stages(tmp_path / "in", readings(100)), ("readings", "largest"), SlowToAnswer)
     looked_at = worker._processing_time()
 
     inbox = await worker._gather()
@@ -97,9 +97,9 @@ async def test_time_is_read_before_the_sources_so_that_an_idle_watermark_overtak
 async def test_a_refused_record_behind_a_position_that_is_not_stored_costs_only_itself(tmp_path: Path) -> None:
     records = readings(100)
     database = MemoryDatabase(ManualClock())
-    upstream = await a_worker(tmp_path / "in", ("readings", "totals"), database=database)
-    # A file of its own: making the graph writes it, and the other's must not change while it is read.
-    downstream = await a_worker(tmp_path / "copy", ("largest",), database=database, bundle_records_max=1_000)
+    graph = two_stages(tmp_path / "in", records)
+    upstream = await a_worker(graph, ("readings", "totals"), database=database)
+    downstream = await a_worker(graph, ("largest",), database=database, bundle_records_max=1_000)
     async with asyncio.timeout(30):
         while database.accounting(1).subscriptions[0].consumed < len(records):
             await one_step(upstream)
