@@ -40,9 +40,9 @@ def _through_proxy(world: World, company: bool, delay_s: float = 0.3) -> tuple[P
     """A worker behind a proxy that commits; and perhaps another, which has its own way to the database."""
     parts = conninfo.conninfo_to_dict(world.server.tcp_url())
     proxy = world.stack.enter_context(PostgresProxy(str(parts["host"]), int(str(parts["port"])), delay_s=delay_s))
-    worker = world.worker(through(proxy.port, world.url), bundle_records_max=30, epoch_s=60)
+    worker = world.worker(through(proxy.port, world.url), bundle_records_max=15, epoch_s=60)
     await_commits(proxy, worker)
-    return proxy, worker, [world.worker(bundle_records_max=30, epoch_s=60)] if company else []
+    return proxy, worker, [world.worker(bundle_records_max=15, epoch_s=60)] if company else []
 
 
 def await_commits(proxy: PostgresProxy, worker: Worker, more: int = COMMITS_BETWEEN) -> None:
@@ -65,19 +65,22 @@ def _around_commit(world: World, fault: Fault, delay_s: float, answer: bytes, co
     world.await_finished(worker, *others)
 
 
+# Where nothing was under way, connecting anew is enough, and nobody takes anything over: so these are not fenced.
+
+
 def _cut(world: World, company: bool) -> None:
     proxy, worker, others = _through_proxy(world, company)
     for _ in range(3):
         await_commits(proxy, worker)
         proxy.cut()
-        world.hurt([worker.process.pid]).wait(watched=worker)
+        world.hurt([worker.process.pid], fenced=False).wait(watched=worker)
     world.await_finished(worker, *others)
 
 
 def _stalled_and_cut(world: World, company: bool) -> None:
     proxy, worker, others = _through_proxy(world, company)
     proxy.stall(True)
-    recovery = world.hurt([worker.process.pid])
+    recovery = world.hurt([worker.process.pid], fenced=False)
     proxy.cut()
     proxy.stall(False)
     recovery.wait(watched=worker)
@@ -103,6 +106,6 @@ def _forsaken(world: World, company: bool) -> None:
     proxy, worker, others = _through_proxy(world, company)
     for _ in range(2):
         proxy.forsake()
-        world.hurt([worker.process.pid]).wait(watched=worker)
+        world.hurt([worker.process.pid], fenced=False).wait(watched=worker)
         await_commits(proxy, worker)
     world.await_finished(worker, *others)
