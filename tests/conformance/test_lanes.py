@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import psycopg
 import pytest
+from psycopg import conninfo
 
+from millpy.embedded import EmbeddedPostgres
 from millpy.errors import StoreUnavailableError
 from millpy.limits import Limits
+from millpy.store.postgres.connection import ConnectionSettings, Lane, Outages
 from millpy.store.postgres.store import PostgresStore
+from millpy.testing.proxy import PostgresProxy
 
 
 @pytest.mark.parametrize("lane", ["_commit", "_poll", "_admin", "_fold", "_hint"])
@@ -48,3 +54,32 @@ async def test_lane_whose_server_restarted_does_not_cost_the_next_lane_an_attemp
                 outcomes.append("lost")
 
     assert outcomes == ["lost", "answered", "answered", "answered", "answered"]
+
+
+async def test_fold_is_given_up_when_another_lane_finds_the_network_silent(
+    database_url: str, postgres: EmbeddedPostgres
+) -> None:
+    # A fold may take a minute; behind a pooler that hung, a worker that had finished waited a minute for it.
+    name = conninfo.conninfo_to_dict(database_url)["dbname"]
+    parts = conninfo.conninfo_to_dict(postgres.tcp_url())
+    outages, settings = Outages(), ConnectionSettings(statement_s=0.1)
+    with PostgresProxy(str(parts["host"]), int(str(parts["port"]))) as proxy:
+        url = f"postgresql://{parts['user']}@127.0.0.1:{proxy.port}/{name}"
+        fold = Lane(url, "fold", settings, long=True, outages=outages)
+        poll = Lane(url, "poll", settings, outages=outages)
+        for lane in (fold, poll):
+            async with lane.use() as connection:
+                await connection.execute("SELECT 1")
+        proxy.forsake()
+
+        async def ask(lane: Lane) -> None:
+            async with lane.use() as connection:
+                await connection.execute("SELECT 1")
+
+        async with asyncio.timeout(settings.long_statement_s):
+            outcomes = await asyncio.gather(ask(fold), ask(poll), return_exceptions=True)
+        await ask(fold)
+        await fold.close()
+        await poll.close()
+
+    assert [type(outcome) for outcome in outcomes] == [StoreUnavailableError, StoreUnavailableError]

@@ -25,7 +25,7 @@ from psycopg.rows import TupleRow
 
 from millpy.store.postgres.arrays import register_arrays
 from millpy.store.postgres.errors import not_connected, translate
-from millpy.store.postgres.silence import BoundedAsyncConnection
+from millpy.store.postgres.silence import BoundedAsyncConnection, hang_up
 
 Connection = AsyncConnection[TupleRow]
 STALE_PLAN = ("0A000", "26000", "42P05")
@@ -74,11 +74,19 @@ class Outages:
     """What the lanes of one worker tell each other: one has lost its connection, so the others' may be dead too.
 
     A restarted server or a network that is back leaves dead connections behind in all lanes. Found out one by one, each
-    would cost the worker a failed turn and another wait before it tries again.
+    would cost the worker a failed turn and another wait before it tries again. When one was silent for too long,
+    whoever waits on another is woken, too: a fold would else wait for as long as a fold may take.
     """
 
     def __init__(self) -> None:
         self.count = 0
+        self.connections: set[BoundedAsyncConnection] = set()
+
+    def silent(self) -> None:
+        """A connection does not answer."""
+        self.count += 1
+        for connection in self.connections:
+            hang_up(connection)
 
 
 class Lane:
@@ -106,7 +114,7 @@ class Lane:
         self._prepare = prepare
         self._outages = outages or Outages()
         self._outages_seen = 0
-        self._connection: Connection | None = None
+        self._connection: BoundedAsyncConnection | None = None
         self._lock = asyncio.Lock()
 
     @asynccontextmanager
@@ -154,7 +162,7 @@ class Lane:
         except psycopg.Error as error:
             raise not_connected(error) from error
         try:
-            connection.answer_s = self._answer_s
+            connection.answer_s, connection.on_silence = self._answer_s, self._outages.silent
             connection.prepared_max = 500
             register_arrays(connection)
             # Long statements may be, long idling never: it would hold row locks of a process that is frozen.
@@ -167,6 +175,7 @@ class Lane:
             await connection.close()
             raise
         self._connection = connection
+        self._outages.connections.add(connection)
         return connection
 
     async def close(self) -> None:
@@ -178,6 +187,7 @@ class Lane:
         """Disconnect at once; for the holder of the lane."""
         connection, self._connection = self._connection, None
         if connection is not None:
+            self._outages.connections.discard(connection)
             await connection.close()
 
     async def _tidy(self) -> None:

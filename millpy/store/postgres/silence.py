@@ -12,6 +12,7 @@ import asyncio
 import os
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -22,19 +23,25 @@ from psycopg.rows import TupleRow
 
 
 class BoundedAsyncConnection(AsyncConnection[TupleRow]):
-    """Waits at most `answer_s` for the server (None: without end), then hangs up."""
+    """Waits at most `answer_s` for the server (None: without end), then hangs up and says so to `on_silence`."""
 
     answer_s: float | None = None
+    on_silence: Callable[[], None] | None = None
 
     async def wait(self, gen: PQGen[RV], *arguments: Any, **options: Any) -> RV:
         """As psycopg does, within the bound. Raises OperationalError after it."""
         if self.answer_s is None:
             return await super().wait(gen, *arguments, **options)
-        timer = asyncio.get_running_loop().call_later(self.answer_s, hang_up, self)
+        timer = asyncio.get_running_loop().call_later(self.answer_s, self._give_up)
         try:
             return await super().wait(gen, *arguments, **options)
         finally:
             timer.cancel()
+
+    def _give_up(self) -> None:
+        hang_up(self)
+        if self.on_silence is not None:
+            self.on_silence()
 
 
 class BoundedConnection(psycopg.Connection[TupleRow]):

@@ -40,9 +40,9 @@ def _through_proxy(world: World, company: bool, delay_s: float = 0.3) -> tuple[P
     """A worker behind a proxy that commits; and perhaps another, which has its own way to the database."""
     parts = conninfo.conninfo_to_dict(world.server.tcp_url())
     proxy = world.stack.enter_context(PostgresProxy(str(parts["host"]), int(str(parts["port"])), delay_s=delay_s))
-    worker = world.worker(through(proxy.port, world.url), bundle_records_max=15, epoch_s=60)
+    worker = world.worker(through(proxy.port, world.url), bundle_records_max=20, epoch_s=60)
     await_commits(proxy, worker)
-    return proxy, worker, [world.worker(bundle_records_max=15, epoch_s=60)] if company else []
+    return proxy, worker, [world.worker(bundle_records_max=20, epoch_s=60)] if company else []
 
 
 def await_commits(proxy: PostgresProxy, worker: Worker, more: int = COMMITS_BETWEEN) -> None:
