@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psycopg
 from psycopg import sql
@@ -26,6 +27,17 @@ def make_template(server: EmbeddedPostgres) -> None:
         connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(TEMPLATE)))
     with _migrating:
         migrate(server.url(TEMPLATE))
+
+
+@contextmanager
+def passing_server(directory: Path) -> Iterator[EmbeddedPostgres]:
+    """A server with the template, which has ended when this ends: the directory may be removed then."""
+    with EmbeddedPostgres(directory, tcp=True) as server:
+        make_template(server)
+        try:
+            yield server
+        finally:
+            server.kill()
 
 
 @contextmanager

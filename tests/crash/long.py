@@ -27,14 +27,13 @@ from pathlib import Path
 
 import numpy as np
 
-from millpy.embedded import EmbeddedPostgres
 from millpy.runtime.probe import Point
 from tests.crash.cases.broker import Scene
 from tests.crash.harness import LEASE_S, ROOT
 from tests.crash.shore import Shore
 from tests.crash.workload import START_US
 from tests.crash.world import Case, Inputs, Verdict, World, play
-from tests.databases import make_template
+from tests.databases import passing_server
 
 SETTINGS = {"bundle_records_max": 20_000, "fold_every_s": 2, "epoch_s": 20, "progress_every_s": 0.1}
 EVERY = 100
@@ -48,8 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     directory = Path(tempfile.mkdtemp(prefix="millpy-crash-long-"))
     figures: dict[str, float] = {}
     try:
-        with EmbeddedPostgres(directory / "postgres", tcp=True) as server:
-            make_template(server)
+        with passing_server(directory / "postgres") as server:
             case = Case("random SIGKILLs under load", "", partial(_run, options=options, figures=figures))
             verdict = play(case, directory / "case", server, Inputs(directory, expected=None))  # type: ignore[arg-type]
     finally:

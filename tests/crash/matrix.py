@@ -27,7 +27,7 @@ from millpy.embedded import EmbeddedPostgres
 from tests.crash.cases import all_cases
 from tests.crash.workload import expected_of, write_input
 from tests.crash.world import Case, Inputs, Skipped, Verdict, play
-from tests.databases import make_template
+from tests.databases import passing_server
 
 RECORDS = 10_000
 SHOWN_FAULTS = 4
@@ -71,8 +71,7 @@ def _play_all(chosen: Sequence[Case], directory: Path, jobs: int) -> tuple[list[
     inputs = Inputs(path, expected_of(path))
     verdicts: list[Verdict] = []
     skipped: list[str] = []
-    with EmbeddedPostgres(directory / "postgres", tcp=True) as server, ThreadPoolExecutor(jobs) as pool:
-        make_template(server)
+    with passing_server(directory / "postgres") as server, ThreadPoolExecutor(jobs) as pool:
         places = [directory / f"case-{number}" for number in range(len(chosen))]
         for case, found in zip(chosen, pool.map(partial(_try, server, inputs), chosen, places), strict=True):
             if isinstance(found, Verdict):
