@@ -41,7 +41,7 @@ test: $(STAMP) ## all tests
 	$(PYTEST) -q
 
 store-suite: $(STAMP) ## the store's tests; MILLPY_TEST_POSTGRES=16, 18 or system15 chooses the server
-	$(PYTEST) -q tests/conformance
+	$(PYTEST) -q tests/conformance --ignore-glob='*kafka*' --ignore-glob='*mqtt*' --ignore-glob='*memory*' --ignore-glob='*crash_test*'
 
 crash: $(STAMP) ## the crash matrix: every fault, on real processes and a real PostgreSQL; ONLY="words of a case's name"
 	$(BIN)/python -m tests.crash.matrix --only $(ONLY)
