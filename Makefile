@@ -37,8 +37,8 @@ types: $(STAMP) ## mypy --strict over millpy/ and services/
 unit: $(STAMP) ## unit and property tests
 	$(PYTEST) -q tests/unit tests/property
 
-test: $(STAMP) ## all tests
-	$(PYTEST) -q
+test: $(STAMP) ## all tests, three at a time: most wait for leases and servers
+	$(PYTEST) -q -n 3 --dist worksteal
 
 store-suite: $(STAMP) ## the store's tests; MILLPY_TEST_POSTGRES=16, 18 or system15 chooses the server
 	$(PYTEST) -q tests/conformance --ignore-glob='*kafka*' --ignore-glob='*mqtt*' --ignore-glob='*memory*' --ignore-glob='*crash_test*'
