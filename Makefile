@@ -41,7 +41,7 @@ test: $(STAMP) ## all tests, three at a time: most wait for leases and servers
 	$(PYTEST) -q -n 3 --dist worksteal
 
 store-suite: $(STAMP) ## the store's tests; MILLPY_TEST_POSTGRES=16, 18 or system15 chooses the server
-	$(PYTEST) -q tests/conformance --ignore-glob='*kafka*' --ignore-glob='*mqtt*' --ignore-glob='*memory*' --ignore-glob='*crash_test*'
+	$(PYTEST) -q -n 2 tests/conformance --ignore-glob='*kafka*' --ignore-glob='*mqtt*' --ignore-glob='*memory*' --ignore-glob='*crash_test*'
 
 crash: $(STAMP) ## the crash matrix: every fault, on real processes and a real PostgreSQL; ONLY="words of a case's name"
 	$(BIN)/python -m tests.crash.matrix --only $(ONLY)
