@@ -8,22 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from millpy.model.checkpoint import Entries, Kind
 from millpy.model.keys import Key
 from millpy.model.record import Instants
 from millpy.model.stage import Binding, Recovered, Work
-from millpy.model.time import INSTANT_MAX, Instant
+from millpy.model.time import Instant
 from millpy.windowing.combiner import try_merges
 from millpy.windowing.emission import Emission
 from millpy.windowing.fold import Partial
 from millpy.windowing.grouping import Groups, Integers, aligned_groups
 from millpy.windowing.interval import Mask, Rows, TooLate, WindowedInterval, Windowing
 from millpy.windowing.open_windows import OpenWindows
-from millpy.windowing.pane import DuePane, OpenPane
+from millpy.windowing.pane import OpenPane
 from millpy.windowing.window import AlignedWindows, Assigner
 
 
-class AlignedInterval(WindowedInterval):
+class AlignedInterval(WindowedInterval[OpenWindows]):
     """Soft state of one key interval: its open windows by start, then key."""
 
     def __init__(self, windowing: Windowing, windows: AlignedWindows, binding: Binding, recovered: Recovered) -> None:
@@ -31,23 +30,7 @@ class AlignedInterval(WindowedInterval):
         self._assigner = Assigner(windows)
         self._size_us = windows.size_us
         self._open = OpenWindows(self._folds, self._size_us, self._allowed_us)
-        for entries in recovered.entries:
-            if entries.kind is Kind.WINDOW:
-                self._open.recover(entries, self._input.key_types)
-
-    def oldest_work(self) -> Instant:
-        """Output time of the oldest window without its on-time pane."""
-        return self._open.oldest_hold()
-
-    def next_due(self) -> tuple[Instant, Instant]:
-        """When the next window fires or expires; nothing goes by the clock."""
-        return self._open.next_due(), INSTANT_MAX
-
-    def _due(self, watermark: Instant) -> list[DuePane]:
-        return self._open.due(watermark)
-
-    def _take_entries(self, watermark: Instant, bundle: int) -> Entries | None:
-        return self._open.take_entries(watermark, bundle)
+        self._recover(recovered)
 
     def _take_rows(self, emission: Emission, rows: Rows, work: Work) -> TooLate | None:
         """One entry per row and window; those of windows that are over come back."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from millpy.model.stage import Binding, Recovered
 from millpy.windowing.aligned import AlignedInterval
-from millpy.windowing.interval import WindowedInterval, Windowing
+from millpy.windowing.interval import Windowing
 from millpy.windowing.sessions import SessionInterval
 from millpy.windowing.window import SessionWindows
 
@@ -35,7 +35,7 @@ class WindowedStage:
     logic: WindowedLogic
     binding: Binding
 
-    def open(self, recovered: Recovered) -> WindowedInterval:
+    def open(self, recovered: Recovered) -> AlignedInterval | SessionInterval:
         """Build the soft state of one interval from what is stored."""
         windows = self.logic.windows
         if isinstance(windows, SessionWindows):

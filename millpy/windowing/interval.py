@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +21,12 @@ import pyarrow.compute as pc
 from millpy.errors import RefusedValueError
 from millpy.model.arrivals import joined_keys, judging_watermarks
 from millpy.model.bundle import Bundle
-from millpy.model.checkpoint import DeadLetter, Entries, LateRows
+from millpy.model.checkpoint import DeadLetter, Entries, Kind, LateRows
 from millpy.model.keys import Key, key_text, key_texts
 from millpy.model.quarantine import dead_letter_of, payload_of, unstorable_keys
 from millpy.model.record import SMALL_RECORDS_MAX, Instants, Records, RecordType, column_of, concat, getter
-from millpy.model.stage import Binding, StepResult, Work
-from millpy.model.time import Instant, microseconds
+from millpy.model.stage import Binding, Recovered, StepResult, Work
+from millpy.model.time import INSTANT_MAX, Instant, microseconds
 from millpy.windowing.emission import Emission, output_type, records_of, result_rows
 from millpy.windowing.fold import Aggregate, Folds, RowsRefusedError
 from millpy.windowing.grouping import Integers
@@ -120,8 +121,37 @@ class TooLate:
     records: dict[int, int]
 
 
-class WindowedInterval:
+class Open(Protocol):
+    """The open windows of a key interval, ordered by when they are due; all in memory."""
+
+    def recover(self, entries: Entries, key_types: tuple[type, ...]) -> None:
+        """Take stored windows."""
+        ...
+
+    def due(self, watermark: Instant) -> list[DuePane]:
+        """Panes that the watermark makes due."""
+        ...
+
+    def take_entries(self, watermark: Instant, bundle: int) -> Entries | None:
+        """What has changed since the last time."""
+        ...
+
+    def oldest_hold(self) -> Instant:
+        """Output time of the oldest window without its on-time pane."""
+        ...
+
+    def next_due(self) -> Instant:
+        """When the next window fires or expires."""
+        ...
+
+
+OpenT = TypeVar("OpenT", bound=Open)
+
+
+class WindowedInterval(Generic[OpenT]):
     """Soft state of one key interval: its open windows, all in memory."""
+
+    _open: OpenT
 
     def __init__(self, windowing: Windowing, binding: Binding) -> None:
         self._binding = binding
@@ -130,6 +160,12 @@ class WindowedInterval:
         self._folds = Folds(windowing.aggregates, self._input.record_type)
         self._few_records_max = -1 if self._folds.calls_user else windowing.few_records_max
         ((self._stream, self._output),) = binding.outputs.items()
+
+    def _recover(self, recovered: Recovered) -> None:
+        """Take the windows that were open."""
+        for entries in recovered.entries:
+            if entries.kind is Kind.WINDOW:
+                self._open.recover(entries, self._input.key_types)
 
     @property
     def immediate(self) -> bool:
@@ -148,11 +184,11 @@ class WindowedInterval:
 
     def oldest_work(self) -> Instant:
         """Output time of the oldest window without its on-time pane."""
-        raise NotImplementedError
+        return self._open.oldest_hold()
 
     def next_due(self) -> tuple[Instant, Instant]:
         """When the next window fires or expires; nothing goes by the clock."""
-        raise NotImplementedError
+        return self._open.next_due(), INSTANT_MAX
 
     def step(self, work: Work) -> StepResult:
         """Apply one turn's work to the open windows and say what has to be committed for it."""
@@ -168,9 +204,9 @@ class WindowedInterval:
                 inputs = np.concatenate([np.full(len(a.bundle), a.bundle.input, np.int64) for a in arrived])
             rows = Rows(records, codes, keys, watermarks, inputs)
             self._take(result, emission, self._storable(result, rows), work)
-        emission.add_open(self._due(work.watermark))
+        emission.add_open(self._open.due(work.watermark))
         self._emit(result, emission)
-        entries = self._take_entries(work.watermark, work.bundle)
+        entries = self._open.take_entries(work.watermark, work.bundle)
         if entries is not None:
             result.delta = (entries,)
         return result
@@ -194,12 +230,6 @@ class WindowedInterval:
         Raises:
             RowsRefusedError: by code of the user, and nothing has changed.
         """
-        raise NotImplementedError
-
-    def _due(self, watermark: Instant) -> list[DuePane]:
-        raise NotImplementedError
-
-    def _take_entries(self, watermark: Instant, bundle: int) -> Entries | None:
         raise NotImplementedError
 
     def _emit(self, result: StepResult, emission: Emission) -> None:

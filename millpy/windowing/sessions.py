@@ -7,44 +7,27 @@ from typing import cast
 
 import numpy as np
 
-from millpy.model.checkpoint import Entries, Kind
 from millpy.model.record import Instants
 from millpy.model.stage import Binding, Recovered, Work
-from millpy.model.time import INSTANT_MAX, Instant
+from millpy.model.time import Instant
 from millpy.windowing.combiner import try_merges
 from millpy.windowing.emission import Emission
 from millpy.windowing.grouping import Groups, Integers
 from millpy.windowing.interval import Rows, TooLate, WindowedInterval, Windowing
 from millpy.windowing.open_sessions import OpenSession, OpenSessions
-from millpy.windowing.pane import DuePane, OpenPane
+from millpy.windowing.pane import OpenPane
 from millpy.windowing.session_merge import Sessions, merge_sessions, replay
 from millpy.windowing.window import Gaps, SessionWindows
 
 
-class SessionInterval(WindowedInterval):
+class SessionInterval(WindowedInterval[OpenSessions]):
     """Soft state of one key interval: its open sessions by key."""
 
     def __init__(self, windowing: Windowing, windows: SessionWindows, binding: Binding, recovered: Recovered) -> None:
         super().__init__(windowing, binding)
         self._gaps = Gaps(windows)
         self._open = OpenSessions(self._folds, self._allowed_us)
-        for entries in recovered.entries:
-            if entries.kind is Kind.WINDOW:
-                self._open.recover(entries, self._input.key_types)
-
-    def oldest_work(self) -> Instant:
-        """Output time of the oldest session without its on-time pane."""
-        return self._open.oldest_hold()
-
-    def next_due(self) -> tuple[Instant, Instant]:
-        """When the next session fires or expires; nothing goes by the clock."""
-        return self._open.next_due(), INSTANT_MAX
-
-    def _due(self, watermark: Instant) -> list[DuePane]:
-        return self._open.due(watermark)
-
-    def _take_entries(self, watermark: Instant, bundle: int) -> Entries | None:
-        return self._open.take_entries(watermark, bundle)
+        self._recover(recovered)
 
     def _take_rows(self, emission: Emission, rows: Rows, work: Work) -> TooLate | None:
         """Each row in one session, or too late for any."""
