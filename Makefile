@@ -4,10 +4,11 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.docs-installed
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check lint format types unit test store-suite crash crash-long fuzz sim feeds demo ci clean \
+.PHONY: help setup check lint format types unit test docs store-suite crash crash-long fuzz sim feeds demo ci clean \
         bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w2 bench-kafka bench-w4 bench-w5 bench-soak
 
 help: ## show this list
@@ -39,6 +40,13 @@ unit: $(STAMP) ## unit and property tests
 
 test: $(STAMP) ## all tests, three at a time: most wait for leases and servers
 	$(PYTEST) -q -n 3 --dist worksteal
+
+docs: $(DOCS_STAMP) ## the documentation as a site, in build/site/index.html; a warning is a failure
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
 
 store-suite: $(STAMP) ## the store's tests; MILLPY_TEST_POSTGRES=16, 18 or system15 chooses the server
 	$(PYTEST) -q -n 2 tests/conformance --ignore-glob='*kafka*' --ignore-glob='*mqtt*' --ignore-glob='*memory*' --ignore-glob='*crash_test*'

@@ -33,7 +33,7 @@ class Graph:
         name: a plain SQL identifier.
         max_skew: no source reads further ahead in event time than this of the slowest that has something to say.
 
-    Example:
+    Examples:
         >>> graph = Graph("factory")
     """
 
@@ -72,7 +72,7 @@ class Graph:
 
         Args:
             name: the stream's name.
-            source: `File(...)`, `Mqtt(...)`.
+            source: where records come from: `Mqtt`, `Kafka`, `Files`, `File` or `Directory`.
             schema: the msgspec.Struct that decides which payloads are valid.
             event_time: which field says when it happened, and how far records may come out of order.
             dedupe: which fields identify a record, and for how long.
@@ -83,7 +83,8 @@ class Graph:
                 first computation that takes the stream as it is. May be changed at any time.
 
         Raises:
-            GraphError, SchemaError: with a hint.
+            GraphError: a name that is taken or no plain identifier, a field that does not exist; with a hint.
+            SchemaError: a record type that millpy cannot carry.
         """
         checked_name(name, "stream")
         record_type = RecordType(schema)

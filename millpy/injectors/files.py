@@ -109,8 +109,10 @@ class Directory:
         pattern: which files (`*.csv`; `**/*.csv` for any depth).
         settle: see above.
         every: how often to look.
-        format, broken, partitions: as for `Files`; a broken file is set aside by default, so that it does not stop the
-            others. Put a whole one in its place and it is read on from where it broke.
+        format: as for `Files`.
+        broken: as for `Files`, but by default a broken file is set aside, so that it does not stop the others. Put a
+            whole one in its place and it is read on from where it broke.
+        partitions: as for `Files`.
     """
 
     path: str

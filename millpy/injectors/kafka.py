@@ -70,9 +70,11 @@ class Kafka:
             timestamp only).
         lost: when the committed offset is gone: "stop", or "continue" at the oldest there is, with an event.
         servers: `host:9092,other:9092`; default: environment variable MILLPY_KAFKA_SERVERS, else localhost:9092.
-        username, password: for SASL; default: MILLPY_KAFKA_USERNAME, MILLPY_KAFKA_PASSWORD.
+        username: for SASL; default: MILLPY_KAFKA_USERNAME.
+        password: for SASL; default: MILLPY_KAFKA_PASSWORD.
         sasl: "PLAIN", "SCRAM-SHA-256" or "SCRAM-SHA-512".
-        tls, ca_file: encrypt, and whom to trust (default: the system's authorities).
+        tls: encrypt.
+        ca_file: the authorities to trust instead of the system's.
     """
 
     topic: str

@@ -35,11 +35,15 @@ class Mqtt:
     Args:
         filters: MQTT topic filters, each a source partition of its own; no topic may match two of them. A level
             written `{name}` is a wildcard and fills the record's field of that name: `sensors/{site}/{device}`.
-        host, port, username, password, tls: the broker; what is left out comes from the environment variable
-            MILLPY_MQTT_URL (`mqtt://user:password@host:1883`, `mqtts://` for TLS), else localhost:1883. With TLS the
-            broker's certificate and name are verified.
+        host: the broker; this and the next four, when left out, come from the environment variable MILLPY_MQTT_URL
+            (`mqtt://user:password@host:1883`, `mqtts://` for TLS), else it is localhost:1883.
+        port: by default 1883, with TLS 8883.
+        username: who we are there.
+        password: in no repr, log line or error.
+        tls: encrypt; the broker's certificate and name are verified.
         tls_ca: a file with the certificates to trust instead of the system's.
-        tls_certificate, tls_key: files with our own certificate and key, for brokers that ask for them.
+        tls_certificate: a file with our own certificate, for brokers that ask for it.
+        tls_key: the file with its key.
         client_id: the session's name at the broker; by default made of graph, stream and filter. With several
             filters each gets its own ending. Two deployments on one broker need different ones.
         protocol: 5, or 311 for brokers that speak MQTT 3.1.1 only (mosquitto then keeps but 20 messages in flight).

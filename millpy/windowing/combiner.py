@@ -34,7 +34,7 @@ class Combiner(Aggregate, Generic[A]):
         accumulator: type of the accumulator: what msgspec writes as JSON (a Struct, list, dict, number, text).
         result_type: type of the result column; add `| None` when there may be none.
 
-    Example:
+    Examples:
         >>> class Range(Combiner[list[float]]):
         ...     accumulator = list[float]
         ...     result_type = float
