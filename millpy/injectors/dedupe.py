@@ -26,18 +26,15 @@ import xxhash
 
 from millpy.injectors.settings import Dedupe
 from millpy.model.checkpoint import DedupeRun
+from millpy.model.ids import ID_BYTES, Halves, Mask, first_of_each, halves_of, ids_of, order_of
 from millpy.model.keys import canonical_bytes
 from millpy.model.record import Instants, RecordType, column_of, getter
 from millpy.model.time import INSTANT_MIN, Instant
 
 RECENT_IDS_MAX = 4_096
-ID_BYTES = 16
 RENEWED_IDS_MAX = 4_000_000
 _SMALL_IDS_MAX = 64
 _NEVER = INSTANT_MIN
-
-Halves = npt.NDArray[np.uint64]
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
@@ -88,8 +85,8 @@ class DedupeIndex:
         self._tiers: list[_Tier] = []
         self.clock: Instant = max((run.clock for run in runs), default=INSTANT_MIN)
         if runs:
-            halves = _halves(b"".join(run.ids for run in runs))
-            self._push(_newest(halves[:, 0], halves[:, 1], np.concatenate([_times_of(run) for run in runs])))
+            hi, lo = halves_of(b"".join(run.ids for run in runs))
+            self._push(_newest(hi, lo, np.concatenate([_times_of(run) for run in runs])))
 
     def __len__(self) -> int:
         """Ids in memory; one that is in several tiers counts several times."""
@@ -108,12 +105,12 @@ class DedupeIndex:
         count = len(clocks)
         if not count:
             return np.zeros(0, bool), None
-        halves = _halves(ids)
+        hi, lo = halves_of(ids)
         times = np.maximum(np.maximum.accumulate(clocks), self.clock)
         self.clock = Instant(int(times[-1]))
-        order = _order(halves[:, 0], halves[:, 1])
-        hi, lo, seen = halves[order, 0], halves[order, 1], times[order]
-        first = _first_of_each(hi, lo)
+        order = order_of(hi, lo)
+        hi, lo, seen = hi[order], lo[order], times[order]
+        first = first_of_each(hi, lo)
         last = np.append(first[1:], True)
         before = np.empty(count, np.int64)
         before[1:] = seen[:-1]
@@ -187,13 +184,10 @@ class DedupeIndex:
             self._tiers.append(tier)
 
     def _run(self, tier: _Tier) -> DedupeRun:
-        ids = np.stack([tier.hi, tier.lo], axis=1).astype(">u8").tobytes()
         times = tier.seen if int(tier.seen.min()) < tier.newest else tier.seen[:1]
-        return DedupeRun(ids, times.astype("<i8").tobytes(), Instant(tier.newest + self._within_us), self.clock)
-
-
-def _halves(ids: bytes) -> Halves:
-    return np.frombuffer(ids, ">u8").astype(np.uint64).reshape(-1, 2)
+        return DedupeRun(
+            ids_of(tier.hi, tier.lo), times.astype("<i8").tobytes(), Instant(tier.newest + self._within_us), self.clock
+        )
 
 
 def _times_of(run: DedupeRun) -> Instants:
@@ -201,33 +195,11 @@ def _times_of(run: DedupeRun) -> Instants:
     return np.repeat(times, len(run.ids) // ID_BYTES) if len(times) == 1 else times
 
 
-def _first_of_each(hi: Halves, lo: Halves) -> Mask:
-    """Of ids in order, which rows differ from the one before."""
-    first = np.ones(len(hi), bool)
-    first[1:] = (hi[1:] != hi[:-1]) | (lo[1:] != lo[:-1])
-    return first
-
-
-def _order(hi: Halves, lo: Halves) -> npt.NDArray[np.int64]:
-    """Rows by id, and within one id in the order given.
-
-    Sorts the upper bits of the ids with the row number below them: a plain sort of integers is ten times as fast as a
-    stable one of pairs. Where two different ids agree in those bits, which does not happen to hashes, pairs it is.
-    """
-    bits = np.uint64(len(hi).bit_length())
-    packed = np.sort((hi >> bits << bits) | np.arange(len(hi), dtype=np.uint64))
-    order = (packed & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
-    alike = packed[1:] >> bits == packed[:-1] >> bits
-    if alike.any() and (alike & _first_of_each(hi[order], lo[order])[1:]).any():
-        return np.lexsort((lo, hi))
-    return order
-
-
 def _newest(hi: Halves, lo: Halves, seen: Instants) -> _Tier:
     """Sort, and keep the last time of each id; times of one id do not fall."""
-    order = _order(hi, lo)
+    order = order_of(hi, lo)
     hi, lo, seen = hi[order], lo[order], seen[order]
-    last = np.append(_first_of_each(hi, lo)[1:], True)[: len(hi)]
+    last = np.append(first_of_each(hi, lo)[1:], True)[: len(hi)]
     return _Tier(hi[last], lo[last], seen[last])
 
 

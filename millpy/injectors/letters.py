@@ -13,11 +13,11 @@ import numpy.typing as npt
 from millpy.injectors.decode import Decoded
 from millpy.injectors.protocol import Taken
 from millpy.model.checkpoint import DeadLetter, Request
+from millpy.model.ids import ID_BYTES
 from millpy.model.keys import key_text
 from millpy.model.record import Instants, column_of, getter
 from millpy.model.time import Instant
 
-ID_BYTES = 16
 Mask = npt.NDArray[np.bool_]
 
 

@@ -1,7 +1,6 @@
 """Topic filters with named levels: `sensors/{site}/{device}` is the filter `sensors/+/+`, and names what it matches.
 
-A named level becomes a field of the record. It is written into the payload's JSON object before anything is decoded, so
-that every way of decoding, and a dead letter that is replayed later, sees one record. What the payload itself says in
+A named level becomes a field of the record, written into the payload (`endings.py`). What the payload itself says in
 that field does not count.
 """
 
@@ -15,14 +14,13 @@ from uuid import UUID
 import msgspec
 
 from millpy.errors import ConfigError, GraphError
+from millpy.injectors.endings import EMPTY_OR_SPACED, completed
 from millpy.model.record import RecordType
 
 TOPIC_BYTES_MAX = 65_535
 _NAMED = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 _KNOWN_TOPICS_MAX = 100_000
-_SPACE = b" \t\r\n"
-_EMPTY_OR_SPACED = b"{" + _SPACE
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +142,8 @@ class TopicFields:
         endings = self._endings
         return [
             payload[:-1] + endings[topic]
-            if payload[-1:] == b"}" and payload[-2:-1] not in _EMPTY_OR_SPACED
-            else _completed(payload, endings[topic])
+            if payload[-1:] == b"}" and payload[-2:-1] not in EMPTY_OR_SPACED
+            else completed(payload, endings[topic])
             for topic, payload in zip(topics, payloads, strict=True)
         ]
 
@@ -157,12 +155,3 @@ class TopicFields:
             bare = is_int and _INTEGER.fullmatch(value) is not None
             fields.append(name + b":" + (value.encode() if bare else msgspec.json.encode(value)))
         return b"," + b",".join(fields) + b"}"
-
-
-def _completed(payload: bytes, ending: bytes) -> bytes:
-    """The unusual ones: nothing in the object, space around it, no object at all."""
-    text = payload.rstrip(_SPACE)
-    if text[-1:] != b"}":
-        return payload
-    before = text[:-1]
-    return before + ending[1:] if before.strip(_SPACE) == b"{" else before + ending

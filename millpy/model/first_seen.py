@@ -6,7 +6,7 @@ watermark is not asked for (ids that old may be forgotten), so an id is needed u
 its time: what has been forgotten can change no answer, and neither can how records came in bundles (I9).
 
     id      16 bytes, as two uint64 (hi, lo)
-    tier    (hi, lo, event time) in order of hi; a new one swallows those before it that are not larger, so there are
+    tier    (hi, lo, event time) in order; a new one swallows those before it that are not larger, so there are
             O(log n) of them; what has expired is dropped when tiers merge
     run     what one bundle accepted, committed with it; an owner rebuilds from the runs that have not expired
 """
@@ -20,11 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from millpy.model.checkpoint import DedupeRun
+from millpy.model.ids import Halves, Mask, first_of_each, halves_of, ids_of, order_of
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 
-Halves = npt.NDArray[np.uint64]
 Times = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
@@ -35,6 +34,9 @@ class _Tier:
 
     def take(self, rows: Times | Mask) -> _Tier:
         return _Tier(self.hi[rows], self.lo[rows], self.at[rows])
+
+    def in_order(self) -> _Tier:
+        return self.take(order_of(self.hi, self.lo))
 
 
 class FirstSeen:
@@ -52,9 +54,8 @@ class FirstSeen:
         self._clock = max((run.clock for run in runs), default=INSTANT_MIN)
         ids = b"".join(run.ids for run in runs)
         if ids:
-            halves = _halves(ids)
             times = np.concatenate([np.frombuffer(run.times, "<i8") for run in runs]).astype(np.int64)
-            self._push(_by_id(_Tier(halves[:, 0], halves[:, 1], times)))
+            self._push(_Tier(*halves_of(ids), times).in_order())
 
     def __len__(self) -> int:
         """Ids in memory, some of which may have expired."""
@@ -72,15 +73,15 @@ class FirstSeen:
             Which records are accepted; the run to commit, None when there is nothing to say.
         """
         self._clock = Instant(max(self._clock, clock))
-        halves = _halves(ids)
-        accepted = self._accepted(halves[:, 0], halves[:, 1], times)
+        hi, lo = halves_of(ids)
+        accepted = self._accepted(hi, lo, times)
         rows = np.flatnonzero(accepted)
         if not len(rows):
             return accepted, self._expire()
-        tier = _by_id(_Tier(halves[rows, 0], halves[rows, 1], times[rows]))
+        tier = _Tier(hi[rows], lo[rows], times[rows]).in_order()
         self._push(tier)
         run = DedupeRun(
-            np.stack([tier.hi, tier.lo], axis=1).astype(">u8").tobytes(),
+            ids_of(tier.hi, tier.lo),
             tier.at.astype("<i8").tobytes(),
             self._expires_at(int(tier.at.max())),
             self._clock,
@@ -101,10 +102,9 @@ class FirstSeen:
         accepted = np.zeros(len(times), np.bool_)
         if not len(times):
             return accepted
-        order = _order(hi, lo)
+        order = order_of(hi, lo)
         hi, lo, times = hi[order], lo[order], times[order]
-        first = np.ones(len(order), np.bool_)
-        first[1:] = (hi[1:] != hi[:-1]) | (lo[1:] != lo[:-1])
+        first = first_of_each(hi, lo)
         starts = np.flatnonzero(first)
         known, known_at = self._known(hi[starts], lo[starts])
         groups = np.cumsum(first) - 1
@@ -158,28 +158,10 @@ class FirstSeen:
                 np.concatenate([old.lo, tier.lo]),
                 np.concatenate([old.at, tier.at]),
             )
-            tier = _by_id(both.take(both.at >= horizon))
+            tier = both.take(both.at >= horizon).in_order()
         self._tiers = [old for old in self._tiers if int(old.at.max()) >= horizon]
         if len(tier.at):
             self._tiers.append(tier)
-
-
-def _halves(ids: bytes) -> Halves:
-    return np.frombuffer(ids, ">u8").astype(np.uint64).reshape(-1, 2)
-
-
-def _by_id(tier: _Tier) -> _Tier:
-    """In order of hi; two runs that are in order already are merged in linear time."""
-    return tier.take(np.argsort(tier.hi, kind="stable"))
-
-
-def _order(hi: Halves, lo: Halves) -> Times:
-    """Rows by id, those of one id in order."""
-    order = np.argsort(hi, kind="stable")
-    same = hi[order][1:] == hi[order][:-1]
-    if same.any() and (lo[order][1:] != lo[order][:-1])[same].any():
-        return np.lexsort((lo, hi))
-    return order
 
 
 def _ranges(starts: Times, ends: Times) -> Times:

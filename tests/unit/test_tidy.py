@@ -39,7 +39,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("computation", FOUNDATIONS),
     ("windowing", (*FOUNDATIONS, "computation", "windowing")),
     ("injectors.mqtt_packets", ()),
-    ("injectors.mqtt_topics", FOUNDATIONS),
+    ("injectors.mqtt_topics", (*FOUNDATIONS, "injectors.endings")),
     ("injectors.mqtt_inbox", ("injectors.mqtt_packets",)),
     ("injectors.mqtt_socket", ("injectors.mqtt_packets",)),
     ("injectors.mqtt_address", ("errors",)),
