@@ -111,6 +111,30 @@ async def test_every_type_arrives_as_it_was(owner: Owner, database_url: str, cou
     assert moments == [(epoch, epoch + timedelta(minutes=1), owner.deployment.intervals[0].interval_id, 1)]
 
 
+@pytest.mark.parametrize("count", [9, COPY_ROWS_MIN], ids=["insert", "copy"])
+async def test_numbers_at_their_ends_arrive_as_they_were(owner: Owner, database_url: str, count: int) -> None:
+    wholes = [0, 9_999, 10_000, -10_000, 2**63 - 1, -(2**63), 10**45, -(10**39) - 1, 70_000]
+    reals = [float("inf"), float("-inf"), 5e-324, 1.7976931348623157e308, -0.0, 1.0, 2.0, 3.0, 4.0]
+    values = [(*ROW[:2], real, *ROW[3:8], whole) for whole, real in zip(wholes, reals, strict=True)]
+
+    await commit(owner, panes(owner, values, arrow=False, count=count))
+
+    query = "SELECT wide, real FROM typed.panes ORDER BY (substr(device, 8))::int LIMIT 9"
+    assert fetch(database_url, query) == list(zip(wholes, reals, strict=True))
+
+
+async def test_rows_in_bulk_are_copied_key_by_key(owner: Owner, database_url: str) -> None:
+    rows = panes(owner, [ROW], arrow=False, count=COPY_ROWS_MIN)
+    rows.columns[0] = [f"device {row % 7}" for row in range(COPY_ROWS_MIN)]
+    rows.columns[1] = [row * MINUTE for row in range(COPY_ROWS_MIN)]
+
+    await commit(owner, rows)
+
+    found = fetch(database_url, "SELECT device, window_start FROM typed.panes ORDER BY ctid")
+    assert len(found) == COPY_ROWS_MIN
+    assert found == sorted(found)
+
+
 @pytest.mark.parametrize("count", [3, COPY_ROWS_MIN], ids=["few", "many"])
 async def test_next_pane_replaces_every_column(owner: Owner, database_url: str, count: int) -> None:
     await commit(owner, panes(owner, [ROW], arrow=True, count=count))

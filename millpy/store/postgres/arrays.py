@@ -23,7 +23,7 @@ from psycopg.pq import Format
 _HEAD = struct.Struct("!iiIii")
 _LENGTH = struct.Struct("!i")
 _NULL = _LENGTH.pack(-1)
-_PG_EPOCH_US = 946_684_800_000_000
+PG_EPOCH_US = 946_684_800_000_000
 """PostgreSQL counts from 2000-01-01."""
 
 
@@ -89,12 +89,12 @@ class Moments(_Fixed):
 
     def __init__(self, values: Sequence[int | None] | npt.NDArray[np.int64]) -> None:
         if isinstance(values, np.ndarray):
-            super().__init__(values - _PG_EPOCH_US)
+            super().__init__(values - PG_EPOCH_US)
         else:
-            super().__init__([None if value is None else value - _PG_EPOCH_US for value in values])
+            super().__init__([None if value is None else value - PG_EPOCH_US for value in values])
 
 
-_SIGN_NEGATIVE = 0x4000
+SIGN_NEGATIVE = 0x4000
 _NUMERIC_BASE = 10_000
 
 
@@ -105,17 +105,17 @@ class Numerics(PgArray):
     element_oid, array_oid = 1700, 1231
 
     def __init__(self, values: Sequence[int | None]) -> None:
-        super().__init__(len(values), _variable(None if v is None else _numeric(int(v)) for v in values))
+        super().__init__(len(values), _variable(None if v is None else numeric_bytes(int(v)) for v in values))
 
 
-def _numeric(value: int) -> bytes:
+def numeric_bytes(value: int) -> bytes:
     """Digits to the base of 10,000, the first of them with the weight of the highest power."""
     digits, rest = [], abs(value)
     while rest:
         rest, digit = divmod(rest, _NUMERIC_BASE)
         digits.append(digit)
     digits.reverse()
-    head = (len(digits), len(digits) - 1 if digits else 0, _SIGN_NEGATIVE if value < 0 else 0, 0)
+    head = (len(digits), len(digits) - 1 if digits else 0, SIGN_NEGATIVE if value < 0 else 0, 0)
     return struct.pack(f"!hhHh{len(digits)}h", *head, *digits)
 
 

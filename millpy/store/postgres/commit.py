@@ -1,6 +1,6 @@
 """The commit: one transaction for a whole turn, fenced by every grant in it (I1, I2).
 
-    encode     checkpoints -> statements with arrays, COPY text; pure, before any lock is taken
+    encode     checkpoints -> statements with arrays, data for COPY; pure, before any lock is taken
     send       BEGIN · fence · one statement per table · COMMIT, one network round trip in a pipeline
 
 In a pipeline the statements behind the fence are sent before its answer is read; that is why the fence raises. COPY
@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import psycopg
-import pyarrow as pa
 
 from millpy.errors import CommitUnknownError
 from millpy.model.checkpoint import AbsorbedRows, Checkpoint, Segment, StoredSlice
@@ -33,7 +32,7 @@ from millpy.store.postgres.results import (
     COPY_ROWS_MIN,
     Block,
     ResultTable,
-    copy_text,
+    copy_data,
     delete_parameters,
     insert_parameters,
 )
@@ -54,7 +53,7 @@ class EncodedTurn:
 
     fence: dict[str, Any]
     appends: list[Command]
-    copies: list[tuple[bytes, pa.Buffer]]
+    copies: list[tuple[bytes, bytes]]
 
 
 def encode_turn(checkpoints: Sequence[Checkpoint], graph_version: int, tables: dict[int, ResultTable]) -> EncodedTurn:
@@ -208,7 +207,7 @@ def _dead_letters(checkpoints: Sequence[Checkpoint]) -> list[Command]:
 
 def _results(
     checkpoints: Sequence[Checkpoint], tables: dict[int, ResultTable]
-) -> tuple[list[Command], list[tuple[bytes, pa.Buffer]]]:
+) -> tuple[list[Command], list[tuple[bytes, bytes]]]:
     groups: dict[tuple[int, bool], list[Block]] = {}
     for c in checkpoints:
         for rows in c.results:
@@ -216,12 +215,12 @@ def _results(
                 plain = rows.first or tables[rows.table_id].kind == "records"
                 groups.setdefault((rows.table_id, plain), []).append(Block(rows, c.grant.interval_id, c.bundle))
     inserts: list[Command] = _deletes(checkpoints, tables)
-    copies: list[tuple[bytes, pa.Buffer]] = []
+    copies: list[tuple[bytes, bytes]] = []
     for (table_id, plain), blocks in sorted(groups.items()):
         table = tables[table_id]
         count = sum(block.rows.count for block in blocks)
         if plain and count >= COPY_ROWS_MIN:
-            copies.append((table.copy, copy_text(table, blocks)))
+            copies.append((table.copy, copy_data(table, blocks)))
         elif plain:
             inserts.append((table.insert, list(insert_parameters(table, blocks))))
         else:
@@ -310,9 +309,6 @@ class Committer:
         self, connection: Connection, commands: list[Command], turn: EncodedTurn, inside: CommitProbe | None
     ) -> None:
         fence, *appends = commands
-        if turn.copies:
-            # The text of COPY has no zones; a pooler may have lost the session's.
-            appends.append((b"SET LOCAL timezone TO 'UTC'", []))
         if inside is None:
             await _pipeline(connection, [(b"BEGIN", []), fence, *appends])
         else:
@@ -320,9 +316,9 @@ class Committer:
             await inside()
             if appends:
                 await _pipeline(connection, appends)
-        for copy_sql, text in turn.copies:
+        for copy_sql, data in turn.copies:
             async with connection.cursor() as cursor, cursor.copy(copy_sql) as copy:
-                await copy.write(memoryview(text))
+                await copy.write(memoryview(data))
 
     async def _current_slots(self, connection: Connection) -> list[int]:
         if self._slots is None:
