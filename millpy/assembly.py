@@ -12,10 +12,11 @@ from contextlib import suppress
 from functools import partial
 
 from millpy.clock import Clock, SystemClock, fresh_identity
-from millpy.errors import GraphVersionError, TransientError
+from millpy.errors import GraphVersionError, NotMigratedError, TransientError
 from millpy.graph import Graph
 from millpy.limits import Limits
 from millpy.model.time import Instant
+from millpy.runtime.observer import Observer, Observers
 from millpy.runtime.ownership import HeartThread, Lease
 from millpy.runtime.plan import plan
 from millpy.runtime.probe import NoProbe, Probe
@@ -38,6 +39,7 @@ async def run_worker(
     probe: Probe | None = None,
     start: Instant | None = None,
     patient: bool = False,
+    observer: Observer | None = None,
 ) -> None:
     """Deploy the graph if that is new, and run one worker on it until `stop` or until the graph has finished.
 
@@ -49,7 +51,9 @@ async def run_worker(
         stop: drain when it is set.
         probe: for tests.
         start: where a source without a position begins, when it can tell instants apart.
-        patient: wait for a database that does not answer yet, as a service does; else that is an error.
+        patient: wait for a database that does not answer or is not migrated yet, as a service does; else that is an
+            error.
+        observer: is told what the worker does.
 
     Raises:
         UsageError: the graph, a setting or the deployment is wrong.
@@ -61,19 +65,20 @@ async def run_worker(
     limits = limits or Limits()
     stop = stop or asyncio.Event()
     clock = SystemClock()
+    observer = observer or Observers()
     left = 0  # the version that the worker before this one has left
     while True:
         store = PostgresStore(database_url, limits=limits)
         lease = Lease(limits, clock)
-        begin = partial(_begin, store, graph, limits, lease, clock, probe or NoProbe(), only, start)
+        begin = partial(_begin, store, graph, limits, lease, clock, probe or NoProbe(), only, start, observer)
         try:
-            worker = await _patiently(begin, stop, limits) if patient else await begin()
+            worker = await _patiently(begin, stop, limits, observer) if patient else await begin()
             if worker is None:
                 return
-            heart = HeartThread(Heart(database_url), worker.worker_id, lease, limits, clock)
-            heart.start()
             try:
-                await worker.run(stop)
+                await _run(
+                    worker, HeartThread(Heart(database_url), worker.worker_id, lease, limits, clock), stop, observer
+                )
                 return
             except GraphVersionError as error:
                 # When source partitions were added, it is our graph still; deploying it again tells.
@@ -81,8 +86,6 @@ async def run_worker(
                     raise
                 left = worker.graph_version
                 log.warning("%s; beginning again", error.message)
-            finally:
-                heart.stop()
         finally:
             await store.close()
 
@@ -96,6 +99,7 @@ async def _begin(
     probe: Probe,
     only: Sequence[str],
     start: Instant | None,
+    observer: Observer,
 ) -> Worker:
     """Connect, deploy, register: a worker with a lease."""
     await store.open()
@@ -112,6 +116,7 @@ async def _begin(
         rng=random.Random(worker_id.int),
         only=only,
         start=start,
+        observer=observer,
     )
     # What is loaded by now lives as long as the process; looking through it again costs tens of milliseconds.
     gc.collect()
@@ -120,14 +125,28 @@ async def _begin(
     return worker
 
 
-async def _patiently(begin: Callable[[], Awaitable[Worker]], stop: asyncio.Event, limits: Limits) -> Worker | None:
-    """Begin as soon as the database answers; None when told to stop before."""
+async def _run(worker: Worker, heart: HeartThread, stop: asyncio.Event, observer: Observer) -> None:
+    """Run it to its end, while its heart beats."""
+    heart.start()
+    observer.begun(worker)
+    try:
+        await worker.run(stop)
+    finally:
+        observer.ended()
+        heart.stop()
+
+
+async def _patiently(
+    begin: Callable[[], Awaitable[Worker]], stop: asyncio.Event, limits: Limits, observer: Observer
+) -> Worker | None:
+    """Begin as soon as the database answers and is migrated; None when told to stop before."""
     retry_s = limits.retry_s_min
     while not stop.is_set():
         try:
             return await begin()
-        except TransientError as error:
-            log.warning("%s; waiting for it", error)
+        except (TransientError, NotMigratedError) as error:
+            log.warning("%s; waiting", error)
+            observer.waiting(error)
         retry_s = min(limits.retry_s_max, retry_s * 2)
         with suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), retry_s)

@@ -1,6 +1,7 @@
 """Settings from the environment, validated once and frozen.
 
 MILLPY_DATABASE_URL   the database; without it `millpy run` embeds one
+MILLPY_HTTP           where a service answers for its health and metrics (127.0.0.1:8080)
 MILLPY_LEASE_S        the lease of a worker, seconds
 MILLPY_LOG_LEVEL      debug, info (default), warning, error
 MILLPY_LOG_FORMAT     console (default) or json
@@ -34,6 +35,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", env_ignore_empty=True)
 
     database_url: str | None = None
+    http: str = "127.0.0.1:8080"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "console"
 

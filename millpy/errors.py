@@ -2,7 +2,7 @@
 
     MillError
     ├── UsageError            fix the program        GraphError · SchemaError · ConfigError · TimerError
-    │                                                · BrokenFileError
+    │                                                · BrokenFileError · NotMigratedError
     ├── OwnershipError        drop work, re-acquire  LeaseExpiredError · StaleSequencerError
     ├── TransientError        retry with backoff     StoreUnavailableError · SourceUnavailableError
     │   │                                            · RequestWithdrawnError
@@ -44,6 +44,10 @@ class SchemaError(UsageError):
 
 class ConfigError(UsageError):
     """A setting that is missing or contradicts another."""
+
+
+class NotMigratedError(ConfigError):
+    """The database has no tables of millpy, or those of another version."""
 
 
 class BrokenFileError(UsageError):

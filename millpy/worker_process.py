@@ -23,6 +23,7 @@ from millpy.graph import Graph, InjectorNode
 from millpy.graph_file import load_graph
 from millpy.injectors.protocol import BeginsAtMoment
 from millpy.model.time import Instant, instant
+from millpy.runtime.observer import Observer
 
 
 def run_until_told(
@@ -34,6 +35,7 @@ def run_until_told(
     leash: bool = False,
     start: Instant | None = None,
     patient: bool = False,
+    observer: Observer | None = None,
 ) -> None:
     """Run one worker until its graph has finished, a signal asks it to drain, or its leash ends."""
 
@@ -45,7 +47,16 @@ def run_until_told(
         if leash:
             loop.add_reader(sys.stdin.fileno(), _on_end(loop, stop))
         limits = settings.limits
-        await run_worker(graph, database_url, limits=limits, only=only, stop=stop, start=start, patient=patient)
+        await run_worker(
+            graph,
+            database_url,
+            limits=limits,
+            only=only,
+            stop=stop,
+            start=start,
+            patient=patient,
+            observer=observer,
+        )
 
     asyncio.run(run())
 

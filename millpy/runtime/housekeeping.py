@@ -7,6 +7,7 @@ meanwhile. Retention turns the rings. Backpressure pauses the injectors while th
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from millpy.clock import Clock
 from millpy.errors import OwnershipError
@@ -16,7 +17,7 @@ from millpy.runtime.plan import Plan
 from millpy.runtime.probe import Point, Probe
 from millpy.runtime.skew import Skew
 from millpy.runtime.soft_state import Halt, Owned
-from millpy.store.protocol import Store
+from millpy.store.protocol import Backlog, Store
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,8 @@ class Housekeeping:
         self._probe = probe
         self._skew = skew
         self._folded: list[tuple[int, int, int]] = []
+        self.backlog: Mapping[str, Backlog] = {}
+        """By producing computation, as it was when a worker with a source last looked; others do not look."""
 
     def _due(self) -> list[Owned]:
         intervals = [i for i in self._holdings.intervals.values() if i.unfolded_bytes]
@@ -116,12 +119,13 @@ class Housekeeping:
         """Pause the injectors above the high mark, resume them below the low one; nothing is ever dropped."""
         injectors = [i for i in self._holdings.intervals.values() if i.plan.stage is None]
         if not injectors:
+            self.backlog = {}
             return
         await self._holdings.record_told()
         graph_id = self._plan.deployment.graph_id
         if self._skew.max_skew_us is not None:
             self._skew.learn(await self._store.compare_sources(graph_id, self._skew.own(self._holdings.intervals)))
-        backlog = await self._store.backlog(graph_id)
+        backlog = self.backlog = await self._store.backlog(graph_id)
         records = sum(pending.records for pending in backlog.values())
         size = sum(pending.bytes for pending in backlog.values())
         limits = self._limits

@@ -39,6 +39,7 @@ from millpy.runtime import turn as turns
 from millpy.runtime.holdings import Holdings
 from millpy.runtime.housekeeping import Housekeeping
 from millpy.runtime.isolation import EVERYTHING, Isolation, find_refused, without_rows
+from millpy.runtime.observer import Moments, Observer, Observers
 from millpy.runtime.ownership import Lease
 from millpy.runtime.plan import Plan
 from millpy.runtime.probe import Probe
@@ -74,6 +75,7 @@ class Worker:
         only: Sequence[str] = (),
         load: LoadState | None = None,
         start: Instant | None = None,
+        observer: Observer | None = None,
     ) -> None:
         """Take what belongs to one process; `load` fetches state from where steps run, if that is not a thread."""
         self._store = store
@@ -81,8 +83,9 @@ class Worker:
         self._limits = limits
         self._clock = clock
         self._probe = probe
-        self._lease = lease
+        self.lease = lease
         self._rng = rng
+        self._observer = observer or Observers()
         self._graph_id = plan.deployment.graph_id
         self.worker_id = worker_id
         self.wake = asyncio.Event()
@@ -100,11 +103,16 @@ class Worker:
         self._poll_s = limits.poll_s_min
         self._retry_s = limits.retry_s_min
         self._hinted = False
-        self._step_s = 0.0
+        self._stepped = (0.0, 0.0)
         self._stepped_here = False
         self._needs_recovery = False
         self._refusal: Event | None = None
         self._gap_seen = False
+
+    @property
+    def plan(self) -> Plan:
+        """The deployed graph."""
+        return self._plan
 
     @property
     def graph_version(self) -> int:
@@ -156,7 +164,7 @@ class Worker:
 
     async def step(self) -> bool:
         """At most one turn, with the reaction to what goes wrong in it; False when there was nothing to do."""
-        self._lease.progressed()
+        self.lease.progressed()
         try:
             worked = await self._turn()
             if worked:
@@ -170,14 +178,18 @@ class Worker:
                 raise
             self._gap_seen = True
             log.warning("%s; reading again", error)
+            self._observer.failed(error)
             await self._react(self._recover())
         except PoisonError as error:
+            self._observer.failed(error)
             await self._react(self._isolate(error))
         except OwnershipError as error:
             self._refused(error)
+            self._observer.failed(error)
             await self._react(self._recover())
         except TransientError as error:
             log.warning("%s: %s", type(error).__name__, error)
+            self._observer.failed(error)
             await self._back_off()
             await self._react(self._recover())
         return True
@@ -196,7 +208,7 @@ class Worker:
     async def _turn(self) -> bool:
         if self._needs_recovery:
             await self._recover()
-        if not self._lease.is_trusted():
+        if not self.lease.is_trusted():
             raise LeaseExpiredError("the lease is not trusted any more")
         self.housekeeping.apply_folds()
         self.wake.clear()  # before anything is looked at: what comes later wakes again
@@ -260,14 +272,14 @@ class Worker:
     async def _step_inbox(self, inbox: Inbox) -> Turn | None:
         """Step in the thread, so that I/O goes on; a few quick records right here."""
         intervals = self.holdings.intervals
-        here = self._step_s < STEP_HERE_S_MAX and turns.is_immediate(inbox, intervals)
+        here = self._stepped[1] - self._stepped[0] < STEP_HERE_S_MAX and turns.is_immediate(inbox, intervals)
         executor = None if here else self._executor
         self._stepped_here = here
         started = self._clock.monotonic()
         try:
             return await turns.step(self._steps, inbox, intervals, Isolation(), executor, self._probe)
         finally:
-            self._step_s = self._clock.monotonic() - started
+            self._stepped = (started, self._clock.monotonic())
 
     def _launch(self, turn: Turn) -> None:
         for checkpoint in turn.checkpoints:
@@ -275,15 +287,20 @@ class Worker:
             if size := sum(map(_size, checkpoint.delta)):
                 interval.log(checkpoint.bundle, size)
         self._flying = turn
-        self._in_flight = asyncio.create_task(self._commit(turn))
+        self._in_flight = asyncio.create_task(self._commit(turn, self._stepped))
         self._in_flight.add_done_callback(self._awake)
 
-    async def _commit(self, turn: Turn) -> None:
-        if not self._lease.is_trusted():
+    async def _commit(self, turn: Turn, stepped: tuple[float, float]) -> None:
+        if not self.lease.is_trusted():
             raise LeaseExpiredError("the lease is not trusted any more")
-        await turns.commit(self._store, turn, self._plan.deployment.version, self._probe)
+        await self._send(turn, stepped)
         if any(checkpoint.segments for checkpoint in turn.checkpoints):
             await self._store.notify(self._graph_id)
+
+    async def _send(self, turn: Turn, stepped: tuple[float, float]) -> None:
+        sent = self._clock.monotonic()
+        await turns.commit(self._store, turn, self._plan.deployment.version, self._probe)
+        self._observer.committed(turn, Moments(turn.inbox.monotonic, *stepped, sent, self._clock.monotonic()))
 
     def _awake(self, _: object) -> None:
         self.wake.set()
@@ -310,14 +327,15 @@ class Worker:
             log.info("giving up %s", give_up)
             await self.holdings.release(give_up)
             await self._store.notify(self._graph_id)
-        if claim:
-            await self.holdings.claim(claim)
+        claimed = await self.holdings.claim(claim) if claim else 0
+        self._observer.holds(self.holdings.intervals, claimed)
 
     async def _recover(self) -> None:
         """Void every turn stepped and start from what is stored."""
         self._needs_recovery = True
         await self._abandon_turn()
         await self.holdings.recover()
+        self._observer.holds(self.holdings.intervals, 0)
         await self._read_clock()
         self._needs_recovery = False
         self._claim_at = 0.0
@@ -350,7 +368,7 @@ class Worker:
         writers = self._plan.table_writers()
 
         async def stepped(under: Isolation) -> Turn | None:
-            self._lease.progressed()  # a few thousand trials are slow, but not stuck
+            self.lease.progressed()  # a few thousand trials are slow, but not stuck
             await self.holdings.restart()
             return await turns.step(
                 self._steps, turn.inbox, self.holdings.intervals, under, self._executor, self._probe
@@ -388,10 +406,11 @@ class Worker:
         if final is not None:
             final = Turn(final.inbox, without(final.checkpoints, EVERYTHING), turn.tokens, final.records)
             log.warning("quarantined %d records and %d rows: %s", len(isolation.refused), len(rows), error)
-            await turns.commit(self._store, final, self._plan.deployment.version, self._probe)
+            await self._send(final, (turn.inbox.monotonic, self._clock.monotonic()))
         # A turn stepped behind the refused one is void, and its inputs have left their sources: fetch them again. So is
         # one without a checkpoint: what it polled came after a position that had moved and was not stored yet.
         await self.holdings.recover()
+        self._observer.holds(self.holdings.intervals, 0)
         self._needs_recovery = False
         if final is None:
             return

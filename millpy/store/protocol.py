@@ -163,7 +163,7 @@ class Store(Protocol):
     """The dozen operations; all coroutines may raise TransientError."""
 
     async def open(self) -> None:
-        """Connect. Raises ConfigError when the database is not migrated or not reachable with these settings."""
+        """Connect. Raises NotMigratedError, or ConfigError when it is not reachable with these settings."""
         ...
 
     async def close(self) -> None:

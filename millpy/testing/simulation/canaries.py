@@ -163,10 +163,10 @@ class ReadsFoldedOnly(MemoryStore):
 class AcknowledgesEarly(Worker):
     """Acknowledges as soon as a turn is stepped."""
 
-    async def _commit(self, turn: Turn) -> None:
+    async def _commit(self, turn: Turn, stepped: tuple[float, float]) -> None:
         for injector, token in turn.tokens:
             await injector.acknowledge(token)
-        await super()._commit(turn)
+        await super()._commit(turn, stepped)
 
 
 class KeepsSoftState(Worker):

@@ -182,7 +182,7 @@ async def test_opening_many_slow_sources_is_not_taken_for_being_stuck() -> None:
     worker = await started(graph, MemoryDatabase(), Limits())
     lease = WatchedLease(Limits(), SystemClock())
     lease.renewed(SystemClock().monotonic())
-    worker._lease = worker.holdings._lease = lease
+    worker.lease = worker.holdings._lease = lease
 
     await worker.step()
     lease.progressed()
@@ -198,7 +198,7 @@ async def test_finding_many_refused_records_is_not_taken_for_being_stuck(tmp_pat
     database.constrain("largest", "small", lambda row: row["value"] < 50)
     lease = WatchedLease(Limits(lease_ttl_s=60), SystemClock())
     lease.renewed(SystemClock().monotonic())
-    worker._lease = worker.holdings._lease = lease
+    worker.lease = worker.holdings._lease = lease
     progressed = 0
     trials = 0
     commit = worker._store.commit

@@ -1,0 +1,112 @@
+"""Health and metrics over HTTP, from threads of their own: they answer also when the worker does not.
+
+/live      200, or 503 when the process should be started again
+/ready     200, or 503 while it can do no work; JSON says why
+/metrics   for Prometheus
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from socketserver import TCPServer, ThreadingMixIn
+from threading import Thread
+from typing import TYPE_CHECKING
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+
+from millpy.errors import ConfigError
+from millpy.observe.vitals import Verdict
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+log = logging.getLogger(__name__)
+PORT_MAX = 65_535
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """Read "host:port"; ("", port) listens everywhere.
+
+    Raises:
+        ConfigError: it is no such address.
+    """
+    host, separator, port = text.rpartition(":")
+    if not separator or not port.isdecimal() or int(port) > PORT_MAX:
+        raise ConfigError(f"MILLPY_HTTP: {text!r} is no address", hint="host:port, for example 0.0.0.0:8080")
+    return host.strip("[]"), int(port)
+
+
+def application(
+    live: Callable[[], Verdict], ready: Callable[[], Verdict], registry: CollectorRegistry
+) -> WSGIApplication:
+    """The three pages."""
+    metrics = make_wsgi_app(registry)
+    probes = {"/live": live, "/ready": ready}
+
+    def answer(environment: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        path = environment["PATH_INFO"]
+        if path == "/metrics":
+            return metrics(environment, start)  # type: ignore[no-any-return]
+        probe = probes.get(path)
+        if probe is None:
+            start("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
+            return [b"/live, /ready and /metrics are here\n"]
+        verdict = probe()
+        start(
+            "200 OK" if verdict.well else "503 Service Unavailable",
+            [("Content-Type", "application/json"), ("Cache-Control", "no-store")],
+        )
+        return [json.dumps({path[1:]: verdict.well, **verdict.detail}).encode() + b"\n"]
+
+    return answer
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+    def server_bind(self) -> None:
+        """Without the look-up of our own name that the library makes here; a resolver may take its time."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+        self.setup_environ()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        log.debug("a request failed", exc_info=True)
+
+
+class _Handler(WSGIRequestHandler):
+    """Bounded, so that a client that says nothing keeps no thread; probes are not worth a line each."""
+
+    timeout = 30
+
+    def log_message(self, format: str, *args: object) -> None:
+        log.debug("%s: " + format, self.client_address[0], *args)
+
+
+@contextmanager
+def listening(address: tuple[str, int], app: WSGIApplication) -> Iterator[int]:
+    """Serve while inside; gives the port, also when 0 asked for a free one.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+    """
+    host, port = address
+    try:
+        server = make_server(host, port, app, server_class=_Server, handler_class=_Handler)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host or '*'}:{port}: {error.strerror or error}",
+            hint="set MILLPY_HTTP to a free address",
+        ) from None
+    with server:
+        thread = Thread(target=server.serve_forever, name="http", daemon=True)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()

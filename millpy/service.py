@@ -1,0 +1,93 @@
+"""What the entry points under `services/` share: settings, JSON logs, health and metrics over HTTP, an exit status."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import structlog
+
+from millpy.clock import SystemClock
+from millpy.complaint import complain
+from millpy.config import Settings, configure_logging
+from millpy.errors import ConfigError, MillError, UsageError
+from millpy.graph import Graph
+from millpy.graph_file import load_graph
+from millpy.runtime.observer import Observers
+from millpy.store.migrate import migrate
+from millpy.worker_process import run_until_told
+
+log = structlog.get_logger(__name__)
+Choose = Callable[[Graph, Sequence[str]], Sequence[str]]
+
+
+def as_given(_graph: Graph, named: Sequence[str]) -> Sequence[str]:
+    """Those computations that were named; all when none was."""
+    return named
+
+
+def injectors(graph: Graph, named: Sequence[str]) -> Sequence[str]:
+    """Those computations that were named, or all injectors of the graph."""
+    return named or [spec.name for spec in graph.spec().computations if spec.kind == "injector"]
+
+
+def serve(arguments: Sequence[str], choose: Choose = as_given) -> int:
+    """Run a worker on a graph file and the computations that `choose` picks; returns the exit status."""
+    try:
+        _check_assertions()
+        if not arguments:
+            raise UsageError("no graph is given", hint="name its file, and computations if it is not for all of them")
+        settings = Settings.load()
+        configure_logging(settings)
+        database_url = _database_of(settings)
+        graph = load_graph(arguments[0])
+        only = choose(graph, arguments[1:])
+        observers = Observers()
+        with _answering(graph, settings, observers):
+            run_until_told(graph, database_url, settings, only=only, patient=True, observer=observers)
+    except MillError as error:
+        return complain(error)
+    return 0
+
+
+def prepare() -> int:
+    """Migrate the database; returns the exit status. Whoever starts this tries again while the database is away."""
+    try:
+        _check_assertions()
+        settings = Settings.load()
+        configure_logging(settings)
+        migrate(_database_of(settings))
+        log.info("the database is up to date")
+    except MillError as error:
+        return complain(error)
+    return 0
+
+
+@contextmanager
+def _answering(graph: Graph, settings: Settings, observers: Observers) -> Iterator[None]:
+    """Health and metrics over HTTP while inside."""
+    try:
+        from millpy.observe.metrics import Metrics  # needs an optional dependency
+        from millpy.observe.vitals import Vitals
+        from millpy.observe.web import address_of, application, listening
+    except ImportError as error:
+        message = "a service needs the package prometheus-client"
+        raise ConfigError(message, hint="pip install 'millpy[service]'") from error
+    vitals, metrics = Vitals(), Metrics(graph.name, SystemClock())
+    observers.add(vitals)
+    observers.add(metrics)
+    host, port = address_of(settings.http)
+    with listening((host, port), application(vitals.live, vitals.ready, metrics.registry)) as port:
+        log.info("answering over HTTP", graph=graph.name, host=host, port=port)
+        yield
+
+
+def _check_assertions() -> None:
+    if not __debug__:
+        raise UsageError("millpy does not run without its assertions", hint="leave out python -O")
+
+
+def _database_of(settings: Settings) -> str:
+    if settings.database_url is None:
+        raise ConfigError("no database is configured", hint="set MILLPY_DATABASE_URL")
+    return settings.database_url

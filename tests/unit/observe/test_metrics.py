@@ -1,0 +1,110 @@
+"""Metrics of workers on the in-memory store: every record once over all processes, whatever happens to turns."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from millpy.clock import SystemClock, fresh_identity
+from millpy.graph import Graph
+from millpy.limits import Limits
+from millpy.observe.metrics import Metrics
+from millpy.runtime.ownership import Lease
+from millpy.runtime.plan import plan
+from millpy.runtime.probe import NoProbe
+from millpy.runtime.worker import Worker
+from millpy.store.memory import MemoryDatabase, MemoryStore
+from tests.crash.memory_world import readings, two_stages
+
+LIMITS = Limits(lease_ttl_s=60, bundle_records_max=100, retry_s_min=0.001)
+RECORDS = 1_000
+
+
+async def begin(graph: Graph, database: MemoryDatabase) -> tuple[Worker, Metrics, MemoryStore]:
+    store, clock, metrics = MemoryStore(database), SystemClock(), Metrics(graph.name, SystemClock())
+    await store.open()
+    deployment = await store.deploy(graph.spec())
+    worker = Worker(
+        store,
+        plan(graph, deployment, LIMITS),
+        fresh_identity(),
+        limits=LIMITS,
+        clock=clock,
+        probe=NoProbe(),
+        lease=Lease(LIMITS, clock),
+        rng=random.Random(1),
+        observer=metrics,
+    )
+    await worker.start()
+    metrics.begun(worker)
+    return worker, metrics, store
+
+
+def records(metrics: Metrics, computation: str, outcome: str) -> float:
+    labels = {"graph": "world", "computation": computation, "outcome": outcome}
+    return metrics.registry.get_sample_value("millpy_records_total", labels) or 0.0
+
+
+def gauge(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, {"graph": "world", **labels})
+
+
+async def test_a_successor_counts_what_it_commits_and_not_what_it_found(tmp_path: Path) -> None:
+    graph, database = two_stages(tmp_path / "in", readings(RECORDS)), MemoryDatabase()
+    first, of_first, _ = await begin(graph, database)
+    while not records(of_first, "largest", "consumed"):
+        await first.step()
+    await first._settle()
+    await first.holdings.release(list(first.holdings.intervals))
+    await first._store.unregister(first.worker_id)
+    await first._abandon()
+
+    second, of_second, _ = await begin(graph, database)
+    await second.run(asyncio.Event())
+
+    for computation, outcome in (("readings", "accepted"), ("totals", "consumed"), ("largest", "consumed")):
+        counts = [records(metrics, computation, outcome) for metrics in (of_first, of_second)]
+        assert min(counts) > 0
+        assert sum(counts) == RECORDS
+    intervals = len(database.headers)
+    assert [gauge(metrics, "millpy_takeovers_total") for metrics in (of_first, of_second)] == [intervals, intervals]
+
+
+@pytest.mark.parametrize("landing", [True, False], ids=["landing", "lost"])
+async def test_a_commit_without_an_answer_is_counted_once(tmp_path: Path, landing: bool) -> None:
+    graph, database = two_stages(tmp_path / "in", readings(RECORDS)), MemoryDatabase()
+    worker, metrics, store = await begin(graph, database)
+    while not records(metrics, "largest", "consumed"):
+        await worker.step()
+    database.faults.lose_answer_of_next_commit(landing, store=store)
+
+    await worker.run(asyncio.Event())
+
+    assert records(metrics, "readings", "accepted") == RECORDS
+    assert records(metrics, "largest", "consumed") == RECORDS
+    assert gauge(metrics, "millpy_turn_failures_total", error="CommitUnknownError") == 1
+
+
+async def test_gauges_are_of_what_the_worker_owns_now(tmp_path: Path) -> None:
+    graph, database = two_stages(tmp_path / "in", readings(RECORDS)), MemoryDatabase()
+    worker, metrics, _ = await begin(graph, database)
+    assert gauge(metrics, "millpy_intervals", computation="totals") is None
+    while not records(metrics, "largest", "consumed"):
+        await worker.step()
+
+    assert gauge(metrics, "millpy_lease_trusted") == 1
+    assert gauge(metrics, "millpy_intervals", computation="readings") == 1
+    assert gauge(metrics, "millpy_sources_paused", computation="readings") == 0
+    lag = gauge(metrics, "millpy_watermark_lag_seconds", computation="totals")
+    assert lag is not None and lag > 1e9, "its records are from the seventies"
+    await worker.housekeeping.relieve()
+    assert gauge(metrics, "millpy_backlog_records", producer="readings") == 0
+
+    metrics.ended()
+
+    assert gauge(metrics, "millpy_lease_trusted") == 0
+    assert gauge(metrics, "millpy_intervals", computation="readings") is None
+    await worker._abandon()

@@ -1,0 +1,107 @@
+"""Alive and ready: what each means, in threads that ask while the worker's own does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from millpy.clock import fresh_identity
+from millpy.errors import StoreUnavailableError
+from millpy.limits import Limits
+from millpy.observe.vitals import Vitals
+from millpy.runtime.ownership import Lease
+from millpy.runtime.plan import plan
+from millpy.runtime.probe import NoProbe
+from millpy.runtime.worker import Worker
+from millpy.store.memory import MemoryDatabase, MemoryStore
+from millpy.testing.clock import ManualClock
+from tests.crash.memory_world import readings, two_stages
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest_asyncio.fixture
+async def worker(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Worker]:
+    """One with a lease that was just renewed, and with no interval yet."""
+    graph, limits, store = two_stages(tmp_path / "in", readings(10)), Limits(), MemoryStore(MemoryDatabase())
+    await store.open()
+    deployment = await store.deploy(graph.spec())
+    found = Worker(
+        store,
+        plan(graph, deployment, limits),
+        fresh_identity(),
+        limits=limits,
+        clock=clock,
+        probe=NoProbe(),
+        lease=Lease(limits, clock),
+        rng=random.Random(1),
+    )
+    await found.start()
+    yield found
+    await store.close()
+
+
+async def test_a_process_without_a_worker_is_alive_and_says_what_it_waits_for() -> None:
+    vitals = Vitals()
+    vitals.waiting(StoreUnavailableError("no answer"))
+
+    assert (await asyncio.to_thread(vitals.live)).well
+    ready = vitals.ready()
+
+    assert not ready.well
+    assert ready.detail == {"reason": "no answer"}
+
+
+async def test_a_worker_is_ready_while_its_lease_lasts(worker: Worker, clock: ManualClock) -> None:
+    vitals = Vitals()
+    vitals.begun(worker)
+    assert vitals.ready().well
+    assert vitals.ready().detail["intervals"] == 0
+
+    clock.advance(Limits().lease_ttl_s)
+    vitals.failed(StoreUnavailableError("no answer"))
+
+    assert not vitals.ready().well
+    assert vitals.ready().detail["reason"] == "its lease has ended: no answer"
+    vitals.ended()
+    assert vitals.ready().detail == {"reason": "the worker has left"}
+
+
+async def test_a_worker_that_makes_no_progress_is_not_alive(worker: Worker, clock: ManualClock) -> None:
+    vitals = Vitals()
+    vitals.begun(worker)
+    assert (await asyncio.to_thread(vitals.live)).well
+
+    clock.advance(Limits().watchdog_s + 1)
+
+    assert (await asyncio.to_thread(vitals.live)).detail == {"reason": "the worker makes no progress"}
+    worker.lease.progressed()
+    assert (await asyncio.to_thread(vitals.live)).well
+
+
+def test_a_blocked_event_loop_is_not_alive() -> None:
+    vitals, blocked, release = Vitals(answers_s=0.05), threading.Event(), threading.Event()
+
+    async def run() -> None:
+        vitals.waiting(StoreUnavailableError("no answer"))
+        blocked.set()
+        release.wait(60)  # whatever blocks: user code on the loop
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread.start()
+    blocked.wait(60)
+
+    verdict = vitals.live()
+
+    release.set()
+    thread.join()
+    assert verdict.detail == {"reason": "the event loop does not answer within 0.05 s"}
