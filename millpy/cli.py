@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from millpy.commands import crash_test, doctor, parked, set_aside, sources
+from millpy.commands import crash_test, doctor, events, init, parked, set_aside, sources, sql, state, windows
 from millpy.commands.common import DatabaseOption, GraphArgument, JsonOption, settings_of, show, worded
 from millpy.errors import UsageError
 from millpy.store.admin import Admin, Row
@@ -23,7 +23,7 @@ app = typer.Typer(
 @app.command()
 @worded
 def run(
-    graph: Annotated[str, typer.Argument(metavar="GRAPH.py", help="Python file that defines a Graph.")],
+    graph: Annotated[str, typer.Argument(metavar="[GRAPH.py]", help="Python file that defines a Graph.")] = "graph.py",
     only: Annotated[str, typer.Option("--only", metavar="A,B", help="Take only these computations.")] = "",
     workers: Annotated[int, typer.Option("--workers", metavar="N", help="Worker processes.")] = 1,
     start: Annotated[
@@ -86,6 +86,11 @@ def watermarks(
     show(graph, database, as_json, ask)
 
 
+app.command("init")(init.init)
+app.command("windows")(windows.windows)
+app.command("sql")(sql.sql)
+app.command("state")(state.state)
+app.command("events")(events.events)
 app.command("crash-test")(worded(crash_test.command))
 app.command("doctor")(doctor.doctor)
 app.add_typer(set_aside.dead_letters, name="dead-letters")

@@ -24,7 +24,10 @@ def load_graph(location: str) -> Graph:
     path_text, _, name = location.partition(":")
     path = Path(path_text)
     if not path.is_file():
-        raise UsageError(f"there is no file {path_text}", hint="name the Python file that defines your graph")
+        raise UsageError(
+            f"there is no file {path_text}",
+            hint="name the Python file that defines your graph; `millpy init` writes an example",
+        )
     module = _run(path)
     graphs = {key: value for key, value in vars(module).items() if isinstance(value, Graph)}
     if name:

@@ -150,6 +150,13 @@ SELECT g.name AS graph, w.worker_id, w.host, w.pid, w.lease_deadline > clock_tim
   FROM mill.workers AS w JOIN mill.graphs AS g USING (graph_id)
  ORDER BY g.name, w.registered_at;
 
+CREATE VIEW millpy.result_tables AS
+SELECT g.name AS graph, t.name, t.kind, c.name AS computation, t.key_columns, t.value_columns,
+       t.allowed_lateness_us * interval '1 microsecond' AS allowed_lateness
+  FROM mill.result_tables AS t
+  JOIN mill.computations AS c USING (computation_id)
+  JOIN mill.graphs AS g ON g.graph_id = t.graph_id;
+
 CREATE VIEW millpy.events AS
 SELECT g.name AS graph, e.at, e.kind, e.detail FROM mill.events AS e JOIN mill.graphs AS g USING (graph_id);
 

@@ -7,16 +7,20 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 from typing import Annotated, Any, ParamSpec
 
 import typer
 
+from millpy.commands import tables
 from millpy.complaint import complain
 from millpy.config import Settings, configure_logging
 from millpy.errors import MillError
-from millpy.store.admin import Admin, Row, table
+from millpy.store.admin import Admin, Row
 
 P = ParamSpec("P")
+READING_S_MAX = 5.0
+"""A snapshot that is held longer slows every commit."""
 DatabaseOption = Annotated[
     str | None,
     typer.Option("--database", metavar="URL", help="Database; default: MILLPY_DATABASE_URL, else the embedded one."),
@@ -53,12 +57,12 @@ def settings_of(database: str | None) -> Settings:
 
 
 @contextmanager
-def connected_to(settings: Settings, graph: str | None) -> Iterator[Admin]:
+def connected_to(settings: Settings, graph: str | None, statement_s_max: float | None = None) -> Iterator[Admin]:
     """Questions to the configured database, or to the embedded one of a graph's file."""
     from millpy.launch import database as connected  # not loaded for --help
 
     with connected(settings, graph, create=False) as url:
-        yield Admin(url)
+        yield Admin(url, statement_s_max=statement_s_max)
 
 
 def graph_in(admin: Admin, graph: str | None) -> str | None:
@@ -91,15 +95,18 @@ def show(
     for title, rows in answers.items():
         if len(answers) > 1:
             typer.echo(f"{title}\n")
-        typer.echo(table(rows) or "(none)")
+        tables.echo(rows)
         if len(answers) > 1:
             typer.echo("")
 
 
 def print_json(value: object) -> None:
     """Print JSON; moments in ISO 8601, what JSON has no form for as its text."""
-    typer.echo(json.dumps(value, default=_plain, indent=2))
+    typer.echo(json.dumps(value, default=plain, indent=2))
 
 
-def _plain(value: object) -> Any:
+def plain(value: object) -> Any:
+    """What JSON has no form for: whole decimals as numbers, all else as its text."""
+    if isinstance(value, Decimal) and value == value.to_integral_value():
+        return int(value)
     return value.isoformat() if hasattr(value, "isoformat") else str(value)

@@ -12,10 +12,11 @@ from typing import Annotated
 import typer
 
 from millpy.clock import SystemClock
+from millpy.commands import tables
 from millpy.commands.common import DatabaseOption, JsonOption, connected_to, graph_in, print_json, settings_of, worded
 from millpy.complaint import EXIT_FAILED
 from millpy.errors import UsageError
-from millpy.store.admin import Admin, table
+from millpy.store.admin import Admin
 from millpy.store.admin_piles import DEAD_LETTERS, LATE_RECORDS, Pile, Wanted
 
 LOOK_EVERY_S = 0.1
@@ -67,7 +68,7 @@ def _list(pile: Pile, words: Sequence[str], database: str | None, as_json: bool,
     if as_json:
         print_json(found)
         return
-    typer.echo(table([pile.short(row) for row in found]) or "(none)")
+    tables.echo([pile.short(row) for row in found])
 
 
 def _show(pile: Pile, number: int, graph: str | None, database: str | None, as_json: bool) -> None:

@@ -1,13 +1,13 @@
-"""Reads the documented views for people: status and watermarks. Never on the hot path."""
+"""Reads the documented views for people. Never on the hot path."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import psycopg
 from psycopg.types.string import TextLoader
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, Executable, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
@@ -15,19 +15,27 @@ from millpy.errors import ConfigError, MillError, StoreUnavailableError, UsageEr
 
 Row = Mapping[str, Any]
 CONNECT_S_MAX = 10
-SENTINELS = {"infinity": "the end", "-infinity": "the beginning"}
 NOT_MIGRATED = {"42P01", "42883", "3F000"}  # no such table, function, schema
 NOT_ONE_COMPUTATION = {"P0002", "42P09"}  # no such computation, or in several graphs
+NOT_A_VALUE = {"22P02", "22007", "22008", "22003"}  # text that is no number, moment, uuid, …
+CANCELLED = "57014"
+READ_ONLY = "25006"
+NO_RIGHTS = "42501"
 
 
 class Admin:
-    """Questions about a database, each answered in one statement and so from one snapshot."""
+    """Questions about a database, each answered in one statement and so from one snapshot.
 
-    def __init__(self, database_url: str) -> None:
+    Args:
+        database_url: as libpq takes it.
+        statement_s_max: a statement that takes longer is cancelled; None: none is.
+    """
+
+    def __init__(self, database_url: str, *, statement_s_max: float | None = None) -> None:
         # The URL goes to libpq as it is: SQLAlchemy would not understand every form of it.
         self._engine: Engine = create_engine(
             "postgresql+psycopg://",
-            creator=lambda: _connect(database_url),
+            creator=lambda: _connect(database_url, statement_s_max),
             poolclass=NullPool,
         )
 
@@ -100,34 +108,47 @@ class Admin:
         """Rows of one statement, committed."""
         return self._rows(statement, parameters, commit=True)
 
+    def select(self, statement: Executable) -> list[Row]:
+        """Rows of a statement of SQLAlchemy."""
+        return self._execute(statement, {}, commit=False)
+
+    def read(self, statement: str) -> list[Row]:
+        """Rows of a person's own statement, in a transaction that can only read.
+
+        Raises:
+            UsageError: it is no SQL, names what is not there, or would change something.
+        """
+        try:
+            with self._engine.connect() as connection:
+                connection.execute(text("SET TRANSACTION READ ONLY"))
+                result = connection.exec_driver_sql(statement.replace("%", "%%"))  # there are no parameters
+                return [dict(row) for row in result.mappings()] if result.returns_rows else []
+        except DBAPIError as error:
+            state = getattr(error.orig, "sqlstate", None) or ""
+            if state == READ_ONLY:
+                raise UsageError("this would change something", hint="use psql for that") from None
+            if state.startswith(("22", "42")) and state != NO_RIGHTS:
+                raise UsageError(_first_line(error), hint="correct the statement") from None
+            raise _translated(error) from None
+
     def _rows(self, statement: str, parameters: Mapping[str, Any], *, commit: bool) -> list[Row]:
+        return self._execute(text(statement), parameters, commit=commit)
+
+    def _execute(self, statement: Executable, parameters: Mapping[str, Any], *, commit: bool) -> list[Row]:
         try:
             with self._engine.begin() if commit else self._engine.connect() as connection:
-                result = connection.execute(text(statement), parameters)
+                result = connection.execute(statement, parameters)
                 return [dict(row) for row in result.mappings()]
         except DBAPIError as error:
             raise _translated(error) from None
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Rows as aligned text; empty text for none."""
-    if not rows:
-        return ""
-    names = list(rows[0])
-    cells = [names, *([_cell(row[name]) for name in names] for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(names))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
-    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
-
-
-def _connect(database_url: str) -> psycopg.Connection[Any]:
-    connection = psycopg.connect(database_url, connect_timeout=CONNECT_S_MAX, options="-c timezone=UTC")
+def _connect(database_url: str, statement_s_max: float | None) -> psycopg.Connection[Any]:
+    limit = f" -c statement_timeout={int(statement_s_max * 1000)}" if statement_s_max else ""
+    options = f"-c timezone=UTC{limit}"
+    connection = psycopg.connect(database_url, connect_timeout=CONNECT_S_MAX, options=options)
     connection.adapters.register_loader("timestamptz", TextLoader)  # Python has no instant for infinity
     return connection
-
-
-def _cell(value: object) -> str:
-    return "" if value is None else SENTINELS.get(str(value), str(value))
 
 
 def _translated(error: DBAPIError) -> MillError:
@@ -138,6 +159,15 @@ def _translated(error: DBAPIError) -> MillError:
     if isinstance(error.orig, psycopg.Error) and state in NOT_ONE_COMPUTATION:
         message = error.orig.diag.message_primary or detail
         return UsageError(message, hint="`millpy watermarks` lists them; say which with --explain GRAPH.COMPUTATION")
-    if state == "42501":
+    if state in NOT_A_VALUE:
+        return UsageError(_first_line(error), hint="write it as PostgreSQL would")
+    if state == CANCELLED:
+        return UsageError("the answer takes too long to look for", hint="ask for less: name a key, or a span of time")
+    if state == NO_RIGHTS:
         return ConfigError(f"missing rights: {detail}", hint="GRANT them to your role, or ask as the owner")
     return StoreUnavailableError(f"the database does not answer: {detail}", hint="is it running, and is the URL right?")
+
+
+def _first_line(error: DBAPIError) -> str:
+    lines = str(error.orig).strip().splitlines()
+    return lines[0] if lines else type(error.orig).__name__

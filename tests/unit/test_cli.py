@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from millpy import launch
+from millpy.commands.tables import continued, fitted, table
 from millpy.launch import exit_status
-from millpy.store.admin import table
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
@@ -173,7 +173,40 @@ def test_migrate_then_status_and_watermarks_are_json(tmp_path: Path, empty_datab
 
 
 def test_table_aligns_columns() -> None:
-    assert table([{"a": 1, "name": "x"}, {"a": 22, "name": None}]) == "a   name\n--  ----\n1   x\n22"
+    assert table([{"a": 1, "name": "x"}, {"a": 22, "name": None}]) == " a  name\n--  ----\n 1  x\n22"
+
+
+WIDE = [
+    {"id": 1, "empty": None, "detail": "a sentence that goes on and on", "mean": 1 / 3, "at": "2026-11-01 08:00:00+00"},
+    {"id": 22, "empty": None, "detail": "short", "mean": 2.0, "at": "infinity"},
+]
+
+
+def test_table_that_fits_is_whole() -> None:
+    assert fitted(WIDE, 200) == table(WIDE)
+    assert "2026-11-01 08:00:00Z" in table(WIDE)
+    assert "the end" in table(WIDE)
+
+
+@pytest.mark.parametrize("width", range(20, 80, 7))
+def test_table_fits_the_terminal(width: int) -> None:
+    text = fitted(WIDE, width)
+
+    assert max(map(len, text.split("\n"))) <= width
+    assert "empty" not in text
+    assert "22" in text
+
+
+def test_table_that_cannot_fit_becomes_a_block_a_row() -> None:
+    assert fitted(WIDE, 30).split("\n")[:3] == ["id      1", "detail  a sentence that goes …", "mean    0.3333333333"]
+
+
+def test_rows_that_follow_keep_the_columns() -> None:
+    first, widths = continued([{"device": "hall", "n": 1}], [])
+    second, _ = continued([{"device": "h", "n": 22}], widths)
+
+    assert first.split("\n")[-1] == "hall    1"
+    assert second == "h       22"
 
 
 @pytest.mark.parametrize(

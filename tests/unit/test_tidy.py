@@ -27,6 +27,7 @@ FILE_PARTS = tuple(f"injectors.files_{name}" for name in ("agenda", "bytes", "li
 MEMORY = tuple(f"store.memory{part}" for part in ("", "_commit", "_database", "_faults", "_requests", "_tables"))
 ENGINE = (*FOUNDATIONS, "computation", "windowing", "graph", *INJECTOR_PARTS, "store.protocol", "store.codec")
 PUBLIC = (*ENGINE, "injectors", "sinks", "runtime", "store", "assembly", "testing")
+ADMIN = tuple(f"store.admin{part}" for part in ("", "_events", "_piles", "_results", "_state"))
 EDGES = (*PUBLIC, "config", "embedded", "graph_file", "worker_process", "launch", "complaint")
 # First match decides: what a module (or package) may import of millpy. A module may import itself and its own package
 # only where its package is listed.
@@ -108,7 +109,8 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("service", (*EDGES, "clock", "observe", "store.migrate")),
     ("launch", EDGES),
     ("doctor", ("limits", "store.postgres.diagnosis", "store.revision")),
-    ("commands", (*EDGES, "clock", "store.admin", "store.admin_piles", "commands.common", "doctor")),
+    ("commands.tables", ()),
+    ("commands", (*EDGES, "clock", *ADMIN, "commands.common", "commands.moments", "commands.tables", "doctor")),
     ("cli", (*EDGES, "store.admin", "commands")),
     ("__main__", ("cli",)),
     ("__init__", (*ENGINE, "injectors")),
@@ -117,7 +119,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
 FENCES = {
     "psycopg": ("store.postgres", "store.migrate", "store.admin", "testing.crash_test.database"),
     "psycopg_pool": ("store.postgres",),
-    "sqlalchemy": ("store.schema", "store.admin", "store.migrate"),
+    "sqlalchemy": ("store.schema", "store.admin", "store.admin_results", "store.migrate"),
     "alembic": ("store.migrate",),
     "aiomqtt": ("injectors.mqtt_connection",),
     "paho": (

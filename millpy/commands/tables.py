@@ -1,0 +1,147 @@
+"""Rows as tables that fit where they are printed.
+
+A terminal gets what fits its width: columns that are empty everywhere go first, then long texts are cut, then every row
+becomes a block of its own. Whatever is not a terminal gets every column whole, without colours.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+import typer
+
+Row = Mapping[str, Any]
+SENTINELS = {"infinity": "the end", "-infinity": "the beginning"}
+COLUMN_CHARACTERS_MIN = 12
+GAP = "  "
+_UTC = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?)\+00$")
+
+
+def echo(rows: Sequence[Row], *, none: str = "(none)") -> None:
+    """Print rows as a table that fits the terminal; `none` when there are none."""
+    width = terminal_width()
+    typer.echo((table(rows) if width is None else fitted(rows, width)) or none)
+
+
+def terminal_width() -> int | None:
+    """Of the terminal that standard output is; None when it is something else."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Rows as aligned text, every column whole; empty text for none."""
+    return _aligned(*_texts(rows), _numeric(rows)) if rows else ""
+
+
+def fitted(rows: Sequence[Row], width: int) -> str:
+    """Rows as aligned text of at most so many characters a line, else one block a row; empty text for none."""
+    if not rows:
+        return ""
+    names, lines = _texts(rows)
+    if _width(names, lines) > width:
+        used = [place for place in range(len(names)) if any(line[place] for line in lines)]
+        names, lines = [names[place] for place in used], [[line[place] for place in used] for line in lines]
+    limits = _limits(names, lines, width)
+    if limits is None:
+        return _blocks(names, lines, width)
+    cut = [[_cut(cell, limit) for cell, limit in zip(line, limits, strict=True)] for line in lines]
+    return _aligned(names, cut, _numeric(rows))
+
+
+def continued(rows: Sequence[Row], widths: Sequence[int]) -> tuple[str, list[int]]:
+    """Rows below those that were printed before, and how wide the columns are now; with a head when none were."""
+    names, lines = _texts(rows)
+    grown = list(map(max, _widths(names, lines), widths or [0] * len(names)))
+    text = _aligned(names, lines, _numeric(rows), grown)
+    return text if not widths else "\n".join(text.split("\n")[2:]), grown
+
+
+def _texts(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    names = list(rows[0])
+    return names, [[_cell(row[name]) for name in names] for row in rows]
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return format(value, ".10g")
+    if isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False)
+    text = SENTINELS.get(str(value), str(value))
+    return " ".join(_UTC.sub(r"\1Z", text).split("\n"))
+
+
+def _numeric(rows: Sequence[Row]) -> frozenset[str]:
+    """Columns of numbers, which stand to the right."""
+    return frozenset(
+        name
+        for name in rows[0]
+        if all(
+            row[name] is None or (isinstance(row[name], int | float | Decimal) and not isinstance(row[name], bool))
+            for row in rows
+        )
+        and any(row[name] is not None for row in rows)
+    )
+
+
+def _widths(names: Sequence[str], lines: Sequence[Sequence[str]]) -> list[int]:
+    return [max(len(name), *(len(line[place]) for line in lines)) for place, name in enumerate(names)]
+
+
+def _width(names: Sequence[str], lines: Sequence[Sequence[str]]) -> int:
+    return sum(_widths(names, lines)) + len(GAP) * (len(names) - 1)
+
+
+def _limits(names: Sequence[str], lines: Sequence[Sequence[str]], width: int) -> list[int] | None:
+    """How wide each column may be, the widest ones cut first; None when that is not enough."""
+    limits = _widths(names, lines)
+    least = [min(limit, max(len(name), COLUMN_CHARACTERS_MIN)) for limit, name in zip(limits, names, strict=True)]
+    excess = sum(limits) + len(GAP) * (len(names) - 1) - width
+    if sum(limits) - sum(least) < excess:
+        return None
+    while excess > 0:
+        place = max(range(len(limits)), key=lambda place: (limits[place] > least[place], limits[place]))
+        limits[place] -= 1
+        excess -= 1
+    return limits
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _aligned(
+    names: Sequence[str],
+    lines: Sequence[Sequence[str]],
+    numeric: frozenset[str],
+    widths: Sequence[int] | None = None,
+) -> str:
+    widths = widths or _widths(names, lines)
+    rules = ["-" * width for width in widths]
+    return "\n".join(
+        GAP.join(
+            cell.rjust(width) if name in numeric else cell.ljust(width)
+            for name, cell, width in zip(names, line, widths, strict=True)
+        ).rstrip()
+        for line in (names, rules, *lines)
+    )
+
+
+def _blocks(names: Sequence[str], lines: Sequence[Sequence[str]], width: int) -> str:
+    """One block a row, a line a column that has something in it."""
+    indent = max(map(len, names)) + len(GAP)
+    return "\n\n".join(
+        "\n".join(
+            name.ljust(indent) + _cut(cell, max(width - indent, COLUMN_CHARACTERS_MIN))
+            for name, cell in zip(names, line, strict=True)
+            if cell
+        )
+        for line in lines
+    )

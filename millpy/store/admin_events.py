@@ -1,0 +1,102 @@
+"""What happened, for people: events that workers noted, and what was set aside, each in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from millpy.store.admin import Admin, Row
+
+SET_ASIDE_MAX = 10_000
+"""So many of the newest records set aside are counted as events."""
+EVENTS = """
+WITH noted AS (
+    SELECT graph, at, kind, detail FROM millpy.events
+     WHERE (CAST(:graph AS text) IS NULL OR graph = :graph) AND at >= CAST(:start AS timestamptz)
+     ORDER BY at DESC LIMIT :rows_max
+), letters AS (
+    SELECT * FROM (SELECT graph, computation, reason, detail, dead_lettered_at FROM millpy.dead_letters
+                    ORDER BY dead_letter_id DESC LIMIT :set_aside_max) AS newest
+     WHERE (CAST(:graph AS text) IS NULL OR graph = :graph) AND dead_lettered_at >= CAST(:start AS timestamptz)
+), late AS (
+    SELECT * FROM (SELECT graph, computation, recorded_at FROM millpy.late_records
+                    ORDER BY late_record_id DESC LIMIT :set_aside_max) AS newest
+     WHERE (CAST(:graph AS text) IS NULL OR graph = :graph) AND recorded_at >= CAST(:start AS timestamptz)
+), happened AS (
+    SELECT * FROM noted
+     UNION ALL
+    SELECT graph, max(dead_lettered_at), 'quarantined',
+           jsonb_build_object('computation', computation, 'reason', reason, 'records', count(*), 'detail', min(detail))
+      FROM letters GROUP BY graph, computation, reason, date_trunc('minute', dead_lettered_at)
+     UNION ALL
+    SELECT graph, max(recorded_at), 'late', jsonb_build_object('computation', computation, 'records', count(*))
+      FROM late GROUP BY graph, computation, date_trunc('minute', recorded_at)
+     UNION ALL
+    SELECT graph, parked_at, 'parked', jsonb_build_object('computation', computation, 'key', key, 'detail', detail)
+      FROM millpy.parked
+     WHERE (CAST(:graph AS text) IS NULL OR graph = :graph) AND parked_at >= CAST(:start AS timestamptz)
+)
+SELECT * FROM happened
+ WHERE cardinality(CAST(:kinds AS text[])) = 0 OR kind = ANY (CAST(:kinds AS text[]))
+ ORDER BY at DESC, graph, kind LIMIT :rows_max
+"""
+PLACES = "SELECT interval_id, computation FROM millpy.watermarks"
+
+
+def happenings(admin: Admin, graph: str | None, *, start: str, kinds: Sequence[str], limit: int) -> list[Row]:
+    """What happened since `start`, the newest `limit` of it, oldest first.
+
+    Each has graph, at, kind, happened (in words) and detail (as it was noted).
+    """
+    # Kinds are sifted by the statement, so it must see more events than are wanted.
+    found = admin.ask(
+        EVENTS,
+        graph=graph,
+        start=start or "-infinity",
+        kinds=list(kinds),
+        rows_max=limit if not kinds else max(limit, SET_ASIDE_MAX),
+        set_aside_max=SET_ASIDE_MAX,
+    )
+    computations = {row["interval_id"]: row["computation"] for row in admin.ask(PLACES)}
+    return [
+        {
+            "graph": row["graph"],
+            "at": row["at"],
+            "kind": row["kind"],
+            "happened": in_words(row["kind"], row["detail"], computations),
+            "detail": row["detail"],
+        }
+        for row in reversed(found[:limit])
+    ]
+
+
+def in_words(kind: str, detail: Mapping[str, Any], computations: Mapping[int, str]) -> str:
+    """An event as a sentence; of a kind that this version does not know, its details as they are."""
+
+    def named(ids: Sequence[int]) -> str:
+        return ", ".join(sorted({computations.get(number, f"interval {number}") for number in ids}))
+
+    match kind:
+        case "claimed":
+            count = len(detail["intervals"])
+            plural = "s" if count != 1 else ""
+            return f"worker {detail['worker'][:8]} took {count} interval{plural} of {named(detail['intervals'])}"
+        case "fence_refused":
+            return f"a worker that had lost {named(detail['stale']) or 'its lease'} could not commit"
+        case "refused":
+            return f"the database refused {detail['records']} records and {detail['rows']} rows: {detail['reason']}"
+        case "paused":
+            return f"source {detail['stream']} ({detail['partition']}) stands still: {detail['reason']}"
+        case "resumed":
+            return f"source {detail['stream']} goes on ({detail['partitions']} partitions)"
+        case "quarantined":
+            count, whose = detail["records"], detail["computation"]
+            return f"{count} records of {whose} set aside ({detail['reason']}): {detail['detail']}"
+        case "late":
+            return f"{detail['records']} records came too late for {detail['computation']}"
+        case "parked":
+            return f"key {detail['key']} of {detail['computation']} stopped: {detail['detail']}"
+        case _ if "what" in detail:
+            return f"source {detail.get('stream', '')} ({detail.get('partition', '')}): {detail['what']}"
+        case _:
+            return ", ".join(f"{name} {value}" for name, value in detail.items())

@@ -1,0 +1,37 @@
+"""The command line within the test's process: what a command prints, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from typer.testing import CliRunner
+
+from millpy.cli import app
+
+
+@contextmanager
+def logging_as_it_was() -> Iterator[None]:
+    """A command sets the log up for a process of its own."""
+    root, ours = logging.getLogger(), logging.getLogger("millpy")
+    before = root.handlers[:], root.level, ours.level
+    try:
+        yield
+    finally:
+        root.handlers[:], root.level, ours.level = before
+
+
+def millpy(*arguments: str, status: int = 0) -> str:
+    """What the command prints; on standard error when it is to fail."""
+    with logging_as_it_was():
+        done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == status, (done.stdout, done.stderr, done.exception)
+    return done.stderr if status else done.stdout
+
+
+def millpy_json(*arguments: str) -> Any:
+    """What the command prints with --json."""
+    return json.loads(millpy(*arguments, "--json"))

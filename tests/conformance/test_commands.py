@@ -1,0 +1,199 @@
+"""The commands that show what a graph has made, on the example project that `millpy init` writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from millpy.embedded import EmbeddedPostgres
+from millpy.model.checkpoint import Kind
+from millpy.store.postgres.store import PostgresStore
+from tests.commands import millpy, millpy_json
+from tests.conformance.store_builders import MINUTE, Owner, a_graph, entries
+from tests.databases import fresh_database
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Project:
+    directory: Path
+    url: str
+    database: str
+
+    def run(self) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", "millpy", "run"], cwd=self.directory, env=self.environment(), check=False,
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "PYTHONPATH": str(ROOT), "MILLPY_DATABASE_URL": self.url}
+
+    def ask(self, *arguments: str, status: int = 0) -> str:
+        return millpy(*arguments, "--database", self.url, status=status)
+
+    def json(self, *arguments: str) -> Any:
+        return millpy_json(*arguments, "--database", self.url)
+
+
+@pytest.fixture(scope="module")
+def made(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    """A project that has run; tests only look at it."""
+    directory = tmp_path_factory.mktemp("init") / "plant"
+    millpy("init", str(directory))
+    with fresh_database(postgres) as name:
+        project = Project(directory, postgres.url(name), name)
+        project.run()
+        yield project
+
+
+def test_written_project_accounts_for_every_line(made: Project) -> None:
+    lines = (made.directory / "readings.ndjson").read_text().splitlines()
+
+    ((source,), rows) = (found := made.json("status"))["sources"], found["accounting"]
+
+    assert source["injected"] == len(lines)
+    assert (source["duplicate"], source["dead_lettered"]) == (9, 1)
+    assert [row["late"] for row in rows if row["consumer"]] == [1]
+    assert all(row["balanced"] for row in rows)
+
+
+def test_init_overwrites_nothing(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("mine")
+
+    assert millpy("init", str(tmp_path), status=2).startswith(f"millpy: {tmp_path}/README.md exists already\n  hint: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
+    assert (tmp_path / "README.md").read_text() == "mine"
+
+
+def test_windows_are_the_newest_by_event_time(made: Project) -> None:
+    rows = made.json("windows", "-n", "4")["rows"]
+
+    assert [(row["device"], row["window_start"][11:16]) for row in rows] == [
+        ("boiler", "08:08"), ("boiler", "08:09"), ("cellar", "08:09"), ("hall", "08:09"),
+    ]  # fmt: skip
+    assert len(made.json("windows", "temperature_1m")["rows"]) == 30
+
+
+@pytest.mark.parametrize(
+    ("options", "starts"),
+    [
+        (["--key", "hall", "--from", "2026-11-01T08:08:00Z"], ["08:08", "08:09"]),
+        (["--key", "device=hall", "--to", "2026-11-01T09:02:00+01:00"], ["08:00", "08:01"]),
+        (["--key", "n=13"], ["08:02"]),
+        (["--key", "hall", "--open"], []),
+        (["--key", "nobody"], []),
+    ],
+)
+def test_windows_are_chosen_by_value_and_time(made: Project, options: list[str], starts: list[str]) -> None:
+    assert [row["window_start"][11:16] for row in made.json("windows", *options)["rows"]] == starts
+
+
+def test_windows_follow_what_is_written(made: Project, postgres: EmbeddedPostgres) -> None:
+    write = """
+        INSERT INTO plant.temperature_1m (device, window_start, window_end, n, mean, high, pane_index, pane_timing,
+                                          late_count, interval_id, bundle)
+        SELECT device, window_start + interval '1 hour', window_end + interval '1 hour', 7, mean, high, 0, 'on_time', 0,
+               interval_id, bundle + 1
+          FROM plant.temperature_1m WHERE device = 'hall' ORDER BY window_start DESC LIMIT 1
+    """
+    change = "UPDATE plant.temperature_1m SET n = 8, pane_index = 1, bundle = bundle + 1 WHERE n = 7"
+    command = [sys.executable, "-m", "millpy", "windows", "--follow", "--json", "--key", "hall", "-n", "1"]
+    with fresh_database(postgres, made.database) as name:
+        copied = Project(made.directory, postgres.url(name), name)
+        following = subprocess.Popen(command, env=copied.environment(), stdout=subprocess.PIPE, text=True)
+        assert following.stdout is not None
+        try:
+            seen = [json.loads(following.stdout.readline())["n"]]
+            for statement in (write, change):
+                with psycopg.connect(copied.url, autocommit=True) as connection:
+                    connection.execute(statement)
+                seen.append(json.loads(following.stdout.readline())["n"])
+        finally:
+            following.kill()
+            following.communicate()
+
+    assert seen == [12, 7, 8]
+
+
+def test_tables_that_are_not_there_are_named(made: Project) -> None:
+    assert made.ask("windows", "nope", status=2) == (
+        "millpy: there is no result table 'nope'\n  hint: there are: plant.temperature_1m\n"
+    )
+    assert made.ask("windows", "--key", "late_count=1", status=2).startswith("millpy: --key 'late_count=1' does not")
+    assert made.ask("windows", "--key", "n=many", status=2).startswith(
+        'millpy: invalid input syntax for type bigint: "many"'
+    )
+
+
+def test_sql_reads_and_only_reads(made: Project) -> None:
+    asked = "SELECT device, sum(n)::int AS n, '%:x' AS other FROM plant.temperature_1m GROUP BY 1 ORDER BY 1"
+
+    assert made.json("sql", asked)[0] == {"device": "boiler", "n": 121, "other": "%:x"}
+    assert made.ask("sql", "DELETE FROM plant.temperature_1m", status=2).startswith(
+        "millpy: this would change something"
+    )
+    assert made.ask("sql", "SELECT nope FROM plant.temperature_1m", status=2).startswith('millpy: column "nope" does')
+
+
+def test_events_are_told_in_words(made: Project) -> None:
+    told = {event["kind"]: event["happened"] for event in made.json("events")}
+
+    assert told["claimed"].endswith("took 5 intervals of readings, temperature_1m")
+    assert told["quarantined"].startswith("1 records of readings set aside (undecodable): DecodeError")
+    assert told["late"] == "1 records came too late for temperature_1m"
+    assert {event["kind"] for event in made.json("events", "--kind", "late")} == {"late"}
+    assert made.json("events", "--from", "2126-01-01T00:00:00Z") == []
+
+
+def test_tables_fit_an_unknown_width_when_piped(made: Project) -> None:
+    text = made.ask("windows", "-n", "1")
+
+    assert text.split("\n")[0].split() == [
+        "device",
+        "window_start",
+        "window_end",
+        "n",
+        "mean",
+        "high",
+        "late_count",
+        "is_final",
+    ]
+    assert "\x1b" not in text
+
+
+async def test_state_shows_cells_timers_and_open_windows_of_a_key(database_url: str) -> None:
+    async with PostgresStore(database_url) as store:
+        owner = Owner(store, await store.deploy(a_graph()))
+        await owner.register()
+        await owner.claim()
+        (interval, _) = owner.deployment.of("sums")
+        cell = entries(Kind.STATE, "usual", ("a", 1), (["a", 2], {"x": 1}), (7, 3))
+        timer = entries(Kind.TIMER, "event", ("a", {"at": 1}, "quiet", 3 * MINUTE))
+        window = entries(Kind.WINDOW, "", ("a", [1, 2.5], f"0/{MINUTE}", 2 * MINUTE))
+        await owner.commit(owner.checkpoint(interval, delta=(cell, timer, window)))
+        await owner.fold(interval)
+        await owner.commit(owner.checkpoint(interval, delta=(entries(Kind.STATE, "usual", ("b", 5)),)))
+    project = Project(Path(), database_url, "")
+
+    found = project.json("state", "sums", "--key", "a")
+
+    assert [row["value"] for row in found["state"]] == [1]
+    assert [row["timer"] for row in found["timers"]] == ["quiet"]
+    assert [row["value"] for row in found["windows"]] == [[1, 2.5]]
+    assert [row["value"] for row in project.json("state", "factory.sums", "-k", '["a", 2]')["state"]] == [{"x": 1}]
+    assert [row["value"] for row in project.json("state", "sums", "-k", "7")["state"]] == [3]
+    assert [row["key"] for row in project.json("state", "sums")["state"]] == ['"a"', '"b"', "7", '["a",2]']
+    assert project.ask("state", "sums", "--key", "nobody") == "nothing is stored for key nobody of sums\n"
+    assert "there are: alarms, readings, sums" in project.ask("state", "nope", status=2)
