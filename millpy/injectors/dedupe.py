@@ -6,16 +6,15 @@ makes no difference.
 
     id       16 bytes: xxh3_128 of the canonical bytes of the fields, as two uint64 (hi, lo)
     recent   a dict of the ids of small bundles
-    tiers    sorted (hi, lo, last seen); a new tier swallows those before it that are not larger, so there are
-             O(log n) of them and an id is moved O(log n) times; what has left the horizon is dropped on the way
+    tiers    sorted (hi, lo, last seen), oldest first (`model/ids.py`); what has left the horizon is dropped when tiers
+             are merged. The clock never runs back, so the newest tier that has an id says when it was last seen
     run      what one bundle saw, duplicates too, committed with it; an owner rebuilds from the runs of the horizon
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 import numpy as np
@@ -26,7 +25,17 @@ import xxhash
 
 from millpy.injectors.settings import Dedupe
 from millpy.model.checkpoint import DedupeRun
-from millpy.model.ids import ID_BYTES, Halves, Mask, first_of_each, halves_of, ids_of, order_of
+from millpy.model.ids import (
+    ID_BYTES,
+    Halves,
+    IdFilter,
+    Mask,
+    first_of_each,
+    halves_of,
+    ids_of,
+    order_of,
+    tiers_to_merge,
+)
 from millpy.model.keys import canonical_bytes
 from millpy.model.record import Instants, RecordType, column_of, getter
 from millpy.model.time import INSTANT_MIN, Instant
@@ -44,14 +53,15 @@ class _Tier:
     hi: Halves
     lo: Halves
     seen: Instants
+    oldest: int = field(init=False)
+    newest: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        assert len(self.seen), "a tier without ids"
+        self.oldest, self.newest = int(self.seen.min()), int(self.seen.max())
 
     def __len__(self) -> int:
         return len(self.hi)
-
-    @property
-    def newest(self) -> int:
-        """When the last of them was seen; there is one."""
-        return int(self.seen.max())
 
     def last_seen(self, hi: Halves, lo: Halves) -> Instants:
         """When each of the ids was last seen; the beginning of time for those unknown here."""
@@ -84,9 +94,10 @@ class DedupeIndex:
         self._recent: dict[tuple[int, int], int] = {}
         self._tiers: list[_Tier] = []
         self.clock: Instant = max((run.clock for run in runs), default=INSTANT_MIN)
-        if runs:
-            hi, lo = halves_of(b"".join(run.ids for run in runs))
-            self._push(_newest(hi, lo, np.concatenate([_times_of(run) for run in runs])))
+        self._filter = IdFilter()
+        ids = b"".join(run.ids for run in runs)
+        if ids:
+            self._push(_newest(*halves_of(ids), np.concatenate([_times_of(run) for run in runs])))
 
     def __len__(self) -> int:
         """Ids in memory; one that is in several tiers counts several times."""
@@ -112,13 +123,19 @@ class DedupeIndex:
         hi, lo, seen = hi[order], lo[order], times[order]
         first = first_of_each(hi, lo)
         last = np.append(first[1:], True)
+        small = int(np.count_nonzero(first)) <= _SMALL_IDS_MAX
+        if self._recent and not small:
+            self._flush()  # before this bundle becomes a tier: a later tier says when an id was last seen
         before = np.empty(count, np.int64)
         before[1:] = seen[:-1]
         before[first] = self._last_seen(hi[first], lo[first])
         duplicates = np.empty(count, bool)
         duplicates[order] = (before != _NEVER) & (seen - before <= self._within_us)
         tier = _Tier(hi[last], lo[last], seen[last])
-        self._remember(tier)
+        if small:
+            self._add_recent(tier)
+        else:
+            self._push(tier)
         return duplicates, self._run(tier)
 
     def expire(self, quiet_us: int) -> DedupeRun | None:
@@ -140,31 +157,33 @@ class DedupeIndex:
         """
         if self._recent:
             self._flush()
-        while len(self._tiers) > 1:
-            self._tiers[-2:] = [_merged(self._tiers[-2], self._tiers[-1])]
-        self._tiers = [live for tier in self._tiers if len(live := _live(tier, self.clock - self._within_us))]
-        if not self._tiers or len(self._tiers[0]) > RENEWED_IDS_MAX:
+        if not self._tiers:
             return None
-        return replace(self._run(self._tiers[0]), whole=True)
+        whole = _live(_joined(self._tiers), self.clock - self._within_us)
+        self._tiers = [] if whole is None else [whole]
+        if whole is None or len(whole) > RENEWED_IDS_MAX:
+            return None
+        return replace(self._run(whole), whole=True)
 
     def _last_seen(self, hi: Halves, lo: Halves) -> Instants:
+        """When each of the ids, which are in order, was last seen."""
         found = np.full(len(hi), _NEVER, np.int64)
-        for tier in self._tiers:
-            np.maximum(found, tier.last_seen(hi, lo), out=found)
+        asked = np.flatnonzero(self._filter.may_hold(hi))
+        for tier in reversed(self._tiers):
+            if not len(asked):
+                break
+            seen = tier.last_seen(hi[asked], lo[asked])
+            found[asked] = seen
+            asked = asked[seen == _NEVER]
         if self._recent:
             recent = [self._recent.get(pair, _NEVER) for pair in zip(hi.tolist(), lo.tolist(), strict=True)]
             np.maximum(found, np.array(recent, np.int64), out=found)
         return found
 
-    def _remember(self, tier: _Tier) -> None:
-        if len(tier) <= _SMALL_IDS_MAX:
-            self._recent.update(
-                zip(zip(tier.hi.tolist(), tier.lo.tolist(), strict=True), tier.seen.tolist(), strict=True)
-            )
-            if len(self._recent) >= self._recent_ids_max:
-                self._flush()
-        else:
-            self._push(tier)
+    def _add_recent(self, tier: _Tier) -> None:
+        self._recent.update(zip(zip(tier.hi.tolist(), tier.lo.tolist(), strict=True), tier.seen.tolist(), strict=True))
+        if len(self._recent) >= self._recent_ids_max:
+            self._flush()
 
     def _flush(self) -> None:
         """Sort the ids of small bundles into a tier."""
@@ -174,17 +193,21 @@ class DedupeIndex:
         self._push(_newest(pairs[:, 0], pairs[:, 1], seen))  # every id is there once
 
     def _push(self, tier: _Tier) -> None:
-        """Add a tier, merged with the newest ones as long as they are not larger."""
+        """Add a tier, and merge those of about one size when there are enough."""
         horizon = self.clock - self._within_us
-        while self._tiers and len(self._tiers[-1]) <= len(tier):
-            tier = _live(_merged(self._tiers.pop(), tier), horizon)
-        tier = _live(tier, horizon)
-        self._tiers = [old for old in self._tiers if old.newest >= horizon]
-        if len(tier):
-            self._tiers.append(tier)
+        tiers = [old for old in self._tiers if old.newest >= horizon]
+        added = _live(tier, horizon)
+        if added is not None:
+            tiers.append(added)
+            while count := tiers_to_merge([len(each) for each in tiers]):
+                merged = _live(_joined(tiers[-count:]), horizon)
+                assert merged is not None, "each had something in the horizon"
+                tiers[-count:] = [merged]
+            self._filter.add(added.hi, (each.hi for each in tiers))
+        self._tiers = tiers
 
     def _run(self, tier: _Tier) -> DedupeRun:
-        times = tier.seen if int(tier.seen.min()) < tier.newest else tier.seen[:1]
+        times = tier.seen if tier.oldest < tier.newest else tier.seen[:1]
         return DedupeRun(
             ids_of(tier.hi, tier.lo), times.astype("<i8").tobytes(), Instant(tier.newest + self._within_us), self.clock
         )
@@ -198,39 +221,28 @@ def _times_of(run: DedupeRun) -> Instants:
 def _newest(hi: Halves, lo: Halves, seen: Instants) -> _Tier:
     """Sort, and keep the last time of each id; times of one id do not fall."""
     order = order_of(hi, lo)
-    hi, lo, seen = hi[order], lo[order], seen[order]
-    last = np.append(first_of_each(hi, lo)[1:], True)[: len(hi)]
-    return _Tier(hi[last], lo[last], seen[last])
+    hi, lo = hi[order], lo[order]
+    last = np.append(first_of_each(hi, lo)[1:], True)
+    if last.all():
+        return _Tier(hi, lo, seen[order])
+    return _Tier(hi[last], lo[last], seen[order[last]])
 
 
-def _merged(old: _Tier, new: _Tier) -> _Tier:
-    """Two tiers as one, in linear time; an id that is in both was last seen in the new one."""
-    at = np.searchsorted(old.hi, new.hi)
-    again = np.minimum(at, len(old) - 1)
-    if (old.hi[again] == new.hi).any():  # ids that came again, or that share an upper half: rare enough to sort
-        return _newest(
-            np.concatenate([old.hi, new.hi]),
-            np.concatenate([old.lo, new.lo]),
-            np.concatenate([old.seen, new.seen]),
-        )
-    places = at + np.arange(len(new))
-    from_old = np.ones(len(old) + len(new), bool)
-    from_old[places] = False
-
-    def woven(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        both = np.empty(len(from_old), a.dtype)
-        both[places], both[from_old] = b, a
-        return both
-
-    return _Tier(woven(old.hi, new.hi), woven(old.lo, new.lo), woven(old.seen, new.seen))
+def _joined(tiers: Sequence[_Tier]) -> _Tier:
+    """Tiers as one, oldest first."""
+    return _newest(
+        np.concatenate([tier.hi for tier in tiers]),
+        np.concatenate([tier.lo for tier in tiers]),
+        np.concatenate([tier.seen for tier in tiers]),
+    )
 
 
-def _live(tier: _Tier, horizon: int) -> _Tier:
-    """Without what has left the horizon."""
-    if not len(tier) or int(tier.seen.min()) >= horizon:
+def _live(tier: _Tier, horizon: int) -> _Tier | None:
+    """What has not left the horizon; None when all has."""
+    if tier.oldest >= horizon:
         return tier
     live = tier.seen >= horizon
-    return _Tier(tier.hi[live], tier.lo[live], tier.seen[live])
+    return _Tier(tier.hi[live], tier.lo[live], tier.seen[live]) if live.any() else None
 
 
 class DedupeIds:

@@ -6,8 +6,7 @@ watermark is not asked for (ids that old may be forgotten), so an id is needed u
 its time: what has been forgotten can change no answer, and neither can how records came in bundles (I9).
 
     id      16 bytes, as two uint64 (hi, lo)
-    tier    (hi, lo, event time) in order; a new one swallows those before it that are not larger, so there are
-            O(log n) of them; what has expired is dropped when tiers merge
+    tier    (hi, lo, event time) in order (`model/ids.py`); what has expired is dropped when tiers merge
     run     what one bundle accepted, committed with it; an owner rebuilds from the runs that have not expired
 """
 
@@ -20,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpy.model.checkpoint import DedupeRun
-from millpy.model.ids import Halves, Mask, first_of_each, halves_of, ids_of, order_of
+from millpy.model.ids import Halves, IdFilter, Mask, first_of_each, halves_of, ids_of, order_of, tiers_to_merge
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 
 Times = npt.NDArray[np.int64]
@@ -50,6 +49,7 @@ class FirstSeen:
     def __init__(self, within_us: int, runs: Sequence[DedupeRun] = ()) -> None:
         self._within_us = within_us
         self._tiers: list[_Tier] = []
+        self._filter = IdFilter()
         self._newest = INSTANT_MIN
         self._clock = max((run.clock for run in runs), default=INSTANT_MIN)
         ids = b"".join(run.ids for run in runs)
@@ -138,9 +138,11 @@ class FirstSeen:
     def _known(self, hi: Halves, lo: Halves) -> tuple[Times, Times]:
         """(place of the id asked for, event time) of every accepted record of these ids."""
         places, times = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        possible = np.flatnonzero(self._filter.may_hold(hi))
+        few = hi[possible]
         for tier in self._tiers:
-            left, right = np.searchsorted(tier.hi, hi, "left"), np.searchsorted(tier.hi, hi, "right")
-            asked = np.repeat(np.arange(len(hi)), right - left)
+            left, right = np.searchsorted(tier.hi, few, "left"), np.searchsorted(tier.hi, few, "right")
+            asked = np.repeat(possible, right - left)
             found = _ranges(left, right)
             same = tier.lo[found] == lo[asked]
             places.append(asked[same])
@@ -148,20 +150,19 @@ class FirstSeen:
         return np.concatenate(places), np.concatenate(times)
 
     def _push(self, tier: _Tier) -> None:
-        """Add a tier, merged with the newest ones as long as they are not larger."""
+        """Add a tier, and merge those of about one size when there are enough."""
         self._newest = Instant(max(self._newest, int(tier.at.max())))
         horizon = self._clock - 2 * self._within_us
-        while self._tiers and len(self._tiers[-1].at) <= len(tier.at):
-            old = self._tiers.pop()
-            both = _Tier(
-                np.concatenate([old.hi, tier.hi]),
-                np.concatenate([old.lo, tier.lo]),
-                np.concatenate([old.at, tier.at]),
+        tiers = [*(old for old in self._tiers if int(old.at.max()) >= horizon), tier]
+        while count := tiers_to_merge([len(each.at) for each in tiers]):
+            merged = _Tier(
+                np.concatenate([old.hi for old in tiers[-count:]]),
+                np.concatenate([old.lo for old in tiers[-count:]]),
+                np.concatenate([old.at for old in tiers[-count:]]),
             )
-            tier = both.take(both.at >= horizon).in_order()
-        self._tiers = [old for old in self._tiers if int(old.at.max()) >= horizon]
-        if len(tier.at):
-            self._tiers.append(tier)
+            tiers[-count:] = [merged.take(merged.at >= horizon).in_order()]
+        self._tiers = [each for each in tiers if len(each.at)]
+        self._filter.add(tier.hi, (each.hi for each in self._tiers))
 
 
 def _ranges(starts: Times, ends: Times) -> Times:

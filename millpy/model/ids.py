@@ -1,15 +1,23 @@
 """Ids of 16 bytes, as two columns of unsigned 64-bit numbers (hi, lo): what everything that remembers ids shares.
 
+    tiers     sorted columns, oldest first; when there are FAN_OUT of about one size they become one, so that there are
+              O(log n) of them and an id is moved O(log n) times, with a large base
+    filter    one bit for each range of hi: most ids that are new are known to be so without looking into any tier
+
 Ids are hashes (xxh3_128 of canonical bytes). Two different ones are taken for one with a probability of n² / 2^129
 among n ids: below 10^-20 for a billion ids within a horizon.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 import numpy.typing as npt
 
 ID_BYTES = 16
+FAN_OUT = 8
+_SPARSENESS_BITS = 4
 
 Halves = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
@@ -49,3 +57,73 @@ def first_of_each(hi: Halves, lo: Halves) -> Mask:
     first = np.ones(len(hi), np.bool_)
     first[1:] = (hi[1:] != hi[:-1]) | (lo[1:] != lo[:-1])
     return first
+
+
+def tiers_to_merge(sizes: Sequence[int]) -> int:
+    """How many of the newest tiers become one now; 0 for none.
+
+    Args:
+        sizes: of all tiers, oldest first.
+    """
+    if not sizes:
+        return 0
+    level = _level(sizes[-1])
+    count = 0
+    for size in reversed(sizes):
+        if _level(size) > level:
+            break
+        count += 1
+    return count if count >= FAN_OUT else 0
+
+
+def _level(size: int) -> int:
+    return size.bit_length() // (FAN_OUT.bit_length() - 1)
+
+
+class IdFilter:
+    """Which ids were never added, for all but one in sixteen; it forgets nothing before it is filled again.
+
+    Two to eight bytes an id. Ids are asked for and added in order, so memory is walked through and not jumped about in.
+    """
+
+    def __init__(self, ids_min: int = 4_096) -> None:
+        self._ids_min = ids_min
+        self._empty(0)
+
+    def _empty(self, count: int) -> None:
+        """Room for twice as many ids."""
+        bits = max(2 * count, self._ids_min).bit_length()
+        self._ids_max, self._count = 1 << bits, 0
+        self._shift = np.uint64(64 - bits - _SPARSENESS_BITS)
+        self._bits = np.zeros(1 << bits + _SPARSENESS_BITS - 3, np.uint8)
+
+    def add(self, hi: Halves, tiers: Iterable[Halves]) -> None:
+        """Add the upper halves of ids, in order.
+
+        Args:
+            hi: what is new.
+            tiers: all that counts, `hi` included: what it is filled with when it has grown too dense.
+        """
+        if self._count + len(hi) <= self._ids_max:
+            self._add(hi)
+            return
+        live = list(tiers)
+        self._empty(sum(map(len, live)))
+        for each in live:
+            self._add(each)
+
+    def _add(self, hi: Halves) -> None:
+        if not len(hi):
+            return
+        places = (hi >> self._shift).astype(np.int64)
+        cells = places >> 3
+        starts = np.flatnonzero(np.append(True, cells[1:] != cells[:-1]))
+        bits = np.left_shift(1, places & 7).astype(np.uint8)
+        self._bits[cells[starts]] |= np.bitwise_or.reduceat(bits, starts)
+        self._count += len(hi)
+
+    def may_hold(self, hi: Halves) -> Mask:
+        """False where no id with this upper half was added."""
+        places = (hi >> self._shift).astype(np.int64)
+        bits: Mask = (self._bits[places >> 3] >> (places & 7).astype(np.uint8) & np.uint8(1)).astype(np.bool_)
+        return bits

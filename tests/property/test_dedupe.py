@@ -42,7 +42,10 @@ def by_brute_force(records: list[tuple[int, int]]) -> list[bool]:
     return found
 
 
-records = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 200)), max_size=200)
+records = st.one_of(
+    st.lists(st.tuples(st.integers(0, most), st.integers(0, 200)), max_size=records_max)
+    for most, records_max in ((30, 200), (200, 500))  # small bundles only; some with more ids than fit into one
+)
 in_order = records.map(
     lambda rows: [(number, time) for (number, _), time in zip(rows, sorted(t for _, t in rows), strict=True)]
 )
@@ -51,7 +54,7 @@ in_order = records.map(
 @settings(deadline=None)
 @given(
     st.one_of(records, in_order),
-    st.lists(st.integers(1, 90), min_size=1),
+    st.lists(st.one_of(st.integers(1, 3), st.integers(1, 200)), min_size=1),
     st.sets(st.integers(0, 20)),
     st.sets(st.integers(0, 20)),
     st.integers(1, 200),
@@ -75,6 +78,39 @@ def test_duplicate_is_what_brute_force_says_in_any_bundles_and_hands(
         start, bundle = start + len(part), bundle + 1
 
     assert found == by_brute_force(rows)
+
+
+def test_id_of_a_small_bundle_and_then_of_a_large_one_is_remembered_by_the_later_time() -> None:
+    index = DedupeIndex(WITHIN, recent_ids_max=200)
+
+    def check(first: int, count: int, time: int) -> list[bool]:
+        ids = b"".join(an_id(n) for n in range(first, first + count))
+        duplicates, _ = index.check(ids, np.full(count, time, np.int64))
+        return duplicates.tolist()
+
+    check(0, 1, time=0)
+    assert check(0, 100, time=9) == [True] + [False] * 99
+    for first in range(1_000, 1_200, 50):
+        check(first, 50, time=9)  # what came in small bundles is sorted into a tier on the way
+
+    assert check(0, 1, time=15) == [True]
+
+
+def test_many_tiers_remember_every_id_within_the_horizon() -> None:
+    rng = np.random.default_rng(7)
+    index, last, runs = DedupeIndex(40), dict[int, int](), []
+
+    for time in range(120):
+        numbers = rng.integers(0, 4_000, size=int(rng.integers(1, 200)))
+        duplicates, run = index.check(b"".join(map(an_id, numbers.tolist())), np.full(len(numbers), time, np.int64))
+        expected = []
+        for number in numbers.tolist():
+            expected.append(time - last.get(number, -100) <= 40)
+            last[number] = time
+        assert duplicates.tolist() == expected
+        runs.append(run)
+        if time % 50 == 49:
+            index = DedupeIndex(40, [run for run in runs if run is not None and run.expires_at >= time])
 
 
 def test_run_is_sorted_and_holds_duplicates_too() -> None:
