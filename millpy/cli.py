@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from millpy.commands import crash_test, doctor, events, init, parked, set_aside, sources, sql, state, windows
+from millpy.commands import crash_test, doctor, events, init, migrate, parked, set_aside, sources, sql, state, windows
 from millpy.commands.common import DatabaseOption, GraphArgument, JsonOption, settings_of, show, worded
-from millpy.errors import UsageError
 from millpy.store.admin import Admin, Row
 
 app = typer.Typer(
@@ -36,22 +35,6 @@ def run(
 
     names = tuple(name.strip() for name in only.split(",") if name.strip())
     return launch(graph, settings_of(database), only=names, workers=workers, start=start)
-
-
-@app.command()
-@worded
-def migrate(database: DatabaseOption = None) -> None:
-    """Create or update the tables of millpy in the configured database."""
-    from millpy.store.migrate import migrate as migrate_database
-
-    settings = settings_of(database)
-    if settings.database_url is None:
-        raise UsageError(
-            "no database is configured",
-            hint="set MILLPY_DATABASE_URL or give --database URL; `millpy run` migrates the embedded one itself",
-        )
-    migrate_database(settings.database_url)
-    typer.echo("the database is up to date")
 
 
 @app.command()
@@ -92,6 +75,7 @@ app.command("sql")(sql.sql)
 app.command("state")(state.state)
 app.command("events")(events.events)
 app.command("crash-test")(worded(crash_test.command))
+app.command("migrate")(migrate.migrate)
 app.command("doctor")(doctor.doctor)
 app.add_typer(set_aside.dead_letters, name="dead-letters")
 app.add_typer(set_aside.late, name="late")

@@ -58,6 +58,14 @@ CREATE TABLE mill.result_tables (
     UNIQUE (graph_id, name)
 );
 
+-- Who owns, who writes, who reads; made by `millpy migrate --roles`, else empty: then everybody is who migrated.
+CREATE TABLE mill.roles (
+    alone  boolean PRIMARY KEY DEFAULT true CHECK (alone),
+    owner  text NOT NULL,
+    worker text NOT NULL,
+    reader text NOT NULL
+);
+
 -- A live process. The recorded backend is its commit connection: an expired owner that is frozen between
 -- fence and COMMIT is freed by terminating it.
 CREATE TABLE mill.workers (

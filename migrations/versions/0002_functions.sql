@@ -171,8 +171,9 @@ END $$;
 
 -- Begins a new epoch when the current one is old or large and a slot is free. True when it did.
 -- Writers of the old slot that are in flight end undisturbed: they hold the slot's lock until then.
+-- As the owner, like free_slot: a worker may not write to the epochs, nor empty a slot that somebody needs.
 CREATE FUNCTION mill.turn_ring(p_ring text, p_epoch_s double precision, p_epoch_bytes bigint)
-RETURNS boolean LANGUAGE plpgsql AS $$
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     turned record;
     next_slot smallint;
@@ -200,7 +201,8 @@ END $$;
 
 -- Empties a filled slot that nobody needs. The caller sets a lock_timeout of a few milliseconds: neither writers
 -- nor readers may queue behind this for long. True when the slot is free now.
-CREATE FUNCTION mill.free_slot(p_ring text, p_slot integer) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION mill.free_slot(p_ring text, p_slot integer) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock(mill.slot_lock(p_ring, p_slot));
     PERFORM FROM mill.epochs WHERE ring = p_ring AND slot = p_slot AND state = 'filled' FOR UPDATE;
@@ -211,3 +213,5 @@ BEGIN
     UPDATE mill.epochs SET state = 'free', started_at = NULL WHERE ring = p_ring AND slot = p_slot;
     RETURN true;
 END $$;
+
+REVOKE EXECUTE ON FUNCTION mill.turn_ring(text, double precision, bigint), mill.free_slot(text, integer) FROM PUBLIC;

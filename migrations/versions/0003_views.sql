@@ -1,5 +1,14 @@
 -- What people read. Exact and live: folded rows overlaid by the documents that are not folded yet, in one snapshot.
+-- A reader has no rights in schema mill: views read it with their owner's rights, and functions that read are
+-- SECURITY DEFINER. Functions that write have the rights of their caller.
 CREATE SCHEMA millpy;
+
+CREATE VIEW millpy.graphs AS SELECT name AS graph, version, deployed_at FROM mill.graphs;
+
+-- What the status views of result tables need. They have their caller's rights, so that row-level security holds
+-- there too; this they may all see.
+CREATE VIEW millpy.input_watermarks AS SELECT interval_id, input_watermark FROM mill.intervals;
+GRANT SELECT ON millpy.input_watermarks TO PUBLIC;
 
 -- Changes that are not folded yet.
 CREATE VIEW mill.changes AS
@@ -84,7 +93,8 @@ CREATE FUNCTION mill.account()
 RETURNS TABLE (graph text, stream text, source_partition text, consumer text, key_fields text[], injected bigint,
                accepted bigint, duplicate bigint, dead_lettered bigint, produced bigint, consumed bigint, late bigint,
                quarantined bigint, parked bigint, pending bigint, balanced boolean)
-LANGUAGE sql STABLE ROWS 20 SET jit = off AS $$
+LANGUAGE sql STABLE ROWS 20 SET jit = off
+SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 WITH counters AS MATERIALIZED (
     SELECT interval_id, namespace, subkey, (value #>> '{}')::bigint AS count FROM mill.entries WHERE kind = 'counter'
 ), parked AS (
@@ -162,7 +172,8 @@ SELECT g.name AS graph, e.at, e.kind, e.detail FROM mill.events AS e JOIN mill.g
 
 -- The watermark of an interval's keyed thing that holds it back: the oldest window, timer, hold or parked record.
 CREATE FUNCTION mill.oldest_entry(p_interval bigint)
-RETURNS TABLE (kind text, namespace text, key text, subkey text, at bigint) LANGUAGE sql STABLE AS $$
+RETURNS TABLE (kind text, namespace text, key text, subkey text, at bigint)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT e.kind, e.namespace, e.key, e.subkey, at
       FROM mill.entries AS e
      CROSS JOIN LATERAL (
@@ -182,7 +193,8 @@ $$;
 -- held_for: how far its watermark is behind the clock.
 CREATE FUNCTION millpy.explain_watermark(p_graph text, p_computation text)
 RETURNS TABLE (step integer, computation text, part text, input_watermark timestamptz, low_watermark timestamptz,
-               held_by text, detail text, held_for interval) LANGUAGE plpgsql STABLE AS $$
+               held_by text, detail text, held_for interval)
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     here record;
     slowest record;
@@ -256,7 +268,8 @@ END $$;
 -- The same for a computation whose name is in one graph only.
 CREATE FUNCTION millpy.explain_watermark(p_computation text)
 RETURNS TABLE (step integer, computation text, part text, input_watermark timestamptz, low_watermark timestamptz,
-               held_by text, detail text, held_for interval) LANGUAGE plpgsql STABLE AS $$
+               held_by text, detail text, held_for interval)
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     graphs text[];
 BEGIN
@@ -356,11 +369,12 @@ CREATE VIEW millpy.sources AS
 SELECT p.graph, p.computation AS stream, p.source_partition,
        CASE WHEN s.interval_id IS NOT NULL THEN 'paused'
             WHEN p.low_watermark >= 4611686018427387904 THEN 'ended'
-            WHEN mill.alive(p.worker_id) THEN 'running' ELSE 'without a worker' END AS state,
+            WHEN w.lease_deadline > clock_timestamp() THEN 'running' ELSE 'without a worker' END AS state,
        s.paused_at, s.reason AS paused_because, a.injected, a.accepted, a.duplicate, a.dead_lettered
   FROM mill.places AS p
   JOIN mill.account() AS a ON a.graph = p.graph AND a.stream = p.computation AND a.source_partition = p.source_partition
   LEFT JOIN mill.pauses AS s USING (interval_id)
+  LEFT JOIN mill.workers AS w USING (worker_id)
  WHERE p.kind = 'injector';
 
 -- Lets the partitions of a source that stand still go on; how many did.
@@ -386,7 +400,8 @@ CREATE FUNCTION mill.devices()
 RETURNS TABLE (graph text, stream text, source_partition text, device text, key text, last_event_time timestamptz,
                lag interval, silent_since timestamptz, silent_for interval, rate double precision, records bigint,
                duplicates bigint, late bigint, dead_letters bigint)
-LANGUAGE sql STABLE ROWS 1000 SET jit = off AS $$
+LANGUAGE sql STABLE ROWS 1000 SET jit = off
+SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 WITH devices AS MATERIALIZED (
     SELECT p.graph_id, p.graph, p.computation AS stream, p.source_partition, string_to_array(e.namespace, ',') AS fields,
            e.key, e.value::jsonb AS value

@@ -41,7 +41,7 @@ class Admin:
 
     def graphs(self) -> list[str]:
         """Names of the deployed graphs."""
-        return [row["name"] for row in self.ask("SELECT name FROM mill.graphs ORDER BY name")]
+        return [row["graph"] for row in self.ask("SELECT graph FROM millpy.graphs ORDER BY graph")]
 
     def workers(self, graph: str | None = None) -> list[Row]:
         """Processes with their leases and what they own; of one graph or of all."""

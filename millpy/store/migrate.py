@@ -8,13 +8,16 @@ processes may start at once.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import sqlalchemy
 from alembic import command
 from alembic.config import Config
 from sqlalchemy.exc import ArgumentError, OperationalError
 
 from millpy.errors import ConfigError, StoreUnavailableError
+from millpy.store.postgres.roles import Roles, act_as_owner, establish, grant, recorded
 from millpy.store.revision import HEAD
 
 URL_FORM = "postgresql://user@host:5432/database"
@@ -34,8 +37,15 @@ def migrations_folder() -> Path:
     raise ConfigError("the migrations are not installed", hint="reinstall millpy")
 
 
-def migrate(url: str) -> None:
-    """Apply every migration that is missing. Needs the right to create schemas.
+def migrate(url: str, role_prefix: str | None = None) -> Roles | None:
+    """Apply every migration that is missing, as the owner where there are roles. Needs the right to create schemas.
+
+    Args:
+        url: of the database.
+        role_prefix: also make the roles owner, worker and reader, named by it, and give them their rights.
+
+    Returns:
+        The roles of the database, if it has any.
 
     Raises:
         ConfigError: for a URL that is not one of PostgreSQL, or a role without the rights.
@@ -48,12 +58,21 @@ def migrate(url: str) -> None:
     try:
         with engine.begin() as connection:
             connection.execute(sqlalchemy.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
+            driver: psycopg.Connection[Any] = connection.connection.driver_connection  # type: ignore[assignment]
+            act_as_owner(driver)
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+            if role_prefix is not None:
+                establish(driver, Roles.named(role_prefix))
+            roles = recorded(driver)
+            if roles is not None:
+                grant(driver, roles)
+            return roles
     except OperationalError as error:
         raise _unavailable(error) from error
-    except sqlalchemy.exc.ProgrammingError as error:
-        raise ConfigError(f"cannot migrate the database: {error.orig}", hint="migrate as the owner role") from error
+    except (sqlalchemy.exc.ProgrammingError, psycopg.errors.InsufficientPrivilege) as error:
+        detail = getattr(error, "orig", error)
+        raise ConfigError(f"cannot migrate the database: {detail}", hint="migrate as the owner role") from error
     finally:
         engine.dispose()
 

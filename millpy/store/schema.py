@@ -148,6 +148,16 @@ result_tables = Table(
     CheckConstraint("kind IN ('windowed', 'records')"),
 )
 
+roles = Table(
+    "roles",
+    metadata,
+    Column("alone", Boolean, primary_key=True, server_default=text("true")),
+    _text("owner"),
+    _text("worker"),
+    _text("reader"),
+    CheckConstraint("alone"),
+)
+
 workers = Table(
     "workers",
     metadata,

@@ -65,6 +65,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "store.revision",
             "store.statements",
             "store.admin",
+            "store.postgres.roles",
             *MEMORY,
         ),
     ),

@@ -219,7 +219,7 @@ def _results(
     for (table_id, plain), blocks in sorted(groups.items()):
         table = tables[table_id]
         count = sum(block.rows.count for block in blocks)
-        if plain and count >= COPY_ROWS_MIN:
+        if plain and table.copies and count >= COPY_ROWS_MIN:
             copies.append((table.copy, copy_data(table, blocks)))
         elif plain:
             inserts.append((table.insert, list(insert_parameters(table, blocks))))
@@ -317,8 +317,14 @@ class Committer:
             if appends:
                 await _pipeline(connection, appends)
         for copy_sql, data in turn.copies:
-            async with connection.cursor() as cursor, cursor.copy(copy_sql) as copy:
-                await copy.write(memoryview(data))
+            try:
+                async with connection.cursor() as cursor, cursor.copy(copy_sql) as copy:
+                    await copy.write(memoryview(data))
+            except psycopg.errors.FeatureNotSupported:
+                # Row-level security holds for us: the turn is taken again, and goes by INSERT.
+                for table in self._tables.values():
+                    table.copies = table.copies and table.copy != copy_sql
+                raise
 
     async def _current_slots(self, connection: Connection) -> list[int]:
         if self._slots is None:

@@ -11,7 +11,7 @@ import msgspec
 import xxhash
 from psycopg import sql
 
-from millpy.errors import GraphError
+from millpy.errors import ConfigError, GraphError
 from millpy.model.deployment import (
     ColumnSpec,
     ComputationSpec,
@@ -27,6 +27,7 @@ from millpy.model.keys import KEY_SPACE, KeyInterval, tile
 from millpy.store.postgres.arrays import Bigints, Texts
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.results import SQL_TYPES
+from millpy.store.postgres.roles import Roles, worker_policy
 from millpy.store.postgres.statements import statement
 
 REFUSED_GRAPH_NAMES = frozenset(["mill", "millpy", "public", "information_schema"])
@@ -40,6 +41,7 @@ async def deploy(connection: Connection, spec: GraphSpec) -> Deployment:
     """Register a graph or find it; see `Store.deploy`. The connection is in autocommit mode."""
     _check_names(spec)
     async with connection.transaction():
+        await connection.execute(statement("act_as_owner"))
         await connection.execute(statement("lock_deployment"), {"name": spec.name})
         found = await all_rows(connection, statement("read_graph"), {"name": spec.name})
         if found:
@@ -51,8 +53,18 @@ async def deploy(connection: Connection, spec: GraphSpec) -> Deployment:
                 if added:
                     version = await _grow(connection, graph_id, with_partitions(description, added), added)
         else:
+            await _check_rights(connection, spec)
             graph_id, version = await _insert_graph(connection, spec)
         return await _read_deployment(connection, graph_id, version, spec.name)
+
+
+async def _check_rights(connection: Connection, spec: GraphSpec) -> None:
+    may, role = (await all_rows(connection, statement("may_deploy"), {}))[0]
+    if not may:
+        raise ConfigError(
+            f"graph {spec.name!r} is not deployed, and role {role} may not deploy it",
+            hint="deploy it as a member of the owner's role: millpy deploy GRAPH.py",
+        )
 
 
 async def _insert_graph(connection: Connection, spec: GraphSpec) -> tuple[int, int]:
@@ -156,6 +168,7 @@ async def _create_tables(connection: Connection, graph_id: int, spec: GraphSpec)
             f"{spec.name}.{taken[0][0]} exists already and is not a result table of this graph",
             hint="rename the result table in the graph, or move the existing one away",
         )
+    roles = await all_rows(connection, statement("read_roles"), {})
     for table in spec.tables:
         parameters = {
             "graph_id": graph_id,
@@ -170,6 +183,8 @@ async def _create_tables(connection: Connection, graph_id: int, spec: GraphSpec)
         await connection.execute(statement("insert_result_table"), parameters)
         await connection.execute(_create_table(spec.name, table))
         await connection.execute(_create_status_view(spec.name, table))
+        for recorded in roles:
+            await connection.execute(worker_policy(spec.name, table.name, Roles(*recorded)))
 
 
 def _columns_text(columns: tuple[ColumnSpec, ...]) -> str:
@@ -201,14 +216,19 @@ def _create_table(schema: str, table: TableSpec) -> sql.Composed:
 
 
 def _create_status_view(schema: str, table: TableSpec) -> sql.Composed:
-    """A window is final when nothing can join it any more; computed, so that no row is written twice for it."""
+    """A window is final when nothing can join it any more; computed, so that no row is written twice for it.
+
+    With the rights of whoever asks: row-level security of the table would not hold for the view's owner.
+    """
     view, name = sql.Identifier(schema, f"{table.name}_status"), sql.Identifier(schema, table.name)
     if table.kind == "records":
-        return sql.SQL("CREATE VIEW {} AS SELECT t.*, true AS is_final FROM {} AS t").format(view, name)
+        return sql.SQL("CREATE VIEW {} WITH (security_invoker) AS SELECT t.*, true AS is_final FROM {} AS t").format(
+            view, name
+        )
     return sql.SQL(
-        "CREATE VIEW {} AS"
+        "CREATE VIEW {} WITH (security_invoker) AS"
         " SELECT t.*, coalesce(i.input_watermark >= mill.instant(t.window_end) + {}, false) AS is_final"
-        " FROM {} AS t LEFT JOIN mill.intervals AS i ON i.interval_id = t.interval_id"
+        " FROM {} AS t LEFT JOIN millpy.input_watermarks AS i ON i.interval_id = t.interval_id"
     ).format(view, sql.Literal(table.allowed_lateness_us), name)
 
 

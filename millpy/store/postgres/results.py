@@ -84,13 +84,18 @@ class Block:
 
 @dataclass(slots=True)
 class ResultTable:
-    """A deployed result table and its statements, made once."""
+    """A deployed result table and its statements, made once.
+
+    Attributes:
+        copies: bulk goes by COPY; not under row-level security, which a user may enable at any time.
+    """
 
     schema: str
     name: str
     kind: str
     keys: tuple[ColumnSpec, ...]
     columns: tuple[ColumnSpec, ...]
+    copies: bool = field(init=False, default=True)
     insert: bytes = field(init=False)
     upsert: bytes = field(init=False)
     delete: bytes = field(init=False)

@@ -1,0 +1,36 @@
+"""`millpy migrate`: the tables of millpy, and the roles that use them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from millpy.commands.common import DatabaseOption, settings_of, worded
+from millpy.errors import UsageError
+
+ROLE_PREFIX = "millpy"
+RolesOption = Annotated[bool, typer.Option("--roles", help="Also make the roles owner, worker and reader.")]
+PrefixOption = Annotated[
+    str, typer.Option("--role-prefix", metavar="NAME", help="With --roles: NAME_owner, NAME_worker, NAME_reader.")
+]
+
+
+@worded
+def migrate(database: DatabaseOption = None, roles: RolesOption = False, role_prefix: PrefixOption = "") -> None:
+    """Create or update the tables of millpy in the configured database, and the roles that use them."""
+    from millpy.store.migrate import migrate as migrate_database  # not loaded for --help
+
+    settings = settings_of(database)
+    if settings.database_url is None:
+        raise UsageError(
+            "no database is configured",
+            hint="set MILLPY_DATABASE_URL or give --database URL; `millpy run` migrates the embedded one itself",
+        )
+    if role_prefix and not roles:
+        raise UsageError("--role-prefix names roles that nobody asked for", hint="give --roles too")
+    made = migrate_database(settings.database_url, (role_prefix or ROLE_PREFIX) if roles else None)
+    typer.echo("the database is up to date")
+    if roles and made is not None:
+        typer.echo(f"owner {made.owner} migrates and deploys, {made.worker} runs workers, {made.reader} reads")
+        typer.echo("they have no passwords: give them some (\\password in psql), or make your logins members")

@@ -1,0 +1,207 @@
+"""The roles of a database: who makes tables, who writes to them, who reads.
+
+owner    makes and changes tables: migrations and deployments act as it, whoever of its members runs them
+worker   reads everything and changes rows; makes no table, empties no slot but by `mill.free_slot`
+reader   the views in schema `millpy`, and result tables
+
+What the owner makes later belongs to worker and reader by default privileges. What was granted on a result table is the
+user's from then on: nothing here is granted again, or taken away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from millpy.errors import ConfigError
+from millpy.store.postgres.statements import statement
+
+Connection = psycopg.Connection[Any]
+POLICY = "millpy_worker"
+READ_ONLY = (
+    "alembic_version",
+    "roles",
+    "computations",
+    "streams",
+    "subscriptions",
+    "result_tables",
+    "schemas",
+    "epochs",
+)
+"""Tables of the machinery that workers only read: what is deployed, and the slots of the rings."""
+APPEND_ONLY = ("segments", "deltas", "dedupe_runs")
+_SET_OPTION_SINCE = 160_000
+_NAME_BYTES_MAX = 56
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Their names."""
+
+    owner: str
+    worker: str
+    reader: str
+
+    @classmethod
+    def named(cls, prefix: str) -> Roles:
+        """PREFIX_owner, PREFIX_worker and PREFIX_reader.
+
+        Raises:
+            ConfigError: no role can be named so.
+        """
+        if not prefix or prefix.startswith("pg_") or len(prefix.encode()) > _NAME_BYTES_MAX or not prefix.isprintable():
+            raise ConfigError(
+                f"no role can be named {prefix + '_owner'!r}",
+                hint=f"a prefix has 1 to {_NAME_BYTES_MAX} bytes and does not begin with pg_",
+            )
+        return cls(f"{prefix}_owner", f"{prefix}_worker", f"{prefix}_reader")
+
+    @property
+    def all(self) -> tuple[str, str, str]:
+        """Owner, worker, reader."""
+        return self.owner, self.worker, self.reader
+
+
+def act_as_owner(connection: Connection) -> None:
+    """Take the owner's role on until the end of the transaction, where there are roles and this may."""
+    if connection.execute("SELECT to_regclass('mill.roles')").fetchone() != (None,):
+        connection.execute(statement("act_as_owner"))
+
+
+def recorded(connection: Connection) -> Roles | None:
+    """The roles of this database; None without any."""
+    row = connection.execute(statement("read_roles")).fetchone()
+    return None if row is None else Roles(*row)
+
+
+def establish(connection: Connection, roles: Roles) -> None:
+    """Make the roles that are missing, and give the owner what is there. As the login; in a transaction.
+
+    Raises:
+        ConfigError: the database has other roles, or this login may not; says what an administrator has to do.
+    """
+    connection.execute("SET LOCAL ROLE NONE")
+    before = recorded(connection)
+    if before is not None and before != roles:
+        raise ConfigError(
+            f"the roles of this database are {', '.join(before.all)}", hint="leave out --role-prefix, or give theirs"
+        )
+    login = str(connection.info.user)
+    _create(connection, roles, login)
+    _join_owner(connection, roles, login)
+    _open_database(connection, roles)
+    for kind, named in connection.execute(statement("find_foreign"), {"owner": roles.owner}).fetchall():
+        change = sql.SQL("ALTER {} {} OWNER TO {}").format(sql.SQL(kind), sql.SQL(named), sql.Identifier(roles.owner))
+        _or_refuse(connection, change, f"{named} cannot be given to {roles.owner}", "run it as the role that owns it")
+    connection.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(roles.owner)))
+    connection.execute(
+        statement("record_roles"), {"owner": roles.owner, "worker": roles.worker, "reader": roles.reader}
+    )
+
+
+def grant(connection: Connection, roles: Roles) -> None:
+    """Give worker and reader what they need, now and for what the owner makes later. As the owner; changes no grant
+    on a result table that workers can write to already.
+    """
+    worker, reader = sql.Identifier(roles.worker), sql.Identifier(roles.reader)
+    rings = [name for ring in APPEND_ONLY for name in (ring, *(f"{ring}_{slot}" for slot in range(16)))]
+    for text, tables in (
+        ("GRANT USAGE ON SCHEMA mill TO {worker}", ()),
+        ("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA mill TO {worker}", ()),
+        ("REVOKE INSERT, UPDATE, DELETE ON {tables} FROM {worker}", READ_ONLY),
+        ("REVOKE INSERT, DELETE ON {tables} FROM {worker}", ("graphs",)),
+        ("REVOKE UPDATE, DELETE ON {tables} FROM {worker}", rings),
+        ("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA mill TO {worker}", ()),
+        ("GRANT USAGE ON SCHEMA millpy TO {worker}, {reader}", ()),
+        ("GRANT SELECT ON ALL TABLES IN SCHEMA millpy TO {worker}, {reader}", ()),
+        ("ALTER DEFAULT PRIVILEGES GRANT USAGE ON SCHEMAS TO {worker}, {reader}", ()),
+        ("ALTER DEFAULT PRIVILEGES GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO {worker}", ()),
+        ("ALTER DEFAULT PRIVILEGES GRANT SELECT ON TABLES TO {reader}", ()),
+    ):
+        named = sql.SQL(", ").join(sql.Identifier("mill", name) for name in tables)
+        connection.execute(sql.SQL(text).format(worker=worker, reader=reader, tables=named))
+    for schema, table in connection.execute(statement("find_ungranted"), {"worker": roles.worker}).fetchall():
+        both = [sql.Identifier(schema, name) for name in (table, f"{table}_status")]
+        for text in (
+            "GRANT USAGE ON SCHEMA {schema} TO {worker}, {reader}",
+            "GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO {worker}",
+            "GRANT SELECT ON {both} TO {worker}, {reader}",
+        ):
+            connection.execute(
+                sql.SQL(text).format(
+                    schema=sql.Identifier(schema),
+                    table=both[0],
+                    both=sql.SQL(", ").join(both),
+                    worker=worker,
+                    reader=reader,
+                )
+            )
+        connection.execute(worker_policy(schema, table, roles))
+
+
+def worker_policy(schema: str, table: str, roles: Roles) -> sql.Composed:
+    """Lets workers go on when a user enables row-level security on a result table; without it, it does nothing."""
+    return sql.SQL("CREATE POLICY {} ON {} TO {}, {} USING (true) WITH CHECK (true)").format(
+        sql.Identifier(POLICY),
+        sql.Identifier(schema, table),
+        sql.Identifier(roles.worker),
+        sql.Identifier(roles.owner),
+    )
+
+
+def _create(connection: Connection, roles: Roles, login: str) -> None:
+    found = connection.execute("SELECT rolname FROM pg_roles WHERE rolname = ANY (%s)", [list(roles.all)]).fetchall()
+    missing = [role for role in roles.all if (role,) not in found]
+    wanted = [sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(role)) for role in missing]
+    spoken = "; ".join(f"{query.as_string(connection)}" for query in wanted)
+    for query in wanted:
+        _or_refuse(
+            connection,
+            query,
+            f"login {login} may not create roles",
+            f'as an administrator: {spoken}; GRANT "{roles.owner}" TO "{login}"; then again',
+        )
+
+
+def _join_owner(connection: Connection, roles: Roles, login: str) -> None:
+    """The login has to be able to become the owner: in newer versions, having made a role is not enough."""
+    option = "SET" if connection.info.server_version >= _SET_OPTION_SINCE else "MEMBER"
+    asked = "SELECT pg_has_role(current_user, %s, %s)"
+    if connection.execute(asked, [roles.owner, option]).fetchone() != (True,):
+        query = sql.SQL("GRANT {} TO {}").format(sql.Identifier(roles.owner), sql.Identifier(login))
+        _or_refuse(
+            connection,
+            query,
+            f"login {login} is not a member of {roles.owner}",
+            f"as an administrator: {query.as_string(connection)}",
+        )
+
+
+def _open_database(connection: Connection, roles: Roles) -> None:
+    """The owner makes a schema for each graph; the others have to get in."""
+    (name,) = connection.execute("SELECT current_database()").fetchone() or ("",)
+    for role, right in ((roles.owner, "CREATE"), (roles.worker, "CONNECT"), (roles.reader, "CONNECT")):
+        asked: Sequence[str] = (role, name, right)
+        if connection.execute("SELECT has_database_privilege(%s, %s, %s)", asked).fetchone() == (True,):
+            continue
+        query = sql.SQL("GRANT {} ON DATABASE {} TO {}").format(
+            sql.SQL(right), sql.Identifier(name), sql.Identifier(role)
+        )
+        refused = f"{role} has no right to {right} in database {name}"
+        advice = f"as the database's owner: {query.as_string(connection)}"
+        _or_refuse(connection, query, refused, advice)
+        # Without the right to grant it, PostgreSQL may only warn.
+        if connection.execute("SELECT has_database_privilege(%s, %s, %s)", asked).fetchone() != (True,):
+            raise ConfigError(refused, hint=advice)
+
+
+def _or_refuse(connection: Connection, query: sql.Composed, refused: str, advice: str) -> None:
+    try:
+        connection.execute(query)
+    except psycopg.errors.InsufficientPrivilege as error:
+        detail = error.diag.message_primary or ""
+        raise ConfigError(f"{refused}: {detail}", hint=advice) from error

@@ -1,0 +1,49 @@
+-- name: act_as_owner
+-- Takes the owner's role on for this transaction, so that what is made is the owner's. Zero rows: there are no roles,
+-- this is the owner already, or may not become it.
+SELECT set_config('role', r.owner, true)
+  FROM mill.roles AS r WHERE r.owner <> current_user AND pg_has_role(current_user, r.owner, 'MEMBER');
+
+-- name: may_deploy
+-- Always one row.
+SELECT has_table_privilege('mill.graphs', 'INSERT') AS may, current_user::text AS role;
+
+-- name: read_roles
+-- Zero rows: `millpy migrate --roles` has not run.
+SELECT owner, worker, reader FROM mill.roles;
+
+-- name: record_roles
+-- Always one row.
+INSERT INTO mill.roles (owner, worker, reader) VALUES (%(owner)s, %(worker)s, %(reader)s)
+ON CONFLICT (alone) DO NOTHING;
+
+-- name: find_foreign
+-- What of millpy belongs to somebody else than the owner, schemas first. Zero rows: nothing.
+WITH spaces AS (
+    SELECT n.oid, n.nspname, n.nspowner FROM pg_namespace AS n
+     WHERE n.nspname IN ('mill', 'millpy')
+        OR n.nspname IN (SELECT g.name FROM mill.graphs AS g JOIN mill.result_tables AS t USING (graph_id))
+)
+SELECT kind, named FROM (
+    SELECT 0 AS place, 'SCHEMA' AS kind, format('%%I', nspname) AS named, nspowner AS owner FROM spaces
+     UNION ALL
+    SELECT 1, CASE c.relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END, format('%%I.%%I', s.nspname, c.relname), c.relowner
+      FROM pg_class AS c JOIN spaces AS s ON s.oid = c.relnamespace
+     WHERE c.relkind IN ('r', 'p', 'v')
+       AND (s.nspname IN ('mill', 'millpy')
+            OR EXISTS (SELECT FROM mill.result_tables AS t JOIN mill.graphs AS g USING (graph_id)
+                        WHERE g.name = s.nspname AND c.relname IN (t.name, t.name || '_status')))
+     UNION ALL
+    SELECT 2, 'ROUTINE', p.oid::regprocedure::text, p.proowner
+      FROM pg_proc AS p JOIN spaces AS s ON s.oid = p.pronamespace WHERE s.nspname IN ('mill', 'millpy')
+) AS found
+ WHERE owner <> (SELECT oid FROM pg_roles WHERE rolname = %(owner)s)
+ ORDER BY place, named;
+
+-- name: find_ungranted
+-- Result tables that workers cannot write to: those from before the roles. Zero rows: none.
+SELECT g.name AS schema, t.name AS table
+  FROM mill.result_tables AS t JOIN mill.graphs AS g USING (graph_id)
+ WHERE to_regclass(format('%%I.%%I', g.name, t.name)) IS NOT NULL
+   AND NOT has_table_privilege(%(worker)s, format('%%I.%%I', g.name, t.name), 'INSERT')
+ ORDER BY 1, 2;
