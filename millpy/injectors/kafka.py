@@ -250,7 +250,7 @@ class KafkaInjector:
             self._setup.ready.set()
         elif self._offset < 0:
             self._offset = self._position.offset
-        self._check(oldest, end)
+        await self._check(client, oldest, end)
         client.assign(self._offset)
 
     async def _look(self, client: Client) -> None:
@@ -279,13 +279,15 @@ class KafkaInjector:
         at = instant(start) if isinstance(start, datetime) else Instant(int(start))
         return await client.at_time(-(-at // 1_000))
 
-    def _check(self, oldest: int, end: int) -> None:
-        """Whether the log holds our offset.
+    async def _check(self, client: Client, oldest: int, end: int) -> None:
+        """Whether the log holds our offset; one that a time has named may lie behind an open transaction.
 
         Raises:
             SourceUnavailableError: it ends before it; a broker that has just started may still find the rest.
             ConfigError: it is gone, and that stops us.
         """
+        if self._offset > end:
+            end = await client.end_of_all()
         now = self._setup.clock.monotonic()
         if oldest <= self._offset <= end:
             self._beyond_since = None
@@ -336,7 +338,7 @@ class KafkaInjector:
             try:
                 records = await client.fetch(limits.bundle_records_max, _WAIT_S)
             except OutOfRangeError:
-                self._check(*await client.bounds())
+                await self._check(client, *await client.bounds())
                 client.assign(self._offset)
                 continue
             if records:
@@ -385,7 +387,8 @@ class KafkaInjector:
             return None
         assert self._position is not None
         records = self._take_records()
-        after = records[-1].offset + 1 if records else self._offset if not self._inbox else self._position.offset
+        # With nothing left of what was fetched, also behind the markers that follow it.
+        after = records[-1].offset + 1 if self._inbox else self._offset
         self._moved = False
         self._position = KafkaPosition(after, self._position.begun)
         counted, payloads, refused = self._payloads.of(records)
