@@ -42,7 +42,7 @@ test: $(STAMP) ## all tests, three at a time: most wait for leases and servers
 	$(PYTEST) -q -n 3 --dist worksteal
 
 docs: $(DOCS_STAMP) ## the documentation as a site, in build/site/index.html; a warning is a failure
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 $(DOCS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'

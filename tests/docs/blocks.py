@@ -1,12 +1,13 @@
 """The code blocks of README.md and docs/: how a page is cut into them, and what a fence may say.
 
-A block is tested by its language, and by what its fence says beside it (```` ```sql test="syntax" ````):
+A block is tested by its language, and by what its fence says beside it (```` ```sql test="other" ````):
 
     python            executed, after what is before it on the page and in `given.py`; every graph must be whole
     python signatures executed with Spark's helpers replaced by ones that only check how they are called
-    python syntax     compiled: code of another system
+    python other      code of another system: compiled, no more
     console           commands after `$`: millpy's are parsed by its command line, targets of make and extras must exist
     console run       `millpy run FILE.py` is really run, in a directory that has the page's titled blocks as files
+    sql other         for another system: not tested
     sql               executed in a database where the page's graphs are deployed (the README's, when it has none)
     text result       what the SQL block before it prints
     json, yaml, toml  parsed; with a title, also a file for `console run`
@@ -22,9 +23,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TESTS = {
-    "python": ("", "signatures", "syntax"),
+    "python": ("", "signatures", "other"),
     "console": ("", "run"),
-    "sql": ("",),
+    "sql": ("", "other"),
     "text": ("", "result"),
     "json": ("",),
     "yaml": ("",),

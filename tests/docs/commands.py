@@ -104,7 +104,7 @@ def faults_of_mention(text: str) -> Iterator[str]:
     path = [program]
     while words and hasattr(here, "commands"):
         if words[0] not in here.commands:
-            if not words[0].startswith("-"):
+            if not words[0].startswith("-") and not words[0].isupper():
                 yield f"{' '.join(path)} has no command {words[0]}"
             break
         path.append(words.pop(0))

@@ -57,7 +57,7 @@ class Reader:
 
     def python(self, block: Block) -> None:
         code = compile("\n" * (block.line - 1) + block.body, str(block.path), "exec", dont_inherit=True)
-        if block.test == "syntax":
+        if block.test == "other":
             return
         replaced: dict[str, Any] = {}
         if block.test == "signatures":
@@ -74,6 +74,8 @@ class Reader:
                 asyncio.run(run_worker(load_graph(str(self.directory / program[1])), self.database_url))
 
     def sql(self, block: Block) -> None:
+        if block.test == "other":
+            return
         for graph in self.graphs() or readme_graphs():
             if graph.name not in self.deployed:
                 asyncio.run(deploy(graph, self.database_url))

@@ -72,7 +72,7 @@ def test_settings_exist_and_all_are_in_their_table() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        "millpy run",
+        "millpy dead-letters show",
         "millpy run graph.py --worker 2",
         "millpy dead-letters show seventeen",
         "millpy deploi graph.py",

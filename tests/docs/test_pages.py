@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 import yaml
 
@@ -42,3 +43,22 @@ def test_every_public_name_is_in_the_reference() -> None:
 
     described = re.findall(r"^::: millpy\.(\w+)$", reference, re.MULTILINE)
     assert sorted(set(described) - {"errors"}) == sorted(millpy.__all__)
+
+
+def test_every_view_column_and_function_of_the_database_is_described(database_url: str) -> None:
+    page = (DOCS / "views.md").read_text()
+    with psycopg.connect(database_url) as connection:
+        columns = connection.execute(
+            "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'millpy'"
+        ).fetchall()
+        functions = connection.execute(
+            "SELECT DISTINCT proname FROM pg_proc WHERE pronamespace = 'millpy'::regnamespace"
+        ).fetchall()
+
+    shown = {
+        view: re.split(r",\s*", names.replace('"', ""))
+        for names, view in re.findall(r"SELECT ([\w,\s\"]+?)\s+FROM millpy\.(\w+)\b(?!\()", page)
+    }
+    assert [f"{view}.{column}" for view, column in columns if column not in shown.get(view, ())] == []
+    assert [view for view in {view for view, _ in columns} if f"| `millpy.{view}` |" not in page] == []
+    assert [name for (name,) in functions if f"`millpy.{name}(" not in page] == []
