@@ -178,6 +178,8 @@ def settle(
     retaken: Retaken, letters: Sequence[DeadLetter], late: Sequence[LateRows] = ()
 ) -> tuple[list[Settled], list[DeadLetter], list[LateRows]]:
     """What became of all requests, and the letters and late records that are not theirs."""
+    if not retaken.taken:
+        return retaken.settled, list(letters), [rows for rows in late if len(rows)]
     open_requests: dict[Identity, list[Request]] = defaultdict(list)
     for taken, identity in retaken.taken:
         open_requests[identity].append(taken)

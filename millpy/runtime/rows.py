@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any
 
 import numpy as np
 
 from millpy.model.arrivals import joined_keys, judging_watermarks
 from millpy.model.keys import Key
+from millpy.model.record import SMALL_RECORDS_MAX
 from millpy.model.stage import Work
 from millpy.model.time import Instant
 
@@ -68,6 +69,17 @@ def gather(work: Work) -> Rows:
         rows.objects.extend(records.objects())
         rows.times.extend(records.event_times.tolist())
         rows.watermarks.extend(judging_watermarks(arrival, work).tolist())
-    rows.order = np.argsort(codes, kind="stable").tolist()
-    rows.bounds = [0, *np.cumsum(np.bincount(codes, minlength=len(rows.keys))).tolist()]
+    if len(rows) <= SMALL_RECORDS_MAX:
+        _group_few(rows, codes.tolist())
+    else:
+        rows.order = np.argsort(codes, kind="stable").tolist()
+        rows.bounds = [0, *np.cumsum(np.bincount(codes, minlength=len(rows.keys))).tolist()]
     return rows
+
+
+def _group_few(rows: Rows, codes: list[int]) -> None:
+    rows.order = sorted(range(len(codes)), key=codes.__getitem__)
+    counts = [0] * len(rows.keys)
+    for code in codes:
+        counts[code] += 1
+    rows.bounds = [0, *accumulate(counts)]

@@ -42,6 +42,7 @@ class Owned:
         moved: producers whose cursor has moved since the last checkpoint.
         last_segments: subscription -> seq of the last segment written for it, those in flight included.
         counters: (what, of what) -> absolute count (I8).
+        counted: those that have changed since the last checkpoint.
         unfolded_since: when the last fold was.
         quiet: whether its source, when it was asked last, had nothing and was proven idle.
         requested: records set aside that are to be taken again and wait for a turn.
@@ -67,6 +68,7 @@ class Owned:
     intake: Intake | None = None
     injector: Injector | None = None
     moved: set[int] = field(default_factory=set)
+    counted: set[tuple[str, str]] = field(default_factory=set)
     finished: bool = False
     paused: bool = False
     quiet: bool = False
@@ -115,14 +117,16 @@ class Owned:
         """Add to a counter of I8."""
         if records:
             self.counters[(what, of)] = self.counters.get((what, of), 0) + records
+            self.counted.add((what, of))
 
-    def counter_entries(self, before: dict[tuple[str, str], int]) -> list[Entries]:
-        """Entries of the counters that are not what they were."""
+    def take_counters(self) -> list[Entries]:
+        """Entries of the counters that were added to since the last checkpoint."""
         changed: dict[str, Entries] = {}
-        for (what, of), value in self.counters.items():
-            if before.get((what, of)) != value:
-                entries = changed.setdefault(what, Entries(Kind.COUNTER, what))
-                entries.add(NO_KEY, 0, of, b"%d" % value)
+        for what, of in sorted(self.counted):
+            if what not in changed:
+                changed[what] = Entries(Kind.COUNTER, what)
+            changed[what].add(NO_KEY, 0, of, b"%d" % self.counters[(what, of)])
+        self.counted.clear()
         return list(changed.values())
 
 

@@ -65,7 +65,7 @@ class Inbox:
     releases: Mapping[int, Sequence[Release]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Mail:
     """Something that reaches a consumer: records, a position, or both."""
 
@@ -140,7 +140,6 @@ class Steps:
         if result.pause is not None:
             interval.halt = Halt.STEPPED
         records, delta, refused = self._admitted(interval, result, isolation)
-        counted = dict(interval.counters)
         interval.input_watermark = interval.low_watermark = advance(interval.low_watermark, result.watermark)
         interval.bundle += 1
         segments, failed = self._emit(interval, {interval.plan.name: records}, intervals, mail, retaken.emitted)
@@ -150,7 +149,7 @@ class Steps:
             bundle=interval.bundle,
             input_watermark=interval.input_watermark,
             low_watermark=interval.low_watermark,
-            delta=(*delta, *interval.counter_entries(counted)),
+            delta=(*delta, *interval.take_counters()),
             segments=segments,
             dedupe_run=result.dedupe_run,
             dead_letters=[*result.dead_letters, *refused, *failed],
@@ -251,7 +250,6 @@ class Steps:
         oldest = stage.oldest_work()
         # A late record can hold nothing: the watermark has passed it (I5).
         interval.low_watermark = advance(interval.low_watermark, low_watermark(oldest, after))
-        counted = dict(interval.counters)
         self._count(interval, arrived, refused, result)
         _uncount(interval, retaken)
         segments, failed = self._emit(interval, result.productions, intervals, mail, retaken.emitted)
@@ -266,7 +264,7 @@ class Steps:
             low_watermark=interval.low_watermark,
             oldest_work=oldest,
             processing_floor=now_us,
-            delta=(*result.delta, *interval.counter_entries(counted)),
+            delta=(*result.delta, *interval.take_counters()),
             cursors=cursors,
             segments=segments,
             results=result.results,
@@ -295,7 +293,6 @@ class Steps:
         refused: list[tuple[int, DeadLetter]] = []
         if not inbound:
             return arrived, refused
-        watermarks = {producer: cursor.watermark for producer, cursor in interval.cursors.items()}
         for letter in inbound:
             if letter.bundle is not None and len(letter.bundle):
                 bundle = letter.bundle
@@ -303,12 +300,12 @@ class Steps:
                     admitted, blamed = isolation.admit(bundle.records)
                     refused.extend((bundle.input, self._blamed(interval, bundle, blame)) for blame in blamed)
                     bundle = bundle if admitted is None else bundle.take(admitted)
-                cap = min((w for p, w in watermarks.items() if p != letter.producer), default=INSTANT_MAX)
+                others = (cursor.watermark for p, cursor in interval.cursors.items() if p != letter.producer)
+                cap = min(others, default=INSTANT_MAX)
                 if len(bundle):
                     arrived.append(Arrived(bundle, cap))
             if letter.moves_cursor:
                 interval.advance_cursor(letter.producer, letter.seq, letter.watermark)
-                watermarks[letter.producer] = letter.watermark
         return arrived, refused
 
     def _blamed(self, interval: Owned, bundle: Bundle, blame: Blamed) -> DeadLetter:
@@ -432,8 +429,10 @@ def _through(
 
 def _uncount(interval: Owned, retaken: Retaken) -> None:
     """What is taken again is no longer set aside; where it ends now is counted like everything else (I8)."""
+    if not retaken.arrived:
+        return
     of = {inlet.input: str(inlet.subscription_id) for inlet in interval.plan.inlets.values()}
-    for request, (place, _, _) in retaken.taken if retaken.arrived else ():
+    for request, (place, _, _) in retaken.taken:
         interval.count("late" if request.pile == "late_records" else "quarantined", of[place], -1)
 
 
