@@ -8,7 +8,7 @@ DOCS_STAMP := $(VENV)/.docs-installed
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check lint format types unit test docs store-suite crash crash-long fuzz sim feeds demo ci clean \
+.PHONY: help setup check lint format types unit test docs store-suite crash crash-long fuzz sim feeds compose-test demo ci clean \
         bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w2 bench-kafka bench-w4 bench-w5 bench-soak
 
 help: ## show this list
@@ -65,6 +65,9 @@ sim: $(STAMP) ## the simulator: SEEDS=10000 runs, or SEED=n to replay one
 
 feeds: $(STAMP) ## the recorded feeds through mosquitto, workers killed meanwhile, against tables computed without us
 	$(BIN)/python -m tests.feeds.whole
+
+compose-test: $(STAMP) ## the stack of compose/ in containers, each part killed under load, against an oracle; needs Docker
+	$(BIN)/python -m tests.compose.whole
 
 demo: $(STAMP) ## broker, database, two workers, one of them killed; every window checked
 	$(BIN)/python -m examples.demo

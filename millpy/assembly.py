@@ -90,6 +90,17 @@ async def run_worker(
             await store.close()
 
 
+async def deploy(graph: Graph, database_url: str) -> None:
+    """Deploy a graph, or find it deployed: its result tables are there then, and workers need no right to make them.
+
+    Raises:
+        UsageError: the graph cannot be deployed.
+        TransientError: the database cannot be reached.
+    """
+    async with PostgresStore(database_url) as store:
+        await store.deploy(graph.spec())
+
+
 async def _begin(
     store: PostgresStore,
     graph: Graph,

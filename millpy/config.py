@@ -1,6 +1,6 @@
 """Settings from the environment, validated once and frozen.
 
-MILLPY_DATABASE_URL   the database; without it `millpy run` embeds one
+MILLPY_DATABASE_URL   the database (or ..._URL_FILE, a file with its URL); without it `millpy run` embeds one
 MILLPY_HTTP           where a service answers for its health and metrics (127.0.0.1:8080)
 MILLPY_LEASE_S        the lease of a worker, seconds
 MILLPY_LOG_LEVEL      debug, info (default), warning, error
@@ -24,8 +24,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from millpy.errors import ConfigError
 from millpy.limits import Limits
+from millpy.secret import FILE, secret
 
 PREFIX = "MILLPY_"
+DATABASE_URL = PREFIX + "DATABASE_URL"
 _ALIASES = {"lease_s": "lease_ttl_s"}
 
 
@@ -48,7 +50,8 @@ class Settings(BaseSettings):
         """
         _refuse_misspelt()
         try:
-            return cls(**{name: value for name, value in overrides.items() if value not in (None, "")})
+            given = {name: value for name, value in overrides.items() if value not in (None, "")}
+            return cls(**{"database_url": secret(DATABASE_URL) or None} | given)
         except ValidationError as error:
             first = error.errors()[0]
             name = PREFIX + str(first["loc"][0]).upper()
@@ -127,6 +130,7 @@ def _limit_variables() -> dict[str, str]:
 def _refuse_misspelt() -> None:
     """A variable that is nearly one of ours would be ignored in silence."""
     known = {PREFIX + name.upper() for name in Settings.model_fields} | _limit_variables().keys()
+    known.add(DATABASE_URL + FILE)
     for variable in os.environ:
         if variable.startswith(PREFIX) and variable not in known:
             close = difflib.get_close_matches(variable, known, n=1, cutoff=0.85)

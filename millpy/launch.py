@@ -17,9 +17,10 @@ from pathlib import Path
 
 import structlog
 
-from millpy.config import Settings
+from millpy.config import DATABASE_URL, Settings
 from millpy.embedded import EmbeddedPostgres
 from millpy.errors import UsageError
+from millpy.secret import FILE
 
 log = structlog.get_logger("millpy.launch")
 EMBEDDED_DIRECTORY = ".millpy"
@@ -103,7 +104,8 @@ def worker_command(location: str, only: Sequence[str] = (), start: str = "") -> 
 
 
 def _run_children(command: Sequence[str], url: str, workers: int) -> int:
-    environment = {**os.environ, "MILLPY_DATABASE_URL": url}
+    environment = {name: value for name, value in os.environ.items() if name != DATABASE_URL + FILE}
+    environment[DATABASE_URL] = url
     children = [
         subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True)
         for _ in range(workers)

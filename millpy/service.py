@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import structlog
 
+from millpy.assembly import deploy
 from millpy.clock import SystemClock
 from millpy.complaint import complain
 from millpy.config import Settings, configure_logging
@@ -21,9 +23,16 @@ log = structlog.get_logger(__name__)
 Choose = Callable[[Graph, Sequence[str]], Sequence[str]]
 
 
-def as_given(_graph: Graph, named: Sequence[str]) -> Sequence[str]:
-    """Those computations that were named; all when none was."""
-    return named
+NO_INJECTORS = "--no-injectors"
+ROLES = "--roles"
+ROLE_PREFIX = "millpy"
+
+
+def as_given(graph: Graph, named: Sequence[str]) -> Sequence[str]:
+    """Those computations that were named; all when none was, or all but the injectors."""
+    if list(named) != [NO_INJECTORS]:
+        return named
+    return [spec.name for spec in graph.spec().computations if spec.kind != "injector"]
 
 
 def injectors(graph: Graph, named: Sequence[str]) -> Sequence[str]:
@@ -50,14 +59,25 @@ def serve(arguments: Sequence[str], choose: Choose = as_given) -> int:
     return 0
 
 
-def prepare() -> int:
-    """Migrate the database; returns the exit status. Whoever starts this tries again while the database is away."""
+def prepare(arguments: Sequence[str]) -> int:
+    """Migrate the database and deploy graphs; returns the exit status.
+
+    Whoever starts this starts it again while the database is away.
+
+    Args:
+        arguments: files of graphs; `--roles` among them also makes the roles owner, worker and reader.
+    """
     try:
         _check_assertions()
         settings = Settings.load()
         configure_logging(settings)
-        migrate(_database_of(settings))
+        database_url = _database_of(settings)
+        graphs = [load_graph(file) for file in arguments if file != ROLES]
+        migrate(database_url, ROLE_PREFIX if ROLES in arguments else None)
         log.info("the database is up to date")
+        for graph in graphs:
+            asyncio.run(deploy(graph, database_url))
+            log.info("the graph is deployed", graph=graph.name)
     except MillError as error:
         return complain(error)
     return 0

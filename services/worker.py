@@ -1,4 +1,4 @@
-"""A worker: `python -m services.worker GRAPH.py [COMPUTATION ...]`; settings come by the environment."""
+"""A worker: `python -m services.worker GRAPH.py [COMPUTATION ... | --no-injectors]`; settings by the environment."""
 
 import sys
 

@@ -2,7 +2,7 @@
 
 A record whose id was last seen at most `within` ago on the dedupe clock is a duplicate, and a duplicate refreshes its
 id. The clock never runs back: a column's clock is its running maximum. Whether records come in one bundle or in many
-makes no difference. Who asks keeps it from running away (`intake.py`).
+makes no difference.
 
     id       16 bytes: xxh3_128 of the canonical bytes of the fields, as two uint64 (hi, lo)
     recent   a dict of the ids of small bundles

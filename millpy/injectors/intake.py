@@ -141,8 +141,6 @@ class Intake:
         self._source.watermark = max(self._source.watermark, recovered.low_watermark)
         self._quiet_since: int | None = None
         self._arrived_us: int | None = None
-        self._asked_us: int | None = None
-        self._ahead_us = 0
         self._renewed = 0
 
     def _absorb(self, entries: Entries) -> None:
@@ -287,7 +285,7 @@ class Intake:
         rows = decoded.rows
         fresh = np.ones(len(rows), bool)
         if self._ids is not None:
-            fresh, result.dedupe_run = self._without_duplicates(letters, now_us)
+            fresh, result.dedupe_run = self._without_duplicates(letters)
         duplicates = len(rows) - int(np.count_nonzero(fresh)) - (len(letters) - len(decoded.refused))
         if duplicates and settings.devices:
             self._fleet.take_duplicates(self._devices_of(letters, fresh), now_us)
@@ -328,13 +326,12 @@ class Intake:
         )
         return records.keys(self._settings.devices, self._hasher)
 
-    def _without_duplicates(self, letters: Letters, now_us: Instant) -> tuple[Mask, DedupeRun | None]:
+    def _without_duplicates(self, letters: Letters) -> tuple[Mask, DedupeRun | None]:
         """Which records are neither duplicates nor without a place on the dedupe clock."""
         settings = self._settings.dedupe
         assert settings is not None
         taken, decoded = letters.taken, letters.decoded
-        arrival = self._arrival_clock(now_us)
-        clocks = np.full(len(decoded.rows), arrival, np.int64)
+        clocks = np.full(len(decoded.rows), taken.arrived_at, np.int64)
         timed = np.ones(len(decoded.rows), bool)
         if settings.time is not None:
             clocks, timed = field_times(decoded, settings.time, settings.unit)
@@ -343,25 +340,12 @@ class Intake:
             letters.add(~timed, "refused", f"dedupe time {settings.time} names no time")
             letters.add(future, "future", f"dedupe time {settings.time} after {describe(Instant(latest))}")
             timed &= ~future
-            # One record that is ahead of its arrival must not carry the clock away from the ids of all others.
-            clocks = np.minimum(clocks, arrival)
         letters.judged, letters.ids = self._identify(decoded, timed)
         held = letters.keep_original_ids(timed)
         duplicates, run = self._seen.check(letters.ids, clocks[letters.judged])
         fresh = timed.copy()
         fresh[letters.judged] = ~duplicates
         return fresh | held, run
-
-    def _arrival_clock(self, now_us: Instant) -> int:
-        """The dedupe clock by processing time: what hosts think of the time of day has no part in it.
-
-        When processing time has been set back, or another server tells it, the clock goes on from where it is: if it
-        stood still until that time comes again, it would keep every id, and its slot, as long.
-        """
-        if self._asked_us is None or now_us < self._asked_us:
-            self._ahead_us = max(0, self._seen.clock - now_us)
-        self._asked_us = now_us
-        return now_us + self._ahead_us
 
     def _identify(self, decoded: Decoded, timed: Mask) -> tuple[Mask, bytes]:
         """Which of the timed rows have an id, and these ids."""

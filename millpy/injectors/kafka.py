@@ -28,6 +28,7 @@ from millpy.injectors.kafka_records import Fills, Payloads, Tombstones
 from millpy.injectors.protocol import SourceSetup, Taken
 from millpy.model.record import RecordType
 from millpy.model.time import Instant, describe, instant
+from millpy.secret import secret
 
 if TYPE_CHECKING:
     from millpy.injectors.kafka_client import Client, Cluster
@@ -160,7 +161,7 @@ class Kafka:
         cluster = kafka_client.Cluster(
             servers=self.servers or os.environ.get(SERVERS_VARIABLE) or "localhost:9092",
             username=self.username or (os.environ.get(USERNAME_VARIABLE) if ours else None),
-            password=self.password or (os.environ.get(PASSWORD_VARIABLE) if ours else None),
+            password=self.password or (secret(PASSWORD_VARIABLE) or None if ours else None),
             sasl=self.sasl,
             tls=self.tls,
             ca_file=self.ca_file,
@@ -250,7 +251,7 @@ class KafkaInjector:
             self._setup.ready.set()
         elif self._offset < 0:
             self._offset = self._position.offset
-        await self._check(client, oldest, end)
+        self._check(oldest, end)
         client.assign(self._offset)
 
     async def _look(self, client: Client) -> None:
@@ -279,15 +280,13 @@ class KafkaInjector:
         at = instant(start) if isinstance(start, datetime) else Instant(int(start))
         return await client.at_time(-(-at // 1_000))
 
-    async def _check(self, client: Client, oldest: int, end: int) -> None:
-        """Whether the log holds our offset; one that a time has named may lie behind an open transaction.
+    def _check(self, oldest: int, end: int) -> None:
+        """Whether the log holds our offset.
 
         Raises:
             SourceUnavailableError: it ends before it; a broker that has just started may still find the rest.
             ConfigError: it is gone, and that stops us.
         """
-        if self._offset > end:
-            end = await client.end_of_all()
         now = self._setup.clock.monotonic()
         if oldest <= self._offset <= end:
             self._beyond_since = None
@@ -338,7 +337,7 @@ class KafkaInjector:
             try:
                 records = await client.fetch(limits.bundle_records_max, _WAIT_S)
             except OutOfRangeError:
-                await self._check(client, *await client.bounds())
+                self._check(*await client.bounds())
                 client.assign(self._offset)
                 continue
             if records:
@@ -387,8 +386,7 @@ class KafkaInjector:
             return None
         assert self._position is not None
         records = self._take_records()
-        # With nothing left of what was fetched, also behind the markers that follow it.
-        after = records[-1].offset + 1 if self._inbox else self._offset
+        after = records[-1].offset + 1 if records else self._offset if not self._inbox else self._position.offset
         self._moved = False
         self._position = KafkaPosition(after, self._position.begun)
         counted, payloads, refused = self._payloads.of(records)

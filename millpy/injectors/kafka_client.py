@@ -1,8 +1,7 @@
 """The one place that speaks aiokafka: one Kafka partition, assigned by hand and read where we say.
 
 No consumer group: offsets are in our commit, leases are ours. `isolation_level="read_committed"`, so records of open
-and aborted transactions are not seen, and `end()` is where the oldest open transaction begins. Offsets behind that are
-real, though: brokers tell a reader of committed records nothing of them, so `at_time` and `end_of_all` ask as another.
+and aborted transactions are not seen, and `end()` is where the oldest open transaction begins.
 """
 
 from __future__ import annotations
@@ -84,14 +83,14 @@ class Client:
     def __init__(self, cluster: Cluster, topic: str, partition: int, client_id: str) -> None:
         _quieten()
         self._place = TopicPartition(topic, partition)
-        self._options = {
+        self._consumer = AIOKafkaConsumer(
             **cluster.options(),
-            "client_id": client_id,
-            "enable_auto_commit": False,
-            "auto_offset_reset": "none",
-            "max_partition_fetch_bytes": FETCH_BYTES,
-        }
-        self._consumer = AIOKafkaConsumer(**self._options, isolation_level="read_committed")
+            client_id=client_id,
+            enable_auto_commit=False,
+            auto_offset_reset="none",
+            isolation_level="read_committed",
+            max_partition_fetch_bytes=FETCH_BYTES,
+        )
 
     async def start(self) -> None:
         """Connect. Raises SourceUnavailableError, ConfigError."""
@@ -135,27 +134,11 @@ class Client:
         async with _answers():
             return int((await self._consumer.end_offsets([self._place]))[self._place])
 
-    async def end_of_all(self) -> int:
-        """The offset after the newest, in whatever transaction that is."""
-        async with _answers(), self._uncommitted() as consumer:
-            return int((await consumer.end_offsets([self._place]))[self._place])
-
     async def at_time(self, ms: int) -> int:
-        """The first offset with a timestamp of at least this; when there is none, the end as it was when we asked."""
-        async with _answers(), self._uncommitted() as consumer:
-            end = (await consumer.end_offsets([self._place]))[self._place]
-            found = (await consumer.offsets_for_times({self._place: ms}))[self._place]
-        return int(end if found is None else found.offset)
-
-    @asynccontextmanager
-    async def _uncommitted(self) -> AsyncIterator[AIOKafkaConsumer]:
-        """One that sees open transactions too, for a question."""
-        consumer = AIOKafkaConsumer(**self._options, isolation_level="read_uncommitted")
-        await consumer.start()
-        try:
-            yield consumer
-        finally:
-            await consumer.stop()
+        """The first offset with a timestamp of at least this; the end when there is none."""
+        async with _answers():
+            found = (await self._consumer.offsets_for_times({self._place: ms}))[self._place]
+        return await self.end() if found is None else int(found.offset)
 
     async def position(self) -> int:
         """The offset that is read next; behind transaction markers and what compaction has removed."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import ssl
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from millpy.errors import ConfigError
+from millpy.secret import secret
 
 URL_VARIABLE = "MILLPY_MQTT_URL"
 _HINT = "mqtts://user:password@host:8883?ca=FILE&certificate=FILE&key=FILE, with %40 for @ and %2F for / in a password"
@@ -55,13 +55,13 @@ NOTHING = BrokerUrl(
 
 
 def url_of_environment() -> BrokerUrl:
-    """Read MILLPY_MQTT_URL; without it, localhost.
+    """Read MILLPY_MQTT_URL, or the file that MILLPY_MQTT_URL_FILE names; without them, localhost.
 
     Raises:
         ConfigError: it is no such address. It is not quoted, as it may hold a password.
     """
     try:
-        url = urlsplit(os.environ.get(URL_VARIABLE) or "mqtt://localhost:1883")
+        url = urlsplit(secret(URL_VARIABLE) or "mqtt://localhost:1883")
         port = url.port
     except ValueError:
         raise ConfigError(f"{URL_VARIABLE} is not an MQTT address", hint=_HINT) from None

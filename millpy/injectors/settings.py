@@ -116,9 +116,7 @@ class Dedupe:
 
     A record where one of the id's fields is None has no id and is never a duplicate.
 
-    The horizon slides on a clock: by default the time of arrival as the database's server tells it, else the running
-    maximum of field `time`, never ahead of arrival. One server's time of receipt is such a clock; a time that each
-    device fills in is none, because the most advanced device would decide for all.
+    The horizon slides on a named clock: by default the time of arrival, else the running maximum of field `time`.
 
     Args:
         fields: the fields that together are the id; str, int, bool, UUID or bytes.

@@ -336,23 +336,6 @@ async def test_partition_without_a_position_begins_where_the_source_says(feed: F
     assert values([*records_of(first), *rest]) == list(range(expected, 10))
 
 
-async def test_beginning_at_a_time_behind_an_open_transaction_reads_nothing_earlier(feed: Feed) -> None:
-    await feed.make()
-    start = instant(datetime.fromtimestamp((MS + 4) / 1000, UTC))
-    async with feed.producer(transactional_id=feed.topic) as producer:
-        await producer.begin_transaction()
-        await producer.send_and_wait(feed.topic, b'{"value":0}', timestamp_ms=MS)
-        await feed.send(*range(1, 10))
-        async with feed.reader(begin=start) as reader:
-            assert records_of(await reader.take()) == []
-            assert msgspec.json.decode(reader.position or b"")["offset"] == 4
-        async with feed.reader(reader.position, begin=start) as reader:
-            await producer.commit_transaction()
-
-            assert values(await reader.records(6)) == [4, 5, 6, 7, 8, 9]
-            assert not feed.events
-
-
 async def test_going_back_is_refused_where_a_position_is_committed(feed: Feed) -> None:
     await feed.make()
     await feed.send(*range(10))

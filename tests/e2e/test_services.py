@@ -115,9 +115,9 @@ def test_a_worker_is_ready_while_the_database_answers_and_counts_what_it_commits
     server.restart()
     await_true(lambda: "not migrated" in str(worker.probe("/ready")), "it says that the schema is not there")
     assert worker.probe("/ready")[0] == 503
-    migrated = start("migrate", MILLPY_DATABASE_URL=url)
+    migrated = start("migrate", str(GRAPH), MILLPY_DATABASE_URL=url)
     assert migrated.process.wait(WITHIN_S) == 0
-    assert [line["event"] for line in migrated.lines()] == ["the database is up to date"]
+    assert [line["event"] for line in migrated.lines()] == ["the database is up to date", "the graph is deployed"]
     await_true(lambda: worker.probe("/ready")[0] == 200, "readiness")
     known = await_true(lambda: (k := worker.probe("/ready")[1])["intervals"] == 5 and k, "all intervals")
     assert known["graph"] == "yard"

@@ -28,13 +28,14 @@ MEMORY = tuple(f"store.memory{part}" for part in ("", "_commit", "_database", "_
 ENGINE = (*FOUNDATIONS, "computation", "windowing", "graph", *INJECTOR_PARTS, "store.protocol", "store.codec")
 PUBLIC = (*ENGINE, "injectors", "sinks", "runtime", "store", "assembly", "testing")
 ADMIN = tuple(f"store.admin{part}" for part in ("", "_events", "_piles", "_results", "_state"))
-EDGES = (*PUBLIC, "config", "embedded", "graph_file", "worker_process", "launch", "complaint")
+EDGES = (*PUBLIC, "config", "secret", "embedded", "graph_file", "worker_process", "launch", "complaint")
 # First match decides: what a module (or package) may import of millpy. A module may import itself and its own package
 # only where its package is listed.
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("errors", ()),
     ("limits", ()),
     ("supervise", ()),
+    ("secret", ("errors",)),
     ("clock", ("model.time",)),
     ("model", FOUNDATIONS),
     ("computation", FOUNDATIONS),
@@ -43,14 +44,14 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("injectors.mqtt_topics", (*FOUNDATIONS, "injectors.endings")),
     ("injectors.mqtt_inbox", ("injectors.mqtt_packets",)),
     ("injectors.mqtt_socket", ("injectors.mqtt_packets",)),
-    ("injectors.mqtt_address", ("errors",)),
+    ("injectors.mqtt_address", ("errors", "secret")),
     (
         "injectors.mqtt_connection",
         ("errors", "injectors.mqtt_address", "injectors.mqtt_packets", "injectors.mqtt_socket"),
     ),
     ("injectors.mqtt_injector", (*FOUNDATIONS, *INJECTOR_PARTS, *MQTT_PARTS)),
     ("injectors.mqtt", (*FOUNDATIONS, *INJECTOR_PARTS, *MQTT_PARTS, "injectors.mqtt_injector")),
-    ("injectors.kafka", (*FOUNDATIONS, *INJECTOR_PARTS, "injectors.kafka_client", "injectors.kafka_records")),
+    ("injectors.kafka", (*FOUNDATIONS, *INJECTOR_PARTS, "secret", "injectors.kafka_client", "injectors.kafka_records")),
     *((name, (*FOUNDATIONS, *INJECTOR_PARTS, *FILE_PARTS)) for name in ("injectors.files", *FILE_PARTS)),
     ("injectors", (*FOUNDATIONS, *INJECTOR_PARTS)),
     ("sinks", (*FOUNDATIONS, "sinks.protocol", "store.protocol")),
@@ -88,7 +89,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("assembly", (*ENGINE, "injectors", "sinks", "runtime", "store")),
     ("testing", (*PUBLIC, "config", "complaint", "embedded", "graph_file", "worker_process")),
     ("spark", ("errors", "spark")),
-    ("config", FOUNDATIONS),
+    ("config", (*FOUNDATIONS, "secret")),
     ("complaint", ("errors",)),
     ("embedded", ("errors",)),
     ("graph_file", ("errors", "graph")),

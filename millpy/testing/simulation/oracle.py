@@ -48,19 +48,9 @@ class SourceOracle:
     by_bundle: dict[int, tuple[list[Judged], int]] = field(default_factory=dict)
 
     def take(
-        self,
-        bundle: int,
-        payloads: Sequence[bytes],
-        arrived_at: int,
-        asked_at: int,
-        *,
-        finished: bool,
-        refused: Counter[int],
+        self, bundle: int, payloads: Sequence[bytes], arrived_at: int, *, finished: bool, refused: Counter[int]
     ) -> None:
-        """Take what one bundle took, in order; the database has refused readings with these ids.
-
-        The readings came at `arrived_at` by the host's clock; their ids were asked for at `asked_at` by the server's.
-        """
+        """Take what one bundle took, in order; the database has refused readings with these ids."""
         judged: list[Judged] = []
         for payload in payloads:
             self.injected += 1
@@ -69,7 +59,7 @@ class SourceOracle:
             if truth is None or (not self.by_arrival and truth.at > latest):
                 self.dead += 1
                 continue
-            if self._seen_before(truth, asked_at):
+            if self._seen_before(truth, arrived_at):
                 self.duplicate += 1
             elif truth.at > latest:
                 self.dead += 1
@@ -93,8 +83,8 @@ class SourceOracle:
         self.watermark = max(self.watermark, watermark)
         self.by_bundle[bundle] = ([], self.watermark)
 
-    def _seen_before(self, truth: Truth, asked_at: int) -> bool:
-        self.clock = max(self.clock, asked_at if self.by_arrival else min(truth.at, asked_at))
+    def _seen_before(self, truth: Truth, arrived_at: int) -> bool:
+        self.clock = max(self.clock, arrived_at if self.by_arrival else truth.at)
         last = self.seen.get(truth.seq)
         self.seen[truth.seq] = self.clock
         return last is not None and self.clock - last <= self.within_us

@@ -135,53 +135,6 @@ def test_dedupe_clock_from_the_future_does_not_carry_the_horizon_away() -> None:
     assert counts(result) == {"injected": 3, "accepted": 1, "duplicate": 1, "dead_lettered": 1}
 
 
-def test_dedupe_clock_ahead_of_its_arrival_forgets_no_ids() -> None:
-    dedupe = Dedupe("id", within=minutes(1), time="s", unit="s")
-    intake = an_intake(dedupe=dedupe, record_type=RecordType(msgspec.defstruct("R", [("id", int), ("s", int)])))
-    now = NOW // S
-
-    result = step(intake, (1, now - 1), (2, now + 3_000), (1, now), (2, now))
-
-    assert counts(result) == {"injected": 4, "accepted": 2, "duplicate": 2, "dead_lettered": 0}
-    assert result.dedupe_run is not None
-    assert result.dedupe_run.clock == NOW
-
-
-def arrived(intake: Intake, record: int, *, wall: int, now: int) -> IntakeResult:
-    payloads = [msgspec.json.encode({"id": record, "s": 100})]
-    return intake.step(Taken("json", Instant(wall), payloads=payloads), bundle=1, now_us=Instant(now), quiet=False)
-
-
-def test_host_whose_clock_is_a_year_ahead_forgets_no_ids_and_leaves_none_for_ever() -> None:
-    dedupe, year = Dedupe("id", within=minutes(1)), 31_536_000 * S
-    first = arrived(an_intake(dedupe=dedupe), 1, wall=NOW, now=NOW)
-    assert first.dedupe_run is not None
-
-    ahead = an_intake(stored(first), [first.dedupe_run], dedupe=dedupe)
-    again = arrived(ahead, 1, wall=NOW + year, now=NOW + S)
-
-    assert counts(again)["duplicate"] == 1
-    assert again.dedupe_run is not None
-    after = an_intake(stored(again), [again.dedupe_run], dedupe=dedupe)
-    later = arrived(after, 1, wall=NOW, now=NOW + 62 * S)
-    assert counts(later)["duplicate"] == 1, "seen 61 s ago: a new one"
-    assert later.dedupe_run is not None
-    assert again.dedupe_run.expires_at < later.dedupe_run.clock
-
-
-def test_dedupe_clock_goes_on_when_processing_time_was_set_back() -> None:
-    dedupe = Dedupe("id", within=minutes(1))
-    first = arrived(an_intake(dedupe=dedupe), 1, wall=NOW, now=NOW + 10**6 * S)
-    assert first.dedupe_run is not None
-
-    intake = an_intake(stored(first), [first.dedupe_run], dedupe=dedupe)
-    runs = [arrived(intake, record, wall=NOW, now=NOW + at * S).dedupe_run for record, at in ((2, 0), (3, 61), (1, 61))]
-
-    assert counts(arrived(intake, 4, wall=NOW, now=NOW + 62 * S))["duplicate"] == 0
-    assert runs[-1] is not None
-    assert first.dedupe_run.expires_at < runs[-1].clock
-
-
 def test_out_of_order_record_of_a_sorted_source_is_set_aside() -> None:
     intake = an_intake(event_time=EventTime("s", unit="s", sorted=True))
 

@@ -1,0 +1,41 @@
+"""Makes the secrets of the stack, each once: `python compose/make_secrets.py [DIRECTORY]`.
+
+One file each, as Docker mounts them under /run/secrets. The directory is closed to others; the files in it are
+readable, because the containers read them as users of their own. To change one, delete it, run this again, and tell
+the server that has the old one (ALTER ROLE in psql; the broker reads its own at every start).
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from pathlib import Path
+
+
+def made(directory: Path) -> list[Path]:
+    """Write those that are missing; returns what was written."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    admin = secrets.token_hex(24)
+    texts = {
+        "postgres_password": admin,
+        "admin_database_url": f"postgresql://postgres:{admin}@postgres/millpy",
+        "worker_database_url": f"postgresql://millpy_worker:{secrets.token_hex(24)}@postgres/millpy",
+        "reader_database_url": f"postgresql://millpy_reader:{secrets.token_hex(24)}@postgres/millpy",
+        "mqtt_url": f"mqtt://millpy:{secrets.token_hex(24)}@mosquitto:1883",
+        "fleet_mqtt_url": f"mqtt://fleet:{secrets.token_hex(24)}@mosquitto:1883",
+    }
+    missing = [directory / name for name in texts if not (directory / name).exists()]
+    if (directory / "postgres_password") not in missing:
+        texts["admin_database_url"] = (
+            f"postgresql://postgres:{(directory / 'postgres_password').read_text()}@postgres/millpy"
+        )
+    for path in missing:
+        path.write_text(texts[path.name])
+        path.chmod(0o444)
+    return missing
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name("secrets")
+    for path in made(place):
+        print(path)
