@@ -6,7 +6,20 @@ from typing import Annotated
 
 import typer
 
-from millpy.commands import crash_test, doctor, events, init, migrate, parked, set_aside, sources, sql, state, windows
+from millpy.commands import (
+    crash_test,
+    deploy,
+    doctor,
+    events,
+    init,
+    migrate,
+    parked,
+    set_aside,
+    sources,
+    sql,
+    state,
+    windows,
+)
 from millpy.commands.common import DatabaseOption, GraphArgument, JsonOption, settings_of, show, worded
 from millpy.store.admin import Admin, Row
 
@@ -76,6 +89,7 @@ app.command("state")(state.state)
 app.command("events")(events.events)
 app.command("crash-test")(worded(crash_test.command))
 app.command("migrate")(migrate.migrate)
+app.command("deploy")(deploy.deploy)
 app.command("doctor")(doctor.doctor)
 app.add_typer(set_aside.dead_letters, name="dead-letters")
 app.add_typer(set_aside.late, name="late")

@@ -16,7 +16,6 @@ CREATE TABLE mill.computations (
     name           text NOT NULL,
     kind           text NOT NULL CHECK (kind IN ('injector', 'stage')),
     place          integer NOT NULL,  -- in topological order
-    meaning        text NOT NULL,
     UNIQUE (graph_id, name)
 );
 

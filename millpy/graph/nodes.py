@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from millpy.injectors.protocol import Source
 from millpy.injectors.settings import AdvanceWithClock, Dedupe, EventTime, Rate, Wait
+from millpy.model.deployment import Meaning
 from millpy.model.record import RecordType
 from millpy.model.stage import InputSpec, StageLogic
 from millpy.runtime.deduplicate import DeduplicateLogic
@@ -33,9 +35,18 @@ class InjectorNode:
     pause_above: Rate | None = None
     device: tuple[str, ...] | None = None
 
-    def meaning(self) -> str:
+    def meaning(self) -> Meaning:
         """What must not change under a stored position."""
-        return f"{self.source!r} {self.event_time!r} {self.dedupe!r} {self.idle!r}"
+        unit = f", unit={self.event_time.unit!r}" if self.event_time.unit else ""
+        return {
+            "source": repr(self.source),
+            "event_time": f"{self.event_time.field!r}{unit}",
+            "dedupe": repr(self.dedupe),
+        }
+
+    def settings(self) -> Mapping[str, str]:
+        """How its watermark goes on: what is published stays (I5), so these may change."""
+        return {"disorder": self.event_time.promise, "idle": repr(self.idle)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,13 @@ def graph_spec(name: str, nodes: Sequence[InjectorNode | StageNode]) -> GraphSpe
     for node in nodes:
         if isinstance(node, InjectorNode):
             computations.append(
-                ComputationSpec(node.name, "injector", partitions=node.source.partitions(), meaning=node.meaning())
+                ComputationSpec(
+                    node.name,
+                    "injector",
+                    partitions=node.source.partitions(),
+                    meaning=node.meaning(),
+                    settings=node.settings(),
+                )
             )
             streams.append(StreamSpec(node.name, node.name, node.record_type.schema))
             continue

@@ -92,8 +92,12 @@ class EventTime:
 
     def __repr__(self) -> str:
         unit = f", unit={self.unit!r}" if self.unit else ""
-        promise = "sorted=True" if self.max_disorder is None else f"max_disorder={duration_text(self.max_disorder)}"
-        return f"EventTime({self.field!r}{unit}, {promise})"
+        return f"EventTime({self.field!r}{unit}, {self.promise})"
+
+    @property
+    def promise(self) -> str:
+        """What the source promises about order, as it is written."""
+        return "sorted=True" if self.max_disorder is None else f"max_disorder={duration_text(self.max_disorder)}"
 
     @property
     def max_disorder_us(self) -> int:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import pyarrow as pa
 import xxhash
 
 from millpy.model.keys import KeyInterval
+
+Meaning: TypeAlias = "Mapping[str, str | Sequence[tuple[str, str]]]"
+"""What a computation is, part by part: a text, or named texts in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +69,16 @@ class TableSpec:
 class ComputationSpec:
     """One computation: an injector with its source partitions, or a stage with its key intervals.
 
-    `meaning` is what must not change under stored state: windows, aggregators, cells, key types.
+    `meaning` is what must not change under stored state: windows, aggregators, cells. `settings` say how it goes on
+    from now, and may change when a person says so.
     """
 
     name: str
     kind: Literal["injector", "stage"]
     partitions: tuple[str, ...] = ()
     intervals: int = 0
-    meaning: str = ""
+    meaning: Meaning = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +114,16 @@ class GraphSpec:
     subscriptions: tuple[SubscriptionSpec, ...]
     tables: tuple[TableSpec, ...]
 
-    def description(self) -> dict[str, object]:
-        """The graph as plain JSON-able data: what is stored, compared and shown when a deploy is refused."""
-        return {
+    def description(self) -> dict[str, Any]:
+        """The graph as plain data, as JSON reads it back: what is stored and compared."""
+        description = {
             "computations": {
                 c.name: {
                     "kind": c.kind,
                     "partitions": list(c.partitions),
                     "intervals": c.intervals,
-                    "meaning": c.meaning,
+                    "meaning": dict(c.meaning),
+                    "settings": dict(c.settings),
                 }
                 for c in self.computations
             },
@@ -130,9 +136,16 @@ class GraphSpec:
                 for s in self.subscriptions
             ],
             "tables": {
-                t.name: [t.kind, t.stream, *(f"{c.name} {c.sql_type}" for c in t.columns())] for t in self.tables
+                t.name: {
+                    "kind": t.kind,
+                    "stream": t.stream,
+                    "columns": [f"{c.name} {c.sql_type}{'' if c.nullable else ' NOT NULL'}" for c in t.columns()],
+                }
+                for t in self.tables
             },
         }
+        read: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(description))
+        return read
 
     def fingerprint(self) -> str:
         """A short hash of the description."""
@@ -142,36 +155,6 @@ class GraphSpec:
 def fingerprint_of(description: object) -> str:
     """A short hash of a description, as it was made or as it was stored."""
     return xxhash.xxh3_128_hexdigest(msgspec.json.encode(description, order="sorted"))
-
-
-def grown(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, list[str]] | None:
-    """The source partitions that a description has and the stored one has not, by injector.
-
-    Returns:
-        None when the two differ in anything else. Empty when nothing is new: a program that knows fewer partitions
-        than are deployed runs those that are deployed.
-    """
-    added = {}
-    for name, computation in wanted["computations"].items():
-        before = stored["computations"].get(name, {}).get("partitions", ())
-        if new := [partition for partition in computation["partitions"] if partition not in before]:
-            added[name] = new
-    same = fingerprint_of(_without_partitions(stored)) == fingerprint_of(_without_partitions(wanted))
-    return added if same else None
-
-
-def with_partitions(stored: Mapping[str, Any], added: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """A description that has grown."""
-    computations = {
-        name: {**computation, "partitions": [*computation["partitions"], *added.get(name, ())]}
-        for name, computation in stored["computations"].items()
-    }
-    return {**stored, "computations": computations}
-
-
-def _without_partitions(description: Mapping[str, Any]) -> dict[str, Any]:
-    computations = {name: {**c, "partitions": bool(c["partitions"])} for name, c in description["computations"].items()}
-    return {**description, "computations": computations}
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +184,8 @@ class Deployment:
     """(stream, consumer, input) -> id."""
     table_ids: dict[str, int]
     """Table name -> id."""
+    changes: tuple[str, ...] = field(default=(), compare=False)
+    """What deploying it has changed, in words."""
 
     def of(self, computation: str) -> tuple[DeployedInterval, ...]:
         """A computation's intervals, by index."""

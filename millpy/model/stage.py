@@ -20,6 +20,7 @@ from typing import Protocol
 from millpy.limits import Limits
 from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import AbsorbedRows, DeadLetter, DedupeRun, Delta, Entries, LateRows, ResultRows
+from millpy.model.deployment import Meaning
 from millpy.model.record import Records, RecordType
 from millpy.model.time import INSTANT_MIN, Instant
 
@@ -198,6 +199,6 @@ class StageLogic(Protocol):
         """The stage, ready to open intervals."""
         ...
 
-    def meaning(self) -> str:
-        """What must not change under stored state, as text (windows, aggregators, cells)."""
+    def meaning(self) -> Meaning:
+        """What must not change under stored state (windows, aggregators, cells)."""
         ...

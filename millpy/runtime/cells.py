@@ -16,6 +16,7 @@ from millpy.computation import NO_DEFAULT, Cell, MapCell, Value
 from millpy.errors import RefusedValueError, SchemaError
 from millpy.model.checkpoint import Entries, Kind
 from millpy.model.delta import encode_value
+from millpy.model.deployment import Meaning
 from millpy.model.keys import Key
 from millpy.model.time import INSTANT_MAX
 
@@ -333,9 +334,9 @@ def _default_of(cell: Cell[Any]) -> Any:
     return None
 
 
-def meaning_of(cells: Mapping[str, Cell[Any]]) -> str:
+def meaning_of(cells: Mapping[str, Cell[Any]]) -> Meaning:
     """The cells as text, with the fields of their types: what must not change under stored state."""
-    return "; ".join(f"{name}={type(cell).__name__}({_described(cell.shape())})" for name, cell in cells.items())
+    return {"cells": [(name, f"{type(cell).__name__}({_described(cell.shape())})") for name, cell in cells.items()]}
 
 
 def _described(shape: Any) -> str:

@@ -18,6 +18,7 @@ from millpy.injectors.settings import Dedupe, duration_text
 from millpy.model.arrivals import judging_watermarks
 from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import Entries, LateRows
+from millpy.model.deployment import Meaning
 from millpy.model.first_seen import FirstSeen
 from millpy.model.keys import key_text
 from millpy.model.quarantine import payload_of
@@ -38,9 +39,9 @@ class DeduplicateLogic:
         """The stage, ready to open intervals."""
         return DeduplicateStage(self, binding)
 
-    def meaning(self) -> str:
+    def meaning(self) -> Meaning:
         """The horizon; the id is in the subscription."""
-        return f"deduplicate within={duration_text(self.within)}"
+        return {"within": duration_text(self.within)}
 
 
 class DeduplicateStage:

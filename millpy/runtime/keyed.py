@@ -19,6 +19,7 @@ from millpy.computation import Computation, Produced
 from millpy.errors import RefusedValueError, SchemaError
 from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import DeadLetter, Entries, Kind
+from millpy.model.deployment import Meaning
 from millpy.model.keys import Key, KeyHasher, key_from_text, key_text, key_texts
 from millpy.model.quarantine import dead_letter_of, payload_of, unstorable_keys
 from millpy.model.stage import Binding, Recovered, Release, StepResult, Work
@@ -51,9 +52,9 @@ class ComputationLogic:
         """The stage, ready to open intervals."""
         return ComputationStage(self.computation, binding, parks=self.parks)
 
-    def meaning(self) -> str:
+    def meaning(self) -> Meaning:
         """The cells and their types. What becomes of a failing record may change at any time."""
-        return f"computation {meaning_of(self._cells)}"
+        return meaning_of(self._cells)
 
 
 class ComputationStage:

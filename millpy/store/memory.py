@@ -62,10 +62,10 @@ class MemoryStore:
         for place in [place for place in self.database.listeners if place[0] is self]:
             del self.database.listeners[place]
 
-    async def deploy(self, spec: GraphSpec) -> Deployment:
-        """Register the graph, or find it deployed with the same fingerprint."""
+    async def deploy(self, spec: GraphSpec, *, on_purpose: bool = False) -> Deployment:
+        """Register the graph, find it deployed, or bring its additions in."""
         await self._reach_server()
-        return self.database.deploy(spec)
+        return self.database.deploy(spec, on_purpose=on_purpose)
 
     # Ownership.
 

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from millpy.clock import Clock, SystemClock
-from millpy.errors import CommitUnknownError, GraphError
+from millpy.errors import CommitUnknownError
 from millpy.model.checkpoint import Checkpoint, DeadLetter, Kind, LateRows
-from millpy.model.deployment import DeployedInterval, Deployment, GraphSpec, grown
-from millpy.model.keys import tile
+from millpy.model.deployment import ComputationSpec, DeployedInterval, Deployment, GraphSpec
+from millpy.model.keys import KeyInterval, tile
 from millpy.model.time import INSTANT_MIN
+from millpy.model.versions import changes_between, refuse
 from millpy.store.memory_commit import StagedRows, apply, check, check_fence, document_of
 from millpy.store.memory_faults import Faults
 from millpy.store.memory_requests import Requests
@@ -223,96 +224,108 @@ class MemoryDatabase:
         sub = next(s for s in deployed.subscriptions if s.subscription_id == segment.subscription_id)
         return all(self.headers[consumer].cursors[stored.interval_id][0] >= segment.seq for consumer in sub.consumers)
 
-    def deploy(self, spec: GraphSpec) -> Deployment:
-        """Register a graph, or find it deployed with the same fingerprint."""
+    def deploy(self, spec: GraphSpec, *, on_purpose: bool = False) -> Deployment:
+        """Register a graph, find it deployed, or bring its additions in."""
         for deployed in self.graphs.values():
             if deployed.spec.name == spec.name:
-                added = grown(deployed.spec.description(), spec.description())
-                if added is None:
-                    raise GraphError(
-                        f"graph {spec.name} is deployed with another meaning: {differences(deployed.spec, spec)}",
-                        hint="give the changed graph another name, or deploy it to another database",
-                    )
-                return self._grow(deployed, added) if added else deployed.deployment
-        graph_id = len(self.graphs) + 1
-        intervals = self._add_intervals(graph_id, spec)
-        subscriptions = tuple(self._add_subscriptions(spec, intervals))
-        table_ids = {}
-        for table in spec.tables:
-            table_id = len(self.tables) + 1
-            self.tables[table_id] = Table(table_id, graph_id, spec.name, table)
-            table_ids[table.name] = table_id
-        ids = {
-            (s.stream, s.consumer, s.input): deployed.subscription_id
-            for s, deployed in zip(spec.subscriptions, subscriptions, strict=True)
-        }
-        deployment = Deployment(graph_id, 1, spec.name, tuple(intervals), ids, table_ids)
-        self.graphs[graph_id] = DeployedGraph(spec, deployment, subscriptions)
-        return deployment
+                before, after = deployed.spec.description(), spec.description()
+                changes = changes_between(before, after)
+                version = deployed.deployment.version
+                refuse(spec.name, version, before, after, on_purpose=on_purpose, changes=changes)
+                if not changes:
+                    return deployed.deployment
+                self._migrate(deployed, with_deployed_partitions(spec, deployed.spec))
+                return replace(deployed.deployment, changes=tuple(map(str, changes)))
+        empty = Deployment(len(self.graphs) + 1, 0, spec.name, (), {}, {})
+        deployed = DeployedGraph(replace(spec, computations=(), subscriptions=(), tables=()), empty, ())
+        self.graphs[empty.graph_id] = deployed
+        self._migrate(deployed, spec)
+        return deployed.deployment
 
-    def _grow(self, deployed: DeployedGraph, added: Mapping[str, Sequence[str]]) -> Deployment:
-        """Add source partitions: they join at the watermark that their stream has published."""
-        spec, graph_id = deployed.spec, deployed.deployment.graph_id
-        intervals = list(deployed.deployment.intervals)
-        new: dict[str, list[int]] = {}
-        for name, partitions in added.items():
-            siblings = [self.headers[i.interval_id] for i in intervals if i.computation == name]
-            published = min(header.low_watermark for header in siblings)
-            for place, partition in enumerate(partitions, start=len(siblings)):
-                interval = DeployedInterval(len(self.headers) + 1, name, place, None, partition)
-                header = Header(interval, graph_id, input_watermark=published, low_watermark=published)
-                self.headers[interval.interval_id] = header
-                new.setdefault(name, []).append(interval.interval_id)
-                intervals.append(interval)
-        subscriptions = []
-        for subscription in deployed.subscriptions:
-            joining = new.get(subscription.producer, [])
-            for interval_id in joining:
-                self.headers[interval_id].last_segments[subscription.subscription_id] = 0
-            for consumer in subscription.consumers:
-                header = self.headers[consumer]
-                header.cursors.update({producer: (0, header.input_watermark) for producer in joining})
-            subscriptions.append(replace(subscription, producers=(*subscription.producers, *joining)))
-        computations = tuple(replace(c, partitions=(*c.partitions, *added.get(c.name, ()))) for c in spec.computations)
-        order = {c.name: place for place, c in enumerate(spec.computations)}
-        intervals.sort(key=lambda interval: (order[interval.computation], interval.index))
-        deployment = replace(deployed.deployment, version=deployed.deployment.version + 1, intervals=tuple(intervals))
-        self.graphs[graph_id] = DeployedGraph(
-            replace(spec, computations=computations), deployment, tuple(subscriptions)
-        )
-        return deployment
-
-    def _add_intervals(self, graph_id: int, spec: GraphSpec) -> list[DeployedInterval]:
-        intervals = []
+    def _migrate(self, deployed: DeployedGraph, spec: GraphSpec) -> None:
+        """Bring in what is new: source partitions, computations with their subscriptions, tables, columns."""
+        before = deployed.deployment
+        known = {computation.name for computation in deployed.spec.computations}
+        intervals = {c.name: list(before.of(c.name)) for c in spec.computations}
+        joining: dict[str, list[int]] = {}
         for computation in spec.computations:
-            parts: list[tuple[object, str]] = [(None, partition) for partition in computation.partitions]
-            if computation.kind == "stage":
-                parts = [(keys, "") for keys in tile(computation.intervals)]
-            for index, (keys, partition) in enumerate(parts):
-                interval_id = len(self.headers) + 1
-                interval = DeployedInterval(interval_id, computation.name, index, keys, partition)  # type: ignore[arg-type]
-                self.headers[interval_id] = Header(interval, graph_id)
-                intervals.append(interval)
-        return intervals
-
-    def _add_subscriptions(
-        self, spec: GraphSpec, intervals: Sequence[DeployedInterval]
-    ) -> Iterable[DeployedSubscription]:
-        by_computation: dict[str, list[int]] = {}
-        for interval in intervals:
-            by_computation.setdefault(interval.computation, []).append(interval.interval_id)
+            new = self._new_intervals(before.graph_id, computation, intervals[computation.name])
+            intervals[computation.name] += new
+            joining[computation.name] = [interval.interval_id for interval in new]
+        subscriptions = [self._joined(sub, joining[sub.producer]) for sub in deployed.subscriptions]
+        ids = dict(before.subscription_ids)
         producer_of = {stream.name: stream.producer for stream in spec.streams}
-        for sub in spec.subscriptions:
-            self._subscription_count += 1
-            producer = producer_of[sub.stream]
-            producers, consumers = tuple(by_computation[producer]), tuple(by_computation[sub.consumer])
-            for interval_id in producers:
-                self.headers[interval_id].last_segments[self._subscription_count] = 0
-            for interval_id in consumers:
-                self.headers[interval_id].cursors.update(dict.fromkeys(producers, (0, INSTANT_MIN)))
-            yield DeployedSubscription(
-                self._subscription_count, sub.stream, producer, sub.consumer, producers, consumers
-            )
+        for computation in spec.computations:
+            if computation.name not in known:
+                consumers = joining[computation.name]
+                for sub in (s for s in spec.subscriptions if s.consumer == computation.name):
+                    producer = producer_of[sub.stream]
+                    producers = tuple(interval.interval_id for interval in intervals[producer])
+                    self._subscription_count += 1
+                    number = ids[sub.stream, sub.consumer, sub.input] = self._subscription_count
+                    subscriptions.append(
+                        DeployedSubscription(number, sub.stream, producer, sub.consumer, producers, tuple(consumers))
+                    )
+                    self._subscribe(number, producers, consumers)
+                self._begin(consumers)
+        deployed.deployment = replace(
+            before,
+            version=before.version + 1,
+            intervals=tuple(interval for c in spec.computations for interval in intervals[c.name]),
+            subscription_ids=ids,
+            table_ids=self._add_tables(before, spec),
+        )
+        deployed.spec, deployed.subscriptions = spec, tuple(subscriptions)
+
+    def _new_intervals(
+        self, graph_id: int, computation: ComputationSpec, siblings: Sequence[DeployedInterval]
+    ) -> list[DeployedInterval]:
+        """Source partitions join at the watermark that their stream has published."""
+        parts: list[tuple[KeyInterval | None, str]] = [(None, partition) for partition in computation.partitions]
+        if computation.kind == "stage":
+            parts = [(keys, "") for keys in tile(computation.intervals)]
+        published = min((self.headers[i.interval_id].low_watermark for i in siblings), default=INSTANT_MIN)
+        found = []
+        for index, (keys, partition) in enumerate(parts[len(siblings) :], start=len(siblings)):
+            interval = DeployedInterval(len(self.headers) + 1, computation.name, index, keys, partition)
+            header = Header(interval, graph_id, input_watermark=published, low_watermark=published)
+            self.headers[interval.interval_id] = header
+            found.append(interval)
+        return found
+
+    def _joined(self, subscription: DeployedSubscription, joining: Sequence[int]) -> DeployedSubscription:
+        """A deployed subscription with more producers; its consumers begin at the watermark that they have reached."""
+        for interval_id in joining:
+            self.headers[interval_id].last_segments[subscription.subscription_id] = 0
+        for consumer in subscription.consumers if joining else ():
+            header = self.headers[consumer]
+            header.cursors.update({producer: (0, header.input_watermark) for producer in joining})
+        return replace(subscription, producers=(*subscription.producers, *joining))
+
+    def _subscribe(self, subscription_id: int, producers: Sequence[int], consumers: Sequence[int]) -> None:
+        """New consumers have consumed all that is committed, and know the watermark there."""
+        for producer in producers:
+            header = self.headers[producer]
+            header.last_segments[subscription_id] = 0
+            for consumer in consumers:
+                self.headers[consumer].cursors[producer] = (header.bundle, header.low_watermark)
+
+    def _begin(self, consumers: Sequence[int]) -> None:
+        """New consumers publish what they have been told."""
+        for consumer in consumers:
+            header = self.headers[consumer]
+            if header.cursors:
+                header.input_watermark = header.low_watermark = min(mark for _, mark in header.cursors.values())
+
+    def _add_tables(self, before: Deployment, spec: GraphSpec) -> dict[str, int]:
+        table_ids = dict(before.table_ids)
+        for table in spec.tables:
+            table_id = table_ids.setdefault(table.name, len(self.tables) + 1)
+            stored = self.tables.setdefault(table_id, Table(table_id, before.graph_id, spec.name, table))
+            for row in stored.rows.values():
+                row.update({c.name: None for c in table.columns() if c.name not in row})
+            stored.spec = table
+        return table_ids
 
     def table(self, name: str, graph: str | None = None) -> Table:
         """A result table; tests may change its constraints."""
@@ -337,16 +350,11 @@ class MemoryDatabase:
         return total
 
 
-def differences(stored: GraphSpec, given: GraphSpec) -> str:
-    """Where two graphs of one name differ, in words."""
-    found = []
-    before, after = stored.description(), given.description()
-    for part, old in before.items():
-        new = after[part]
-        if isinstance(old, dict) and isinstance(new, dict):
-            found += [f"{part} {name} is gone" for name in old if name not in new]
-            found += [f"{part} {name} is new" for name in new if name not in old]
-            found += [f"{part} {n}: {old[n]} became {new[n]}" for n in old if n in new and old[n] != new[n]]
-        elif old != new:
-            found.append(f"{part}: {old} became {new}")
-    return "; ".join(found)
+def with_deployed_partitions(spec: GraphSpec, stored: GraphSpec) -> GraphSpec:
+    """A graph with the source partitions that are deployed, those that it does not know included."""
+    deployed = {computation.name: computation.partitions for computation in stored.computations}
+    computations = tuple(
+        replace(c, partitions=tuple(dict.fromkeys((*deployed.get(c.name, ()), *c.partitions))))
+        for c in spec.computations
+    )
+    return replace(spec, computations=computations)

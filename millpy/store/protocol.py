@@ -170,12 +170,16 @@ class Store(Protocol):
         """Give all connections back."""
         ...
 
-    async def deploy(self, spec: GraphSpec) -> Deployment:
-        """Register the graph, its intervals and result tables, or find it deployed with the same fingerprint.
+    async def deploy(self, spec: GraphSpec, *, on_purpose: bool = False) -> Deployment:
+        """Register the graph, its intervals and result tables, find it deployed, or bring its additions in.
+
+        What changes raises the version, and fences off every worker that knows the graph as it was. `on_purpose`: a
+        person has asked for it, so that settings may change too (see `model.versions`).
 
         Raises:
-            GraphError: deployed already with another fingerprint (the differences in words, a hint), or a
-                result table of this name exists that is not ours.
+            GraphError: a change of meaning, or of settings without being asked for (the differences in words, a
+                hint); or a result table of this name exists that is not ours.
+            GraphVersionError: this graph is an older version of the one that is deployed.
         """
         ...
 

@@ -96,7 +96,6 @@ computations = Table(
     _text("name"),
     _text("kind"),
     Column("place", Integer, nullable=False),
-    _text("meaning"),
     UniqueConstraint("graph_id", "name"),
     CheckConstraint("kind IN ('injector', 'stage')"),
 )

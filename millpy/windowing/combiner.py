@@ -183,7 +183,7 @@ def try_merges(
             continue
         for group, accumulator in enumerate(partials[place].accumulators(slice(None))):
             try:
-                parts = [*(other[place] for other in others(group)), accumulator]
+                parts = [*(other[place] for other in others(group) if place < len(other)), accumulator]
                 fold.check(reduce(fold.merge, parts))
             except Exception as error:
                 failed[group] = error

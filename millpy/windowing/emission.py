@@ -122,7 +122,7 @@ class Emission:
             *self._key_columns([key for _, _, key, _ in due]),
             [start for start, _, _, _ in due],
             [end for _, end, _, _ in due],
-            *([fold.result_of(pane.values[place]) for pane in panes] for place, fold in self._folds.columns),
+            *([self._folds.result(p.values, place, fold) for p in panes] for place, fold in self._folds.columns),
             [pane.pane_index for pane in panes],
             timings,
             [pane.late_count for pane in panes],

@@ -181,6 +181,9 @@ class ArrayFold(Fold):
 class Folds:
     """The aggregates of one windowed step: accumulators first, then result columns made of them.
 
+    A window that was open when an aggregate was added at the end has no accumulator for it, because it cannot know
+    what came before: its list is shorter, and so is that of a window with which it merges. Those results are NULL.
+
     Attributes:
         folds: one fold per accumulator.
         columns: per result column: place of its accumulator, and the fold that reads it.
@@ -208,26 +211,31 @@ class Folds:
 
     def add(self, values: list[Any], record: Any, at: int) -> None:
         """One more record, in place."""
-        for place, fold in enumerate(self.folds):
+        for place, fold in enumerate(self.folds[: len(values)]):
             value = fold.value_of(record)
             if value is not None:
                 values[place] = fold.add(values[place], value, at)
 
     def merge(self, one: Sequence[Any], other: Sequence[Any]) -> list[Any]:
         """Accumulators of both; neither is used afterwards. The records of `other` came later."""
-        return [fold.merge(a, b) for fold, a, b in zip(self.folds, one, other, strict=True)]
+        return [fold.merge(a, b) for fold, a, b in zip(self.folds, one, other, strict=False)]
 
     def results(self, values: Sequence[Any]) -> list[Any]:
         """One result per column."""
-        return [fold.result_of(values[place]) for place, fold in self.columns]
+        return [self.result(values, place, fold) for place, fold in self.columns]
+
+    @staticmethod
+    def result(values: Sequence[Any], place: int, fold: Fold) -> Any:
+        """The result of one column."""
+        return fold.result_of(values[place]) if place < len(values) else None
 
     def stored(self, values: Sequence[Any]) -> list[Any]:
         """Accumulators as JSON can hold them."""
-        return [fold.stored(value) for fold, value in zip(self.folds, values, strict=True)]
+        return [fold.stored(value) for fold, value in zip(self.folds, values, strict=False)]
 
     def restored(self, values: Sequence[Any]) -> list[Any]:
         """Accumulators from JSON."""
-        return [fold.restored(value) for fold, value in zip(self.folds, values, strict=True)]
+        return [fold.restored(value) for fold, value in zip(self.folds, values, strict=False)]
 
 
 def sayable(value: Any) -> Any:

@@ -22,6 +22,7 @@ from millpy.errors import RefusedValueError
 from millpy.model.arrivals import joined_keys, judging_watermarks
 from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import DeadLetter, Entries, Kind, LateRows
+from millpy.model.deployment import Meaning
 from millpy.model.keys import Key, key_text, key_texts
 from millpy.model.quarantine import dead_letter_of, payload_of, unstorable_keys
 from millpy.model.record import SMALL_RECORDS_MAX, Instants, Records, RecordType, column_of, concat, getter
@@ -64,10 +65,13 @@ class Windowing:
         """Names of the aggregate columns."""
         return tuple(self.aggregates)
 
-    def meaning(self) -> str:
+    def meaning(self) -> Meaning:
         """Windows and aggregates; allowed lateness may change under stored state only with a new generation."""
-        aggregates = ", ".join(f"{name}={aggregate!r}" for name, aggregate in self.aggregates.items())
-        return f"{self.windows!r} allowed_lateness={self.allowed_lateness!r} {aggregates}"
+        return {
+            "windows": repr(self.windows),
+            "allowed_lateness": repr(self.allowed_lateness),
+            "aggregates": [(name, repr(aggregate)) for name, aggregate in self.aggregates.items()],
+        }
 
 
 @dataclass(slots=True)

@@ -98,8 +98,8 @@ def a_graph(name: str = "factory", *, intervals: int = 2, partitions: tuple[str,
         name=name,
         computations=(
             ComputationSpec("readings", "injector", partitions=partitions),
-            ComputationSpec("sums", "stage", intervals=intervals, meaning="sum"),
-            ComputationSpec("alarms", "stage", intervals=1, meaning="alarm"),
+            ComputationSpec("sums", "stage", intervals=intervals, meaning={"cells": [("sum", "Value(float)")]}),
+            ComputationSpec("alarms", "stage", intervals=1, meaning={"cells": [("alarm", "Value(bool)")]}),
         ),
         streams=(
             StreamSpec("readings", "readings", READINGS.schema),

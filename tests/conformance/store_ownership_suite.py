@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from dataclasses import replace
 
 import pytest
 
 from millpy.errors import GraphError, GraphVersionError, OwnershipError
 from millpy.model.checkpoint import Grant
+from millpy.model.deployment import ColumnSpec, ComputationSpec, GraphSpec, StreamSpec, SubscriptionSpec, TableSpec
 from millpy.model.keys import KEY_SPACE
 from millpy.model.time import INSTANT_MIN, Instant
 from millpy.store.protocol import Event, WorkerInfo
 from tests.conformance.store_builders import MINUTE, Owner, World, a_graph
+
+
+def with_totals(graph: GraphSpec) -> GraphSpec:
+    """The graph with one more stage, which comes first, and its table."""
+    readings, *others = graph.computations
+    value = ColumnSpec("total", "double precision", True)
+    stream = StreamSpec("totals", "totals", graph.streams[0].schema)
+    table = TableSpec("totals", "records", "totals", "totals", (), (value,))
+    return replace(
+        graph,
+        computations=(readings, ComputationSpec("totals", "stage", intervals=2), *others),
+        streams=(*graph.streams, stream),
+        subscriptions=(*graph.subscriptions, SubscriptionSpec("readings", "totals", 0, ("device",))),
+        tables=(*graph.tables, table),
+    )
 
 
 class OwnershipSuite:
@@ -70,6 +87,54 @@ class OwnershipSuite:
     async def test_graph_that_has_grown_is_still_refused_with_another_meaning(self, world: World) -> None:
         with pytest.raises(GraphError):
             await world.store.deploy(a_graph(intervals=3, partitions=("a", "b", "c")))
+
+    async def test_computation_that_is_added_begins_where_its_producers_are(self, world: World) -> None:
+        old = await world.owner()
+        for interval, at in ((world.a, 9), (world.b, 7)):
+            reached = Instant(at * MINUTE)
+            await old.commit(old.checkpoint(interval, input_watermark=reached, low_watermark=reached))
+        await old.commit(
+            old.checkpoint(world.a, input_watermark=Instant(9 * MINUTE), low_watermark=Instant(9 * MINUTE))
+        )
+
+        grown = await world.store.deploy(with_totals(a_graph()))
+        with pytest.raises(GraphVersionError):
+            await old.commit(old.checkpoint(world.a))
+        with pytest.raises(GraphVersionError):
+            await world.store.deploy(a_graph())
+        await old.expire()
+        new = Owner(world.store, grown)
+        await new.register()
+        await new.claim()
+
+        assert grown.version == world.deployment.version + 1
+        assert len(grown.changes) == 2
+        assert await world.store.deploy(with_totals(a_graph())) == grown
+        kept = [i for i in grown.intervals if i.computation != "totals"]
+        assert kept == list(world.deployment.intervals)
+        assert {grown.table_ids[name] for name in world.deployment.table_ids} == set(
+            world.deployment.table_ids.values()
+        )
+        for interval in grown.of("totals"):
+            opened = await new.opened(interval)
+            assert opened.cursors == {
+                world.a.interval_id: (2, 9 * MINUTE),
+                world.b.interval_id: (1, 7 * MINUTE),
+            }
+            assert opened.recovered.input_watermark == opened.recovered.low_watermark == 7 * MINUTE
+        subscription = grown.subscription_ids["readings", "totals", 0]
+        assert (await new.opened(world.a)).last_segments.get(subscription, 0) == 0
+
+    async def test_setting_changes_when_a_person_says_so(self, world: World) -> None:
+        readings, *others = a_graph().computations
+        changed = replace(a_graph(), computations=(replace(readings, settings={"idle": "Wait()"}), *others))
+
+        with pytest.raises(GraphError, match="idle"):
+            await world.store.deploy(changed)
+        deployed = await world.store.deploy(changed, on_purpose=True)
+
+        assert deployed.version == world.deployment.version + 1
+        assert deployed.intervals == world.deployment.intervals
 
     async def test_two_graphs_share_nothing(self, world: World) -> None:
         other = await world.store.deploy(a_graph("other"))

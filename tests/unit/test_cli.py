@@ -147,7 +147,7 @@ def test_changed_graph_is_refused_with_what_changed_at_the_end_of_a_long_meaning
     assert done.returncode == 2, done.stderr
     first, second = done.stderr.strip().splitlines()
     assert first.startswith(
-        "millpy: graph 'counting' is deployed with another meaning: computation 'per_minute': meaning"
+        "millpy: graph 'counting' is deployed with another meaning (version 1): computation 'per_minute' has another"
     )
     assert "seconds=60" in first
     assert "seconds=120" in first

@@ -22,6 +22,7 @@ from millpy.limits import Limits
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.time import Instant
+from millpy.model.versions import Change
 from millpy.store.postgres import deploy as deploying
 from millpy.store.postgres import folding, ownership, polling, reading, requests, retention
 from millpy.store.postgres.arrays import Bigints, Jsonbs, Texts
@@ -97,13 +98,18 @@ class PostgresStore:
         for lane in (self._commit, self._poll, self._admin, self._fold, self._hint, self._listen):
             await lane.close()
 
-    async def deploy(self, spec: GraphSpec) -> Deployment:
-        """Register the graph, or find it deployed with the same fingerprint."""
+    async def deploy(self, spec: GraphSpec, *, on_purpose: bool = False) -> Deployment:
+        """Register the graph, find it deployed, or bring its additions in."""
         async with self._fold.use() as connection:
-            deployment = await deploying.deploy(connection, spec)
+            deployment = await deploying.deploy(connection, spec, on_purpose=on_purpose)
         for table in spec.tables:
             self._tables[deployment.table_ids[table.name]] = ResultTable.of(spec.name, table)
         return deployment
+
+    async def compare(self, spec: GraphSpec) -> tuple[int, list[Change]] | None:
+        """The version that is deployed, and what deploying would change; None when the graph is new."""
+        async with self._admin.use() as connection:
+            return await deploying.compare(connection, spec)
 
     async def register(self, worker: WorkerInfo, ttl_s: float) -> None:
         """Announce a worker; it owns nothing yet."""

@@ -4,7 +4,7 @@ SELECT pg_advisory_xact_lock(hashtextextended('millpy deploy ' || %(name)s, 0));
 
 -- name: read_graph
 -- Zero rows: never deployed.
-SELECT graph_id, version, fingerprint, description FROM mill.graphs WHERE name = %(name)s;
+SELECT graph_id, version, description FROM mill.graphs WHERE name = %(name)s;
 
 -- name: insert_graph
 -- Always one row.
@@ -13,8 +13,8 @@ RETURNING graph_id, version;
 
 -- name: insert_computation
 -- Always one row.
-INSERT INTO mill.computations (graph_id, name, kind, place, meaning)
-VALUES (%(graph_id)s, %(name)s, %(kind)s, %(place)s, %(meaning)s)
+INSERT INTO mill.computations (graph_id, name, kind, place)
+VALUES (%(graph_id)s, %(name)s, %(kind)s, %(place)s)
 RETURNING computation_id;
 
 -- name: insert_intervals
@@ -60,7 +60,8 @@ SELECT interval_id FROM mill.intervals WHERE graph_id = %(graph_id)s ORDER BY in
 -- name: raise_version
 -- Fences off every worker that knows the graph as it was. Always one row.
 WITH raised AS (
-    UPDATE mill.graphs SET version = version + 1, fingerprint = %(fingerprint)s, description = %(description)s::text::jsonb
+    UPDATE mill.graphs SET version = version + 1, fingerprint = %(fingerprint)s, description = %(description)s::text::jsonb,
+           deployed_at = now()
      WHERE graph_id = %(graph_id)s RETURNING graph_id, version
 ), fenced AS (
     UPDATE mill.intervals AS i SET graph_version = r.version FROM raised AS r WHERE i.graph_id = r.graph_id
@@ -84,6 +85,47 @@ UPDATE mill.cursors AS k SET watermark = c.input_watermark
   FROM mill.intervals AS c, mill.intervals AS p
  WHERE k.consumer = c.interval_id AND k.producer = p.interval_id
    AND p.computation_id = %(computation_id)s AND p.place >= %(first_place)s::integer;
+
+-- name: place_computation
+-- Always one row.
+UPDATE mill.computations SET place = %(place)s WHERE graph_id = %(graph_id)s AND name = %(computation)s;
+
+-- name: change_schema
+-- Always one row.
+UPDATE mill.streams SET schema_id = (SELECT schema_id FROM mill.schemas WHERE digest = %(digest)s)
+ WHERE graph_id = %(graph_id)s AND name = %(name)s;
+
+-- name: join_consumer_cursors
+-- A new consumer has consumed all that its producers have committed, and has their watermarks at these positions
+-- (I3, I5). Zero rows: it is an injector.
+INSERT INTO mill.cursors (consumer, producer, seq, watermark)
+SELECT DISTINCT c.interval_id, p.interval_id, p.bundle, p.low_watermark
+  FROM mill.computations AS n
+  JOIN mill.intervals AS c USING (computation_id)
+  JOIN mill.subscriptions AS u ON u.consumer_id = n.computation_id
+  JOIN mill.streams AS s USING (stream_id)
+  JOIN mill.intervals AS p ON p.computation_id = s.producer_id
+ WHERE n.graph_id = %(graph_id)s AND n.name = %(computation)s;
+
+-- name: join_consumer_intervals
+-- It has nothing to do yet, so it publishes what it has been told (I5). Zero rows: it is an injector.
+UPDATE mill.intervals AS i SET input_watermark = k.watermark, low_watermark = k.watermark
+  FROM (SELECT n.consumer, min(n.watermark) AS watermark FROM mill.cursors AS n
+          JOIN mill.intervals AS c ON c.interval_id = n.consumer
+          JOIN mill.computations AS m USING (computation_id)
+         WHERE m.graph_id = %(graph_id)s AND m.name = %(computation)s GROUP BY n.consumer) AS k
+ WHERE i.interval_id = k.consumer;
+
+-- name: change_result_table
+-- Always one row.
+UPDATE mill.result_tables SET value_columns = %(value_columns)s::text::jsonb
+ WHERE graph_id = %(graph_id)s AND name = %(name)s;
+
+-- name: read_columns
+-- Columns of a table or view of a graph, in order. Zero rows: there is none of this name.
+SELECT a.attname FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid
+  JOIN pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE n.nspname = %(schema)s AND c.relname = %(relation)s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum;
 
 -- name: insert_result_table
 -- Always one row.

@@ -1,0 +1,91 @@
+"""`millpy deploy`: what a graph's file would change in the deployed graph, in words; then changes it, or refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from millpy.commands.common import DatabaseOption, JsonOption, print_json, settings_of, worded
+from millpy.errors import GraphError
+from millpy.model.deployment import GraphSpec
+from millpy.model.versions import Change, only
+from millpy.store.postgres.store import PostgresStore
+
+MARKS = {"addition": "+", "setting": "~", "meaning": "!"}
+
+
+@worded
+def deploy(
+    graph: Annotated[str, typer.Argument(metavar="GRAPH.py", help="Python file that defines a Graph.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Deploy a graph, or what has changed in it; a change of meaning is refused.
+
+    Exit status: 0 deployed, or nothing to do, or (--dry-run) it could be deployed; 1 try again; 2 refused.
+    """
+    from millpy.graph_file import load_graph  # the engine is not loaded for --help
+    from millpy.launch import database as connected
+
+    spec = load_graph(graph).spec()
+    with connected(settings_of(database), graph, create=not dry_run) as url:
+        asyncio.run(_deploy(url, spec, dry_run=dry_run, as_json=as_json))
+
+
+async def _deploy(url: str, spec: GraphSpec, *, dry_run: bool, as_json: bool) -> None:
+    async with PostgresStore(url) as store:
+        found = await store.compare(spec)
+        version, changes = found if found is not None else (None, [])
+        refused = bool(only("meaning", changes))
+        deployed = version
+        if not (dry_run or refused) and (version is None or changes):
+            deployed = (await store.deploy(spec, on_purpose=True)).version
+    _show(spec, version, deployed, changes, dry_run=dry_run, as_json=as_json)
+    if refused:
+        raise GraphError(
+            f"graph {spec.name!r} would not mean the same: {len(only('meaning', changes))} changes are refused",
+            hint="undo them, or give the changed graph another name, so that both run side by side",
+        )
+
+
+def _show(
+    spec: GraphSpec,
+    version: int | None,
+    deployed: int | None,
+    changes: Sequence[Change],
+    *,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    if as_json:
+        answer: dict[str, Any] = {
+            "graph": spec.name,
+            "version": version,
+            "deployed": deployed,
+            "dry_run": dry_run,
+            "refused": bool(only("meaning", changes)),
+            "changes": [{"kind": c.kind, "subject": c.subject, "words": c.words} for c in changes],
+        }
+        print_json(answer)
+        return
+    if version is None:
+        steps = f"{len(spec.computations)} computations and {len(spec.tables)} result tables"
+        typer.echo(f"graph {spec.name} is new: {steps}")
+    elif not changes:
+        typer.echo(f"graph {spec.name} is deployed like this: version {version}")
+    else:
+        typer.echo(
+            f"graph {spec.name}, version {version}, would change" if deployed == version else f"graph {spec.name}:"
+        )
+        for change in changes:
+            typer.echo(f"  {MARKS[change.kind]} {change}")
+    if deployed != version:
+        typer.echo(f"version {deployed} is deployed")
+        if version is not None:
+            typer.echo(f"workers of version {version} stop at their next commit: start them with the new file")
+    elif dry_run and (version is None or changes):
+        typer.echo("nothing was changed (--dry-run)")

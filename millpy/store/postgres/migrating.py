@@ -1,0 +1,153 @@
+"""Migrating a deployed graph: its additions, in the transaction that raises its version.
+
+    1. the headers are locked, which waits for the commits in flight, and the version is raised: from COMMIT on the
+       fence refuses every worker that knows the graph as it was (MW002), and until then they wait
+    2. what is new is registered; what is there keeps its ids, positions, state and rows
+
+A process that is killed in the middle has changed nothing. Locks are waited for LOCK_S at most: a reader with a long
+transaction on a result table fails the deploy, rather than have every reader and worker queue behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+from psycopg import sql
+
+from millpy.model.deployment import GraphSpec, TableSpec, fingerprint_of
+from millpy.model.versions import Change, merged, new_columns, new_partitions, nullable_columns
+from millpy.store.postgres.arrays import Bigints, Jsonbs, Texts
+from millpy.store.postgres.connection import Connection, all_rows
+from millpy.store.postgres.registering import (
+    columns_text,
+    create_tables,
+    insert_computation,
+    insert_schema,
+    insert_stream,
+    insert_subscription,
+    status_view,
+)
+from millpy.store.postgres.statements import statement
+
+LOCK_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGraph:
+    """A graph as it is deployed."""
+
+    graph_id: int
+    version: int
+    description: dict[str, Any]
+
+
+async def migrate(connection: Connection, stored: StoredGraph, spec: GraphSpec, changes: Sequence[Change]) -> int:
+    """Bring in additions and settings; the new version. In the caller's transaction."""
+    before, after = stored.description, spec.description()
+    description = merged(before, after)
+    ids = {"graph_id": stored.graph_id}
+    await connection.execute(b"SELECT set_config('lock_timeout', %s, true)", [f"{int(LOCK_S * 1000)}ms"])
+    await connection.execute(statement("lock_intervals"), ids)
+    parameters = {
+        **ids,
+        "fingerprint": fingerprint_of(description),
+        "description": msgspec.json.encode(description).decode(),
+    }
+    version = int((await all_rows(connection, statement("raise_version"), parameters))[0][0])
+    await _grow(connection, stored.graph_id, version, new_partitions(before, after))
+    await _add_computations(connection, stored.graph_id, version, spec, before)
+    await _change_tables(connection, stored.graph_id, spec, before, after)
+    detail = {"version": version, "changes": [str(change) for change in changes]}
+    events: dict[str, Any] = {
+        **ids,
+        "kinds": Texts(["deployed"]),
+        "details": Jsonbs([msgspec.json.encode(detail)]),
+    }
+    await connection.execute(statement("append_events"), events)
+    return version
+
+
+async def _grow(connection: Connection, graph_id: int, version: int, added: Mapping[str, Sequence[str]]) -> None:
+    """Add source partitions to deployed injectors."""
+    ids = {"graph_id": graph_id}
+    for computation, partitions in added.items():
+        found = await all_rows(connection, statement("read_injector"), {**ids, "computation": computation})
+        computation_id, places, published = found[0]
+        parameters = {
+            **ids,
+            "computation_id": computation_id,
+            "graph_version": version,
+            "places": Bigints(list(range(places, places + len(partitions)))),
+            "key_los": Bigints([None] * len(partitions)),
+            "key_his": Bigints([None] * len(partitions)),
+            "partitions": Texts(list(partitions)),
+        }
+        await connection.execute(statement("insert_intervals"), parameters)
+        await connection.execute(statement("insert_cursors"), ids)
+        joining = {"computation_id": computation_id, "first_place": places, "published": published}
+        await connection.execute(statement("join_intervals"), joining)
+        await connection.execute(statement("join_cursors"), joining)
+
+
+async def _add_computations(
+    connection: Connection, graph_id: int, version: int, spec: GraphSpec, before: Mapping[str, Any]
+) -> None:
+    """New computations with their streams and subscriptions, in topological order, and new streams of old ones."""
+    new = []
+    for place, computation in enumerate(spec.computations):
+        named = {"graph_id": graph_id, "computation": computation.name}
+        if computation.name in before["computations"]:
+            await connection.execute(statement("place_computation"), {**named, "place": place})
+            continue
+        await insert_computation(connection, graph_id, version, place, computation)
+        new.append(named)
+    for stream in spec.streams:
+        if stream.name not in before["streams"]:
+            await insert_stream(connection, graph_id, stream)
+        else:
+            digest = await insert_schema(connection, stream)
+            parameters = {"graph_id": graph_id, "name": stream.name, "digest": digest}
+            await connection.execute(statement("change_schema"), parameters)
+    for subscription in spec.subscriptions:
+        if subscription.consumer not in before["computations"]:
+            await insert_subscription(connection, graph_id, subscription)
+    for named in new:
+        await connection.execute(statement("join_consumer_cursors"), named)
+        await connection.execute(statement("join_consumer_intervals"), named)
+
+
+async def _change_tables(
+    connection: Connection, graph_id: int, spec: GraphSpec, before: Mapping[str, Any], after: Mapping[str, Any]
+) -> None:
+    new = [table for table in spec.tables if table.name not in before["tables"]]
+    await create_tables(connection, graph_id, spec.name, new)
+    for table in spec.tables:
+        if table not in new:
+            was, now = before["tables"][table.name], after["tables"][table.name]
+            added, nullable = new_columns(was, now), nullable_columns(was, now)
+            if added or nullable:
+                await _change_table(connection, graph_id, spec.name, table, added, nullable)
+
+
+async def _change_table(
+    connection: Connection, graph_id: int, schema: str, table: TableSpec, added: Sequence[str], nullable: Sequence[str]
+) -> None:
+    """Add columns, which are NULL in rows that are there, to a result table and its view; rights on both stay."""
+    types = {column.name: column.sql_type for column in table.columns()}
+    lines = [sql.SQL("ADD COLUMN {} {}").format(sql.Identifier(name), sql.SQL(types[name])) for name in added]
+    lines += [sql.SQL("ALTER COLUMN {} DROP NOT NULL").format(sql.Identifier(name)) for name in nullable]
+    name = sql.Identifier(schema, table.name)
+    await connection.execute(sql.SQL("ALTER TABLE {} {}").format(name, sql.SQL(", ").join(lines)))
+    shown = await all_rows(
+        connection, statement("read_columns"), {"schema": schema, "relation": f"{table.name}_status"}
+    )
+    await connection.execute(status_view(schema, table, [*(row[0] for row in shown), *added]))
+    tables = await all_rows(connection, statement("read_result_tables"), {"graph_id": graph_id})
+    stored = {row[1]: {name: may_be_null for name, _, may_be_null in row[4]} for row in tables}[table.name]
+    loose = {*added, *nullable, *(name for name, may_be_null in stored.items() if may_be_null)}
+    columns = tuple(replace(column, nullable=column.name in loose) for column in table.values)
+    parameters = {"graph_id": graph_id, "name": table.name, "value_columns": columns_text(columns)}
+    await connection.execute(statement("change_result_table"), parameters)

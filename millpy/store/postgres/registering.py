@@ -1,0 +1,201 @@
+"""The rows and tables of a graph, one by one: what `deploy.py` and `migrating.py` are made of. All DDL is here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import xxhash
+from psycopg import sql
+
+from millpy.errors import GraphError
+from millpy.model.deployment import ColumnSpec, ComputationSpec, GraphSpec, StreamSpec, SubscriptionSpec, TableSpec
+from millpy.model.keys import KeyInterval, tile
+from millpy.store.postgres.arrays import Bigints, Texts
+from millpy.store.postgres.connection import Connection, all_rows
+from millpy.store.postgres.results import SQL_TYPES
+from millpy.store.postgres.roles import Roles, worker_policy
+from millpy.store.postgres.statements import statement
+
+REFUSED_GRAPH_NAMES = frozenset(["mill", "millpy", "public", "information_schema"])
+NAME_BYTES_MAX = 50
+"""Leaves room for `_status` and `_pkey` in PostgreSQL's 63 bytes."""
+COMMITTED_COLUMNS = ("emitted_at", "interval_id", "bundle")
+FINAL = "is_final"
+_FINALS = {
+    "records": sql.SQL("true"),
+    "windowed": sql.SQL("coalesce(i.input_watermark >= mill.instant(t.window_end) + {}, false)"),
+}
+
+
+async def insert_computation(
+    connection: Connection, graph_id: int, version: int, place: int, computation: ComputationSpec
+) -> None:
+    """Register a computation with its intervals."""
+    parameters: dict[str, Any] = {
+        "graph_id": graph_id,
+        "name": computation.name,
+        "kind": computation.kind,
+        "place": place,
+    }
+    rows = await all_rows(connection, statement("insert_computation"), parameters)
+    keys: list[KeyInterval | None]
+    if computation.kind == "injector":
+        keys, partitions = [None] * len(computation.partitions), list(computation.partitions)
+    else:
+        keys = list(tile(computation.intervals))
+        partitions = [""] * len(keys)
+    parameters = {
+        "graph_id": graph_id,
+        "computation_id": rows[0][0],
+        "graph_version": version,
+        "places": Bigints(list(range(len(keys)))),
+        "key_los": Bigints([None if key is None else key.lo for key in keys]),
+        "key_his": Bigints([None if key is None else key.hi for key in keys]),
+        "partitions": Texts(partitions),
+    }
+    await connection.execute(statement("insert_intervals"), parameters)
+
+
+async def insert_schema(connection: Connection, stream: StreamSpec) -> str:
+    """Store a stream's Arrow schema; returns its digest."""
+    encoded = stream.schema.serialize().to_pybytes()
+    digest = xxhash.xxh3_128_hexdigest(encoded)
+    await connection.execute(statement("insert_schema"), {"encoded": encoded, "digest": digest})
+    return digest
+
+
+async def insert_stream(connection: Connection, graph_id: int, stream: StreamSpec) -> None:
+    """Register a stream of a computation that is registered."""
+    digest = await insert_schema(connection, stream)
+    parameters = {"graph_id": graph_id, "name": stream.name, "producer": stream.producer, "digest": digest}
+    await connection.execute(statement("insert_stream"), parameters)
+
+
+async def insert_subscription(connection: Connection, graph_id: int, subscription: SubscriptionSpec) -> None:
+    """Register a subscription, without its cursors."""
+    parameters = {
+        "graph_id": graph_id,
+        "stream": subscription.stream,
+        "consumer": subscription.consumer,
+        "input": subscription.input,
+        "key_fields": list(subscription.key_fields),
+    }
+    await connection.execute(statement("insert_subscription"), parameters)
+
+
+async def create_tables(connection: Connection, graph_id: int, schema: str, tables: Sequence[TableSpec]) -> None:
+    """Make result tables and their status views.
+
+    Raises:
+        GraphError: something of that name exists and is not ours.
+    """
+    if not tables:
+        return
+    await connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
+    names = [name for table in tables for name in (table.name, f"{table.name}_status")]
+    taken = await all_rows(connection, statement("find_relations"), {"schema": schema, "names": names})
+    if taken:
+        raise GraphError(
+            f"{schema}.{taken[0][0]} exists already and is not a result table of this graph",
+            hint="rename the result table in the graph, or move the existing one away",
+        )
+    roles = await all_rows(connection, statement("read_roles"), {})
+    for table in tables:
+        parameters = {
+            "graph_id": graph_id,
+            "name": table.name,
+            "kind": table.kind,
+            "computation": table.computation,
+            "stream": table.stream,
+            "key_columns": columns_text(table.keys),
+            "value_columns": columns_text(table.values),
+            "allowed_lateness_us": table.allowed_lateness_us,
+        }
+        await connection.execute(statement("insert_result_table"), parameters)
+        await connection.execute(_create_table(schema, table))
+        names = [*(column.name for column in table.columns()), *COMMITTED_COLUMNS, FINAL]
+        await connection.execute(status_view(schema, table, names))
+        for recorded in roles:
+            await connection.execute(worker_policy(schema, table.name, Roles(*recorded)))
+
+
+def status_view(schema: str, table: TableSpec, columns: Sequence[str]) -> sql.Composed:
+    """The view beside a result table. A window is final when nothing can join it any more; computed, so that no row
+    is written twice for it. With the rights of whoever asks: row-level security of the table would not hold for the
+    view's owner.
+
+    Args:
+        schema: the graph's.
+        table: as it is in the graph.
+        columns: in their order, `FINAL` among them. That of a view that is replaced must stay.
+    """
+    final = _FINALS[table.kind].format(sql.Literal(table.allowed_lateness_us))
+    selected = [
+        sql.SQL("{} AS {}").format(final, sql.Identifier(FINAL)) if name == FINAL else sql.Identifier("t", name)
+        for name in columns
+    ]
+    joined = sql.SQL("LEFT JOIN millpy.input_watermarks AS i ON i.interval_id = t.interval_id")
+    return sql.SQL("CREATE OR REPLACE VIEW {} WITH (security_invoker) AS SELECT {} FROM {} AS t {}").format(
+        sql.Identifier(schema, f"{table.name}_status"),
+        sql.SQL(", ").join(selected),
+        sql.Identifier(schema, table.name),
+        joined if table.kind == "windowed" else sql.SQL(""),
+    )
+
+
+def columns_text(columns: tuple[ColumnSpec, ...]) -> str:
+    """Columns as the catalogue keeps them."""
+    return msgspec.json.encode([[c.name, c.sql_type, c.nullable] for c in columns]).decode()
+
+
+def _create_table(schema: str, table: TableSpec) -> sql.Composed:
+    lines: list[sql.Composable] = [
+        sql.SQL("{} {}{}").format(
+            sql.Identifier(column.name), sql.SQL(column.sql_type), sql.SQL("" if column.nullable else " NOT NULL")
+        )
+        for column in table.columns()
+    ]
+    lines.append(sql.SQL("emitted_at timestamptz NOT NULL DEFAULT now()"))
+    lines.append(sql.SQL("interval_id bigint NOT NULL"))
+    lines.append(sql.SQL("bundle bigint NOT NULL"))
+    if table.kind == "windowed":
+        identity = [*(column.name for column in table.keys), "window_start", "window_end"]
+    else:
+        identity = ["interval_id", "bundle", "ordinal"]
+    lines.append(
+        sql.SQL("CONSTRAINT {} PRIMARY KEY ({})").format(
+            sql.Identifier(f"{table.name}_pkey"), sql.SQL(", ").join(map(sql.Identifier, identity))
+        )
+    )
+    return sql.SQL("CREATE TABLE {} ({}) WITH (fillfactor = 90)").format(
+        sql.Identifier(schema, table.name), sql.SQL(", ").join(lines)
+    )
+
+
+def check_names(spec: GraphSpec) -> None:
+    """Raise GraphError for names that PostgreSQL or we cannot have."""
+    if spec.name in REFUSED_GRAPH_NAMES or spec.name.startswith("pg_"):
+        raise GraphError(f"a graph cannot be named {spec.name!r}", hint="its name is the schema of its result tables")
+    _check_identifier(spec.name, "graph")
+    for table in spec.tables:
+        _check_identifier(table.name, "result table")
+        names = [*(column.name for column in table.columns()), *COMMITTED_COLUMNS, FINAL]
+        doubled = {name for name in names if names.count(name) > 1}
+        if doubled:
+            raise GraphError(
+                f"result table {table.name!r} has more than one column {sorted(doubled)[0]!r}", hint="rename the field"
+            )
+        for column in table.columns():
+            _check_identifier(column.name, "column")
+            if column.sql_type not in SQL_TYPES:
+                raise GraphError(f"column {column.name!r} of {table.name!r} has the unknown type {column.sql_type!r}")
+
+
+def _check_identifier(name: str, what: str) -> None:
+    if not name or len(name.encode()) > NAME_BYTES_MAX or re.search(r"[\x00-\x1f]", name):
+        raise GraphError(
+            f"{name!r} cannot be the name of a {what}", hint=f"at most {NAME_BYTES_MAX} bytes, no control characters"
+        )

@@ -1,0 +1,240 @@
+"""A changed graph under a running one: what goes in live, what two versions on disk may do, a deploy that is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psycopg
+import pytest
+
+from millpy.assembly import run_worker
+from millpy.graph import Graph
+from millpy.injectors.settings import EventTime
+from millpy.limits import Limits
+from millpy.model.time import minutes, seconds
+from millpy.windowing.aggregate import Count, Max, Sum
+from millpy.windowing.window import FixedWindows, SessionWindows
+from tests.crash.harness import ROOT, Worker, await_true
+from tests.feed import Feed
+
+LIMITS = Limits(progress_every_s=0.02, fold_every_s=0.2)
+DEVICES = 5
+MIDDLE, END = 90, 240
+"""In seconds: the change comes in the middle of the second minute."""
+
+
+class Reading(msgspec.Struct):
+    device: str
+    at: int
+    value: int
+
+
+def reading(device: int, at: int) -> bytes:
+    return msgspec.json.encode(Reading(f"d{device}", at, at * 10 + device))
+
+
+def feed_of(*spans: tuple[int, int]) -> list[bytes]:
+    return [reading(device, at) for start, end in spans for at in range(start, end) for device in range(DEVICES)]
+
+
+def before(feed: Feed) -> Graph:
+    graph = Graph("factory")
+    source = graph.inject("readings", feed, schema=Reading, event_time=EventTime("at", unit="s", sorted=True))
+    keyed = source.key_by("device")
+    keyed.window(FixedWindows(minutes(1))).aggregate(n=Count(), total=Sum("value")).to_table("minutes")
+    keyed.window(SessionWindows(seconds(30))).aggregate(n=Count()).to_table("sessions")
+    return graph
+
+
+def after(feed: Feed) -> Graph:
+    graph = Graph("factory")
+    source = graph.inject("readings", feed, schema=Reading, event_time=EventTime("at", unit="s", sorted=True))
+    keyed = source.key_by("device")
+    two = keyed.window(FixedWindows(minutes(2))).aggregate(n=Count(), total=Sum("value"))
+    keyed.window(FixedWindows(minutes(1))).aggregate(n=Count(), total=Sum("value"), high=Max("value")).to_table(
+        "minutes"
+    )
+    keyed.window(SessionWindows(seconds(30))).aggregate(n=Count(), high=Max("value")).to_table("sessions")
+    two.to_table("two_minutes")
+    return graph
+
+
+def rows(url: str, query: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        return connection.execute(query).fetchall()  # type: ignore[call-overload]
+
+
+def one(url: str, query: str) -> Any:
+    return rows(url, query)[0][0]
+
+
+async def fed(url: str, graph: Graph, feed: Feed) -> None:
+    """One worker, until everything that was pushed is committed."""
+    stop = asyncio.Event()
+    worker = asyncio.create_task(run_worker(graph, url, limits=LIMITS, stop=stop))
+    async with asyncio.timeout(30):
+        while feed.unacknowledged and not worker.done():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    stop.set()
+    await worker
+
+
+def sums(start: int, end: int, from_s: int = 0) -> list[tuple[str, int, int]]:
+    """(device, n, total) of a window, of what came from a second on."""
+    found = []
+    for device in range(DEVICES):
+        values = [at * 10 + device for at in range(max(start, from_s), min(end, END))]
+        found.append((f"d{device}", len(values), sum(values)))
+    return found
+
+
+async def test_additions_go_in_under_open_windows_and_what_was_there_stays_exact(database_url: str) -> None:
+    feed = Feed()
+    feed.push(*feed_of((0, MIDDLE)))
+    await fed(database_url, before(feed), feed)
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("CREATE ROLE reader_of_minutes")
+        connection.execute("GRANT SELECT (device, n) ON factory.minutes TO reader_of_minutes")
+        connection.execute("GRANT SELECT ON factory.minutes_status TO reader_of_minutes")
+        connection.execute("CREATE VIEW public.mine AS SELECT device, n, is_final FROM factory.minutes_status")
+    feed.push(*feed_of((MIDDLE, END)))
+    feed.end()
+
+    await run_worker(after(feed), database_url, limits=LIMITS)
+
+    query = (
+        "SELECT device, n, total::bigint, high FROM factory.minutes WHERE window_start = to_timestamp({}) ORDER BY 1"
+    )
+    for start in range(0, END, 60):
+        found = rows(database_url, query.format(start))
+        assert [row[:3] for row in found] == sums(start, start + 60), start
+        complete = start > MIDDLE
+        highs = [(start + 59) * 10 + device if complete else None for device in range(DEVICES)]
+        assert [row[3] for row in found] == highs, start
+    assert rows(database_url, "SELECT DISTINCT n, high FROM factory.sessions") == [(END, None)]
+    found = rows(database_url, "SELECT device, n, total::bigint FROM factory.two_minutes ORDER BY window_start, device")
+    assert found == [*sums(0, 120, from_s=MIDDLE), *sums(120, 240)]
+    assert rows(database_url, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []
+    assert one(
+        database_url,
+        "SELECT bool_and(is_final AND (high IS NULL) = (window_start < to_timestamp(120))) FROM factory.minutes_status",
+    )
+    assert one(database_url, "SELECT has_column_privilege('reader_of_minutes', 'factory.minutes', 'n', 'SELECT')")
+    assert not one(
+        database_url, "SELECT has_column_privilege('reader_of_minutes', 'factory.minutes', 'high', 'SELECT')"
+    )
+    assert one(database_url, "SELECT count(*) FROM public.mine WHERE is_final") == DEVICES * 4
+    (event,) = rows(database_url, "SELECT detail FROM millpy.events WHERE kind = 'deployed'")
+    assert event[0]["version"] == 2
+    assert any("'two_minutes' is new" in words for words in event[0]["changes"])
+
+
+GRAPH = """
+import msgspec
+from datetime import timedelta
+from millpy import *
+
+class Reading(msgspec.Struct):
+    device: str
+    at: int
+    value: int
+
+graph = Graph("factory")
+source = graph.inject(
+    "readings", Directory("feed", settle=timedelta(0), every=timedelta(seconds=0.05)), schema=Reading,
+    event_time=EventTime("at", unit="s", sorted=True),
+)
+keyed = source.key_by("device")
+keyed.window(FixedWindows(minutes(1))).aggregate(n=Count(), total=Sum("value")).to_table("minutes")
+"""
+ADDED = 'keyed.window(FixedWindows(minutes(2))).aggregate(n=Count()).to_table("two_minutes")\n'
+COLUMN = GRAPH.replace('total=Sum("value"))', 'total=Sum("value"), high=Max("value"))')
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory with two versions of one graph on disk, and a feed."""
+    (tmp_path / "feed").mkdir()
+    (tmp_path / "old.py").write_text(GRAPH)
+    (tmp_path / "new.py").write_text(GRAPH + ADDED)
+    return tmp_path
+
+
+def drop(place: Path, start: int, end: int) -> None:
+    """More of the feed."""
+    hidden = place / f".{start:06}.ndjson"
+    hidden.write_bytes(b"".join(line + b"\n" for line in feed_of((start, end))))
+    hidden.rename(place / "feed" / f"{start:06}.ndjson")
+
+
+def millpy(place: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "millpy", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=place, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def done(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def consumed(url: str, count: int) -> Callable[[], bool]:
+    query = "SELECT coalesce(sum(consumed), 0) FROM millpy.accounting WHERE consumer = 'minutes'"
+    return lambda: one(url, "SELECT count(*) FROM mill.graphs") == 1 and one(url, query) == count
+
+
+def test_rolling_restart_with_two_versions_on_disk_is_exact(place: Path, database_url: str) -> None:
+    drop(place, 0, MIDDLE)
+    with Worker(place, database_url, place, graph=place / "old.py") as old:
+        old.await_while_running(consumed(database_url, MIDDLE * DEVICES), "the first part")
+        with Worker(place, database_url, place, graph=place / "new.py") as new:
+            drop(place, MIDDLE, 150)
+            new.await_while_running(consumed(database_url, 150 * DEVICES), "the second part")
+            await_true(lambda: old.process.poll() is not None, "the worker of the old version has stopped")
+            with Worker(place, database_url, place, graph=place / "old.py") as again:
+                await_true(lambda: again.process.poll() is not None, "it does not come back with its old file")
+            drop(place, 150, END)
+            drop(place, 1_000, 1_001)
+            new.await_while_running(consumed(database_url, (END + 1) * DEVICES), "the rest")
+
+    assert (old.process.returncode, again.process.returncode) == (1, 1)
+    for stopped in (old, again):
+        assert "version 2 of graph 'factory' is deployed, which has more than this one" in stopped.log
+    assert one(database_url, "SELECT version FROM mill.graphs") == 2
+    for start in range(0, END, 60):
+        query = "SELECT device, n, total::bigint FROM factory.minutes WHERE window_start = to_timestamp({}) ORDER BY 1"
+        assert rows(database_url, query.format(start)) == sums(start, start + 60)
+    assert rows(database_url, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []
+
+
+def test_deploy_that_is_killed_leaves_the_old_version_whole(place: Path, database_url: str) -> None:
+    (place / "new.py").write_text(COLUMN + ADDED)
+    assert done(millpy(place, "deploy", "old.py", "--database", database_url))[0] == 0
+    with psycopg.connect(database_url) as reader:
+        reader.execute("SELECT * FROM factory.minutes")  # its table cannot be altered until this has ended
+        killed = millpy(place, "deploy", "new.py", "--database", database_url)
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'ALTER TABLE%'"
+        await_true(lambda: one(database_url, waits + " AND wait_event_type = 'Lock'") == 1, "it is in the middle")
+        killed.kill()
+        done(killed)
+    await_true(lambda: one(database_url, waits) == 0, "the server has noticed")
+
+    assert rows(database_url, "SELECT version, (SELECT count(*) FROM mill.computations) FROM mill.graphs") == [(1, 2)]
+    assert one(database_url, "SELECT count(*) FROM mill.intervals WHERE graph_version <> 1") == 0
+    status, out, err = done(millpy(place, "deploy", "old.py", "--database", database_url))
+    assert (status, err) == (0, "")
+    assert "deployed like this: version 1" in out
+
+    status, out, err = done(millpy(place, "deploy", "new.py", "--database", database_url, "--json"))
+    assert status == 0, err
+    assert (json.loads(out)["deployed"], len(json.loads(out)["changes"])) == (2, 4)
+    rows(database_url, "SELECT high FROM factory.minutes")
