@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
+from typer.exceptions import TyperException
 
 from millpy.commands import (
     crash_test,
@@ -21,13 +23,18 @@ from millpy.commands import (
     windows,
 )
 from millpy.commands.common import DatabaseOption, GraphArgument, JsonOption, settings_of, show, worded
+from millpy.complaint import complain
+from millpy.errors import UsageError
 from millpy.store.admin import Admin, Row
 
 app = typer.Typer(
     name="millpy",
-    help="Exactly-once stream processing on PostgreSQL.",
+    help="Exactly-once stream processing on PostgreSQL.\n\n"
+    "`millpy init` writes an example, `millpy run` runs it, `millpy windows` shows what it made.",
+    epilog="The database is --database, else MILLPY_DATABASE_URL, else an embedded one in .millpy/. Exit status: 0 "
+    "done, 1 it could not be done, 2 a mistake in the command, the graph or a setting, 3 an invariant is broken (the "
+    "worker has stopped and kept everything), 130 ended by Ctrl-C.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -100,7 +107,17 @@ app.add_typer(parked.parked, name="parked")
 
 def main() -> None:
     """The `millpy` command."""
-    app()
+    try:
+        status = app(prog_name="millpy", standalone_mode=False)
+    except TyperException as error:
+        status = error.exit_code
+        if type(error).__name__ != "NoArgsIsHelpError":  # the help has been printed
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context else "millpy"
+            message = " ".join(error.format_message().splitlines())
+            hint = f"`{command} --help` says what there is"
+            complain(UsageError(message[:1].lower() + message[1:], hint=hint))
+    sys.exit(status)
 
 
 if __name__ == "__main__":

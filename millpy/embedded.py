@@ -37,6 +37,7 @@ DEFAULT_VERSION = "18"
 START_S_MAX = 60
 SOCKET_PATH_BYTES_MAX = 90
 SUPERUSER = "millpy"
+NO_SPACE_HINT = "make room, then try again"
 SETTINGS = {
     "shared_buffers": "128MB",
     "max_connections": "100",
@@ -176,6 +177,7 @@ class EmbeddedPostgres:
         ]
         done = self._run(binaries(version) / "initdb", *arguments)
         if done.returncode != 0:
+            self._refuse_full_disk(done.stderr)
             raise StoreUnavailableError(f"initdb failed: {_last_lines(done.stderr)}", hint=f"see {self.directory}")
         moved = self.directory / "data.new"
         shutil.rmtree(moved, ignore_errors=True)
@@ -224,7 +226,12 @@ class EmbeddedPostgres:
                 break
             time.sleep(0.1)
         detail = _last_lines(log.read_text(errors="replace")) or _last_lines(done.stderr)
+        self._refuse_full_disk(detail)
         raise StoreUnavailableError(f"embedded PostgreSQL does not start: {detail}", hint=f"see {log}")
+
+    def _refuse_full_disk(self, said: str) -> None:
+        if "No space left on device" in said:
+            raise StoreUnavailableError(f"no space is left on the disk of {self.directory}", hint=NO_SPACE_HINT)
 
     def _running(self) -> bool:
         return self._run(self._bin("pg_ctl"), "-D", str(self.data), "status").returncode == 0

@@ -28,6 +28,8 @@ class MillError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint:
+            self.add_note(f"hint: {hint}")  # in a program of one's own, Python prints it below the error
 
 
 class UsageError(MillError):

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from millpy.errors import MillError, UsageError
-from millpy.graph import Graph
+from millpy.graph import Graph, KeyedStream, Stream
 
 
 def load_graph(location: str) -> Graph:
@@ -55,19 +55,30 @@ def _run(path: Path) -> ModuleType:
     sys.path.insert(0, str(path.parent.resolve()))
     try:
         spec.loader.exec_module(module)
-    except MillError:
+    except MillError as error:
+        error.message = f"{_place(error, path)}: {error.message}"
         raise
     except Exception as error:  # the user's code: anything may come
-        raise UsageError(f"{_place(error, path)}: {type(error).__name__}: {error}", hint="correct the file") from error
+        said = error.msg if isinstance(error, SyntaxError) else error
+        raise UsageError(f"{_place(error, path)}: {type(error).__name__}: {said}", hint=_advice(error)) from error
     finally:
         sys.path.pop(0)
     return module
 
 
+def _advice(error: Exception) -> str:
+    if isinstance(error, AttributeError) and isinstance(error.obj, Stream) and hasattr(KeyedStream, str(error.name)):
+        return f'give the stream a key first: .key_by("device").{error.name}(…)'
+    if isinstance(error, ModuleNotFoundError):
+        return f"install {error.name} in {sys.prefix}, or correct the file"
+    return "correct the file"
+
+
 def _place(error: Exception, path: Path) -> str:
     """The user's file and the line that failed, not ours."""
     if isinstance(error, SyntaxError):
-        return f"{error.filename}:{error.lineno}"
+        here = error.filename is None or Path(error.filename).resolve() == path.resolve()
+        return f"{path if here else error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
     return f"{path}:{lines[-1]}" if lines else str(path)

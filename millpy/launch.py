@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -21,6 +22,9 @@ from millpy.config import DATABASE_URL, Settings
 from millpy.embedded import EmbeddedPostgres
 from millpy.errors import UsageError
 from millpy.secret import FILE
+
+if TYPE_CHECKING:
+    from millpy.graph import Graph
 
 log = structlog.get_logger("millpy.launch")
 EMBEDDED_DIRECTORY = ".millpy"
@@ -52,7 +56,7 @@ def database(settings: Settings, graph_location: str | None, *, create: bool) ->
     if not create and not (directory / "data").exists():
         raise UsageError(
             f"no database is configured and there is none in {directory.parent}",
-            hint="set MILLPY_DATABASE_URL, or give the graph's file as the argument",
+            hint="set MILLPY_DATABASE_URL, or run a graph here first, or name the graph's file",
         )
     from millpy.store.migrate import migrate  # only the embedded one is migrated here
 
@@ -90,10 +94,24 @@ def run(location: str, settings: Settings, *, only: Sequence[str], workers: int,
     begin = start_of(start, graph)
     _ = settings.limits  # a wrong limit is a usage error here, before anything starts
     with database(settings, location, create=True) as url:
+        _check_sources(graph, url)
         if workers == 1:
             run_until_told(graph, url, settings, only=only, start=begin)
             return 0
         return _run_children(worker_command(location, only, start), url, workers)
+
+
+def _check_sources(graph: Graph, url: str) -> None:
+    """Before a graph is deployed for the first time: what it reads must be there."""
+    from millpy.graph import InjectorNode
+    from millpy.injectors.protocol import Checked
+    from millpy.store.admin import Admin
+
+    sources = [node.source for node in graph.nodes if isinstance(node, InjectorNode)]
+    checked = [source for source in sources if isinstance(source, Checked)]
+    if checked and graph.name not in Admin(url).graphs():
+        for source in checked:
+            source.check()
 
 
 def worker_command(location: str, only: Sequence[str] = (), start: str = "") -> list[str]:

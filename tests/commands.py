@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
-from millpy.cli import app
+from millpy.cli import app, main
 
 
 @contextmanager
@@ -30,6 +32,16 @@ def millpy(*arguments: str, status: int = 0) -> str:
         done = CliRunner().invoke(app, arguments)
     assert done.exit_code == status, (done.stdout, done.stderr, done.exception)
     return done.stderr if status else done.stdout
+
+
+def run_millpy(*arguments: str) -> tuple[int, str]:
+    """Exit status and standard error of a command, as the program `millpy` has them."""
+    with logging_as_it_was(), CliRunner().isolation() as streams, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["millpy", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        sys.stderr.flush()
+        return int(ended.value.code or 0), streams[1].getvalue().decode()
 
 
 def millpy_json(*arguments: str) -> Any:

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from millpy.embedded import EmbeddedBroker, EmbeddedPostgres, mosquitto_program
+from tests.commands import logging_as_it_was
 from tests.databases import fresh_database, make_template
 from tests.kafka_server import NONE as NO_KAFKA
 from tests.kafka_server import KafkaServer, NoKafkaError
@@ -60,6 +61,13 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
         pytest.skip(f"{NO_KAFKA}: {error}")
     yield server
     server.kill()  # nobody will read it again
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """A command that a test runs in this process sets the log up for a process of its own."""
+    with logging_as_it_was():
+        yield
 
 
 @pytest.fixture(autouse=True)

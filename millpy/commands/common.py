@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import sys
@@ -15,7 +16,8 @@ import typer
 from millpy.commands import tables
 from millpy.complaint import complain
 from millpy.config import Settings, configure_logging
-from millpy.errors import MillError
+from millpy.embedded import NO_SPACE_HINT
+from millpy.errors import MillError, StoreUnavailableError
 from millpy.store.admin import Admin, Row
 
 P = ParamSpec("P")
@@ -39,11 +41,16 @@ def worded(command: Callable[P, int | None]) -> Callable[P, None]:
     def inner(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             status = command(*args, **kwargs) or 0
+            sys.stdout.flush()  # what cannot be written is known here
         except MillError as error:
             status = complain(error)
         except BrokenPipeError:  # `millpy status | head`
             sys.stderr.close()
             status = 0
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            status = complain(StoreUnavailableError("no space is left on the disk", hint=NO_SPACE_HINT))
         raise typer.Exit(status)
 
     return inner

@@ -109,13 +109,12 @@ def _chosen(there: Sequence[ResultTable], graph: str | None, name: str) -> Resul
 def _value(asked: ResultTable, text: str) -> tuple[str, str]:
     """`NAME=VALUE`, or the value of the only key column."""
     name, equals, value = text.partition("=")
-    if not equals or name not in {**asked.keys, **asked.values}:
-        if len(asked.keys) == 1 and (not equals or name not in asked.columns):
-            return next(iter(asked.keys)), text
-        raise UsageError(
-            f"--key {text!r} does not say which column", hint=f"write NAME=VALUE with one of: {', '.join(asked.keys)}"
-        )
-    return name, value
+    if equals:
+        return name, value
+    if len(asked.keys) == 1:
+        return next(iter(asked.keys)), text
+    named = asked.keys or asked.values
+    raise UsageError(f"--key {text!r} does not say which column", hint=f"write NAME=VALUE; NAME: {', '.join(named)}")
 
 
 def _short(rows: Sequence[Row], shown: Sequence[str] | None) -> list[Row]:

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from millpy.errors import ConfigError, MillError, SourceUnavailableError
-from millpy.injectors.files_agenda import Agenda, FixedAgenda, Notes, WatchedAgenda, is_ours
+from millpy.injectors.files_agenda import Agenda, FixedAgenda, Notes, WatchedAgenda, check_directory, is_ours
 from millpy.injectors.files_lines import Format, Piece
 from millpy.injectors.files_reading import Broken, Reading
 from millpy.injectors.protocol import SourceSetup, Taken
@@ -81,6 +81,10 @@ class Files:
     def partitions(self) -> tuple[str, ...]:
         """One by default."""
         return _partition_names(self.count)
+
+    def check(self) -> None:
+        """Refuse a name without a file. Raises ConfigError."""
+        FixedAgenda(self.paths, Notes.recovered({}), lambda path: True).check()
 
     def connect(self, setup: SourceSetup) -> FileInjector:
         """A reader, not yet open."""
@@ -152,6 +156,10 @@ class Directory:
     def partitions(self) -> tuple[str, ...]:
         """One by default."""
         return _partition_names(self.count)
+
+    def check(self) -> None:
+        """Refuse a directory that is not there. Raises ConfigError."""
+        check_directory(Path(self.path))
 
     def connect(self, setup: SourceSetup) -> FileInjector:
         """A reader, not yet open."""

@@ -93,6 +93,16 @@ def is_ours(path: str, place: int, of: int) -> bool:
     return of == 1 or xxhash.xxh3_64_intdigest(Path(path).name.encode()) % of == place
 
 
+def check_directory(directory: Path) -> None:
+    """Refuse one that is not there.
+
+    Raises:
+        ConfigError: with where it was looked for.
+    """
+    if not directory.is_dir():
+        raise ConfigError(f"there is no directory {str(directory)!r}", hint=f"looked in {Path.cwd()}")
+
+
 class FixedAgenda:
     """Names and patterns: what they stand for when the next file is looked for; over when all has been read."""
 
@@ -201,8 +211,7 @@ class WatchedAgenda:
         Raises:
             ConfigError: with where it was looked for.
         """
-        if not self._directory.is_dir():
-            raise ConfigError(f"there is no directory {str(self._directory)!r}", hint=f"looked in {Path.cwd()}")
+        check_directory(self._directory)
 
     def holds(self, path: str) -> bool:
         """Whether a file is there."""

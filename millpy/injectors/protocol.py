@@ -147,6 +147,18 @@ class FillsFields(Protocol):
 
 
 @runtime_checkable
+class Checked(Protocol):
+    """A source that knows, before its graph is deployed, whether there is anything to read.
+
+    What is deployed is kept: a graph that named the wrong file would have to be deployed again under another name.
+    """
+
+    def check(self) -> None:
+        """Refuse what is not there. Raises ConfigError."""
+        ...
+
+
+@runtime_checkable
 class BeginsAtMoment(Protocol):
     """A source that can begin at a moment (`SourceSetup.start`) where it has no position."""
 

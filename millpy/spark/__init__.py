@@ -11,7 +11,13 @@ Needs `pip install 'millpy[spark]'`. A Java 17 or 21 of the system is used where
 
 from __future__ import annotations
 
-from millpy.spark.session import read_table, register, session
-from millpy.spark.source import MillpyDataSource
+from millpy.errors import ConfigError
+
+try:
+    from millpy.spark.session import read_table, register, session
+    from millpy.spark.source import MillpyDataSource
+except ModuleNotFoundError as error:
+    package = (error.name or "pyspark").partition(".")[0]
+    raise ConfigError(f"millpy.spark needs the package {package}", hint="pip install 'millpy[spark]'") from error
 
 __all__ = ["MillpyDataSource", "read_table", "register", "session"]

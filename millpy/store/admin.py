@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from millpy.errors import ConfigError, MillError, StoreUnavailableError, UsageError
+from millpy.store.unreachable import unreachable, unreadable
 
 Row = Mapping[str, Any]
 CONNECT_S_MAX = 10
@@ -20,6 +21,7 @@ NOT_ONE_COMPUTATION = {"P0002", "42P09"}  # no such computation, or in several g
 NOT_A_VALUE = {"22P02", "22007", "22008", "22003"}  # text that is no number, moment, uuid, …
 CANCELLED = "57014"
 READ_ONLY = "25006"
+RIGHTS_HINT = "log in as a member of a role that may: `millpy migrate --roles` makes them"
 NO_RIGHTS = "42501"
 
 
@@ -164,8 +166,10 @@ def _translated(error: DBAPIError) -> MillError:
     if state == CANCELLED:
         return UsageError("the answer takes too long to look for", hint="ask for less: name a key, or a span of time")
     if state == NO_RIGHTS:
-        return ConfigError(f"missing rights: {detail}", hint="GRANT them to your role, or ask as the owner")
-    return StoreUnavailableError(f"the database does not answer: {detail}", hint="is it running, and is the URL right?")
+        return ConfigError(f"missing rights: {_first_line(error)}", hint=RIGHTS_HINT)
+    if not state:
+        return unreadable() if isinstance(error.orig, psycopg.ProgrammingError) else unreachable(str(error.orig))
+    return StoreUnavailableError(f"the database does not answer: {detail}", hint="look at its log")
 
 
 def _first_line(error: DBAPIError) -> str:

@@ -16,11 +16,11 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy.exc import ArgumentError, OperationalError
 
-from millpy.errors import ConfigError, StoreUnavailableError
+from millpy.errors import ConfigError
 from millpy.store.postgres.roles import Roles, act_as_owner, establish, grant, recorded
-from millpy.store.revision import HEAD
+from millpy.store.revision import HEAD, newer_than_we_are
+from millpy.store.unreachable import URL_FORM, unreachable, unreadable
 
-URL_FORM = "postgresql://user@host:5432/database"
 _MIGRATION_LOCK = 7596565200000000
 
 
@@ -48,7 +48,7 @@ def migrate(url: str, role_prefix: str | None = None) -> Roles | None:
         The roles of the database, if it has any.
 
     Raises:
-        ConfigError: for a URL that is not one of PostgreSQL, or a role without the rights.
+        ConfigError: for a URL that is not one of PostgreSQL, a role without the rights, or tables of a newer millpy.
         StoreUnavailableError: when the database cannot be reached.
     """
     config = Config()
@@ -60,6 +60,7 @@ def migrate(url: str, role_prefix: str | None = None) -> Roles | None:
             connection.execute(sqlalchemy.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
             driver: psycopg.Connection[Any] = connection.connection.driver_connection  # type: ignore[assignment]
             act_as_owner(driver)
+            _refuse_newer(connection)
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
             if role_prefix is not None:
@@ -69,10 +70,10 @@ def migrate(url: str, role_prefix: str | None = None) -> Roles | None:
                 grant(driver, roles)
             return roles
     except OperationalError as error:
-        raise _unavailable(error) from error
+        raise unreachable(str(error.orig)) from error
     except (sqlalchemy.exc.ProgrammingError, psycopg.errors.InsufficientPrivilege) as error:
-        detail = getattr(error, "orig", error)
-        raise ConfigError(f"cannot migrate the database: {detail}", hint="migrate as the owner role") from error
+        first, *_ = str(getattr(error, "orig", error)).splitlines()
+        raise ConfigError(f"cannot migrate the database: {first}", hint="migrate as the owner role") from error
     finally:
         engine.dispose()
 
@@ -90,21 +91,24 @@ def is_migrated(url: str) -> bool:
                 return False
             return bool(connection.scalar(sqlalchemy.text("SELECT version_num FROM mill.alembic_version")) == HEAD)
     except OperationalError as error:
-        raise _unavailable(error) from error
+        raise unreachable(str(error.orig)) from error
     finally:
         engine.dispose()
 
 
-def _unavailable(error: OperationalError) -> StoreUnavailableError:
-    detail = " ".join(str(error.orig).split())
-    return StoreUnavailableError(f"cannot reach the database: {detail}", hint="is it running, and is the URL right?")
+def _refuse_newer(connection: sqlalchemy.Connection) -> None:
+    if connection.scalar(sqlalchemy.text("SELECT to_regclass('mill.alembic_version')")) is None:
+        return
+    revision = connection.scalar(sqlalchemy.text("SELECT version_num FROM mill.alembic_version"))
+    if revision is not None and revision > HEAD:
+        raise newer_than_we_are(revision)
 
 
 def _engine(url: str) -> sqlalchemy.Engine:
     try:
         parsed = sqlalchemy.make_url(url)
     except ArgumentError as error:
-        raise ConfigError("the database URL cannot be read", hint=URL_FORM) from error
+        raise unreadable() from error
     if parsed.get_backend_name() not in ("postgresql", "postgres"):
         raise ConfigError(f"the database URL is one of {parsed.get_backend_name()}, not PostgreSQL", hint=URL_FORM)
     return sqlalchemy.create_engine(

@@ -24,7 +24,9 @@ WINDOWS_PER_RECORD_MAX = 1_000
 
 
 def _positive(duration: object, what: str, hint: str) -> None:
-    if not isinstance(duration, timedelta) or microseconds(duration) <= 0:
+    if not isinstance(duration, timedelta):
+        raise GraphError(f"{what} of {duration!r}: that is no duration", hint=hint)
+    if microseconds(duration) <= 0:
         raise GraphError(f"{what} of {duration!r} holds nothing", hint=hint)
 
 

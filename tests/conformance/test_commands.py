@@ -131,7 +131,9 @@ def test_tables_that_are_not_there_are_named(made: Project) -> None:
     assert made.ask("windows", "nope", status=2) == (
         "millpy: there is no result table 'nope'\n  hint: there are: plant.temperature_1m\n"
     )
-    assert made.ask("windows", "--key", "late_count=1", status=2).startswith("millpy: --key 'late_count=1' does not")
+    assert made.ask("windows", "-k", "devise=x", status=2).startswith(
+        "millpy: plant.temperature_1m has no column 'devise'"
+    )
     assert made.ask("windows", "--key", "n=many", status=2).startswith(
         'millpy: invalid input syntax for type bigint: "many"'
     )

@@ -57,7 +57,7 @@ RESERVED = 'from millpy import Graph\ngraph = Graph("mill")\n'
         (["run", "graph.py"], None, "there is no file graph.py", "name the Python file"),
         (["run", "graph.py"], EMPTY, "graph.py defines no graph", "make one at module level"),
         (["run", "graph.py"], BROKEN, "graph.py:2: NameError: name 'undefined' is not defined", "correct the file"),
-        (["run", "graph.py"], RESERVED, "'mill' is a reserved schema", "another name"),
+        (["run", "graph.py"], RESERVED, "graph.py:2: 'mill' is a reserved schema", "another name"),
         (["run", "graph.py", "--workers", "0"], EMPTY, "0 workers cannot be", "from 1 to"),
         (
             ["run", "graph.py", "--from", "yesterday"],
@@ -100,7 +100,7 @@ def test_unreachable_database_is_one_line(tmp_path: Path) -> None:
     done = millpy("status", "--database", "postgresql://somebody@127.0.0.1:1/none", cwd=tmp_path)
 
     assert done.returncode == 1
-    assert done.stderr.startswith("millpy: the database does not answer")
+    assert done.stderr.startswith("millpy: cannot reach the database: nothing listens at 127.0.0.1:1")
     assert "Traceback" not in done.stderr
 
 
@@ -108,7 +108,11 @@ def test_unreachable_database_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "status", "line"),
     [
-        ("postgresql://somebody@127.0.0.1:1/none", 1, "millpy: cannot reach the database: connection failed"),
+        (
+            "postgresql://somebody@127.0.0.1:1/none",
+            1,
+            "millpy: cannot reach the database: nothing listens at 127.0.0.1:1",
+        ),
         ("nonsense", 2, "millpy: the database URL cannot be read"),
         ("mysql://somebody@127.0.0.1:1/none", 2, "millpy: the database URL"),
     ],

@@ -65,6 +65,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "store.schema",
             "store.revision",
             "store.statements",
+            "store.unreachable",
             "store.admin",
             "store.postgres.roles",
             *MEMORY,

@@ -9,7 +9,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from millpy.clock import Clock
-from millpy.errors import StoreUnavailableError
+from millpy.store.postgres.errors import not_connected, translate
 from millpy.store.postgres.statements import statement
 
 CONNECT_S_MAX = 10
@@ -53,17 +53,16 @@ def look(url: str, clock: Clock) -> Facts:
     """Read the facts.
 
     Raises:
-        StoreUnavailableError: the database cannot be reached, or stopped answering.
+        ConfigError, StoreUnavailableError: the database cannot be reached, or stopped answering.
     """
     try:
         with psycopg.connect(url, autocommit=True, connect_timeout=CONNECT_S_MAX, row_factory=dict_row) as connection:
             connection.execute("SELECT set_config('statement_timeout', %s, false)", (f"{STATEMENT_S_MAX}s",))
             return _look(connection, clock)
-    except psycopg.OperationalError as error:
-        detail = " ".join(str(error).split())
-        raise StoreUnavailableError(
-            f"cannot reach the database: {detail}", hint="is it running, and is the URL right?"
-        ) from error
+    except (psycopg.OperationalError, psycopg.ProgrammingError) as error:
+        if error.sqlstate is None:
+            raise not_connected(error) from error
+        raise translate(error) from error
 
 
 def _look(connection: psycopg.Connection[Row], clock: Clock) -> Facts:

@@ -35,6 +35,7 @@ from millpy.errors import (
     TransientError,
     WatermarkRegressedError,
 )
+from millpy.store.unreachable import unreachable, unreadable
 
 OUR_SCHEMA = "mill"
 OwnConstraints = Mapping[tuple[str, str], frozenset[str]]
@@ -55,7 +56,10 @@ def translate(error: psycopg.Error) -> MillError:
     if state[:2] in ("40", "25") or state in ("55P03", "57014", "0A000", "26000", "42P05"):
         return TransientError(f"the database asks to try again: {_line(error)}")
     if state == "42501":
-        return ConfigError(f"missing rights: {_line(error)}", hint="GRANT them to the worker's role")
+        return ConfigError(
+            f"missing rights: {_line(error)}",
+            hint="log in as a member of a role that may: `millpy migrate --roles` makes them",
+        )
     if state[:2] in ("3D", "28") or state == "3F000":
         return ConfigError(f"the database refuses these settings: {_line(error)}")
     if state[:2] == "42":
@@ -66,13 +70,8 @@ def translate(error: psycopg.Error) -> MillError:
 
 
 def not_connected(error: psycopg.Error) -> MillError:
-    """Why there is no connection, in one line: libpq's own words have several."""
-    detail = " ".join(str(error).split())
-    if isinstance(error, psycopg.ProgrammingError):
-        return ConfigError(f"the database URL cannot be read: {detail}", hint="postgresql://user@host:5432/database")
-    return StoreUnavailableError(
-        f"cannot reach the database: {detail}", hint="is it running, and is the URL (MILLPY_DATABASE_URL) right?"
-    )
+    """Why there is no connection, in one line."""
+    return unreadable() if isinstance(error, psycopg.ProgrammingError) else unreachable(str(error))
 
 
 def translate_commit(error: psycopg.Error, own: OwnConstraints, *, commit_sent: bool) -> MillError:

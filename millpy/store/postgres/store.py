@@ -43,7 +43,7 @@ from millpy.store.protocol import (
     Want,
     WorkerInfo,
 )
-from millpy.store.revision import HEAD
+from millpy.store.revision import HEAD, newer_than_we_are
 
 LOST_BACKENDS_MAX = 8
 
@@ -89,6 +89,8 @@ class PostgresStore:
             raise NotMigratedError("the database is not migrated", hint="run `millpy migrate`") from error
         except psycopg.Error as error:
             raise translate(error) from error
+        if revision > HEAD:
+            raise newer_than_we_are(revision)
         if revision != HEAD:
             message = f"the database has revision {revision}, and {HEAD} is needed"
             raise NotMigratedError(message, hint="run `millpy migrate`")

@@ -1,0 +1,73 @@
+"""Why a database cannot be reached, in one line and another: libpq's own words have several.
+
+What only a person can mend (a password, a name) is a `ConfigError`, so that nothing waits for it; a server that is
+away may come back.
+"""
+
+from __future__ import annotations
+
+import re
+
+from millpy.errors import ConfigError, MillError, StoreUnavailableError
+
+URL_FORM = "postgresql://user:password@host:5432/database"
+_URL = "MILLPY_DATABASE_URL (or --database)"
+_AWAY = "cannot reach the database: "
+_SERVER = re.compile(r'server at "([^"]+)"(?: \([^)]*\))?, port (\d+)')
+_SOCKET = re.compile(r'server on socket "([^"]+)"')
+_MISTAKES = {
+    # What libpq says: our message, what to do. {0} is what the pattern found, {at} where.
+    r'password authentication failed for user "([^"]+)"': (
+        "the database at {at} refuses the password of user {0!r}",
+        f"correct the password in {_URL}",
+    ),
+    r"no password supplied": ("the database at {at} wants a password", f"put it into {_URL}: {URL_FORM}"),
+    r'role "([^"]+)" does not exist': ("the database at {at} has no role {0!r}", f"correct the user in {_URL}"),
+    r'database "([^"]+)" does not exist': (
+        "there is no database {0!r} at {at}",
+        f"correct the name in {_URL}, or make it: CREATE DATABASE {{0}}",
+    ),
+    r"no pg_hba.conf entry for ([^\n]+)": (
+        "the database at {at} does not let us in: no pg_hba.conf entry for {0}",
+        "allow it in the server's pg_hba.conf",
+    ),
+    r'permission denied for database "([^"]+)"': (
+        "the database at {at} does not let this role into {0!r}",
+        "GRANT CONNECT ON DATABASE, as its owner",
+    ),
+}
+_OUTAGES = {
+    r"(?:failed to resolve host|could not translate host name) [\"']([^\"']+)[\"']": (
+        "there is no host {0!r}",
+        f"correct the host in {_URL}",
+    ),
+    r"Connection refused|No such file or directory": (
+        "nothing listens at {at}",
+        f"start it, or correct host and port in {_URL}",
+    ),
+    r"timeout expired|timed out": ("{at} does not answer", f"is it running, and is {_URL} right?"),
+}
+
+
+def unreadable() -> ConfigError:
+    """The URL is none; it is not quoted, as it may hold a password."""
+    return ConfigError("the database URL cannot be read", hint=f"{_URL} is like {URL_FORM}")
+
+
+def unreachable(detail: str) -> MillError:
+    """What a failed attempt to connect means; `detail` is what libpq said."""
+    for pattern, (message, hint) in _MISTAKES.items():
+        if found := re.search(pattern, detail):
+            words = found.groups()
+            return ConfigError(message.format(*words, at=_place(detail)), hint=hint.format(*words))
+    for pattern, (message, hint) in _OUTAGES.items():
+        if found := re.search(pattern, detail):
+            return StoreUnavailableError(_AWAY + message.format(*found.groups(), at=_place(detail)), hint=hint)
+    return StoreUnavailableError(_AWAY + " ".join(detail.split()), hint=f"is it running, and is {_URL} right?")
+
+
+def _place(detail: str) -> str:
+    if found := _SERVER.search(detail):
+        return f"{found[1]}:{found[2]}"
+    found = _SOCKET.search(detail)
+    return found[1] if found else "the server"
