@@ -17,7 +17,7 @@ import pyarrow as pa
 from millpy.model.record import WideInt, arrow_type
 from millpy.model.time import to_datetime
 from millpy.windowing.fold import Aggregate, ArrayFold, Arrays, Fold
-from millpy.windowing.grouping import Groups
+from millpy.windowing.grouping import Column, Groups, Integers, unbounded
 
 NUMBERS = (int, float)
 ORDERED = (int, float, str, datetime)
@@ -124,6 +124,16 @@ class CountFold(ArrayFold):
         counts = groups.counts if self.field is None else groups.valid_counts(self.field)
         return Arrays(self, counts, counts)
 
+    def gathered(self, accumulators: list[Any]) -> Arrays:
+        """They are the counts."""
+        counts = np.array(accumulators, np.int64)
+        return Arrays(self, counts, counts)
+
+    def merged(self, arrays: Arrays, offsets: Integers) -> Arrays:
+        """All of them."""
+        counts = np.add.reduceat(arrays.counts, offsets)
+        return Arrays(self, counts, counts)
+
     def accumulators_of(self, arrays: Arrays) -> list[Any]:
         """They are the counts."""
         counts: list[Any] = arrays.counts.tolist()
@@ -164,6 +174,10 @@ class SumFold(ArrayFold):
         assert self.field is not None
         return Arrays(self, groups.sums(self.field), groups.valid_counts(self.field))
 
+    def merged(self, arrays: Arrays, offsets: Integers) -> Arrays:
+        """Sums of sums."""
+        return Arrays(self, summed(arrays.values, offsets), np.add.reduceat(arrays.counts, offsets))
+
     def column_of(self, arrays: Arrays) -> pa.Array:
         """The sums, where there is a value."""
         if arrays.values.dtype == object:
@@ -202,6 +216,15 @@ class MeanFold(ArrayFold):
         """Sums and counts by group."""
         assert self.field is not None
         return Arrays(self, groups.sums(self.field), groups.valid_counts(self.field))
+
+    def gathered(self, accumulators: list[Any]) -> Arrays:
+        """Pairs as two arrays."""
+        counts = np.array([count for _, count in accumulators], np.int64)
+        return Arrays(self, self.numbers([total for total, _ in accumulators]), counts)
+
+    def merged(self, arrays: Arrays, offsets: Integers) -> Arrays:
+        """Sums of sums."""
+        return Arrays(self, summed(arrays.values, offsets), np.add.reduceat(arrays.counts, offsets))
 
     def accumulators_of(self, arrays: Arrays) -> list[Any]:
         """Pairs."""
@@ -247,6 +270,18 @@ class ExtremeFold(ArrayFold):
         assert self.field is not None
         values = groups.smallest(self.field) if self._choose is smaller else groups.largest(self.field)
         return Arrays(self, values, groups.valid_counts(self.field))
+
+    def merged(self, arrays: Arrays, offsets: Integers) -> Arrays:
+        """Extremes of extremes."""
+        counts = np.add.reduceat(arrays.counts, offsets)
+        values = np.zeros(len(offsets), arrays.values.dtype)
+        there = np.flatnonzero(arrays.counts)
+        if len(there):
+            group = np.repeat(np.arange(len(offsets)), np.diff(offsets, append=len(arrays.counts)))[there]
+            begin = np.flatnonzero(np.diff(group, prepend=-1))
+            extreme = np.minimum if self._choose is smaller else np.maximum
+            values[group[begin]] = extreme.reduceat(arrays.values[there], begin)
+        return Arrays(self, values, counts)
 
     def column_of(self, arrays: Arrays) -> pa.Array:
         """The extremes, where there is a value."""
@@ -312,6 +347,23 @@ class VarianceFold(ArrayFold):
             squares = groups.reduced(np.add, found, away * away)
         return Arrays(self, means, counts, squares)
 
+    def gathered(self, accumulators: list[Any]) -> Arrays:
+        """Triples as three arrays."""
+        counts, means, squares = zip(*accumulators, strict=True) if accumulators else ((), (), ())
+        arrays = (np.array(means, np.float64), np.array(counts, np.int64), np.array(squares, np.float64))
+        return Arrays(self, *arrays)
+
+    def merged(self, arrays: Arrays, offsets: Integers) -> Arrays:
+        """As `merge`, of any number at once."""
+        assert arrays.extra is not None
+        sizes = np.diff(offsets, append=len(arrays.counts))
+        counts = np.add.reduceat(arrays.counts, offsets)
+        with np.errstate(over="ignore", invalid="ignore"):
+            means = np.add.reduceat(arrays.values * arrays.counts, offsets) / np.maximum(counts, 1)
+            away = arrays.values - np.repeat(means, sizes)
+            squares = np.add.reduceat(arrays.extra + away * away * arrays.counts, offsets)
+        return Arrays(self, means, counts, squares)
+
     def accumulators_of(self, arrays: Arrays) -> list[Any]:
         """Triples."""
         assert arrays.extra is not None
@@ -323,6 +375,12 @@ class VarianceFold(ArrayFold):
         assert arrays.extra is not None
         variances = arrays.extra / np.maximum(arrays.counts - self._taken_off, 1)
         return pa.array(np.sqrt(variances) if self._root else variances, mask=arrays.counts <= self._taken_off)
+
+
+def summed(values: Column, offsets: Integers) -> Column:
+    """Sums of neighbouring values; `offsets`: where each begins. Python ints where 64 bits might not do."""
+    with np.errstate(over="ignore", invalid="ignore"):  # infinity is a result like any other
+        return np.add.reduceat(unbounded(values), offsets)
 
 
 def smaller(one: Any, other: Any) -> Any:

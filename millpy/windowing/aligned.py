@@ -1,4 +1,4 @@
-"""Fixed and sliding windows of one key interval, over whole bundles."""
+"""Aligned windows of one key interval, each kept by itself, over whole bundles. Most sliding ones: see `sliced.py`."""
 
 from __future__ import annotations
 

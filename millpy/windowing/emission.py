@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -12,15 +12,34 @@ import pyarrow as pa
 
 from millpy.model.checkpoint import AbsorbedRows, ResultRows
 from millpy.model.keys import Key
-from millpy.model.record import SMALL_RECORDS_MAX, Records, RecordType, column_name
+from millpy.model.record import SMALL_RECORDS_MAX, Instants, Records, RecordType, column_name
 from millpy.model.time import to_datetime
 from millpy.windowing.fold import Aggregate, Folds, Partial
-from millpy.windowing.grouping import Groups, Integers
+from millpy.windowing.grouping import Integers
 from millpy.windowing.pane import DuePane
 
 TIMINGS = ("on_time", "late")
 RETRACTED = "retracted"
 Column: TypeAlias = "pa.Array | list[Any]"
+
+
+class Named(Protocol):
+    """Panes by number: their windows, and the codes of their keys."""
+
+    @property
+    def starts(self) -> Instants:
+        """Where their windows begin."""
+        ...
+
+    @property
+    def ends(self) -> Instants:
+        """Where these end."""
+        ...
+
+    @property
+    def codes(self) -> Integers:
+        """Key codes."""
+        ...
 
 
 def output_type(record_type: RecordType, key_fields: Sequence[str], aggregates: dict[str, Aggregate]) -> RecordType:
@@ -36,8 +55,8 @@ class Emission:
     """The panes of one turn, gathered column by column.
 
     Columns are in the order of the record type: keys, window_start and window_end in µs, aggregates, pane_index,
-    pane_timing, late_count. Direct panes (from a group-by as they are) and first panes of open windows come first;
-    `first` of them.
+    pane_timing, late_count. First panes come first: direct ones (from a group-by as they are), then those of open
+    windows.
     """
 
     def __init__(self, folds: Folds, key_fields: int) -> None:
@@ -45,25 +64,37 @@ class Emission:
         self._key_fields = key_fields
         self._direct: list[Column] = []
         self._direct_count = 0
+        self._direct_first = 0
         self._open: list[DuePane] = []
         self._retracted: list[DuePane] = []
         self._retracted_columns: list[Column] = []
 
     def add_direct(
-        self, groups: Groups, partials: Sequence[Partial], late: Integers, picks: Integers, keys: Sequence[Key]
+        self,
+        panes: Named,
+        partials: Sequence[Partial],
+        late: Integers,
+        picks: Integers,
+        keys: Sequence[Key],
+        indexes: Integers | None = None,
     ) -> None:
-        """Emit groups as they are, as the first panes of their windows; at most once a turn."""
+        """Emit groups as they are, at most once a turn; `indexes`: the pane index of each, else 0."""
         assert not self._direct, "direct panes are added once"
         if not len(picks):
             return
+        numbers = np.zeros(len(picks), np.int64) if indexes is None else indexes[picks]
+        if indexes is not None:
+            first_ones_first = np.argsort(numbers > 0, kind="stable")
+            picks, numbers = picks[first_ones_first], numbers[first_ones_first]
         late_counts = late[picks]
         self._direct_count = len(picks)
+        self._direct_first = int((numbers == 0).sum())
         self._direct = [
-            *self._key_columns([keys[code] for code in groups.codes[picks].tolist()]),
-            pa.array(groups.starts[picks]),
-            pa.array(groups.ends[picks]),
+            *self._key_columns([keys[code] for code in panes.codes[picks].tolist()]),
+            pa.array(panes.starts[picks]),
+            pa.array(panes.ends[picks]),
             *(partials[place].results(picks, fold) for place, fold in self._folds.columns),
-            pa.array(np.zeros(len(picks), np.int64)),
+            pa.array(numbers),
             [TIMINGS[count > 0] for count in late_counts.tolist()] if late_counts.any() else [TIMINGS[0]] * len(picks),
             pa.array(late_counts.astype(np.int64)),
         ]
@@ -84,7 +115,8 @@ class Emission:
 
     def take(self) -> tuple[list[Column], int]:
         """(columns, how many of the rows are first panes); moves the panes' indexes."""
-        first = sum(not pane.emitted for _, _, _, pane in self._open) + self._direct_count
+        assert not self._open or self._direct_first == self._direct_count, "first panes come first"
+        first = sum(not pane.emitted for _, _, _, pane in self._open) + self._direct_first
         timings = [TIMINGS[pane.late_count > 0] for _, _, _, pane in self._open]
         columns = self._columns_of(self._open, timings) if self._open else []
         for _, _, _, pane in self._open:

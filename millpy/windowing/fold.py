@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import reduce
 from typing import Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 
 from millpy.errors import RefusedValueError, SchemaError
@@ -104,6 +106,20 @@ class Fold:
         """The fold of every group."""
         raise NotImplementedError
 
+    def gathered(self, accumulators: list[Any]) -> Partial:
+        """Accumulators as the fold of a group each."""
+        return Partial(accumulators)
+
+    def joined(self, one: Partial, other: Partial) -> Partial:
+        """Groups of both."""
+        return Partial([*one.accumulators(slice(None)), *other.accumulators(slice(None))])
+
+    def combined(self, partial: Partial, order: Integers, offsets: Integers) -> Partial:
+        """Merge groups in some order; `offsets`: where in it each result begins. What is merged stays as it is."""
+        accumulators = partial.accumulators(order)
+        bounds = zip(offsets.tolist(), [*offsets[1:].tolist(), len(accumulators)], strict=True)
+        return Partial([reduce(self.merge, accumulators[lo:hi]) for lo, hi in bounds])
+
     def column(self, results: Sequence[Any]) -> pa.Array:
         """Results as a column."""
         return pa.array(results, arrow_type(self.result))
@@ -150,14 +166,15 @@ class Arrays(Partial):
 
     def accumulators(self, groups: Integers | slice) -> list[Any]:
         """Accumulators of some groups, as Python values."""
-        return self._fold.accumulators_of(self._of(groups))
+        return self._fold.accumulators_of(self.of(groups))
 
     def results(self, groups: Integers, fold: Fold) -> pa.Array:
         """Results of some groups, as a column."""
         assert isinstance(fold, ArrayFold), fold
-        return fold.column_of(self._of(groups))
+        return fold.column_of(self.of(groups))
 
-    def _of(self, groups: Integers | slice) -> Arrays:
+    def of(self, groups: Integers | slice) -> Arrays:
+        """Some groups."""
         return Arrays(
             self._fold, self.values[groups], self.counts[groups], None if self.extra is None else self.extra[groups]
         )
@@ -165,6 +182,40 @@ class Arrays(Partial):
 
 class ArrayFold(Fold):
     """A fold whose partial is `Arrays`."""
+
+    def gathered(self, accumulators: list[Any]) -> Arrays:
+        """Accumulators as arrays: of numbers that may be None."""
+        counts = np.array([accumulator is not None for accumulator in accumulators], np.int64)
+        values = [0 if accumulator is None else accumulator for accumulator in accumulators]
+        return Arrays(self, self.numbers(values), counts)
+
+    def numbers(self, values: list[Any]) -> Column:
+        """Values of the field's type as an array."""
+        if self.kind is float:
+            return np.array(values, np.float64)
+        try:
+            return np.array(values, object if self.kind is str else np.int64)
+        except OverflowError:
+            return np.array(values, object)
+
+    def joined(self, one: Partial, other: Partial) -> Arrays:
+        """Groups of both."""
+        assert isinstance(one, Arrays), one
+        assert isinstance(other, Arrays), other
+        extra = None
+        if one.extra is not None and other.extra is not None:
+            extra = np.concatenate([one.extra, other.extra])
+        values = np.concatenate([one.values, other.values])
+        return Arrays(self, values, np.concatenate([one.counts, other.counts]), extra)
+
+    def combined(self, partial: Partial, order: Integers, offsets: Integers) -> Arrays:
+        """Merge groups with array operations."""
+        assert isinstance(partial, Arrays), partial
+        return self.merged(partial.of(order), offsets)
+
+    def merged(self, arrays: Arrays, offsets: Integers) -> Arrays:
+        """Merge neighbouring groups; `offsets`: where each result begins."""
+        raise NotImplementedError
 
     def accumulators_of(self, arrays: Arrays) -> list[Any]:
         """Accumulators of all groups."""

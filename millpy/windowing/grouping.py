@@ -72,8 +72,7 @@ class Groups:
         self.counts = counts
         self.records = records
         self._group_of = group_of
-        small = group_of.astype(np.uint16) if len(starts) <= 2**16 else group_of
-        self._order = np.argsort(small, kind="stable")
+        self._order = stable_order(group_of)
         self._rows = self._order if rows is None else rows[self._order]
         self._columns: dict[str, Sorted] = {}
         self._by_time: dict[str, Sorted] = {}
@@ -97,12 +96,7 @@ class Groups:
     def sums(self, field: str) -> Column:
         """Sum per group, nulls left out: float64, int64, or Python ints where 64 bits might not do; 0 for none."""
         found = self.by_group(field)
-        values = found.values
-        if values.dtype.kind == "i" and len(values):
-            widest = max(abs(int(values.min())), abs(int(values.max())))
-            if widest * len(values) >= 2**63:
-                values = values.astype(object)
-        return self.reduced(np.add, found, values)
+        return self.reduced(np.add, found, unbounded(found.values))
 
     def smallest(self, field: str) -> Column:
         """Smallest value per group that is not null; undefined for a group without."""
@@ -190,6 +184,20 @@ def aligned_groups(
         used, group_of, counts = np.unique(combined, return_inverse=True, return_counts=True)
     group_starts = used // keys * every_us + lo
     return Groups(group_starts, group_starts + size_us, used % keys, group_of, counts, records, rows)
+
+
+def stable_order(numbers: Integers) -> Integers:
+    """The order that sorts numbers from 0 on; those of 16 bits by radix, ten times as fast."""
+    small = len(numbers) and int(numbers.max()) < 2**16
+    return np.argsort(numbers.astype(np.uint16) if small else numbers, kind="stable")
+
+
+def unbounded(values: Column) -> Column:
+    """Whole numbers as Python has them where 64 bits might not do for a sum; other values as they are."""
+    if values.dtype.kind != "i" or not len(values):
+        return values
+    widest = max(abs(int(values.min())), abs(int(values.max())))
+    return values.astype(object) if widest * len(values) >= 2**63 else values
 
 
 def _numpy(column: pa.Array) -> Column:

@@ -208,7 +208,7 @@ class WindowedInterval(Generic[OpenT]):
                 inputs = np.concatenate([np.full(len(a.bundle), a.bundle.input, np.int64) for a in arrived])
             rows = Rows(records, codes, keys, watermarks, inputs)
             self._take(result, emission, self._storable(result, rows), work)
-        emission.add_open(self._open.due(work.watermark))
+        self._add_due(emission, work.watermark)
         self._emit(result, emission)
         entries = self._open.take_entries(work.watermark, work.bundle)
         if entries is not None:
@@ -235,6 +235,10 @@ class WindowedInterval(Generic[OpenT]):
             RowsRefusedError: by code of the user, and nothing has changed.
         """
         raise NotImplementedError
+
+    def _add_due(self, emission: Emission, watermark: Instant) -> None:
+        """Emit the panes of open windows that the watermark makes due."""
+        emission.add_open(self._open.due(watermark))
 
     def _emit(self, result: StepResult, emission: Emission) -> None:
         table_id = self._binding.tables.get(self._stream)

@@ -11,11 +11,11 @@ from millpy.model.keys import Key
 from millpy.windowing.fold import Folds
 
 
-class OpenPane(msgspec.Struct, gc=False):
+class OpenPane(msgspec.Struct, gc=False, omit_defaults=True):
     """One key's window.
 
     Attributes:
-        values: one accumulator per aggregate.
+        values: one accumulator per aggregate; of a slice without records [].
         pane_index: index of the next pane (I7).
         late_count: records that came when the watermark had reached the window's end.
         emitted: whether a pane has left.
@@ -53,10 +53,10 @@ def encode_panes(panes: Sequence[OpenPane], folds: Folds) -> list[bytes]:
 def decode_pane(stored: bytes, folds: Folds) -> OpenPane:
     """A stored pane."""
     pane = _decode(stored)
-    pane.values = folds.restored(pane.values)
+    pane.values = pane.values and folds.restored(pane.values)
     return pane
 
 
 def _encode_exactly(pane: OpenPane, folds: Folds) -> bytes:
     """With what JSON cannot say in a form that the folds read back."""
-    return msgspec.json.encode(msgspec.structs.replace(pane, values=folds.stored(pane.values)))
+    return msgspec.json.encode(msgspec.structs.replace(pane, values=pane.values and folds.stored(pane.values)))

@@ -38,6 +38,7 @@ FIXED = FixedWindows(SIZE * us)
 WINDOWS: dict[str, Windows] = {
     "fixed": FIXED,
     "sliding": SlidingWindows(SIZE * us, every=4 * us),
+    "slices": SlidingWindows(SIZE * us, every=2 * us),
     "sessions": SessionWindows(3 * us, by_key={("b", 1): 6 * us}),
 }
 kinds = pytest.mark.parametrize("windows", WINDOWS.values(), ids=WINDOWS)

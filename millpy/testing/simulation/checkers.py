@@ -260,7 +260,7 @@ def oldest_work(book: Book) -> int:
     """What holds an interval back, from its stored windows and timers."""
     held = END
     for (kind, _, _, subkey), (value, fire_at) in book.keyed.items():
-        if kind == "window" and not value["emitted"]:
+        if kind == "window" and not value.get("emitted"):
             held = min(held, int(subkey.partition("/")[2]) - 1)
         elif kind == "timer" and value.get("holds", True):
             named = value.get("event_time")

@@ -1,0 +1,101 @@
+"""Open sliding windows of one interval, as slices: what has to be remembered between bundles, a record once.
+
+A slice is what lies between two starts of windows; a window is a row of slices. A record is kept in its slice alone,
+however many windows it is in, and a window's pane is merged from its slices when it is due.
+
+    a slice opens      with its first record that is not too late for all of its windows
+    a window fires     once the input watermark has reached its end; its pane is first if no slice had a record before
+    late panes         after that, for a bundle that has brought it late records
+    a slice expires    with the last window that it is in: the one that begins with it
+
+Stored like other windows, under the name of the window that begins with the slice: its `values` are those of the slice,
+[] for none; `pane_index` and `late_count` are the window's own, and 0 unless it has had a late pane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from typing import Any
+
+from millpy.model.checkpoint import Entries
+from millpy.model.keys import Key
+from millpy.model.time import INSTANT_MAX, Instant
+from millpy.windowing.fold import Folds
+from millpy.windowing.open_windows import OpenWindows
+from millpy.windowing.pane import OpenPane
+
+
+class OpenSlices(OpenWindows):
+    """Slices by start, then key.
+
+    Attributes:
+        watermark: windows that end by then have fired.
+    """
+
+    def __init__(self, folds: Folds, size_us: int, every_us: int, allowed_lateness_us: int, watermark: Instant) -> None:
+        super().__init__(folds, size_us, allowed_lateness_us)
+        self._every_us = every_us
+        self.watermark = watermark
+
+    def recover(self, entries: Entries, key_types: tuple[type, ...]) -> None:
+        """Take stored slices."""
+        super().recover(entries, key_types)
+        self.advance(self.watermark)
+
+    def firing(self, watermark: Instant) -> range:
+        """Starts of windows that end by a watermark and have not fired."""
+        every_us = self._every_us
+        first = (self.watermark - self._size_us) // every_us * every_us + every_us
+        return range(first, watermark - self._size_us + 1, every_us)
+
+    def advance(self, watermark: Instant) -> None:
+        """All windows that end by a watermark have fired."""
+        self.watermark = watermark
+        while self._unfired and self._unfired[0] + self._size_us <= watermark:
+            heappop(self._unfired)
+
+    def add(self, start: int, keys: Sequence[Key], values: Sequence[list[Any]]) -> None:
+        """Bring accumulators into a slice."""
+        panes = self.panes.get(start)
+        if panes is None:
+            self.open(start, dict(zip(keys, map(OpenPane, values), strict=True)), emitted=False)
+            return
+        changed, merge = self.changed(start), self._folds.merge
+        for key, accumulators in zip(keys, values, strict=True):
+            pane = panes.get(key)
+            if pane is None:
+                pane = panes[key] = OpenPane(accumulators)
+            else:
+                pane.values = merge(pane.values, accumulators) if pane.values else accumulators
+            changed[key] = pane
+
+    def remember(self, start: int, key: Key, pane_index: int, late_count: int) -> None:
+        """A window that has fired has had late records."""
+        panes = self.panes.get(start)
+        if panes is None:
+            panes = self.panes[start] = {}
+            heappush(self._unexpired, start)
+        pane = panes.get(key)
+        if pane is None:
+            pane = panes[key] = OpenPane([])
+        pane.pane_index, pane.late_count = pane_index, late_count
+        if key not in self._opened.get(start, ()):
+            self.changed(start)[key] = pane
+
+    def oldest_hold(self) -> Instant:
+        """Output time of the oldest window that has a record and has not fired."""
+        fires = self._next_fire()
+        return INSTANT_MAX if fires == INSTANT_MAX else Instant(fires - 1)
+
+    def next_due(self) -> Instant:
+        """When the next window fires or slice expires."""
+        expires = self._unexpired[0] + self._size_us + self._allowed_us if self._unexpired else INSTANT_MAX
+        return Instant(min(self._next_fire(), expires))
+
+    def _next_fire(self) -> int:
+        """The end of the oldest window that has not fired and has the first slice of those that are in any."""
+        if not self._unfired:
+            return INSTANT_MAX
+        oldest = self._unfired[0] + self._every_us
+        return max(oldest, self.firing(self.watermark).start + self._size_us)

@@ -1,0 +1,293 @@
+"""Sliding windows whose size is a whole number of periods, over whole bundles: kept as slices, emitted as columns.
+
+Rows of a turn are grouped twice: by slice, for the state, and by window, for the windows that are due at its end. A due
+pane is merged from the slices stored before the turn and the turn's own group, which leaves out rows that came too late
+for that window though not for all of theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millpy.model.keys import Key
+from millpy.model.record import Instants
+from millpy.model.stage import Binding, Recovered, Work
+from millpy.model.time import Instant
+from millpy.windowing.emission import Emission
+from millpy.windowing.fold import Folds, Partial
+from millpy.windowing.grouping import Groups, Integers, aligned_groups, stable_order
+from millpy.windowing.interval import Rows, TooLate, WindowedInterval, Windowing
+from millpy.windowing.open_slices import OpenSlices
+from millpy.windowing.window import SlidingWindows
+
+ENTRIES_MAX = 1_000_000
+"""So many (slice, window) pairs are merged at once: when a stream goes on after a gap, all of its windows are due."""
+
+_NONE = np.empty(0, np.int64)
+
+
+@dataclass(slots=True)
+class Panes:
+    """Panes of windows by number: start, key code, accumulators, late records."""
+
+    starts: Instants
+    codes: Integers
+    late: Integers
+    partials: list[Partial]
+    size_us: int
+
+    @property
+    def ends(self) -> Instants:
+        """Their ends."""
+        return self.starts + self.size_us
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def with_more(self, more: Panes, folds: Folds) -> Panes:
+        """These, then others."""
+        pairs = zip(folds.folds, self.partials, more.partials, strict=True)
+        return Panes(
+            np.concatenate([self.starts, more.starts]),
+            np.concatenate([self.codes, more.codes]),
+            np.concatenate([self.late, more.late]),
+            [fold.joined(one, other) for fold, one, other in pairs],
+            self.size_us,
+        )
+
+
+@dataclass(slots=True)
+class Parts:
+    """What windows are merged from, by number: the first window that each is in, how many, key code, accumulators."""
+
+    starts: Instants = field(default_factory=lambda: _NONE)
+    counts: Integers = field(default_factory=lambda: _NONE)
+    codes: Integers = field(default_factory=lambda: _NONE)
+    late: Integers = field(default_factory=lambda: _NONE)
+    partials: list[Partial] = field(default_factory=list)
+    values: list[list[Any]] = field(default_factory=list)
+    _runs: list[tuple[int, int, int]] = field(default_factory=list)
+    _codes: list[int] = field(default_factory=list)
+
+    def extend(self, start: int, windows: int, of_slice: Sequence[tuple[int, list[Any]]]) -> None:
+        """A slice's accumulators, by key code."""
+        self._runs.append((start, windows, len(of_slice)))
+        self._codes += [code for code, _ in of_slice]
+        self.values += [values for _, values in of_slice]
+
+    def closed(self, folds: Folds) -> Parts:
+        """As columns."""
+        starts, counts, sizes = (np.array(column, np.int64) for column in zip(*self._runs, strict=True))
+        self.starts, self.counts = np.repeat(starts, sizes), np.repeat(counts, sizes)
+        self.codes, self.late = np.array(self._codes, np.int64), np.zeros(len(self._codes), np.int64)
+        self.partials = [fold.gathered([v[place] for v in self.values]) for place, fold in enumerate(folds.folds)]
+        return self
+
+    def add(self, panes: Panes) -> None:
+        """Panes of the turn; their accumulators are there already."""
+        self.starts = np.concatenate([self.starts, panes.starts])
+        self.counts = np.concatenate([self.counts, np.ones(len(panes), np.int64)])
+        self.codes = np.concatenate([self.codes, panes.codes])
+        self.late = np.concatenate([self.late, panes.late])
+
+
+class SlicedInterval(WindowedInterval[OpenSlices]):
+    """Soft state of one key interval: its slices by start, then key."""
+
+    def __init__(self, windowing: Windowing, windows: SlidingWindows, binding: Binding, recovered: Recovered) -> None:
+        super().__init__(windowing, binding)
+        assert not self._folds.calls_user, "a combiner merges in order of arrival"
+        self._size_us, self._every_us = windows.size_us, windows.every_us
+        self._most = self._size_us // self._every_us
+        self._open = OpenSlices(self._folds, self._size_us, self._every_us, self._allowed_us, recovered.input_watermark)
+        self._arrived: Panes | None = None
+        self._slices: list[tuple[int, list[Key], list[list[Any]]]] = []
+        self._keys: list[Key] = []
+        self._recover(recovered)
+
+    def _take_rows(self, emission: Emission, rows: Rows, work: Work) -> TooLate | None:
+        """Groups by window and by slice; nothing changes before the turn's panes are emitted."""
+        starts = rows.records.event_times // self._every_us * self._every_us
+        # Of a row's windows the first end first: it is too late for so many of them.
+        over = rows.watermarks - (self._size_us + self._allowed_us) - (starts - (self._size_us - self._every_us))
+        missed = np.clip(over // self._every_us + 1, 0, self._most)
+        self._keys = rows.keys
+        if len(rows) <= self._few_records_max:
+            self._take_few(rows, starts, missed, work.watermark)
+        else:
+            self._take_many(rows, starts, missed, work.watermark)
+        return self._too_late(rows, starts, missed) if missed.any() else None
+
+    def _too_late(self, rows: Rows, starts: Instants, missed: Integers) -> TooLate:
+        at, place = _repeated(missed)
+        window_starts = starts[at] - (self._most - missed[at] + place) * self._every_us
+        whole = (missed[at] == self._most) & (place == 0)
+        late = self._late_rows(rows.take(at), window_starts, window_starts + self._size_us, whole)
+        lost = np.flatnonzero(missed == self._most)
+        return TooLate(late, {place: len(mine) for place, mine in rows.by_input(lost)})
+
+    def _due(self, starts: Instants, missed: Integers, watermark: Instant) -> tuple[Integers, Integers]:
+        """Per row: (how many of its windows are not due yet, how many of the others it is not too late for)."""
+        waiting = np.maximum(-((watermark - self._size_us - starts) // self._every_us), 0)
+        return waiting, np.maximum(self._most - missed - waiting, 0)
+
+    def _take_many(self, rows: Rows, starts: Instants, missed: Integers, watermark: Instant) -> None:
+        live = np.flatnonzero((missed < self._most) & (starts + (self._size_us + self._allowed_us) > watermark))
+        if len(live):
+            groups = self._grouped(rows, starts[live], live)
+            accumulators = [fold.partial(groups).accumulators(slice(None)) for fold in self._folds.folds]
+            values = list(map(list, zip(*accumulators, strict=True)))
+            keys = [rows.keys[code] for code in groups.codes.tolist()]
+            bounds = [*np.flatnonzero(np.diff(groups.starts, prepend=groups.starts[0] - 1)).tolist(), len(groups)]
+            self._slices = [(int(groups.starts[lo]), keys[lo:hi], values[lo:hi]) for lo, hi in pairwise(bounds)]
+        waiting, counts = self._due(starts, missed, watermark)
+        at, place = _repeated(counts)
+        if not len(at):
+            return
+        window_starts = starts[at] - (waiting[at] + place) * self._every_us
+        groups = self._grouped(rows, window_starts, at)
+        late = groups.counts_where(rows.watermarks[at] >= window_starts + self._size_us)
+        partials = [fold.partial(groups) for fold in self._folds.folds]
+        self._arrived = Panes(groups.starts, groups.codes, late, partials, self._size_us)
+
+    def _grouped(self, rows: Rows, starts: Instants, at: Integers) -> Groups:
+        codes, keys = rows.codes[at], len(rows.keys)
+        return aligned_groups(starts, self._size_us, self._every_us, codes, keys, rows.records, at)
+
+    def _take_few(self, rows: Rows, starts: Instants, missed: Integers, watermark: Instant) -> None:
+        """One record after the other, in plain Python."""
+        folds, every_us, size_us = self._folds, self._every_us, self._size_us
+        objects, times, watermarks = rows.records.objects(), rows.records.event_times.tolist(), rows.watermarks.tolist()
+        waiting, counts = (column.tolist() for column in self._due(starts, missed, watermark))
+        slices: dict[int, dict[Key, list[Any]]] = {}
+        windows: dict[tuple[int, int], list[Any]] = {}
+        late: dict[tuple[int, int], int] = {}
+        codes, lost = rows.codes.tolist(), (missed == self._most).tolist()
+        for row, start in enumerate(starts.tolist()):
+            code = codes[row]
+            if not lost[row] and start + size_us + self._allowed_us > watermark:
+                values = slices.setdefault(start, {}).setdefault(rows.keys[code], folds.empty())
+                folds.add(values, objects[row], times[row])
+            newest = start - waiting[row] * every_us
+            for window in range(newest, newest - counts[row] * every_us, -every_us):
+                folds.add(windows.setdefault((window, code), folds.empty()), objects[row], times[row])
+                late[window, code] = late.get((window, code), 0) + (watermarks[row] >= window + size_us)
+        self._slices = [(start, list(found), list(found.values())) for start, found in slices.items()]
+        if windows:
+            self._arrived = self._gathered(list(windows), list(windows.values()), list(late.values()))
+
+    def _gathered(self, names: Sequence[tuple[int, int]], values: Sequence[list[Any]], late: Sequence[int]) -> Panes:
+        """Panes from (window start, key code), accumulators and late counts."""
+        starts, codes = (np.array(column, np.int64) for column in zip(*names, strict=True))
+        partials = [fold.gathered([one[place] for one in values]) for place, fold in enumerate(self._folds.folds)]
+        return Panes(starts, codes, np.array(late, np.int64), partials, self._size_us)
+
+    def _add_due(self, emission: Emission, watermark: Instant) -> None:
+        """Emit the panes that are due, then bring the turn's rows into their slices."""
+        arrived, self._arrived = self._arrived, None
+        slices, self._slices = self._slices, []
+        code_of = {key: code for code, key in enumerate(self._keys)}
+        due = self._merged(arrived, code_of, watermark)
+        keys = list(code_of)
+        indexes = _NONE if due is None else self._indexes(due, keys)
+        if due is not None:
+            emission.add_direct(due, due.partials, due.late, np.arange(len(due)), keys, indexes)
+        for start, of_slice, values in slices:
+            self._open.add(start, of_slice, values)
+        if due is not None:
+            self._remember(due, indexes, keys, watermark)
+        self._open.advance(watermark)
+        self._keys = []
+
+    def _merged(self, arrived: Panes | None, code_of: dict[Key, int], watermark: Instant) -> Panes | None:
+        """Panes that are due, by window, then key; keys that have none in this turn get codes."""
+        stored = self._stored(arrived, code_of, watermark)
+        if stored is None:
+            return arrived
+        if arrived is not None:
+            pairs = zip(self._folds.folds, stored.partials, arrived.partials, strict=True)
+            stored.partials = [fold.joined(one, other) for fold, one, other in pairs]
+            stored.add(arrived)
+        total = int(stored.counts.sum())
+        first, last = int(stored.starts.min()), int((stored.starts + (stored.counts - 1) * self._every_us).max())
+        # As many windows at once as have ENTRIES_MAX pairs on average.
+        step = max(1, (last - first + self._every_us) // self._every_us * ENTRIES_MAX // total) * self._every_us
+        found = [self._reduced(stored, lo, lo + step, len(code_of)) for lo in range(first, last + 1, step)]
+        return reduce(lambda one, more: one.with_more(more, self._folds), [part for part in found if len(part)])
+
+    def _stored(self, arrived: Panes | None, code_of: dict[Key, int], watermark: Instant) -> Parts | None:
+        """Stored slices of windows that fire now, and of those that had and have late rows; None for none."""
+        firing, panes = self._open.firing(watermark), self._open.panes
+        found = Parts()
+        for start in sorted(panes) if firing else ():
+            lo, hi = max(start - self._size_us + self._every_us, firing.start), min(start, firing.stop - 1)
+            if lo > hi:
+                continue
+            of_slice = [
+                (code_of.setdefault(key, len(code_of)), p.values) for key, p in panes[start].items() if p.values
+            ]
+            found.extend(lo, (hi - lo) // self._every_us + 1, of_slice)
+        if arrived is not None:
+            keys = list(code_of)
+            fired = np.flatnonzero(arrived.starts < firing.start)
+            for window, code in zip(arrived.starts[fired].tolist(), arrived.codes[fired].tolist(), strict=True):
+                held = [panes.get(start, {}).get(keys[code]) for start in self._slices_of(window)]
+                found.extend(window, 1, [(code, pane.values) for pane in held if pane is not None and pane.values])
+        return found.closed(self._folds) if found.values else None
+
+    def _slices_of(self, window: int) -> range:
+        return range(window, window + self._size_us, self._every_us)
+
+    def _reduced(self, parts: Parts, lo: int, hi: int, keys: int) -> Panes:
+        """Merge parts by window and key, for windows that start in [lo, hi)."""
+        every_us = self._every_us
+        before = np.clip(-((parts.starts - lo) // every_us), 0, parts.counts)
+        after = np.clip(-((parts.starts - hi) // every_us), 0, parts.counts)
+        at, place = _repeated(np.maximum(after - before, 0))
+        starts = parts.starts[at] + (before[at] + place) * every_us
+        number = (starts - lo) // every_us * keys + parts.codes[at]
+        order = stable_order(number)
+        offsets = np.flatnonzero(np.diff(number[order], prepend=-1))
+        chosen, groups = at[order], order[offsets]
+        pairs = zip(self._folds.folds, parts.partials, strict=True)
+        partials = [fold.combined(part, chosen, offsets) for fold, part in pairs] if len(at) else []
+        late = np.add.reduceat(parts.late[chosen], offsets) if len(at) else parts.late[:0]
+        return Panes(starts[groups], parts.codes[at[groups]], late, partials, self._size_us)
+
+    def _indexes(self, due: Panes, keys: list[Key]) -> Integers:
+        """The pane index of each; those that had late panes before take over what these counted."""
+        indexes = np.zeros(len(due), np.int64)
+        panes = self._open.panes
+        fired = np.flatnonzero(due.starts < self._open.firing(self._open.watermark).start)
+        for place, window, code in zip(
+            fired.tolist(), due.starts[fired].tolist(), due.codes[fired].tolist(), strict=True
+        ):
+            held = [panes.get(start, {}).get(keys[code]) for start in self._slices_of(window)]
+            if held[0] is not None and held[0].pane_index:
+                indexes[place] = held[0].pane_index
+                due.late[place] += held[0].late_count
+            else:
+                indexes[place] = any(pane is not None and pane.values for pane in held)
+        return indexes
+
+    def _remember(self, due: Panes, indexes: Integers, keys: list[Key], watermark: Instant) -> None:
+        """What the next late pane of a window has to know, where that is not what every window has."""
+        open_still = due.ends + self._allowed_us > watermark
+        told = np.flatnonzero(open_still & ((due.late > 0) | (indexes > 0)))
+        columns = (due.starts[told].tolist(), due.codes[told].tolist(), indexes[told].tolist(), due.late[told].tolist())
+        for start, code, index, late in zip(*columns, strict=True):
+            self._open.remember(start, keys[code], index + 1, late)
+
+
+def _repeated(counts: Integers) -> tuple[npt.NDArray[np.int64], Integers]:
+    """Each place so many times, and the how-manieth it is of those."""
+    at = np.repeat(np.arange(len(counts)), counts)
+    begin = np.cumsum(counts) - counts
+    return at, np.arange(len(at)) - begin[at]
