@@ -3,6 +3,7 @@
 A block is tested by its language, and by what its fence says beside it (```` ```sql test="other" ````):
 
     python            executed, after what is before it on the page and in `given.py`; every graph must be whole
+                      (one that imports what it needs is loaded once more, as a file of its own)
     python signatures executed with Spark's helpers replaced by ones that only check how they are called
     python other      code of another system: compiled, no more
     console           commands after `$`: millpy's are parsed by its command line, targets of make and extras must exist

@@ -28,7 +28,6 @@ OTHERS = {
     "mkdir",
     "mosquitto_pub",
     "psql",
-    "python",
 }
 ASSIGNMENT = re.compile(r"[A-Z_]+=.*")
 PARTS = {"&&", "||", "|", ";", "&"}
@@ -66,6 +65,8 @@ def faults_of_one(words: list[str]) -> Iterator[str]:
         yield from (
             f"there is no extra {extra}" for extra in ",".join(named).split(",") if extra and extra not in EXTRAS
         )
+    elif program in ("python", "python3"):
+        yield from (f"there is no {word}" for word in arguments if word.endswith(".py") and not (ROOT / word).is_file())
     elif program not in OTHERS:
         yield f"{program} is a program that tests/docs does not know"
 

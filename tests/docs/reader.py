@@ -26,6 +26,8 @@ from tests.docs import given
 from tests.docs.blocks import ROOT, Block, blocks_of
 from tests.docs.commands import commands_in, faults_of
 
+COMPLETE = re.compile(r"^(?:from millpy|import msgspec)(?:.|\n)*^graph = Graph\(", re.MULTILINE)
+
 
 class Reader:
     """One page, one namespace, one directory, one database."""
@@ -64,6 +66,14 @@ class Reader:
             replaced = {name: mock.create_autospec(getattr(millpy.spark, name)) for name in ("session", "read_table")}
         with mock.patch.multiple(millpy.spark, **replaced) if replaced else nullcontext():
             exec(code, self.module.__dict__)
+        if COMPLETE.search(block.body):
+            self.alone(block)
+
+    def alone(self, block: Block) -> None:
+        """A whole graph needs no names but its own: it is a file that a reader copies."""
+        copied = self.directory / "copied.py"
+        copied.write_text(block.body)
+        load_graph(str(copied)).spec()
 
     def console(self, block: Block) -> None:
         for command in commands_in(block.body):

@@ -63,6 +63,7 @@ def test_commands_in_sentences_exist(name: str) -> None:
 def test_settings_exist_and_all_are_in_their_table() -> None:
     settings = {f"MILLPY_{name.upper()}" for name in (*Settings.model_fields, *Limits.__dataclass_fields__)}
     elsewhere = {name for path in CODE for name in VARIABLE.findall(path.read_text())}
+    elsewhere |= {f"{name}_FILE" for name in elsewhere | settings}  # of secrets
     said = {path: set(VARIABLE.findall(path.read_text())) for path in DOCUMENTS}
 
     assert set().union(*said.values()) - settings - elsewhere == set()
@@ -79,6 +80,7 @@ def test_settings_exist_and_all_are_in_their_table() -> None:
         "make lunch",
         "pip install 'millpy[mqqt]'",
         "cd plant && millpy status --jason",
+        "python nowhere.py",
         "unheard-of",
     ],
 )
