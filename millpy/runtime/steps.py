@@ -2,15 +2,13 @@
 
 Pure but for soft state: it reads an inbox, moves soft state and returns checkpoints. Runs in the stepping thread.
 
-A bundle goes in memory only to a consumer that has consumed all earlier segments of that producer; every other
-consumer gets its slice in a segment, in the same commit. A local consumer without records in a bundle still moves
-its cursor there, so that it may use the watermark that belongs to that position. It does not commit for that alone:
-progress without data is coalesced (`Inbox.progress_due`), unless a window, hold or timer is due.
+What a step produces goes on its way by `routing`. A local consumer without records in a bundle still moves its cursor
+there, so that it may use the watermark that belongs to that position. It does not commit for that alone: progress
+without data is coalesced (`Inbox.progress_due`), unless a window, hold or timer is due.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -22,20 +20,20 @@ from millpy.injectors.intake import IntakeResult
 from millpy.injectors.protocol import Taken
 from millpy.limits import Limits
 from millpy.model.bundle import Bundle
-from millpy.model.checkpoint import Checkpoint, DeadLetter, Delta, Entries, Grant, Segment, Settled, StoredSlice
-from millpy.model.keys import KeyColumn, KeyHasher, key_text
-from millpy.model.quarantine import dead_letter_of, payload_of
-from millpy.model.record import Records, concat
+from millpy.model.checkpoint import Checkpoint, DeadLetter, Delta, Entries, Grant, Settled
+from millpy.model.keys import KeyHasher, key_text
+from millpy.model.quarantine import payload_of
+from millpy.model.record import Records
 from millpy.model.stage import Arrived, Release, StepResult, Work
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.model.watermark import advance, input_watermark, low_watermark
 from millpy.runtime.isolation import Blamed, Isolation
-from millpy.runtime.operators import Chains, Passed
-from millpy.runtime.plan import Outlet, Plan
+from millpy.runtime.plan import Plan
 from millpy.runtime.probe import Point, Probe
 from millpy.runtime.replays import Replay, Retaken, is_emission, retake, retake_emission, settle
+from millpy.runtime.routing import Mail, Router, positions_of_local_producers
 from millpy.runtime.soft_state import Halt, Owned
-from millpy.store.codec import decode_slice, encode_slice
+from millpy.store.codec import decode_slice
 from millpy.store.protocol import Polled
 
 LoadState = Callable[[Grant, Sequence[bytes]], Sequence[Entries]]
@@ -65,18 +63,6 @@ class Inbox:
     releases: Mapping[int, Sequence[Release]] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class Mail:
-    """Something that reaches a consumer: records, a position, or both."""
-
-    producer: int
-    seq: int
-    watermark: Instant
-    bundle: Bundle | None
-    moves_cursor: bool
-    polled: bool = False
-
-
 class Steps:
     """Runs the intervals that a worker owns."""
 
@@ -86,6 +72,7 @@ class Steps:
         self._load = load
         self._probe = probe
         self._hasher = KeyHasher()
+        self._router = Router(limits, self._hasher)
 
     def run(self, inbox: Inbox, intervals: Mapping[int, Owned], isolation: Isolation) -> list[Checkpoint]:
         """Step everything once; returns the checkpoints that this turn has to commit, in topological order."""
@@ -95,7 +82,7 @@ class Steps:
             for interval_id, interval in intervals.items()
         }
         for interval_id, inbound in mail.items():
-            inbound.extend(_positions_of_local_producers(intervals[interval_id], intervals, inbound))
+            inbound.extend(positions_of_local_producers(intervals[interval_id], intervals, inbound))
         checkpoints: list[Checkpoint] = []
         for computation in self._plan:
             for deployed in computation.intervals:
@@ -142,7 +129,7 @@ class Steps:
         records, delta, refused = self._admitted(interval, result, isolation)
         interval.input_watermark = interval.low_watermark = advance(interval.low_watermark, result.watermark)
         interval.bundle += 1
-        segments, failed = self._emit(interval, {interval.plan.name: records}, intervals, mail, retaken.emitted)
+        segments, failed = self._router.emit(interval, {interval.plan.name: records}, intervals, mail, retaken.emitted)
         settled, failed, _ = settle(retaken, failed)
         return Checkpoint(
             grant=interval.grant,
@@ -252,7 +239,7 @@ class Steps:
         interval.low_watermark = advance(interval.low_watermark, low_watermark(oldest, after))
         self._count(interval, arrived, refused, result)
         _uncount(interval, retaken)
-        segments, failed = self._emit(interval, result.productions, intervals, mail, retaken.emitted)
+        segments, failed = self._router.emit(interval, result.productions, intervals, mail, retaken.emitted)
         settled, letters, late = settle(retaken, [*result.dead_letters, *failed], result.late)
         cursors = [interval.cursors[producer] for producer in sorted(interval.moved)]
         interval.moved.clear()
@@ -354,78 +341,6 @@ class Steps:
             interval.count("duplicate", of, result.duplicates_by_input.get(inlet.input, 0))
             interval.count("quarantined", of, quarantined + sum(1 for i, _ in refused if i == inlet.input))
 
-    def _emit(
-        self,
-        producer: Owned,
-        productions: Mapping[str, Records],
-        intervals: Mapping[int, Owned],
-        mail: dict[int, list[Mail]],
-        again: Mapping[int, Records],
-    ) -> tuple[list[Segment], list[DeadLetter]]:
-        """Route a bundle's productions: to local consumers that are current in memory, to the others as segments.
-
-        On the way they go through the operators of each consumer; what those do not survive is set aside. `again` are
-        records, by subscription, that were set aside there before.
-        """
-        current = {
-            consumer
-            for consumer in producer.plan.consumers
-            if consumer in intervals and _takes_in_memory(intervals[consumer], producer, mail[consumer])
-        }
-        segments = []
-        letters: list[DeadLetter] = []
-        chains = Chains(productions, self._limits.record_attempts_max)
-        for outlet in producer.plan.outlets:
-            parts = _through(producer, outlet, chains, productions, letters)
-            if (retried := again.get(outlet.subscription_id)) is not None:
-                _uncount_emitted(producer, outlet, len(retried))
-                before = {outlet.stream: retried}
-                parts += _through(producer, outlet, Chains(before, self._limits.record_attempts_max), before, letters)
-            if not parts:
-                continue
-            records = concat(parts)
-            producer.count("produced", str(outlet.subscription_id), len(records))
-            slices: list[StoredSlice | None] = [None] * len(outlet.consumer_ids)
-            for index, part, keys in _split(records, records.keys(outlet.key_fields, self._hasher), outlet):
-                consumer = outlet.consumer_ids[index]
-                if consumer in current:
-                    bundle = Bundle(
-                        outlet.input, producer.interval_id, producer.bundle, producer.low_watermark, part, keys
-                    )
-                    mail[consumer].append(
-                        Mail(producer.interval_id, producer.bundle, producer.low_watermark, bundle, False)
-                    )
-                else:
-                    slices[index] = encode_slice(part)
-            if any(part is not None for part in slices):
-                segments.append(
-                    Segment(
-                        outlet.subscription_id,
-                        producer.bundle,
-                        producer.last_segments.get(outlet.subscription_id, 0),
-                        producer.low_watermark,
-                        tuple(slices),
-                        Instant(int(records.event_times.min())),
-                        Instant(int(records.event_times.max())),
-                    )
-                )
-                producer.last_segments[outlet.subscription_id] = producer.bundle
-        for consumer in current:
-            mail[consumer].append(Mail(producer.interval_id, producer.bundle, producer.low_watermark, None, True))
-        return segments, letters
-
-
-def _through(
-    producer: Owned, outlet: Outlet, chains: Chains, before: Mapping[str, Records], letters: list[DeadLetter]
-) -> list[Records]:
-    """What comes through an outlet's operators, if anything does; adds letters for what they do not survive."""
-    passed = chains.behind(outlet.stream, outlet.operators)
-    if passed is None:
-        return []
-    if passed.failures:
-        letters.extend(_failed(producer, outlet, before[outlet.stream], passed))
-    return [passed.records] if len(passed.records) else []
-
 
 def _uncount(interval: Owned, retaken: Retaken) -> None:
     """What is taken again is no longer set aside; where it ends now is counted like everything else (I8)."""
@@ -434,32 +349,6 @@ def _uncount(interval: Owned, retaken: Retaken) -> None:
     of = {inlet.input: str(inlet.subscription_id) for inlet in interval.plan.inlets.values()}
     for request, (place, _, _) in retaken.taken:
         interval.count("late" if request.pile == "late_records" else "quarantined", of[place], -1)
-
-
-def _uncount_emitted(producer: Owned, outlet: Outlet, count: int) -> None:
-    """The same for what an operator had set aside, which was counted as produced and quarantined."""
-    producer.count("produced", str(outlet.subscription_id), -count)
-    producer.count("quarantined", str(outlet.subscription_id), -count)
-
-
-def _failed(producer: Owned, outlet: Outlet, records: Records, passed: Passed) -> list[DeadLetter]:
-    """Dead letters for what operators did not survive, as it was before them; counted as produced and quarantined."""
-    count = len(passed.failures)
-    producer.count("produced", str(outlet.subscription_id), count)
-    producer.count("quarantined", str(outlet.subscription_id), count)
-    failed = records.take(np.array([row for row, _ in passed.failures], np.int64))
-    return [
-        dead_letter_of(
-            error,
-            payload_of(record),
-            stream=outlet.stream,
-            computation=outlet.consumer,
-            event_time=at,
-            key=None,
-            input=outlet.input,
-        )
-        for (_, error), record, at in zip(passed.failures, failed.objects(), failed.event_times.tolist(), strict=True)
-    ]
 
 
 def _check_still_ours(producer: Owned | None, answer: Polled) -> None:
@@ -473,64 +362,3 @@ def _check_still_ours(producer: Owned | None, answer: Polled) -> None:
             f"interval {producer.interval_id} has come to bundle {answer.head_seq}, here to {producer.bundle}",
             stale=[producer.interval_id],
         )
-
-
-def _split_few(records: Records, keys: KeyColumn, outlet: Outlet) -> list[tuple[int, Records, KeyColumn]]:
-    los = outlet.los.tolist()
-    owners = [bisect_right(los, hashed) - 1 for hashed in keys.hashes.tolist()]
-    rows: dict[int, list[int]] = {}
-    for row, code in enumerate(keys.codes.tolist()):
-        rows.setdefault(owners[code], []).append(row)
-    if len(rows) == 1:
-        return [(index, records, keys) for index in rows]
-    parts = [(index, np.array(rows[index], np.int64)) for index in sorted(rows)]
-    return [(index, records.take(places), keys.take(places)) for index, places in parts]
-
-
-def _positions_of_local_producers(
-    consumer: Owned, intervals: Mapping[int, Owned], inbound: Sequence[Mail]
-) -> list[Mail]:
-    """Where local producers stand that have nothing for this consumer above its cursor.
-
-    It may have come to this worker after their last bundle, and a producer that has finished makes no other.
-    """
-    found = []
-    for producer_id in consumer.plan.producers:
-        producer = intervals.get(producer_id)
-        if producer is None or producer.bundle == consumer.cursors[producer_id].seq:
-            continue
-        if _is_current(consumer, producer, inbound):
-            at = max([consumer.cursors[producer_id].seq, *(m.seq for m in inbound if m.producer == producer_id)])
-            if producer.bundle > at:
-                found.append(Mail(producer_id, producer.bundle, producer.low_watermark, None, True))
-    return found
-
-
-def _takes_in_memory(consumer: Owned, producer: Owned, inbound: Sequence[Mail]) -> bool:
-    """Whether the bundle that the producer has just made goes to this consumer in memory."""
-    before = producer.bundle - 1
-    return consumer.cursors[producer.interval_id].seq == before or _is_current(consumer, producer, inbound)
-
-
-def _is_current(consumer: Owned, producer: Owned, inbound: Sequence[Mail]) -> bool:
-    """Whether the consumer will have consumed every earlier segment of the producer when this turn's mail is read."""
-    reached = [m.seq for m in inbound if m.producer == producer.interval_id and m.moves_cursor]
-    return consumer.is_current_with(producer, at_least=max(reached, default=0))
-
-
-def _split(records: Records, keys: KeyColumn, outlet: Outlet) -> list[tuple[int, Records, KeyColumn]]:
-    """Cut records by the consumer interval that owns their key; order is kept within each part."""
-    if len(outlet.los) == 1:
-        return [(0, records, keys)]
-    if records.small:
-        return _split_few(records, keys, outlet)
-    owners = np.searchsorted(outlet.los, keys.hashes, side="right") - 1
-    used = np.unique(owners).tolist()
-    if len(used) == 1:
-        return [(used[0], records, keys)]
-    per_row = owners[keys.codes]
-    parts = []
-    for index in used:
-        rows = np.flatnonzero(per_row == index)
-        parts.append((index, records.take(rows), keys.take(rows)))
-    return parts
