@@ -1,6 +1,7 @@
 """`make demo`: a fleet, a broker, a database, two workers of which one is killed; every window is checked.
 
-Exit status 0 only when every window in SQL equals its recomputation and the too-late records add up.
+At the end PySpark reads the windows and reports on them. Exit status 0 only when every window in SQL equals its
+recomputation, the too-late records add up, and there is a report.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ DURATION_S = 60.0
 PROGRESS_S = 3.0
 READY_S_MAX = 40.0
 CLOSING_S_MAX = 60.0
+REPORT = PLACE / "report.html"
+REPORT_S_MAX = 120.0
 
 TABLE = """
     SELECT device, window_start, n, mean, high, late_count FROM factory.temperature_5s
@@ -93,7 +96,9 @@ def demonstrate(stack: ExitStack) -> int:
     say("the fleet is silent; the clock closes the last windows after 10 s of quiet")
     wait_for_windows(connection, expected, workers)
     show(connection)
-    return compare(connection, expected)
+    status = compare(connection, expected)
+    report(server.url())
+    return status
 
 
 def watch(
@@ -214,6 +219,32 @@ def compare(connection: psycopg.Connection, expected: Recomputed) -> int:
     )
     print(f"{len(expected.windows)} windows, {len(differences)} differences")
     return 0 if not differences and too_late == expected.too_late and expected.windows else 1
+
+
+def report(url: str) -> None:
+    """What the windows say of the devices, by PySpark: printed, and as a page."""
+    say("PySpark reads the windows: millpy report factory.temperature_5s --value mean --html ...")
+    print(flush=True)
+    command = [
+        sys.executable,
+        "-m",
+        "millpy",
+        "report",
+        "factory.temperature_5s",
+        "--value",
+        "mean",
+        "--html",
+        str(REPORT),
+    ]
+    try:
+        done = subprocess.run(
+            command, env={**os.environ, "MILLPY_DATABASE_URL": url}, cwd=ROOT, check=False, timeout=REPORT_S_MAX
+        )
+    except subprocess.TimeoutExpired:
+        raise DemoError(f"the report takes more than {REPORT_S_MAX:.0f} s") from None
+    if done.returncode != 0:
+        raise DemoError(f"the report failed with status {done.returncode}")
+    print()
 
 
 def equal(actual: tuple[object, ...] | None, wanted: tuple[int, float, float, int] | None) -> bool:

@@ -3,8 +3,9 @@
     python -m examples.fleet PORT PROTOCOL SECONDS LIST
 
 Readings come out of order (up to 1.5 s), some late (4 to 8 s) and a few too late (35 to 40 s); one in twenty is
-published twice; some devices fall quiet, others start late. LIST gets every payload in the order of publishing, one
-JSON object a line: what a recomputation may believe without asking millpy anything.
+published twice; some devices fall quiet, others start late; one sends through a slow link, and two read wrongly for
+a while, which the report at the end should find. LIST gets every payload in the order of publishing, one JSON object a
+line: what a recomputation may believe without asking millpy anything.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ DEVICES = 40
 RATE = 200
 TICK_S = 0.02
 ACKNOWLEDGED_S_MAX = 30
+SLOW_LINK = "sensor-22"
+WRONG = {"sensor-17": 15.0, "sensor-30": -15.0}
+"""Degrees by which a device reads wrongly, in a part of the time."""
+WRONG_FROM, WRONG_UNTIL = 0.8, 0.92
 
 
 @dataclass(frozen=True)
@@ -48,9 +53,9 @@ def plans() -> list[Plan]:
     ]
 
 
-def delay(rng: random.Random, elapsed_s: float) -> float:
+def delay(rng: random.Random, device: str, elapsed_s: float) -> float:
     """Seconds from event to publishing."""
-    dice = rng.random()
+    dice = rng.random() * (0.1 if device == SLOW_LINK else 1.0)
     if dice < 0.003 and elapsed_s > 45:
         return rng.uniform(35, 40)
     if dice < 0.02 and elapsed_s > 10:
@@ -69,8 +74,9 @@ def payloads(rng: random.Random, duration_s: float, epoch_s: float) -> Iterator[
             yield when, device, reading
         speaking = [plan for plan in fleet if plan.speaks(at / duration_s)]
         device, number = rng.choice(speaking).device, next(numbers)
-        happened = datetime.fromtimestamp(epoch_s + at - delay(rng, at), UTC)
-        temperature = round(rng.gauss(21, 3), 3)
+        happened = datetime.fromtimestamp(epoch_s + at - delay(rng, device, at), UTC)
+        wrong = WRONG.get(device, 0.0) if WRONG_FROM <= at / duration_s < WRONG_UNTIL else 0.0
+        temperature = round(rng.gauss(21, 3) + wrong, 3)
         reading = {"device": device, "at": happened.isoformat(), "temperature": temperature, "id": f"{device}/{number}"}
         yield at, device, reading
         if rng.random() < 0.05:

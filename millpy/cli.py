@@ -16,6 +16,7 @@ from millpy.commands import (
     init,
     migrate,
     parked,
+    report,
     set_aside,
     sources,
     sql,
@@ -98,6 +99,7 @@ app.command("crash-test")(worded(crash_test.command))
 app.command("migrate")(migrate.migrate)
 app.command("deploy")(deploy.deploy)
 app.command("doctor")(doctor.doctor)
+app.command("report")(report.report)
 app.add_typer(set_aside.dead_letters, name="dead-letters")
 app.add_typer(set_aside.late, name="late")
 app.add_typer(sources.sources, name="sources")

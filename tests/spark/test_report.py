@@ -1,0 +1,242 @@
+"""The report's figures against plain Python over the same rows, which shares no code with it."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import json
+import random
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from millpy.embedded import EmbeddedPostgres
+from millpy.model.deployment import ColumnSpec, ComputationSpec, GraphSpec, StreamSpec, SubscriptionSpec, TableSpec
+from millpy.spark.page import page
+from millpy.spark.report import Question, Report, make_report
+from millpy.spark.statistics import History
+from millpy.spark.words import as_text
+from millpy.store.postgres.store import PostgresStore
+from tests.commands import millpy, millpy_json
+from tests.databases import fresh_database
+
+pytestmark = pytest.mark.timeout(400)  # a JVM starts first
+T0 = dt.datetime(2026, 11, 20, tzinfo=dt.UTC)
+MINUTE = dt.timedelta(minutes=1)
+HISTORY = History(windows=12, windows_min=5, threshold=4.0)
+TABLE = TableSpec(
+    "sums_1m",
+    "windowed",
+    "sums",
+    "sums",
+    keys=(ColumnSpec("hall", "text", False), ColumnSpec("machine", "bigint", False)),
+    values=(ColumnSpec("n", "bigint", False), ColumnSpec("total", "numeric", True), ColumnSpec("peak", "bigint", True)),
+)
+GRAPH = GraphSpec(
+    name="plant",
+    computations=(
+        ComputationSpec("readings", "injector", partitions=("a",)),
+        ComputationSpec("sums", "stage", intervals=1, meaning="sum"),
+    ),
+    streams=tuple(StreamSpec(name, name, pa.schema([("hall", pa.string())])) for name in ("readings", "sums")),
+    subscriptions=(SubscriptionSpec("readings", "sums", 0, ("hall",)),),
+    tables=(TABLE,),
+)
+Row = tuple[str, int, dt.datetime, dt.datetime, int, float | None, int | None, int]
+
+
+def rows() -> list[Row]:
+    """Four machines: noisy, constant, mostly one value, each with a jump; and one with a null and few windows."""
+    rng = random.Random(11)
+    made: list[Row] = []
+    for machine in range(4):
+        for place in range(6 if machine == 3 else 40):
+            total: float | None = round(rng.gauss(100, 4), 6)
+            if machine == 0 and place in (20, 33):
+                total = 160.5
+            elif machine == 1:
+                total = 55.25 if place == 17 else 0.3
+            elif machine == 2 and place % 3:
+                total = 1000.0 if place == 31 else 7.0
+            elif machine == 3 and place == 2:
+                total = None
+            start = T0 + MINUTE * (place + machine)
+            made.append(
+                ("West", machine, start, start + MINUTE, rng.randint(1, 50), total, machine * place, rng.randint(0, 1))
+            )
+    return made
+
+
+TOO_LATE = {("West", 0): 3, ('Süd "7"', 9): 2}
+"""The second never got into a window at all."""
+
+
+async def deployed(url: str) -> int:
+    """Deploy the graph; the interval of its sums."""
+    async with PostgresStore(url) as store:
+        found = await store.deploy(GRAPH)
+    (interval,) = [one.interval_id for one in found.intervals if one.computation == "sums"]
+    return interval
+
+
+@pytest.fixture(scope="module")
+def url(postgres: EmbeddedPostgres) -> Iterator[str]:
+    with fresh_database(postgres) as name:
+        fill(postgres.url(name), asyncio.run(deployed(postgres.url(name))))
+        yield postgres.url(name)
+
+
+def fill(url: str, interval: int) -> None:
+    with psycopg.connect(url, autocommit=True) as connection, connection.cursor() as cursor:
+        cursor.executemany(
+            "INSERT INTO plant.sums_1m (hall, machine, window_start, window_end, n, total, peak, late_count,"
+            " pane_index, pane_timing, interval_id, bundle)"
+            " VALUES (%s, %s, %s, %s, %s, %s, %s, %s, 0, 'on_time', %s, 1)",
+            [(*row, interval) for row in rows()],
+        )
+        at = int(T0.timestamp()) * 1_000_000
+        gone = [(key, "set_aside") for key, count in TOO_LATE.items() for _ in range(count)]
+        cursor.executemany(
+            "INSERT INTO mill.late_records (interval_id, bundle, stream, computation, input, key, event_time,"
+            " watermark, window_start, window_end, whole, payload, state)"
+            " VALUES (%s, 1, 'readings', 'sums', 0, %s, %s, %s, %s, %s, true, '', %s)",
+            [
+                (interval, json.dumps(list(key), ensure_ascii=False), at, at, at, at + 60_000_000, state)
+                for key, state in [*gone, (("West", 1), "replayed")]
+            ],
+        )
+
+
+def expected_outliers(made: list[Row]) -> dict[tuple[str, dt.datetime], tuple[float, float]]:
+    """(machine, window) -> (expected, score), straight from the definition."""
+    found = {}
+    for machine in range(4):
+        own = [row for row in made if row[1] == machine and row[5] is not None]
+        for place, row in enumerate(own):
+            past = [one[5] for one in own[max(0, place - HISTORY.windows) : place]]
+            if len(past) < HISTORY.windows_min:
+                continue
+            middle = statistics.median(past)  # type: ignore[type-var]
+            apart = [abs(value - middle) for value in past]  # type: ignore[operator]
+            floor = abs(middle) * 1e-9  # type: ignore[arg-type]
+            scale = statistics.median(apart) * 1.4826
+            if scale <= floor * 1.4826:
+                scale = max(statistics.fmean(apart) * 1.2533, floor)
+            score = abs(row[5] - middle) / (scale * (1 + 8 / len(past)))  # type: ignore[operator]
+            if score >= HISTORY.threshold:
+                found[f"West / {machine}", row[2]] = (middle, score)
+    return found  # type: ignore[return-value]
+
+
+@pytest.fixture(scope="module")
+def report(spark: SparkSession, url: str) -> Report:
+    return make_report(spark, url, Question(table="plant.sums_1m", history=HISTORY))
+
+
+def test_the_figures_are_those_of_plain_python(report: Report) -> None:
+    made = rows()
+    outliers = expected_outliers(made)
+    devices = {one.name: one for one in report.devices}
+
+    assert (report.keys, report.value, report.count) == (("hall", "machine"), "total", "n")
+    assert {"West / 0", "West / 1", "West / 2"} == {name for name, _ in outliers}
+    assert {(o.name, o.start): (o.expected, pytest.approx(o.score, rel=1e-6)) for o in report.outliers} == outliers
+    assert [o.score for o in report.outliers] == sorted((o.score for o in report.outliers), reverse=True)  # type: ignore[type-var]
+    for machine in range(4):
+        own = [row for row in made if row[1] == machine]
+        values = [row[5] for row in own if row[5] is not None]
+        one = devices[f"West / {machine}"]
+        records, late, too_late = sum(row[4] for row in own), sum(row[7] for row in own), 3 if machine == 0 else 0
+        assert (one.windows, one.records, one.late, one.too_late) == (len(own), records, late, too_late)
+        assert (one.low, one.high) == (min(values), max(values))
+        assert one.mean == pytest.approx(statistics.fmean(values))
+        assert one.stddev == pytest.approx(statistics.stdev(values), abs=1e-12)
+        assert one.late_share == pytest.approx(late / (records + too_late))
+        assert one.too_late_share == pytest.approx(too_late / (records + too_late))
+        assert one.outliers == sum(name == one.name for name, _ in outliers)
+    lost = devices['Süd "7" / 9']
+    assert (lost.windows, lost.records, lost.too_late, lost.too_late_share) == (0, 0, 2, 1.0)
+
+
+def test_the_whole_and_the_stretches_add_up(report: Report) -> None:
+    made = rows()
+    records, late = sum(row[4] for row in made), sum(row[7] for row in made)
+
+    assert (report.device_count, report.windows, report.records, report.late) == (5, len(made), records, late)
+    assert (report.too_late, report.outlier_count) == (5, len(expected_outliers(made)))
+    assert report.late_share == pytest.approx(late / (records + 5))
+    assert (report.first_at, report.last_at) == (T0, max(row[2] for row in made))
+    assert report.stretch == MINUTE
+    assert [one.start for one in report.stretches] == [T0 + MINUTE * place for place in range(42)]
+    for what, total in (("windows", len(made)), ("records", records), ("late", late), ("too_late", 5)):
+        assert sum(getattr(one, what) for one in report.stretches) == total
+    drawn = report.series["West / 3"]
+    assert [(p.start, p.value) for p in drawn] == [(r[2], r[5]) for r in made if r[1] == 3 and r[5] is not None]
+
+
+def test_only_the_time_asked_for_is_reported(spark: SparkSession, url: str) -> None:
+    question = Question(table="plant.sums_1m", value="peak", start=T0 + MINUTE, end=T0 + 3 * MINUTE)
+
+    found = make_report(spark, url, question)
+    nothing = make_report(spark, url, Question(table="plant.sums_1m", start=T0 + 1000 * MINUTE))
+
+    assert (found.windows, found.too_late) == (5, 0)  # two windows of machines 0 and 1, one of machine 2
+    assert found.value == "peak"
+    assert as_text(nothing) == "plant.sums_1m has no windows in that time."
+    assert "no windows in that time" in page(nothing)
+
+
+def test_the_page_needs_nothing_else_and_escapes_names(report: Report) -> None:
+    text = page(report)
+
+    assert "Süd &quot;7&quot; / 9" in text
+    assert 'Süd "7"' not in text
+    assert "<script" not in text
+    assert "http" not in text.replace("http://www.w3.org", "")
+    assert "$" not in text
+    assert text.count('class="outlier"') == report.outlier_count
+
+
+def test_the_report_is_printed_in_order_of_note(report: Report) -> None:
+    lines = as_text(report).splitlines()
+
+    assert lines[0].startswith("plant.sums_1m: 5 devices, 126 windows, ")
+    assert [line.split()[2] for line in lines[3:6]] == [one.name.split()[2] for one in report.devices[:3]]
+    assert [one.outliers for one in report.devices] == sorted((one.outliers for one in report.devices), reverse=True)
+    assert lines[-1].endswith("(5).")
+
+
+def test_the_command_prints_and_writes_the_page(spark: SparkSession, url: str, tmp_path: Path) -> None:
+    target = tmp_path / "report.html"
+
+    found = millpy_json("report", "plant.sums_1m", "--value", "peak", "--html", str(target), "--database", url)
+
+    assert (found["value"], found["windows"]) == ("peak", len(rows()))
+    assert "<title>plant.sums_1m: peak</title>" in target.read_text(encoding="utf-8")
+    assert spark.range(3).count() == 3  # a session that was there before is left running
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (["plant.nix"], "there is no table plant.nix", "tables in schema plant: sums_1m"),
+        (["millpy.fleet"], "no primary key", ""),
+        (["mill.graphs"], "not a table of windows", "windowed stream"),
+        (["plant.sums_1m", "--value", "hall"], "column 'hall' is no number", "n, total, peak"),
+        (["plant.sums_1m", "--count", "total"], "does not count", "Count()"),
+        (["plant.sums_1m", "--from", "yesterday"], "'yesterday' is no moment", "for example"),
+        (["plant.sums_1m", "--to", "2026-11-21"], "has no zone", ""),
+        (["plant.sums_1m", "--html", "/nowhere/at/all.html"], "no directory /nowhere/at", "another file"),
+    ],
+)
+def test_a_mistake_is_named_before_spark_starts(url: str, arguments: list[Any], message: str, hint: str) -> None:
+    said = millpy("report", *arguments, "--database", url, status=2)
+
+    assert message in said
+    assert hint in said
