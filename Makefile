@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check lint format types unit test docs store-suite crash crash-long fuzz sim feeds compose-test demo ci clean \
-        bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w2 bench-kafka bench-w4 bench-w5 bench-soak
+        bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w2 bench-kafka bench-w4 bench-w5 bench-spark bench-soak
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -98,6 +98,9 @@ bench-w4: $(STAMP) ## a Computation in Python over 100,000 keys
 
 bench-w5: $(STAMP) ## time to recover from SIGKILL
 	$(BIN)/python -m benchmarks.w5_recovery
+
+bench-spark: $(STAMP) ## our Spark data source against Spark's JDBC reader, on one result table
+	$(BIN)/python -m benchmarks.spark_read
 
 bench-soak: $(STAMP) ## 20 minutes: does the database stop growing?
 	$(BIN)/python -m benchmarks.soak

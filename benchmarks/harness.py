@@ -39,12 +39,13 @@ class Bench:
     Args:
         workload: its name in the last line.
         options: parsed by `arguments()`.
-        settings: further settings of the PostgreSQL server.
+        tcp: let the server listen on 127.0.0.1 too, for `server.tcp_url(...)`.
     """
 
-    def __init__(self, workload: str, options: argparse.Namespace) -> None:
+    def __init__(self, workload: str, options: argparse.Namespace, *, tcp: bool = False) -> None:
         self.workload = workload
         self.options = options
+        self._tcp = tcp
         self._stack = ExitStack()
         self._databases = 0
         self.settings: dict[str, Any] = {}
@@ -56,7 +57,7 @@ class Bench:
         if not self.options.keep:
             self._stack.callback(shutil.rmtree, self.directory, ignore_errors=True)
         self.server = self._stack.enter_context(
-            EmbeddedPostgres(self.directory / "postgres", version=self.options.postgres)
+            EmbeddedPostgres(self.directory / "postgres", version=self.options.postgres, tcp=self._tcp)
         )
         self._stack.callback(self._wait_for_server_end)
         self.settings = self._settings()

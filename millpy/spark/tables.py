@@ -1,6 +1,8 @@
 """Reads a table in bounded pieces by its primary key, as Arrow. Each piece is one statement, so one short snapshot.
 
-Columns come over in PostgreSQL's binary format and become Arrow in the driver (ADBC); no Python runs per row.
+Columns come over by COPY in PostgreSQL's binary format and become Arrow in the driver (ADBC); no Python runs per row.
+The driver's own interface is used, not its DB-API: that one imports polars and pandas where there are any, in each of
+the processes that Spark starts for a query.
 """
 
 from __future__ import annotations
@@ -8,17 +10,19 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import adbc_driver_postgresql.dbapi as adbc
+import adbc_driver_manager as adbc
+import adbc_driver_postgresql
 import pyarrow as pa
 
 from millpy.errors import ConfigError, StoreUnavailableError
 
-SNAPSHOT_S_MAX = 5
+SNAPSHOT_S_MAX = 5.0
+PIECE_ROWS_MIN = 100
 _PASSWORD = re.compile(r"(//[^/:@\s]*):[^@\s]*@")
 SAMPLE_ROWS = 2_000
 SMALL_ROWS = 20_000
@@ -39,7 +43,7 @@ _ARROW_TYPES: dict[str, pa.DataType] = {
 
 _COLUMNS = """
 SELECT a.attname::text, format_type(a.atttypid, NULL), a.attnotnull
-  FROM pg_attribute AS a WHERE a.attrelid = to_regclass($1::text) AND a.attnum > 0 AND NOT a.attisdropped
+  FROM pg_attribute AS a WHERE a.attrelid = to_regclass({name}) AND a.attnum > 0 AND NOT a.attisdropped
  ORDER BY a.attnum
 """
 _KEY = """
@@ -47,15 +51,19 @@ SELECT a.attname::text
   FROM pg_index AS i
  CROSS JOIN unnest(i.indkey::int[]) WITH ORDINALITY AS k (attnum, place)
   JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
- WHERE i.indrelid = to_regclass($1::text) AND i.indisprimary ORDER BY k.place
+ WHERE i.indrelid = to_regclass({name}) AND i.indisprimary ORDER BY k.place
 """
 _NEIGHBOURS = """
 SELECT c.relname::text FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
- WHERE n.nspname = $1::text AND c.relkind = 'r' ORDER BY 1
+ WHERE n.nspname = {schema} AND c.relkind = 'r' ORDER BY 1
+"""
+_SIZE = """
+SELECT greatest(c.reltuples, pg_relation_size(c.oid) / 200.0)::float8
+  FROM pg_class AS c WHERE c.oid = to_regclass({name})
 """
 _WINDOWED = """
 SELECT computation, key_columns::text FROM millpy.result_tables
- WHERE graph = $1::text AND name = $2::text AND kind = 'windowed'
+ WHERE graph = {schema} AND name = {name} AND kind = 'windowed'
 """
 
 
@@ -119,13 +127,14 @@ def describe(url: str, schema: str, name: str, key: Sequence[str] = ()) -> Table
         ConfigError: there is none, it has no primary key to read it by, or it lacks a column of `key`.
         StoreUnavailableError: the database cannot be reached.
     """
-    qualified = f"{_quoted(schema)}.{_quoted(name)}"
-    with _connected(url) as cursor:
-        columns = _fetch(cursor, _COLUMNS, qualified)
+    qualified = _literal(f"{_quoted(schema)}.{_quoted(name)}", "text")
+    with _connected(url) as ask:
+        columns = _rows(ask(_COLUMNS.format(name=qualified)))
         if not columns:
-            there = ", ".join(row[0] for row in _fetch(cursor, _NEIGHBOURS, schema)) or "none"
+            neighbours = _rows(ask(_NEIGHBOURS.format(schema=_literal(schema, "text"))))
+            there = ", ".join(row[0] for row in neighbours) or "none"
             raise ConfigError(f"there is no table {schema}.{name}", hint=f"tables in schema {schema}: {there}")
-        key = tuple(key) or tuple(row[0] for row in _fetch(cursor, _KEY, qualified))
+        key = tuple(key) or tuple(row[0] for row in _rows(ask(_KEY.format(name=qualified))))
     if not key:
         raise ConfigError(
             f"{schema}.{name} has no primary key to read it by",
@@ -146,8 +155,8 @@ def windowed(url: str, schema: str, name: str) -> tuple[str, tuple[str, ...]]:
         ConfigError: it is none.
         StoreUnavailableError: the database cannot be reached, or has no tables of millpy.
     """
-    with _connected(url) as cursor:
-        found = _fetch(cursor, _WINDOWED, schema, name)
+    with _connected(url) as ask:
+        found = _rows(ask(_WINDOWED.format(schema=_literal(schema, "text"), name=_literal(name, "text"))))
     if not found:
         raise ConfigError(
             f"{schema}.{name} is not a table of windows", hint="name a table that a windowed stream is written to"
@@ -163,24 +172,16 @@ def ranges(
 
     Each is (after, up to and with); None is without a bound. Together they cover every key there can be.
     """
-    with _connected(url) as cursor:
-        ((rows,),) = _fetch(
-            cursor,
-            "SELECT greatest(c.reltuples, pg_relation_size(c.oid) / 200.0)::float8 FROM pg_class AS c"
-            " WHERE c.oid = to_regclass($1::text)",
-            _qualified(table),
-        )
+    with _connected(url) as ask:
+        ((rows,),) = _rows(ask(_SIZE.format(name=_literal(_qualified(table), "text"))))
         if partitions == 1 or rows < SMALL_ROWS:
             return [(None, None)]
         percent = min(100.0, 100.0 * SAMPLE_ROWS / rows)
-        where, values = _where(table, conditions, None, None)
+        where = _where(table, conditions, None, None)
         keys = ", ".join(f"t.{_quoted(name)}::text" for name in table.key)
         order = ", ".join(f"t.{_quoted(name)}" for name in table.key)
-        sample = _fetch(
-            cursor,
-            f"SELECT {keys} FROM {_qualified(table)} AS t TABLESAMPLE SYSTEM ({percent:f}){where} ORDER BY {order}",  # noqa: S608
-            *values,
-        )
+        sampled = f"TABLESAMPLE SYSTEM ({percent:f}){where} ORDER BY {order}"
+        sample = _rows(ask(f"SELECT {keys} FROM {_qualified(table)} AS t {sampled}"))  # noqa: S608
     places = sorted({len(sample) * place // partitions for place in range(1, partitions)})
     bounds: list[Position] = []
     for place in places:
@@ -198,27 +199,37 @@ def read_range(
     after: Position | None,
     upto: Position | None,
     batch_rows: int,
+    piece_s_max: float = SNAPSHOT_S_MAX,
 ) -> Iterator[pa.RecordBatch]:
     """Rows of one range, a batch of `schema` a piece of at most `batch_rows`, in the order of the key.
 
+    A piece is in memory before it is handed on, so that no snapshot waits for whoever takes the rows. One that takes
+    longer than `piece_s_max` is given up, and asked for again with a quarter of the rows.
+
     Raises:
-        StoreUnavailableError: the database went away, or a piece took longer than five seconds.
+        StoreUnavailableError: the database went away, or even `PIECE_ROWS_MIN` rows take longer than that.
     """
     read = [*schema.names, *(name for name in table.key if name not in schema.names)]
     selected = ", ".join(_expression(table, name) for name in read)
     order = ", ".join(f"t.{_quoted(name)}" for name in table.key)
-    with _connected(url) as cursor:
+    rows = batch_rows
+    with _connected(url, piece_s_max) as ask:
         while True:
-            where, values = _where(table, conditions, after, upto)
-            piece = f"SELECT {selected} FROM {_qualified(table)} AS t{where} ORDER BY {order} LIMIT {batch_rows}"  # noqa: S608
-            _execute(cursor, piece, values)
-            found: pa.Table = cursor.fetch_arrow_table().combine_chunks()
+            where = _where(table, conditions, after, upto)
+            piece = f"SELECT {selected} FROM {_qualified(table)} AS t{where} ORDER BY {order} LIMIT {rows}"  # noqa: S608
+            try:
+                found = ask(piece).combine_chunks()
+            except _TooSlowError:
+                if rows <= PIECE_ROWS_MIN:
+                    raise
+                rows = max(rows // 4, PIECE_ROWS_MIN)
+                continue
             if found.num_rows:
                 columns = [_column(found.column(place), field.type) for place, field in enumerate(schema)]
                 yield _batch(columns, schema, found.num_rows)
                 last = found.num_rows - 1
                 after = tuple(as_text(found.column(read.index(name))[last].as_py()) for name in table.key)
-            if found.num_rows < batch_rows:
+            if found.num_rows < rows:
                 return
 
 
@@ -247,20 +258,12 @@ def _expression(table: Table, name: str) -> str:
     return f"t.{_quoted(name)}" + ("" if table.types[name] in _ARROW_TYPES or table.types[name] == "text" else "::text")
 
 
-def _where(
-    table: Table, conditions: Sequence[Condition], after: Position | None, upto: Position | None
-) -> tuple[str, list[str]]:
-    """Conditions and range as SQL with numbered parameters, all of them text."""
-    parts: list[str] = []
-    values: list[str] = []
-
-    def parameter(column: str, value: str) -> str:
-        values.append(value)
-        return f"${len(values)}::text::{table.types[column]}"
-
+def _where(table: Table, conditions: Sequence[Condition], after: Position | None, upto: Position | None) -> str:
+    """Conditions and range as SQL. The values are literals: the driver reads by COPY only what has no parameters."""
+    parts = []
     for condition in conditions:
         name = _quoted(condition.column)
-        given = [parameter(condition.column, value) for value in condition.values]
+        given = [_literal(value, table.types[condition.column]) for value in condition.values]
         if condition.comparison == "= ANY":
             parts.append(f"{name} IN ({', '.join(given)})" if given else "false")
         else:
@@ -268,9 +271,9 @@ def _where(
     key = ", ".join(map(_quoted, table.key))
     for comparison, position in ((">", after), ("<=", upto)):
         if position is not None:
-            given = [parameter(column, value) for column, value in zip(table.key, position, strict=True)]
+            given = [_literal(value, table.types[column]) for column, value in zip(table.key, position, strict=True)]
             parts.append(f"({key}) {comparison} ({', '.join(given)})")
-    return (f" WHERE {' AND '.join(parts)}" if parts else ""), values
+    return f" WHERE {' AND '.join(parts)}" if parts else ""
 
 
 def _qualified(table: Table) -> str:
@@ -281,31 +284,51 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def _literal(value: str, kind: str) -> str:
+    """A constant; a backslash means nothing in it, because connections have standard_conforming_strings on."""
+    return "'" + value.replace("'", "''") + f"'::{kind}"
+
+
+class _TooSlowError(StoreUnavailableError):
+    """The server gave a statement up, because it took too long."""
+
+
 @contextmanager
-def _connected(url: str) -> Iterator[Any]:
+def _connected(url: str, statement_s_max: float = SNAPSHOT_S_MAX) -> Iterator[Callable[[str], pa.Table]]:
+    """A function that asks one question, whose answer it returns when all of it is here."""
+    settings = (
+        f"statement_timeout = '{statement_s_max * 1000:.0f}ms'",
+        "timezone = 'UTC'",
+        "standard_conforming_strings = on",
+    )
+    with ExitStack() as stack:
+        with _errors_in_words():
+            database = stack.enter_context(adbc_driver_postgresql.connect(url))
+            connection = stack.enter_context(adbc.AdbcConnection(database))
+
+        def ask(query: str) -> pa.Table:
+            with _errors_in_words(), adbc.AdbcStatement(connection) as statement:
+                statement.set_sql_query(query)
+                stream, _ = statement.execute_query()
+                return pa.RecordBatchReader._import_from_c(stream.address).read_all()
+
+        for setting in settings:
+            ask(f"SET {setting}")
+        yield ask
+
+
+def _rows(answer: pa.Table) -> list[tuple[Any, ...]]:
+    return list(zip(*(column.to_pylist() for column in answer.columns), strict=True))
+
+
+@contextmanager
+def _errors_in_words() -> Iterator[None]:
     try:
-        connection = adbc.connect(url, autocommit=True)
-    except adbc.Error as error:
-        raise _unavailable(error) from error
-    with closing(connection), closing(connection.cursor()) as cursor:
-        _execute(cursor, f"SET statement_timeout = '{SNAPSHOT_S_MAX}s'", [])
-        _execute(cursor, "SET timezone = 'UTC'", [])
-        yield cursor
-
-
-def _execute(cursor: Any, query: str, values: Sequence[str]) -> None:
-    try:
-        cursor.execute(query, tuple(values) or None)
-    except adbc.Error as error:
-        raise _unavailable(error) from error
-
-
-def _fetch(cursor: Any, query: str, *values: str) -> list[tuple[Any, ...]]:
-    _execute(cursor, query, values)
-    rows: list[tuple[Any, ...]] = cursor.fetchall()
-    return rows
-
-
-def _unavailable(error: Exception) -> StoreUnavailableError:
-    detail = _PASSWORD.sub(r"\1:***@", " ".join(str(error).split()))
-    return StoreUnavailableError(f"the database does not answer: {detail}", hint="is it running, and is the URL right?")
+        yield
+    except (adbc.Error, pa.ArrowException, OSError) as error:
+        detail = _PASSWORD.sub(r"\1:***@", " ".join(str(error).split()))
+        if "statement timeout" in detail:
+            raise _TooSlowError(f"the database takes too long: {detail}", hint="read fewer columns or rows") from error
+        raise StoreUnavailableError(
+            f"the database does not answer: {detail}", hint="is it running, and is the URL right?"
+        ) from error

