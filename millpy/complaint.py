@@ -1,14 +1,17 @@
-"""How an error ends a process: one clear line, a hint, and an exit status."""
+"""How an error or a person ends a process: one clear line, a hint, and an exit status."""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
 
 from millpy.errors import CorruptionError, MillError, UsageError
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_CORRUPT = 3
+EXIT_INTERRUPTED = 130
 
 
 def complain(error: MillError) -> int:
@@ -19,3 +22,26 @@ def complain(error: MillError) -> int:
     if isinstance(error, UsageError):
         return EXIT_USAGE
     return EXIT_CORRUPT if isinstance(error, CorruptionError) else EXIT_FAILED
+
+
+class Interrupts:
+    """A handler of SIGINT: the first one drains, the second one stops.
+
+    It runs between any two instructions, also while a user's code holds the event loop; so it writes past the log,
+    whose locks may be held.
+    """
+
+    def __init__(self, drain: Callable[[], object], stop: Callable[[], object]) -> None:
+        self._drain = drain
+        self._stop = stop
+        self.count = 0
+
+    def __call__(self, _number: int, _frame: object) -> None:
+        """SIGINT has come."""
+        self.count += 1
+        if self.count == 1:
+            os.write(2, b"millpy: draining; Ctrl-C once more stops at once\n")
+            self._drain()
+        elif self.count == 2:
+            os.write(2, b"millpy: stopped at once; what was not committed is done again by whoever comes next\n")
+            self._stop()

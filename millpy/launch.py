@@ -1,6 +1,7 @@
 """`millpy run`: find or start the database, then one worker here or several as child processes.
 
-Children are on a leash: they drain when this process ends, however it ends. One that is killed is reported and not
+The first SIGINT lets them drain, the second one kills them. Children are on a leash: they drain when this process
+ends, however it ends. One that is killed is reported and not
 replaced, because the others take its intervals over; one that stops with an error ends the run with its status.
 """
 
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from millpy.complaint import EXIT_INTERRUPTED, Interrupts
 from millpy.config import DATABASE_URL, Settings
 from millpy.embedded import EmbeddedPostgres
 from millpy.errors import UsageError
@@ -129,13 +131,17 @@ def _run_children(command: Sequence[str], url: str, workers: int) -> int:
         for _ in range(workers)
     ]
 
-    def pass_on(_number: int, _frame: object) -> None:
-        # Always SIGTERM: a child that still imports has no handler, and Python would print a traceback for SIGINT.
+    def send(number: signal.Signals) -> None:
+        # Never SIGINT: a child that still imports has no handler, and Python would print a traceback for it.
         for child in children:
             if child.poll() is None:
-                child.terminate()
+                child.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    interrupts = Interrupts(lambda: send(signal.SIGTERM), lambda: send(signal.SIGKILL))
+    before = {
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: send(signal.SIGTERM)),
+        signal.SIGINT: signal.signal(signal.SIGINT, interrupts),
+    }
     watchers = [threading.Thread(target=_watch, args=(child, children), daemon=True) for child in children]
     for watcher in watchers:
         watcher.start()
@@ -148,7 +154,8 @@ def _run_children(command: Sequence[str], url: str, workers: int) -> int:
             child.stdin.close()
         for number, handler in before.items():
             signal.signal(number, handler)
-    return exit_status([child.returncode for child in children])
+    stopped = interrupts.count > 1
+    return EXIT_INTERRUPTED if stopped else exit_status([child.returncode for child in children])
 
 
 def _watch(child: subprocess.Popen[bytes], children: Sequence[subprocess.Popen[bytes]]) -> None:

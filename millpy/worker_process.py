@@ -1,8 +1,9 @@
 """One worker as a process: `python -m millpy.worker_process GRAPH.py --database URL [--only a,b]`.
 
-SIGTERM and SIGINT drain it: the turn is finished, everything released, exit status 0. With `--leash` the end of
-standard input does so too, so that workers do not outlive the `millpy run` that started them; without, it is a service,
-which waits for a database that is not there yet.
+SIGTERM and SIGINT drain it: the turn is finished, everything released, exit status 0. A second SIGINT ends it at once,
+with 130: what was not committed never happened, and its intervals are taken over when its lease ends. With `--leash`
+the end of standard input drains it too, so that workers do not outlive the `millpy run` that started them; without, it
+is a service, which waits for a database that is not there yet.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from millpy.assembly import run_worker
-from millpy.complaint import complain
+from millpy.complaint import EXIT_INTERRUPTED, Interrupts, complain
 from millpy.config import Settings, configure_logging
 from millpy.errors import MillError, UsageError
 from millpy.graph import Graph, InjectorNode
@@ -37,13 +38,17 @@ def run_until_told(
     patient: bool = False,
     observer: Observer | None = None,
 ) -> None:
-    """Run one worker until its graph has finished, a signal asks it to drain, or its leash ends."""
+    """Run one worker until its graph has finished, a signal asks it to drain, or its leash ends.
+
+    A second SIGINT ends the process, whatever it is doing.
+    """
 
     async def run() -> None:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(signal.SIGTERM, stop.set)
+        interrupts = Interrupts(lambda: loop.call_soon_threadsafe(stop.set), lambda: os._exit(EXIT_INTERRUPTED))
+        signal.signal(signal.SIGINT, interrupts)
         if leash:
             loop.add_reader(sys.stdin.fileno(), _on_end(loop, stop))
         limits = settings.limits
@@ -58,7 +63,11 @@ def run_until_told(
             observer=observer,
         )
 
-    asyncio.run(run())
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        asyncio.run(run())
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def start_of(text: str, graph: Graph) -> Instant | None:

@@ -1,0 +1,95 @@
+"""Ctrl-C: once drains, twice stops. Real processes, because signals are theirs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+GRAPH = """
+import time
+import msgspec
+from millpy import Count, Directory, EventTime, FixedWindows, Graph, minutes, seconds
+
+class Reading(msgspec.Struct):
+    device: str
+    at: int
+
+def slow(reading):
+    print("holding", flush=True)
+    while reading.device == "slow":
+        time.sleep(0.05)
+    return True
+
+graph = Graph("endless")
+readings = graph.inject(
+    "readings", Directory("inbox", settle=seconds(0)), schema=Reading, event_time=EventTime("at", unit="s", sorted=True)
+)
+readings.filter(slow).key_by("device").window(FixedWindows(minutes(1))).aggregate(n=Count()).to_table("per_minute")
+"""
+OWNED = "SELECT count(*) FROM mill.intervals WHERE worker_id IS NOT NULL"
+
+
+@pytest.fixture
+def inbox(tmp_path: Path) -> Path:
+    (tmp_path / "graph.py").write_text(GRAPH)
+    (tmp_path / "inbox").mkdir()
+    return tmp_path / "inbox"
+
+
+def start(url: str, place: Path, *arguments: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MILLPY_DATABASE_URL": url}
+    return subprocess.Popen(
+        [sys.executable, "-m", "millpy", "run", *arguments], cwd=place, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0,
+    )  # fmt: skip
+
+
+def ended(running: subprocess.Popen[str]) -> str:
+    """What it has still said, after it has ended; it ends here in any case."""
+    try:
+        return running.communicate(timeout=60)[1]
+    finally:
+        running.kill()
+
+
+@pytest.mark.parametrize("arguments", [(), ("--workers", "2")], ids=["one worker", "two workers"])
+def test_interrupted_once_it_drains(inbox: Path, database_url: str, arguments: tuple[str, ...]) -> None:
+    running = start(database_url, inbox.parent, *arguments)
+    assert running.stderr is not None
+    assert any("claimed" in line for line in running.stderr)
+
+    running.send_signal(signal.SIGINT)
+    said = ended(running)
+
+    assert running.returncode == 0, said
+    assert "millpy: draining; Ctrl-C once more stops at once" in said
+    assert "Traceback" not in said
+    with psycopg.connect(database_url) as connection:
+        assert connection.execute(OWNED).fetchall() == [(0,)]
+
+
+@pytest.mark.parametrize("arguments", [(), ("--workers", "2")], ids=["one worker", "two workers"])
+def test_interrupted_twice_it_stops_whatever_it_is_doing(
+    inbox: Path, database_url: str, arguments: tuple[str, ...]
+) -> None:
+    running = start(database_url, inbox.parent, *arguments)
+    assert running.stdout is not None
+    assert running.stderr is not None
+    (inbox / "one.ndjson").write_text('{"device": "slow", "at": 1}\n')
+    assert running.stdout.readline() == "holding\n"
+
+    running.send_signal(signal.SIGINT)
+    assert any("draining" in line for line in running.stderr)
+    running.send_signal(signal.SIGINT)
+    said = ended(running)
+
+    assert running.returncode == 130, said
+    assert "stopped at once" in said
+    assert "Traceback" not in said
