@@ -27,7 +27,7 @@ from millpy.store.migrate import migrate
 
 ROOT = Path(__file__).resolve().parent.parent
 GRAPH = ROOT / "examples" / "factory.py"
-PLACE = ROOT / ".millpy" / "demo"
+PLACE = Path(os.environ.get("MILLPY_DEMO_PLACE") or ROOT / ".millpy" / "demo")
 DURATION_S = 60.0
 PROGRESS_S = 3.0
 READY_S_MAX = 40.0

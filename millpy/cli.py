@@ -10,6 +10,7 @@ from typer.exceptions import TyperException
 
 from millpy.commands import (
     crash_test,
+    demo,
     deploy,
     doctor,
     events,
@@ -40,7 +41,7 @@ app = typer.Typer(
 )
 
 
-@app.command()
+@app.command("run")
 @worded
 def run(
     graph: Annotated[str, typer.Argument(metavar="[GRAPH.py]", help="Python file that defines a Graph.")] = "graph.py",
@@ -58,7 +59,7 @@ def run(
     return launch(graph, settings_of(database), only=names, workers=workers, start=start)
 
 
-@app.command()
+@app.command("status")
 @worded
 def status(graph: GraphArgument = None, database: DatabaseOption = None, as_json: JsonOption = False) -> None:
     """Show workers, sources and the accounting of records."""
@@ -69,7 +70,7 @@ def status(graph: GraphArgument = None, database: DatabaseOption = None, as_json
     show(graph, database, as_json, ask)
 
 
-@app.command()
+@app.command("watermarks")
 @worded
 def watermarks(
     graph: GraphArgument = None,
@@ -91,6 +92,7 @@ def watermarks(
 
 
 app.command("init")(init.init)
+app.command("demo")(demo.demo)
 app.command("windows")(windows.windows)
 app.command("sql")(sql.sql)
 app.command("state")(state.state)
@@ -105,6 +107,23 @@ app.add_typer(set_aside.late, name="late")
 app.add_typer(sources.sources, name="sources")
 app.command("fleet")(sources.fleet)
 app.add_typer(parked.parked, name="parked")
+
+
+PANELS = {
+    "Begin": ("init", "demo", "run", "deploy", "migrate"),
+    "See what it makes": ("windows", "sql", "report", "state"),
+    "See how it is": ("status", "watermarks", "events", "sources", "fleet", "doctor"),
+    "Take again, or give up": ("dead-letters", "late", "parked"),
+    "Prove it": ("crash-test",),
+}
+"""The commands as `millpy --help` shows them."""
+_PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
+_PLACE_OF = {name: place for place, name in enumerate(_PANEL_OF)}
+for _command in app.registered_commands:
+    _command.rich_help_panel = _PANEL_OF.get(_command.name or "", "Others")
+for _group in app.registered_groups:
+    _group.rich_help_panel = _PANEL_OF.get(str(_group.name), "Others")
+app.registered_commands.sort(key=lambda command: _PLACE_OF.get(command.name or "", len(_PLACE_OF)))
 
 
 def main() -> None:

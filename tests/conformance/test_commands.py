@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -199,3 +201,17 @@ async def test_state_shows_cells_timers_and_open_windows_of_a_key(database_url: 
     assert [row["key"] for row in project.json("state", "sums")["state"]] == ['"a"', '"b"', "7", '["a",2]']
     assert project.ask("state", "sums", "--key", "nobody") == "nothing is stored for key nobody of sums\n"
     assert "there are: alarms, readings, sums" in project.ask("state", "nope", status=2)
+
+
+def shown_on_the_first_page() -> list[tuple[str, str]]:
+    """(command, what the page says that it prints) of docs/first-five-minutes.md."""
+    page = (ROOT / "docs" / "first-five-minutes.md").read_text()
+    return re.findall(r"^\$ millpy ((?:sql|windows) .*)\n((?:[^`\n]+\n)+)```", page, re.MULTILINE)
+
+
+def test_first_five_minutes_show_what_is_printed(made: Project) -> None:
+    shown = shown_on_the_first_page()
+
+    assert len(shown) == 2
+    for command, printed in shown:
+        assert made.ask(*shlex.split(command)) == printed

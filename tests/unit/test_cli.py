@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from millpy import launch
+from millpy import cli, launch
+from millpy.commands.demo import examples
 from millpy.commands.tables import continued, fitted, table
 from millpy.launch import exit_status
 
@@ -238,3 +239,13 @@ def test_interrupt_before_a_worker_has_begun_prints_no_traceback(
         signal.signal(signal.SIGINT, before)
 
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_every_command_has_its_place_in_the_help() -> None:
+    named = {str(info.name) for info in (*cli.app.registered_commands, *cli.app.registered_groups)}
+
+    assert named - {name for names in cli.PANELS.values() for name in names} == set()
+
+
+def test_demonstration_is_there_to_be_run() -> None:
+    assert (examples() / "demo.py").is_file()
