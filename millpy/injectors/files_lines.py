@@ -249,29 +249,39 @@ def _with_payloads(piece: Piece, block: bytes, ends: Positions, before: FilePosi
     payloads = [block[start:end] for start, end in cuts]
     kept = [index for index, payload in enumerate(payloads) if payload.strip()]
 
+    newlines = _Newlines(block)
+
     def describe(row: int) -> str:
         start = cuts[kept[row]][0]
-        return _place(before, block, start)
+        line = int(np.searchsorted(newlines.places(), start))
+        return f"{before.path}:{before.line + line + 1} (byte {before.offset + start})"
 
     piece.payloads = [payloads[index] for index in kept]
     piece.describe = describe
     return piece
 
 
+@dataclass(slots=True)
+class _Newlines:
+    """Where the lines of a block end: looked for once, and only if something has to be described."""
+
+    block: bytes
+    found: Positions | None = None
+
+    def places(self) -> Positions:
+        if self.found is None:
+            self.found = np.flatnonzero(np.frombuffer(self.block, np.uint8) == _NEWLINE)
+        return self.found
+
+
 def _describer(block: bytes, before: FilePosition) -> Callable[[int], str]:
-    found: list[Positions] = []  # looked for once, and only if something has to be described
+    newlines = _Newlines(block)
 
     def describe(row: int) -> str:
-        if not found:
-            found.append(np.flatnonzero(np.frombuffer(block, np.uint8) == _NEWLINE))
-        start = int(found[0][row - 1]) + 1 if row else 0
+        start = int(newlines.places()[row - 1]) + 1 if row else 0
         return f"{before.path}:{before.line + row + 1} (byte {before.offset + start})"
 
     return describe
-
-
-def _place(before: FilePosition, block: bytes, start: int) -> str:
-    return f"{before.path}:{before.line + block.count(bytes([_NEWLINE]), 0, start) + 1} (byte {before.offset + start})"
 
 
 def record_ends(data: bytes, record_bytes_max: int, *, at_end: bool) -> Positions:

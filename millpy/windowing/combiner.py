@@ -1,7 +1,8 @@
 """A user's own aggregate: `create`, `add`, `merge`, `result`, run by key and window over whole bundles.
 
 What the accumulators of a combiner say is in the state as JSON, and decoded anew for every merge: what a call that
-raises has changed in place is never seen again.
+raises has changed in place is never seen again. Nor is what `add` does to a record: the record is in other windows, in
+other aggregates and with other consumers too.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Combiner(Aggregate, Generic[A]):
         raise NotImplementedError
 
     def add(self, accumulator: A, record: Any) -> A:
-        """The accumulator after one more record; it may be changed in place."""
+        """The accumulator after one more record; either may be changed in place."""
         raise NotImplementedError
 
     def merge(self, one: A, other: A) -> A:
@@ -76,7 +77,7 @@ class Combiner(Aggregate, Generic[A]):
                     f"{type(self).__name__} does not say its {name}", hint=f"class {type(self).__name__}: {name} = ..."
                 )
         arrow_type(self.result_type)
-        return CombinerFold(self)
+        return CombinerFold(self, record_type.clone() or _itself)
 
 
 class CombinerFold(Fold):
@@ -84,10 +85,11 @@ class CombinerFold(Fold):
 
     calls_user = True
 
-    def __init__(self, combiner: Combiner[Any]) -> None:
+    def __init__(self, combiner: Combiner[Any], clone: Callable[[Any], Any]) -> None:
         super().__init__(None, object)
         self.result = combiner.result_type
         self._combiner = combiner
+        self._clone = clone
         self._decode = msgspec.json.Decoder(combiner.accumulator).decode
 
     def empty(self) -> msgspec.Raw:
@@ -100,7 +102,7 @@ class CombinerFold(Fold):
 
     def add(self, accumulator: msgspec.Raw, value: Any, at: int) -> msgspec.Raw:
         """One more record."""
-        return self._encoded(self._combiner.add(self._decode(accumulator), value))
+        return self._encoded(self._combiner.add(self._decode(accumulator), self._clone(value)))
 
     def merge(self, one: msgspec.Raw, other: msgspec.Raw) -> msgspec.Raw:
         """All of them."""
@@ -140,7 +142,7 @@ class CombinerFold(Fold):
         try:
             accumulator = self._combiner.create()
             for row in rows:
-                accumulator = self._combiner.add(accumulator, objects[row])
+                accumulator = self._combiner.add(accumulator, self._clone(objects[row]))
             return self._encoded(accumulator)
         except Exception as error:
             trouble = error
@@ -162,6 +164,10 @@ class CombinerFold(Fold):
         self.column([result])
         if not isinstance(result, float):
             encode_value(result)
+
+
+def _itself(record: Any) -> Any:
+    return record
 
 
 _SCALARS = (int, float, str, bytes, bool, datetime, UUID, type(None))

@@ -360,8 +360,9 @@ async def test_reading_resumes_at_every_position_between_records_of_several_line
 
 async def test_record_of_several_lines_is_described_by_its_first(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    path.write_bytes(b'x,y\n1,"a\nb"\n\n2,c\n')
+    path.write_bytes(b'x,y\n1,"a\nb"\n\n2,c\n3,"\n\n"\n4,d')
 
     (found,) = await read_all(File(path))
 
-    assert [found.describe(row) for row in range(2)] == [f"{path}:2 (byte 4)", f"{path}:5 (byte 13)"]
+    places = [f"{path}:{line} (byte {byte})" for line, byte in ((2, 4), (5, 13), (6, 17), (9, 24))]
+    assert [found.describe(row) for row in range(4)] == places

@@ -93,6 +93,27 @@ def panes(subject: StageDriver) -> list[tuple[Any, ...]]:
     return sorted((r.key, r.n, r.spread, r.values) for r, _ in subject.produced("windows"))
 
 
+class Consuming(Values):
+    """Takes the value out of the record."""
+
+    def add(self, accumulator: list[float], record: Reading) -> list[float]:
+        value, record.value = record.value, -1.0
+        return [*accumulator, value]
+
+
+def test_record_that_add_changes_in_place_is_whole_in_other_windows_and_aggregates() -> None:
+    windows = SlidingWindows(1000 * us, every=500 * us)
+    logic = WindowedLogic(windows, timedelta(0), {"consumed": Consuming(), "values": Values()})
+    output = logic.output_type(RecordType(Reading), ("key",))
+    subject = StageDriver(logic, Reading, outputs={"windows": output}, tables={"windows": 5}, max_disorder=100)
+
+    subject.feed([of(600, 3), of(700, 5)])
+    subject.finish()
+
+    found = [(r.consumed, r.values) for r, _ in subject.produced("windows")]
+    assert found == [([3.0, 5.0], [3.0, 5.0])] * 2
+
+
 ALL: dict[str, Windows] = {"fixed": FixedWindows(1000 * us), "sessions": SessionWindows(1000 * us)}
 kinds = pytest.mark.parametrize("windows", ALL.values(), ids=ALL)
 
