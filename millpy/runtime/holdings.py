@@ -140,16 +140,51 @@ class Holdings:
         if not grants:
             return
         opened = await self._store.read(grants, state_rows_max=self._limits.state_preload_rows_max)
+        recovered = []
         for grant, found in zip(grants, opened, strict=True):
-            self._lease.progressed()  # each source may take its time, and together they may take long
-            self.intervals[grant.interval_id] = await self._open_one(grant, found, kept.get(grant.interval_id))
+            self._lease.progressed()  # each may take its time, and together they may take long
+            recovered.append(await self._recovered(grant, found, kept.get(grant.interval_id)))
+        await self._connect(recovered)
         sources = [grant.interval_id for grant in grants if self.intervals[grant.interval_id].intake is not None]
         if sources:
             asked = await self._store.asked(sources, records_max=0, bytes_max=0)
             for interval_id in asked.paused:
                 self.intervals[interval_id].halt = Halt.COMMITTED
 
-    async def _open_one(self, grant: Grant, found: Opened, injector: Injector | None) -> Owned:
+    async def _connect(self, intervals: Sequence[Owned]) -> None:
+        """Open the sources that are not open, all at once, so that one whose broker is away delays no other.
+
+        When some fail, the others are kept, and the first failure is raised.
+        """
+        closed = {
+            interval.interval_id: asyncio.create_task(self._connect_one(interval))
+            for interval in intervals
+            if interval.intake is not None and interval.injector is None and not interval.finished
+        }
+        try:
+            await asyncio.gather(*closed.values(), return_exceptions=True)
+        finally:
+            for interval in intervals:
+                task = closed.get(interval.interval_id)
+                if task is None or not (task.cancelled() or task.exception()):
+                    self.intervals[interval.interval_id] = interval
+        for task in closed.values():
+            task.result()
+
+    async def _connect_one(self, interval: Owned) -> None:
+        node, intake = interval.plan.node, interval.intake
+        assert isinstance(node, InjectorNode)
+        assert intake is not None
+        deployed = next(i for i in interval.plan.intervals if i.interval_id == interval.interval_id)
+        injector = node.source.connect(self._setup(node, deployed.partition, intake))
+        async with AsyncExitStack() as opening:
+            opening.push_async_callback(injector.close)
+            await injector.open(intake.position)
+            opening.pop_all()
+        interval.injector = injector
+        self._lease.progressed()
+
+    async def _recovered(self, grant: Grant, found: Opened, injector: Injector | None) -> Owned:
         plan = self._plan.by_interval[grant.interval_id]
         deployed = next(i for i in plan.intervals if i.interval_id == grant.interval_id)
         interval = owned(grant, deployed, plan, found, self._clock.monotonic())
@@ -173,12 +208,6 @@ class Holdings:
             limits=self._limits,
         )
         interval.intake = Intake(settings, found.recovered, runs)
-        if injector is None and not interval.finished:
-            injector = node.source.connect(self._setup(node, deployed.partition, interval.intake))
-            async with AsyncExitStack() as opening:
-                opening.push_async_callback(injector.close)
-                await injector.open(interval.intake.position)
-                opening.pop_all()
         interval.injector = injector
         return interval
 

@@ -5,7 +5,7 @@ import json
 import random
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -190,6 +190,58 @@ async def test_opening_many_slow_sources_is_not_taken_for_being_stuck() -> None:
     assert len([i for i in worker.holdings.intervals.values() if i.injector is not None]) == 8
     assert lease.longest_s < 0.8
     await worker._abandon()
+
+
+class Meeting:
+    """Sources that open once all have begun to; those named in `refused` fail then."""
+
+    def __init__(self, refused: str = "") -> None:
+        self.refused = refused
+        self.opening: set[str] = set()
+        self.open: set[str] = set()
+        self.all_there = asyncio.Event()
+
+    def partitions(self) -> tuple[str, ...]:
+        return ("a", "b", "c")
+
+    def connect(self, setup: SourceSetup) -> SlowInjector:
+        return MeetingInjector(self, setup.partition)
+
+
+class MeetingInjector(SlowInjector):
+    def __init__(self, meeting: Meeting, name: str) -> None:
+        self.meeting = meeting
+        self.name = name
+
+    async def open(self, position: bytes | None) -> None:
+        self.meeting.opening.add(self.name)
+        if len(self.meeting.opening) == len(self.meeting.partitions()):
+            self.meeting.all_there.set()
+        async with asyncio.timeout(30):
+            await self.meeting.all_there.wait()
+        if self.name in self.meeting.refused:
+            raise ConfigError(f"{self.name} refuses us")
+        self.meeting.open.add(self.name)
+
+    async def close(self) -> None:
+        self.meeting.open.discard(self.name)
+
+
+@pytest.mark.parametrize("refused", ["", "b"])
+async def test_sources_open_at_once_and_one_that_fails_leaves_none_open_behind(refused: str) -> None:
+    meeting, graph = Meeting(refused), Graph("meeting")
+    source = graph.inject(
+        "readings", meeting, schema=Reading, event_time=EventTime("at", unit="us", max_disorder=milliseconds(5))
+    )
+    source.key_by("device").process(Totals(), name="totals", output=Total)
+    worker = await started(graph, MemoryDatabase(), Limits())
+
+    with pytest.raises(ConfigError, match="b refuses us") if refused else nullcontext():
+        await worker.step()
+
+    assert meeting.open == {"a", "b", "c"} - {*refused}
+    await worker._abandon()
+    assert not meeting.open
 
 
 async def test_finding_many_refused_records_is_not_taken_for_being_stuck(tmp_path: Path) -> None:
