@@ -109,3 +109,12 @@ async def test_gauges_are_of_what_the_worker_owns_now(tmp_path: Path) -> None:
     assert gauge(metrics, "millpy_lease_trusted") == 0
     assert gauge(metrics, "millpy_intervals", computation="readings") is None
     await worker._abandon()
+
+
+def test_every_metric_is_in_the_page_on_operations() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "operations.md").read_text()
+    families = [family for family in Metrics("world", SystemClock()).registry.collect() if "millpy" in family.name]
+
+    assert len(families) > 10
+    for family in families:
+        assert f"`{family.name}{'_total' if family.type == 'counter' else ''}`" in page
