@@ -88,12 +88,13 @@ SELECT g.name AS graph, s.name AS stream, c.name AS consumer, u.key_fields, p.se
 -- + quarantined + parked + pending; `duplicate` of those consumed were dropped by a deduplicate step. Counts that do not
 -- apply are null; so is `parked` while nothing is.
 -- A function, because the planner takes the functions over documents for expensive and would compile the query (JIT)
--- for longer than it runs.
+-- for longer than it runs. VOLATILE, so that its snapshot is taken after its locks: a slot of a ring is emptied by
+-- TRUNCATE, which older snapshots see too, and what was folded or consumed between would be missing on both sides.
 CREATE FUNCTION mill.account()
 RETURNS TABLE (graph text, stream text, source_partition text, consumer text, key_fields text[], injected bigint,
                accepted bigint, duplicate bigint, dead_lettered bigint, produced bigint, consumed bigint, late bigint,
                quarantined bigint, parked bigint, pending bigint, balanced boolean)
-LANGUAGE sql STABLE ROWS 20 SET jit = off
+LANGUAGE sql VOLATILE ROWS 20 SET jit = off
 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 WITH counters AS MATERIALIZED (
     SELECT interval_id, namespace, subkey, (value #>> '{}')::bigint AS count FROM mill.entries WHERE kind = 'counter'
@@ -400,7 +401,7 @@ CREATE FUNCTION mill.devices()
 RETURNS TABLE (graph text, stream text, source_partition text, device text, key text, last_event_time timestamptz,
                lag interval, silent_since timestamptz, silent_for interval, rate double precision, records bigint,
                duplicates bigint, late bigint, dead_letters bigint)
-LANGUAGE sql STABLE ROWS 1000 SET jit = off
+LANGUAGE sql VOLATILE ROWS 1000 SET jit = off  -- as mill.account()
 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 WITH devices AS MATERIALIZED (
     SELECT p.graph_id, p.graph, p.computation AS stream, p.source_partition, string_to_array(e.namespace, ',') AS fields,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from millpy.model.checkpoint import Cursor, DeadLetter, Entries, Kind, LateRows,
 from millpy.model.deployment import DeployedInterval
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.store.postgres.store import PostgresStore
-from tests.conformance.store_builders import MINUTE, Owner, a_graph, a_segment, a_slice, entries
+from tests.conformance.store_builders import MINUTE, Owner, a_graph, a_segment, a_slice, counters, entries
 
 
 @pytest_asyncio.fixture
@@ -94,6 +95,31 @@ async def test_backlog_counts_what_is_stored_above_the_cursors(owner: Owner, dat
 
     assert found == [("readings", "sums", ["device"], 1, 1)]
     assert second.index == 1
+
+
+FOLD_AND_EMPTY = """
+    INSERT INTO mill.keyed (interval_id, kind, namespace, key, subkey, key_hash, fire_at, bundle, value)
+    SELECT interval_id, kind, namespace, key, subkey, 0, fire_at, bundle, value -> 0 FROM mill.changes;
+    UPDATE mill.intervals SET folded_bundle = bundle;
+    TRUNCATE mill.deltas;
+"""
+
+
+async def test_accounting_begun_before_a_fold_and_read_after_the_slot_is_emptied_misses_nothing(
+    owner: Owner, database_url: str
+) -> None:
+    (a, _) = owner.deployment.of("readings")
+    await owner.commit(owner.checkpoint(a, delta=counters(injected=("readings", 5), accepted=("readings", 5))))
+    accounted = "SELECT injected, accepted FROM millpy.accounting WHERE source_partition = 'a'"
+
+    with psycopg.connect(database_url) as folding:
+        folding.execute("LOCK TABLE mill.deltas IN ACCESS EXCLUSIVE MODE")
+        reading = asyncio.create_task(asyncio.to_thread(fetch, database_url, accounted))
+        while not await asyncio.to_thread(fetch, database_url, "SELECT 1 FROM pg_locks WHERE NOT granted"):
+            assert not reading.done()
+        folding.execute(FOLD_AND_EMPTY)
+
+    assert await reading == [(5, 5)]
 
 
 async def test_watermarks_and_workers_are_shown(owner: Owner, database_url: str) -> None:
