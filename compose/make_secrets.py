@@ -18,16 +18,16 @@ def made(directory: Path) -> list[Path]:
     admin = secrets.token_hex(24)
     texts = {
         "postgres_password": admin,
-        "admin_database_url": f"postgresql://postgres:{admin}@postgres/millpy",
-        "worker_database_url": f"postgresql://millpy_worker:{secrets.token_hex(24)}@postgres/millpy",
-        "reader_database_url": f"postgresql://millpy_reader:{secrets.token_hex(24)}@postgres/millpy",
+        "admin_database_url": f"postgresql://postgres:{admin}@postgres/millpy?sslmode=disable",
+        "worker_database_url": f"postgresql://millpy_worker:{secrets.token_hex(24)}@postgres/millpy?sslmode=disable",
+        "reader_database_url": f"postgresql://millpy_reader:{secrets.token_hex(24)}@postgres/millpy?sslmode=disable",
         "mqtt_url": f"mqtt://millpy:{secrets.token_hex(24)}@mosquitto:1883",
         "fleet_mqtt_url": f"mqtt://fleet:{secrets.token_hex(24)}@mosquitto:1883",
     }
     missing = [directory / name for name in texts if not (directory / name).exists()]
     if (directory / "postgres_password") not in missing:
         texts["admin_database_url"] = (
-            f"postgresql://postgres:{(directory / 'postgres_password').read_text()}@postgres/millpy"
+            f"postgresql://postgres:{(directory / 'postgres_password').read_text()}@postgres/millpy?sslmode=disable"
         )
     for path in missing:
         path.write_text(texts[path.name])

@@ -1,6 +1,7 @@
 """Settings from the environment, validated once and frozen.
 
-MILLPY_DATABASE_URL   the database (or ..._URL_FILE, a file with its URL); without it `millpy run` embeds one
+MILLPY_DATABASE_URL   the database; without it `millpy run` embeds one
+MILLPY_DATABASE_PASSWORD   its password, when the URL has none; each of these two also as a file, named by …_FILE
 MILLPY_HTTP           where a service answers for its health and metrics (127.0.0.1:8080)
 MILLPY_LEASE_S        the lease of a worker, seconds
 MILLPY_LOG_LEVEL      debug, info (default), warning, error
@@ -19,15 +20,17 @@ import typing
 from typing import Any, Literal
 
 import structlog
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from millpy.database_url import complete
 from millpy.errors import ConfigError
 from millpy.limits import Limits
 from millpy.secret import FILE, secret
 
 PREFIX = "MILLPY_"
 DATABASE_URL = PREFIX + "DATABASE_URL"
+DATABASE_PASSWORD = PREFIX + "DATABASE_PASSWORD"
 _ALIASES = {"lease_s": "lease_ttl_s"}
 
 
@@ -36,7 +39,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", env_ignore_empty=True)
 
-    database_url: str | None = None
+    database_url: str | None = Field(default=None, repr=False)
     http: str = "127.0.0.1:8080"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "console"
@@ -49,9 +52,11 @@ class Settings(BaseSettings):
             ConfigError: a setting cannot be used; names the variable.
         """
         _refuse_misspelt()
+        given = {name: value for name, value in overrides.items() if value not in (None, "")}
+        if url := given.get("database_url") or secret(DATABASE_URL):
+            given["database_url"] = complete(url, secret(DATABASE_PASSWORD))
         try:
-            given = {name: value for name, value in overrides.items() if value not in (None, "")}
-            return cls(**{"database_url": secret(DATABASE_URL) or None} | given)
+            return cls(**given)
         except ValidationError as error:
             first = error.errors()[0]
             name = PREFIX + str(first["loc"][0]).upper()
@@ -130,7 +135,7 @@ def _limit_variables() -> dict[str, str]:
 def _refuse_misspelt() -> None:
     """A variable that is nearly one of ours would be ignored in silence."""
     known = {PREFIX + name.upper() for name in Settings.model_fields} | _limit_variables().keys()
-    known.add(DATABASE_URL + FILE)
+    known |= {DATABASE_URL + FILE, DATABASE_PASSWORD, DATABASE_PASSWORD + FILE}
     for variable in os.environ:
         if variable.startswith(PREFIX) and variable not in known:
             close = difflib.get_close_matches(variable, known, n=1, cutoff=0.85)

@@ -1,7 +1,11 @@
-"""A setting that must not be seen by everybody: in the environment, or in a file that the environment names."""
+"""Secrets from the environment: the value of a variable, or of the file that the variable with _FILE names.
+
+None is sent unencrypted to another machine, unless the user says so.
+"""
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from pathlib import Path
 
@@ -10,21 +14,34 @@ from millpy.errors import ConfigError
 FILE = "_FILE"
 
 
-def secret(variable: str) -> str:
-    """What the variable holds, or the file that `VARIABLE_FILE` names; empty for neither. Never quoted in an error.
+def secret(variable: str) -> str | None:
+    """What VARIABLE says, or what is in the file that VARIABLE_FILE names; None when neither is set.
+
+    The end of a file's last line does not count. Nothing that is read is quoted in an error.
 
     Raises:
-        ConfigError: both are set, or the file cannot be read.
+        ConfigError: both are set, the file cannot be read, or it is empty.
     """
-    value, path = os.environ.get(variable, ""), os.environ.get(variable + FILE, "")
-    if not path:
-        return value
-    if value:
+    value, name = os.environ.get(variable), os.environ.get(variable + FILE)
+    if value and name:
         raise ConfigError(f"{variable} and {variable}{FILE} are both set", hint="unset one of them")
+    if not name:
+        return value or None
     try:
-        return Path(path).read_text().strip()
+        text = Path(name).read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
-        detail = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise ConfigError(
-            f"{variable}{FILE}: cannot read {path}: {detail}", hint="name a file with the value"
-        ) from None
+        why = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise ConfigError(f"{variable}{FILE}: cannot read {name}: {why}", hint=f"or set {variable} itself") from None
+    if not text:
+        raise ConfigError(f"{variable}{FILE}: {name} is empty", hint=f"write the value of {variable} into it")
+    return text
+
+
+def is_other_machine(host: str) -> bool:
+    """Whether a host's name or address is none of this machine; an empty one or a socket's path is."""
+    if not host or host[0] in "/@" or host == "localhost":
+        return False
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return True

@@ -28,7 +28,7 @@ from millpy.injectors.kafka_records import Fills, Payloads, Tombstones
 from millpy.injectors.protocol import SourceSetup, Taken
 from millpy.model.record import RecordType
 from millpy.model.time import Instant, describe, instant
-from millpy.secret import secret
+from millpy.secret import is_other_machine, secret
 
 if TYPE_CHECKING:
     from millpy.injectors.kafka_client import Client, Cluster
@@ -72,9 +72,10 @@ class Kafka:
         lost: when the committed offset is gone: "stop", or "continue" at the oldest there is, with an event.
         servers: `host:9092,other:9092`; default: environment variable MILLPY_KAFKA_SERVERS, else localhost:9092.
         username: for SASL; default: MILLPY_KAFKA_USERNAME.
-        password: for SASL; default: MILLPY_KAFKA_PASSWORD.
+        password: for SASL; default: MILLPY_KAFKA_PASSWORD, or the file that MILLPY_KAFKA_PASSWORD_FILE names.
         sasl: "PLAIN", "SCRAM-SHA-256" or "SCRAM-SHA-512".
-        tls: encrypt.
+        tls: encrypt, and verify the brokers' certificates and names. Left out: with `ca_file`, and when a password
+            would go to another machine.
         ca_file: the authorities to trust instead of the system's.
     """
 
@@ -88,7 +89,7 @@ class Kafka:
     username: str | None
     password: str | None
     sasl: str
-    tls: bool
+    tls: bool | None
     ca_file: str | None
 
     def __init__(
@@ -106,11 +107,13 @@ class Kafka:
         username: str | None = None,
         password: str | None = None,
         sasl: str = "PLAIN",
-        tls: bool = False,
+        tls: bool | None = None,
         ca_file: str | None = None,
     ) -> None:
         if not topic or partitions < 1:
             raise ConfigError("name a topic and how many partitions it has", hint='Kafka("readings", partitions=4)')
+        if tls is False and ca_file:
+            raise ConfigError("a file for TLS is named, and tls=False", hint="leave tls= out")
         if tombstones not in ("dead_letter", "skip", "record") or lost not in ("stop", "continue"):
             raise ConfigError(f"unknown policy: tombstones={tombstones!r}, lost={lost!r}")
         if not (start in ("earliest", "latest") or (isinstance(start, datetime) and start.tzinfo is not None)):
@@ -153,20 +156,35 @@ class Kafka:
         Raises:
             ConfigError: the package aiokafka is missing.
         """
+        return KafkaInjector(setup, self, self.cluster())
+
+    def cluster(self) -> Cluster:
+        """Where the brokers are and who we are there: as given here, else by the environment.
+
+        Raises:
+            ConfigError: the package aiokafka is missing, or a file with the password cannot be read.
+        """
         try:
             from millpy.injectors import kafka_client  # an optional dependency
         except ImportError as error:
             raise ConfigError("Kafka needs the package aiokafka", hint="pip install 'millpy[kafka]'") from error
         ours = self.servers is None  # credentials belong to the address they were given with
-        cluster = kafka_client.Cluster(
-            servers=self.servers or os.environ.get(SERVERS_VARIABLE) or "localhost:9092",
-            username=self.username or (os.environ.get(USERNAME_VARIABLE) if ours else None),
-            password=self.password or (secret(PASSWORD_VARIABLE) or None if ours else None),
+        servers = self.servers or os.environ.get(SERVERS_VARIABLE) or "localhost:9092"
+        username = self.username or (os.environ.get(USERNAME_VARIABLE) if ours else None)
+        return kafka_client.Cluster(
+            servers=servers,
+            username=username,
+            password=self.password or (secret(PASSWORD_VARIABLE) if ours else None),
             sasl=self.sasl,
-            tls=self.tls,
+            tls=self._tls(servers, username),
             ca_file=self.ca_file,
         )
-        return KafkaInjector(setup, self, cluster)
+
+    def _tls(self, servers: str, username: str | None) -> bool:
+        if self.tls is not None:
+            return self.tls
+        hosts = [server.strip().rsplit(":", 1)[0].strip("[]") for server in servers.split(",")]
+        return bool(self.ca_file) or (username is not None and any(map(is_other_machine, hosts)))
 
 
 @dataclass(slots=True)

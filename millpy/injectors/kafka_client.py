@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -49,7 +49,7 @@ class Cluster:
 
     servers: str
     username: str | None = None
-    password: str | None = None
+    password: str | None = field(default=None, repr=False)
     sasl: str = "PLAIN"
     tls: bool = False
     ca_file: str | None = None

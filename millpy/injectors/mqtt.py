@@ -18,6 +18,7 @@ from millpy.injectors.mqtt_address import NOTHING, BrokerAddress, tls_context, u
 from millpy.injectors.mqtt_topics import TopicPattern, overlap
 from millpy.injectors.protocol import SourceSetup
 from millpy.model.record import RecordType
+from millpy.secret import is_other_machine
 
 if TYPE_CHECKING:
     from millpy.injectors.mqtt_injector import MqttInjector
@@ -40,7 +41,8 @@ class Mqtt:
         port: by default 1883, with TLS 8883.
         username: who we are there.
         password: in no repr, log line or error.
-        tls: encrypt; the broker's certificate and name are verified.
+        tls: encrypt; the broker's certificate and name are verified. Left out: when files for it are named, or a
+            password would go to another machine than this.
         tls_ca: a file with the certificates to trust instead of the system's.
         tls_certificate: a file with our own certificate, for brokers that ask for it.
         tls_key: the file with its key.
@@ -128,10 +130,15 @@ class Mqtt:
         pattern = next(p for p in map(TopicPattern.of, self.filters) if p.filter == setup.partition)
         return MqttInjector(setup, address, pattern, retained=self.retained)
 
+    def _needs_tls(self) -> bool:
+        """Files for it are named, or a password would go to another machine; a URL says it by its scheme."""
+        secret = self.host is not None and bool(self.username or self.password) and is_other_machine(self.host)
+        return bool(self.tls_ca or self.tls_certificate) or secret
+
     def _address(self, setup: SourceSetup) -> BrokerAddress:
         # Credentials belong to the address they were given with.
         url = url_of_environment() if self.host is None else NOTHING
-        tls = self.tls if self.tls is not None else url.tls or bool(self.tls_ca or self.tls_certificate)
+        tls = self.tls if self.tls is not None else url.tls or self._needs_tls()
         return BrokerAddress(
             host=self.host or url.host,
             port=self.port or url.port or (8883 if tls else 1883),

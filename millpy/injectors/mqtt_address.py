@@ -10,6 +10,7 @@ from millpy.errors import ConfigError
 from millpy.secret import secret
 
 URL_VARIABLE = "MILLPY_MQTT_URL"
+PASSWORD_VARIABLE = "MILLPY_MQTT_PASSWORD"
 _HINT = "mqtts://user:password@host:8883?ca=FILE&certificate=FILE&key=FILE, with %40 for @ and %2F for / in a password"
 
 
@@ -55,7 +56,9 @@ NOTHING = BrokerUrl(
 
 
 def url_of_environment() -> BrokerUrl:
-    """Read MILLPY_MQTT_URL, or the file that MILLPY_MQTT_URL_FILE names; without them, localhost.
+    """Read MILLPY_MQTT_URL, or the file that MILLPY_MQTT_URL_FILE names; without, localhost.
+
+    MILLPY_MQTT_PASSWORD (or …_FILE) is the password when the URL has none.
 
     Raises:
         ConfigError: it is no such address. It is not quoted, as it may hold a password.
@@ -72,7 +75,7 @@ def url_of_environment() -> BrokerUrl:
         host=url.hostname,
         port=port,
         username=unquote(url.username) if url.username else None,
-        password=unquote(url.password) if url.password else None,
+        password=unquote(url.password) if url.password else secret(PASSWORD_VARIABLE),
         tls=url.scheme == "mqtts",
         tls_ca=files.get("ca"),
         tls_certificate=files.get("certificate"),

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import os
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 
@@ -30,7 +29,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
+from millpy.database_url import complete
 from millpy.errors import ConfigError
+from millpy.secret import secret
 from millpy.spark.tables import Condition, Position, Table, as_text, describe, ranges, read_range
 
 PARTITIONS_DEFAULT = 4
@@ -43,9 +44,10 @@ class MillpyDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._url = options.get("url") or os.environ.get("MILLPY_DATABASE_URL", "")
-        if not self._url:
+        url = options.get("url") or secret("MILLPY_DATABASE_URL")
+        if not url:
             raise ConfigError("no database is configured", hint='set MILLPY_DATABASE_URL, or .option("url", ...)')
+        self._url = complete(url, secret("MILLPY_DATABASE_PASSWORD"))
         name = options.get("table") or options.get("path") or ""
         schema, dot, table = name.partition(".")
         if not (schema and dot and table):

@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import psycopg.conninfo
 import sqlalchemy
 from alembic import command
 from alembic.config import Config
-from sqlalchemy.exc import ArgumentError, OperationalError
+from sqlalchemy.exc import OperationalError
 
 from millpy.errors import ConfigError
 from millpy.store.postgres.roles import Roles, act_as_owner, establish, grant, recorded
 from millpy.store.revision import HEAD, newer_than_we_are
-from millpy.store.unreachable import URL_FORM, unreachable, unreadable
+from millpy.store.unreachable import unreachable, unreadable
 
+CONNECT_S_MAX = 10
 _MIGRATION_LOCK = 7596565200000000
 
 
@@ -106,11 +108,13 @@ def _refuse_newer(connection: sqlalchemy.Connection) -> None:
 
 def _engine(url: str) -> sqlalchemy.Engine:
     try:
-        parsed = sqlalchemy.make_url(url)
-    except ArgumentError as error:
-        raise unreadable() from error
-    if parsed.get_backend_name() not in ("postgresql", "postgres"):
-        raise ConfigError(f"the database URL is one of {parsed.get_backend_name()}, not PostgreSQL", hint=URL_FORM)
+        psycopg.conninfo.conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        raise unreadable() from None
+    # It goes to libpq as it is: SQLAlchemy would not understand every form of it.
     return sqlalchemy.create_engine(
-        parsed.set(drivername="postgresql+psycopg"), poolclass=sqlalchemy.NullPool, isolation_level="READ COMMITTED"
+        "postgresql+psycopg://",
+        creator=lambda: psycopg.connect(url, connect_timeout=CONNECT_S_MAX),
+        poolclass=sqlalchemy.NullPool,
+        isolation_level="READ COMMITTED",
     )

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 
+from millpy.database_url import URL_FORM
 from millpy.errors import ConfigError, MillError, StoreUnavailableError
 
-URL_FORM = "postgresql://user:password@host:5432/database"
 _URL = "MILLPY_DATABASE_URL (or --database)"
 _AWAY = "cannot reach the database: "
 _SERVER = re.compile(r'server at "([^"]+)"(?: \([^)]*\))?, port (\d+)')
@@ -19,9 +19,24 @@ _MISTAKES = {
     # What libpq says: our message, what to do. {0} is what the pattern found, {at} where.
     r'password authentication failed for user "([^"]+)"': (
         "the database at {at} refuses the password of user {0!r}",
-        f"correct the password in {_URL}",
+        f"correct it: {_URL}, MILLPY_DATABASE_PASSWORD or the file that MILLPY_DATABASE_PASSWORD_FILE names",
     ),
-    r"no password supplied": ("the database at {at} wants a password", f"put it into {_URL}: {URL_FORM}"),
+    r"no password supplied": (
+        "the database at {at} wants a password",
+        "set MILLPY_DATABASE_PASSWORD, or MILLPY_DATABASE_PASSWORD_FILE to the file that holds it",
+    ),
+    r"(certificate verify failed)": (
+        "the certificate of the database at {at} is not to be trusted: {0}",
+        "name the file of the authority that vouches for it: sslrootcert=FILE in the URL",
+    ),
+    r'server certificate for "([^"]+)".* does not match host name "([^"]+)"': (
+        "the database at {at} shows a certificate for {0!r}, not for {1!r}",
+        "connect to it by a name in its certificate",
+    ),
+    r"(server does not support SSL)": (
+        "the database at {at} does not speak TLS, which is the default to another machine",
+        "set ssl = on there; or say sslmode=disable in the URL, where nobody can listen",
+    ),
     r'role "([^"]+)" does not exist': ("the database at {at} has no role {0!r}", f"correct the user in {_URL}"),
     r'database "([^"]+)" does not exist': (
         "there is no database {0!r} at {at}",

@@ -33,10 +33,10 @@ def test_environment_overrides_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_argument_comes_before_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MILLPY_DATABASE_URL", "postgresql://one")
+    monkeypatch.setenv("MILLPY_DATABASE_URL", "postgresql://localhost/one")
 
-    assert Settings.load(database_url="postgresql://two").database_url == "postgresql://two"
-    assert Settings.load(database_url=None).database_url == "postgresql://one"
+    assert Settings.load(database_url="postgresql://localhost/two").database_url == "postgresql://localhost/two"
+    assert Settings.load(database_url=None).database_url == "postgresql://localhost/one"
 
 
 @pytest.mark.parametrize(

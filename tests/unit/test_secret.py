@@ -10,7 +10,7 @@ from millpy.config import Settings
 from millpy.errors import ConfigError
 from millpy.injectors.mqtt_address import url_of_environment
 
-URL = "postgresql://me:word@host/plant"
+URL = "postgresql://me:word@localhost/plant"
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def test_a_file_may_hold_the_database(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("MILLPY_DATABASE_URL_FILE", str(tmp_path / "url"))
 
     assert Settings.load().database_url == URL
-    assert Settings.load(database_url="postgresql://other").database_url == "postgresql://other"
+    assert Settings.load(database_url="postgresql://localhost/other").database_url == "postgresql://localhost/other"
 
 
 def test_a_file_may_hold_the_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

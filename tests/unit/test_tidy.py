@@ -33,6 +33,8 @@ EDGES = (*PUBLIC, "config", "secret", "embedded", "graph_file", "worker_process"
 # only where its package is listed.
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("errors", ()),
+    ("secret", ("errors",)),
+    ("database_url", ("errors", "secret")),
     ("limits", ()),
     ("supervise", ()),
     ("secret", ("errors",)),
@@ -50,12 +52,12 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("errors", "injectors.mqtt_address", "injectors.mqtt_packets", "injectors.mqtt_socket"),
     ),
     ("injectors.mqtt_injector", (*FOUNDATIONS, *INJECTOR_PARTS, *MQTT_PARTS)),
-    ("injectors.mqtt", (*FOUNDATIONS, *INJECTOR_PARTS, *MQTT_PARTS, "injectors.mqtt_injector")),
-    ("injectors.kafka", (*FOUNDATIONS, *INJECTOR_PARTS, "secret", "injectors.kafka_client", "injectors.kafka_records")),
+    ("injectors.mqtt", (*FOUNDATIONS, *INJECTOR_PARTS, *MQTT_PARTS, "injectors.mqtt_injector", "secret")),
+    ("injectors.kafka", (*FOUNDATIONS, *INJECTOR_PARTS, "injectors.kafka_client", "injectors.kafka_records", "secret")),
     *((name, (*FOUNDATIONS, *INJECTOR_PARTS, *FILE_PARTS)) for name in ("injectors.files", *FILE_PARTS)),
     ("injectors", (*FOUNDATIONS, *INJECTOR_PARTS)),
     ("sinks", (*FOUNDATIONS, "sinks.protocol", "store.protocol")),
-    ("store.postgres", (*FOUNDATIONS, "store")),
+    ("store.postgres", (*FOUNDATIONS, "database_url", "store")),
     (
         "store",
         (
@@ -67,7 +69,9 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "store.statements",
             "store.unreachable",
             "store.admin",
+            "store.postgres.errors",
             "store.postgres.roles",
+            "database_url",
             *MEMORY,
         ),
     ),
@@ -89,8 +93,8 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("assembly", (*ENGINE, "injectors", "sinks", "runtime", "store")),
     ("testing", (*PUBLIC, "config", "complaint", "embedded", "graph_file", "worker_process")),
-    ("spark", ("errors", "spark")),
-    ("config", (*FOUNDATIONS, "secret")),
+    ("spark", ("database_url", "errors", "secret", "spark")),
+    ("config", (*FOUNDATIONS, "database_url", "secret")),
     ("complaint", ("errors",)),
     ("embedded", ("errors",)),
     ("graph_file", ("errors", "graph")),
@@ -121,7 +125,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 # A third-party package -> the modules that may import it.
 FENCES = {
-    "psycopg": ("store.postgres", "store.migrate", "store.admin", "testing.crash_test.database"),
+    "psycopg": ("database_url", "store.postgres", "store.migrate", "store.admin", "testing.crash_test.database"),
     "psycopg_pool": ("store.postgres",),
     "sqlalchemy": ("store.schema", "store.admin", "store.admin_results", "store.migrate"),
     "alembic": ("store.migrate",),

@@ -12,8 +12,7 @@ from uuid import UUID
 
 import psycopg
 
-from millpy.errors import StoreUnavailableError
-from millpy.store.postgres.errors import translate
+from millpy.store.postgres.errors import not_connected, translate
 from millpy.store.postgres.silence import BoundedConnection
 from millpy.store.postgres.statements import statement
 
@@ -72,5 +71,5 @@ class Heart:
                 )
                 self._connection.execute(settings, [str(timeout_ms)])
             except psycopg.OperationalError as error:
-                raise StoreUnavailableError(f"cannot reach the database: {error}") from error
+                raise not_connected(error) from error
         return self._connection

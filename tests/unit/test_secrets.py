@@ -1,0 +1,213 @@
+"""Secrets come from the environment or from files, go where they belong, and are shown nowhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+from typer.testing import CliRunner
+
+from millpy import Kafka, Mqtt
+from millpy.cli import app
+from millpy.config import Settings
+from millpy.database_url import complete
+from millpy.errors import ConfigError
+from millpy.injectors.kafka_client import Cluster
+from millpy.injectors.mqtt_address import BrokerAddress, url_of_environment
+from millpy.secret import is_other_machine, secret
+
+SECRET = "hunter2-tOp"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "secret"
+    path.write_text(f"{SECRET}\n")
+    return str(path)
+
+
+def test_a_secret_comes_from_its_variable_or_from_the_file_that_another_names(
+    monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    assert secret("MILLPY_TRY") is None
+    monkeypatch.setenv("MILLPY_TRY_FILE", file)
+    assert secret("MILLPY_TRY") == SECRET
+    monkeypatch.delenv("MILLPY_TRY_FILE")
+    monkeypatch.setenv("MILLPY_TRY", "nearer")
+    assert secret("MILLPY_TRY") == "nearer"
+
+
+@pytest.mark.parametrize("content", [None, "", "\n", b"\xff\xfe"])
+def test_a_file_that_holds_no_secret_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str | bytes | None
+) -> None:
+    path = tmp_path / "secret"
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    monkeypatch.setenv("MILLPY_TRY_FILE", str(path))
+
+    with pytest.raises(ConfigError, match=f"MILLPY_TRY_FILE: .*{path}"):
+        secret("MILLPY_TRY")
+
+
+def test_the_password_of_a_file_completes_the_url(monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    monkeypatch.setenv("MILLPY_DATABASE_URL", "postgresql://me@localhost:5433/plant")
+    monkeypatch.setenv("MILLPY_DATABASE_PASSWORD_FILE", file)
+
+    settings = Settings.load()
+
+    assert conninfo_to_dict(settings.database_url or "") == {
+        "host": "localhost", "port": "5433", "user": "me", "dbname": "plant", "password": SECRET
+    }  # fmt: skip
+    assert SECRET not in repr(settings) + str(settings)
+    assert (
+        Settings.load(database_url="postgresql://me:own@localhost/x").database_url == "postgresql://me:own@localhost/x"
+    )
+
+
+def test_the_whole_url_may_be_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "url"
+    path.write_text("postgresql://localhost/plant\n")
+    monkeypatch.setenv("MILLPY_DATABASE_URL_FILE", str(path))
+
+    assert Settings.load().database_url == "postgresql://localhost/plant"
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql:///plant", "postgresql://localhost/plant", "host=127.0.0.2", "host=/run/pg"]
+)
+def test_on_this_machine_nothing_is_encrypted(url: str) -> None:
+    assert complete(url) == url
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://me@db.example/plant", "host=10.0.0.7", "postgresql://localhost,db/plant"]
+)
+def test_to_another_machine_the_certificate_and_name_are_verified_by_default(url: str) -> None:
+    parts = conninfo_to_dict(complete(url))
+
+    assert parts["sslmode"] == "verify-full"
+    assert parts["sslrootcert"]
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://db.example/plant?sslmode=disable", "host=db.example sslmode=require", "service=plant"]
+)
+def test_what_the_user_says_about_tls_stands(url: str) -> None:
+    assert complete(url) == url
+
+
+def test_what_the_environment_says_about_tls_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGSSLMODE", "verify-ca")
+
+    assert complete("postgresql://db.example/plant") == "postgresql://db.example/plant"
+
+
+def test_authorities_that_the_user_names_are_kept(tmp_path: Path) -> None:
+    parts = conninfo_to_dict(complete("postgresql://db.example/plant?sslrootcert=ours.pem"))
+
+    assert (parts["sslmode"], parts["sslrootcert"]) == ("verify-full", "ours.pem")
+
+
+@pytest.mark.parametrize(
+    ("host", "other"),
+    [("localhost", False), ("127.9.9.9", False), ("::1", False), ("", False), ("/run", False), ("db", True)],
+)
+def test_what_is_another_machine(host: str, other: bool) -> None:
+    assert is_other_machine(host) is other
+
+
+def test_the_brokers_password_comes_from_a_file(monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    monkeypatch.setenv("MILLPY_MQTT_URL", "mqtts://me@broker.example")
+    monkeypatch.setenv("MILLPY_MQTT_PASSWORD_FILE", file)
+
+    url = url_of_environment()
+
+    assert url.password == SECRET
+    assert SECRET not in repr(url)
+
+
+def test_reprs_of_addresses_show_no_password() -> None:
+    cluster = Cluster("broker:9093", "me", SECRET, tls=True)
+    sources = (Mqtt("a", host="b", username="me", password=SECRET), Kafka("a", partitions=1, password=SECRET))
+
+    assert SECRET not in "".join(map(repr, (cluster, *sources)))
+    assert "password" not in {field for field, shown in _shown(BrokerAddress).items() if shown}
+
+
+def _shown(kind: Any) -> dict[str, bool]:
+    return {name: field.repr for name, field in kind.__dataclass_fields__.items()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "tls"),
+    [
+        ({"host": "broker.example", "username": "me", "password": SECRET}, True),
+        ({"host": "broker.example", "username": "me", "password": SECRET, "tls": False}, False),
+        ({"host": "broker.example"}, False),
+        ({"host": "localhost", "username": "me", "password": SECRET}, False),
+    ],
+)
+def test_a_password_goes_to_another_broker_encrypted(arguments: dict[str, Any], tls: bool) -> None:
+    source = Mqtt("readings", **arguments)
+
+    assert source._needs_tls() is (tls or arguments.get("tls") is False)
+    assert (source.tls if source.tls is not None else source._needs_tls()) is tls
+
+
+@pytest.mark.parametrize(
+    ("arguments", "protocol"),
+    [
+        ({"servers": "kafka.example:9093", "username": "me"}, "SASL_SSL"),
+        ({"servers": "kafka.example:9093", "username": "me", "tls": False}, "SASL_PLAINTEXT"),
+        ({"servers": "localhost:9092,kafka.example:9093", "username": "me"}, "SASL_SSL"),
+        ({"servers": "localhost:9092", "username": "me"}, "SASL_PLAINTEXT"),
+        ({"servers": "kafka.example"}, "PLAINTEXT"),
+        ({"servers": "kafka.example:9093", "tls": True}, "SSL"),
+    ],
+)
+def test_what_aiokafka_is_told_about_tls_and_sasl(arguments: dict[str, Any], protocol: str) -> None:
+    source = Kafka("readings", partitions=1, password=SECRET, sasl="SCRAM-SHA-512", **arguments)
+
+    options = source.cluster().options()
+
+    assert options["security_protocol"] == protocol
+    if "SASL" in protocol:
+        assert options["sasl_mechanism"] == "SCRAM-SHA-512"
+        assert (options["sasl_plain_username"], options["sasl_plain_password"]) == ("me", SECRET)
+    if "SSL" in protocol:
+        assert options["ssl_context"].check_hostname
+        assert options["ssl_context"].verify_mode.name == "CERT_REQUIRED"
+
+
+COMMANDS = (
+    ("status",), ("watermarks",), ("doctor", "--json"), ("migrate",), ("migrate", "--roles"), ("fleet",),
+    ("dead-letters", "list"), ("late", "list", "--json"), ("parked", "list"), ("sources", "resume", "g", "s"),
+)  # fmt: skip
+TORN = (
+    f"postgresql://me:{SECRET}@127.0.0.1:1/plant",  # nobody listens
+    f"postgresql://me:a@{SECRET}@127.0.0.1/plant",
+    f"postgresql://me:a/{SECRET}@127.0.0.1/plant",
+    f"postgresql://me:1/{SECRET}@127.0.0.1/plant",
+    f"postgresql://me:a?{SECRET}@127.0.0.1/plant",
+    f"postgresql://me:{SECRET}%zz@127.0.0.1/plant",
+    f"postgresql://me:{SECRET}:1@127.0.0.1:1:2/plant",
+    f"host=127.0.0.1 password={SECRET} {SECRET}",
+    f"mysql://me:{SECRET}@127.0.0.1/plant",
+    f"{SECRET}",
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_no_command_shows_a_password_when_it_cannot_connect(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for url in TORN:
+        monkeypatch.setenv("MILLPY_DATABASE_URL", url)
+        result = CliRunner().invoke(app, list(command))
+
+        assert result.exit_code != 0, (command, url)
+        assert result.exception is None or isinstance(result.exception, SystemExit), (command, url)
+        assert SECRET not in result.output, result.output
