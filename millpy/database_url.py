@@ -14,13 +14,18 @@ from millpy.errors import ConfigError
 from millpy.secret import is_other_machine
 
 URL_FORM = "postgresql://user:password@host:5432/database"
-_HINT = f"it is like {URL_FORM}, with %40 %3A %2F %3F %23 for @ : / ? # in a password"
+_HINT = f"MILLPY_DATABASE_URL (or --database) is like {URL_FORM}; in a password @ : / ? # are %40 %3A %2F %3F %23"
 CERTIFICATE_FILES = (
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/ssl/cert.pem",
 )
 """Where systems keep the authorities that they trust; the driver brings an OpenSSL that looks elsewhere."""
+
+
+def unreadable() -> ConfigError:
+    """The address is none; it is not quoted, as it may hold a password."""
+    return ConfigError("the database URL cannot be read", hint=_HINT)
 
 
 def complete(url: str, password: str | None = None) -> str:
@@ -44,7 +49,7 @@ def complete(url: str, password: str | None = None) -> str:
     try:
         parts = {name: str(value) for name, value in conninfo.conninfo_to_dict(url).items() if value is not None}
     except ProgrammingError:
-        raise ConfigError("the database URL cannot be read", hint=_HINT) from None
+        raise unreadable() from None
     _refuse_torn(parts)
     added: dict[str, str] = {}
     if password and "password" not in parts:
@@ -62,7 +67,7 @@ def _refuse_torn(parts: dict[str, str]) -> None:
     hosts = [host for host in parts.get("host", "").split(",") if host[:1] not in ("/", "@")]
     torn = any("@" in host for host in hosts) or not all(port.isdigit() for port in ports)
     if torn or ("@" in parts.get("dbname", "") and "user" not in parts):
-        raise ConfigError("the database URL cannot be read", hint=_HINT)
+        raise unreadable()
 
 
 def _says_tls(parts: dict[str, str]) -> bool:

@@ -11,8 +11,9 @@ from sqlalchemy import Engine, Executable, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
+from millpy.database_url import unreadable
 from millpy.errors import ConfigError, MillError, StoreUnavailableError, UsageError
-from millpy.store.unreachable import unreachable, unreadable
+from millpy.store.unreachable import unreachable
 
 Row = Mapping[str, Any]
 CONNECT_S_MAX = 10

@@ -17,10 +17,11 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy.exc import OperationalError
 
+from millpy.database_url import unreadable
 from millpy.errors import ConfigError
 from millpy.store.postgres.roles import Roles, act_as_owner, establish, grant, recorded
 from millpy.store.revision import HEAD, newer_than_we_are
-from millpy.store.unreachable import unreachable, unreadable
+from millpy.store.unreachable import unreachable
 
 CONNECT_S_MAX = 10
 _MIGRATION_LOCK = 7596565200000000

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 
-from millpy.database_url import URL_FORM
 from millpy.errors import ConfigError, MillError, StoreUnavailableError
 
 _URL = "MILLPY_DATABASE_URL (or --database)"
@@ -62,11 +61,6 @@ _OUTAGES = {
     ),
     r"timeout expired|timed out": ("{at} does not answer", f"is it running, and is {_URL} right?"),
 }
-
-
-def unreadable() -> ConfigError:
-    """The URL is none; it is not quoted, as it may hold a password."""
-    return ConfigError("the database URL cannot be read", hint=f"{_URL} is like {URL_FORM}")
 
 
 def unreachable(detail: str) -> MillError:

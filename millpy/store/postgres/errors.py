@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 
 import psycopg
 
+from millpy.database_url import unreadable
 from millpy.errors import (
     CommitUnknownError,
     ConfigError,
@@ -35,7 +36,7 @@ from millpy.errors import (
     TransientError,
     WatermarkRegressedError,
 )
-from millpy.store.unreachable import unreachable, unreadable
+from millpy.store.unreachable import unreachable
 
 OUR_SCHEMA = "mill"
 OwnConstraints = Mapping[tuple[str, str], frozenset[str]]
