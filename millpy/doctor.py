@@ -12,13 +12,20 @@ from millpy.limits import Limits
 from millpy.store.postgres.diagnosis import Facts
 from millpy.store.revision import HEAD
 
-CONNECTIONS_PER_WORKER = 6
+CONNECTIONS_PER_WORKER = 7
+"""Commit, poll, admin, fold, hint and listen, and the heart."""
 OLDEST_VERSION, NEWEST_VERSION = 15, 18
 CLOCK_DIFFERENCE_S_MAX = 1.0
 SNAPSHOT_S_MAX = 600.0
 WAL_BYTES_MIN = 1_000_000_000
+CHECKPOINT_S_MIN = 120.0
 DISK_FREE_MIN = 0.1
 SET_ASIDE_MANY = 1_000
+NEEDED_BECAUSE = {
+    "segments": "not read by",
+    "deltas": "not folded for",
+    "dedupe_runs": "with ids that may come again of",
+}
 
 
 class Severity(Enum):
@@ -55,7 +62,7 @@ def examine(facts: Facts, limits: Limits) -> list[Finding]:
     """All findings, in the order of the checks."""
     checks: tuple[Callable[[Facts, Limits], Found], ...] = (
         _version, _durability, _connections, _write_ahead_log, _disk, _pooler, _encryption, _clock, _snapshots, _tables,
-        _rights, _workers, _unfolded, _rings, _set_aside, _balance,
+        _rights, _roles, _result_tables, _workers, _unfolded, _rings, _set_aside, _balance,
     )  # fmt: skip
     return [finding for check in checks for finding in check(facts, limits)]
 
@@ -121,7 +128,8 @@ def _durability(facts: Facts, _: Limits) -> Found:
 def _connections(facts: Facts, _: Limits) -> Found:
     server = facts.server
     free = server["max_connections"] - server["reserved_connections"] - server["connections"]
-    found = f"{server['connections']} of {server['max_connections']} in use"
+    live = sum(1 for row in facts.workers if row["lease_left_s"] >= 0)
+    found = f"{server['connections']} of {server['max_connections']} in use, {live} workers"
     if free < 2 * CONNECTIONS_PER_WORKER:
         yield Finding(
             Severity.WARNING if free >= CONNECTIONS_PER_WORKER else Severity.ERROR,
@@ -146,6 +154,14 @@ def _write_ahead_log(facts: Facts, _: Limits) -> Found:
         )
     else:
         yield _ok("max_wal_size", _megabytes(size))
+    if facts.server["checkpoint_s"] < CHECKPOINT_S_MIN:
+        yield Finding(
+            Severity.NOTE,
+            "checkpoint_timeout",
+            _duration(facts.server["checkpoint_s"]),
+            "after each checkpoint every page is written whole once more: commits write several times as much",
+            "set checkpoint_timeout to 5min or more",
+        )
     if facts.server["autovacuum"] == "off":
         yield Finding(Severity.ERROR, "autovacuum", "off", "tables grow without end", "set autovacuum = on")
 
@@ -176,13 +192,21 @@ def _disk(facts: Facts, _: Limits) -> Found:
 
 
 def _pooler(facts: Facts, _: Limits) -> Found:
-    if facts.client_pid != facts.server["backend_pid"]:
+    if facts.pools_transactions:
         yield Finding(
-            Severity.WARNING,
+            Severity.ERROR,
             "pooler",
-            "something between here and the server changes connections",
-            "in transaction mode hints do not arrive (workers poll instead), and a frozen owner cannot be terminated",
+            "a pool in transaction mode: this connection went on in another process of the server",
+            "settings and LISTEN of a worker end up with others, and a frozen owner cannot be terminated",
             "connect workers to the server itself, or to a pool in session mode",
+        )
+    elif facts.client_pid != facts.server["backend_pid"]:
+        yield Finding(
+            Severity.NOTE,
+            "pooler",
+            "something between here and the server keeps its own connections; no sign of transaction mode",
+            "in transaction mode settings and LISTEN of a worker would end up with others",
+            "make sure that it pools sessions, or connect workers to the server itself",
         )
     else:
         yield _ok("pooler", "none: connected to the server itself")
@@ -285,8 +309,52 @@ def _rights(facts: Facts, _: Limits) -> Found:
             "GRANT them, or give the URL of the worker's role",
         )
     else:
-        deploys = "deploy and " if rights["may_create_schemas"] else ""
+        deploys = "deploy and " if rights["is_owner"] and rights["may_create_schemas"] else ""
         yield _ok("rights", f"{server['role']} may {deploys}run workers")
+
+
+def _roles(facts: Facts, _: Limits) -> Found:
+    """Whether who runs workers has no more rights than that takes."""
+    for row in facts.logins:
+        if row["superuser"] or row["owns"]:
+            yield Finding(
+                Severity.NOTE,
+                "roles",
+                f"workers run as {row['login']}, {'a superuser' if row['superuser'] else 'who owns the tables'}",
+                "a mistake in a graph's code could change or drop any table",
+                f"run them as {facts.roles.worker}" if facts.roles else "run `millpy migrate --roles`",
+            )
+    if facts.roles is not None:
+        yield _ok("roles", f"owner {facts.roles.owner}, worker {facts.roles.worker}, reader {facts.roles.reader}")
+
+
+def _result_tables(facts: Facts, _: Limits) -> Found:
+    for row in facts.result_tables:
+        name = f"{row['graph']}.{row['table']}"
+        if not row["found"]:
+            yield Finding(
+                Severity.ERROR,
+                "result table",
+                f"{name} is gone",
+                "the graph's commits fail",
+                "restore it, or deploy the graph anew under another name",
+            )
+        elif row["granted"] is False:
+            yield Finding(
+                Severity.ERROR,
+                "result table",
+                f"the worker's role may not read and write {name}",
+                "the graph's commits fail",
+                "run `millpy migrate --roles`",
+            )
+        elif row["let_in"] is False:
+            yield Finding(
+                Severity.ERROR,
+                "result table",
+                f"row-level security of {name} has no policy for workers",
+                "the graph's commits fail",
+                "CREATE POLICY millpy_worker ON it TO the worker's role USING (true) WITH CHECK (true)",
+            )
 
 
 def _workers(facts: Facts, _: Limits) -> Found:
@@ -340,7 +408,8 @@ def _rings(facts: Facts, _: Limits) -> Found:
         needed_by = facts.needed_by.get(ring["ring"], [])
         if ring["oldest_needed"] is not None:
             age = _duration(ring["oldest_needed_s"])
-            found += f"; the oldest needed is {age} old, for {', '.join(needed_by) or 'nobody now'}"
+            why = NEEDED_BECAUSE[ring["ring"]]
+            found += f"; the oldest needed is {age} old, {why} {', '.join(needed_by) or 'nobody now'}"
         if ring["taken"] >= ring["slots"] - 2:
             yield Finding(
                 Severity.WARNING,

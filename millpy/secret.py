@@ -45,3 +45,8 @@ def is_other_machine(host: str) -> bool:
         return not ipaddress.ip_address(host).is_loopback
     except ValueError:
         return True
+
+
+def goes_elsewhere(servers: str) -> bool:
+    """Whether one of `host:port,other:port` is another machine."""
+    return any(is_other_machine(server.strip().rsplit(":", 1)[0].strip("[]")) for server in servers.split(","))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from typing import Annotated
 
@@ -23,7 +24,7 @@ def doctor(
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Look the database over: settings, connections, locks, leases, state, space; says what to do.
+    """Look the database over, and the brokers of GRAPH.py: settings, locks, leases, rights, space; says what to do.
 
     Ends with 0 when nothing is worse than a warning, with 1 otherwise.
     """
@@ -33,6 +34,11 @@ def doctor(
     settings = settings_of(database)
     with connected(settings, graph, create=False) as url:
         findings = examine(look(url, SystemClock()), settings.limits)
+    if graph is not None and ".py" in graph:
+        from millpy.doctor_sources import examine_sources
+        from millpy.graph_file import load_graph
+
+        findings += asyncio.run(examine_sources(load_graph(graph)))
     shown = [finding for finding in findings if not quiet or finding.severity is not Severity.OK]
     if as_json:
         print_json([dataclasses.asdict(finding) | {"severity": finding.severity.value} for finding in shown])

@@ -28,7 +28,7 @@ from millpy.injectors.kafka_records import Fills, Payloads, Tombstones
 from millpy.injectors.protocol import SourceSetup, Taken
 from millpy.model.record import RecordType
 from millpy.model.time import Instant, describe, instant
-from millpy.secret import is_other_machine, secret
+from millpy.secret import goes_elsewhere, secret
 
 if TYPE_CHECKING:
     from millpy.injectors.kafka_client import Client, Cluster
@@ -171,20 +171,20 @@ class Kafka:
         ours = self.servers is None  # credentials belong to the address they were given with
         servers = self.servers or os.environ.get(SERVERS_VARIABLE) or "localhost:9092"
         username = self.username or (os.environ.get(USERNAME_VARIABLE) if ours else None)
+        tls = self._tls(servers, username)
         return kafka_client.Cluster(
             servers=servers,
             username=username,
             password=self.password or (secret(PASSWORD_VARIABLE) if ours else None),
             sasl=self.sasl,
-            tls=self._tls(servers, username),
+            tls=tls,
             ca_file=self.ca_file,
         )
 
     def _tls(self, servers: str, username: str | None) -> bool:
         if self.tls is not None:
             return self.tls
-        hosts = [server.strip().rsplit(":", 1)[0].strip("[]") for server in servers.split(",")]
-        return bool(self.ca_file) or (username is not None and any(map(is_other_machine, hosts)))
+        return bool(self.ca_file) or (username is not None and goes_elsewhere(servers))
 
 
 @dataclass(slots=True)

@@ -125,7 +125,7 @@ class Mqtt:
             from millpy.injectors.mqtt_injector import MqttInjector  # needs an optional dependency
         except ImportError as error:
             raise ConfigError("MQTT needs the package aiomqtt", hint="pip install 'millpy[mqtt]'") from error
-        address = self._address(setup)
+        address = self.address(setup)
         tls_context(address)
         pattern = next(p for p in map(TopicPattern.of, self.filters) if p.filter == setup.partition)
         return MqttInjector(setup, address, pattern, retained=self.retained)
@@ -135,7 +135,8 @@ class Mqtt:
         secret = self.host is not None and bool(self.username or self.password) and is_other_machine(self.host)
         return bool(self.tls_ca or self.tls_certificate) or secret
 
-    def _address(self, setup: SourceSetup) -> BrokerAddress:
+    def address(self, setup: SourceSetup) -> BrokerAddress:
+        """Where the broker is and who we are there: as given here, else by the environment. Raises ConfigError."""
         # Credentials belong to the address they were given with.
         url = url_of_environment() if self.host is None else NOTHING
         tls = self.tls if self.tls is not None else url.tls or self._needs_tls()

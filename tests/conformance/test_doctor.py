@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import psycopg
 import pytest
 import pytest_asyncio
+from psycopg.rows import dict_row
 from typer.testing import CliRunner
 
 from millpy.cli import app
@@ -15,7 +16,8 @@ from millpy.clock import SystemClock
 from millpy.doctor import Severity, examine
 from millpy.limits import Limits
 from millpy.model.checkpoint import Kind
-from millpy.store.postgres.diagnosis import look
+from millpy.store.migrate import migrate
+from millpy.store.postgres.diagnosis import _pools_transactions, look
 from millpy.store.postgres.store import PostgresStore
 from tests.conformance.store_builders import Owner, a_graph, a_segment, a_slice, entries
 
@@ -103,3 +105,34 @@ async def test_accounting_that_does_not_add_up_is_an_error_and_the_exit_status_s
     (error,) = [finding for finding in json.loads(result.stdout) if finding["severity"] == "error"]
     assert error["check"] == "accounting"
     assert "factory.readings" in error["found"]
+
+
+async def test_workers_under_a_role_that_may_do_anything_are_named(owner: Owner, database_url: str) -> None:
+    assert "workers run as millpy, a superuser" in found(database_url)["roles"][1]
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("REVOKE INSERT ON factory.sums_1m FROM millpy_worker", "may not read and write factory.sums_1m"),
+        ("DROP POLICY millpy_worker ON factory.sums_1m", "row-level security of factory.sums_1m"),
+        ("DROP TABLE factory.sums_1m CASCADE", "factory.sums_1m is gone"),
+    ],
+)
+async def test_a_result_table_that_workers_cannot_write_to_is_found(
+    database_url: str, statement: str, words: str
+) -> None:
+    migrate(database_url, "millpy")
+    async with PostgresStore(database_url) as store:
+        await store.deploy(a_graph())
+    change(database_url, "ALTER TABLE factory.sums_1m ENABLE ROW LEVEL SECURITY")
+    assert "result table" not in found(database_url)
+
+    change(database_url, statement)
+
+    assert words in found(database_url)["result table"][1]
+
+
+def test_a_connection_of_its_own_is_no_pool_of_transactions(database_url: str) -> None:
+    with psycopg.connect(database_url, autocommit=True, row_factory=dict_row) as connection:
+        assert not _pools_transactions(connection, database_url)

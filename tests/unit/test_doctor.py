@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,6 +68,7 @@ def test_a_healthy_server_has_nothing_worse_than_a_note() -> None:
         ({"connections": 86}, "connections", Severity.WARNING, "takes over"),
         ({"connections": 94}, "connections", Severity.ERROR, "takes over"),
         ({"wal_bytes_max": 64_000_000}, "max_wal_size", Severity.NOTE, "checkpoint"),
+        ({"checkpoint_s": 30.0}, "checkpoint_timeout", Severity.NOTE, "whole"),
         ({"autovacuum": "off"}, "autovacuum", Severity.ERROR, "grow"),
         ({"encrypted": False}, "encryption", Severity.WARNING, "on the way"),
         ({"is_superuser": "on"}, "role", Severity.NOTE, "far less"),
@@ -81,7 +84,62 @@ def test_a_server_that_is_not_well(server: dict[str, Any], check: str, severity:
 
 
 def test_a_pooler_shows_by_the_process_it_does_not_know() -> None:
-    assert judged(client_pid=8)["pooler"].severity is Severity.WARNING
+    assert judged(client_pid=8)["pooler"].severity is Severity.NOTE
+
+
+def test_a_pool_in_transaction_mode_is_an_error() -> None:
+    finding = judged(client_pid=8, pools_transactions=True)["pooler"]
+
+    assert finding.severity is Severity.ERROR
+    assert "session mode" in finding.action
+
+
+TABLE = {"graph": "factory", "table": "sums", "found": True, "granted": True, "let_in": True}
+WITHOUT_ROLES = {"granted": None, "let_in": None}
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"found": False, **WITHOUT_ROLES}, "is gone"),
+        ({"granted": False}, "may not read and write"),
+        ({"let_in": False}, "no policy"),
+    ],
+)
+def test_a_result_table_that_workers_cannot_write_to_is_an_error(row: dict[str, Any], words: str) -> None:
+    finding = judged(result_tables=[TABLE | row])["result table"]
+
+    assert finding.severity is Severity.ERROR
+    assert words in finding.found
+
+
+@pytest.mark.parametrize("row", [{}, WITHOUT_ROLES])
+def test_a_result_table_that_is_well_is_no_finding(row: dict[str, Any]) -> None:
+    assert "result table" not in judged(result_tables=[TABLE | row])
+
+
+def test_workers_with_more_rights_than_they_need_are_named() -> None:
+    login = {"login": "admin", "superuser": False, "owns": False}
+    finding = judged(logins=[login | {"superuser": True}])["roles"]
+
+    assert finding.action == "run `millpy migrate --roles`"
+    assert "admin, a superuser" in finding.found
+    assert "roles" not in judged(logins=[login])
+
+
+def test_every_finding_is_in_the_documentation() -> None:
+    """By the name of its check, the first text that a finding is made with."""
+    root = Path(__file__).resolve().parents[2]
+    page = (root / "docs" / "doctor.md").read_text()
+    checks: set[str] = set()
+    for name in ("doctor.py", "doctor_sources.py"):
+        for node in ast.walk(ast.parse((root / "millpy" / name).read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("Finding", "_ok"):
+                named = node.args[1 if node.func.id == "Finding" else 0]
+                checks |= {named.value} if isinstance(named, ast.Constant) else set()
+
+    assert len(checks) > 20
+    assert [check for check in sorted(checks) if f"| {check} |" not in page] == []
 
 
 @pytest.mark.parametrize(("difference", "severity"), [(0.5, Severity.OK), (-1.5, Severity.WARNING)])

@@ -115,10 +115,17 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("observe", (*FOUNDATIONS, "runtime", "observe")),
     ("service", (*EDGES, "clock", "observe", "store.migrate")),
     ("launch", EDGES),
+    (
+        "doctor_sources",
+        ("clock", "doctor", "errors", "graph", *INJECTOR_PARTS, *MQTT_PARTS, "injectors", "limits", "secret"),
+    ),
     ("doctor", ("limits", "store.postgres.diagnosis", "store.revision")),
     ("commands.report", ("errors", "clock", "launch", "commands.common", "commands.moments", "spark")),
     ("commands.tables", ()),
-    ("commands", (*EDGES, "clock", *ADMIN, "commands.common", "commands.moments", "commands.tables", "doctor")),
+    (
+        "commands",
+        (*EDGES, "clock", *ADMIN, "commands.common", "commands.moments", "commands.tables", "doctor", "doctor_sources"),
+    ),
     ("cli", (*EDGES, "store.admin", "commands")),
     ("__main__", ("cli",)),
     ("__init__", (*ENGINE, "injectors")),

@@ -10,6 +10,7 @@ from psycopg.rows import dict_row
 
 from millpy.clock import Clock
 from millpy.store.postgres.errors import not_connected, translate
+from millpy.store.postgres.roles import Roles, recorded
 from millpy.store.postgres.statements import statement
 
 CONNECT_S_MAX = 10
@@ -28,6 +29,7 @@ class Facts:
 
     Attributes:
         client_pid: the server process that the connection was told of when it was made; a pooler tells another.
+        pools_transactions: a pooler was seen to give the connection's server process to another between statements.
         clock_difference_s: the server's clock less this machine's, as of the middle of a round trip.
         round_trip_s: how long that round trip took.
         revision: of the tables of millpy, or None without any; what follows is then empty.
@@ -35,12 +37,16 @@ class Facts:
     """
 
     client_pid: int
+    pools_transactions: bool = False
     clock_difference_s: float
     round_trip_s: float
     server: Row
     old_snapshots: list[Row]
     revision: str | None = None
     rights: Row = field(default_factory=dict)
+    roles: Roles | None = None
+    logins: list[Row] = field(default_factory=list)
+    result_tables: list[Row] = field(default_factory=list)
     workers: list[Row] = field(default_factory=list)
     graphs: list[Row] = field(default_factory=list)
     rings: list[Row] = field(default_factory=list)
@@ -58,7 +64,10 @@ def look(url: str, clock: Clock) -> Facts:
     try:
         with psycopg.connect(url, autocommit=True, connect_timeout=CONNECT_S_MAX, row_factory=dict_row) as connection:
             connection.execute("SELECT set_config('statement_timeout', %s, false)", (f"{STATEMENT_S_MAX}s",))
-            return _look(connection, clock)
+            facts = _look(connection, clock)
+            if facts.client_pid != facts.server["backend_pid"]:
+                facts.pools_transactions = _pools_transactions(connection, url)
+            return facts
     except (psycopg.OperationalError, psycopg.ProgrammingError) as error:
         if error.sqlstate is None:
             raise not_connected(error) from error
@@ -85,6 +94,9 @@ def _look(connection: psycopg.Connection[Row], clock: Clock) -> Facts:
         return facts
     (version,) = _rows(connection, statement("read_revision"))
     facts.revision = version["version_num"]
+    facts.roles = recorded(connection)
+    facts.logins = _rows(connection, statement("look_at_logins"))
+    facts.result_tables = _rows(connection, statement("look_at_result_tables"))
     facts.workers = _rows(connection, statement("look_at_workers"))
     facts.graphs = _rows(connection, statement("look_at_graphs"))
     facts.rings = _rows(connection, statement("look_at_rings"))
@@ -95,6 +107,16 @@ def _look(connection: psycopg.Connection[Row], clock: Clock) -> Facts:
     facts.set_aside = _rows(connection, statement("look_at_set_aside"))
     facts.unbalanced = _rows(connection, statement("look_at_balance"))
     return facts
+
+
+def _pools_transactions(connection: psycopg.Connection[Row], url: str) -> bool:
+    """Whether a transaction beside it gets this connection's server process, so that it has to go on in another."""
+    asked = b"SELECT pg_backend_pid() AS pid"
+    (before,) = _rows(connection, asked)
+    with psycopg.connect(url, connect_timeout=CONNECT_S_MAX, row_factory=dict_row) as beside:
+        beside.execute(asked)
+        (after,) = _rows(connection, asked)
+    return bool(before != after)
 
 
 def _rows(connection: psycopg.Connection[Row], query: bytes, **parameters: Any) -> list[Row]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
+from psycopg.rows import tuple_row
 
 from millpy.errors import ConfigError
 from millpy.store.postgres.statements import statement
@@ -74,7 +75,8 @@ def act_as_owner(connection: Connection) -> None:
 
 def recorded(connection: Connection) -> Roles | None:
     """The roles of this database; None without any."""
-    row = connection.execute(statement("read_roles")).fetchone()
+    with connection.cursor(row_factory=tuple_row) as cursor:
+        row = cursor.execute(statement("read_roles")).fetchone()
     return None if row is None else Roles(*row)
 
 

@@ -68,13 +68,11 @@ SELECT g.name AS graph, count(*)::integer AS intervals,
 SELECT e.ring, count(*) FILTER (WHERE e.state <> 'free')::integer AS taken, count(*)::integer AS slots,
        count(to_regclass(format('mill.%I', e.ring || '_' || e.slot)))::integer AS partitions,
        sum(pg_total_relation_size(to_regclass(format('mill.%I', e.ring || '_' || e.slot))))::bigint AS bytes,
-       (SELECT o.slot FROM mill.epochs AS o
-         WHERE o.ring = e.ring AND o.state = 'filled' AND NOT mill.unneeded(o.ring, o.slot)
-         ORDER BY o.started_at LIMIT 1)::integer AS oldest_needed,
-       (SELECT extract(epoch FROM clock_timestamp() - o.started_at) FROM mill.epochs AS o
-         WHERE o.ring = e.ring AND o.state = 'filled' AND NOT mill.unneeded(o.ring, o.slot)
-         ORDER BY o.started_at LIMIT 1)::double precision AS oldest_needed_s
-  FROM mill.epochs AS e GROUP BY e.ring ORDER BY e.ring;
+       (array_agg(e.slot ORDER BY e.started_at) FILTER (WHERE n.needed))[1]::integer AS oldest_needed,
+       extract(epoch FROM clock_timestamp() - min(e.started_at) FILTER (WHERE n.needed))::double precision AS oldest_needed_s
+  FROM mill.epochs AS e
+  LEFT JOIN LATERAL (SELECT NOT mill.unneeded(e.ring, e.slot) AS needed WHERE e.state = 'filled') AS n ON true
+ GROUP BY e.ring ORDER BY e.ring;
 
 -- name: look_who_needs_segments
 -- The consumers that have not read what a slot of segments holds. Zero rows: nobody needs it.
@@ -121,6 +119,27 @@ SELECT has_database_privilege(current_database(), 'CREATE') AS may_create_schema
        coalesce(has_table_privilege(to_regclass('mill.deltas'), 'INSERT'), false) AS may_append,
        coalesce(has_schema_privilege(to_regnamespace('millpy'), 'USAGE'), false) AS may_read_views,
        pg_has_role(current_user, (SELECT nspowner FROM pg_namespace WHERE nspname = 'mill'), 'MEMBER') AS is_owner;
+
+-- name: look_at_logins
+-- Logins that run workers here now. Zero rows: none that this role can see.
+SELECT DISTINCT a.usename::text AS login, r.rolsuper AS superuser,
+       pg_has_role(a.usesysid, (SELECT nspowner FROM pg_namespace WHERE nspname = 'mill'), 'MEMBER') AS owns
+  FROM pg_stat_activity AS a JOIN pg_roles AS r ON r.oid = a.usesysid
+ WHERE a.datname = current_database() AND a.application_name = 'millpy commit' ORDER BY 1;
+
+-- name: look_at_result_tables
+-- Whether they are there, and whether the worker's role can write to them: null without roles. Zero rows: no tables.
+SELECT g.name AS graph, t.name AS table, c.oid IS NOT NULL AS found,
+       has_table_privilege(w.oid, c.oid, 'INSERT') AND has_table_privilege(w.oid, c.oid, 'UPDATE')
+       AND has_table_privilege(w.oid, c.oid, 'DELETE') AND has_table_privilege(w.oid, c.oid, 'SELECT') AS granted,
+       NOT c.relrowsecurity OR w.rolsuper OR w.rolbypassrls OR pg_has_role(w.oid, c.relowner, 'MEMBER') OR EXISTS (
+           SELECT FROM pg_policy AS p
+            WHERE p.polrelid = c.oid AND p.polcmd = '*' AND p.polpermissive AND p.polroles && ARRAY[w.oid, 0::oid]) AS let_in
+  FROM mill.result_tables AS t
+  JOIN mill.graphs AS g USING (graph_id)
+  LEFT JOIN pg_class AS c ON c.oid = to_regclass(format('%I.%I', g.name, t.name))
+  LEFT JOIN pg_roles AS w ON w.rolname = (SELECT worker FROM mill.roles)
+ ORDER BY 1, 2;
 
 -- name: look_at_set_aside
 -- Dead letters and late records by stream in the last hour, the most first. Zero rows: none.

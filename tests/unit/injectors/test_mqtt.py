@@ -18,7 +18,7 @@ def address(source: Mqtt, partition: str = "a/#", graph: str = "g") -> BrokerAdd
     setup = SourceSetup(
         graph=graph, stream="s", partition=partition, limits=Limits(), clock=SystemClock(), ready=asyncio.Event()
     )
-    return source._address(setup)
+    return source.address(setup)
 
 
 def test_each_filter_is_a_source_partition() -> None:

@@ -1,0 +1,110 @@
+"""`millpy doctor GRAPH.py`: what it finds at real brokers, and of a topic's partitions."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from millpy import EventTime, Graph, Kafka, Mqtt, seconds
+from millpy.cli import app
+from millpy.doctor import Finding, Severity
+from millpy.doctor_sources import COUNTS, DROPPED, STORED, _queues, examine_sources
+from millpy.embedded import EmbeddedBroker, free_port
+from millpy.injectors.kafka_client import Client
+
+GRAPH = """
+import msgspec
+from millpy import Count, EventTime, FixedWindows, Graph, Mqtt, seconds
+
+class Reading(msgspec.Struct):
+    device: str
+    at: float
+
+graph = Graph("plant")
+source = Mqtt("sensors/+/reading", host="127.0.0.1", port=PORT)
+event_time = EventTime("at", unit="s", max_disorder=seconds(1))
+readings = graph.inject("readings", source, schema=Reading, event_time=event_time)
+readings.key_by("device").window(FixedWindows(seconds(10))).aggregate(n=Count()).to_table("counts")
+"""
+
+
+class Reading(msgspec.Struct):
+    device: str
+    at: float
+
+
+def plant(source: Mqtt | Kafka) -> Graph:
+    graph = Graph("plant")
+    graph.inject("readings", source, schema=Reading, event_time=EventTime("at", unit="s", max_disorder=seconds(1)))
+    return graph
+
+
+async def findings_of(source: Mqtt | Kafka) -> dict[str, Finding]:
+    return {finding.check: finding for finding in await examine_sources(plant(source))}
+
+
+def test_a_broker_that_answers_is_well_and_leaves_no_session_behind(
+    broker: EmbeddedBroker, tmp_path: Path, database_url: str
+) -> None:
+    file = tmp_path / "plant.py"
+    file.write_text(GRAPH.replace("PORT", str(broker.port)))
+
+    result = CliRunner().invoke(app, ["doctor", str(file), "--database", database_url])
+
+    assert result.exit_code == 0, result.output
+    assert f"at 127.0.0.1:{broker.port} allows sensors/+/reading" in result.output
+    assert "broker queues" in result.output
+
+
+async def test_a_broker_that_nobody_reaches_is_an_error_with_what_to_do() -> None:
+    finding = (await findings_of(Mqtt("a", host="127.0.0.1", port=free_port())))["broker"]
+
+    assert finding.severity is Severity.ERROR
+    assert "no connection to the MQTT broker" in finding.found
+    assert finding.action
+
+
+async def test_a_password_that_goes_out_in_the_clear_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLPY_MQTT_URL", f"mqtt://me:hunter2@192.0.2.1:{free_port()}")
+    monkeypatch.setattr("millpy.injectors.mqtt_connection._CONNECT_S_MAX", 0.05)  # nobody has that address
+
+    finding = (await findings_of(Mqtt("a")))["broker encryption"]
+
+    assert finding.severity is Severity.WARNING
+    assert "hunter2" not in str(finding)
+
+
+@pytest.mark.parametrize(
+    ("stored", "dropped", "severity"),
+    [(b"7", b"0", Severity.OK), (b"7", b"3", Severity.WARNING), (b"", b"", Severity.NOTE)],
+)
+def test_what_a_brokers_counts_mean(stored: bytes, dropped: bytes, severity: Severity) -> None:
+    said = {topic: count for topic, count in ((STORED, stored), (DROPPED, dropped)) if count}
+
+    assert set(said) <= COUNTS
+    assert _queues("readings", said).severity is severity
+
+
+@pytest.mark.parametrize(
+    ("there", "severity"), [(0, Severity.ERROR), (1, Severity.ERROR), (2, Severity.OK), (3, Severity.WARNING)]
+)
+async def test_partitions_that_are_missing_or_not_read(
+    there: int, severity: Severity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def reached(_: Client) -> None:
+        await asyncio.sleep(0)
+
+    async def partitions(_: Client) -> int:
+        return there
+
+    monkeypatch.setattr(Client, "start", reached)
+    monkeypatch.setattr(Client, "partitions", partitions)
+
+    found = await findings_of(Kafka("readings", partitions=2, servers="localhost:1"))
+
+    assert found["broker"].severity is severity
+    assert f"has {there} partitions, 2 are read" in found["broker"].found
