@@ -114,26 +114,32 @@ async def _begin(
 ) -> Worker:
     """Connect, deploy, register: a worker with a lease."""
     await store.open()
-    deployment = await store.deploy(graph.spec())
-    worker_id = fresh_identity()
-    worker = Worker(
-        store,
-        plan(graph, deployment, limits),
-        worker_id,
-        limits=limits,
-        clock=clock,
-        probe=probe,
-        lease=lease,
-        rng=random.Random(worker_id.int),
-        only=only,
-        start=start,
-        observer=observer,
-    )
-    # What is loaded by now lives as long as the process; looking through it again costs tens of milliseconds.
-    gc.collect()
-    gc.freeze()
-    await worker.start()
-    return worker
+    while True:
+        deployment = await store.deploy(graph.spec())
+        for change in deployment.changes:
+            log.warning("graph %s, version %d: %s", graph.name, deployment.version, change)
+        worker_id = fresh_identity()
+        worker = Worker(
+            store,
+            plan(graph, deployment, limits),
+            worker_id,
+            limits=limits,
+            clock=clock,
+            probe=probe,
+            lease=lease,
+            rng=random.Random(worker_id.int),
+            only=only,
+            start=start,
+            observer=observer,
+        )
+        # What is loaded by now lives as long as the process; looking through it again costs tens of milliseconds.
+        gc.collect()
+        gc.freeze()
+        try:
+            await worker.start()
+        except GraphVersionError:
+            continue  # somebody has deployed it anew meanwhile
+        return worker
 
 
 async def _run(worker: Worker, heart: HeartThread, stop: asyncio.Event, observer: Observer) -> None:

@@ -70,6 +70,7 @@ CREATE TABLE mill.roles (
 CREATE TABLE mill.workers (
     worker_id      uuid PRIMARY KEY,
     graph_id       integer NOT NULL REFERENCES mill.graphs ON DELETE CASCADE,
+    graph_version  integer NOT NULL,  -- that it knows: it owns nothing of another
     computations   text[] NOT NULL,  -- those it takes; empty for all
     host           text NOT NULL,
     pid            integer NOT NULL,

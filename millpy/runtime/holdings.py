@@ -69,11 +69,13 @@ class Holdings:
         """Look at the ownership table: (what to claim, what to give up).
 
         Raises:
-            GraphVersionError: the graph has intervals that this worker does not know.
+            GraphVersionError: another version of the graph is deployed. A commit would find that out, too; a worker
+                that has nothing to commit must not sit on its lease.
         """
-        ownership = await self._store.ownership(self._plan.deployment.graph_id)
-        if any(interval.interval_id not in self._plan.by_interval for interval in ownership.intervals):
-            raise GraphVersionError("the graph has got more source partitions", hint="start the worker again")
+        known = self._plan.deployment
+        ownership = await self._store.ownership(known.graph_id)
+        if ownership.graph_version != known.version:
+            raise GraphVersionError(f"version {ownership.graph_version} of the graph is deployed, not {known.version}")
         computations = {
             c.name: [i.interval_id for i in c.intervals] for c in self._plan if not self._only or c.name in self._only
         }
@@ -125,8 +127,8 @@ class Holdings:
     async def announce(self) -> None:
         """Register with the store: a lease from now on."""
         started = self._clock.monotonic()
-        graph_id = self._plan.deployment.graph_id
-        info = WorkerInfo(self._worker_id, graph_id, tuple(sorted(self._only)), platform.node(), os.getpid())
+        known, only = self._plan.deployment, tuple(sorted(self._only))
+        info = WorkerInfo(self._worker_id, known.graph_id, known.version, only, platform.node(), os.getpid())
         await self._store.register(info, self._limits.lease_ttl_s)
         self._lease.renewed(started)
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from uuid import UUID
 
-from millpy.errors import CommitUnknownError, MillError, StaleSequencerError, StoreUnavailableError
+from millpy.errors import CommitUnknownError, GraphVersionError, MillError, StaleSequencerError, StoreUnavailableError
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, Kind, Segment
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.stage import Recovered
@@ -65,6 +65,8 @@ class MemoryStore:
     async def deploy(self, spec: GraphSpec, *, on_purpose: bool = False) -> Deployment:
         """Register the graph, find it deployed, or bring its additions in."""
         await self._reach_server()
+        while self.database.is_locked_against(spec):
+            await self.database.released()
         return self.database.deploy(spec, on_purpose=on_purpose)
 
     # Ownership.
@@ -72,6 +74,9 @@ class MemoryStore:
     async def register(self, worker: WorkerInfo, ttl_s: float) -> None:
         """Announce a worker with a lease from now on the server's clock; it owns nothing."""
         await self._reach_server()
+        deployed = self.database.graphs[worker.graph_id].deployment.version
+        if worker.graph_version != deployed:
+            raise GraphVersionError(f"version {worker.graph_version} of the graph is not the one that is deployed")
         for interval_id, header in sorted(self.database.headers.items()):
             while header.owner == worker.worker_id:
                 if self.database.holder(interval_id) is None:
@@ -105,6 +110,7 @@ class MemoryStore:
                 for interval_id, header in database.headers.items()
                 if header.graph_id == graph_id
             ),
+            database.graphs[graph_id].deployment.version,
         )
 
     async def claim(self, worker_id: UUID, interval_ids: Sequence[int]) -> Sequence[Grant]:
@@ -326,9 +332,9 @@ class MemoryStore:
         return Instant(self.database.clock.now_us() + int(ttl_s * 1_000_000))
 
     def _may_claim(self, worker_id: UUID, header: Header) -> bool:
-        """What no live worker owns, and what is this worker's own: the answer to an earlier claim was lost."""
+        """What no live worker owns, of the version that this one knows, and its own: an earlier answer was lost."""
         free = header.owner == worker_id or not self.database.is_live(header.owner)
-        return self.database.is_live(worker_id) and free
+        return free and self.database.is_live(worker_id) and self.database.knows(worker_id, header)
 
     def _grant(self, header: Header, worker_id: UUID) -> Grant:
         """Give an unlocked header to a worker under a new sequencer."""

@@ -39,11 +39,10 @@ def check_fence(database: MemoryDatabase, checkpoints: Sequence[Checkpoint], gra
     stale = []
     for checkpoint in checkpoints:
         header = database.headers.get(checkpoint.grant.interval_id)
-        if header is None or not expects(header, checkpoint):
+        running = None if header is None else database.graphs[header.graph_id].deployment.version
+        if header is None or (running == graph_version and not expects(header, checkpoint)):
             stale.append(checkpoint.grant.interval_id)
-            continue
-        running = database.graphs[header.graph_id].deployment.version
-        if running != graph_version:
+        elif running != graph_version:
             raise GraphVersionError(
                 f"version {running} of the graph is deployed, this commit is of version {graph_version}",
                 hint="start the worker again with the deployed version of the graph",

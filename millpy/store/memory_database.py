@@ -242,9 +242,24 @@ class MemoryDatabase:
         self._migrate(deployed, spec)
         return deployed.deployment
 
+    def knows(self, worker_id: UUID, header: Header) -> bool:
+        """Whether a worker knows the version of the graph that is deployed."""
+        deployed = self.graphs[header.graph_id].deployment
+        return self.workers[worker_id].info.graph_version == deployed.version
+
+    def is_locked_against(self, spec: GraphSpec) -> bool:
+        """Whether deploying this graph would change one that has commits in flight, for which it waits."""
+        for deployed in self.graphs.values():
+            if deployed.spec.name == spec.name and changes_between(deployed.spec.description(), spec.description()):
+                return any(self.holder(interval.interval_id) for interval in deployed.deployment.intervals)
+        return False
+
     def _migrate(self, deployed: DeployedGraph, spec: GraphSpec) -> None:
         """Bring in what is new: source partitions, computations with their subscriptions, tables, columns."""
         before = deployed.deployment
+        for interval in before.intervals:
+            header = self.headers[interval.interval_id]
+            header.owner, header.sequencer = None, header.sequencer + 1
         known = {computation.name for computation in deployed.spec.computations}
         intervals = {c.name: list(before.of(c.name)) for c in spec.computations}
         joining: dict[str, list[int]] = {}

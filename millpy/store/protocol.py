@@ -85,6 +85,7 @@ class WorkerInfo:
 
     worker_id: UUID
     graph_id: int
+    graph_version: int
     only: tuple[str, ...] = ()
     """Computations that it takes; empty for all."""
     host: str = ""
@@ -110,10 +111,15 @@ class Owned:
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """The ownership table of one graph in one snapshot: what balancing decides on."""
+    """The ownership table of one graph in one snapshot: what balancing decides on.
+
+    Attributes:
+        graph_version: the one that is deployed.
+    """
 
     workers: tuple[LiveWorker, ...]
     intervals: tuple[Owned, ...]
+    graph_version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +190,11 @@ class Store(Protocol):
         ...
 
     async def register(self, worker: WorkerInfo, ttl_s: float) -> None:
-        """Announce a worker with a lease of ttl_s from now on the server's clock."""
+        """Announce a worker with a lease of ttl_s from now on the server's clock.
+
+        Raises:
+            GraphVersionError: another version of the graph is deployed than it knows.
+        """
         ...
 
     async def heartbeat(self, worker_id: UUID, ttl_s: float) -> bool:
@@ -200,7 +210,7 @@ class Store(Protocol):
         ...
 
     async def claim(self, worker_id: UUID, interval_ids: Sequence[int]) -> Sequence[Grant]:
-        """Take those of the intervals that no live worker owns, raising their sequencers.
+        """Take those of the intervals that no live worker owns, raising their sequencers. None of another version.
 
         Waits for a commit in flight of the old owner. A row locked by an expired owner's frozen transaction
         is freed by terminating its backend. Intervals that somebody else holds are left out of the answer; those that

@@ -162,6 +162,7 @@ workers = Table(
     metadata,
     Column("worker_id", UUID, primary_key=True),
     _graph(),
+    Column("graph_version", Integer, nullable=False),
     Column("computations", ARRAY(Text), nullable=False),
     _text("host"),
     Column("pid", Integer, nullable=False),

@@ -131,7 +131,7 @@ class Owner:
 
     async def register(self, ttl_s: float = LEASE_S) -> None:
         """Begin a lease."""
-        await self.store.register(WorkerInfo(self.worker_id, self.deployment.graph_id), ttl_s)
+        await self.store.register(WorkerInfo(self.worker_id, self.deployment.graph_id, self.deployment.version), ttl_s)
 
     async def claim(self, *intervals: DeployedInterval) -> Sequence[Grant]:
         """Claim intervals, all of the graph when none is named, and read where they stand."""

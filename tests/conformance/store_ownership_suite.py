@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from millpy.errors import GraphError, GraphVersionError, OwnershipError
+from millpy.errors import GraphError, GraphVersionError, OwnershipError, StaleSequencerError
 from millpy.model.checkpoint import Grant
 from millpy.model.deployment import ColumnSpec, ComputationSpec, GraphSpec, StreamSpec, SubscriptionSpec, TableSpec
 from millpy.model.keys import KEY_SPACE
@@ -102,7 +102,7 @@ class OwnershipSuite:
             await old.commit(old.checkpoint(world.a))
         with pytest.raises(GraphVersionError):
             await world.store.deploy(a_graph())
-        await old.expire()
+        assert {o.worker_id for o in (await world.store.ownership(grown.graph_id)).intervals} == {None}
         new = Owner(world.store, grown)
         await new.register()
         await new.claim()
@@ -124,6 +124,22 @@ class OwnershipSuite:
             assert opened.recovered.input_watermark == opened.recovered.low_watermark == 7 * MINUTE
         subscription = grown.subscription_ids["readings", "totals", 0]
         assert (await new.opened(world.a)).last_segments.get(subscription, 0) == 0
+
+    async def test_worker_of_another_version_of_the_graph_gets_nothing(self, world: World) -> None:
+        old = await world.owner(world.a)
+        grant = old.grants[world.a.interval_id]
+        grown = await world.store.deploy(a_graph(partitions=("a", "b", "c")))
+
+        assert (await world.store.ownership(grown.graph_id)).graph_version == grown.version == 2
+        assert not await old.claim()
+        assert not await world.store.take_over_from_self(old.worker_id, [grant])
+        with pytest.raises(StaleSequencerError):
+            await world.store.read([grant], state_rows_max=10)
+        for version in (1, 3):
+            with pytest.raises(GraphVersionError):
+                await world.store.register(WorkerInfo(uuid.uuid4(), grown.graph_id, version), 60.0)
+        await world.store.register(WorkerInfo(old.worker_id, grown.graph_id, 2), 60.0)
+        assert len(await old.claim(*grown.intervals)) == len(grown.intervals)
 
     async def test_setting_changes_when_a_person_says_so(self, world: World) -> None:
         readings, *others = a_graph().computations
@@ -233,7 +249,7 @@ class OwnershipSuite:
         assert owned[world.alarms.interval_id] == (None, False)
 
     async def test_ownership_tells_which_computations_a_worker_takes(self, world: World) -> None:
-        await world.store.register(WorkerInfo(uuid.uuid4(), world.deployment.graph_id, only=("sums",)), 60.0)
+        await world.store.register(WorkerInfo(uuid.uuid4(), world.deployment.graph_id, 1, only=("sums",)), 60.0)
 
         (worker,) = (await world.store.ownership(world.deployment.graph_id)).workers
 

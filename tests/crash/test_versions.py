@@ -20,9 +20,10 @@ from millpy.graph import Graph
 from millpy.injectors.settings import EventTime
 from millpy.limits import Limits
 from millpy.model.time import minutes, seconds
+from millpy.runtime.probe import Point
 from millpy.windowing.aggregate import Count, Max, Sum
 from millpy.windowing.window import FixedWindows, SessionWindows
-from tests.crash.harness import ROOT, Worker, await_true
+from tests.crash.harness import ROOT, Worker, await_true, committed
 from tests.feed import Feed
 
 LIMITS = Limits(progress_every_s=0.02, fold_every_s=0.2)
@@ -155,6 +156,9 @@ source = graph.inject(
 keyed = source.key_by("device")
 keyed.window(FixedWindows(minutes(1))).aggregate(n=Count(), total=Sum("value")).to_table("minutes")
 """
+EVERY_MINUTE = """
+SELECT device, n, total::int8 FROM factory.minutes WHERE window_start < to_timestamp(240) ORDER BY window_start, device
+"""
 ADDED = 'keyed.window(FixedWindows(minutes(2))).aggregate(n=Count()).to_table("two_minutes")\n'
 COLUMN = GRAPH.replace('total=Sum("value"))', 'total=Sum("value"), high=Max("value"))')
 
@@ -210,9 +214,7 @@ def test_rolling_restart_with_two_versions_on_disk_is_exact(place: Path, databas
     for stopped in (old, again):
         assert "version 2 of graph 'factory' is deployed, which has more than this one" in stopped.log
     assert one(database_url, "SELECT version FROM mill.graphs") == 2
-    for start in range(0, END, 60):
-        query = "SELECT device, n, total::bigint FROM factory.minutes WHERE window_start = to_timestamp({}) ORDER BY 1"
-        assert rows(database_url, query.format(start)) == sums(start, start + 60)
+    assert rows(database_url, EVERY_MINUTE) == [row for start in range(0, END, 60) for row in sums(start, start + 60)]
     assert rows(database_url, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []
 
 
@@ -238,3 +240,42 @@ def test_deploy_that_is_killed_leaves_the_old_version_whole(place: Path, databas
     assert status == 0, err
     assert (json.loads(out)["deployed"], len(json.loads(out)["changes"])) == (2, 4)
     rows(database_url, "SELECT high FROM factory.minutes")
+
+
+@pytest.mark.parametrize("point", [Point.BEFORE_COMMIT, Point.AFTER_FENCE])
+def test_worker_that_was_frozen_while_its_graph_changed_writes_nothing_more(
+    place: Path, database_url: str, point: Point
+) -> None:
+    drop(place, 0, END)
+    drop(place, 1_000, 1_001)
+    with Worker(place, database_url, place, graph=place / "old.py", probe=f"{point}:3:stop") as old:
+        old.await_frozen()
+        status, out, err = done(millpy(place, "deploy", "new.py", "--database", database_url))
+        assert status == 0, err
+        assert "version 2 is deployed" in out
+        owners = "SELECT count(*) FROM mill.intervals WHERE worker_id IS NOT NULL OR graph_version <> 2"
+        assert one(database_url, owners) == 0, "nobody waits for the lease of a worker that may not write"
+        with Worker(place, database_url, place, graph=place / "new.py") as new:
+            new.await_while_running(consumed(database_url, (END + 1) * DEVICES), "all of it")
+            before = committed(database_url)
+            old.thaw()
+            await_true(lambda: old.process.poll() is not None, "the old one has stopped")
+            assert new.process.poll() is None
+
+    assert old.process.returncode == 1
+    assert "version 2 of graph 'factory' is deployed, which has more than this one" in old.log
+    assert all(committed(database_url)[interval] >= bundle for interval, bundle in before.items())
+    assert rows(database_url, EVERY_MINUTE) == [row for start in range(0, END, 60) for row in sums(start, start + 60)]
+    assert rows(database_url, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []
+
+
+def test_worker_of_the_old_version_that_has_nothing_to_do_stops_too(place: Path, database_url: str) -> None:
+    drop(place, 0, 10)
+    with Worker(place, database_url, place, graph=place / "old.py") as old:
+        old.await_while_running(consumed(database_url, 10 * DEVICES), "the feed")
+        assert done(millpy(place, "deploy", "new.py", "--database", database_url))[0] == 0
+
+        await_true(lambda: old.process.poll() is not None, "the old one has stopped")
+
+    assert old.process.returncode == 1
+    assert one(database_url, "SELECT count(*) FROM mill.workers") == 0

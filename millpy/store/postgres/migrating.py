@@ -4,8 +4,9 @@
        fence refuses every worker that knows the graph as it was (MW002), and until then they wait
     2. what is new is registered; what is there keeps its ids, positions, state and rows
 
-A process that is killed in the middle has changed nothing. Locks are waited for LOCK_S at most: a reader with a long
-transaction on a result table fails the deploy, rather than have every reader and worker queue behind it.
+A process that is killed in the middle has changed nothing. A worker that is frozen inside a commit holds its headers:
+once its lease is over, its backend is terminated, as for a takeover. Result tables are waited for LOCK_S at most: a
+reader with a long transaction on one fails the deploy, rather than have every reader and worker queue behind it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+import psycopg
 from psycopg import sql
 
 from millpy.model.deployment import GraphSpec, TableSpec, fingerprint_of
@@ -33,6 +35,9 @@ from millpy.store.postgres.registering import (
 from millpy.store.postgres.statements import statement
 
 LOCK_S = 2.0
+HEADER_ATTEMPTS = 10
+HEADERS_S = 1.0
+"""How long each of them waits for commits in flight, between which everybody else goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +54,8 @@ async def migrate(connection: Connection, stored: StoredGraph, spec: GraphSpec, 
     before, after = stored.description, spec.description()
     description = merged(before, after)
     ids = {"graph_id": stored.graph_id}
-    await connection.execute(b"SELECT set_config('lock_timeout', %s, true)", [f"{int(LOCK_S * 1000)}ms"])
-    await connection.execute(statement("lock_intervals"), ids)
+    await _lock_headers(connection, stored.graph_id)
+    await _limit_lock_wait(connection, LOCK_S)
     parameters = {
         **ids,
         "fingerprint": fingerprint_of(description),
@@ -68,6 +73,25 @@ async def migrate(connection: Connection, stored: StoredGraph, spec: GraphSpec, 
     }
     await connection.execute(statement("append_events"), events)
     return version
+
+
+async def _lock_headers(connection: Connection, graph_id: int) -> None:
+    """Wait for the commits in flight, and end those of workers that are frozen."""
+    await _limit_lock_wait(connection, HEADERS_S)
+    for attempt in range(1, HEADER_ATTEMPTS + 1):
+        try:
+            async with connection.transaction():  # a savepoint
+                await connection.execute(statement("lock_intervals"), {"graph_id": graph_id})
+            return
+        except psycopg.errors.LockNotAvailable:
+            if attempt == HEADER_ATTEMPTS:
+                raise
+        intervals = await all_rows(connection, statement("read_intervals"), {"graph_id": graph_id})
+        await connection.execute(statement("terminate_owners"), {"intervals": Bigints([row[0] for row in intervals])})
+
+
+async def _limit_lock_wait(connection: Connection, wait_s: float) -> None:
+    await connection.execute(b"SELECT set_config('lock_timeout', %s, true)", [f"{int(wait_s * 1000)}ms"])
 
 
 async def _grow(connection: Connection, graph_id: int, version: int, added: Mapping[str, Sequence[str]]) -> None:

@@ -21,6 +21,7 @@ from uuid import UUID
 
 import psycopg
 
+from millpy.errors import GraphVersionError
 from millpy.model.checkpoint import Grant
 from millpy.store.postgres.arrays import Bigints, Moments
 from millpy.store.postgres.connection import Connection, all_rows
@@ -38,6 +39,7 @@ async def register(connection: Connection, worker: WorkerInfo, ttl_s: float) -> 
     parameters = {
         "worker_id": worker.worker_id,
         "graph_id": worker.graph_id,
+        "graph_version": worker.graph_version,
         "computations": list(worker.only),
         "host": worker.host,
         "pid": worker.pid,
@@ -45,21 +47,24 @@ async def register(connection: Connection, worker: WorkerInfo, ttl_s: float) -> 
     }
     async with connection.transaction():
         await connection.execute(statement("disown"), {"worker_id": worker.worker_id})
-        await connection.execute(statement("register_worker"), parameters)
+        registered = await connection.execute(statement("register_worker"), parameters)
+        if not registered.rowcount:
+            raise GraphVersionError(f"version {worker.graph_version} of the graph is not the one that is deployed")
     await connection.execute(statement("forget_workers"))
 
 
 async def read_ownership(connection: Connection, graph_id: int) -> Ownership:
     """Who lives and who owns what, in one snapshot."""
-    workers, intervals = [], []
-    for worker_id, computations, interval_id, live in await all_rows(
+    workers, intervals, deployed = [], [], 0
+    for worker_id, computations, interval_id, live, version in await all_rows(
         connection, statement("read_ownership"), {"graph_id": graph_id}
     ):
         if interval_id is None:
             workers.append(LiveWorker(worker_id, tuple(computations)))
         else:
             intervals.append(Owned(interval_id, worker_id, live))
-    return Ownership(tuple(workers), tuple(intervals))
+            deployed = version
+    return Ownership(tuple(workers), tuple(intervals), deployed)
 
 
 async def claim(connection: Connection, worker_id: UUID, interval_ids: Sequence[int]) -> list[Grant]:

@@ -58,13 +58,14 @@ ON CONFLICT DO NOTHING;
 SELECT interval_id FROM mill.intervals WHERE graph_id = %(graph_id)s ORDER BY interval_id FOR UPDATE;
 
 -- name: raise_version
--- Fences off every worker that knows the graph as it was. Always one row.
+-- Fences off every worker that knows the graph as it was, and takes its intervals away. Always one row.
 WITH raised AS (
     UPDATE mill.graphs SET version = version + 1, fingerprint = %(fingerprint)s, description = %(description)s::text::jsonb,
            deployed_at = now()
      WHERE graph_id = %(graph_id)s RETURNING graph_id, version
 ), fenced AS (
-    UPDATE mill.intervals AS i SET graph_version = r.version FROM raised AS r WHERE i.graph_id = r.graph_id
+    UPDATE mill.intervals AS i SET graph_version = r.version, worker_id = NULL, sequencer = i.sequencer + 1
+      FROM raised AS r WHERE i.graph_id = r.graph_id
 )
 SELECT version FROM raised;
 

@@ -1,10 +1,11 @@
 -- name: register_worker
--- Announces a worker. Always one row.
-INSERT INTO mill.workers (worker_id, graph_id, computations, host, pid, lease_deadline)
-VALUES (%(worker_id)s, %(graph_id)s, %(computations)s, %(host)s, %(pid)s,
-        clock_timestamp() + make_interval(secs => %(ttl_s)s))
+-- Announces a worker. Zero rows: another version of the graph is deployed than it knows.
+INSERT INTO mill.workers (worker_id, graph_id, graph_version, computations, host, pid, lease_deadline)
+SELECT %(worker_id)s, g.graph_id, g.version, %(computations)s, %(host)s, %(pid)s,
+       clock_timestamp() + make_interval(secs => %(ttl_s)s)
+  FROM mill.graphs AS g WHERE g.graph_id = %(graph_id)s AND g.version = %(graph_version)s
 ON CONFLICT (worker_id) DO UPDATE
-   SET graph_id = excluded.graph_id, computations = excluded.computations, host = excluded.host, pid = excluded.pid,
+   SET graph_id = excluded.graph_id, graph_version = excluded.graph_version, computations = excluded.computations, host = excluded.host, pid = excluded.pid,
        lease_deadline = excluded.lease_deadline;
 
 -- name: disown
@@ -40,25 +41,26 @@ UPDATE mill.workers SET lease_deadline = clock_timestamp() + make_interval(secs 
 DELETE FROM mill.workers WHERE worker_id = %(worker_id)s;
 
 -- name: read_ownership
--- Live workers (interval_id null) and intervals (computations null) in one snapshot.
-SELECT w.worker_id, w.computations, NULL::bigint AS interval_id, true AS live
+-- Live workers (interval_id null) and intervals (computations null) in one snapshot, with the graph's version.
+SELECT w.worker_id, w.computations, NULL::bigint AS interval_id, true AS live, w.graph_version
   FROM mill.workers AS w
  WHERE w.graph_id = %(graph_id)s AND w.lease_deadline > clock_timestamp()
 UNION ALL
-SELECT i.worker_id, NULL, i.interval_id, coalesce(w.lease_deadline > clock_timestamp(), false)
+SELECT i.worker_id, NULL, i.interval_id, coalesce(w.lease_deadline > clock_timestamp(), false), i.graph_version
   FROM mill.intervals AS i LEFT JOIN mill.workers AS w USING (worker_id)
  WHERE i.graph_id = %(graph_id)s
  ORDER BY interval_id;
 
 -- name: claim_intervals
 -- Takes what no live worker owns and nobody has locked, and what is this worker's own (the answer to an earlier claim
--- was lost). Zero rows: nothing is free, or this worker's lease is over.
+-- was lost), of the version of the graph that it knows. Zero rows: nothing is free, or this worker's lease is over.
 UPDATE mill.intervals AS i SET worker_id = %(worker_id)s, sequencer = i.sequencer + 1
   FROM (SELECT h.interval_id FROM mill.intervals AS h
          WHERE h.interval_id = ANY (%(intervals)s)
            AND (h.worker_id = %(worker_id)s OR NOT mill.alive(h.worker_id))
          ORDER BY h.interval_id FOR NO KEY UPDATE SKIP LOCKED) AS free
  WHERE i.interval_id = free.interval_id AND mill.alive(%(worker_id)s)
+   AND i.graph_version = (SELECT w.graph_version FROM mill.workers AS w WHERE w.worker_id = %(worker_id)s)
 RETURNING i.interval_id, i.sequencer;
 
 -- name: find_locked
