@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from millpy.commands.common import DatabaseOption, JsonOption, print_json, settings_of, worded
 from millpy.errors import GraphError
-from millpy.model.deployment import GraphSpec
+from millpy.model.deployment import GraphSpec, Upgrade
 from millpy.model.versions import Change, only
 from millpy.store.postgres.store import PostgresStore
 
-MARKS = {"addition": "+", "setting": "~", "meaning": "!"}
+MARKS = {"addition": "+", "setting": "~", "state": "^", "meaning": "!"}
 
 
 @worded
 def deploy(
     graph: Annotated[str, typer.Argument(metavar="GRAPH.py", help="Python file that defines a Graph.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
+    upgrade: Annotated[
+        bool, typer.Option("--upgrade", help="Migrate state by what the graph's upgrade() says.")
+    ] = False,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -31,25 +34,37 @@ def deploy(
     from millpy.graph_file import load_graph  # the engine is not loaded for --help
     from millpy.launch import database as connected
 
-    spec = load_graph(graph).spec()
+    loaded = load_graph(graph)
+    upgrades = loaded.upgrades if upgrade else {}
     with connected(settings_of(database), graph, create=not dry_run) as url:
-        asyncio.run(_deploy(url, spec, dry_run=dry_run, as_json=as_json))
+        asyncio.run(_deploy(url, loaded.spec(), upgrades, dry_run=dry_run, as_json=as_json))
 
 
-async def _deploy(url: str, spec: GraphSpec, *, dry_run: bool, as_json: bool) -> None:
+async def _deploy(url: str, spec: GraphSpec, upgrades: Mapping[str, Upgrade], *, dry_run: bool, as_json: bool) -> None:
     async with PostgresStore(url) as store:
         found = await store.compare(spec)
         version, changes = found if found is not None else (None, [])
-        refused = bool(only("meaning", changes))
+        refused = refusals(changes, upgrades)
         deployed = version
         if not (dry_run or refused) and (version is None or changes):
-            deployed = (await store.deploy(spec, on_purpose=True)).version
-    _show(spec, version, deployed, changes, dry_run=dry_run, as_json=as_json)
+            deployed = (await store.deploy(spec, on_purpose=True, upgrades=upgrades)).version
+    _show(spec, version, deployed, changes, refused=bool(refused), dry_run=dry_run, as_json=as_json)
     if refused:
         raise GraphError(
-            f"graph {spec.name!r} would not mean the same: {len(only('meaning', changes))} changes are refused",
-            hint="undo them, or give the changed graph another name, so that both run side by side",
+            f"graph {spec.name!r} would not mean the same: refused changes: {len(refused)}", hint=_hint(refused)
         )
+
+
+def refusals(changes: Sequence[Change], upgrades: Collection[str]) -> list[Change]:
+    """Those that do not go in."""
+    states = [change for change in only("state", changes) if change.computation not in upgrades]
+    return [*only("meaning", changes), *states]
+
+
+def _hint(refused: Sequence[Change]) -> str:
+    if all(change.kind == "state" for change in refused):
+        return "give a function for the state to graph.upgrade(…), and deploy with --upgrade"
+    return "undo them, or give the changed graph another name, so that both run side by side"
 
 
 def _show(
@@ -58,6 +73,7 @@ def _show(
     deployed: int | None,
     changes: Sequence[Change],
     *,
+    refused: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -67,7 +83,7 @@ def _show(
             "version": version,
             "deployed": deployed,
             "dry_run": dry_run,
-            "refused": bool(only("meaning", changes)),
+            "refused": refused,
             "changes": [{"kind": c.kind, "subject": c.subject, "words": c.words} for c in changes],
         }
         print_json(answer)

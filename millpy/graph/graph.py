@@ -24,6 +24,7 @@ from millpy.limits import KEY_INTERVALS_DEFAULT
 from millpy.model.deployment import GraphSpec
 from millpy.model.record import RecordType
 from millpy.runtime.keyed import ComputationLogic
+from millpy.runtime.upgrades import StateFunction, StateUpgrade
 
 
 class Graph:
@@ -46,6 +47,7 @@ class Graph:
             raise GraphError(f"{name!r} is a reserved schema", hint="give the graph another name")
         self.name = name
         self.nodes: list[InjectorNode | StageNode] = []
+        self.upgrades: dict[str, StateUpgrade] = {}
 
     def __repr__(self) -> str:
         return f"Graph({self.name!r})"
@@ -151,6 +153,23 @@ class Graph:
         if isinstance(output, Mapping):
             return streams
         return streams.get(name)
+
+    def upgrade(self, name: str, function: StateFunction) -> None:
+        """Say how the stored cells of a computation become those of this version; for `millpy deploy --upgrade`.
+
+        Args:
+            name: the step's name.
+            function: from the stored cells of one key to what the cells are to hold, both by name: plain data as JSON
+                reads it, a `MapCell` as a dict. A cell that has its default is not stored, and may be left out. It
+                depends on nothing but its argument, and is called once for every key that has state.
+
+        Raises:
+            GraphError: no step of this name is a Computation.
+        """
+        node = next((node for node in self.nodes if node.name == name and isinstance(node, StageNode)), None)
+        if not (isinstance(node, StageNode) and isinstance(node.logic, ComputationLogic)):
+            raise GraphError(f"there is no Computation {name!r} to upgrade", hint="name a step after process(…)")
+        self.upgrades[name] = node.logic.upgrade(name, function)
 
     def streams(self) -> list[Stream]:
         """All streams, in the order in which they were made (injectors' first appear by their consumers)."""

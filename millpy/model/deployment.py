@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -14,6 +14,11 @@ from millpy.model.keys import KeyInterval
 
 Meaning: TypeAlias = "Mapping[str, str | Sequence[tuple[str, str]]]"
 """What a computation is, part by part: a text, or named texts in their order."""
+
+StateRow: TypeAlias = "tuple[str, str, bytes]"
+"""(cell, entry of a MapCell as JSON text or "", value as JSON text)."""
+Upgrade: TypeAlias = "Callable[[bytes, Sequence[StateRow]], list[StateRow]]"
+"""From a key and its stored cells to its cells as they are to be stored."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
     addition   nothing that is stored changes its meaning: a computation, stream, table, source partition or cell is
                new, or a windowed step has one more aggregate at the end
     setting    what is stored stays; from now on the watermark is estimated in another way
+    state      cells of a computation have other types, or are gone: goes in with a function that migrates them
     meaning    stored state, positions or result rows would mean something else: refused
 
 What an addition has brought is missing in the graph as it was, and missing things are a change of meaning. So the two
@@ -11,8 +12,8 @@ never take turns on one state; settings could, and change only when a person say
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ import msgspec
 
 from millpy.errors import GraphError, GraphVersionError
 
-Kind = Literal["addition", "setting", "meaning"]
+Kind = Literal["addition", "setting", "state", "meaning"]
 Description = Mapping[str, Any]
 CHANGES_SAID_MAX = 5
 FROM_NOW = "it begins with what comes from now on"
@@ -34,11 +35,13 @@ class Change:
         kind: whether it may go in; see above.
         subject: what differs, as "result table per_minute".
         words: how, for people.
+        computation: whose state it is, for a change of state.
     """
 
     kind: Kind
     subject: str
     words: str
+    computation: str = ""
 
     def __str__(self) -> str:
         return f"{self.subject} {self.words}"
@@ -76,16 +79,33 @@ def merged(stored: Description, wanted: Description) -> dict[str, Any]:
 
 
 def refuse(
-    name: str, version: int, stored: Description, wanted: Description, *, on_purpose: bool, changes: Sequence[Change]
+    name: str,
+    version: int,
+    stored: Description,
+    wanted: Description,
+    *,
+    on_purpose: bool,
+    changes: Sequence[Change],
+    upgrades: Collection[str] = (),
 ) -> None:
-    """Raise when the changes may not go in; `on_purpose`: a person has asked for them.
+    """Raise when the changes may not go in.
+
+    Args:
+        name: of the graph.
+        version: the one that is deployed.
+        stored: its description.
+        wanted: the description of the graph that is to be deployed.
+        on_purpose: a person has asked for them.
+        changes: from the one to the other.
+        upgrades: computations whose state will be migrated.
 
     Raises:
         GraphVersionError: nothing but what is missing differs: an older version of the graph.
         GraphError: a change of meaning, or a setting that nobody has asked to change.
     """
     meanings, settings = only("meaning", changes), only("setting", changes)
-    if version > 1 and not on_purpose and meanings and len(meanings) == len(changes):
+    states = [change for change in only("state", changes) if change.computation not in upgrades]
+    if version > 1 and not on_purpose and changes and len([*meanings, *states]) == len(changes):
         since = changes_between(wanted, stored)
         if since and len(only("addition", since)) == len(since):
             raise GraphVersionError(
@@ -96,6 +116,11 @@ def refuse(
         raise GraphError(
             f"graph {name!r} is deployed with another meaning (version {version}): {said(meanings)}",
             hint="give the changed graph another name, so that both run side by side",
+        )
+    if states:
+        raise GraphError(
+            f"graph {name!r} is deployed with other state (version {version}): {said(states)}",
+            hint="give a function to graph.upgrade(…), and `millpy deploy --upgrade`; or give the graph another name",
         )
     if settings and not on_purpose:
         raise GraphError(
@@ -132,10 +157,10 @@ def _computations(stored: Description, wanted: Description) -> Iterator[Change]:
             continue
         for partition in added.get(name, ()):
             yield Change("addition", subject, f"has one more partition, {partition!r}")
-        yield from _computation(subject, before[name], computation)
+        yield from _computation(subject, name, before[name], computation)
 
 
-def _computation(subject: str, before: Description, after: Description) -> Iterator[Change]:
+def _computation(subject: str, name: str, before: Description, after: Description) -> Iterator[Change]:
     for part in ("kind", "intervals"):
         if before[part] != after[part]:
             yield Change("meaning", subject, f"has another {part}: {_change(before[part], after[part])}")
@@ -144,7 +169,7 @@ def _computation(subject: str, before: Description, after: Description) -> Itera
         if was == now:
             continue
         if isinstance(was, list) and isinstance(now, list):
-            yield from _named(subject, part, was, now)
+            yield from _cells(subject, name, was, now) if part == "cells" else _aggregates_of(subject, was, now)
         else:
             yield Change("meaning", subject, f"has another {_word(part)}: {_change(was, now)}")
     for part in sorted({*before["settings"], *after["settings"]}):
@@ -153,22 +178,34 @@ def _computation(subject: str, before: Description, after: Description) -> Itera
             yield Change("setting", subject, f"has another {_word(part)}: {_change(was, now)}")
 
 
-def _named(subject: str, part: str, before: list[list[str]], after: list[list[str]]) -> Iterator[Change]:
-    """Cells, in any order; aggregates, whose order is that of the accumulators in stored windows."""
-    one, was, now = part.removesuffix("s"), dict(before), dict(after)
+def _cells(subject: str, name: str, before: list[list[str]], after: list[list[str]]) -> Iterator[Change]:
+    """Cells are found by their names, so their order says nothing."""
+    for change in _named(subject, "cell", "state", dict(before), dict(after)):
+        yield replace(change, computation=name if change.kind == "state" else "")
+
+
+def _aggregates_of(subject: str, before: list[list[str]], after: list[list[str]]) -> Iterator[Change]:
+    """Aggregates are in the order of the accumulators in stored windows."""
+    was, now = dict(before), dict(after)
     kept = [name for name in was if name in now]
+    moved = list(now)[: len(kept)] != kept
+    if moved:
+        order = _change(_list(list(was)), _list(list(now)))
+        yield Change("meaning", subject, f"has its aggregates in another order (new ones come last): {order}")
+    for change in _named(subject, "aggregate", "meaning", was, now):
+        if not (moved and change.kind == "addition"):
+            yield change
+
+
+def _named(subject: str, word: str, kind: Kind, was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Change]:
     for name in was:
         if name not in now:
-            yield Change("meaning", subject, f"has no {one} {name!r} any more")
+            yield Change(kind, subject, f"has no {word} {name!r} any more")
         elif was[name] != now[name]:
-            yield Change("meaning", subject, f"has another {one} {name!r}: {_change(was[name], now[name])}")
-    if part == "aggregates" and list(now)[: len(kept)] != kept:
-        order = _change(_list(list(was)), _list(list(now)))
-        yield Change("meaning", subject, f"has its {part} in another order (new ones come last): {order}")
-        return
+            yield Change(kind, subject, f"has another {word} {name!r}: {_change(was[name], now[name])}")
     for name in now:
         if name not in was:
-            yield Change("addition", subject, f"has a new {one} {name!r}, {now[name]}")
+            yield Change("addition", subject, f"has a new {word} {name!r}, {now[name]}")
 
 
 def _streams(stored: Description, wanted: Description) -> Iterator[Change]:

@@ -30,6 +30,7 @@ from millpy.runtime.outlets import StreamOutlet, outlets_of
 from millpy.runtime.parking import ParkedRow, Parking, Released, discarded, failure_of, with_released
 from millpy.runtime.rows import gather
 from millpy.runtime.timers import TimerBook
+from millpy.runtime.upgrades import StateFunction, StateUpgrade
 
 
 class ComputationLogic:
@@ -51,6 +52,10 @@ class ComputationLogic:
     def bind(self, binding: Binding) -> ComputationStage:
         """The stage, ready to open intervals."""
         return ComputationStage(self.computation, binding, parks=self.parks)
+
+    def upgrade(self, name: str, function: StateFunction) -> StateUpgrade:
+        """From the stored cells of an earlier version to those of this one."""
+        return StateUpgrade(name, self._cells, function)
 
     def meaning(self) -> Meaning:
         """The cells and their types. What becomes of a failing record may change at any time."""

@@ -16,7 +16,7 @@ NAMED = re.compile(rb"%\((\w+)\)s")
 # What the client sends as arrays of other types than bigint[]; scalars are inferred.
 TEXTS = (
     "documents records ends checksums streams computations keys reasons details tracebacks positions partitions kinds "
-    "wires"
+    "wires namespaces subkeys"
 ).split()
 BYTEAS = ("payloads", "ids", "times")
 

@@ -279,3 +279,116 @@ def test_worker_of_the_old_version_that_has_nothing_to_do_stops_too(place: Path,
 
     assert old.process.returncode == 1
     assert one(database_url, "SELECT count(*) FROM mill.workers") == 0
+
+
+STATEFUL = """
+import msgspec
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from millpy import *
+
+class Reading(msgspec.Struct):
+    device: str
+    at: int
+    value: int
+
+class Told(msgspec.Struct):
+    device: str
+    n: int
+    total: int
+
+graph = Graph("factory")
+source = graph.inject(
+    "readings", Directory("feed", settle=timedelta(0), every=timedelta(seconds=0.05)), schema=Reading,
+    event_time=EventTime("at", unit="s", sorted=True),
+)
+"""
+SUMS = (
+    STATEFUL
+    + """
+class Minutes(Computation):
+    n = Value(int, default=0)
+    totals = Value(int, default=0)
+    seen = MapCell(int, int)
+
+    def process_record(self, context, record):
+        context[Minutes.n] += 1
+        context[Minutes.totals] += record.value
+        context[Minutes.seen][record.at // 60] = context[Minutes.n]
+        context.produce(Told(record.device, context[Minutes.n], context[Minutes.totals]))
+
+graph.process(Minutes(), name="minutes", inputs=[source.key_by("device")], output=Told).to_table("told")
+"""
+)
+STRUCT = (
+    STATEFUL
+    + """
+class Sums(msgspec.Struct):
+    n: int
+    total: int
+
+class Minutes(Computation):
+    sums = Value(Sums, default=Sums(0, 0))
+    seen = MapCell(int, list[int])
+
+    def process_record(self, context, record):
+        sums = context[Minutes.sums]
+        sums.n += 1
+        sums.total += record.value
+        context[Minutes.seen].setdefault(record.at // 60, []).append(sums.n)
+        context.produce(Told(record.device, sums.n, sums.total))
+
+def together(cells: dict[str, Any]) -> dict[str, Any]:
+    with Path("called").open("a") as called:
+        called.write("called\\n")
+    while Path("hold").exists():
+        pass
+    return {
+        "sums": {"n": cells.get("n", 0), "total": cells.get("totals", 0)},
+        "seen": {minute: [n] for minute, n in cells["seen"].items()},
+    }
+
+graph.process(Minutes(), name="minutes", inputs=[source.key_by("device")], output=Told).to_table("told")
+graph.upgrade("minutes", together)
+"""
+)
+
+
+def test_state_is_migrated_whole_or_not_at_all(place: Path, database_url: str) -> None:
+    (place / "old.py").write_text(SUMS)
+    (place / "new.py").write_text(STRUCT)
+    drop(place, 0, MIDDLE)
+    deploy = ("deploy", "new.py", "--database", database_url)
+    with Worker(place, database_url, place, graph=place / "old.py") as old:
+        old.await_while_running(consumed(database_url, MIDDLE * DEVICES), "the first part")
+        status, out, err = done(millpy(place, *deploy))
+        assert (status, "^ computation 'minutes' has no cell 'n' any more" in out) == (2, True), out
+        assert "graph.upgrade" in err
+
+        (place / "hold").touch()
+        killed = millpy(place, *deploy, "--upgrade")
+        await_true((place / "called").exists, "it is in the middle")
+        killed.kill()
+        done(killed)
+        (place / "hold").unlink()
+        drop(place, MIDDLE, 120)
+        old.await_while_running(consumed(database_url, 120 * DEVICES), "the old version goes on")
+
+        (place / "wrong.py").write_text(STRUCT.replace('cells.get("n", 0)', '"many"'))
+        status, _, err = done(millpy(place, "deploy", "wrong.py", "--database", database_url, "--upgrade"))
+        assert (status, "the upgrade of 'minutes' fails for key" in err) == (2, True), err
+
+        status, out, err = done(millpy(place, *deploy, "--upgrade"))
+        assert (status, "version 2 is deployed" in out) == (0, True), err
+        await_true(lambda: old.process.poll() is not None, "the old one has stopped")
+    drop(place, 120, END)
+    with Worker(place, database_url, place, graph=place / "new.py") as new:
+        new.await_while_running(consumed(database_url, END * DEVICES), "the rest")
+
+    told = rows(database_url, "SELECT device, n, total FROM factory.told ORDER BY device, n")
+    totals = [[at * 10 + device for at in range(END)] for device in range(DEVICES)]
+    assert told == [(f"d{device}", n, sum(totals[device][:n])) for device in range(DEVICES) for n in range(1, END + 1)]
+    query = "SELECT value FROM millpy.state WHERE cell = 'seen' AND key = '\"d0\"' ORDER BY subkey::int"
+    assert [value[0] for value in rows(database_url, query)] == [[60], [120], [*range(121, 181)], [*range(181, 241)]]
+    assert rows(database_url, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []

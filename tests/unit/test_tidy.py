@@ -88,6 +88,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "runtime.operators",
             "runtime.mapping",
             "runtime.deduplicate",
+            "runtime.upgrades",
             "graph",
         ),
     ),
@@ -163,7 +164,14 @@ BANNED_CALLS = {
 }  # fmt: skip
 READS_TIME = ("clock", "embedded", "testing.crash", "testing.proxy")  # these wait for processes, or delay on purpose
 # All but the first around the user's code.
-CATCHES_ALL = ("runtime.worker", "runtime.calls", "runtime.operators", "graph_file", "windowing.combiner")
+CATCHES_ALL = (
+    "runtime.worker",
+    "runtime.calls",
+    "runtime.upgrades",
+    "runtime.operators",
+    "graph_file",
+    "windowing.combiner",
+)
 
 
 def modules() -> Iterator[tuple[str, Path, ast.Module]]:

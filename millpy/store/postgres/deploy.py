@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import msgspec
 
 from millpy.errors import ConfigError
-from millpy.model.deployment import DeployedInterval, Deployment, GraphSpec
+from millpy.model.deployment import DeployedInterval, Deployment, GraphSpec, Upgrade
 from millpy.model.keys import KEY_SPACE, KeyInterval
 from millpy.model.versions import Change, changes_between, refuse, said
 from millpy.store.postgres.connection import Connection, all_rows
@@ -24,7 +25,9 @@ from millpy.store.postgres.registering import (
 from millpy.store.postgres.statements import statement
 
 
-async def deploy(connection: Connection, spec: GraphSpec, *, on_purpose: bool = False) -> Deployment:
+async def deploy(
+    connection: Connection, spec: GraphSpec, *, on_purpose: bool = False, upgrades: Mapping[str, Upgrade] | None = None
+) -> Deployment:
     """Register a graph, find it, or migrate it; see `Store.deploy`. The connection is in autocommit mode."""
     check_names(spec)
     async with connection.transaction():
@@ -37,11 +40,13 @@ async def deploy(connection: Connection, spec: GraphSpec, *, on_purpose: bool = 
             return await _read_deployment(connection, graph_id, version, spec.name)
         before, after = stored.description, spec.description()
         changes = changes_between(before, after)
-        refuse(spec.name, stored.version, before, after, on_purpose=on_purpose, changes=changes)
+        refuse(
+            spec.name, stored.version, before, after, on_purpose=on_purpose, changes=changes, upgrades=upgrades or {}
+        )
         version = stored.version
         if changes:
             await _check_rights(connection, f"graph {spec.name!r} is deployed without this: {said(changes)}")
-            version = await migrate(connection, stored, spec, changes)
+            version = await migrate(connection, stored, spec, changes, upgrades or {})
         deployment = await _read_deployment(connection, stored.graph_id, version, spec.name)
     return replace(deployment, changes=tuple(map(str, changes)))
 

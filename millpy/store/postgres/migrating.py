@@ -19,8 +19,8 @@ import msgspec
 import psycopg
 from psycopg import sql
 
-from millpy.model.deployment import GraphSpec, TableSpec, fingerprint_of
-from millpy.model.versions import Change, merged, new_columns, new_partitions, nullable_columns
+from millpy.model.deployment import GraphSpec, TableSpec, Upgrade, fingerprint_of
+from millpy.model.versions import Change, merged, new_columns, new_partitions, nullable_columns, only
 from millpy.store.postgres.arrays import Bigints, Jsonbs, Texts
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.registering import (
@@ -33,6 +33,7 @@ from millpy.store.postgres.registering import (
     status_view,
 )
 from millpy.store.postgres.statements import statement
+from millpy.store.postgres.upgrading import upgrade
 
 LOCK_S = 2.0
 HEADER_ATTEMPTS = 10
@@ -49,8 +50,14 @@ class StoredGraph:
     description: dict[str, Any]
 
 
-async def migrate(connection: Connection, stored: StoredGraph, spec: GraphSpec, changes: Sequence[Change]) -> int:
-    """Bring in additions and settings; the new version. In the caller's transaction."""
+async def migrate(
+    connection: Connection,
+    stored: StoredGraph,
+    spec: GraphSpec,
+    changes: Sequence[Change],
+    upgrades: Mapping[str, Upgrade],
+) -> int:
+    """Bring in additions and settings, and migrate state; the new version. In the caller's transaction."""
     before, after = stored.description, spec.description()
     description = merged(before, after)
     ids = {"graph_id": stored.graph_id}
@@ -65,6 +72,8 @@ async def migrate(connection: Connection, stored: StoredGraph, spec: GraphSpec, 
     await _grow(connection, stored.graph_id, version, new_partitions(before, after))
     await _add_computations(connection, stored.graph_id, version, spec, before)
     await _change_tables(connection, stored.graph_id, spec, before, after)
+    changed = {change.computation for change in only("state", changes)}
+    await upgrade(connection, stored.graph_id, {name: upgrades[name] for name in sorted(changed)})
     detail = {"version": version, "changes": [str(change) for change in changes]}
     events: dict[str, Any] = {
         **ids,

@@ -7,7 +7,7 @@ records, so that others can end its frozen transaction.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any
@@ -20,7 +20,7 @@ from millpy.clock import fresh_identity
 from millpy.errors import NotMigratedError
 from millpy.limits import Limits
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant
-from millpy.model.deployment import Deployment, GraphSpec
+from millpy.model.deployment import Deployment, GraphSpec, Upgrade
 from millpy.model.time import Instant
 from millpy.model.versions import Change
 from millpy.store.postgres import deploy as deploying
@@ -100,10 +100,12 @@ class PostgresStore:
         for lane in (self._commit, self._poll, self._admin, self._fold, self._hint, self._listen):
             await lane.close()
 
-    async def deploy(self, spec: GraphSpec, *, on_purpose: bool = False) -> Deployment:
-        """Register the graph, find it deployed, or bring its additions in."""
+    async def deploy(
+        self, spec: GraphSpec, *, on_purpose: bool = False, upgrades: Mapping[str, Upgrade] | None = None
+    ) -> Deployment:
+        """Register the graph, find it deployed, or bring its additions in; `upgrades` migrate state, by computation."""
         async with self._fold.use() as connection:
-            deployment = await deploying.deploy(connection, spec, on_purpose=on_purpose)
+            deployment = await deploying.deploy(connection, spec, on_purpose=on_purpose, upgrades=upgrades)
         for table in spec.tables:
             self._tables[deployment.table_ids[table.name]] = ResultTable.of(spec.name, table)
         return deployment

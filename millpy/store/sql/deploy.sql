@@ -162,3 +162,26 @@ SELECT table_id, name, kind, key_columns, value_columns FROM mill.result_tables 
 -- name: read_revision
 -- The newest migration that ran. Zero rows: none.
 SELECT version_num FROM mill.alembic_version;
+
+-- name: read_headers_of
+-- A computation's intervals as they stand. Zero rows: there is no such computation.
+SELECT i.interval_id, i.sequencer, i.bundle FROM mill.intervals AS i JOIN mill.computations AS c USING (computation_id)
+ WHERE i.graph_id = %(graph_id)s AND c.name = %(computation)s ORDER BY i.interval_id;
+
+-- name: read_state
+-- All folded cells of an interval, a key's together. Zero rows: no key has any.
+SELECT key_hash, key, namespace, subkey, value::text FROM mill.keyed
+ WHERE interval_id = %(interval)s AND kind = 'state' ORDER BY key_hash, key, namespace, subkey;
+
+-- name: delete_state
+-- All cells of some keys. Zero rows: they have none.
+DELETE FROM mill.keyed AS k USING unnest(%(key_hashes)s, %(keys)s) AS gone (key_hash, key)
+ WHERE k.interval_id = %(interval)s AND hashtextextended(k.key, 0) = hashtextextended(gone.key COLLATE "C", 0)
+   AND k.key = gone.key COLLATE "C" AND k.kind = 'state' AND k.key_hash = gone.key_hash;
+
+-- name: insert_state
+-- Cells as they are from the next bundle on. Zero rows: all have their defaults.
+INSERT INTO mill.keyed (interval_id, kind, namespace, key, subkey, key_hash, fire_at, bundle, value)
+SELECT %(interval)s, 'state', e.namespace, e.key, e.subkey, e.key_hash, 4611686018427387904, %(bundle)s, e.value::json
+  FROM unnest(%(key_hashes)s, %(keys)s, %(namespaces)s, %(subkeys)s, %(documents)s)
+    AS e (key_hash, key, namespace, subkey, value);

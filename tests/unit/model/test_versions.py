@@ -211,11 +211,6 @@ REFUSED = {
         "stream 'readings' has another type of field 'value': was double and is int64",
     ),
     "a field": (varied(schema=ReadingMore), "stream 'readings' has new fields: 'unit', string"),
-    "a cell's type": (
-        varied(cells={"usual": Value(UsualToo)}),
-        "has another cell 'usual': was Value(Usual(mean: float)) and is Value(UsualToo(mean: float, n: int))",
-    ),
-    "a cell removed": (varied(cells={"other": Value(Usual)}), "computation 'spikes' has no cell 'usual' any more"),
     "the event time": (varied(field="value"), "source 'readings' has another event time: was 'at', unit='s'"),
     "the ids": (
         varied(dedupe=Dedupe("at", within=minutes(5))),
@@ -233,6 +228,29 @@ def test_change_of_meaning_is_refused_in_words(what: str) -> None:
     assert any(words in str(change) and change.kind == "meaning" for change in changes), list(map(str, changes))
     with pytest.raises(GraphError, match="another meaning"):
         refuse("factory", 1, stored, wanted, on_purpose=True, changes=changes)
+
+
+STATES = {
+    "a cell's type": (
+        varied(cells={"usual": Value(UsualToo)}),
+        "has another cell 'usual': was Value(Usual(mean: float)) and is Value(UsualToo(mean: float, n: int))",
+    ),
+    "a cell removed": (varied(cells={"other": Value(Usual)}), "computation 'spikes' has no cell 'usual' any more"),
+}
+
+
+@pytest.mark.parametrize("what", list(STATES))
+def test_change_of_state_needs_a_function_that_migrates_it(what: str) -> None:
+    build, words = STATES[what]
+    stored, wanted = spec(base), spec(build)
+    changes = changes_between(stored, wanted)
+
+    assert any(words in str(change) and change.kind == "state" for change in changes), list(map(str, changes))
+    with pytest.raises(GraphError, match="other state") as refused:
+        refuse("factory", 1, stored, wanted, on_purpose=True, changes=changes)
+
+    assert "--upgrade" in refused.value.hint
+    refuse("factory", 1, stored, wanted, on_purpose=True, changes=changes, upgrades=["spikes"])
 
 
 def test_new_aggregate_of_a_step_that_is_read_by_another_is_refused() -> None:

@@ -19,6 +19,7 @@ def snapshot(
     return Ownership(
         tuple(LiveWorker(worker, only.get(worker, ())) for worker in workers),
         tuple(Owned(interval, owner, owner in workers) for interval, owner in owners.items()),
+        1,
     )
 
 

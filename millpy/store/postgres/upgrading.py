@@ -1,0 +1,87 @@
+"""Upgrading stored state: folds what is unfolded, then rewrites the cells of a computation, key by key.
+
+All in the transaction that raises the version, whose locks keep every other writer out: a deploy that is killed, or a
+function that raises for the last of the keys, has changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from millpy.model.deployment import StateRow, Upgrade
+from millpy.store.postgres.arrays import Bigints, Texts
+from millpy.store.postgres.connection import Connection, all_rows
+from millpy.store.postgres.folding import PIECE_BYTES
+from millpy.store.postgres.statements import statement
+
+ROWS = 2_000
+"""How many rows are read at a time, and about how many are written."""
+
+
+async def upgrade(connection: Connection, graph_id: int, upgrades: Mapping[str, Upgrade]) -> None:
+    """Rewrite the state of these computations. The headers are locked and their sequencers raised.
+
+    Raises:
+        GraphError: a function of the user fails.
+    """
+    for computation, function in upgrades.items():
+        named = {"graph_id": graph_id, "computation": computation}
+        for interval_id, sequencer, bundle in await all_rows(connection, statement("read_headers_of"), named):
+            await _fold(connection, interval_id, sequencer)
+            await _rewrite(connection, interval_id, bundle, function)
+
+
+async def _fold(connection: Connection, interval_id: int, sequencer: int) -> None:
+    of_grant: dict[str, Any] = {"interval": interval_id, "sequencer": sequencer, "piece_bytes": PIECE_BYTES}
+    while True:
+        folded, upto, _, slots = (await all_rows(connection, statement("choose_piece"), of_grant))[0]
+        if upto is None:
+            return
+        piece = of_grant | {"folded": folded, "upto": upto, "slots": slots}
+        await connection.execute(statement("fold_piece"), piece)
+        await connection.execute(statement("end_fold"), piece)
+
+
+async def _rewrite(connection: Connection, interval_id: int, bundle: int, function: Upgrade) -> None:
+    """Read by a cursor, which does not see what is written meanwhile."""
+    of_interval = {"interval": interval_id}
+    async with connection.cursor("upgrade") as cursor:
+        await cursor.execute(statement("read_state"), of_interval)
+        rest: list[Any] = []
+        while rows := await cursor.fetchmany(ROWS):
+            rest += rows
+            last = rest[-1][:2]
+            whole = [row for row in rest if row[:2] != last]
+            rest = [row for row in rest if row[:2] == last]
+            await _write(connection, interval_id, bundle, whole, function)
+        await _write(connection, interval_id, bundle, rest, function)
+
+
+async def _write(connection: Connection, interval_id: int, bundle: int, rows: Sequence[Any], function: Upgrade) -> None:
+    """Replace all rows of some keys."""
+    if not rows:
+        return
+    keys: list[tuple[int, str]] = []
+    made: list[tuple[int, str, StateRow]] = []
+    for (key_hash, key), of_key in groupby(rows, key=lambda row: (row[0], row[1])):
+        stored = [(namespace, subkey, value.encode()) for _, _, namespace, subkey, value in of_key]
+        keys.append((key_hash, key))
+        made += [(key_hash, key, row) for row in function(key.encode(), stored)]
+    gone: dict[str, Any] = {
+        "interval": interval_id,
+        "key_hashes": Bigints([key_hash for key_hash, _ in keys]),
+        "keys": Texts([key for _, key in keys]),
+    }
+    await connection.execute(statement("delete_state"), gone)
+    parameters: dict[str, Any] = {
+        "interval": interval_id,
+        "bundle": bundle,
+        "key_hashes": Bigints([key_hash for key_hash, _, _ in made]),
+        "keys": Texts([key for _, key, _ in made]),
+        "namespaces": Texts([row[0] for _, _, row in made]),
+        "subkeys": Texts([row[1] for _, _, row in made]),
+        "documents": Texts([row[2].decode() for _, _, row in made]),
+    }
+    await connection.execute(statement("insert_state"), parameters)
