@@ -68,6 +68,11 @@ def new_partitions(stored: Description, wanted: Description) -> dict[str, list[s
     return added
 
 
+def only_grows(stored: Description, wanted: Description, changes: Sequence[Change]) -> bool:
+    """Whether the changes are new source partitions and nothing else, for which a worker has the rights."""
+    return sum(map(len, new_partitions(stored, wanted).values())) == len(changes)
+
+
 def merged(stored: Description, wanted: Description) -> dict[str, Any]:
     """The description of the deployed graph after its changes: no source partition is lost."""
     added = new_partitions(stored, wanted)

@@ -12,7 +12,7 @@ import msgspec
 from millpy.errors import ConfigError
 from millpy.model.deployment import DeployedInterval, Deployment, GraphSpec, Upgrade
 from millpy.model.keys import KEY_SPACE, KeyInterval
-from millpy.model.versions import Change, changes_between, refuse, said
+from millpy.model.versions import Change, changes_between, only_grows, refuse, said
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.migrating import StoredGraph, migrate
 from millpy.store.postgres.registering import (
@@ -45,7 +45,8 @@ async def deploy(
         )
         version = stored.version
         if changes:
-            await _check_rights(connection, f"graph {spec.name!r} is deployed without this: {said(changes)}")
+            if not only_grows(before, after, changes):
+                await _check_rights(connection, f"graph {spec.name!r} is deployed without this: {said(changes)}")
             version = await migrate(connection, stored, spec, changes, upgrades or {})
         deployment = await _read_deployment(connection, stored.graph_id, version, spec.name)
     return replace(deployment, changes=tuple(map(str, changes)))

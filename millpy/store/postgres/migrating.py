@@ -20,7 +20,7 @@ import psycopg
 from psycopg import sql
 
 from millpy.model.deployment import GraphSpec, TableSpec, Upgrade, fingerprint_of
-from millpy.model.versions import Change, merged, new_columns, new_partitions, nullable_columns, only
+from millpy.model.versions import Change, merged, new_columns, new_partitions, nullable_columns, only, only_grows
 from millpy.store.postgres.arrays import Bigints, Jsonbs, Texts
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.registering import (
@@ -70,8 +70,9 @@ async def migrate(
     }
     version = int((await all_rows(connection, statement("raise_version"), parameters))[0][0])
     await _grow(connection, stored.graph_id, version, new_partitions(before, after))
-    await _add_computations(connection, stored.graph_id, version, spec, before)
-    await _change_tables(connection, stored.graph_id, spec, before, after)
+    if not only_grows(before, after, changes):
+        await _add_computations(connection, stored.graph_id, version, spec, before)
+        await _change_tables(connection, stored.graph_id, spec, before, after)
     changed = {change.computation for change in only("state", changes)}
     await upgrade(connection, stored.graph_id, {name: upgrades[name] for name in sorted(changed)})
     detail = {"version": version, "changes": [str(change) for change in changes]}
