@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -51,9 +52,18 @@ def worded(command: Callable[P, int | None]) -> Callable[P, None]:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             status = complain(StoreUnavailableError("no space is left on the disk", hint=NO_SPACE_HINT))
+            _forget_output()
         raise typer.Exit(status)
 
     return inner
+
+
+def _forget_output() -> None:
+    """What could not be written is not tried, and complained about, again at the exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def settings_of(database: str | None) -> Settings:

@@ -165,14 +165,14 @@ class Kafka:
             ConfigError: the package aiokafka is missing, or a file with the password cannot be read.
         """
         try:
-            from millpy.injectors import kafka_client  # an optional dependency
+            from millpy.injectors.kafka_client import Cluster  # an optional dependency
         except ImportError as error:
             raise ConfigError("Kafka needs the package aiokafka", hint="pip install 'millpy[kafka]'") from error
         ours = self.servers is None  # credentials belong to the address they were given with
         servers = self.servers or os.environ.get(SERVERS_VARIABLE) or "localhost:9092"
         username = self.username or (os.environ.get(USERNAME_VARIABLE) if ours else None)
         tls = self._tls(servers, username)
-        return kafka_client.Cluster(
+        return Cluster(
             servers=servers,
             username=username,
             password=self.password or (secret(PASSWORD_VARIABLE) if ours else None),

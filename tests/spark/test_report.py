@@ -42,7 +42,7 @@ GRAPH = GraphSpec(
     name="plant",
     computations=(
         ComputationSpec("readings", "injector", partitions=("a",)),
-        ComputationSpec("sums", "stage", intervals=1, meaning="sum"),
+        ComputationSpec("sums", "stage", intervals=1, meaning={"aggregates": "sum"}),
     ),
     streams=tuple(StreamSpec(name, name, pa.schema([("hall", pa.string())])) for name in ("readings", "sums")),
     subscriptions=(SubscriptionSpec("readings", "sums", 0, ("hall",)),),
