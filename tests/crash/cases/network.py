@@ -104,8 +104,9 @@ def _stalled(world: World, company: bool) -> None:
 def _forsaken(world: World, company: bool) -> None:
     """Connections that neither answer nor end, as behind a pooler that hangs; who connects anew gets through."""
     proxy, worker, others = _through_proxy(world, company)
-    for _ in range(2):
+    for times in range(2):
+        if times:
+            await_commits(proxy, worker)
         proxy.forsake()
         world.hurt([worker.process.pid], fenced=False).wait(watched=worker)
-        await_commits(proxy, worker)
     world.await_finished(worker, *others)
