@@ -19,11 +19,11 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from uuid import UUID
 
 from millpy.clock import Clock
 from millpy.errors import (
-    CorruptionError,
     CursorGapError,
     GraphVersionError,
     LeaseExpiredError,
@@ -38,10 +38,11 @@ from millpy.model.time import Instant
 from millpy.runtime import turn as turns
 from millpy.runtime.holdings import Holdings
 from millpy.runtime.housekeeping import Housekeeping
-from millpy.runtime.isolation import EVERYTHING, Isolation, find_refused, without_rows
+from millpy.runtime.isolation import Isolation
 from millpy.runtime.observer import Moments, Observer, Observers
 from millpy.runtime.ownership import Lease
 from millpy.runtime.plan import Plan
+from millpy.runtime.poison import Hunt
 from millpy.runtime.probe import Probe
 from millpy.runtime.skew import Skew
 from millpy.runtime.steps import Inbox, LoadState, Steps
@@ -55,7 +56,6 @@ ATTEND_EVERY_S = 0.25
 """How often a worker looks for what people ask of it."""
 STEP_HERE_S_MAX = 0.005
 """When a step took longer, user code is slow or waits, and the next step goes to the thread."""
-Refusal = Callable[[Sequence[Checkpoint]], Awaitable[PoisonError | None]]
 
 
 class Worker:
@@ -358,24 +358,18 @@ class Worker:
                 log.debug("the turn in flight failed too: %s", error)
 
     async def _isolate(self, error: PoisonError) -> None:
-        """Step the refused turn again without what the database refuses, and commit that (see isolation.py)."""
+        """Step the refused turn again without what the database refuses, and commit that (see poison.py)."""
         turn = self._flying
         assert turn is not None, "only a commit can be refused"
         self._needs_recovery = True
         await self._abandon_turn()
-        isolation = Isolation()
-        rows: dict[int, str] = {}
-        writers = self._plan.table_writers()
 
-        async def stepped(under: Isolation) -> Turn | None:
+        async def step(under: Isolation) -> Turn | None:
             self.lease.progressed()  # a few thousand trials are slow, but not stuck
             await self.holdings.restart()
             return await turns.step(
                 self._steps, turn.inbox, self.holdings.intervals, under, self._executor, self._probe
             )
-
-        def without(checkpoints: Sequence[Checkpoint], upto: int) -> list[Checkpoint]:
-            return without_rows(checkpoints, upto, rows, writers)
 
         async def refusal(checkpoints: Sequence[Checkpoint]) -> PoisonError | None:
             try:
@@ -384,28 +378,11 @@ class Worker:
                 return refused
             return None
 
-        async def trial(under: Isolation) -> PoisonError | None:
-            found = await stepped(under)
-            return await refusal(without(found.checkpoints, EVERYTHING)) if found is not None else None
-
-        for _ in range(self._limits.poison_records_max):
-            refused = await trial(isolation)
-            if refused is None:
-                break
-            if await find_refused(trial, isolation, isolation.seen, refused) is None:
-                continue
-            found = await stepped(isolation)
-            assert found is not None
-            await _find_refused_row(refusal, without, found.checkpoints, rows)
-        else:
-            raise TransientError(
-                f"the database refuses more than {self._limits.poison_records_max} records of one turn: {error}",
-                hint="look at the constraints of the result tables; nothing is lost, the turn is tried again",
-            )
-        final = await stepped(isolation)
+        hunt = Hunt(step, refusal, self._plan.table_writers())
+        final = await hunt.run(self._limits.poison_records_max, error)
         if final is not None:
-            final = Turn(final.inbox, without(final.checkpoints, EVERYTHING), turn.tokens, final.records)
-            log.warning("quarantined %d records and %d rows: %s", len(isolation.refused), len(rows), error)
+            log.warning("quarantined %d records and %d rows: %s", hunt.records, hunt.rows, error)
+            final = replace(final, tokens=turn.tokens)
             await self._send(final, (turn.inbox.monotonic, self._clock.monotonic()))
         # A turn stepped behind the refused one is void, and its inputs have left their sources: fetch them again. So is
         # one without a checkpoint: what it polled came after a position that had moved and was not stored yet.
@@ -414,7 +391,7 @@ class Worker:
         self._needs_recovery = False
         if final is None:
             return
-        detail: dict[str, object] = {"records": len(isolation.refused), "rows": len(rows), "reason": error.message}
+        detail: dict[str, object] = {"records": hunt.records, "rows": hunt.rows, "reason": error.message}
         await self._store.record_events(self._graph_id, [Event("refused", detail)])
 
     # -- waiting ------------------------------------------------------------------------------------------------
@@ -507,35 +484,6 @@ class Worker:
         """Load missing state from the stepping thread."""
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(self._store.load_state(grant, keys), self._loop).result()
-
-
-async def _find_refused_row(
-    refusal: Refusal,
-    without: Callable[[Sequence[Checkpoint], int], list[Checkpoint]],
-    checkpoints: Sequence[Checkpoint],
-    rows: dict[int, str],
-) -> None:
-    """Bisect for the result row that the database refuses on its own.
-
-    Raises:
-        CorruptionError: the turn is refused without any record or result row: what millpy itself writes is at fault.
-    """
-    error = await refusal(without(checkpoints, 0))
-    if error is not None:
-        raise CorruptionError(
-            f"the database refuses a turn without any record or result row in it: {error.message}",
-            hint="nothing is lost; please report this, with the statement in the server's log",
-        )
-    passes, fails = 0, sum(r.count for checkpoint in checkpoints for r in checkpoint.results)
-    reason = "refused by the database"
-    while fails - passes > 1:
-        middle = (passes + fails) // 2
-        error = await refusal(without(checkpoints, middle))
-        if error is None:
-            passes = middle
-        else:
-            fails, reason = middle, error.message
-    rows[fails - 1] = reason
 
 
 def _size(entries: Entries) -> int:

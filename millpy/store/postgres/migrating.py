@@ -27,6 +27,7 @@ from millpy.store.postgres.registering import (
     columns_text,
     create_tables,
     insert_computation,
+    insert_intervals,
     insert_schema,
     insert_stream,
     insert_subscription,
@@ -110,16 +111,8 @@ async def _grow(connection: Connection, graph_id: int, version: int, added: Mapp
     for computation, partitions in added.items():
         found = await all_rows(connection, statement("read_injector"), {**ids, "computation": computation})
         computation_id, places, published = found[0]
-        parameters = {
-            **ids,
-            "computation_id": computation_id,
-            "graph_version": version,
-            "places": Bigints(list(range(places, places + len(partitions)))),
-            "key_los": Bigints([None] * len(partitions)),
-            "key_his": Bigints([None] * len(partitions)),
-            "partitions": Texts(list(partitions)),
-        }
-        await connection.execute(statement("insert_intervals"), parameters)
+        nobodys_keys = [None] * len(partitions)
+        await insert_intervals(connection, graph_id, computation_id, version, places, nobodys_keys, partitions)
         await connection.execute(statement("insert_cursors"), ids)
         joining = {"computation_id": computation_id, "first_place": places, "published": published}
         await connection.execute(statement("join_intervals"), joining)

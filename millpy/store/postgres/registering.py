@@ -47,14 +47,27 @@ async def insert_computation(
     else:
         keys = list(tile(computation.intervals))
         partitions = [""] * len(keys)
+    await insert_intervals(connection, graph_id, rows[0][0], version, 0, keys, partitions)
+
+
+async def insert_intervals(
+    connection: Connection,
+    graph_id: int,
+    computation_id: int,
+    version: int,
+    first_place: int,
+    keys: Sequence[KeyInterval | None],
+    partitions: Sequence[str],
+) -> None:
+    """Register intervals of a computation, from a place on: their keys, or their source partitions."""
     parameters = {
         "graph_id": graph_id,
-        "computation_id": rows[0][0],
+        "computation_id": computation_id,
         "graph_version": version,
-        "places": Bigints(list(range(len(keys)))),
+        "places": Bigints(list(range(first_place, first_place + len(keys)))),
         "key_los": Bigints([None if key is None else key.lo for key in keys]),
         "key_his": Bigints([None if key is None else key.hi for key in keys]),
-        "partitions": Texts(partitions),
+        "partitions": Texts(list(partitions)),
     }
     await connection.execute(statement("insert_intervals"), parameters)
 
