@@ -7,10 +7,11 @@ import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from millpy.clock import SystemClock, fresh_identity
+from millpy.clock import Clock, SystemClock, fresh_identity
 from millpy.computation import Computation, Context, Value
 from millpy.errors import TransientError
 from millpy.graph import Graph
@@ -90,6 +91,27 @@ def expected(records: Sequence[Reading]) -> list[tuple[str, int, int]]:
     return sorted(rows)
 
 
+async def started(
+    store: MemoryStore, graph: Graph, limits: Limits, clock: Clock, lease: Lease | None = None, **more: Any
+) -> Worker:
+    """A worker on a store of its own, which is opened, and on the graph, which is deployed."""
+    await store.open()
+    deployment = await store.deploy(graph.spec())
+    worker = Worker(
+        store,
+        plan(graph, deployment, limits),
+        fresh_identity(),
+        limits=limits,
+        clock=clock,
+        probe=NoProbe(),
+        lease=lease or Lease(limits, clock),
+        rng=random.Random(1),
+        **more,
+    )
+    await worker.start()
+    return worker
+
+
 class World:
     """Workers come and go; the database stays."""
 
@@ -110,23 +132,10 @@ class World:
 
     async def _work(self, only: tuple[str, ...]) -> None:
         store = MemoryStore(self.database)
-        await store.open()
-        deployment = await store.deploy(self.graph.spec())
-        self.graph_id = deployment.graph_id
-        self.deployed.set()
         lease = Lease(self.limits, self.clock)
-        worker = Worker(
-            store,
-            plan(self.graph, deployment, self.limits),
-            fresh_identity(),
-            limits=self.limits,
-            clock=self.clock,
-            probe=NoProbe(),
-            lease=lease,
-            rng=random.Random(1),
-            only=only,
-        )
-        await worker.start()
+        worker = await started(store, self.graph, self.limits, self.clock, lease, only=only)
+        self.graph_id = worker.plan.deployment.graph_id
+        self.deployed.set()
         beating = asyncio.create_task(self._beat(worker, store, lease))
         try:
             await worker.run(self.stop)

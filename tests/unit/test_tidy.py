@@ -37,7 +37,6 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("database_url", ("errors", "secret")),
     ("limits", ()),
     ("supervise", ()),
-    ("secret", ("errors",)),
     ("clock", ("model.time",)),
     ("model", FOUNDATIONS),
     ("computation", FOUNDATIONS),

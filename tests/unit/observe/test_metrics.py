@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from millpy.clock import SystemClock, fresh_identity
+from millpy.clock import SystemClock
 from millpy.graph import Graph
 from millpy.limits import Limits
 from millpy.observe.metrics import Metrics
-from millpy.runtime.ownership import Lease
-from millpy.runtime.plan import plan
-from millpy.runtime.probe import NoProbe
 from millpy.runtime.worker import Worker
 from millpy.store.memory import MemoryDatabase, MemoryStore
-from tests.crash.memory_world import readings, two_stages
+from tests.crash.memory_world import readings, started, two_stages
 
 LIMITS = Limits(lease_ttl_s=60, bundle_records_max=100, retry_s_min=0.001)
 RECORDS = 1_000
@@ -26,20 +22,7 @@ RECORDS = 1_000
 
 async def begin(graph: Graph, database: MemoryDatabase) -> tuple[Worker, Metrics, MemoryStore]:
     store, clock, metrics = MemoryStore(database), SystemClock(), Metrics(graph.name, SystemClock())
-    await store.open()
-    deployment = await store.deploy(graph.spec())
-    worker = Worker(
-        store,
-        plan(graph, deployment, LIMITS),
-        fresh_identity(),
-        limits=LIMITS,
-        clock=clock,
-        probe=NoProbe(),
-        lease=Lease(LIMITS, clock),
-        rng=random.Random(1),
-        observer=metrics,
-    )
-    await worker.start()
+    worker = await started(store, graph, LIMITS, clock, observer=metrics)
     metrics.begun(worker)
     return worker, metrics, store
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,17 +10,13 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from millpy.clock import fresh_identity
 from millpy.errors import StoreUnavailableError
 from millpy.limits import Limits
 from millpy.observe.vitals import Vitals
-from millpy.runtime.ownership import Lease
-from millpy.runtime.plan import plan
-from millpy.runtime.probe import NoProbe
 from millpy.runtime.worker import Worker
 from millpy.store.memory import MemoryDatabase, MemoryStore
 from millpy.testing.clock import ManualClock
-from tests.crash.memory_world import readings, two_stages
+from tests.crash.memory_world import readings, started, two_stages
 
 
 @pytest.fixture
@@ -32,21 +27,8 @@ def clock() -> ManualClock:
 @pytest_asyncio.fixture
 async def worker(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Worker]:
     """One with a lease that was just renewed, and with no interval yet."""
-    graph, limits, store = two_stages(tmp_path / "in", readings(10)), Limits(), MemoryStore(MemoryDatabase())
-    await store.open()
-    deployment = await store.deploy(graph.spec())
-    found = Worker(
-        store,
-        plan(graph, deployment, limits),
-        fresh_identity(),
-        limits=limits,
-        clock=clock,
-        probe=NoProbe(),
-        lease=Lease(limits, clock),
-        rng=random.Random(1),
-    )
-    await found.start()
-    yield found
+    store = MemoryStore(MemoryDatabase())
+    yield await started(store, two_stages(tmp_path / "in", readings(10)), Limits(), clock)
     await store.close()
 
 

@@ -1,27 +1,22 @@
 """A worker that time has passed by: frozen past its lease, or waiting while its sources went on."""
 
 import asyncio
-import random
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from millpy.clock import fresh_identity
 from millpy.errors import StaleSequencerError
 from millpy.graph import Graph
 from millpy.limits import Limits
 from millpy.model.time import INSTANT_MIN
 from millpy.runtime.isolation import Isolation
-from millpy.runtime.ownership import Lease
-from millpy.runtime.plan import plan
-from millpy.runtime.probe import NoProbe
 from millpy.runtime.steps import Inbox
 from millpy.runtime.worker import Worker
 from millpy.store.memory import MemoryDatabase, MemoryStore
 from millpy.store.protocol import Polled, Want
 from millpy.testing.clock import ManualClock
-from tests.crash.memory_world import readings, two_stages
+from tests.crash.memory_world import readings, started, two_stages
 
 
 class SlowToAnswer(MemoryStore):
@@ -43,16 +38,7 @@ async def a_worker(
 ) -> Worker:
     limits = Limits(bundle_records_max=bundle_records_max, lease_ttl_s=10_000)
     database = database or MemoryDatabase(ManualClock())
-    clock = database.clock
-    store = store_type(database)
-    await store.open()
-    deployed = plan(graph, await store.deploy(graph.spec()), limits)
-    lease = Lease(limits, clock)
-    worker = Worker(
-        store, deployed, fresh_identity(), limits=limits, clock=clock, probe=NoProbe(), lease=lease,
-        rng=random.Random(1), only=only,
-    )  # fmt: skip
-    await worker.start()
+    worker = await started(store_type(database), graph, limits, database.clock, only=only)
     await worker._balance()
     return worker
 

@@ -2,17 +2,15 @@
 
 import asyncio
 import json
-import random
 import threading
-from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
 
-from millpy.clock import SystemClock, fresh_identity
+from millpy.clock import SystemClock
 from millpy.computation import Computation, Context
 from millpy.errors import ConfigError
 from millpy.graph import Graph
@@ -22,38 +20,14 @@ from millpy.injectors.settings import EventTime
 from millpy.limits import Limits
 from millpy.model.time import Instant, milliseconds
 from millpy.runtime.ownership import Lease
-from millpy.runtime.plan import plan
-from millpy.runtime.probe import NoProbe
 from millpy.runtime.worker import Worker
 from millpy.store.memory import MemoryDatabase, MemoryStore
+from tests.crash import memory_world
 from tests.crash.memory_world import Reading, Total, Totals, readings, two_stages
 
 
-async def started(
-    graph: Graph,
-    database: MemoryDatabase,
-    limits: Limits,
-    only: Sequence[str] = (),
-    start: Instant | None = None,
-) -> Worker:
-    store = MemoryStore(database)
-    await store.open()
-    deployment = await store.deploy(graph.spec())
-    clock = SystemClock()
-    worker = Worker(
-        store,
-        plan(graph, deployment, limits),
-        fresh_identity(),
-        limits=limits,
-        clock=clock,
-        probe=NoProbe(),
-        lease=Lease(limits, clock),
-        rng=random.Random(1),
-        only=only,
-        start=start,
-    )
-    await worker.start()
-    return worker
+async def started(graph: Graph, database: MemoryDatabase, limits: Limits, **more: Any) -> Worker:
+    return await memory_world.started(MemoryStore(database), graph, limits, SystemClock(), **more)
 
 
 class CountingWorker:
