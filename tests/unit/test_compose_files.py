@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,16 @@ def test_the_images_end_as_a_user_of_their_own() -> None:
 
     for target in {SERVICES[name]["build"]["target"] for name in OURS}:
         assert re.findall(r"(?m)^USER (\S+)$", built[target]) == ["10001:10001"]
+
+
+def test_all_that_the_wheel_is_made_of_is_in_the_build() -> None:
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    build, *_ = re.split(r"(?m)^FROM .* AS base$", (COMPOSE / "Dockerfile").read_text())
+    copied = set(re.findall(r"(?m)^COPY (\w+) ", build))
+    let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+
+    assert {*wheel["packages"], *wheel["force-include"]} <= copied
+    assert copied <= let_in
 
 
 def test_the_broker_lets_nobody_in_without_a_password_and_keeps_what_it_has() -> None:
