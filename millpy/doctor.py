@@ -9,11 +9,9 @@ from enum import Enum
 from pathlib import Path
 
 from millpy.limits import Limits
-from millpy.store.postgres.diagnosis import Facts
+from millpy.store.postgres.diagnosis import CONNECTIONS_PER_WORKER, Facts
 from millpy.store.revision import HEAD
 
-CONNECTIONS_PER_WORKER = 7
-"""Commit, poll, admin, fold, hint and listen, and the heart."""
 OLDEST_VERSION, NEWEST_VERSION = 15, 18
 CLOCK_DIFFERENCE_S_MAX = 1.0
 SNAPSHOT_S_MAX = 600.0
@@ -192,24 +190,32 @@ def _disk(facts: Facts, _: Limits) -> Found:
 
 
 def _pooler(facts: Facts, _: Limits) -> Found:
-    if facts.pools_transactions:
+    if facts.client_pid == facts.server["backend_pid"]:
+        yield _ok("pooler", "none: connected to the server itself")
+    elif facts.pools_transactions:
         yield Finding(
             Severity.ERROR,
             "pooler",
             "a pool in transaction mode: this connection went on in another process of the server",
-            "settings and LISTEN of a worker end up with others, and a frozen owner cannot be terminated",
+            "settings and LISTEN of a worker would end up with others: workers refuse to start, reading goes",
             "connect workers to the server itself, or to a pool in session mode",
         )
-    elif facts.client_pid != facts.server["backend_pid"]:
+    elif facts.pool_spares < CONNECTIONS_PER_WORKER:
+        yield Finding(
+            Severity.WARNING,
+            "pooler",
+            f"a pool in session mode that gave us {facts.pool_spares + 1} connections and no more",
+            f"a worker waits for the {CONNECTIONS_PER_WORKER} that it needs, as long as others hold them",
+            f"raise its size (pgbouncer: default_pool_size) to {CONNECTIONS_PER_WORKER} a worker and more",
+        )
+    else:
         yield Finding(
             Severity.NOTE,
             "pooler",
             "something between here and the server keeps its own connections; no sign of transaction mode",
-            "in transaction mode settings and LISTEN of a worker would end up with others",
-            "make sure that it pools sessions, or connect workers to the server itself",
+            f"a worker needs {CONNECTIONS_PER_WORKER} connections to itself all the time, so a pool gains it nothing",
+            "connect workers to the server itself where that is possible",
         )
-    else:
-        yield _ok("pooler", "none: connected to the server itself")
 
 
 def _encryption(facts: Facts, _: Limits) -> Found:

@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 from psycopg.types.string import TextLoader
-from sqlalchemy import Engine, Executable, create_engine, text
+from sqlalchemy import Connection, Engine, Executable, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
@@ -24,6 +24,7 @@ CANCELLED = "57014"
 READ_ONLY = "25006"
 RIGHTS_HINT = "log in as a member of a role that may: `millpy migrate --roles` makes them"
 NO_RIGHTS = "42501"
+REFUSED_BY_POOL = "08"
 
 
 class Admin:
@@ -38,9 +39,15 @@ class Admin:
         # The URL goes to libpq as it is: SQLAlchemy would not understand every form of it.
         self._engine: Engine = create_engine(
             "postgresql+psycopg://",
-            creator=lambda: _connect(database_url, statement_s_max),
+            creator=lambda: _connect(database_url),
             poolclass=NullPool,
         )
+        limit_ms = int((statement_s_max or 0) * 1000)  # 0 is none
+
+        # For the transaction alone: behind a pooler the connection is shared, and takes no options when it is made.
+        @event.listens_for(self._engine, "begin")
+        def settings(connection: Connection) -> None:
+            connection.exec_driver_sql(f"SET LOCAL timezone = 'UTC'; SET LOCAL statement_timeout = {limit_ms}")
 
     def graphs(self) -> list[str]:
         """Names of the deployed graphs."""
@@ -146,10 +153,8 @@ class Admin:
             raise _translated(error) from None
 
 
-def _connect(database_url: str, statement_s_max: float | None) -> psycopg.Connection[Any]:
-    limit = f" -c statement_timeout={int(statement_s_max * 1000)}" if statement_s_max else ""
-    options = f"-c timezone=UTC{limit}"
-    connection = psycopg.connect(database_url, connect_timeout=CONNECT_S_MAX, options=options)
+def _connect(database_url: str) -> psycopg.Connection[Any]:
+    connection = psycopg.connect(database_url, connect_timeout=CONNECT_S_MAX, prepare_threshold=None)
     connection.adapters.register_loader("timestamptz", TextLoader)  # Python has no instant for infinity
     return connection
 
@@ -168,7 +173,7 @@ def _translated(error: DBAPIError) -> MillError:
         return UsageError("the answer takes too long to look for", hint="ask for less: name a key, or a span of time")
     if state == NO_RIGHTS:
         return ConfigError(f"missing rights: {_first_line(error)}", hint=RIGHTS_HINT)
-    if not state:
+    if not state or state.startswith(REFUSED_BY_POOL):
         return unreadable() if isinstance(error.orig, psycopg.ProgrammingError) else unreachable(str(error.orig))
     return StoreUnavailableError(f"the database does not answer: {detail}", hint="look at its log")
 

@@ -115,7 +115,7 @@ def _engine(url: str) -> sqlalchemy.Engine:
     # It goes to libpq as it is: SQLAlchemy would not understand every form of it.
     return sqlalchemy.create_engine(
         "postgresql+psycopg://",
-        creator=lambda: psycopg.connect(url, connect_timeout=CONNECT_S_MAX),
+        creator=lambda: psycopg.connect(url, connect_timeout=CONNECT_S_MAX, prepare_threshold=None),
         poolclass=sqlalchemy.NullPool,
         isolation_level="READ COMMITTED",
     )

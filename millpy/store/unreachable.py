@@ -49,6 +49,14 @@ _MISTAKES = {
         "the database at {at} does not let this role into {0!r}",
         "GRANT CONNECT ON DATABASE, as its owner",
     ),
+    r"(transaction blocks not allowed in statement pooling mode)": (
+        "a pool in statement mode stands before the database: it takes no transactions",
+        f"give the address of the server itself, or of a pool in session mode: {_URL}",
+    ),
+    r"unsupported startup parameter: (\w+)": (
+        "the pool before the database does not take the parameter {0!r}",
+        f"leave it out of {_URL} and of PGOPTIONS, or name it in the pool's ignore_startup_parameters",
+    ),
 }
 _OUTAGES = {
     r"(?:failed to resolve host|could not translate host name) [\"']([^\"']+)[\"']": (

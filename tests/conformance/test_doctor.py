@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 import psycopg
 import pytest
 import pytest_asyncio
-from psycopg.rows import dict_row
 from typer.testing import CliRunner
 
 from millpy.cli import app
@@ -17,7 +16,8 @@ from millpy.doctor import Severity, examine
 from millpy.limits import Limits
 from millpy.model.checkpoint import Kind
 from millpy.store.migrate import migrate
-from millpy.store.postgres.diagnosis import _pools_transactions, look
+from millpy.store.postgres import pooling
+from millpy.store.postgres.diagnosis import look
 from millpy.store.postgres.store import PostgresStore
 from tests.conformance.store_builders import Owner, a_graph, a_segment, a_slice, entries
 
@@ -134,5 +134,4 @@ async def test_a_result_table_that_workers_cannot_write_to_is_found(
 
 
 def test_a_connection_of_its_own_is_no_pool_of_transactions(database_url: str) -> None:
-    with psycopg.connect(database_url, autocommit=True, row_factory=dict_row) as connection:
-        assert not _pools_transactions(connection, database_url)
+    assert not pooling.shares(database_url)

@@ -84,7 +84,14 @@ def test_a_server_that_is_not_well(server: dict[str, Any], check: str, severity:
 
 
 def test_a_pooler_shows_by_the_process_it_does_not_know() -> None:
-    assert judged(client_pid=8)["pooler"].severity is Severity.NOTE
+    assert judged(client_pid=8, pool_spares=7)["pooler"].severity is Severity.NOTE
+
+
+def test_a_pool_that_is_too_small_for_a_worker_is_a_warning() -> None:
+    finding = judged(client_pid=8, pool_spares=6)["pooler"]
+
+    assert finding.severity is Severity.WARNING
+    assert "default_pool_size" in finding.action
 
 
 def test_a_pool_in_transaction_mode_is_an_error() -> None:

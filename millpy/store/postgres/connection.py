@@ -23,6 +23,8 @@ from psycopg import AsyncConnection
 from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 
+from millpy.errors import StoreUnavailableError
+from millpy.store.postgres import pooling
 from millpy.store.postgres.arrays import register_arrays
 from millpy.store.postgres.errors import not_connected, translate
 from millpy.store.postgres.silence import BoundedAsyncConnection, hang_up
@@ -33,8 +35,15 @@ STALE_PLAN = ("0A000", "26000", "42P05")
 _SETTINGS = b"""
 SELECT set_config('statement_timeout', %s, false), set_config('idle_in_transaction_session_timeout', %s, false),
        set_config('synchronous_commit', %s, false), set_config('plan_cache_mode', %s, false),
-       set_config('jit', 'off', false), set_config('timezone', 'UTC', false)
+       set_config('jit', 'off', false), set_config('timezone', 'UTC', false), pg_backend_pid()
 """
+
+
+def _no_answer() -> StoreUnavailableError:
+    return StoreUnavailableError(
+        "the database let us in and does not answer",
+        hint="a pool before it may have no connection to spare: `millpy doctor` tells",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +149,12 @@ class Lane:
                 await self._tidy()
 
     async def connected(self) -> Connection:
-        """The live connection, made anew when it or that of another lane was lost."""
+        """The live connection, made anew when it or that of another lane was lost.
+
+        Raises:
+            ConfigError: of a pooler that shares connections, among what else only people can mend.
+            StoreUnavailableError: there is none to be had now.
+        """
         if self._outages_seen != self._outages.count:
             await self.drop()
         if self._connection is not None and not self._connection.closed:
@@ -162,15 +176,23 @@ class Lane:
         except psycopg.Error as error:
             raise not_connected(error) from error
         try:
-            connection.answer_s, connection.on_silence = self._answer_s, self._outages.silent
+            # A pool without a process to spare lets us in and does not answer; no lane waits longer for that.
+            connection.answer_s = self._settings.answer_s
             connection.prepared_max = 500
             register_arrays(connection)
             # Long statements may be, long idling never: it would hold row locks of a process that is frozen.
             idle_ms = int(self._settings.statement_s * 1000)
             values = (str(timeout_ms), str(idle_ms), self._synchronous_commit, self._plans)
-            await connection.execute(_SETTINGS, values, prepare=False)
+            settings = await (await connection.execute(_SETTINGS, values, prepare=False)).fetchone()
+            assert settings is not None
+            if settings[-1] != connection.info.backend_pid and await asyncio.to_thread(pooling.shares, self._url):
+                raise pooling.refusal()
             if self._prepare is not None:
                 await self._prepare(connection)
+            connection.answer_s, connection.on_silence = self._answer_s, self._outages.silent
+        except psycopg.OperationalError as error:
+            await connection.close()
+            raise (translate(error) if error.sqlstate else _no_answer()) from error
         except BaseException:
             await connection.close()
             raise

@@ -10,11 +10,17 @@ from psycopg.rows import dict_row
 
 from millpy.clock import Clock
 from millpy.store.postgres.errors import not_connected, translate
+from millpy.store.postgres.pooling import shares, spare
 from millpy.store.postgres.roles import Roles, recorded
+from millpy.store.postgres.silence import BoundedConnection
 from millpy.store.postgres.statements import statement
 
+CONNECTIONS_PER_WORKER = 7
+"""Commit, poll, admin, fold, hint and listen, and the heart."""
 CONNECT_S_MAX = 10
 STATEMENT_S_MAX = 20
+ANSWER_S_MAX = 25.0
+"""A pool that has no connection to spare lets us in and does not answer."""
 NEEDED_BY = {
     "segments": statement("look_who_needs_segments"),
     "deltas": statement("look_who_needs_deltas"),
@@ -30,6 +36,7 @@ class Facts:
     Attributes:
         client_pid: the server process that the connection was told of when it was made; a pooler tells another.
         pools_transactions: a pooler was seen to give the connection's server process to another between statements.
+        pool_spares: how many connections a pooler gave us beside this one, at most as many as a worker needs.
         clock_difference_s: the server's clock less this machine's, as of the middle of a round trip.
         round_trip_s: how long that round trip took.
         revision: of the tables of millpy, or None without any; what follows is then empty.
@@ -38,6 +45,7 @@ class Facts:
 
     client_pid: int
     pools_transactions: bool = False
+    pool_spares: int = 0
     clock_difference_s: float
     round_trip_s: float
     server: Row
@@ -62,16 +70,25 @@ def look(url: str, clock: Clock) -> Facts:
         ConfigError, StoreUnavailableError: the database cannot be reached, or stopped answering.
     """
     try:
-        with psycopg.connect(url, autocommit=True, connect_timeout=CONNECT_S_MAX, row_factory=dict_row) as connection:
+        with _connected(url) as connection:
             connection.execute("SELECT set_config('statement_timeout', %s, false)", (f"{STATEMENT_S_MAX}s",))
             facts = _look(connection, clock)
             if facts.client_pid != facts.server["backend_pid"]:
-                facts.pools_transactions = _pools_transactions(connection, url)
+                facts.pools_transactions = shares(url)
+                facts.pool_spares = 0 if facts.pools_transactions else spare(url, CONNECTIONS_PER_WORKER)
             return facts
     except (psycopg.OperationalError, psycopg.ProgrammingError) as error:
         if error.sqlstate is None:
             raise not_connected(error) from error
         raise translate(error) from error
+
+
+def _connected(url: str) -> BoundedConnection[Row]:
+    connection = BoundedConnection.connect(
+        url, autocommit=True, connect_timeout=CONNECT_S_MAX, prepare_threshold=None, row_factory=dict_row
+    )
+    connection.answer_s = ANSWER_S_MAX
+    return connection
 
 
 def _look(connection: psycopg.Connection[Row], clock: Clock) -> Facts:
@@ -107,16 +124,6 @@ def _look(connection: psycopg.Connection[Row], clock: Clock) -> Facts:
     facts.set_aside = _rows(connection, statement("look_at_set_aside"))
     facts.unbalanced = _rows(connection, statement("look_at_balance"))
     return facts
-
-
-def _pools_transactions(connection: psycopg.Connection[Row], url: str) -> bool:
-    """Whether a transaction beside it gets this connection's server process, so that it has to go on in another."""
-    asked = b"SELECT pg_backend_pid() AS pid"
-    (before,) = _rows(connection, asked)
-    with psycopg.connect(url, connect_timeout=CONNECT_S_MAX, row_factory=dict_row) as beside:
-        beside.execute(asked)
-        (after,) = _rows(connection, asked)
-    return bool(before != after)
 
 
 def _rows(connection: psycopg.Connection[Row], query: bytes, **parameters: Any) -> list[Row]:

@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
+from psycopg.rows import TupleRow
 
 from millpy.store.postgres.errors import not_connected, translate
 from millpy.store.postgres.silence import BoundedConnection
@@ -23,7 +24,7 @@ class Heart:
     def __init__(self, url: str, *, timeout_s: float = 1.0) -> None:
         self._url = url
         self._timeout_s = timeout_s
-        self._connection: BoundedConnection | None = None
+        self._connection: BoundedConnection[TupleRow] | None = None
 
     def beat(self, worker_id: UUID, ttl_s: float) -> bool:
         """Renew the lease; False when it had expired, or the worker is unknown.
@@ -53,7 +54,7 @@ class Heart:
     ) -> None:
         self.close()
 
-    def _connected(self) -> BoundedConnection:
+    def _connected(self) -> BoundedConnection[TupleRow]:
         if self._connection is None or self._connection.closed:
             timeout_ms = int(self._timeout_s * 1000)
             try:

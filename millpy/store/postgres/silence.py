@@ -19,7 +19,7 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection
 from psycopg.abc import RV, PQGen
-from psycopg.rows import TupleRow
+from psycopg.rows import Row, TupleRow
 
 
 class BoundedAsyncConnection(AsyncConnection[TupleRow]):
@@ -44,7 +44,7 @@ class BoundedAsyncConnection(AsyncConnection[TupleRow]):
             self.on_silence()
 
 
-class BoundedConnection(psycopg.Connection[TupleRow]):
+class BoundedConnection(psycopg.Connection[Row]):
     """The same for one thread that may block."""
 
     answer_s: float | None = None
@@ -62,7 +62,7 @@ class BoundedConnection(psycopg.Connection[TupleRow]):
             timer.cancel()
 
 
-def hang_up(connection: AsyncConnection[TupleRow] | psycopg.Connection[TupleRow]) -> None:
+def hang_up(connection: AsyncConnection[Any] | psycopg.Connection[Any]) -> None:
     """Shut the socket under whoever waits on it."""
     with suppress(OSError, psycopg.OperationalError):  # it has ended by itself
         with socket.socket(fileno=os.dup(connection.fileno())) as plug:
