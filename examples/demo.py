@@ -23,6 +23,7 @@ import psycopg
 from examples.recompute import Recomputed, recompute
 from millpy.embedded import EmbeddedBroker, EmbeddedPostgres
 from millpy.launch import worker_command
+from millpy.progress import working
 from millpy.store.migrate import migrate
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -79,14 +80,16 @@ def main() -> int:
 
 def demonstrate(stack: ExitStack) -> int:
     """Start everything, kill a worker half way, wait for the last window, compare."""
-    server = stack.enter_context(EmbeddedPostgres(PLACE / "postgres"))
-    broker = stack.enter_context(EmbeddedBroker(PLACE / "broker"))
-    migrate(server.url())
+    with working("starting a database and a broker"):
+        server = stack.enter_context(EmbeddedPostgres(PLACE / "postgres"))
+        broker = stack.enter_context(EmbeddedBroker(PLACE / "broker"))
+        migrate(server.url())
     program = "mosquitto" if broker.program else "amqtt (mosquitto is not installed)"
     say(f"PostgreSQL {server.version} and {program} (port {broker.port}) are up")
     workers = [stack.enter_context(worker(number, server.url(), broker)) for number in (1, 2)]
     connection = stack.enter_context(psycopg.connect(server.url(), autocommit=True))
-    wait_until_subscribed(connection, broker, workers)
+    with working("two workers start, and subscribe"):
+        wait_until_subscribed(connection, broker, workers)
     say("two workers run examples/factory.py and are subscribed")
 
     own_list = PLACE / "published.ndjson"
@@ -101,7 +104,8 @@ def demonstrate(stack: ExitStack) -> int:
 
     expected = recompute(own_list)
     say("the fleet is silent; the clock closes the last windows after 10 s of quiet")
-    wait_for_windows(connection, expected, workers)
+    with working("waiting for the last windows"):
+        wait_for_windows(connection, expected, workers)
     show(connection)
     status = compare(connection, expected)
     report(server.url())

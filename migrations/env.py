@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import logging
+from typing import Any
+
 from alembic import context
 from sqlalchemy import Connection, text
+
+progress = logging.getLogger("millpy.progress")
 
 
 def run(connection: Connection) -> None:
     """Bring the database to the target revision in one transaction."""
     # The version table lives in the schema that the first migration fills.
     connection.execute(text("CREATE SCHEMA IF NOT EXISTS mill"))
-    context.configure(connection=connection, version_table_schema="mill")
+    context.configure(connection=connection, version_table_schema="mill", on_version_apply=applied)
     with context.begin_transaction():
         context.run_migrations()
+
+
+def applied(*, step: Any, **_: Any) -> None:
+    """Say which migration is done, and note it for whoever asked."""
+    context.config.attributes.setdefault("applied", []).append(step.up_revision_id)
+    progress.debug("migration %s is done: %s", step.up_revision_id, step.up_revision.doc)
 
 
 run(context.config.attributes["connection"])

@@ -40,8 +40,13 @@ class Interrupts:
         """SIGINT has come."""
         self.count += 1
         if self.count == 1:
-            os.write(2, b"millpy: draining; Ctrl-C once more stops at once\n")
+            _write(b"millpy: draining; Ctrl-C once more stops at once\n")
             self._drain()
         elif self.count == 2:
-            os.write(2, b"millpy: stopped at once; what was not committed is done again by whoever comes next\n")
+            _write(b"millpy: stopped at once; what was not committed is done again by whoever comes next\n")
             self._stop()
+
+
+def _write(line: bytes) -> None:
+    # On a terminal the line that the cursor is on holds the key that was pressed, and how far we are.
+    os.write(2, b"\r\x1b[K" + line if os.isatty(2) else line)

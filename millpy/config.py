@@ -104,7 +104,7 @@ def configure_logging(settings: Settings) -> None:
         renderer = structlog.processors.JSONRenderer()
     else:
         renderer = structlog.dev.ConsoleRenderer(
-            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            colors=_wants_colours(), exception_formatter=structlog.dev.plain_traceback
         )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
@@ -125,6 +125,13 @@ def configure_logging(settings: Settings) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
+
+
+def _wants_colours() -> bool:
+    """A terminal does, and whoever says so by FORCE_COLOR; nobody who sets NO_COLOR (no-color.org)."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or sys.stderr.isatty()
 
 
 def _limit_variables() -> dict[str, str]:

@@ -13,6 +13,7 @@ start. As root the server runs as an unprivileged user, because PostgreSQL refus
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import pwd
 import shutil
@@ -33,6 +34,7 @@ from urllib.parse import quote
 
 from millpy.errors import ConfigError, SourceUnavailableError, StoreUnavailableError
 
+progress = logging.getLogger("millpy.progress")
 DEFAULT_VERSION = "18"
 START_S_MAX = 60
 SOCKET_PATH_BYTES_MAX = 90
@@ -160,6 +162,7 @@ class EmbeddedPostgres:
         if (self.data / "PG_VERSION").exists():
             return
         version = self.version
+        progress.debug("making a database in %s", self.directory)
         shutil.rmtree(self.data, ignore_errors=True)  # half of an initdb that was killed
         self.data.mkdir(mode=0o700)
         _give_to_server_user(self.data)
@@ -187,6 +190,7 @@ class EmbeddedPostgres:
         (self.directory / "version").write_text(version + "\n")
 
     def _launch(self, port: int | None = None) -> None:
+        progress.debug("starting PostgreSQL %s in %s", self.version, self.directory)
         run = self._socket_directory()
         run.mkdir(mode=0o700, exist_ok=True)
         if os.geteuid() != 0 and run.stat().st_uid != os.geteuid():

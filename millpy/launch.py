@@ -12,17 +12,20 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 
+from millpy.clock import SystemClock
 from millpy.complaint import EXIT_INTERRUPTED, Interrupts
 from millpy.config import DATABASE_URL, Settings
 from millpy.embedded import EmbeddedPostgres
-from millpy.errors import UsageError
+from millpy.errors import MillError, UsageError
+from millpy.progress import Say, line, working
 from millpy.secret import FILE
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger("millpy.launch")
 EMBEDDED_DIRECTORY = ".millpy"
 WORKERS_MAX = 64
+LOOK_EVERY_S = 1.0
+LOOK_S_MAX = 5.0
 
 
 def embedded_directory(graph_location: str | None) -> Path:
@@ -62,9 +67,11 @@ def database(settings: Settings, graph_location: str | None, *, create: bool) ->
         )
     from millpy.store.migrate import migrate  # only the embedded one is migrated here
 
-    with EmbeddedPostgres(directory) as server:
-        url = server.url()
-        migrate(url)
+    with ExitStack() as stack:
+        with working(f"starting the database in {directory}"):
+            server = stack.enter_context(EmbeddedPostgres(directory))
+            url = server.url()
+            migrate(url)
         if create:
             log.info("embedded database", url=url, version=server.version)
         yield url
@@ -84,6 +91,7 @@ def run(location: str, settings: Settings, *, only: Sequence[str], workers: int,
         UsageError: the graph, a name in `only`, the number of workers or `start` is wrong.
     """
     from millpy.graph_file import load_graph  # the engine is not loaded for `millpy status`
+    from millpy.observe.progress import Progress
     from millpy.worker_process import run_until_told, start_of
 
     if not 1 <= workers <= WORKERS_MAX:
@@ -96,11 +104,16 @@ def run(location: str, settings: Settings, *, only: Sequence[str], workers: int,
     begin = start_of(start, graph)
     _ = settings.limits  # a wrong limit is a usage error here, before anything starts
     with database(settings, location, create=True) as url:
-        _check_sources(graph, url)
+        with working("looking at the database and the sources"):
+            _check_sources(graph, url)
         if workers == 1:
-            run_until_told(graph, url, settings, only=only, start=begin)
+            with line() as say:
+                observer = None if say is None else Progress(SystemClock(), say)
+                run_until_told(graph, url, settings, only=only, start=begin, observer=observer)
             return 0
-        return _run_children(worker_command(location, only, start), url, workers)
+        with line() as say:
+            look = None if say is None else _onlooker(url, graph.name, say)
+            return _run_children(worker_command(location, only, start), url, workers, look)
 
 
 def _check_sources(graph: Graph, url: str) -> None:
@@ -123,11 +136,47 @@ def worker_command(location: str, only: Sequence[str] = (), start: str = "") -> 
     return [*command, "--from", start] if start else command
 
 
-def _run_children(command: Sequence[str], url: str, workers: int) -> int:
+def _onlooker(url: str, graph: str, say: Say) -> Callable[[], None]:
+    """Asks the database how far the workers are, and says so."""
+    from millpy.observe.progress import Rate
+    from millpy.store.admin import Admin
+
+    admin, clock, rate = Admin(url, statement_s_max=LOOK_S_MAX), SystemClock(), Rate()
+
+    def look() -> None:
+        try:
+            sources = admin.sources(graph)
+        except MillError as error:
+            say(error.message)
+            return
+        records = sum(int(source["injected"]) for source in sources)
+        standing = Counter(source["state"] for source in sources)
+        states = ", ".join(f"{count} {state}" for state, count in sorted(standing.items()))
+        say(f"{records:,} records, {rate.of(records, clock.monotonic()):,.0f}/s, sources: {states or 'none yet'}")
+
+    return look
+
+
+def _run_children(command: Sequence[str], url: str, workers: int, look: Callable[[], None] | None = None) -> int:
+    """Run workers to their end.
+
+    Args:
+        command: of each of them.
+        url: the database.
+        workers: how many.
+        look: where somebody watches: called every second. What the workers print then comes by way of us.
+    """
     environment = {name: value for name, value in os.environ.items() if name != DATABASE_URL + FILE}
     environment[DATABASE_URL] = url
+    out: int | None = None
+    error: int | None = None
+    if look is not None:  # it is us who are on the terminal
+        environment = {"FORCE_COLOR": "1", "PYTHONUNBUFFERED": "1", **environment}
+        out, error = (subprocess.PIPE, subprocess.STDOUT) if sys.stdout.isatty() else (None, subprocess.PIPE)
     children = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True)
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=out, stderr=error, env=environment, start_new_session=True
+        )
         for _ in range(workers)
     ]
 
@@ -147,6 +196,9 @@ def _run_children(command: Sequence[str], url: str, workers: int) -> int:
         watcher.start()
     try:
         for watcher in watchers:
+            while look is not None and watcher.is_alive():
+                look()
+                watcher.join(LOOK_EVERY_S)
             watcher.join()  # a watcher waits for its child, and has then said how it ended
     finally:
         for child in children:
@@ -159,6 +211,8 @@ def _run_children(command: Sequence[str], url: str, workers: int) -> int:
 
 
 def _watch(child: subprocess.Popen[bytes], children: Sequence[subprocess.Popen[bytes]]) -> None:
+    for said in child.stdout or child.stderr or ():
+        sys.stderr.write(said.decode(errors="replace"))
     code = child.wait()
     if code == -signal.SIGTERM:
         log.info("worker ended before it had begun", pid=child.pid)

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from decimal import Decimal
 from typing import Annotated, Any, ParamSpec
 
@@ -19,6 +19,7 @@ from millpy.complaint import complain
 from millpy.config import Settings, configure_logging
 from millpy.embedded import NO_SPACE_HINT
 from millpy.errors import MillError, StoreUnavailableError
+from millpy.progress import working
 from millpy.store.admin import Admin, Row
 
 P = ParamSpec("P")
@@ -74,11 +75,23 @@ def settings_of(database: str | None) -> Settings:
 
 
 @contextmanager
-def connected_to(settings: Settings, graph: str | None, statement_s_max: float | None = None) -> Iterator[Admin]:
-    """Questions to the configured database, or to the embedded one of a graph's file."""
+def connected_to(
+    settings: Settings,
+    graph: str | None,
+    statement_s_max: float | None = None,
+    doing: str = "asking the database",
+) -> Iterator[Admin]:
+    """Questions to the configured database, or to the embedded one of a graph's file.
+
+    Args:
+        settings: which database.
+        graph: its file.
+        statement_s_max: a statement that takes longer is cancelled.
+        doing: what a terminal shows while inside; empty for what shows itself.
+    """
     from millpy.launch import database as connected  # not loaded for --help
 
-    with connected(settings, graph, create=False) as url:
+    with connected(settings, graph, create=False) as url, working(doing) if doing else nullcontext():
         yield Admin(url, statement_s_max=statement_s_max)
 
 

@@ -12,6 +12,7 @@ from millpy.commands.common import DatabaseOption, JsonOption, print_json, setti
 from millpy.errors import GraphError
 from millpy.model.deployment import GraphSpec, Upgrade
 from millpy.model.versions import Change, only
+from millpy.progress import working
 from millpy.store.postgres.store import PostgresStore
 
 MARKS = {"addition": "+", "setting": "~", "state": "^", "meaning": "!"}
@@ -36,7 +37,7 @@ def deploy(
 
     loaded = load_graph(graph)
     upgrades = loaded.upgrades if upgrade else {}
-    with connected(settings_of(database), graph, create=not dry_run) as url:
+    with connected(settings_of(database), graph, create=not dry_run) as url, working(f"deploying graph {loaded.name}"):
         asyncio.run(_deploy(url, loaded.spec(), upgrades, dry_run=dry_run, as_json=as_json))
 
 

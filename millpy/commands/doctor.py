@@ -12,6 +12,7 @@ from millpy.clock import SystemClock
 from millpy.commands.common import DatabaseOption, GraphArgument, JsonOption, print_json, settings_of, worded
 from millpy.complaint import EXIT_FAILED
 from millpy.doctor import Finding, Severity, examine
+from millpy.progress import working
 
 _COLOURS = {Severity.OK: "green", Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "red"}
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Show only what is not well.")]
@@ -32,13 +33,14 @@ def doctor(
     from millpy.store.postgres.diagnosis import look  # not loaded for --help
 
     settings = settings_of(database)
-    with connected(settings, graph, create=False) as url:
+    with connected(settings, graph, create=False) as url, working("looking at the database"):
         findings = examine(look(url, SystemClock()), settings.limits)
     if graph is not None and ".py" in graph:
         from millpy.doctor_sources import examine_sources
         from millpy.graph_file import load_graph
 
-        findings += asyncio.run(examine_sources(load_graph(graph)))
+        with working(f"looking at the sources of {graph}"):
+            findings += asyncio.run(examine_sources(load_graph(graph)))
     shown = [finding for finding in findings if not quiet or finding.severity is not Severity.OK]
     if as_json:
         print_json([dataclasses.asdict(finding) | {"severity": finding.severity.value} for finding in shown])

@@ -8,6 +8,7 @@ import typer
 
 from millpy.commands.common import DatabaseOption, settings_of, worded
 from millpy.errors import UsageError
+from millpy.progress import working
 
 ROLE_PREFIX = "millpy"
 RolesOption = Annotated[bool, typer.Option("--roles", help="Also make the roles owner, worker and reader.")]
@@ -29,7 +30,9 @@ def migrate(database: DatabaseOption = None, roles: RolesOption = False, role_pr
         )
     if role_prefix and not roles:
         raise UsageError("--role-prefix names roles that nobody asked for", hint="give --roles too")
-    made = migrate_database(settings.database_url, (role_prefix or ROLE_PREFIX) if roles else None)
+    with working("migrating the database"):
+        done = migrate_database(settings.database_url, (role_prefix or ROLE_PREFIX) if roles else None)
+    made = done.roles
     typer.echo("the database is up to date")
     if roles and made is not None:
         typer.echo(f"owner {made.owner} migrates and deploys, {made.worker} runs workers, {made.reader} reads")

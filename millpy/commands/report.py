@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,9 @@ from millpy.clock import SystemClock
 from millpy.commands.common import DatabaseOption, GraphArgument, JsonOption, print_json, settings_of, worded
 from millpy.commands.moments import moment
 from millpy.errors import MillError, UsageError
+from millpy.progress import working
+
+progress = logging.getLogger("millpy.progress")
 
 
 @worded
@@ -53,11 +57,13 @@ def report(
     question = Question(table=table, value=value, count=count, start=first, end=last)
     if html is not None and not html.parent.is_dir():
         raise UsageError(f"there is no directory {html.parent}", hint="make it, or name another file")
-    with connected(settings_of(database), graph, create=False) as url:
+    with connected(settings_of(database), graph, create=False) as url, working(f"looking for {table}"):
         subject(url, question)
         running = SparkSession.getActiveSession()
+        progress.debug("starting Spark")
         spark = session(database_url=url, name=f"report on {table}")
         try:
+            progress.debug("Spark reads %s", table)
             found = make_report(spark, url, question)
         except PySparkException as error:
             raise MillError(f"Spark: {str(error).strip().splitlines()[0]}", hint="its own words are above") from error

@@ -69,7 +69,8 @@ def windows(
     if len(named) > 1 or len(locations) > 1:
         raise UsageError(f"{(words or [])[-1]!r} is one word too many", hint="name one table, and one graph's file")
     location = locations[0] if locations else None
-    with connected_to(settings_of(database), location, READING_S_MAX) as admin:
+    doing = "" if follow else "asking the database"
+    with connected_to(settings_of(database), location, READING_S_MAX, doing) as admin:
         asked = _chosen(result_tables(admin), graph_in(admin, location), named[0] if named else "")
         values = dict(_value(asked, text) for text in keys or ())
         wanted = Wanted(values=values, start=span[0], end=span[1], final=final, limit=limit)

@@ -7,6 +7,8 @@ processes may start at once.
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from millpy.store.postgres.roles import Roles, act_as_owner, establish, grant, r
 from millpy.store.revision import HEAD, newer_than_we_are
 from millpy.store.unreachable import unreachable
 
+progress = logging.getLogger("millpy.progress")
 CONNECT_S_MAX = 10
 _MIGRATION_LOCK = 7596565200000000
 
@@ -40,15 +43,25 @@ def migrations_folder() -> Path:
     raise ConfigError("the migrations are not installed", hint="reinstall millpy")
 
 
-def migrate(url: str, role_prefix: str | None = None) -> Roles | None:
+@dataclass(frozen=True, slots=True)
+class Migrated:
+    """What `migrate` has done.
+
+    Attributes:
+        applied: the revisions that were missing, in their order.
+        roles: of the database, if it has any.
+    """
+
+    applied: tuple[str, ...]
+    roles: Roles | None
+
+
+def migrate(url: str, role_prefix: str | None = None) -> Migrated:
     """Apply every migration that is missing, as the owner where there are roles. Needs the right to create schemas.
 
     Args:
         url: of the database.
         role_prefix: also make the roles owner, worker and reader, named by it, and give them their rights.
-
-    Returns:
-        The roles of the database, if it has any.
 
     Raises:
         ConfigError: for a URL that is not one of PostgreSQL, a role without the rights, or tables of a newer millpy.
@@ -58,20 +71,23 @@ def migrate(url: str, role_prefix: str | None = None) -> Roles | None:
     config.set_main_option("script_location", str(migrations_folder()))
     config.set_main_option("path_separator", "os")
     engine = _engine(url)
+    progress.debug("connecting to the database")
     try:
         with engine.begin() as connection:
+            progress.debug("waiting until nobody else migrates")
             connection.execute(sqlalchemy.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
             driver: psycopg.Connection[Any] = connection.connection.driver_connection  # type: ignore[assignment]
             act_as_owner(driver)
             _refuse_newer(connection)
             config.attributes["connection"] = connection
+            progress.debug("migrating the database to revision %s", HEAD)
             command.upgrade(config, "head")
             if role_prefix is not None:
                 establish(driver, Roles.named(role_prefix))
             roles = recorded(driver)
             if roles is not None:
                 grant(driver, roles)
-            return roles
+            return Migrated(tuple(config.attributes.get("applied", ())), roles)
     except OperationalError as error:
         raise unreachable(str(error.orig)) from error
     except (sqlalchemy.exc.ProgrammingError, psycopg.errors.InsufficientPrivilege) as error:

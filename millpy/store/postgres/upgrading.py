@@ -6,6 +6,7 @@ function that raises for the last of the keys, has changed nothing.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -16,6 +17,7 @@ from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.folding import PIECE_BYTES
 from millpy.store.postgres.statements import statement
 
+progress = logging.getLogger("millpy.progress")
 ROWS = 2_000
 """How many rows are read at a time, and about how many are written."""
 
@@ -29,8 +31,9 @@ async def upgrade(connection: Connection, graph_id: int, upgrades: Mapping[str, 
     for computation, function in upgrades.items():
         named = {"graph_id": graph_id, "computation": computation}
         for interval_id, sequencer, bundle in await all_rows(connection, statement("read_headers_of"), named):
+            progress.debug("bringing what %s has stored into rows", computation)
             await _fold(connection, interval_id, sequencer)
-            await _rewrite(connection, interval_id, bundle, function)
+            await _rewrite(connection, interval_id, bundle, computation, function)
 
 
 async def _fold(connection: Connection, interval_id: int, sequencer: int) -> None:
@@ -44,9 +47,10 @@ async def _fold(connection: Connection, interval_id: int, sequencer: int) -> Non
         await connection.execute(statement("end_fold"), piece)
 
 
-async def _rewrite(connection: Connection, interval_id: int, bundle: int, function: Upgrade) -> None:
+async def _rewrite(connection: Connection, interval_id: int, bundle: int, computation: str, function: Upgrade) -> None:
     """Read by a cursor, which does not see what is written meanwhile."""
     of_interval = {"interval": interval_id}
+    done = 0
     async with connection.cursor("upgrade") as cursor:
         await cursor.execute(statement("read_state"), of_interval)
         rest: list[Any] = []
@@ -56,6 +60,8 @@ async def _rewrite(connection: Connection, interval_id: int, bundle: int, functi
             whole = [row for row in rest if row[:2] != last]
             rest = [row for row in rest if row[:2] == last]
             await _write(connection, interval_id, bundle, whole, function)
+            done += len(whole)
+            progress.debug("upgrading the state of %s: %s rows of interval %s", computation, f"{done:,}", interval_id)
         await _write(connection, interval_id, bundle, rest, function)
 
 

@@ -21,6 +21,7 @@ from millpy.errors import UsageError
 from millpy.graph import Graph
 from millpy.graph_file import load_graph
 from millpy.injectors.mqtt import Mqtt
+from millpy.progress import working
 from millpy.testing.crash_test.display import Display
 from millpy.testing.crash_test.inputs import Prepared, injectors, prepare
 from millpy.testing.crash_test.options import FaultKind, Options
@@ -77,9 +78,11 @@ def crash_test(options: Options, directory: Path, clock: Clock, display: Display
     files = Path(tempfile.mkdtemp(prefix="run-", dir=directory))
     keep = True  # after a failure there is something to look at
     try:
-        prepared = prepare(graph, options, files / "input")
+        with working("writing down what each source is fed"):
+            prepared = prepare(graph, options, files / "input")
         display.say(", ".join(f"{source.stream}: {source.total:,} records, {source.origin}" for source in prepared))
-        place = place_for(options.database_url, graph.name, files / "postgres")
+        with working("making a place to run in"):
+            place = place_for(options.database_url, graph.name, files / "postgres")
         try:
             findings = _trials(options, graph, prepared, place, files, clock, display)
             keep = options.keep or not findings.verdict.passed
@@ -128,14 +131,15 @@ def _trials(
         name="crash", workers=options.workers, lease_s=options.lease_s, plan=plan, rate_max=rate, unique=unique
     )
     crash = run(setting)
-    verdict = judge(
-        first.results,
-        second.results,
-        crash.results,
-        fed=crash.fed,
-        stuck=crash.stuck,
-        redelivers=unique is not None,
-    )
+    with working("comparing every row"):
+        verdict = judge(
+            first.results,
+            second.results,
+            crash.results,
+            fed=crash.fed,
+            stuck=crash.stuck,
+            redelivers=unique is not None,
+        )
     return Findings(options, graph, place.described, list(prepared), (first, second), crash, verdict, files)
 
 
