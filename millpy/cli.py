@@ -14,6 +14,7 @@ from millpy.commands import (
     deploy,
     doctor,
     events,
+    generations,
     init,
     migrate,
     parked,
@@ -100,6 +101,9 @@ app.command("events")(events.events)
 app.command("crash-test")(worded(crash_test.command))
 app.command("migrate")(migrate.migrate)
 app.command("deploy")(deploy.deploy)
+app.command("graphs")(generations.graphs)
+app.command("switch")(generations.switch)
+app.command("drop")(generations.drop)
 app.command("doctor")(doctor.doctor)
 app.command("report")(report.report)
 app.add_typer(set_aside.dead_letters, name="dead-letters")
@@ -110,9 +114,9 @@ app.add_typer(parked.parked, name="parked")
 
 
 PANELS = {
-    "Begin": ("init", "demo", "run", "deploy", "migrate"),
+    "Begin": ("init", "demo", "run", "deploy", "switch", "drop", "migrate"),
     "See what it makes": ("windows", "sql", "report", "state"),
-    "See how it is": ("status", "watermarks", "events", "sources", "fleet", "doctor"),
+    "See how it is": ("status", "graphs", "watermarks", "events", "sources", "fleet", "doctor"),
     "Take again, or give up": ("dead-letters", "late", "parked"),
     "Prove it": ("crash-test",),
 }

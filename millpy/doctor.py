@@ -343,7 +343,7 @@ def _result_tables(facts: Facts, _: Limits) -> Found:
                 "result table",
                 f"{name} is gone",
                 "the graph's commits fail",
-                "restore it, or deploy the graph anew under another name",
+                "restore it, or deploy the graph as a new generation",
             )
         elif row["granted"] is False:
             yield Finding(

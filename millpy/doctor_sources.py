@@ -35,9 +35,9 @@ async def examine_sources(graph: Graph) -> list[Finding]:
             continue
         try:
             if isinstance(node.source, Mqtt):
-                await _mqtt(node.source, graph.name, node.name, found)
+                await _mqtt(node.source, graph.own_name, node.name, found)
             elif isinstance(node.source, Kafka):
-                await _kafka(node.source, graph.name, node.name, found)
+                await _kafka(node.source, graph.own_name, node.name, found)
         except MillError as error:
             found.append(Finding(Severity.ERROR, "broker", f"{node.name}: {error.message}", UNREACHED, error.hint))
     return found

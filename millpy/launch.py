@@ -124,7 +124,7 @@ def _check_sources(graph: Graph, url: str) -> None:
 
     sources = [node.source for node in graph.nodes if isinstance(node, InjectorNode)]
     checked = [source for source in sources if isinstance(source, Checked)]
-    if checked and graph.name not in Admin(url).graphs():
+    if checked and Admin(url).name_of(graph.name, graph.generation) is None:
         for source in checked:
             source.check()
 

@@ -79,7 +79,7 @@ def prepare(arguments: Sequence[str]) -> int:
         log.info("the database is up to date")
         for graph in graphs:
             asyncio.run(deploy(graph, database_url))
-            log.info("the graph is deployed", graph=graph.name)
+            log.info("the graph is deployed", graph=graph.own_name)
     except MillError as error:
         return complain(error)
     return 0
@@ -95,12 +95,12 @@ def _answering(graph: Graph, settings: Settings, observers: Observers) -> Iterat
     except ImportError as error:
         message = "a service needs the package prometheus-client"
         raise ConfigError(message, hint="pip install 'millpy[service]'") from error
-    vitals, metrics = Vitals(), Metrics(graph.name, SystemClock())
+    vitals, metrics = Vitals(), Metrics(graph.own_name, SystemClock())
     observers.add(vitals)
     observers.add(metrics)
     host, port = address_of(settings.http)
     with listening((host, port), application(vitals.live, vitals.ready, metrics.registry)) as port:
-        log.info("answering over HTTP", graph=graph.name, host=host, port=port)
+        log.info("answering over HTTP", graph=graph.own_name, host=host, port=port)
         yield
 
 
@@ -116,7 +116,7 @@ def _traced(graph: Graph, observers: Observers) -> Iterator[None]:
         message = f"{TRACES_TO[0]} is set, and OpenTelemetry is not installed"
         raise ConfigError(message, hint="pip install 'millpy[traces]'") from error
     provider = exporting()
-    observers.add(Traces(graph.name, provider, SystemClock()))
+    observers.add(Traces(graph.own_name, provider, SystemClock()))
     try:
         yield
     finally:

@@ -1,13 +1,19 @@
 -- The machinery of millpy: who owns what, how far everything is, and the logs.
 -- Instants are bigint µs since the epoch, UTC; -2^62 and 2^62 are the beginning and the end.
 
+-- One row for each generation of a graph. The generation that goes by the graph's own name is the current one; the
+-- others are beside it, as NAME_GENERATION. A name is also the schema of the result tables.
 CREATE TABLE mill.graphs (
     graph_id    integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name        text NOT NULL UNIQUE,
+    family      text NOT NULL,
+    generation  integer NOT NULL CHECK (generation > 0),
     version     integer NOT NULL DEFAULT 1,
     fingerprint text NOT NULL,
     description jsonb NOT NULL,
-    deployed_at timestamptz NOT NULL DEFAULT now()
+    deployed_at timestamptz NOT NULL DEFAULT now(),
+    UNIQUE (family, generation),
+    CHECK (name IN (family, family || '_' || generation))
 );
 
 CREATE TABLE mill.computations (

@@ -3,7 +3,8 @@
 -- SECURITY DEFINER. Functions that write have the rights of their caller.
 CREATE SCHEMA millpy;
 
-CREATE VIEW millpy.graphs AS SELECT name AS graph, version, deployed_at FROM mill.graphs;
+CREATE VIEW millpy.graphs AS
+SELECT name AS graph, family, generation, name = family AS current, version, deployed_at FROM mill.graphs;
 
 -- What the status views of result tables need. They have their caller's rights, so that row-level security holds
 -- there too; this they may all see.

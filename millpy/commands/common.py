@@ -107,7 +107,8 @@ def graph_in(admin: Admin, graph: str | None) -> str | None:
         return None
     from millpy.graph_file import load_graph
 
-    return load_graph(graph).name
+    loaded = load_graph(graph)
+    return admin.name_of(loaded.name, loaded.generation) or loaded.name
 
 
 def show(

@@ -11,7 +11,7 @@ import typer
 from millpy.commands.common import DatabaseOption, JsonOption, print_json, settings_of, worded
 from millpy.errors import GraphError
 from millpy.model.deployment import GraphSpec, Upgrade
-from millpy.model.versions import Change, only
+from millpy.model.versions import NEW_GENERATION, Change, only
 from millpy.progress import working
 from millpy.store.postgres.store import PostgresStore
 
@@ -47,9 +47,12 @@ async def _deploy(url: str, spec: GraphSpec, upgrades: Mapping[str, Upgrade], *,
         version, changes = found if found is not None else (None, [])
         refused = refusals(changes, upgrades)
         deployed = version
+        notes: Sequence[str] = ()
         if not (dry_run or refused) and (version is None or changes):
-            deployed = (await store.deploy(spec, on_purpose=True, upgrades=upgrades)).version
-    _show(spec, version, deployed, changes, refused=bool(refused), dry_run=dry_run, as_json=as_json)
+            deployment = await store.deploy(spec, on_purpose=True, upgrades=upgrades)
+            deployed = deployment.version
+            notes = deployment.changes if version is None else ()
+    _show(spec, version, deployed, changes, notes, refused=bool(refused), dry_run=dry_run, as_json=as_json)
     if refused:
         raise GraphError(
             f"graph {spec.name!r} would not mean the same: refused changes: {len(refused)}", hint=_hint(refused)
@@ -65,7 +68,7 @@ def refusals(changes: Sequence[Change], upgrades: Collection[str]) -> list[Chang
 def _hint(refused: Sequence[Change]) -> str:
     if all(change.kind == "state" for change in refused):
         return "give a function for the state to graph.upgrade(…), and deploy with --upgrade"
-    return "undo them, or give the changed graph another name, so that both run side by side"
+    return NEW_GENERATION
 
 
 def _show(
@@ -73,6 +76,7 @@ def _show(
     version: int | None,
     deployed: int | None,
     changes: Sequence[Change],
+    notes: Sequence[str],
     *,
     refused: bool,
     dry_run: bool,
@@ -81,17 +85,20 @@ def _show(
     if as_json:
         answer: dict[str, Any] = {
             "graph": spec.name,
+            "generation": spec.generation,
             "version": version,
             "deployed": deployed,
             "dry_run": dry_run,
             "refused": refused,
             "changes": [{"kind": c.kind, "subject": c.subject, "words": c.words} for c in changes],
+            "notes": list(notes),
         }
         print_json(answer)
         return
     if version is None:
         steps = f"{len(spec.computations)} computations and {len(spec.tables)} result tables"
-        typer.echo(f"graph {spec.name} is new: {steps}")
+        which = f"generation {spec.generation} of graph" if spec.generation > 1 else "graph"
+        typer.echo(f"{which} {spec.name} is new: {steps}")
     elif not changes:
         typer.echo(f"graph {spec.name} is deployed like this: version {version}")
     else:
@@ -102,6 +109,10 @@ def _show(
             typer.echo(f"  {MARKS[change.kind]} {change}")
     if deployed != version:
         typer.echo(f"version {deployed} is deployed")
+        for note in notes:
+            typer.echo(f"  {note}")
+        if notes:
+            typer.echo(f"when it has caught up: millpy switch {spec.name} {spec.generation}")
         if version is not None:
             typer.echo(f"workers of version {version} stop at their next commit: start them with the new file")
     elif dry_run and (version is None or changes):

@@ -7,6 +7,7 @@ explicitly or by its table: positional names would orphan state when a step is i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +22,7 @@ from millpy.graph.streams import KeyedStream, Stream
 from millpy.injectors.protocol import FillsFields, Source
 from millpy.injectors.settings import AdvanceWithClock, Dedupe, EventTime, Rate, Wait
 from millpy.limits import KEY_INTERVALS_DEFAULT
-from millpy.model.deployment import GraphSpec
+from millpy.model.deployment import GraphSpec, own_name
 from millpy.model.record import RecordType
 from millpy.runtime.keyed import ComputationLogic
 from millpy.runtime.upgrades import StateFunction, StateUpgrade
@@ -32,25 +33,37 @@ class Graph:
 
     Args:
         name: a plain SQL identifier.
+        generation: 2 and more for a graph that takes the place of the one before it. It is deployed beside that, with
+            state, positions and result tables of its own (in schema NAME_GENERATION), until `millpy switch`.
         max_skew: no source reads further ahead in event time than this of the slowest that has something to say.
 
     Examples:
         >>> graph = Graph("factory")
     """
 
-    def __init__(self, name: str, *, max_skew: timedelta | None = None) -> None:
+    def __init__(self, name: str, *, generation: int = 1, max_skew: timedelta | None = None) -> None:
         checked_name(name, "graph")
         if max_skew is not None and max_skew <= timedelta(0):
             raise GraphError("max_skew is not positive", hint="leave it out, or give a duration")
+        if generation < 1:
+            raise GraphError(f"there is no generation {generation}", hint="generations are counted from 1")
         self.max_skew = max_skew
         if name in RESERVED_SCHEMAS or name.startswith("pg_"):
             raise GraphError(f"{name!r} is a reserved schema", hint="give the graph another name")
         self.name = name
+        self.generation = generation
         self.nodes: list[InjectorNode | StageNode] = []
         self.upgrades: dict[str, StateUpgrade] = {}
 
     def __repr__(self) -> str:
-        return f"Graph({self.name!r})"
+        return (
+            f"Graph({self.name!r})" if self.generation == 1 else f"Graph({self.name!r}, generation={self.generation})"
+        )
+
+    @property
+    def own_name(self) -> str:
+        """What this generation is known by to brokers and to monitoring, before and after a switch."""
+        return own_name(self.name, self.generation)
 
     def add(self, node: InjectorNode | StageNode) -> None:
         """Append a node; a name twice is refused."""
@@ -187,7 +200,7 @@ class Graph:
             GraphError: an unnamed step, a name twice, or nothing to run.
         """
         self._check()
-        return graph_spec(self.name, self.nodes)
+        return replace(graph_spec(self.name, self.nodes), generation=self.generation)
 
     def _check(self) -> None:
         if not any(isinstance(node, StageNode) for node in self.nodes):

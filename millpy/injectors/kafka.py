@@ -229,7 +229,7 @@ class KafkaInjector:
                 raise ConfigError(
                     f"{self._setup.partition} has been read up to offset {self._position.offset} by graph "
                     f"{self._setup.graph!r}: beginning at {describe(start)} would count records twice or never",
-                    hint="give the graph another name, so that both run side by side, or leave --from out",
+                    hint="make the graph a new generation, which runs beside this one, or leave --from out",
                 )
         try:
             await self._connect()

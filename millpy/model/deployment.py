@@ -109,15 +109,29 @@ class SubscriptionSpec:
     operators: tuple[str, ...] = ()
 
 
+def name_beside(name: str, generation: int) -> str:
+    """What a generation of a graph is called while another one has the graph's name."""
+    return f"{name}_{generation}"
+
+
+def own_name(name: str, generation: int) -> str:
+    """What a generation is known by outside the database, for ever: to brokers and to monitoring."""
+    return name if generation == 1 else name_beside(name, generation)
+
+
 @dataclass(frozen=True, slots=True)
 class GraphSpec:
-    """A whole graph; computations in topological order."""
+    """A whole graph; computations in topological order.
+
+    `generation`: which one of the graphs of this name. Each has its own state, positions and result tables.
+    """
 
     name: str
     computations: tuple[ComputationSpec, ...]
     streams: tuple[StreamSpec, ...]
     subscriptions: tuple[SubscriptionSpec, ...]
     tables: tuple[TableSpec, ...]
+    generation: int = 1
 
     def description(self) -> dict[str, Any]:
         """The graph as plain data, as JSON reads it back: what is stored and compared."""
@@ -179,7 +193,7 @@ class DeployedInterval:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """The ids of a deployed graph."""
+    """The ids of a deployed graph; `name` is what it is called now, and the schema of its result tables."""
 
     graph_id: int
     version: int

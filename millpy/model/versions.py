@@ -20,11 +20,13 @@ from typing import Any, Literal
 import msgspec
 
 from millpy.errors import GraphError, GraphVersionError
+from millpy.model.deployment import GraphSpec
 
 Kind = Literal["addition", "setting", "state", "meaning"]
 Description = Mapping[str, Any]
 CHANGES_SAID_MAX = 5
 FROM_NOW = "it begins with what comes from now on"
+NEW_GENERATION = "undo that, or make it the next generation: Graph(…, generation=…) runs beside it until a switch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +122,34 @@ def refuse(
     if meanings:
         raise GraphError(
             f"graph {name!r} is deployed with another meaning (version {version}): {said(meanings)}",
-            hint="give the changed graph another name, so that both run side by side",
+            hint=NEW_GENERATION,
         )
     if states:
         raise GraphError(
             f"graph {name!r} is deployed with other state (version {version}): {said(states)}",
-            hint="give a function to graph.upgrade(…), and `millpy deploy --upgrade`; or give the graph another name",
+            hint="give a function to graph.upgrade(…), and `millpy deploy --upgrade`; or make it a new generation",
         )
     if settings and not on_purpose:
         raise GraphError(
             f"graph {name!r} is deployed with other settings (version {version}): {said(settings)}",
             hint="when this file is the newer one, `millpy deploy` it; else bring it up to date",
+        )
+
+
+def refuse_older(spec: GraphSpec, newest: int) -> None:
+    """Raise when a generation that is not deployed is older than the newest that is: its state is gone.
+
+    Args:
+        spec: of a graph whose generation is not deployed.
+        newest: the highest generation that is; 0 for none.
+
+    Raises:
+        GraphVersionError: it is older.
+    """
+    if spec.generation < newest:
+        raise GraphVersionError(
+            f"generation {newest} of graph {spec.name!r} is deployed, and generation {spec.generation} is not any more",
+            hint=f"a new generation has a higher number: Graph({spec.name!r}, generation={newest + 1})",
         )
 
 

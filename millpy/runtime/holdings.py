@@ -215,7 +215,7 @@ class Holdings:
 
     def _setup(self, node: InjectorNode, partition: str, intake: Intake) -> SourceSetup:
         return SourceSetup(
-            graph=self._plan.deployment.name,
+            graph=self._plan.own_name,
             stream=node.name,
             partition=partition,
             limits=self._limits,

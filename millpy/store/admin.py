@@ -53,6 +53,12 @@ class Admin:
         """Names of the deployed graphs."""
         return [row["graph"] for row in self.ask("SELECT graph FROM millpy.graphs ORDER BY graph")]
 
+    def name_of(self, family: str, generation: int) -> str | None:
+        """What a generation of a graph is called now; None when it is not deployed."""
+        statement = "SELECT graph FROM millpy.graphs WHERE family = :family AND generation = :generation"
+        found = self.ask(statement, family=family, generation=generation)
+        return str(found[0]["graph"]) if found else None
+
     def workers(self, graph: str | None = None) -> list[Row]:
         """Processes with their leases and what they own; of one graph or of all."""
         return self._of_graph("SELECT * FROM millpy.workers", graph)

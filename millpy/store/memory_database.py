@@ -17,10 +17,10 @@ from uuid import UUID
 from millpy.clock import Clock, SystemClock
 from millpy.errors import CommitUnknownError
 from millpy.model.checkpoint import Checkpoint, DeadLetter, Kind, LateRows
-from millpy.model.deployment import ComputationSpec, DeployedInterval, Deployment, GraphSpec
+from millpy.model.deployment import ComputationSpec, DeployedInterval, Deployment, GraphSpec, name_beside
 from millpy.model.keys import KeyInterval, tile
 from millpy.model.time import INSTANT_MIN
-from millpy.model.versions import changes_between, refuse
+from millpy.model.versions import changes_between, refuse, refuse_older
 from millpy.store.memory_commit import StagedRows, apply, check, check_fence, document_of
 from millpy.store.memory_faults import Faults
 from millpy.store.memory_requests import Requests
@@ -226,17 +226,20 @@ class MemoryDatabase:
 
     def deploy(self, spec: GraphSpec, *, on_purpose: bool = False) -> Deployment:
         """Register a graph, find it deployed, or bring its additions in."""
-        for deployed in self.graphs.values():
-            if deployed.spec.name == spec.name:
-                before, after = deployed.spec.description(), spec.description()
-                changes = changes_between(before, after)
-                version = deployed.deployment.version
-                refuse(spec.name, version, before, after, on_purpose=on_purpose, changes=changes)
-                if not changes:
-                    return deployed.deployment
-                self._migrate(deployed, with_deployed_partitions(spec, deployed.spec))
-                return replace(deployed.deployment, changes=tuple(map(str, changes)))
-        empty = Deployment(len(self.graphs) + 1, 0, spec.name, (), {}, {})
+        deployed = self._find(spec)
+        if deployed is not None:
+            before, after = deployed.spec.description(), spec.description()
+            changes = changes_between(before, after)
+            version = deployed.deployment.version
+            refuse(spec.name, version, before, after, on_purpose=on_purpose, changes=changes)
+            if not changes:
+                return deployed.deployment
+            self._migrate(deployed, with_deployed_partitions(spec, deployed.spec))
+            return replace(deployed.deployment, changes=tuple(map(str, changes)))
+        known = [deployed.spec.generation for deployed in self.graphs.values() if deployed.spec.name == spec.name]
+        refuse_older(spec, max(known, default=0))
+        name = name_beside(spec.name, spec.generation) if known else spec.name
+        empty = Deployment(len(self.graphs) + 1, 0, name, (), {}, {})
         deployed = DeployedGraph(replace(spec, computations=(), subscriptions=(), tables=()), empty, ())
         self.graphs[empty.graph_id] = deployed
         self._migrate(deployed, spec)
@@ -249,10 +252,15 @@ class MemoryDatabase:
 
     def is_locked_against(self, spec: GraphSpec) -> bool:
         """Whether deploying this graph would change one that has commits in flight, for which it waits."""
-        for deployed in self.graphs.values():
-            if deployed.spec.name == spec.name and changes_between(deployed.spec.description(), spec.description()):
-                return any(self.holder(interval.interval_id) for interval in deployed.deployment.intervals)
-        return False
+        deployed = self._find(spec)
+        if deployed is None or not changes_between(deployed.spec.description(), spec.description()):
+            return False
+        return any(self.holder(interval.interval_id) for interval in deployed.deployment.intervals)
+
+    def _find(self, spec: GraphSpec) -> DeployedGraph | None:
+        """This generation of this graph, as it is deployed."""
+        same = (d for d in self.graphs.values() if (d.spec.name, d.spec.generation) == (spec.name, spec.generation))
+        return next(same, None)
 
     def _migrate(self, deployed: DeployedGraph, spec: GraphSpec) -> None:
         """Bring in what is new: source partitions, computations with their subscriptions, tables, columns."""
@@ -336,7 +344,7 @@ class MemoryDatabase:
         table_ids = dict(before.table_ids)
         for table in spec.tables:
             table_id = table_ids.setdefault(table.name, len(self.tables) + 1)
-            stored = self.tables.setdefault(table_id, Table(table_id, before.graph_id, spec.name, table))
+            stored = self.tables.setdefault(table_id, Table(table_id, before.graph_id, before.name, table))
             for row in stored.rows.values():
                 row.update({c.name: None for c in table.columns() if c.name not in row})
             stored.spec = table

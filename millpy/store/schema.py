@@ -82,10 +82,15 @@ graphs = Table(
     metadata,
     _identity("graph_id"),
     Column("name", Text, nullable=False, unique=True),
+    _text("family"),
+    Column("generation", Integer, nullable=False),
     Column("version", Integer, nullable=False, server_default=text("1")),
     _text("fingerprint"),
     Column("description", JSONB, nullable=False),
     _moment("deployed_at", func.now()),
+    UniqueConstraint("family", "generation"),
+    CheckConstraint("generation > 0"),
+    CheckConstraint("name IN (family, family || '_' || generation)"),
 )
 
 computations = Table(

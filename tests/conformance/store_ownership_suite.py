@@ -54,6 +54,27 @@ class OwnershipSuite:
         assert "sums" in str(refused.value)
         assert refused.value.hint
 
+    async def test_generation_runs_beside_the_one_before_it(self, world: World) -> None:
+        beside = replace(a_graph(intervals=3), generation=2)
+        new = await world.store.deploy(beside)
+
+        assert (world.deployment.name, new.name) == ("factory", "factory_2")
+        assert new.graph_id != world.deployment.graph_id
+        assert not {i.interval_id for i in new.intervals} & {i.interval_id for i in world.deployment.intervals}
+        assert await world.store.deploy(beside) == new
+        assert await world.store.deploy(a_graph()) == world.deployment
+        old, newer = await world.owner(), Owner(world.store, new)
+        await newer.register()
+        await newer.claim()
+        for owner, interval in ((old, world.a), (newer, new.of("readings")[0])):
+            await owner.commit(owner.checkpoint(interval))
+
+    async def test_generation_that_is_older_than_the_newest_does_not_begin_anew(self, world: World) -> None:
+        await world.store.deploy(replace(a_graph(), generation=3))
+
+        with pytest.raises(GraphVersionError, match="generation 3"):
+            await world.store.deploy(replace(a_graph(), generation=2))
+
     async def test_source_partition_that_is_added_joins_at_the_watermark_of_its_stream(self, world: World) -> None:
         old = await world.owner()
         for interval, at in ((world.a, 9), (world.b, 7), (world.sums[0], 5)):

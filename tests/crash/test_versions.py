@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import psycopg
 import pytest
 
@@ -23,27 +17,27 @@ from millpy.model.time import minutes, seconds
 from millpy.runtime.probe import Point
 from millpy.windowing.aggregate import Count, Max, Sum
 from millpy.windowing.window import FixedWindows, SessionWindows
-from tests.crash.harness import ROOT, Worker, await_true, committed
+from tests.crash.harness import Worker, await_true, committed
+from tests.crash.on_disk import (
+    DEVICES,
+    END,
+    EVERY_MINUTE,
+    GRAPH,
+    MIDDLE,
+    SOURCE,
+    Reading,
+    consumed,
+    done,
+    drop,
+    feed_of,
+    millpy,
+    one,
+    rows,
+    sums,
+)
 from tests.feed import Feed
 
 LIMITS = Limits(progress_every_s=0.02, fold_every_s=0.2)
-DEVICES = 5
-MIDDLE, END = 90, 240
-"""In seconds: the change comes in the middle of the second minute."""
-
-
-class Reading(msgspec.Struct):
-    device: str
-    at: int
-    value: int
-
-
-def reading(device: int, at: int) -> bytes:
-    return msgspec.json.encode(Reading(f"d{device}", at, at * 10 + device))
-
-
-def feed_of(*spans: tuple[int, int]) -> list[bytes]:
-    return [reading(device, at) for start, end in spans for at in range(start, end) for device in range(DEVICES)]
 
 
 def before(feed: Feed) -> Graph:
@@ -68,15 +62,6 @@ def after(feed: Feed) -> Graph:
     return graph
 
 
-def rows(url: str, query: str) -> list[tuple[Any, ...]]:
-    with psycopg.connect(url, autocommit=True) as connection:
-        return connection.execute(query).fetchall()  # type: ignore[call-overload]
-
-
-def one(url: str, query: str) -> Any:
-    return rows(url, query)[0][0]
-
-
 async def fed(url: str, graph: Graph, feed: Feed) -> None:
     """One worker, until everything that was pushed is committed."""
     stop = asyncio.Event()
@@ -86,15 +71,6 @@ async def fed(url: str, graph: Graph, feed: Feed) -> None:
             await asyncio.sleep(0.01)
     stop.set()
     await worker
-
-
-def sums(start: int, end: int, from_s: int = 0) -> list[tuple[str, int, int]]:
-    """(device, n, total) of a window, of what came from a second on."""
-    found = []
-    for device in range(DEVICES):
-        values = [at * 10 + device for at in range(max(start, from_s), min(end, END))]
-        found.append((f"d{device}", len(values), sum(values)))
-    return found
 
 
 async def test_additions_go_in_under_open_windows_and_what_was_there_stays_exact(database_url: str) -> None:
@@ -138,27 +114,6 @@ async def test_additions_go_in_under_open_windows_and_what_was_there_stays_exact
     assert any("'two_minutes' is new" in words for words in event[0]["changes"])
 
 
-GRAPH = """
-import msgspec
-from datetime import timedelta
-from millpy import *
-
-class Reading(msgspec.Struct):
-    device: str
-    at: int
-    value: int
-
-graph = Graph("factory")
-source = graph.inject(
-    "readings", Directory("feed", settle=timedelta(0), every=timedelta(seconds=0.05)), schema=Reading,
-    event_time=EventTime("at", unit="s", sorted=True),
-)
-keyed = source.key_by("device")
-keyed.window(FixedWindows(minutes(1))).aggregate(n=Count(), total=Sum("value")).to_table("minutes")
-"""
-EVERY_MINUTE = """
-SELECT device, n, total::int8 FROM factory.minutes WHERE window_start < to_timestamp(240) ORDER BY window_start, device
-"""
 ADDED = 'keyed.window(FixedWindows(minutes(2))).aggregate(n=Count()).to_table("two_minutes")\n'
 COLUMN = GRAPH.replace('total=Sum("value"))', 'total=Sum("value"), high=Max("value"))')
 
@@ -170,30 +125,6 @@ def place(tmp_path: Path) -> Path:
     (tmp_path / "old.py").write_text(GRAPH)
     (tmp_path / "new.py").write_text(GRAPH + ADDED)
     return tmp_path
-
-
-def drop(place: Path, start: int, end: int) -> None:
-    """More of the feed."""
-    hidden = place / f".{start:06}.ndjson"
-    hidden.write_bytes(b"".join(line + b"\n" for line in feed_of((start, end))))
-    hidden.rename(place / "feed" / f"{start:06}.ndjson")
-
-
-def millpy(place: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "millpy", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=place, env=environment, stdout=pipe, stderr=pipe, text=True)
-
-
-def done(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=60)
-    return process.returncode, out, err
-
-
-def consumed(url: str, count: int) -> Callable[[], bool]:
-    query = "SELECT coalesce(sum(consumed), 0) FROM millpy.accounting WHERE consumer = 'minutes'"
-    return lambda: one(url, "SELECT count(*) FROM mill.graphs") == 1 and one(url, query) == count
 
 
 def test_rolling_restart_with_two_versions_on_disk_is_exact(place: Path, database_url: str) -> None:
@@ -281,31 +212,17 @@ def test_worker_of_the_old_version_that_has_nothing_to_do_stops_too(place: Path,
     assert one(database_url, "SELECT count(*) FROM mill.workers") == 0
 
 
-STATEFUL = """
-import msgspec
-from datetime import timedelta
-from pathlib import Path
-from typing import Any
-from millpy import *
-
-class Reading(msgspec.Struct):
-    device: str
-    at: int
-    value: int
-
+TOLD = (
+    SOURCE
+    + """
 class Told(msgspec.Struct):
     device: str
     n: int
     total: int
-
-graph = Graph("factory")
-source = graph.inject(
-    "readings", Directory("feed", settle=timedelta(0), every=timedelta(seconds=0.05)), schema=Reading,
-    event_time=EventTime("at", unit="s", sorted=True),
-)
 """
+)
 SUMS = (
-    STATEFUL
+    TOLD
     + """
 class Minutes(Computation):
     n = Value(int, default=0)
@@ -322,7 +239,7 @@ graph.process(Minutes(), name="minutes", inputs=[source.key_by("device")], outpu
 """
 )
 STRUCT = (
-    STATEFUL
+    TOLD
     + """
 class Sums(msgspec.Struct):
     n: int

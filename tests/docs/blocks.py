@@ -8,7 +8,7 @@ A block is tested by its language, and by what its fence says beside it (```` ``
     python other      code of another system: compiled, no more
     console           commands after `$`: millpy's are parsed by its command line, targets of make and extras must exist
     console run       `millpy run FILE.py` is really run, in a directory that has the page's titled blocks as files
-    sql other         for another system: not tested
+    sql other         for another system, or for what the page does not have yet: not tested
     sql               executed in a database where the page's graphs are deployed (the README's, when it has none)
     text result       what the SQL block before it prints
     json, yaml, toml  parsed; with a title, also a file for `console run`

@@ -156,7 +156,7 @@ def test_changed_graph_is_refused_with_what_changed_at_the_end_of_a_long_meaning
     )
     assert "seconds=60" in first
     assert "seconds=120" in first
-    assert "another name" in second
+    assert "the next generation" in second
 
 
 def test_database_that_is_not_migrated_is_named(tmp_path: Path, empty_database_url: str) -> None:

@@ -14,6 +14,7 @@ from millpy.model.deployment import DeployedInterval, Deployment, GraphSpec, Upg
 from millpy.model.keys import KEY_SPACE, KeyInterval
 from millpy.model.versions import Change, changes_between, only_grows, refuse, said
 from millpy.store.postgres.connection import Connection, all_rows
+from millpy.store.postgres.generations import begin_beside, name_of_new
 from millpy.store.postgres.migrating import StoredGraph, migrate
 from millpy.store.postgres.registering import (
     check_names,
@@ -33,11 +34,10 @@ async def deploy(
     async with connection.transaction():
         await connection.execute(statement("act_as_owner"))
         await connection.execute(statement("lock_deployment"), {"name": spec.name})
-        stored = await read_graph(connection, spec.name)
+        stored = await _read_graph(connection, spec)
         if stored is None:
-            await _check_rights(connection, f"graph {spec.name!r} is not deployed")
-            graph_id, version = await _insert_graph(connection, spec)
-            return await _read_deployment(connection, graph_id, version, spec.name)
+            await check_rights(connection, f"graph {spec.name!r} is not deployed")
+            return await _begin(connection, spec)
         before, after = stored.description, spec.description()
         changes = changes_between(before, after)
         refuse(
@@ -46,13 +46,14 @@ async def deploy(
         version = stored.version
         if changes:
             if not only_grows(before, after, changes):
-                await _check_rights(connection, f"graph {spec.name!r} is deployed without this: {said(changes)}")
+                await check_rights(connection, f"graph {spec.name!r} is deployed without this: {said(changes)}")
             version = await migrate(connection, stored, spec, changes, upgrades or {})
-        deployment = await _read_deployment(connection, stored.graph_id, version, spec.name)
+        deployment = await _read_deployment(connection, stored.graph_id, version, stored.name)
     return replace(deployment, changes=tuple(map(str, changes)))
 
 
-async def _check_rights(connection: Connection, missing: str) -> None:
+async def check_rights(connection: Connection, missing: str) -> None:
+    """Raise ConfigError unless this role may make and change graphs."""
     may, role = (await all_rows(connection, statement("may_deploy"), {}))[0]
     if not may:
         raise ConfigError(
@@ -62,21 +63,33 @@ async def _check_rights(connection: Connection, missing: str) -> None:
 
 
 async def compare(connection: Connection, spec: GraphSpec) -> tuple[int, list[Change]] | None:
-    """The version that is deployed, and what deploying would change; None when the graph is new."""
+    """The version that is deployed, and what deploying would change; None when the graph, or its generation, is new."""
     check_names(spec)
-    stored = await read_graph(connection, spec.name)
+    stored = await _read_graph(connection, spec)
+    if stored is None:
+        await name_of_new(connection, spec)
     return None if stored is None else (stored.version, changes_between(stored.description, spec.description()))
 
 
-async def read_graph(connection: Connection, name: str) -> StoredGraph | None:
-    """A graph as it is deployed."""
-    found = await all_rows(connection, statement("read_graph"), {"name": name})
+async def _read_graph(connection: Connection, spec: GraphSpec) -> StoredGraph | None:
+    ids = {"family": spec.name, "generation": spec.generation}
+    found = await all_rows(connection, statement("read_graph"), ids)
     return StoredGraph(*found[0]) if found else None
 
 
-async def _insert_graph(connection: Connection, spec: GraphSpec) -> tuple[int, int]:
+async def _begin(connection: Connection, spec: GraphSpec) -> Deployment:
+    """A graph that is new, or a new generation beside the one that there is."""
+    name = await name_of_new(connection, spec)
+    graph_id, version = await _insert_graph(connection, spec, name)
+    changes = await begin_beside(connection, spec, name) if name != spec.name else ()
+    return replace(await _read_deployment(connection, graph_id, version, name), changes=changes)
+
+
+async def _insert_graph(connection: Connection, spec: GraphSpec, name: str) -> tuple[int, int]:
     parameters: dict[str, Any] = {
-        "name": spec.name,
+        "name": name,
+        "family": spec.name,
+        "generation": spec.generation,
         "fingerprint": spec.fingerprint(),
         "description": msgspec.json.encode(spec.description()).decode(),
     }
@@ -88,7 +101,7 @@ async def _insert_graph(connection: Connection, spec: GraphSpec) -> tuple[int, i
     for subscription in spec.subscriptions:
         await insert_subscription(connection, graph_id, subscription)
     await connection.execute(statement("insert_cursors"), {"graph_id": graph_id})
-    await create_tables(connection, graph_id, spec.name, spec.tables)
+    await create_tables(connection, graph_id, name, spec.tables)
     return graph_id, version
 
 

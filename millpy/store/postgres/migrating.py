@@ -47,6 +47,7 @@ class StoredGraph:
     """A graph as it is deployed."""
 
     graph_id: int
+    name: str
     version: int
     description: dict[str, Any]
 
@@ -62,8 +63,8 @@ async def migrate(
     before, after = stored.description, spec.description()
     description = merged(before, after)
     ids = {"graph_id": stored.graph_id}
-    await _lock_headers(connection, stored.graph_id)
-    await _limit_lock_wait(connection, LOCK_S)
+    await lock_headers(connection, stored.graph_id)
+    await limit_lock_wait(connection, LOCK_S)
     parameters = {
         **ids,
         "fingerprint": fingerprint_of(description),
@@ -73,7 +74,7 @@ async def migrate(
     await _grow(connection, stored.graph_id, version, new_partitions(before, after))
     if not only_grows(before, after, changes):
         await _add_computations(connection, stored.graph_id, version, spec, before)
-        await _change_tables(connection, stored.graph_id, spec, before, after)
+        await _change_tables(connection, stored, spec, after)
     changed = {change.computation for change in only("state", changes)}
     await upgrade(connection, stored.graph_id, {name: upgrades[name] for name in sorted(changed)})
     detail = {"version": version, "changes": [str(change) for change in changes]}
@@ -86,9 +87,9 @@ async def migrate(
     return version
 
 
-async def _lock_headers(connection: Connection, graph_id: int) -> None:
+async def lock_headers(connection: Connection, graph_id: int) -> None:
     """Wait for the commits in flight, and end those of workers that are frozen."""
-    await _limit_lock_wait(connection, HEADERS_S)
+    await limit_lock_wait(connection, HEADERS_S)
     for attempt in range(1, HEADER_ATTEMPTS + 1):
         try:
             async with connection.transaction():  # a savepoint
@@ -101,7 +102,8 @@ async def _lock_headers(connection: Connection, graph_id: int) -> None:
         await connection.execute(statement("terminate_owners"), {"intervals": Bigints([row[0] for row in intervals])})
 
 
-async def _limit_lock_wait(connection: Connection, wait_s: float) -> None:
+async def limit_lock_wait(connection: Connection, wait_s: float) -> None:
+    """Until the end of the transaction, a lock that takes longer is an error."""
     await connection.execute(b"SELECT set_config('lock_timeout', %s, true)", [f"{int(wait_s * 1000)}ms"])
 
 
@@ -147,16 +149,17 @@ async def _add_computations(
 
 
 async def _change_tables(
-    connection: Connection, graph_id: int, spec: GraphSpec, before: Mapping[str, Any], after: Mapping[str, Any]
+    connection: Connection, stored: StoredGraph, spec: GraphSpec, after: Mapping[str, Any]
 ) -> None:
+    before, graph_id = stored.description, stored.graph_id
     new = [table for table in spec.tables if table.name not in before["tables"]]
-    await create_tables(connection, graph_id, spec.name, new)
+    await create_tables(connection, graph_id, stored.name, new)
     for table in spec.tables:
         if table not in new:
             was, now = before["tables"][table.name], after["tables"][table.name]
             added, nullable = new_columns(was, now), nullable_columns(was, now)
             if added or nullable:
-                await _change_table(connection, graph_id, spec.name, table, added, nullable)
+                await _change_table(connection, graph_id, stored.name, table, added, nullable)
 
 
 async def _change_table(

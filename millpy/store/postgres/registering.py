@@ -108,13 +108,7 @@ async def create_tables(connection: Connection, graph_id: int, schema: str, tabl
     if not tables:
         return
     await connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
-    names = [name for table in tables for name in (table.name, f"{table.name}_status")]
-    taken = await all_rows(connection, statement("find_relations"), {"schema": schema, "names": names})
-    if taken:
-        raise GraphError(
-            f"{schema}.{taken[0][0]} exists already and is not a result table of this graph",
-            hint="rename the result table in the graph, or move the existing one away",
-        )
+    await check_free(connection, schema, [table.name for table in tables])
     roles = await all_rows(connection, statement("read_roles"), {})
     for table in tables:
         parameters = {
@@ -133,6 +127,17 @@ async def create_tables(connection: Connection, graph_id: int, schema: str, tabl
         await connection.execute(status_view(schema, table, names))
         for recorded in roles:
             await connection.execute(worker_policy(schema, table.name, Roles(*recorded)))
+
+
+async def check_free(connection: Connection, schema: str, tables: Sequence[str]) -> None:
+    """Raise GraphError when something in the schema has the name of one of these tables, or of its status view."""
+    names = [name for table in tables for name in (table, f"{table}_status")]
+    taken = await all_rows(connection, statement("find_relations"), {"schema": schema, "names": names})
+    if taken:
+        raise GraphError(
+            f"{schema}.{taken[0][0]} exists already and is not a result table of this graph",
+            hint="rename the result table in the graph, or move the existing one away",
+        )
 
 
 def status_view(schema: str, table: TableSpec, columns: Sequence[str]) -> sql.Composed:

@@ -25,6 +25,7 @@ from millpy.model.time import Instant
 from millpy.model.versions import Change
 from millpy.store.postgres import deploy as deploying
 from millpy.store.postgres import folding, ownership, polling, reading, requests, retention
+from millpy.store.postgres import generations as generating
 from millpy.store.postgres.arrays import Bigints, Jsonbs, Texts
 from millpy.store.postgres.commit import Committer
 from millpy.store.postgres.connection import Connection, ConnectionSettings, Lane, Outages, all_rows
@@ -107,13 +108,40 @@ class PostgresStore:
         async with self._fold.use() as connection:
             deployment = await deploying.deploy(connection, spec, on_purpose=on_purpose, upgrades=upgrades)
         for table in spec.tables:
-            self._tables[deployment.table_ids[table.name]] = ResultTable.of(spec.name, table)
+            self._tables[deployment.table_ids[table.name]] = ResultTable.of(deployment.name, table)
         return deployment
 
     async def compare(self, spec: GraphSpec) -> tuple[int, list[Change]] | None:
         """The version that is deployed, and what deploying would change; None when the graph is new."""
         async with self._admin.use() as connection:
             return await deploying.compare(connection, spec)
+
+    async def generations(self, family: str) -> list[generating.Generation]:
+        """All generations of a graph, the oldest first."""
+        async with self._admin.use() as connection:
+            return await generating.read_generations(connection, family)
+
+    async def switch(
+        self,
+        family: str,
+        generation: int,
+        *,
+        behind_us_max: int | None = None,
+        rights: generating.RightsOf | None = None,
+        dry_run: bool = False,
+    ) -> generating.Switched | None:
+        """Make a generation the current one; see `generations.switch`. `dry_run`: do it, and roll it back."""
+        async with self._fold.use() as connection, connection.transaction(force_rollback=dry_run):
+            await connection.execute(statement("act_as_owner"))
+            await deploying.check_rights(connection, f"graph {family!r} is not switched")
+            return await generating.switch(connection, family, generation, behind_us_max=behind_us_max, rights=rights)
+
+    async def drop(self, name: str, *, dry_run: bool = False) -> generating.Remains:
+        """Forget a graph, or one generation of it; see `generations.drop`. `dry_run`: do it, and roll it back."""
+        async with self._fold.use() as connection, connection.transaction(force_rollback=dry_run):
+            await connection.execute(statement("act_as_owner"))
+            await deploying.check_rights(connection, f"graph {name!r} is not dropped")
+            return await generating.drop(connection, name)
 
     async def register(self, worker: WorkerInfo, ttl_s: float) -> None:
         """Announce a worker; it owns nothing yet."""

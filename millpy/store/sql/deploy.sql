@@ -1,14 +1,16 @@
 -- name: lock_deployment
--- One deployment of a graph's name at a time.
+-- One deployment or switch of a graph's generations at a time.
 SELECT pg_advisory_xact_lock(hashtextextended('millpy deploy ' || %(name)s, 0));
 
 -- name: read_graph
 -- Zero rows: never deployed.
-SELECT graph_id, version, description FROM mill.graphs WHERE name = %(name)s;
+SELECT graph_id, name, version, description FROM mill.graphs
+ WHERE family = %(family)s AND generation = %(generation)s;
 
 -- name: insert_graph
 -- Always one row.
-INSERT INTO mill.graphs (name, fingerprint, description) VALUES (%(name)s, %(fingerprint)s, %(description)s::text::jsonb)
+INSERT INTO mill.graphs (name, family, generation, fingerprint, description)
+VALUES (%(name)s, %(family)s, %(generation)s, %(fingerprint)s, %(description)s::text::jsonb)
 RETURNING graph_id, version;
 
 -- name: insert_computation

@@ -1,0 +1,319 @@
+"""Generations of a graph: one beside the other, the switch between them, and the end of one.
+
+Every generation is a graph of its own, with its state, positions, result tables and workers. The current one has the
+graph's name; the others are called NAME_GENERATION. A switch gives the name, and with it the place of the result
+tables, to another generation, in one transaction:
+
+    1. the headers of both are locked, which waits for the commits in flight, and both versions are raised: from COMMIT
+       on the fence refuses every worker that knows the old names (I2); it looks its graph up again and goes on
+    2. the tables change their schemas, the graphs their names
+
+So nobody ever writes a row of one generation into a table of the other, and readers see all tables of the one or of
+the other. Nothing that is stored is changed, so the way back is another switch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+import psycopg
+from psycopg import sql
+
+from millpy.errors import GraphError, TransientError, UsageError
+from millpy.model.deployment import GraphSpec, name_beside
+from millpy.model.time import INSTANT_MIN, Instant
+from millpy.model.versions import refuse_older
+from millpy.store.postgres.arrays import Jsonbs, Texts
+from millpy.store.postgres.connection import Connection, all_rows
+from millpy.store.postgres.migrating import LOCK_S, limit_lock_wait, lock_headers
+from millpy.store.postgres.registering import check_free
+from millpy.store.postgres.rights import Rights, copy_schema_grants, differences, give_rights, read_rights
+from millpy.store.postgres.statements import statement
+
+RightsOf = Literal["current", "new"]
+DIFFERENCES_SAID_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One generation as it is deployed.
+
+    Attributes:
+        name: what it is called now: the graph's name for the current one.
+        watermark: the lowest low watermark of its intervals.
+        workers: how many live workers it has.
+    """
+
+    graph_id: int
+    name: str
+    generation: int
+    version: int
+    watermark: Instant
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """What a switch has done: `left` is what stays with the old tables, in words."""
+
+    before: Generation
+    after: Generation
+    left: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """What of a graph is gone when it is dropped: result tables, and records that waited for a person."""
+
+    graph: str
+    tables: tuple[str, ...]
+    dead_letters: int
+    late_records: int
+
+
+async def read_generations(connection: Connection, family: str) -> list[Generation]:
+    """All generations of a graph, the oldest first."""
+    return [Generation(*row) for row in await all_rows(connection, statement("read_generations"), {"family": family})]
+
+
+async def name_of_new(connection: Connection, spec: GraphSpec) -> str:
+    """What a generation that is not deployed yet will be called.
+
+    Raises:
+        GraphVersionError: a newer generation is deployed, and this one is gone.
+        GraphError: the name is another graph's.
+    """
+    known = await read_generations(connection, spec.name)
+    refuse_older(spec, known[-1].generation if known else 0)
+    names = [spec.name]
+    if spec.generation > 1:
+        names += [name_beside(spec.name, n) for n in (*(g.generation for g in known), spec.generation)]
+    claimed = await all_rows(connection, statement("find_claimed_names"), {"family": spec.name, "names": names})
+    if claimed:
+        raise GraphError(
+            f"{claimed[0][0]!r} is the name of another graph, or of a generation of one",
+            hint="give this graph another name, or this generation another number",
+        )
+    return name_beside(spec.name, spec.generation) if known else spec.name
+
+
+async def begin_beside(connection: Connection, spec: GraphSpec, name: str) -> tuple[str, ...]:
+    """Give the tables of a new generation the rights of the current one's; what there is to say, in words."""
+    said = [f"generation {spec.generation} is new, beside the current one; its result tables are in schema {name}"]
+    said += await _copy_rights(connection, spec.name, name, [table.name for table in spec.tables])
+    return tuple(said)
+
+
+async def switch(
+    connection: Connection, family: str, generation: int, *, behind_us_max: int | None, rights: RightsOf | None
+) -> Switched | None:
+    """Make a generation the current one; None when it is that already. In the caller's transaction, as the owner.
+
+    Args:
+        connection: in a transaction.
+        family: the graph's name.
+        generation: which one.
+        behind_us_max: how far its watermark may be behind the current one's, in µs; None: as far as it is.
+        rights: whose rights the tables have in the end; None when those of both are the same.
+
+    Raises:
+        UsageError: there is no such generation.
+        GraphError: it is too far behind; the rights differ and nobody said whose; something else has a table's name.
+    """
+    await connection.execute(statement("lock_deployment"), {"name": family})
+    known = {found.generation: found for found in await read_generations(connection, family)}
+    after = known.get(generation)
+    if after is None:
+        raise UsageError(f"graph {family!r} has no generation {generation}", hint=_listed(family, list(known.values())))
+    before = next(found for found in known.values() if found.name == family)
+    if after == before:
+        return None
+    if behind_us_max is not None:
+        _check_watermarks(before, after, behind_us_max)
+    beside = name_beside(family, before.generation)
+    for graph in sorted((before, after), key=lambda g: g.graph_id):
+        await lock_headers(connection, graph.graph_id)
+        await connection.execute(statement("fence_graph"), {"graph_id": graph.graph_id})
+    await limit_lock_wait(connection, LOCK_S)
+    tables = {found: await _tables_of(connection, found) for found in (before, after)}
+    await _settle_rights(connection, family, after.name, tables[after], rights)
+    left = await _left_behind(connection, family, tables[before], after.name, tables[after])
+    await _move(connection, before, family, beside, tables[before])
+    if tables[before]:
+        await copy_schema_grants(connection, family, beside)
+    await check_free(connection, family, tables[after])
+    await _move(connection, after, after.name, family, tables[after])
+    await _drop_if_empty(connection, after.name)
+    detail = msgspec.json.encode({"from": before.generation, "to": after.generation})
+    for graph in (before, after):
+        await _tell(connection, graph.graph_id, "switched", detail)
+    return Switched(before, after, tuple(left))
+
+
+async def drop(connection: Connection, name: str) -> Remains:
+    """Forget a graph, or one generation of it, with all that it has stored. In the caller's transaction, as the owner.
+
+    Raises:
+        UsageError: there is no such graph.
+        GraphError: workers run it; it is the current one of several generations; somebody's views read its tables.
+    """
+    family = await all_rows(connection, statement("read_family"), {"name": name})
+    if not family:
+        raise UsageError(f"no graph {name!r} is deployed", hint="`millpy graphs` shows those that are")
+    await connection.execute(statement("lock_deployment"), {"name": family[0][0]})
+    known = await read_generations(connection, family[0][0])
+    dropped = next((found for found in known if found.name == name), None)
+    if dropped is None:
+        raise TransientError(f"graph {name!r} has just been switched or dropped", hint="look again: `millpy graphs`")
+    if name == family[0][0] and len(known) > 1:
+        raise GraphError(
+            f"generation {dropped.generation} is the current one of graph {name!r}",
+            hint=f"first make another one current ({_listed(name, known)}), or drop the others",
+        )
+    ids = {"graph_id": dropped.graph_id}
+    await connection.execute(statement("hold_graph"), ids)
+    if dropped.workers:
+        raise GraphError(f"{dropped.workers} workers run graph {name!r}", hint="stop them first: `millpy status`")
+    await lock_headers(connection, dropped.graph_id)
+    await limit_lock_wait(connection, LOCK_S)
+    tables = await _tables_of(connection, dropped)
+    readers = await all_rows(connection, statement("find_readers"), {"schema": name, "names": _relations(tables)})
+    if readers:
+        raise GraphError(
+            f"views read the result tables of graph {name!r}: {', '.join(row[0] for row in readers)}",
+            hint="drop them, or make them read other tables",
+        )
+    dead_letters, late_records = (await all_rows(connection, statement("count_set_aside"), ids))[0]
+    try:
+        for table in tables:
+            for kind, relation in (("VIEW", f"{table}_status"), ("TABLE", table)):
+                query = sql.SQL("DROP {} IF EXISTS {}").format(sql.SQL(kind), sql.Identifier(name, relation))
+                await connection.execute(query)
+    except psycopg.errors.DependentObjectsStillExist as error:
+        detail = (error.diag.message_detail or "").replace("\n", "; ")
+        raise GraphError(
+            f"something depends on the result tables of graph {name!r}: {detail}", hint="drop that first"
+        ) from error
+    await _drop_if_empty(connection, name)
+    await connection.execute(statement("forget_graph"), ids)
+    return Remains(name, tuple(tables), dead_letters, late_records)
+
+
+def _check_watermarks(before: Generation, after: Generation, behind_us_max: int) -> None:
+    """A generation that has not caught up would show less than is shown now."""
+    hint = "wait until it has caught up: `millpy watermarks`; or switch nevertheless with --anyway"
+    if after.watermark == INSTANT_MIN < before.watermark:
+        raise GraphError(f"generation {after.generation} has no watermark yet", hint=hint)
+    behind_us = before.watermark - after.watermark
+    if behind_us > behind_us_max:
+        raise GraphError(
+            f"generation {after.generation} is {behind_us / 1_000_000:.0f} s behind generation {before.generation}",
+            hint=hint,
+        )
+
+
+def _listed(family: str, known: Sequence[Generation]) -> str:
+    numbers = [f"{g.generation}{' (current)' if g.name == family else ''}" for g in known]
+    return f"there are: {', '.join(numbers)}" if known else f"no graph {family!r} is deployed"
+
+
+async def _tables_of(connection: Connection, graph: Generation) -> list[str]:
+    rows = await all_rows(connection, statement("read_table_names"), {"graph_id": graph.graph_id})
+    return [row[0] for row in rows]
+
+
+def _relations(tables: Sequence[str]) -> list[str]:
+    return [name for table in tables for name in (table, f"{table}_status")]
+
+
+async def _both_rights(
+    connection: Connection, current: str, new: str, tables: Sequence[str]
+) -> tuple[dict[str, Rights], dict[str, Rights]]:
+    """Rights of the current generation and of the new one on tables of the new one, of its columns."""
+    relations = _relations(tables)
+    theirs = await read_rights(connection, current, relations)
+    ours = await read_rights(connection, new, relations)
+    for relation, rights in theirs.items():
+        parameters = {"schema": new, "relation": relation}
+        columns = [row[0] for row in await all_rows(connection, statement("read_columns"), parameters)]
+        theirs[relation] = rights.on_columns(columns)
+    return theirs, ours
+
+
+async def _copy_rights(connection: Connection, current: str, new: str, tables: Sequence[str]) -> list[str]:
+    theirs, ours = await _both_rights(connection, current, new, tables)
+    if not ours:
+        return []
+    await copy_schema_grants(connection, current, new)
+    missing = []
+    for relation in sorted(theirs.keys() & ours.keys()):
+        is_table = relation in tables
+        wanted = theirs[relation]
+        missing += await give_rights(connection, new, relation, ours[relation], wanted, is_table=is_table)
+    return missing
+
+
+async def _settle_rights(
+    connection: Connection, current: str, new: str, tables: Sequence[str], rights: RightsOf | None
+) -> None:
+    if rights == "current":
+        missing = await _copy_rights(connection, current, new, tables)
+        if missing:
+            raise GraphError(_some(missing), hint=f"make it on the table in schema {new}, and take --rights new")
+    elif rights is None:
+        found = differences(*await _both_rights(connection, current, new, tables))
+        if found:
+            raise GraphError(
+                f"rights differ between the tables in schemas {current} (here) and {new} (there): {_some(found)}",
+                hint="--rights current takes those of the tables in use, --rights new keeps the new ones'",
+            )
+
+
+def _some(words: Sequence[str]) -> str:
+    more = len(words) - DIFFERENCES_SAID_MAX
+    return "; ".join([*words[:DIFFERENCES_SAID_MAX], *([f"and {more} more"] if more > 0 else [])])
+
+
+async def _left_behind(
+    connection: Connection, current: str, tables: Sequence[str], new: str, new_tables: Sequence[str]
+) -> list[str]:
+    """What people have made on the old tables, and what does not come along."""
+    found = [f"table {table} is only in the old generation" for table in tables if table not in new_tables]
+    old = {"schema": current, "names": _relations(tables)}
+    found += [f"view {row[0]} goes on reading it" for row in await all_rows(connection, statement("find_readers"), old)]
+    there = await all_rows(connection, statement("find_extras"), {"schema": new, "names": list(new_tables)})
+    for row in await all_rows(connection, statement("find_extras"), old):
+        if row not in there:
+            table, what, name = row
+            found.append(f"{what} {name} of table {table} stays with it")
+    return found
+
+
+async def _move(connection: Connection, graph: Generation, source: str, target: str, tables: Sequence[str]) -> None:
+    """Call a graph otherwise, and move its tables into the schema of that name."""
+    if tables:
+        await connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(target)))
+    await connection.execute(statement("rename_graph"), {"graph_id": graph.graph_id, "name": target})
+    for table in tables:
+        for kind, relation in (("TABLE", table), ("VIEW", f"{table}_status")):
+            query = sql.SQL("ALTER {} {} SET SCHEMA {}")
+            await connection.execute(
+                query.format(sql.SQL(kind), sql.Identifier(source, relation), sql.Identifier(target))
+            )
+
+
+async def _drop_if_empty(connection: Connection, schema: str) -> None:
+    """What people have put into a graph's schema is theirs."""
+    try:
+        async with connection.transaction():  # a savepoint
+            await connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} RESTRICT").format(sql.Identifier(schema)))
+    except psycopg.errors.DependentObjectsStillExist:
+        pass
+
+
+async def _tell(connection: Connection, graph_id: int, kind: str, detail: bytes) -> None:
+    events: dict[str, Any] = {"graph_id": graph_id, "kinds": Texts([kind]), "details": Jsonbs([detail])}
+    await connection.execute(statement("append_events"), events)

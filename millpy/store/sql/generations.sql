@@ -1,0 +1,138 @@
+-- name: read_generations
+-- All generations of a graph with their watermarks and live workers, oldest first. Zero rows: never deployed.
+SELECT g.graph_id, g.name, g.generation, g.version,
+       (SELECT coalesce(min(i.low_watermark), -4611686018427387904) FROM mill.intervals AS i WHERE i.graph_id = g.graph_id),
+       (SELECT count(*) FROM mill.workers AS w WHERE w.graph_id = g.graph_id AND w.lease_deadline > clock_timestamp())
+  FROM mill.graphs AS g WHERE g.family = %(family)s ORDER BY g.generation;
+
+-- name: read_family
+-- Zero rows: no graph is called so.
+SELECT family FROM mill.graphs WHERE name = %(name)s;
+
+-- name: find_claimed_names
+-- Names that graphs of other families have, or get when they are switched. Zero rows: none of these.
+SELECT found.name FROM (
+    SELECT o.name FROM mill.graphs AS o WHERE o.family <> %(family)s
+     UNION
+    SELECT o.family || '_' || o.generation FROM mill.graphs AS o
+     WHERE o.family <> %(family)s AND EXISTS (SELECT FROM mill.graphs AS n WHERE n.family = o.family AND n.generation > 1)
+) AS found
+ WHERE found.name = ANY (%(names)s) ORDER BY found.name;
+
+-- name: fence_graph
+-- Fences off every worker of a graph, which stays what it is. Always one row.
+WITH raised AS (
+    UPDATE mill.graphs SET version = version + 1 WHERE graph_id = %(graph_id)s RETURNING graph_id, version
+), fenced AS (
+    UPDATE mill.intervals AS i SET graph_version = r.version, worker_id = NULL, sequencer = i.sequencer + 1
+      FROM raised AS r WHERE i.graph_id = r.graph_id
+)
+SELECT version FROM raised;
+
+-- name: rename_graph
+-- Always one row.
+UPDATE mill.graphs SET name = %(name)s WHERE graph_id = %(graph_id)s;
+
+-- name: read_table_names
+-- Zero rows: the graph has no result table.
+SELECT name FROM mill.result_tables WHERE graph_id = %(graph_id)s ORDER BY name;
+
+-- name: find_readers
+-- Views and other rules, not ours, that read some relations of a schema. Zero rows: none.
+WITH ours AS (
+    SELECT c.oid FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+     WHERE n.nspname = %(schema)s AND c.relname = ANY (%(names)s)
+)
+SELECT DISTINCT v.oid::regclass::text
+  FROM pg_depend AS d
+  JOIN pg_rewrite AS r ON d.classid = 'pg_rewrite'::regclass AND r.oid = d.objid
+  JOIN pg_class AS v ON v.oid = r.ev_class
+ WHERE d.refclassid = 'pg_class'::regclass AND d.refobjid IN (SELECT oid FROM ours) AND v.oid NOT IN (SELECT oid FROM ours)
+ ORDER BY 1;
+
+-- name: find_extras
+-- Indexes, triggers and constraints that a person has put on some tables. Zero rows: none.
+WITH ours AS (
+    SELECT c.oid, c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+     WHERE n.nspname = %(schema)s AND c.relname = ANY (%(names)s)
+)
+SELECT relname, what, name FROM (
+    SELECT o.relname, 'index' AS what, x.relname AS name
+      FROM ours AS o JOIN pg_index AS i ON i.indrelid = o.oid JOIN pg_class AS x ON x.oid = i.indexrelid
+     WHERE NOT i.indisprimary
+     UNION ALL
+    SELECT o.relname, 'trigger', t.tgname FROM ours AS o JOIN pg_trigger AS t ON t.tgrelid = o.oid WHERE NOT t.tgisinternal
+     UNION ALL
+    SELECT o.relname, 'constraint', k.conname
+      FROM ours AS o JOIN pg_constraint AS k ON k.conrelid = o.oid WHERE k.contype IN ('c', 'f', 'x')
+) AS found
+ ORDER BY 1, 2, 3;
+
+-- name: read_schema_grants
+-- Rights on a schema that are not its owner's. Zero rows: there are none.
+SELECT a.grantee::regrole::text, a.grantee = 0, a.privilege_type, a.is_grantable
+  FROM pg_namespace AS n CROSS JOIN LATERAL aclexplode(n.nspacl) AS a
+ WHERE n.nspname = %(schema)s AND a.grantee <> n.nspowner;
+
+-- name: read_grants
+-- Rights on some relations and their columns (empty: all) that are not their owner's. Zero rows: there are none.
+WITH ours AS (
+    SELECT c.* FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+     WHERE n.nspname = %(schema)s AND c.relname = ANY (%(names)s)
+)
+SELECT o.relname, a.grantee::regrole::text, a.grantee = 0, a.privilege_type, a.is_grantable, '' AS column
+  FROM ours AS o CROSS JOIN LATERAL (SELECT o.relacl AS acl, o.relowner AS owner) AS held
+ CROSS JOIN LATERAL aclexplode(held.acl) AS a WHERE a.grantee <> held.owner
+ UNION ALL
+SELECT o.relname, a.grantee::regrole::text, a.grantee = 0, a.privilege_type, a.is_grantable, t.attname
+  FROM ours AS o JOIN pg_attribute AS t ON t.attrelid = o.oid AND t.attnum > 0 AND NOT t.attisdropped
+ CROSS JOIN LATERAL aclexplode(t.attacl) AS a WHERE a.grantee <> o.relowner;
+
+-- name: read_guards
+-- Row-level security of some relations. Zero rows: none of them is there.
+SELECT c.relname, c.relrowsecurity, c.relforcerowsecurity
+  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE n.nspname = %(schema)s AND c.relname = ANY (%(names)s);
+
+-- name: read_policies
+-- Zero rows: there are none.
+SELECT tablename, policyname, permissive, roles::text[], cmd, qual, with_check FROM pg_policies
+ WHERE schemaname = %(schema)s AND tablename = ANY (%(names)s);
+
+-- name: hold_graph
+-- No worker registers until the end of this transaction. Always one row.
+SELECT graph_id FROM mill.graphs WHERE graph_id = %(graph_id)s FOR UPDATE;
+
+-- name: forget_graph
+-- All that is stored of a graph beside what its own row takes along. Slots of the rings are emptied when they are due:
+-- nobody needs what is in them. Always one row.
+WITH gone AS (
+    SELECT interval_id FROM mill.intervals WHERE graph_id = %(graph_id)s
+), k AS (
+    DELETE FROM mill.keyed WHERE interval_id IN (SELECT interval_id FROM gone)
+), c AS (
+    DELETE FROM mill.cursors
+     WHERE consumer IN (SELECT interval_id FROM gone) OR producer IN (SELECT interval_id FROM gone)
+), s AS (
+    DELETE FROM mill.last_segments WHERE producer IN (SELECT interval_id FROM gone)
+), d AS (
+    DELETE FROM mill.dead_letters WHERE interval_id IN (SELECT interval_id FROM gone)
+), l AS (
+    DELETE FROM mill.late_records WHERE interval_id IN (SELECT interval_id FROM gone)
+), p AS (
+    DELETE FROM mill.pauses WHERE interval_id IN (SELECT interval_id FROM gone)
+), o AS (
+    DELETE FROM mill.outbox WHERE interval_id IN (SELECT interval_id FROM gone)
+), q AS (
+    DELETE FROM mill.source_states WHERE interval_id IN (SELECT interval_id FROM gone)
+), r AS (
+    DELETE FROM mill.releases WHERE interval_id IN (SELECT interval_id FROM gone)
+)
+DELETE FROM mill.graphs WHERE graph_id = %(graph_id)s;
+
+-- name: count_set_aside
+-- Records of a graph that wait for a person. Always one row.
+SELECT (SELECT count(*) FROM mill.dead_letters AS d JOIN mill.intervals AS i USING (interval_id)
+         WHERE i.graph_id = %(graph_id)s AND d.state IN ('set_aside', 'requested')),
+       (SELECT count(*) FROM mill.late_records AS l JOIN mill.intervals AS i USING (interval_id)
+         WHERE i.graph_id = %(graph_id)s AND l.state IN ('set_aside', 'requested'));

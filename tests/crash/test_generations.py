@@ -1,0 +1,285 @@
+"""A changed graph beside the old one, and the switch: under running workers, with one frozen, killed in the middle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+import pytest
+from typer.testing import CliRunner
+
+from millpy.cli import app
+from millpy.runtime.probe import Point
+from tests.crash.harness import Worker, await_true
+from tests.crash.on_disk import DEVICES, END, GRAPH, MIDDLE, done, drop, millpy, one, rows, sums
+
+NEXT = (
+    GRAPH.replace('Graph("factory")', 'Graph("factory", generation=2)')
+    .replace("minutes(1)", "minutes(2)")
+    .replace('total=Sum("value")', 'total=Sum("value"), high=Max("value")')
+)
+RESULTS = (
+    "SELECT device, n, total::int8 FROM {}.minutes WHERE window_start < to_timestamp(240) ORDER BY window_start, 1"
+)
+HAVING = """
+SELECT c.relname FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid
+ WHERE c.relnamespace = 'mill'::regnamespace AND c.relkind = 'r' AND NOT c.relispartition AND a.attname = '{}'
+"""
+EVERY_MINUTE = [row for start in range(0, END, 60) for row in sums(start, start + 60)]
+EVERY_TWO = [row for start in range(0, END, 120) for row in sums(start, start + 120)]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with two generations of one graph on disk, and a feed."""
+    (tmp_path / "feed").mkdir()
+    (tmp_path / "old.py").write_text(GRAPH)
+    (tmp_path / "new.py").write_text(NEXT)
+    monkeypatch.chdir(tmp_path)  # where commands of this process look for the feed, too
+    return tmp_path
+
+
+def consumed(url: str, name: str, count: int) -> Callable[[], bool]:
+    query = f"SELECT coalesce(sum(consumed), 0) FROM millpy.accounting WHERE graph = '{name}'"
+    deployed = f"SELECT count(*) FROM mill.graphs WHERE name = '{name}'"
+    return lambda: one(url, deployed) == 1 and one(url, query) == count
+
+
+def command(url: str, *arguments: str) -> tuple[int, str, str]:
+    """A command in this process, which is quicker: status, output, complaint."""
+    found = CliRunner().invoke(app, [*arguments, "--database", url])
+    return found.exit_code, found.stdout, found.stderr
+
+
+def did(url: str, *arguments: str) -> str:
+    """What a command that succeeds prints."""
+    status, out, err = command(url, *arguments)
+    assert status == 0, (out, err)
+    return out
+
+
+def refused(url: str, *arguments: str, status: int = 2) -> str:
+    """What a command that is refused says, in one line of what and one of what to do."""
+    found, out, err = command(url, *arguments)
+    assert (found, out, err.count("\n")) == (status, "", 2), (out, err)
+    return err
+
+
+def both_deployed(url: str) -> None:
+    for file in ("old.py", "new.py"):
+        did(url, "deploy", file)
+
+
+def test_switch_under_running_workers_loses_and_doubles_nothing_in_either(place: Path, database_url: str) -> None:
+    drop(place, 0, MIDDLE)
+    with Worker(place, database_url, place, graph=place / "old.py") as old:
+        old.await_while_running(consumed(database_url, "factory", MIDDLE * DEVICES), "the first part")
+        with Worker(place, database_url, place, graph=place / "new.py") as new:
+            new.await_while_running(
+                consumed(database_url, "factory_2", MIDDLE * DEVICES), "it starts from the beginning"
+            )
+            drop(place, MIDDLE, 150)
+            out = did(database_url, "switch", "factory", "2", "--anyway")
+            assert "generation 2 of graph factory is the current one" in out
+            drop(place, 150, END)
+            drop(place, 1_000, 1_001)
+            new.await_while_running(consumed(database_url, "factory", (END + 1) * DEVICES), "all of it")
+            old.await_while_running(
+                consumed(database_url, "factory_1", (END + 1) * DEVICES), "the old one goes on, too"
+            )
+
+    assert rows(database_url, RESULTS.format("factory")) == EVERY_TWO
+    assert rows(database_url, RESULTS.format("factory_1")) == EVERY_MINUTE
+    assert rows(database_url, "SELECT DISTINCT is_final FROM factory.minutes_status WHERE n = 120") == [(True,)]
+    assert one(database_url, "SELECT count(*) FROM pg_namespace WHERE nspname = 'factory_2'") == 0
+    assert rows(database_url, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []
+    told = rows(database_url, "SELECT graph, detail FROM millpy.events WHERE kind = 'switched' ORDER BY 1")
+    assert told == [("factory", {"from": 1, "to": 2}), ("factory_1", {"from": 1, "to": 2})]
+
+
+@pytest.mark.parametrize("point", [Point.BEFORE_COMMIT, Point.AFTER_FENCE])
+def test_worker_that_was_frozen_during_the_switch_writes_nothing_into_the_table_of_another(
+    place: Path, database_url: str, point: Point
+) -> None:
+    both_deployed(database_url)
+    drop(place, 0, END)
+    drop(place, 1_000, 1_001)
+    with Worker(place, database_url, place, graph=place / "old.py", probe=f"{point}:3:stop") as old:
+        old.await_frozen()
+        did(database_url, "switch", "factory", "2", "--anyway")
+        with Worker(place, database_url, place, graph=place / "new.py") as new:
+            new.await_while_running(consumed(database_url, "factory", (END + 1) * DEVICES), "all of it")
+            old.thaw()
+            old.await_while_running(consumed(database_url, "factory_1", (END + 1) * DEVICES), "all of it, in its place")
+
+    assert rows(database_url, RESULTS.format("factory")) == EVERY_TWO
+    assert rows(database_url, RESULTS.format("factory_1")) == EVERY_MINUTE
+    assert rows(database_url, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []
+
+
+def test_switch_that_is_killed_changes_nothing(place: Path, database_url: str) -> None:
+    both_deployed(database_url)
+    before = rows(database_url, "SELECT name, generation, version FROM mill.graphs ORDER BY 1")
+    with psycopg.connect(database_url) as reader:
+        reader.execute("SELECT * FROM factory.minutes")  # its table cannot be moved until this has ended
+        killed = millpy(place, "switch", "factory", "2", "--database", database_url)
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'ALTER TABLE%'"
+        await_true(lambda: one(database_url, waits + " AND wait_event_type = 'Lock'") == 1, "it is in the middle")
+        killed.kill()
+        done(killed)
+    await_true(lambda: one(database_url, waits) == 0, "the server has noticed")
+
+    assert rows(database_url, "SELECT name, generation, version FROM mill.graphs ORDER BY 1") == before
+    did(database_url, "switch", "factory", "2")
+    did(database_url, "switch", "factory", "1")
+    assert rows(database_url, "SELECT name, generation FROM mill.graphs ORDER BY 1") == [
+        ("factory", 1),
+        ("factory_2", 2),
+    ]
+    assert "is the current one already" in did(database_url, "switch", "factory", "1")
+
+
+def test_switch_to_a_generation_that_has_not_caught_up_is_refused(place: Path, database_url: str) -> None:
+    drop(place, 0, END)
+    both_deployed(database_url)
+    with Worker(place, database_url, place, graph=place / "old.py") as old:
+        old.await_while_running(consumed(database_url, "factory", END * DEVICES), "the feed")
+
+    assert "generation 2 has no watermark yet" in refused(database_url, "switch", "factory", "2")
+    assert "no generation 3" in refused(database_url, "switch", "factory", "3")
+    assert "there are: 1 (current), 2" in refused(database_url, "switch", "factory", "3")
+    assert "has no generation 1" in refused(database_url, "switch", "mill", "1")
+    (place / "new.py").write_text(NEXT.replace("sorted=True", "max_disorder=timedelta(seconds=100)"))
+    did(database_url, "deploy", "new.py")
+    with Worker(place, database_url, place, graph=place / "new.py") as new:
+        new.await_while_running(consumed(database_url, "factory_2", END * DEVICES), "the feed")
+    assert "generation 2 is 100 s behind generation 1" in refused(database_url, "switch", "factory", "2")
+    did(database_url, "switch", "factory", "2", "--anyway", "--dry-run")
+    assert one(database_url, "SELECT generation FROM mill.graphs WHERE name = 'factory'") == 1
+    did(database_url, "switch", "factory", "2", "--anyway")
+
+
+def test_nobody_sees_more_in_the_tables_of_a_new_generation(place: Path, database_url: str) -> None:
+    did(database_url, "migrate", "--roles")
+    did(database_url, "deploy", "old.py")
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        for statement in (
+            "REVOKE SELECT ON factory.minutes FROM millpy_reader",
+            "GRANT SELECT (device, n) ON factory.minutes TO millpy_reader",
+            "ALTER TABLE factory.minutes ENABLE ROW LEVEL SECURITY",
+            "CREATE POLICY \"one's\" ON factory.minutes FOR SELECT TO millpy_reader USING (device = 'd1' OR n < 0)",
+            "CREATE INDEX by_size ON factory.minutes (n)",
+            "CREATE VIEW public.mine AS SELECT device, n FROM factory.minutes",
+        ):
+            connection.execute(statement)
+    did(database_url, "deploy", "new.py")
+
+    asked = "SELECT has_column_privilege('millpy_reader', '{}.minutes', '{}', 'SELECT')"
+    for schema in ("factory", "factory_2"):
+        assert [one(database_url, asked.format(schema, column)) for column in ("n", "total")] == [True, False]
+        assert one(database_url, f"SELECT has_table_privilege('millpy_worker', '{schema}.minutes', 'INSERT')")
+    assert not one(database_url, asked.format("factory_2", "high"))
+    policies = "SELECT policyname, roles, cmd, qual FROM pg_policies WHERE schemaname = '{}' ORDER BY 1"
+    found = rows(database_url, policies.format("factory"))
+    assert len(found) == 2
+    assert rows(database_url, policies.format("factory_2")) == found
+    secured = "SELECT relrowsecurity FROM pg_class WHERE oid = 'factory_2.minutes'::regclass"
+    assert one(database_url, secured)
+
+    rows_changed = "GRANT SELECT (total) ON factory.minutes TO millpy_reader"
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(rows_changed)
+    complaint = refused(database_url, "switch", "factory", "2")
+    assert "millpy_reader may SELECT of column 'total'" in complaint
+    assert "--rights" in complaint
+    out = did(database_url, "switch", "factory", "2", "--rights", "current")
+    assert "view mine goes on reading it" in out
+    assert "index by_size of table minutes stays with it" in out
+    assert one(database_url, asked.format("factory", "total"))
+    assert not one(database_url, asked.format("factory", "high"))
+    assert one(database_url, "SELECT has_schema_privilege('millpy_reader', 'factory_1', 'USAGE')")
+
+
+def test_policy_that_the_new_table_cannot_have_hides_its_rows(place: Path, database_url: str) -> None:
+    did(database_url, "deploy", "old.py")
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("CREATE ROLE auditor")
+        connection.execute("GRANT USAGE ON SCHEMA factory TO auditor")
+        connection.execute("GRANT SELECT ON factory.minutes TO auditor")
+        connection.execute("CREATE POLICY few ON factory.minutes TO auditor USING (total < 10)")
+        connection.execute("ALTER TABLE factory.minutes ENABLE ROW LEVEL SECURITY")
+    (place / "new.py").write_text(NEXT.replace("total=Sum", "amount=Sum"))
+    assert "policy 'few'" in did(database_url, "deploy", "new.py")
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO factory_2.minutes (device, window_start, window_end, n, pane_index, pane_timing, late_count,"
+            " interval_id, bundle) VALUES ('d', now(), now(), 1, 0, 'on_time', 0, 1, 1)"
+        )
+        connection.execute("SET ROLE auditor")
+        assert connection.execute("SELECT device FROM factory_2.minutes").fetchall() == []
+
+    for rights in ((), ("--rights", "current")):
+        assert "policy 'few'" in refused(database_url, "switch", "factory", "2", *rights)
+    did(database_url, "switch", "factory", "2", "--rights", "new")
+
+
+def test_generation_that_is_dropped_leaves_nothing_and_does_not_come_back(place: Path, database_url: str) -> None:
+    drop(place, 0, END)
+    (place / "feed" / "bad.ndjson").write_bytes(b"this is no record\n")
+    both_deployed(database_url)
+    with Worker(place, database_url, place, graph=place / "old.py") as old:
+        old.await_while_running(consumed(database_url, "factory", END * DEVICES), "the feed")
+        with Worker(place, database_url, place, graph=place / "new.py") as new:
+            new.await_while_running(consumed(database_url, "factory_2", END * DEVICES), "the feed")
+            assert "is the current one" in refused(database_url, "drop", "factory", "--yes")
+            assert "no graph 'mine'" in refused(database_url, "drop", "mine", "--yes")
+            did(database_url, "switch", "factory", "2")
+            old.await_while_running(lambda: "beginning again" in old.log, "the old one knows")
+            live = "SELECT count(*) FROM millpy.workers WHERE graph = 'factory_1' AND live"
+            old.await_while_running(lambda: one(database_url, live) == 1, "it is registered again")
+            assert "workers run graph 'factory_1'" in refused(database_url, "drop", "factory_1", "--yes")
+            old.drain()
+            old.await_finished()
+            ids = [
+                row[0] for row in rows(database_url, "SELECT interval_id FROM mill.places WHERE graph = 'factory_1'")
+            ]
+            others = rows(database_url, RESULTS.format("factory"))
+            with psycopg.connect(database_url, autocommit=True) as connection:
+                connection.execute("CREATE VIEW public.mine AS SELECT * FROM factory_1.minutes")
+                assert "views read" in refused(database_url, "drop", "factory_1", "--yes")
+                connection.execute("DROP VIEW public.mine")
+            dropped = json.loads(did(database_url, "drop", "factory_1", "--yes", "--json"))
+            assert (dropped["tables"], dropped["dead_letters"]) == (["minutes"], 1)
+            drop(place, 1_000, 1_001)
+            new.await_while_running(consumed(database_url, "factory", (END + 1) * DEVICES), "the new one goes on")
+
+    for column in ("interval_id", "consumer", "producer"):
+        for (table,) in rows(database_url, HAVING.format(column)):
+            left = one(
+                database_url, f"SELECT count(*) FROM mill.{table} WHERE {column} IN ({', '.join(map(str, ids))})"
+            )
+            assert left == 0, table
+    assert one(database_url, "SELECT count(*) FROM pg_namespace WHERE nspname = 'factory_1'") == 0
+    assert rows(database_url, RESULTS.format("factory"))[: len(others)] == others
+    err = refused(database_url, "deploy", "old.py", status=1)
+    assert "generation 1 is not any more" in err
+    assert "generation=3" in err
+
+
+def test_names_of_generations_are_not_given_twice(place: Path, database_url: str) -> None:
+    (place / "other.py").write_text(GRAPH.replace('"factory"', '"factory_2"'))
+    (place / "first.py").write_text(GRAPH.replace('"factory"', '"factory_1"'))
+    did(database_url, "deploy", "old.py")
+    did(database_url, "deploy", "other.py")
+    assert "'factory_2' is the name of another graph" in refused(database_url, "deploy", "new.py")
+    did(database_url, "drop", "factory_2", "--yes")
+    did(database_url, "deploy", "new.py")
+    for file in ("other.py", "first.py"):
+        assert "is the name of another graph, or of a generation" in refused(database_url, "deploy", file)
+    found = json.loads(did(database_url, "graphs", "--json"))["graphs"]
+    assert [(g["graph"], g["generation"], g["current"]) for g in found] == [
+        ("factory", 1, True),
+        ("factory_2", 2, False),
+    ]
