@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from millpy.commands.common import DatabaseOption, JsonOption, print_json, settings_of, show, worded
+from millpy.progress import working
 from millpy.store.admin import Admin, Row
 
 BEHIND_S_MAX = 60
@@ -55,7 +56,7 @@ def switch(
         async with PostgresStore(url) as store:
             return await store.switch(graph, generation, behind_us_max=behind_us_max, rights=rights, dry_run=dry_run)
 
-    with connected(settings_of(database), None, create=False) as url:
+    with connected(settings_of(database), None, create=False) as url, working(f"switching graph {graph}"):
         found = asyncio.run(switched(url))
     if as_json:
         answer: dict[str, Any] = {
@@ -108,7 +109,8 @@ def drop(
         if not (yes or dry_run):
             remains = asyncio.run(dropped(url, dry_run=True))
             typer.confirm(f"{_words(remains)}: drop it", abort=True, err=True)
-        remains = asyncio.run(dropped(url, dry_run=dry_run))
+        with working(f"dropping graph {graph}"):
+            remains = asyncio.run(dropped(url, dry_run=dry_run))
     if as_json:
         print_json({"graph": graph, "dry_run": dry_run, "tables": remains.tables,
                     "dead_letters": remains.dead_letters, "late_records": remains.late_records})  # fmt: skip
