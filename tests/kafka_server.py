@@ -12,17 +12,29 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
+
+import trustme
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOL = ROOT.parent / "shared" / "tools" / "kafka-broker"
 NONE = "no Kafka broker can be had here"
 START_S_MAX = 120
+USER, PASSWORD = "plant", "hunter2-tOp"
+"""Who may log in where `KafkaServer.login` is; with PLAIN, and with SCRAM after `make_scram_user`."""
 SETTINGS = {
     "process.roles": "broker,controller",
     "node.id": "1",
     "controller.listener.names": "CONTROLLER",
-    "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+    "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,TLS:SSL,LOGIN:SASL_SSL",
+    "inter.broker.listener.name": "PLAINTEXT",
     "offsets.topic.replication.factor": "1",
     "transaction.state.log.replication.factor": "1",
     "transaction.state.log.min.isr": "1",
@@ -46,11 +58,21 @@ def distribution() -> Path | None:
 
 
 class KafkaServer:
-    """One broker in a directory: `address` stays the same over `kill` and `start`."""
+    """One broker in a directory: its addresses stay the same over `kill` and `start`.
+
+    Attributes:
+        address: where it speaks plainly.
+        tls: where it speaks TLS, with a certificate for 127.0.0.1 only.
+        login: the same, for those who log in.
+        authority: file of the authority that vouches for the certificate; nobody else trusts it.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.address = ""
+        self.authority = directory.with_suffix(".ca.pem")
+        self.address = self.tls = self.login = ""
+        self._keys = directory.with_suffix(".keys.pem")
+        self._settings: Mapping[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -59,38 +81,59 @@ class KafkaServer:
         Raises:
             NoKafkaError: there is none, or it cannot run here.
         """
-        if TOOL.exists() and shutil.which("java"):
-            port = [] if self.address else ["--port", "0"]
-            done = self._tool("start", "--detach", "--set", "auto.create.topics.enable=false", *port)
+        tool = TOOL.exists()
+        if not (tool or distribution()) or not shutil.which("java"):
+            raise NoKafkaError("neither the tools beside the project nor MILLPY_KAFKA_HOME, or no java")
+        new = not self.address
+        if new:
+            self._make_settings()
+        if tool:
+            port = ["--port", self.address.rpartition(":")[2]]
+            changes = [word for name, value in self._settings.items() for word in ("--set", f"{name}={value}")]
+            done = self._tool("start", "--detach", *port, *changes)
             if done.returncode:
                 raise NoKafkaError(done.stderr[-500:])
-            self.address = done.stdout.split()[-1]
-            return
-        home = distribution()
-        if home is None or not shutil.which("java"):
-            raise NoKafkaError("neither the tools beside the project nor MILLPY_KAFKA_HOME, or no java")
-        self._start_distribution(home)
+        else:
+            self._start_distribution(new)
 
-    def _start_distribution(self, home: Path) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        properties = self.directory / "server.properties"
-        if not self.address:
-            ports = [_free_port(), _free_port()]
-            self.address = f"127.0.0.1:{ports[0]}"
-            settings = {
-                **SETTINGS,
-                "listeners": f"PLAINTEXT://{self.address},CONTROLLER://127.0.0.1:{ports[1]}",
-                "advertised.listeners": f"PLAINTEXT://{self.address}",
-                "controller.quorum.voters": f"1@127.0.0.1:{ports[1]}",
-                "log.dirs": str(self.directory / "data"),
-            }
+    def make_scram_user(self) -> None:
+        """Let USER in with SCRAM-SHA-512 too."""
+        command = ["kafka.admin.ConfigCommand", "--bootstrap-server", self.address, "--alter"]
+        command += ["--add-config", f"SCRAM-SHA-512=[password={PASSWORD}]", "--entity-type", "users"]
+        subprocess.run(
+            ["java", "-cp", f"{_jars()}/*", *command, "--entity-name", USER], check=True, capture_output=True
+        )
+
+    def _make_settings(self) -> None:
+        self.directory.mkdir(parents=True)
+        certificate_for("127.0.0.1", self.authority, self._keys)
+        self.address, control, self.tls, self.login = (f"127.0.0.1:{_free_port()}" for _ in range(4))
+        advertised = f"PLAINTEXT://{self.address},TLS://{self.tls},LOGIN://{self.login}"
+        module = "org.apache.kafka.common.security"
+        self._settings = SETTINGS | {
+            "listeners": f"{advertised},CONTROLLER://{control}",
+            "advertised.listeners": advertised,
+            "controller.quorum.voters": f"1@{control}",
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": str(self._keys),
+            "listener.name.login.sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512",
+            "listener.name.login.plain.sasl.jaas.config": (
+                f'{module}.plain.PlainLoginModule required user_{USER}="{PASSWORD}";'
+            ),
+            "listener.name.login.scram-sha-512.sasl.jaas.config": f"{module}.scram.ScramLoginModule required;",
+        }
+
+    def _start_distribution(self, new: bool) -> None:
+        properties, jars = self.directory / "server.properties", _jars()
+        if new:
+            settings = {**self._settings, "log.dirs": str(self.directory / "data")}
             properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-            java = ["java", "-cp", f"{home}/libs/*", "kafka.tools.StorageTool", "format"]
+            java = ["java", "-cp", f"{jars}/*", "kafka.tools.StorageTool", "format"]
             subprocess.run(
                 [*java, "-t", "AAAAAAAAQACAAAAAAAAAAQ", "-c", str(properties)], check=True, capture_output=True
             )
         with (self.directory / "broker.log").open("ab") as log:
-            java = ["java", "-Xmx512m", "-cp", f"{home}/libs/*", "kafka.Kafka", str(properties)]
+            java = ["java", "-Xmx512m", "-cp", f"{jars}/*", "kafka.Kafka", str(properties)]
             self._process = subprocess.Popen(java, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         deadline = time.monotonic() + START_S_MAX
         while not _answers(self.address):
@@ -120,6 +163,25 @@ class KafkaServer:
             words = [str(TOOL), command, "--dir", str(self.directory), *arguments]
             done = subprocess.run(words, stdout=stdout, stderr=stderr, stdin=subprocess.DEVNULL, check=False)
         return subprocess.CompletedProcess(words, done.returncode, out.read_text(), err.read_text())
+
+
+def certificate_for(name: str, authority: Path, keys: Path) -> None:
+    """Write an authority, and a certificate with its key as Kafka reads them."""
+    made = trustme.CA()
+    issued = made.issue_cert(name)
+    made.cert_pem.write_to_path(str(authority))
+    key = load_pem_private_key(issued.private_key_pem.bytes(), None)
+    text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    keys.write_bytes(text + b"".join(pem.bytes() for pem in issued.cert_chain_pems))
+
+
+def _jars() -> Path:
+    if TOOL.exists():
+        home = os.environ.get("KAFKA_BROKER_HOME", Path.home() / ".cache" / "kafka-broker")
+        return max(Path(home).glob("jars-*"))
+    found = distribution()
+    assert found is not None
+    return found / "libs"
 
 
 def _free_port() -> int:

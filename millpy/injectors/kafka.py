@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 SERVERS_VARIABLE = "MILLPY_KAFKA_SERVERS"
 USERNAME_VARIABLE, PASSWORD_VARIABLE = "MILLPY_KAFKA_USERNAME", "MILLPY_KAFKA_PASSWORD"
+SASL = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 Start = Literal["earliest", "latest"] | datetime
 _WAIT_S = 0.5
 _PROOF_S = 3.0
@@ -114,6 +115,8 @@ class Kafka:
             raise ConfigError("name a topic and how many partitions it has", hint='Kafka("readings", partitions=4)')
         if tls is False and ca_file:
             raise ConfigError("a file for TLS is named, and tls=False", hint="leave tls= out")
+        if sasl not in SASL:
+            raise ConfigError(f"sasl={sasl!r} is none that can be spoken", hint=f"one of {', '.join(SASL)}")
         if tombstones not in ("dead_letter", "skip", "record") or lost not in ("stop", "continue"):
             raise ConfigError(f"unknown policy: tombstones={tombstones!r}, lost={lost!r}")
         if not (start in ("earliest", "latest") or (isinstance(start, datetime) and start.tzinfo is not None)):

@@ -18,16 +18,18 @@ from aiokafka.errors import (
     AuthenticationFailedError,
     AuthenticationMethodNotSupported,
     ClusterAuthorizationFailedError,
+    KafkaConnectionError,
     KafkaError,
+    NodeNotReadyError,
     OffsetOutOfRangeError,
     SaslAuthenticationFailed,
     TopicAuthorizationFailedError,
     UnsupportedCodecError,
     UnsupportedSaslMechanismError,
 )
-from aiokafka.helpers import create_ssl_context
 
 from millpy.errors import ConfigError, SourceUnavailableError
+from millpy.injectors.kafka_reasons import reason, verifying
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +64,7 @@ class Cluster:
             found |= {"sasl_mechanism": self.sasl, "sasl_plain_username": self.username}
             found |= {"sasl_plain_password": self.password or ""}
         if self.tls:
-            found["ssl_context"] = create_ssl_context(cafile=self.ca_file)
+            found["ssl_context"] = verifying(self.ca_file)
         return found
 
 
@@ -83,8 +85,9 @@ class Client:
     def __init__(self, cluster: Cluster, topic: str, partition: int, client_id: str) -> None:
         _quieten()
         self._place = TopicPartition(topic, partition)
+        self._options = cluster.options()
         self._consumer = AIOKafkaConsumer(
-            **cluster.options(),
+            **self._options,
             client_id=client_id,
             enable_auto_commit=False,
             auto_offset_reset="none",
@@ -94,7 +97,7 @@ class Client:
 
     async def start(self) -> None:
         """Connect. Raises SourceUnavailableError, ConfigError."""
-        async with _answers():
+        async with self._answers_with_reason():
             await self._consumer.start()
 
     async def stop(self) -> None:
@@ -112,9 +115,21 @@ class Client:
         """How many partitions the topic has; 0 when there is none. Asks for all topics, because asking for one by
         name would make it on a broker that makes topics by itself.
         """
-        async with _answers():
+        async with self._answers_with_reason():
             cluster = await self._consumer._client.fetch_all_metadata()  # the public `topics()` keeps but the names
         return len(cluster.partitions_for_topic(self._place.topic) or ())
+
+    @asynccontextmanager
+    async def _answers_with_reason(self) -> AsyncIterator[None]:
+        """When there is no connection, why."""
+        async with _answers():
+            try:
+                yield
+            except (KafkaConnectionError, NodeNotReadyError) as error:
+                client = self._consumer._client
+                named = [(broker.host, broker.port) for broker in client.cluster.brokers()]
+                places = dict.fromkeys([*((host, port) for host, port, _ in client.hosts), *named])
+                raise await reason(self._options, places, error) from error
 
     def assign(self, offset: int) -> None:
         """Read from an offset on."""

@@ -1,0 +1,204 @@
+"""TLS, logins and the doctor at a real Kafka broker, with certificates made here."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.conn import AIOKafkaConnection
+
+from millpy import EventTime, Graph, Kafka, seconds
+from millpy.doctor import Finding, Severity
+from millpy.doctor_sources import examine_sources
+from millpy.errors import ConfigError, SourceUnavailableError
+from millpy.injectors.kafka_client import Client
+from tests.conformance.test_kafka import Feed, values
+from tests.kafka_server import PASSWORD, USER, KafkaServer
+
+_numbers = itertools.count(1)
+
+
+class Reading(msgspec.Struct):
+    device: str
+    at: float
+
+
+@pytest_asyncio.fixture(autouse=True)
+async def _all_is_closed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """The client library does not wait for the good-byes of TLS; sockets would outlive the test's loop."""
+    closing: set[asyncio.Future[None]] = set()
+    close = AIOKafkaConnection.close
+
+    def remembered(connection: AIOKafkaConnection, *arguments: Any, **options: Any) -> asyncio.Future[None]:
+        closed: asyncio.Future[None] = close(connection, *arguments, **options)
+        closing.add(closed)
+        return closed
+
+    monkeypatch.setattr(AIOKafkaConnection, "close", remembered)
+    yield
+    if closing:
+        await asyncio.wait(closing, timeout=30)
+    for _ in range(3):  # a handshake that failed has nobody to wait for
+        await asyncio.sleep(0)
+
+
+@pytest.fixture(scope="module")
+def secured(kafka: KafkaServer) -> KafkaServer:
+    kafka.make_scram_user()
+    return kafka
+
+
+@pytest.fixture
+def account(secured: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The environment as a service has it; the file that holds the password."""
+    path = tmp_path / "password"
+    path.write_text(PASSWORD + "\n")
+    monkeypatch.setenv("MILLPY_KAFKA_SERVERS", secured.login)
+    monkeypatch.setenv("MILLPY_KAFKA_USERNAME", USER)
+    monkeypatch.setenv("MILLPY_KAFKA_PASSWORD_FILE", str(path))
+    return path
+
+
+async def connected(source: Kafka) -> int:
+    """How many partitions the topic has, once we are in."""
+    client = Client(source.cluster(), source.topic, 0, "test")
+    try:
+        await client.start()
+        return await client.partitions()
+    finally:
+        await client.stop()
+
+
+@pytest.mark.parametrize("sasl", ["PLAIN", "SCRAM-SHA-512"])
+async def test_records_come_over_tls_to_those_who_log_in(secured: KafkaServer, account: Path, sasl: str) -> None:
+    feed = await Feed(secured).make()
+    await feed.send(*range(200))
+
+    async with feed.reader(servers=None, sasl=sasl, ca_file=str(secured.authority)) as reader:
+        assert values(await reader.records(200)) == list(range(200))
+
+
+async def test_broker_that_nobody_vouches_for_is_refused_and_not_waited_for(kafka: KafkaServer) -> None:
+    with pytest.raises(ConfigError, match="not to be trusted") as refused:
+        await connected(Kafka("readings", partitions=1, servers=kafka.tls, tls=True))
+
+    assert "ca_file=" in refused.value.hint
+
+
+async def test_broker_under_another_name_is_refused(kafka: KafkaServer) -> None:
+    elsewhere = kafka.tls.replace("127.0.0.1", "localhost")
+
+    with pytest.raises(ConfigError, match="not valid for 'localhost'"):
+        await connected(Kafka("readings", partitions=1, servers=elsewhere, ca_file=str(kafka.authority)))
+
+
+@pytest.mark.parametrize("sasl", ["PLAIN", "SCRAM-SHA-512"])
+async def test_wrong_password_is_said_to_be_wrong_and_not_shown(
+    secured: KafkaServer, account: Path, sasl: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    account.write_text("other-" + PASSWORD)
+
+    with pytest.raises(ConfigError, match=f"refuses user '{USER}' with {sasl}") as refused, caplog.at_level("DEBUG"):
+        await connected(Kafka("readings", partitions=1, sasl=sasl, ca_file=str(secured.authority)))
+
+    assert "MILLPY_KAFKA_PASSWORD" in refused.value.hint
+    assert PASSWORD not in f"{refused.value} {refused.value.hint} {caplog.text}"
+
+
+async def test_login_of_another_kind_is_named(kafka: KafkaServer, account: Path) -> None:
+    with pytest.raises(ConfigError, match="does not take SCRAM-SHA-256"):
+        await connected(Kafka("readings", partitions=1, sasl="SCRAM-SHA-256", ca_file=str(kafka.authority)))
+
+
+async def test_login_where_nobody_logs_in_is_refused(
+    kafka: KafkaServer, account: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MILLPY_KAFKA_SERVERS", kafka.tls)
+
+    with pytest.raises(ConfigError, match="takes no login there"):
+        await connected(Kafka("readings", partitions=1, ca_file=str(kafka.authority)))
+
+
+@pytest.mark.parametrize(
+    ("port", "tls", "words"),
+    [
+        ("address", True, "ends the connection"),
+        ("tls", False, "ends the connection"),
+        ("login", True, "does not answer"),
+    ],
+)
+async def test_port_that_speaks_otherwise_is_hinted_at(kafka: KafkaServer, port: str, tls: bool, words: str) -> None:
+    source = Kafka(
+        "readings", partitions=1, servers=getattr(kafka, port), tls=tls, ca_file=str(kafka.authority) if tls else None
+    )
+
+    with pytest.raises(SourceUnavailableError, match=words) as silent:
+        await connected(source)
+
+    assert "TLS" in silent.value.hint
+
+
+async def test_nobody_listens_and_no_such_host_are_told_apart() -> None:
+    with pytest.raises(SourceUnavailableError, match=r"nothing listens at 127\.0\.0\.1:1"):
+        await connected(Kafka("readings", partitions=1, servers="127.0.0.1:1"))
+    with pytest.raises(SourceUnavailableError, match=r"there is no host nowhere\.invalid:1"):
+        await connected(Kafka("readings", partitions=1, servers="nowhere.invalid:1"))
+
+
+@pytest.mark.parametrize("text", [None, "nothing"])
+def test_file_that_holds_no_authority_is_named(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "ca.pem"
+    if text is not None:
+        file.write_text(text)
+
+    with pytest.raises(ConfigError, match=r"ca\.pem"):
+        Kafka("readings", partitions=1, ca_file=str(file)).cluster().options()
+
+
+def test_login_that_cannot_be_spoken_is_refused_when_the_source_is_made() -> None:
+    with pytest.raises(ConfigError, match="'SCRAM'"):
+        Kafka("readings", partitions=1, sasl="SCRAM")
+
+
+async def finding(source: Kafka) -> Finding:
+    graph = Graph("plant")
+    graph.inject("readings", source, schema=Reading, event_time=EventTime("at", unit="s", max_disorder=seconds(1)))
+    async with asyncio.timeout(60):
+        (found,) = await examine_sources(graph)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("there", "severity"), [(0, Severity.ERROR), (1, Severity.ERROR), (2, Severity.OK), (3, Severity.WARNING)]
+)
+async def test_the_doctor_compares_partitions_with_the_topics_own(
+    kafka: KafkaServer, there: int, severity: Severity
+) -> None:
+    topic = f"doctor-{next(_numbers)}"
+    if there:
+        client = AIOKafkaAdminClient(bootstrap_servers=kafka.address)
+        await client.start()
+        await client.create_topics([NewTopic(topic, there, 1)])
+        await client.close()
+
+    found = await finding(Kafka(topic, partitions=2, servers=kafka.address))
+
+    assert found.severity is severity
+    assert f"has {there} partitions, 2 are read" in found.found
+
+
+async def test_the_doctor_says_why_a_broker_refuses_us(secured: KafkaServer, account: Path) -> None:
+    account.write_text("other")
+
+    found = await finding(Kafka("readings", partitions=1, ca_file=str(secured.authority)))
+
+    assert found.severity is Severity.ERROR
+    assert f"refuses user '{USER}'" in found.found
+    assert "MILLPY_KAFKA_PASSWORD" in found.action
