@@ -47,17 +47,21 @@ def graph_spec(name: str, nodes: Sequence[InjectorNode | StageNode]) -> GraphSpe
                     settings=node.settings(),
                 )
             )
-            streams.append(StreamSpec(node.name, node.name, node.record_type.schema))
+            streams.append(_stream_spec(node.name, node.name, node.record_type))
             continue
         computations.append(ComputationSpec(node.name, "stage", intervals=node.intervals, meaning=node.logic.meaning()))
         for stream in node.outputs:
-            streams.append(StreamSpec(stream.name, node.name, stream.record_type.schema))
+            streams.append(_stream_spec(stream.name, node.name, stream.record_type))
             if stream.table is not None:
                 tables.append(_table_spec(node, stream))
         for index, taken in enumerate(node.inputs):
             operators = tuple(operator.meaning() for operator in taken.operators)
             subscriptions.append(SubscriptionSpec(taken.stream.name, node.name, index, taken.fields, operators))
     return GraphSpec(name, tuple(computations), tuple(streams), tuple(subscriptions), tuple(tables))
+
+
+def _stream_spec(name: str, producer: str, record_type: RecordType) -> StreamSpec:
+    return StreamSpec(name, producer, record_type.schema, tuple(record_type.defaults))
 
 
 def sql_type(annotation: Any) -> str:

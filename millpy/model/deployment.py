@@ -88,11 +88,12 @@ class ComputationSpec:
 
 @dataclass(frozen=True, slots=True)
 class StreamSpec:
-    """A named, typed stream and the computation that produces it."""
+    """A named, typed stream and the computation that produces it. `optional`: its fields that have a default."""
 
     name: str
     producer: str
     schema: pa.Schema
+    optional: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,11 @@ class GraphSpec:
                 for c in self.computations
             },
             "streams": {
-                s.name: {"producer": s.producer, "schema": [f"{f.name}: {f.type}" for f in s.schema]}
+                s.name: {
+                    "producer": s.producer,
+                    "schema": [f"{f.name}: {f.type}" for f in s.schema],
+                    "optional": list(s.optional),
+                }
                 for s in self.streams
             },
             "subscriptions": [

@@ -156,6 +156,7 @@ class RecordType:
         self._uuids = [n for n in self.fields if without_none(hints[n])[0] is UUID]
         self.wide = [n for n in self.fields if is_wide(hints[n])]
         self._moments = [n for n in self.fields if without_none(hints[n])[0] is datetime]
+        self.defaults = {field.name: field for field in msgspec.structs.fields(struct) if not field.required}
 
     def __repr__(self) -> str:
         return f"RecordType({self.struct.__name__})"
@@ -206,6 +207,16 @@ class RecordType:
             if field.name in self._uuids:
                 values = [None if v is None else str(v) for v in values]
             columns.append(pa.array(values, field.type))
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def completed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Columns of this type as it once was, with the fields that it has got since then, its last: their defaults."""
+        columns = list(batch.columns)
+        for name in self.fields[batch.num_columns :]:
+            field = self.defaults[name]
+            value = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+            plain = msgspec.to_builtins(value, builtin_types=(datetime, bytes))
+            columns.append(pa.array([plain] * batch.num_rows, self.schema.field(name).type))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def clone(self) -> Callable[[Any], Any] | None:

@@ -1,7 +1,7 @@
 """Versions: how a graph differs from the one that is deployed, in words, and which differences may go in live.
 
     addition   nothing that is stored changes its meaning: a computation, stream, table, source partition or cell is
-               new, or a windowed step has one more aggregate at the end
+               new, a windowed step has one more aggregate at the end, or a record one more field, with a default
     setting    what is stored stays; from now on the watermark is estimated in another way
     state      cells of a computation have other types, or are gone: goes in with a function that migrates them
     meaning    stored state, positions or result rows would mean something else: refused
@@ -258,10 +258,22 @@ def _schema(
         if name in was and was[name] != now[name]:
             yield Change("meaning", subject, f"has another type of field {name!r}: {_change(was[name], now[name])}")
     added = [name for name in now if name not in was]
-    if not set(added) <= _new_aggregates(stream, stored, wanted):
-        yield Change("meaning", subject, f"has new fields: {_list([f'{name!r}, {now[name]}' for name in added])}")
+    if added == _new_fields(stream, stored, wanted):
+        for name in added:
+            yield Change("addition", subject, f"has a new field {name!r}, {now[name]}")
+    elif not set(added) <= _new_aggregates(stream, stored, wanted):
+        fields = _list([f"{name!r}, {now[name]}" for name in added])
+        yield Change("meaning", subject, f"has new fields: {fields}; only those with a default go in, after the others")
     elif added and (readers := _readers(stream, stored) | _readers(stream, wanted)):
         yield Change("meaning", subject, f"has new fields {_list(added)}, and is read by {_list(sorted(readers))}")
+
+
+def _new_fields(stream: str, stored: Description, wanted: Description) -> list[str]:
+    """Fields that come after those of the stored stream and have defaults: what is stored are records still."""
+    before, after = (d["streams"].get(stream, {"schema": []}) for d in (stored, wanted))
+    kept, now = ([field.split(": ", 1)[0] for field in fields] for fields in (before["schema"], after["schema"]))
+    added = now[len(kept) :]
+    return added if kept == now[: len(kept)] and set(added) <= set(after.get("optional", ())) else []
 
 
 def _readers(stream: str, description: Description) -> set[str]:
@@ -351,6 +363,8 @@ def _columns(
         words, type_ = f"has a new column {name!r}", now[name].removesuffix(" NOT NULL")
         if name in aggregates:
             yield Change("addition", subject, f"{words}, {type_}; NULL in windows that are open or over")
+        elif after["kind"] == "records" and name in _new_fields(after["stream"], stored, wanted):
+            yield Change("addition", subject, f"{words}, {type_}; NULL in rows that are there")
         else:
             yield Change("meaning", subject, f"{words}, {type_}")
 

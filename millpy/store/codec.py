@@ -4,7 +4,8 @@
     times     event times int64[records], then watermarks, if there are any, either plain int64[records] or as
               runs: values int64[runs], ends int32[runs]; lz4 when that pays
     batch     an Arrow IPC record batch message, its buffers lz4, without the schema message: the reader knows the
-              schema from the deployed stream
+              schema from the deployed stream, which only ever gets fields after those that it has, and from the
+              frame, how many of them there were when this was written
 
 Everything is little-endian. A slice is checked by its xxh3_64, as a signed 64-bit number because that is what a
 bigint holds. Watermarks before each row repeat while events are out of order, so runs are usually shorter.
@@ -27,8 +28,8 @@ _VERSION = 1
 _HAS_WATERMARKS = 1
 _WATERMARK_RUNS = 2
 _TIMES_COMPRESSED = 4
-# version, flags, records, runs, bytes of times as stored, bytes of times when decompressed; padded to 8 for Arrow.
-_FRAME = struct.Struct("<BBxxIIIIxxxx")
+# version, flags, fields, records, runs, bytes of times as stored, and when decompressed; padded to 8 for Arrow.
+_FRAME = struct.Struct("<BBHIIIIxxxx")
 _COMPRESS_BYTES_MIN = 2_048
 """Below this, lz4 framing costs more than it saves."""
 _LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
@@ -51,7 +52,8 @@ def encode_slice(records: Records) -> StoredSlice:
     if len(times) >= _COMPRESS_BYTES_MIN:
         stored = pa.compress(times, codec="lz4", asbytes=True)
         flags |= _TIMES_COMPRESSED
-    frame = _FRAME.pack(_VERSION, flags, len(records), runs, len(stored), len(times))
+    fields = len(records.type.fields)
+    frame = _FRAME.pack(_VERSION, flags, fields, len(records), runs, len(stored), len(times))
     payload = b"".join((frame, stored, bytes(-len(stored) % 8), _encode_batch(records.batch())))
     return StoredSlice(len(records), payload, checksum_of(payload))
 
@@ -68,14 +70,20 @@ def decode_slice(record_type: RecordType, payload: bytes, checksum: int) -> Reco
             f"a slice of {len(payload)} bytes has checksum {found}, written was {checksum}",
             hint="the storage below PostgreSQL may be damaged; keep everything and restore from a backup",
         )
-    version, flags, count, runs, stored_length, times_length = _FRAME.unpack_from(payload)
+    version, flags, fields, count, runs, stored_length, times_length = _FRAME.unpack_from(payload)
     assert version == _VERSION, version
     times: bytes = payload[_FRAME.size : _FRAME.size + stored_length]
     if flags & _TIMES_COMPRESSED:
         times = pa.decompress(times, decompressed_size=times_length, codec="lz4", asbytes=True)
     event_times, watermarks = _decode_times(times, count, flags, runs)
     start = _FRAME.size + stored_length + -stored_length % 8
-    batch = pa.ipc.read_record_batch(pa.py_buffer(payload).slice(start), record_type.schema)
+    schema = record_type.schema
+    assert fields <= len(schema), "the fence lets nobody read what a newer version has written"
+    if fields == len(schema):
+        batch = pa.ipc.read_record_batch(pa.py_buffer(payload).slice(start), schema)
+    else:
+        earlier = pa.schema([schema.field(place) for place in range(fields)])
+        batch = record_type.completed(pa.ipc.read_record_batch(pa.py_buffer(payload).slice(start), earlier))
     return Records(record_type, event_times, watermarks=watermarks, batch=batch)
 
 

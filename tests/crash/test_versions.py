@@ -272,6 +272,41 @@ graph.upgrade("minutes", together)
 )
 
 
+MORE = (
+    SUMS.replace("    value: int\n", "    value: int\n    unit: str = 'mm'\n    tags: list[str] = []\n")
+    .replace("    total: int\n", "    total: int\n    unit: str = ''\n    tags: list[str] = []\n")
+    .replace("context[Minutes.totals])", "context[Minutes.totals], record.unit, record.tags)")
+) + 'source.key_by("unit").window(FixedWindows(minutes(1))).aggregate(n=Count()).to_table("units")\n'
+
+
+def test_field_with_a_default_goes_in_while_records_without_it_are_on_their_way(place: Path, database_url: str) -> None:
+    (place / "old.py").write_text(SUMS)
+    (place / "new.py").write_text(MORE)
+    drop(place, 0, 60)
+    with Worker(place, database_url, place, graph=place / "old.py") as old:
+        old.await_while_running(consumed(database_url, 60 * DEVICES), "the first part")
+    with Worker(place, database_url, place, graph=place / "old.py", only="readings") as injecting:
+        drop(place, 60, 120)
+        waiting = "SELECT pending FROM millpy.accounting WHERE consumer = 'minutes'"
+        injecting.await_while_running(lambda: one(database_url, waiting) == 60 * DEVICES, "records on their way")
+    status, out, err = done(millpy(place, "deploy", "new.py", "--database", database_url))
+    assert (status, "+ stream 'readings' has a new field 'unit', string" in out) == (0, True), (out, err)
+    lines = [{"device": "d0", "at": at, "value": 1, "unit": "km", "tags": ["far"]} for at in (130, 300)]
+    (place / "feed" / "999999.ndjson").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with Worker(place, database_url, place, graph=place / "new.py") as new:
+        new.await_while_running(consumed(database_url, 120 * DEVICES + 2), "the rest")
+        again = millpy(place, "run", "old.py", "--database", database_url)
+        status, _, err = done(again)
+
+    assert (status, "which has more than this one" in err) == (1, True), err
+    told = rows(database_url, "SELECT n, device, unit, tags FROM factory.told ORDER BY n, device")
+    assert told[: 60 * DEVICES] == [(n, f"d{device}", None, None) for n in range(1, 61) for device in range(DEVICES)]
+    assert told[60 * DEVICES : -2] == [(n, f"d{device}", "mm", []) for n in range(61, 121) for device in range(DEVICES)]
+    assert told[-2:] == [(121, "d0", "km", ["far"]), (122, "d0", "km", ["far"])]
+    assert rows(database_url, "SELECT unit, n FROM factory.units ORDER BY window_start") == [("km", 1)]
+    assert rows(database_url, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []
+
+
 def test_state_is_migrated_whole_or_not_at_all(place: Path, database_url: str) -> None:
     (place / "old.py").write_text(SUMS)
     (place / "new.py").write_text(STRUCT)

@@ -43,6 +43,20 @@ class ReadingMore(msgspec.Struct):
     unit: str = ""
 
 
+class ReadingNeedsMore(msgspec.Struct):
+    device: str
+    at: int
+    value: float
+    unit: str
+
+
+class ReadingMoreBefore(msgspec.Struct, kw_only=True):
+    device: str
+    unit: str = ""
+    at: int
+    value: float
+
+
 class ReadingOther(msgspec.Struct):
     device: str
     at: int
@@ -156,6 +170,14 @@ GOES_IN = {
         varied(cells={"last": Value(float, default=0.0), "usual": Value(Usual)}),
         ["addition computation 'spikes' has a new cell 'last', Value(float)"],
     ),
+    "a field with a default": (
+        varied(schema=ReadingMore, more=lambda graph, stream, panes, found: found.to_table("spikes")),
+        [
+            "addition stream 'readings' has a new field 'unit', string",
+            "addition stream 'spikes' has a new field 'unit', string",
+            "addition result table 'spikes' is new; it begins with what comes from now on",
+        ],
+    ),
     "a source": (
         varied(more=lambda graph, *others: windows_of_another_source(graph)),
         [
@@ -210,7 +232,8 @@ REFUSED = {
         varied(schema=ReadingOther),
         "stream 'readings' has another type of field 'value': was double and is int64",
     ),
-    "a field": (varied(schema=ReadingMore), "stream 'readings' has new fields: 'unit', string"),
+    "a field without a default": (varied(schema=ReadingNeedsMore), "stream 'readings' has new fields: 'unit', string"),
+    "a field before others": (varied(schema=ReadingMoreBefore), "stream 'readings' has new fields: 'unit', string"),
     "the event time": (varied(field="value"), "source 'readings' has another event time: was 'at', unit='s'"),
     "the ids": (
         varied(dedupe=Dedupe("at", within=minutes(5))),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from millpy.errors import SegmentChecksumError
-from millpy.model.record import Records, RecordType
+from millpy.model.record import Records, RecordType, WideInt
 from millpy.store.codec import decode_slice, encode_slice
 
 
@@ -32,6 +32,19 @@ class Reading(msgspec.Struct):
 class Nested(msgspec.Struct):
     part: Part
     labels: dict[str, str]
+
+
+class Grown(msgspec.Struct):
+    """A Nested of a later version."""
+
+    part: Part
+    labels: dict[str, str]
+    unit: str = "mm"
+    at: datetime | None = None
+    number: WideInt = 7
+    id: UUID = UUID(int=1)
+    parts: list[Part] = []
+    more: dict[str, int] = msgspec.field(default_factory=lambda: {"a": 1})
 
 
 READINGS = RecordType(Reading)
@@ -131,3 +144,14 @@ def test_every_damaged_byte_is_noticed() -> None:
         damaged[place] ^= 1
         with pytest.raises(SegmentChecksumError):
             decode_slice(READINGS, bytes(damaged), stored.checksum)
+
+
+@pytest.mark.parametrize("count", [1, 3_000])
+def test_slice_of_an_earlier_version_of_the_type_has_the_defaults_of_new_fields(count: int) -> None:
+    parts = [Nested(Part(f"p{row}", [row]), {"row": str(row)}) for row in range(count)]
+    stored = encode_slice(Records(NESTED, np.arange(count, dtype=np.int64), objects=parts))
+
+    found = decode_slice(RecordType(Grown), stored.payload, stored.checksum)
+
+    assert found.objects() == [Grown(nested.part, nested.labels) for nested in parts]
+    assert found.batch().schema == RecordType(Grown).schema
