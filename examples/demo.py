@@ -1,11 +1,13 @@
 """`make demo`: a fleet, a broker, a database, two workers of which one is killed; every window is checked.
 
 At the end PySpark reads the windows and reports on them. Exit status 0 only when every window in SQL equals its
-recomputation, the too-late records add up, and there is a report.
+recomputation, the too-late records add up, and there is a report. With `--json` standard output is one JSON document
+with the figures, and all else goes to standard error.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -15,13 +17,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import paho.mqtt.publish as mqtt_publish
 import psycopg
 
 from examples.recompute import Recomputed, recompute
+from millpy.complaint import complain
 from millpy.embedded import EmbeddedBroker, EmbeddedPostgres
+from millpy.errors import MillError
 from millpy.launch import worker_command
 from millpy.progress import working
 from millpy.store.migrate import migrate
@@ -61,24 +66,50 @@ class DemoError(Exception):
     """The demonstration could not go on; the message says why."""
 
 
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What became of what was published, and how many windows are not what they should be."""
+
+    published: int
+    duplicates: int
+    late: int
+    too_late: int
+    too_late_recomputed: int
+    windows: int
+    differences: int
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything is as it was recomputed."""
+        return self.windows > 0 and self.differences == 0 and self.too_late == self.too_late_recomputed
+
+
 def main() -> int:
     """Run it all; the exit status tells the truth."""
+    as_json = "--json" in sys.argv[1:]
+    answer = os.fdopen(os.dup(1), "w")
+    if as_json:
+        os.dup2(2, 1)  # for the processes that we start, too
+    started = time.monotonic()
     logging.getLogger("paho").addHandler(logging.NullHandler())  # it complains when a client has said goodbye
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     shutil.rmtree(PLACE, ignore_errors=True)
     PLACE.mkdir(parents=True)
     try:
         with ExitStack() as stack:
-            return demonstrate(stack)
+            found = demonstrate(stack)
     except DemoError as error:
-        print(f"demo: {error}", file=sys.stderr)
-        print(f"  hint: the workers' logs are in {PLACE}", file=sys.stderr)
-        return 1
+        return complain(MillError(f"demo: {error}", hint=f"the workers' logs are in {PLACE}"), as_json=as_json)
     except KeyboardInterrupt:
         return 130
+    if as_json:
+        seconds = round(time.monotonic() - started, 1)
+        document = {"passed": found.passed, **asdict(found), "seconds": seconds, "report": str(REPORT)}
+        print(json.dumps(document, indent=2), file=answer, flush=True)
+    return 0 if found.passed else 1
 
 
-def demonstrate(stack: ExitStack) -> int:
+def demonstrate(stack: ExitStack) -> Compared:
     """Start everything, kill a worker half way, wait for the last window, compare."""
     with working("starting a database and a broker"):
         server = stack.enter_context(EmbeddedPostgres(PLACE / "postgres"))
@@ -107,9 +138,9 @@ def demonstrate(stack: ExitStack) -> int:
     with working("waiting for the last windows"):
         wait_for_windows(connection, expected, workers)
     show(connection)
-    status = compare(connection, expected)
+    found = compare(connection, expected)
     report(server.url())
-    return status
+    return found
 
 
 def watch(
@@ -212,7 +243,7 @@ def show(connection: psycopg.Connection) -> None:
     print()
 
 
-def compare(connection: psycopg.Connection, expected: Recomputed) -> int:
+def compare(connection: psycopg.Connection, expected: Recomputed) -> Compared:
     """Every window in SQL against its recomputation, and the records that were too late for any."""
     actual = {(device, start): tuple(values) for device, start, *values in connection.execute(TABLE)}
     differences = []
@@ -229,7 +260,15 @@ def compare(connection: psycopg.Connection, expected: Recomputed) -> int:
         f"too late {too_late} in mill.late_records (recomputed: {expected.too_late})"
     )
     print(f"{len(expected.windows)} windows, {len(differences)} differences")
-    return 0 if not differences and too_late == expected.too_late and expected.windows else 1
+    return Compared(
+        published=expected.published,
+        duplicates=expected.duplicates,
+        late=late,
+        too_late=too_late,
+        too_late_recomputed=expected.too_late,
+        windows=len(expected.windows),
+        differences=len(differences),
+    )
 
 
 def report(url: str) -> None:

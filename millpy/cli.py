@@ -19,13 +19,14 @@ from millpy.commands import (
     migrate,
     parked,
     report,
+    run,
     set_aside,
     sources,
     sql,
     state,
     windows,
 )
-from millpy.commands.common import DatabaseOption, GraphArgument, JsonOption, settings_of, show, worded
+from millpy.commands.common import DatabaseOption, GraphArgument, JsonOption, show, worded
 from millpy.complaint import complain
 from millpy.errors import UsageError
 from millpy.store.admin import Admin, Row
@@ -40,24 +41,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-
-
-@app.command("run")
-@worded
-def run(
-    graph: Annotated[str, typer.Argument(metavar="[GRAPH.py]", help="Python file that defines a Graph.")] = "graph.py",
-    only: Annotated[str, typer.Option("--only", metavar="A,B", help="Take only these computations.")] = "",
-    workers: Annotated[int, typer.Option("--workers", metavar="N", help="Worker processes.")] = 1,
-    start: Annotated[
-        str, typer.Option("--from", metavar="TIME", help="Where Kafka partitions begin that were never read.")
-    ] = "",
-    database: DatabaseOption = None,
-) -> int:
-    """Run a graph until its sources have ended, or until SIGTERM or Ctrl-C drains it."""
-    from millpy.launch import run as launch  # the engine is not loaded for `status`
-
-    names = tuple(name.strip() for name in only.split(",") if name.strip())
-    return launch(graph, settings_of(database), only=names, workers=workers, start=start)
 
 
 @app.command("status")
@@ -93,6 +76,7 @@ def watermarks(
 
 
 app.command("init")(init.init)
+app.command("run")(run.run)
 app.command("demo")(demo.demo)
 app.command("windows")(windows.windows)
 app.command("sql")(sql.sql)
@@ -141,7 +125,7 @@ def main() -> None:
             command = context.command_path if context else "millpy"
             message = " ".join(error.format_message().splitlines())
             hint = f"`{command} --help` says what there is"
-            complain(UsageError(message[:1].lower() + message[1:], hint=hint))
+            complain(UsageError(message[:1].lower() + message[1:], hint=hint), as_json="--json" in sys.argv)
     sys.exit(status)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -14,14 +15,25 @@ EXIT_CORRUPT = 3
 EXIT_INTERRUPTED = 130
 
 
-def complain(error: MillError) -> int:
-    """Say on standard error what is wrong in one line and what to do in another; returns the exit status."""
+def complain(error: MillError, *, as_json: bool = False) -> int:
+    """Say on standard error what is wrong in one line and what to do in another; returns the exit status.
+
+    `as_json` makes it one line with a JSON object.
+    """
+    status = EXIT_FAILED
+    if isinstance(error, UsageError):
+        status = EXIT_USAGE
+    elif isinstance(error, CorruptionError):
+        status = EXIT_CORRUPT
+    if as_json:
+        kind = type(error).__name__
+        found = {"kind": kind, "message": error.message, "hint": error.hint, "exit_status": status}
+        print(json.dumps({"error": found}), file=sys.stderr)
+        return status
     print(f"millpy: {error.message}", file=sys.stderr)
     if error.hint:
         print(f"  hint: {error.hint}", file=sys.stderr)
-    if isinstance(error, UsageError):
-        return EXIT_USAGE
-    return EXIT_CORRUPT if isinstance(error, CorruptionError) else EXIT_FAILED
+    return status
 
 
 class Interrupts:

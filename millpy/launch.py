@@ -77,7 +77,15 @@ def database(settings: Settings, graph_location: str | None, *, create: bool) ->
         yield url
 
 
-def run(location: str, settings: Settings, *, only: Sequence[str], workers: int, start: str = "") -> int:
+def run(
+    location: str,
+    settings: Settings,
+    *,
+    only: Sequence[str],
+    workers: int,
+    start: str = "",
+    ended: Callable[[str, str], None] | None = None,
+) -> int:
     """Run a graph until it has finished or a signal ends it; returns the exit status.
 
     Args:
@@ -86,6 +94,7 @@ def run(location: str, settings: Settings, *, only: Sequence[str], workers: int,
         only: computations; empty for all.
         workers: how many processes.
         start: where source partitions begin that were never read, as text; empty: where the sources say.
+        ended: told the database and the graph's name when all workers have ended, while the database is still there.
 
     Raises:
         UsageError: the graph, a name in `only`, the number of workers or `start` is wrong.
@@ -106,14 +115,17 @@ def run(location: str, settings: Settings, *, only: Sequence[str], workers: int,
     with database(settings, location, create=True) as url:
         with working("looking at the database and the sources"):
             _check_sources(graph, url)
-        if workers == 1:
-            with line() as say:
+        with line() as say:
+            if workers == 1:
                 observer = None if say is None else Progress(SystemClock(), say)
                 run_until_told(graph, url, settings, only=only, start=begin, observer=observer)
-            return 0
-        with line() as say:
-            look = None if say is None else _onlooker(url, graph.name, say)
-            return _run_children(worker_command(location, only, start), url, workers, look)
+                status = 0
+            else:
+                look = None if say is None else _onlooker(url, graph.name, say)
+                status = _run_children(worker_command(location, only, start), url, workers, look)
+        if ended is not None:
+            ended(url, graph.name)
+        return status
 
 
 def _check_sources(graph: Graph, url: str) -> None:

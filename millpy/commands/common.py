@@ -33,7 +33,7 @@ GraphArgument = Annotated[
     str | None,
     typer.Argument(metavar="[GRAPH.py]", help="Graph that is meant, by its file or name.", show_default=False),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document; errors, too.")]
 
 
 def worded(command: Callable[P, int | None]) -> Callable[P, None]:
@@ -41,18 +41,20 @@ def worded(command: Callable[P, int | None]) -> Callable[P, None]:
 
     @functools.wraps(command)
     def inner(*args: P.args, **kwargs: P.kwargs) -> None:
+        as_json = bool(kwargs.get("as_json"))
         try:
             status = command(*args, **kwargs) or 0
             sys.stdout.flush()  # what cannot be written is known here
         except MillError as error:
-            status = complain(error)
+            status = complain(error, as_json=as_json)
         except BrokenPipeError:  # `millpy status | head`
             sys.stderr.close()
             status = 0
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            status = complain(StoreUnavailableError("no space is left on the disk", hint=NO_SPACE_HINT))
+            full = StoreUnavailableError("no space is left on the disk", hint=NO_SPACE_HINT)
+            status = complain(full, as_json=as_json)
             _forget_output()
         raise typer.Exit(status)
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from millpy.clock import SystemClock
+from millpy.commands.common import JsonOption
 from millpy.config import Settings, configure_logging
 from millpy.launch import EMBEDDED_DIRECTORY
 from millpy.testing.crash_test.options import FaultKind, Options, fault_kinds
@@ -44,6 +45,7 @@ def command(
         Path | None, typer.Option("--report", metavar="FILE.html", help="Where the report goes; JSON beside it.")
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep databases and logs.")] = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Run your graph while killing it, and compare every result with a run without faults.
 
@@ -64,16 +66,17 @@ def command(
         report=out or Path(f"crash-test-{Path(graph.partition(':')[0]).stem}.html"),
         keep=keep,
     )
-    return _run(options)
+    return _run(options, as_json=as_json)
 
 
-def _run(options: Options) -> int:
+def _run(options: Options, *, as_json: bool) -> int:
     # The engine is not loaded for the other commands.
     from rich.console import Console
 
     from millpy.testing.crash_test.display import display_for
     from millpy.testing.crash_test.page import page
-    from millpy.testing.crash_test.report import as_json, build
+    from millpy.testing.crash_test.report import as_json as document
+    from millpy.testing.crash_test.report import build
     from millpy.testing.crash_test.session import crash_test
     from millpy.testing.crash_test.words import words
 
@@ -84,7 +87,10 @@ def _run(options: Options) -> int:
     found = build(findings, clock.now_us())
     as_json_too = options.report.with_suffix(".json")
     options.report.write_text(page(found), encoding="utf-8")
-    as_json_too.write_bytes(as_json(found))
+    as_json_too.write_bytes(document(found))
+    if as_json:
+        typer.echo(document(found).decode())
+        return 0 if found.passed else 1
     typer.echo(words(found))
     typer.echo(f"\n  report: {options.report} and {as_json_too}")
     if found.files is not None:

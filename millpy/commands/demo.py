@@ -8,7 +8,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from millpy.commands.common import worded
+from millpy.commands.common import JsonOption, worded
 from millpy.embedded import mosquitto_program
 from millpy.errors import ConfigError
 
@@ -16,7 +16,7 @@ PLACE = Path(".millpy") / "demo"
 
 
 @worded
-def demo() -> int:
+def demo(as_json: JsonOption = False) -> int:
     """Show it all in two minutes: a fleet over MQTT, two workers, one of them killed, every window compared.
 
     Writes to .millpy/demo. Ends with 0 only when every window equals its recomputation.
@@ -26,7 +26,7 @@ def demo() -> int:
     if mosquitto_program() is None and find_spec("amqtt") is None:
         raise ConfigError("no MQTT broker to embed", hint="install mosquitto, or pip install 'millpy[embedded]'")
     environment = {**os.environ, "MILLPY_DEMO_PLACE": str(PLACE.absolute())}
-    command = [sys.executable, "-m", "examples.demo"]
+    command = [sys.executable, "-m", "examples.demo", *(["--json"] if as_json else [])]
     return subprocess.run(command, cwd=examples().parent, env=environment, check=False).returncode
 
 

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from millpy.commands.common import worded
+from millpy.commands.common import JsonOption, print_json, worded
 from millpy.errors import UsageError
 
 DEVICES = {"boiler": 61.0, "hall": 21.5, "cellar": 12.0}
@@ -26,6 +26,7 @@ def init(
     directory: Annotated[
         Path, typer.Argument(metavar="[DIRECTORY]", help="Where; made when missing.", show_default=False)
     ] = Path(),
+    as_json: JsonOption = False,
 ) -> None:
     """Write an example project: a commented graph, readings for it, and what to try.
 
@@ -42,6 +43,9 @@ def init(
                 file.write(text)
     except OSError as error:
         raise UsageError(f"cannot write {error.filename}: {error.strerror}", hint="give another directory") from error
+    if as_json:
+        print_json({"directory": directory, "wrote": list(project)})
+        return
     typer.echo(f"wrote {', '.join(str(directory / name) for name in project)}\n")
     typer.echo("next:" + ("" if directory == Path() else f" cd {directory}, then"))
     typer.echo("  millpy run        reads the readings to their end")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated
 
 import typer
 
-from millpy.commands.common import DatabaseOption, settings_of, worded
+from millpy.commands.common import DatabaseOption, JsonOption, print_json, settings_of, worded
 from millpy.errors import UsageError
 from millpy.progress import working
+from millpy.store.revision import HEAD
 
 ROLE_PREFIX = "millpy"
 RolesOption = Annotated[bool, typer.Option("--roles", help="Also make the roles owner, worker and reader.")]
@@ -18,7 +20,12 @@ PrefixOption = Annotated[
 
 
 @worded
-def migrate(database: DatabaseOption = None, roles: RolesOption = False, role_prefix: PrefixOption = "") -> None:
+def migrate(
+    database: DatabaseOption = None,
+    roles: RolesOption = False,
+    role_prefix: PrefixOption = "",
+    as_json: JsonOption = False,
+) -> None:
     """Create or update the tables of millpy in the configured database, and the roles that use them."""
     from millpy.store.migrate import migrate as migrate_database  # not loaded for --help
 
@@ -33,6 +40,10 @@ def migrate(database: DatabaseOption = None, roles: RolesOption = False, role_pr
     with working("migrating the database"):
         done = migrate_database(settings.database_url, (role_prefix or ROLE_PREFIX) if roles else None)
     made = done.roles
+    if as_json:
+        named = None if made is None else dataclasses.asdict(made)
+        print_json({"revision": HEAD, "applied": done.applied, "roles": named})
+        return
     typer.echo("the database is up to date")
     if roles and made is not None:
         typer.echo(f"owner {made.owner} migrates and deploys, {made.worker} runs workers, {made.reader} reads")

@@ -12,11 +12,13 @@ from millpy.commands.common import (
     JsonOption,
     connected_to,
     graph_in,
+    print_json,
     settings_of,
     show,
     worded,
 )
 from millpy.errors import UsageError
+from millpy.store.admin import Row
 
 SHOWN = ("graph", "computation", "key", "records", "holds_watermark_at", "parked_at", "detail", "requested")
 ComputationArgument = Annotated[str, typer.Argument(metavar="COMPUTATION", help="The step whose keys are meant.")]
@@ -46,10 +48,14 @@ def release(
     graph: GraphArgument = None,
     key: KeyOption = None,
     database: DatabaseOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Let parked keys go on from the record that failed, once its cause is mended; what fails again is parked again."""
-    count = _ask(graph, database, computation, key, discard=False)
-    typer.echo(f"{count} keys of {computation} go on")
+    asked = _ask(graph, database, computation, key, discard=False)
+    if as_json:
+        print_json(asked)
+    else:
+        typer.echo(f"{asked['keys']} keys of {computation} go on")
 
 
 @parked.command("discard")
@@ -59,20 +65,26 @@ def discard(
     graph: GraphArgument = None,
     key: KeyOption = None,
     database: DatabaseOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Let parked keys go on without the record that failed; it becomes a dead letter."""
-    count = _ask(graph, database, computation, key, discard=True)
-    typer.echo(f"{count} keys of {computation} go on without what they stopped at")
+    asked = _ask(graph, database, computation, key, discard=True)
+    if as_json:
+        print_json(asked)
+    else:
+        typer.echo(f"{asked['keys']} keys of {computation} go on without what they stopped at")
 
 
-def _ask(graph: str | None, database: str | None, computation: str, key: str | None, *, discard: bool) -> int:
+def _ask(graph: str | None, database: str | None, computation: str, key: str | None, *, discard: bool) -> Row:
+    asked, name = 0, None
     with connected_to(settings_of(database), graph) as admin:
         name = graph_in(admin, graph)
         graphs = {row["graph"] for row in admin.parked(name) if row["computation"] == computation}
         if len(graphs) > 1:
             raise UsageError(f"{computation!r} has parked keys in several graphs", hint="name the graph's file as well")
-        asked = admin.release_parked(graphs.pop(), computation, key, discard=discard) if graphs else 0
+        for name in graphs:
+            asked = admin.release_parked(name, computation, key, discard=discard)
     if not asked:
         what = f"{computation!r} has no parked key" + (f" {key}" if key is not None else "")
         raise UsageError(what, hint="`millpy parked list` shows them; those that are asked for already go on soon")
-    return asked
+    return {"graph": name, "computation": computation, "key": key, "discarded": discard, "keys": asked}

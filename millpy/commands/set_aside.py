@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +20,7 @@ from millpy.errors import UsageError
 from millpy.store.admin import Admin
 from millpy.store.admin_piles import DEAD_LETTERS, LATE_RECORDS, Pile, Wanted
 
+progress = logging.getLogger("millpy.progress")
 LOOK_EVERY_S = 0.1
 Words = Annotated[
     list[str] | None,
@@ -84,28 +86,41 @@ def _show(pile: Pile, number: int, graph: str | None, database: str | None, as_j
             typer.echo(f"{name:>16}: {str(value).rstrip().replace(chr(10), chr(10) + ' ' * 18)}")
 
 
-def _replay(pile: Pile, ids: Sequence[int], admin: Admin, payload: str, wait_s: float) -> int:
+def _replay(pile: Pile, ids: Sequence[int], admin: Admin, payload: str, wait_s: float, *, as_json: bool) -> int:
     if payload and len(ids) != 1:
         raise UsageError("--payload corrects one record", hint="name its id")
     if payload:
         asked = pile.replay_corrected(admin, ids[0], _read(payload))
     else:
         asked = pile.replay(admin, ids)
-    typer.echo(f"{asked} of {len(ids)} to be taken again" + ("" if wait_s else " by a running worker"))
-    if asked < len(ids):
-        typer.echo(f"the others are settled already, or are no records: see `millpy {pile.command} show ID`")
-    return _await(pile, ids, admin, wait_s) if asked and wait_s else (0 if asked else EXIT_FAILED)
+    if not as_json:
+        typer.echo(f"{asked} of {len(ids)} to be taken again" + ("" if wait_s else " by a running worker"))
+        if asked < len(ids):
+            typer.echo(f"the others are settled already, or are no records: see `millpy {pile.command} show ID`")
+    states = _await(pile, ids, admin, wait_s) if asked and wait_s else None
+    if as_json:
+        print_json({"asked": asked, "of": len(ids), "states": states})
+    elif states is not None:
+        typer.echo(_counted(states))
+        if states.get("requested"):
+            typer.echo("nobody has taken them yet: does a worker of this graph run?")
+    if states is None:
+        return 0 if asked else EXIT_FAILED
+    return EXIT_FAILED if states.get("requested") or states.get("set_aside") else 0
 
 
-def _await(pile: Pile, ids: Sequence[int], admin: Admin, wait_s: float) -> int:
+def _await(pile: Pile, ids: Sequence[int], admin: Admin, wait_s: float) -> Mapping[str, int]:
+    """How many are in which state, when all are settled or the time is over."""
     clock = SystemClock()
     until = clock.monotonic() + wait_s
     while (states := pile.states(admin, ids)).get("requested") and clock.monotonic() < until:
+        progress.debug("waiting until they are taken again: %s", _counted(states))
         asyncio.run(clock.sleep(LOOK_EVERY_S))
-    typer.echo(", ".join(f"{count} {state}" for state, count in sorted(states.items())))
-    if states.get("requested"):
-        typer.echo("nobody has taken them yet: does a worker of this graph run?")
-    return EXIT_FAILED if states.get("requested") or states.get("set_aside") else 0
+    return states
+
+
+def _counted(states: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
 
 
 def _read(payload: str) -> bytes:
@@ -121,9 +136,12 @@ def _chosen(pile: Pile, admin: Admin, wanted: Wanted) -> list[int]:
     return list(wanted.ids) or pile.ids(admin, wanted)
 
 
-def _discard(pile: Pile, ids: Sequence[int], admin: Admin) -> int:
+def _discard(pile: Pile, ids: Sequence[int], admin: Admin, *, as_json: bool) -> int:
     gone = pile.discard(admin, ids)
-    typer.echo(f"{gone} of {len(ids)} discarded; they stay counted")
+    if as_json:
+        print_json({"discarded": gone, "of": len(ids)})
+    else:
+        typer.echo(f"{gone} of {len(ids)} discarded; they stay counted")
     return 0 if gone else EXIT_FAILED
 
 
@@ -167,12 +185,13 @@ def replay_dead_letters(
     payload: PayloadOption = "",
     wait_s: WaitOption = 0.0,
     database: DatabaseOption = None,
+    as_json: JsonOption = False,
 ) -> int:
     """Have records taken again after a fix: once, under the dedupe id that they had."""
     with _opened(words or [], database) as (admin, graph, ids):
         wanted = Wanted(graph=graph or "", computation=computation, stream=stream, reason=reason)
         chosen = _chosen(DEAD_LETTERS, admin, _wanted(ids, everything, wanted))
-        return _replay(DEAD_LETTERS, chosen, admin, payload, wait_s)
+        return _replay(DEAD_LETTERS, chosen, admin, payload, wait_s, as_json=as_json)
 
 
 @dead_letters.command("discard")
@@ -184,11 +203,13 @@ def discard_dead_letters(
     stream: StreamOption = "",
     reason: ReasonOption = "",
     database: DatabaseOption = None,
+    as_json: JsonOption = False,
 ) -> int:
     """Give records up; the accounting keeps their number."""
     with _opened(words or [], database) as (admin, graph, ids):
         wanted = Wanted(graph=graph or "", computation=computation, stream=stream, reason=reason)
-        return _discard(DEAD_LETTERS, _chosen(DEAD_LETTERS, admin, _wanted(ids, everything, wanted)), admin)
+        chosen = _chosen(DEAD_LETTERS, admin, _wanted(ids, everything, wanted))
+        return _discard(DEAD_LETTERS, chosen, admin, as_json=as_json)
 
 
 @late.command("list")
@@ -228,11 +249,13 @@ def replay_late(
     stream: StreamOption = "",
     wait_s: WaitOption = 0.0,
     database: DatabaseOption = None,
+    as_json: JsonOption = False,
 ) -> int:
     """Have records judged again by where their computation stands now; what is late by that is late again."""
     with _opened(words or [], database) as (admin, graph, ids):
         wanted = Wanted(graph=graph or "", computation=computation, stream=stream)
-        return _replay(LATE_RECORDS, _chosen(LATE_RECORDS, admin, _wanted(ids, everything, wanted)), admin, "", wait_s)
+        chosen = _chosen(LATE_RECORDS, admin, _wanted(ids, everything, wanted))
+        return _replay(LATE_RECORDS, chosen, admin, "", wait_s, as_json=as_json)
 
 
 @late.command("discard")
@@ -243,8 +266,10 @@ def discard_late(
     computation: ComputationOption = "",
     stream: StreamOption = "",
     database: DatabaseOption = None,
+    as_json: JsonOption = False,
 ) -> int:
     """Give records up; the accounting keeps their number."""
     with _opened(words or [], database) as (admin, graph, ids):
         wanted = Wanted(graph=graph or "", computation=computation, stream=stream)
-        return _discard(LATE_RECORDS, _chosen(LATE_RECORDS, admin, _wanted(ids, everything, wanted)), admin)
+        chosen = _chosen(LATE_RECORDS, admin, _wanted(ids, everything, wanted))
+        return _discard(LATE_RECORDS, chosen, admin, as_json=as_json)

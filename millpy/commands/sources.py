@@ -12,6 +12,7 @@ from millpy.commands.common import (
     JsonOption,
     connected_to,
     graph_in,
+    print_json,
     settings_of,
     show,
     worded,
@@ -35,6 +36,7 @@ def resume(
     stream: Annotated[str, typer.Argument(metavar="STREAM", help="The source's stream.")],
     graph: GraphArgument = None,
     database: DatabaseOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Let a source go on that was paused because too much of it was set aside."""
     with connected_to(settings_of(database), graph) as admin:
@@ -44,7 +46,11 @@ def resume(
             raise UsageError(f"no source {stream!r} is paused", hint="`millpy sources list` shows them")
         if len(paused) > 1:
             raise UsageError(f"{stream!r} is paused in several graphs", hint="name the graph's file as well")
-        resumed = admin.resume_source(paused.pop(), stream)
+        (whose,) = paused
+        resumed = admin.resume_source(whose, stream)
+    if as_json:
+        print_json({"graph": whose, "stream": stream, "resumed": resumed})
+        return
     typer.echo(f"{resumed} source partitions of {stream} go on")
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from millpy.store.admin import Admin, Row
 
+progress = logging.getLogger("millpy.progress")
 TEXT_CHARACTERS = 60
 AT_ONCE = 10_000
 
@@ -90,7 +92,11 @@ class Pile:
 def _in_pieces(admin: Admin, statement: str, ids: Sequence[int]) -> int:
     # A statement holds its rows until it ends, and workers settle them meanwhile.
     pieces = [list(ids[start : start + AT_ONCE]) for start in range(0, len(ids), AT_ONCE)]
-    return sum(int(admin.change(statement, ids=piece)[0]["n"]) for piece in pieces)
+    done = 0
+    for number, piece in enumerate(pieces):
+        progress.debug("%s of %s records", f"{number * AT_ONCE:,}", f"{len(ids):,}")
+        done += int(admin.change(statement, ids=piece)[0]["n"])
+    return done
 
 
 DEAD_LETTERS = Pile(

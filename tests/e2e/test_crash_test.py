@@ -20,6 +20,7 @@ from millpy.testing.crash_test.display import Lines
 from millpy.testing.crash_test.options import FaultKind, Options
 from millpy.testing.crash_test.report import Report, build
 from millpy.testing.crash_test.verdict import Judgement
+from millpy.testing.crash_test.words import words
 
 ROOT = Path(__file__).resolve().parents[2]
 GRAPHS = Path(__file__).with_name("crash_test_graphs")
@@ -37,14 +38,16 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sound_graph_passes_under_kills_freezes_and_database_crashes(tmp_path: Path) -> None:
     shutil.copy(ROOT / "examples" / "factory.py", tmp_path)
     command = "-m millpy crash-test factory.py --generate 6000 --kills 3 --workers 2 --faults kill,freeze,db"
+    command += " --json"
 
     done = subprocess.run(
         [sys.executable, *command.split()], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=280
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("PASSED: exactly once.")
-    report = msgspec.json.decode((tmp_path / "crash-test-factory.json").read_bytes(), type=Report)
+    assert done.stdout == (tmp_path / "crash-test-factory.json").read_text() + "\n"
+    report = msgspec.json.decode(done.stdout, type=Report)
+    assert words(report).startswith("PASSED: exactly once.")
     assert (report.lost, report.doubled, report.changed, report.records) == (0, 0, 0, 6000)
     assert sorted(fault.kind for fault in report.faults) == ["db", "freeze", "kill"]
     assert all(fault.recovered_s is not None for fault in report.faults)
