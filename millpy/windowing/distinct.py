@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpy.errors import SchemaError
+from millpy.extras import to_install
 from millpy.windowing.fold import Aggregate, Fold, Partial
 from millpy.windowing.grouping import Groups, Sorted
 
@@ -30,7 +31,7 @@ LG_BUCKETS = 12
 class ApproxDistinct(Aggregate):
     """About how many distinct values: exact to 384, then within 1.6 % two times out of three.
 
-    Needs the extra `sketches`: `pip install "millpy[sketches]"`.
+    Needs the extra `sketches`.
     """
 
     takes = (int, float, str, bool)
@@ -44,7 +45,7 @@ class ApproxDistinct(Aggregate):
         if find_spec("datasketches") is None:
             raise SchemaError(
                 "ApproxDistinct needs Apache DataSketches, which is not installed",
-                hint='pip install "millpy[sketches]"',
+                hint=to_install("sketches"),
             )
         return DistinctFold(field, kind)
 

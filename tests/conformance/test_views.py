@@ -32,6 +32,16 @@ def fetch(url: str, query: str) -> list[tuple[Any, ...]]:
         return connection.execute(query).fetchall()  # type: ignore[call-overload, no-any-return]
 
 
+def test_no_column_of_a_view_needs_quotes(database_url: str) -> None:
+    # millpy.workers had a column `only`, which is a reserved word.
+    statement = """
+        SELECT table_name, column_name FROM information_schema.columns
+         WHERE table_schema = 'millpy' AND quote_ident(column_name) <> column_name
+    """
+
+    assert fetch(database_url, statement) == []
+
+
 async def advance(owner: Owner, interval: DeployedInterval, watermark: int, **changes: Any) -> None:
     """Commit a bundle that publishes a watermark, and let every consumer take it unless it is named."""
     low = min(watermark, changes.get("oldest_work", INSTANT_MAX))

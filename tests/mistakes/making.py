@@ -81,6 +81,7 @@ class Place:
     def __post_init__(self) -> None:
         server = self.tcp_url.rpartition("@")[2].partition("/")[0]
         self.said |= {str(self.directory): "/home/me/plant", server: "127.0.0.1:5432", sys.prefix: "/home/me/.venv"}
+        self.said |= {str(ROOT): "/home/me/millpy"}
 
     def graph(self, *changes: tuple[str, str], source: str = FILE) -> None:
         """Write graph.py, with these changes, and an empty file of readings."""

@@ -285,4 +285,4 @@ def test_without_any_java_it_says_what_to_install(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConfigError, match="there is no Java") as raised:
         java_home()
 
-    assert "millpy[spark]" in raised.value.hint
+    assert "[spark]" in raised.value.hint

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "millpy"
 FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 60
 
-FOUNDATIONS = ("errors", "limits", "clock", "model")
+FOUNDATIONS = ("errors", "extras", "limits", "clock", "model")
 INJECTOR_PARTS = tuple(
     f"injectors.{name}"
     for name in (
@@ -28,11 +28,23 @@ MEMORY = tuple(f"store.memory{part}" for part in ("", "_commit", "_database", "_
 ENGINE = (*FOUNDATIONS, "computation", "windowing", "graph", *INJECTOR_PARTS, "store.protocol", "store.codec")
 PUBLIC = (*ENGINE, "injectors", "sinks", "runtime", "store", "assembly", "testing")
 ADMIN = tuple(f"store.admin{part}" for part in ("", "_events", "_piles", "_results", "_state"))
-EDGES = (*PUBLIC, "config", "secret", "embedded", "graph_file", "worker_process", "launch", "complaint", "progress")
+EDGES = (
+    *PUBLIC,
+    "extras",
+    "config",
+    "secret",
+    "embedded",
+    "graph_file",
+    "worker_process",
+    "launch",
+    "complaint",
+    "progress",
+)
 # First match decides: what a module (or package) may import of millpy. A module may import itself and its own package
 # only where its package is listed.
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("errors", ()),
+    ("extras", ()),
     ("secret", ("errors",)),
     ("database_url", ("errors", "secret")),
     ("limits", ()),
@@ -96,10 +108,10 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("assembly", (*ENGINE, "injectors", "sinks", "runtime", "store")),
     ("testing", (*PUBLIC, "config", "complaint", "embedded", "graph_file", "progress", "worker_process")),
-    ("spark", ("database_url", "errors", "secret", "spark")),
+    ("spark", ("database_url", "errors", "extras", "secret", "spark")),
     ("config", (*FOUNDATIONS, "database_url", "secret")),
     ("complaint", ("errors",)),
-    ("embedded", ("errors",)),
+    ("embedded", ("errors", "extras")),
     ("graph_file", ("errors", "graph")),
     (
         "worker_process",
@@ -120,10 +132,13 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("launch", (*EDGES, "clock", "observe.progress")),
     (
         "doctor_sources",
-        ("clock", "doctor", "errors", "graph", *INJECTOR_PARTS, *MQTT_PARTS, "injectors", "limits", "secret"),
+        ("clock", "doctor", "errors", "extras", "graph", *INJECTOR_PARTS, *MQTT_PARTS, "injectors", "limits", "secret"),
     ),
     ("doctor", ("limits", "store.postgres.diagnosis", "store.revision")),
-    ("commands.report", ("errors", "clock", "launch", "progress", "commands.common", "commands.moments", "spark")),
+    (
+        "commands.report",
+        ("errors", "extras", "clock", "launch", "progress", "commands.common", "commands.moments", "spark"),
+    ),
     ("commands.tables", ()),
     (
         "commands",
