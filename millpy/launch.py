@@ -84,7 +84,7 @@ def run(
     only: Sequence[str],
     workers: int,
     start: str = "",
-    ended: Callable[[str, str], None] | None = None,
+    ended: Callable[[str, Graph], None] | None = None,
 ) -> int:
     """Run a graph until it has finished or a signal ends it; returns the exit status.
 
@@ -94,7 +94,7 @@ def run(
         only: computations; empty for all.
         workers: how many processes.
         start: where source partitions begin that were never read, as text; empty: where the sources say.
-        ended: told the database and the graph's name when all workers have ended, while the database is still there.
+        ended: told the database and the graph when all workers have ended, while the database is still there.
 
     Raises:
         UsageError: the graph, a name in `only`, the number of workers or `start` is wrong.
@@ -121,10 +121,10 @@ def run(
                 run_until_told(graph, url, settings, only=only, start=begin, observer=observer)
                 status = 0
             else:
-                look = None if say is None else _onlooker(url, graph.name, say)
+                look = None if say is None else _onlooker(url, graph, say)
                 status = _run_children(worker_command(location, only, start), url, workers, look)
         if ended is not None:
-            ended(url, graph.name)
+            ended(url, graph)
         return status
 
 
@@ -148,7 +148,7 @@ def worker_command(location: str, only: Sequence[str] = (), start: str = "") -> 
     return [*command, "--from", start] if start else command
 
 
-def _onlooker(url: str, graph: str, say: Say) -> Callable[[], None]:
+def _onlooker(url: str, graph: Graph, say: Say) -> Callable[[], None]:
     """Asks the database how far the workers are, and says so."""
     from millpy.observe.progress import Rate
     from millpy.store.admin import Admin
@@ -157,7 +157,8 @@ def _onlooker(url: str, graph: str, say: Say) -> Callable[[], None]:
 
     def look() -> None:
         try:
-            sources = admin.sources(graph)
+            name = admin.name_of(graph.name, graph.generation)
+            sources = [] if name is None else admin.sources(name)
         except MillError as error:
             say(error.message)
             return

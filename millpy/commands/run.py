@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from millpy.commands.common import DatabaseOption, JsonOption, print_json, settings_of, worded
 from millpy.store.admin import Admin
+
+if TYPE_CHECKING:
+    from millpy.graph import Graph
 
 
 @worded
@@ -32,6 +35,7 @@ def run(
     return launch(graph, settings_of(database), only=names, workers=workers, start=start, ended=ended)
 
 
-def _print(url: str, graph: str) -> None:
+def _print(url: str, graph: Graph) -> None:
     admin = Admin(url)
-    print_json({"graph": graph, "sources": admin.sources(graph), "accounting": admin.accounting(graph)})
+    name = admin.name_of(graph.name, graph.generation) or graph.name
+    print_json({"graph": name, "sources": admin.sources(name), "accounting": admin.accounting(name)})

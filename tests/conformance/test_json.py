@@ -61,6 +61,9 @@ ASKED = (
     ("late", "replay", "1"),
     ("late", "discard", "1"),
     ("sources", "resume", "readings"),
+    ("graphs",),
+    ("switch", "plant", "1"),
+    ("drop", "plant", "--dry-run"),
     ("parked", "list"),
     ("parked", "release", "sums", "--key", "a"),
     ("parked", "discard", "sums"),
@@ -154,7 +157,7 @@ def test_every_command_prints_one_document(project: Path) -> None:
 NEEDED = {"sql": ["SELECT 1"], "state": ["x"], "report": ["a.b"], "deploy": ["graph.py"], "crash-test": ["graph.py"],
           "dead-letters show": ["1"], "dead-letters replay": ["1"], "dead-letters discard": ["1"], "late show": ["1"],
           "late replay": ["1"], "late discard": ["1"], "parked release": ["x"], "parked discard": ["x"],
-          "sources resume": ["x"]}  # fmt: skip
+          "switch": ["x", "1"], "drop": ["x"], "sources resume": ["x"]}  # fmt: skip
 SPEAKS_TO_NO_DATABASE = ("init", "demo")
 
 
