@@ -66,7 +66,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("injectors.mqtt_injector", (*FOUNDATIONS, *INJECTOR_PARTS, *MQTT_PARTS)),
     ("injectors.mqtt", (*FOUNDATIONS, *INJECTOR_PARTS, *MQTT_PARTS, "injectors.mqtt_injector", "secret")),
     ("injectors.kafka_reasons", ("errors",)),
-    ("injectors.kafka_client", ("errors", "injectors.kafka_reasons")),
+    ("injectors.kafka_client", ("errors", "extras", "injectors.kafka_reasons")),
     ("injectors.kafka", (*FOUNDATIONS, *INJECTOR_PARTS, "injectors.kafka_client", "injectors.kafka_records", "secret")),
     *((name, (*FOUNDATIONS, *INJECTOR_PARTS, *FILE_PARTS)) for name in ("injectors.files", *FILE_PARTS)),
     ("injectors", (*FOUNDATIONS, *INJECTOR_PARTS)),
