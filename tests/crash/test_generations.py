@@ -8,10 +8,9 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from typer.testing import CliRunner
 
-from millpy.cli import app
 from millpy.runtime.probe import Point
+from tests.commands import millpy as run
 from tests.crash.harness import Worker, await_true
 from tests.crash.on_disk import DEVICES, END, GRAPH, MIDDLE, done, drop, millpy, one, rows, sums
 
@@ -47,24 +46,16 @@ def consumed(url: str, name: str, count: int) -> Callable[[], bool]:
     return lambda: one(url, deployed) == 1 and one(url, query) == count
 
 
-def command(url: str, *arguments: str) -> tuple[int, str, str]:
-    """A command in this process, which is quicker: status, output, complaint."""
-    found = CliRunner().invoke(app, [*arguments, "--database", url])
-    return found.exit_code, found.stdout, found.stderr
-
-
 def did(url: str, *arguments: str) -> str:
     """What a command that succeeds prints."""
-    status, out, err = command(url, *arguments)
-    assert status == 0, (out, err)
-    return out
+    return run(*arguments, "--database", url)
 
 
 def refused(url: str, *arguments: str, status: int = 2) -> str:
     """What a command that is refused says, in one line of what and one of what to do."""
-    found, out, err = command(url, *arguments)
-    assert (found, out, err.count("\n")) == (status, "", 2), (out, err)
-    return err
+    said = run(*arguments, "--database", url, status=status)
+    assert said.count("\n") == 2, said
+    return said
 
 
 def both_deployed(url: str) -> None:
