@@ -30,7 +30,9 @@ from pyspark.sql import functions as fn
 from benchmarks.harness import HERE, Bench, arguments
 from millpy.graph_file import load_graph
 from millpy.spark import read_table, session
-from millpy.spark.tables import describe, ranges, read_range
+from millpy.spark.pieces import plan, read
+from millpy.spark.source import BATCH_ROWS_DEFAULT
+from millpy.spark.tables import describe
 from millpy.store.postgres.store import PostgresStore
 
 JAR = Path("/usr/share/java/postgresql.jar")
@@ -102,9 +104,9 @@ def in_turn(readers: dict[str, Callable[[], object]], times: int) -> dict[str, f
     """Median seconds of each; a first turn does not count."""
     taken: dict[str, list[float]] = {name: [] for name in readers}
     for turn in range(times + 1):
-        for name, read in readers.items():
+        for name, query in readers.items():
             started = time.perf_counter()
-            read()
+            query()
             if turn:
                 taken[name].append(time.perf_counter() - started)
     return {name: median(seconds) for name, seconds in taken.items()}
@@ -114,11 +116,11 @@ def alone(url: str) -> int:
     """The same pieces in this process, one range after the other, without Spark; how many rows."""
     schema, _, name = TABLE.partition(".")
     table = describe(url, schema, name)
-    wanted = table.arrow_schema(list(table.types))
+    names = list(table.types)
     return sum(
-        len(piece)
-        for after, upto in ranges(url, table, PARTITIONS, ())
-        for piece in read_range(url, table, wanted, (), after=after, upto=upto, batch_rows=50_000)
+        len(batch)
+        for bounds in plan(url, table, names, (), partitions=PARTITIONS, batch_rows=BATCH_ROWS_DEFAULT)
+        for batch in read(url, table, table.arrow_schema(names), (), bounds, batch_rows=BATCH_ROWS_DEFAULT)
     )
 
 

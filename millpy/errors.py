@@ -5,7 +5,7 @@
     │                                                · BrokenFileError · NotMigratedError
     ├── OwnershipError        drop work, re-acquire  LeaseExpiredError · StaleSequencerError
     ├── TransientError        retry with backoff     StoreUnavailableError · SourceUnavailableError
-    │   │                                            · RequestWithdrawnError
+    │   │                                            · RequestWithdrawnError · TableSwitchedError
     │   └── CommitUnknownError   take over from yourself, then read
     ├── RecordError           quarantine the record  UndecodableRecordError · OversizeRecordError · RefusedValueError
     ├── ComputationError      user code raised       original as __cause__
@@ -90,6 +90,10 @@ class SourceUnavailableError(TransientError):
 
 class RequestWithdrawnError(TransientError):
     """A record that was to be taken again has been discarded meanwhile (SQLSTATE MW007): step without it."""
+
+
+class TableSwitchedError(TransientError):
+    """The name of a table that is being read means another one by now: read it again, from its beginning."""
 
 
 class CommitUnknownError(TransientError):

@@ -11,10 +11,10 @@ table has its primary key).
 What the options leave out is not read at all. Spark's own push-down of `where` is not used: up to version 4.3 it keeps
 the filters of one query for the next one over the same DataFrame, which then silently lacks rows.
 
-The table is cut by its primary key into ranges, one a partition, and each range is read in pieces of `batch_rows` by
-position. Each piece is a statement and a snapshot of its own, a fraction of a second long: a longer one would keep old
-row versions alive and slow every commit. A window is therefore read exactly once, in the version that was committed
-when its piece was read; windows of different pieces may be of different moments.
+The table is cut by its primary key into ranges, one a partition, and each range is read in pieces of about `batch_rows`
+between two keys. Each piece is a statement and a snapshot of its own, a fraction of a second long: a longer one would keep
+old row versions alive and slow every commit. A window is therefore read exactly once, in the version that was
+committed when its piece was read; windows of different pieces may be of different moments, but never of two tables.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from pyspark.sql.types import StructType
 from millpy.database_url import complete
 from millpy.errors import ConfigError
 from millpy.secret import secret
-from millpy.spark.tables import Condition, Position, Table, as_text, describe, ranges, read_range
+from millpy.spark.pieces import Bounds, plan, read
+from millpy.spark.tables import Condition, Table, as_text, describe
 
 PARTITIONS_DEFAULT = 4
 BATCH_ROWS_DEFAULT = 50_000
@@ -76,10 +77,9 @@ class MillpyDataSource(DataSource):
 
 @dataclass
 class _Range(InputPartition):
-    """One range of the primary key: above `after` (None: from the start), up to and with `upto` (None: to the end)."""
+    """Pieces that follow each other by the primary key."""
 
-    after: Position | None
-    upto: Position | None
+    bounds: Bounds
 
 
 class _Reader(DataSourceReader):
@@ -100,22 +100,22 @@ class _Reader(DataSourceReader):
         self._batch_rows = batch_rows
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Ranges of about as many rows each, from a sample."""
-        return [
-            _Range(after, upto) for after, upto in ranges(self._url, self._table, self._partitions, self._conditions)
-        ]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """One range, a batch a piece; runs in a process of Spark's."""
-        assert isinstance(partition, _Range)
-        yield from read_range(
+        """About as many rows each, from a sample."""
+        planned = plan(
             self._url,
             self._table,
-            self._schema,
+            self._schema.names,
             self._conditions,
-            after=partition.after,
-            upto=partition.upto,
+            partitions=self._partitions,
             batch_rows=self._batch_rows,
+        )
+        return [_Range(bounds) for bounds in planned]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """One range, piece by piece; runs in a process of Spark's."""
+        assert isinstance(partition, _Range)
+        yield from read(
+            self._url, self._table, self._schema, self._conditions, partition.bounds, batch_rows=self._batch_rows
         )
 
 

@@ -17,10 +17,12 @@ from millpy.embedded import EmbeddedPostgres
 from millpy.errors import ConfigError, StoreUnavailableError
 from millpy.spark import read_table, session
 from millpy.spark.java import java_home
-from millpy.spark.tables import Condition, describe, ranges, read_range
+from millpy.spark.pieces import Bounds, plan, read
+from millpy.spark.tables import Condition, describe
 
 pytestmark = pytest.mark.timeout(400)  # a JVM starts first
 ROWS = 30_000
+EVERYTHING: Bounds = (None, None)
 TABLE = """
 CREATE SCHEMA plant;
 CREATE TABLE plant.hourly (
@@ -112,15 +114,18 @@ def test_only_the_columns_asked_for_are_read(spark: SparkSession, url: str) -> N
     assert read_table(spark, "plant.none", database_url=url).count() == 0
 
 
-def test_a_row_that_moves_while_the_table_is_read_comes_once(url: str) -> None:
+@pytest.mark.parametrize("planned", [True, False], ids=["in pieces as planned", "in one that is too large"])
+def test_a_row_that_moves_while_the_table_is_read_comes_once(url: str, planned: bool) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("DROP TABLE IF EXISTS plant.moving")
         connection.execute("CREATE TABLE plant.moving (LIKE plant.hourly INCLUDING ALL)")
         connection.execute("INSERT INTO plant.moving TABLE plant.hourly")
     table = describe(url, "plant", "moving")
     schema = table.arrow_schema(["device", "n"])
     found: list[int] = []
+    (bounds,) = plan(url, table, ["device", "n"], (), partitions=1, batch_rows=2_000) if planned else [EVERYTHING]
     with psycopg.connect(url, autocommit=True) as connection:
-        pieces = read_range(url, table, schema, (), after=None, upto=None, batch_rows=2_000)
+        pieces = read(url, table, schema, (), bounds, batch_rows=2_000)
         for number, piece in enumerate(pieces):
             found += piece.column("n").to_pylist()
             # Every row gets a new version elsewhere on disk: read ones behind the reader, others before it.
@@ -137,18 +142,17 @@ def test_ranges_cover_every_key_and_cut_about_evenly(url: str) -> None:
     table = describe(url, "plant", "hourly")
     schema = table.arrow_schema(["n"])
     counts = []
-    for after, upto in ranges(url, table, 4, ()):
-        pieces = read_range(url, table, schema, (), after=after, upto=upto, batch_rows=10_000)
-        counts.append(sum(len(piece) for piece in pieces))
+    for bounds in plan(url, table, ["n"], (), partitions=4, batch_rows=2_000):
+        counts.append([len(piece) for piece in read(url, table, schema, (), bounds, batch_rows=2_000)])
 
-    assert len(counts) == 4
-    assert sum(counts) == ROWS
-    assert max(counts) < ROWS / 2
+    assert [len(pieces) for pieces in counts] == [4, 4, 4, 4]
+    assert sum(map(sum, counts)) == ROWS
+    assert max(map(sum, counts)) < ROWS / 2
 
 
 def test_no_statement_holds_a_snapshot_for_long(url: str) -> None:
     table = describe(url, "plant", "hourly")
-    pieces = read_range(url, table, table.arrow_schema(["n"]), (), after=None, upto=None, batch_rows=100)
+    pieces = read(url, table, table.arrow_schema(["n"]), (), EVERYTHING, batch_rows=100)
     next(pieces)
     with psycopg.connect(url) as connection:
         (held,) = connection.execute(  # type: ignore[misc]
@@ -174,12 +178,12 @@ def test_a_piece_that_takes_too_long_is_asked_for_again_with_fewer_rows(url: str
     table = describe(url, "plant", "slow", ["i"])
     schema = table.arrow_schema(["i", "s"])
 
-    pieces = list(read_range(url, table, schema, (), after=None, upto=None, batch_rows=400, piece_s_max=0.6))
+    pieces = list(read(url, table, schema, (), EVERYTHING, batch_rows=400, piece_s_max=0.6))
 
     assert [i for piece in pieces for i in piece.column("i").to_pylist()] == list(range(1, 501))
     assert max(map(len, pieces)) < 400
     with pytest.raises(StoreUnavailableError, match="takes too long"):
-        list(read_range(url, table, schema, (), after=None, upto=None, batch_rows=400, piece_s_max=0.01))
+        list(read(url, table, schema, (), EVERYTHING, batch_rows=400, piece_s_max=0.01))
 
 
 def test_quotes_and_backslashes_in_keys_are_only_text(url: str) -> None:
@@ -190,10 +194,10 @@ def test_quotes_and_backslashes_in_keys_are_only_text(url: str) -> None:
     table = describe(url, "plant", "odd")
     schema = table.arrow_schema(["k"])
 
-    pieces = read_range(url, table, schema, (), after=None, upto=None, batch_rows=1)
+    pieces = read(url, table, schema, (), EVERYTHING, batch_rows=1)
     found = [k for piece in pieces for k in piece.column("k").to_pylist()]
     one = [Condition("k", "= ANY", (odd[2],))]
-    (only,) = read_range(url, table, schema, one, after=None, upto=None, batch_rows=10)
+    (only,) = read(url, table, schema, one, EVERYTHING, batch_rows=10)
 
     assert sorted(found) == sorted(odd)
     assert only.column("k").to_pylist() == [odd[2]]

@@ -1,0 +1,120 @@
+"""A connection that reads: PostgreSQL's binary COPY becomes Arrow in the driver (ADBC), so no Python runs per row.
+
+The driver's own interface is used, not its DB-API: that one imports polars and pandas where there are any, in each of
+the processes that Spark starts for a query.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import adbc_driver_manager as adbc
+import adbc_driver_postgresql
+import pyarrow as pa
+
+from millpy.errors import StoreUnavailableError
+
+SNAPSHOT_S_MAX = 5.0
+BATCH_BYTES = 8 << 20
+_PASSWORD = re.compile(r"(//[^/:@\s]*):[^@\s]*@")
+
+
+class RefusedError(StoreUnavailableError):
+    """The server did not do what a statement said; `sqlstate` where the driver tells it."""
+
+    def __init__(self, message: str, *, sqlstate: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.sqlstate = sqlstate
+
+
+class TooSlowError(RefusedError):
+    """The server gave a statement up, because it took too long."""
+
+
+class Connection:
+    """Asks one question at a time; every answer is a statement and a snapshot of its own."""
+
+    def __init__(self, connection: adbc.AdbcConnection) -> None:
+        self._connection = connection
+
+    def batches(self, query: str, *, bytes_max: float = float("inf")) -> tuple[list[pa.RecordBatch], bool]:
+        """The answer, when it is here, and whether that is all: after `bytes_max` the server is told to stop.
+
+        Raises:
+            TooSlowError: it took too long.
+            RefusedError: the server refused it, or went away.
+        """
+        found: list[pa.RecordBatch] = []
+        size = 0
+        with _errors_in_words(), adbc.AdbcStatement(self._connection) as statement:
+            size_hint = str(int(min(BATCH_BYTES, bytes_max)))
+            statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": size_hint})
+            statement.set_sql_query(query)
+            stream, _ = statement.execute_query()
+            with pa.RecordBatchReader._import_from_c(stream.address) as answer:
+                for batch in answer:
+                    found.append(batch)
+                    size += batch.nbytes
+                    if size > bytes_max:
+                        statement.cancel()  # otherwise the driver would take the rest, to throw it away
+                        return found, False
+        return found, True
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """The answer as Python's values; for short ones. Raises what `batches` raises."""
+        found, _ = self.batches(query)
+        return [row for batch in found for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
+
+
+@contextmanager
+def connected(url: str, statement_s_max: float = SNAPSHOT_S_MAX) -> Iterator[Connection]:
+    """A connection whose statements are given up after `statement_s_max`.
+
+    Raises:
+        RefusedError: the database cannot be reached.
+    """
+    settings = {
+        "statement_timeout": f"{statement_s_max * 1000:.0f}ms",
+        "timezone": "UTC",
+        "standard_conforming_strings": "on",
+        "jit": "off",  # it would compile each piece of a large table anew, for longer than reading takes
+    }
+    with ExitStack() as stack:
+        with _errors_in_words():
+            database = stack.enter_context(adbc_driver_postgresql.connect(url))
+            connection = Connection(stack.enter_context(adbc.AdbcConnection(database)))
+        given = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in settings.items())
+        connection.rows(f"SELECT {given}")
+        yield connection
+
+
+def quoted(name: str) -> str:
+    """A name in SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(value: str, kind: str) -> str:
+    """A constant; a backslash means nothing in it, because connections have standard_conforming_strings on.
+
+    The driver reads by COPY only what has no parameters.
+    """
+    return "'" + value.replace("'", "''") + f"'::{kind}"
+
+
+@contextmanager
+def _errors_in_words() -> Iterator[None]:
+    try:
+        yield
+    except (adbc.Error, pa.ArrowException, OSError) as error:
+        detail = _PASSWORD.sub(r"\1:***@", " ".join(str(error).split()))
+        sqlstate = getattr(error, "sqlstate", None) or ""
+        if sqlstate == "57014" or "statement timeout" in detail:  # in the middle of an answer there is only the text
+            raise TooSlowError(
+                f"the database takes too long: {detail}", sqlstate=sqlstate, hint="read fewer columns or rows"
+            ) from error
+        raise RefusedError(
+            f"the database does not answer: {detail}", sqlstate=sqlstate, hint="is it running, and is the URL right?"
+        ) from error

@@ -1,0 +1,251 @@
+"""Cuts a table by its key into pieces of bounded size, and reads them: each by one statement, so in one short snapshot.
+
+A piece is everything between two keys, in whatever order the server finds it fastest: in the order of the key, a table
+written in the order of time costs it three times as much, a jump across the table for every row. The keys come from a
+sample, so a piece may turn out larger than meant, or take too long. Then it is read in the order of its key after all,
+as many rows at a time as fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate, pairwise
+from math import ceil
+
+import pyarrow as pa
+
+from millpy.errors import TableSwitchedError
+from millpy.spark.connection import SNAPSHOT_S_MAX, Connection, RefusedError, TooSlowError, connected, literal, quoted
+from millpy.spark.tables import Condition, Table, as_text
+
+PIECE_BYTES = 16 << 20
+"""What a piece is planned to be at most."""
+PIECE_BYTES_MAX = 4 * PIECE_BYTES
+"""Above this it is given up; the driver's last batch, of a few MB or one row, comes on top."""
+PIECE_ROWS_MIN = 100
+OVERSIZE = 3
+"""A piece may have this many times the rows that it was meant to have."""
+SMALL_ROWS = 20_000
+"""A table with fewer rows, as far as the server knows, is not cut if it has few bytes too."""
+SAMPLES_MIN = 2_000
+SAMPLES_A_PIECE = 20
+SAMPLED_BLOCKS_MAX = 10_000
+BLOCK_BYTES = 8192
+
+Position = tuple[str, ...]
+Bounds = tuple[Position | None, ...]
+"""A piece is what is above one bound, up to and with the next; None is before the first row, or after the last."""
+
+_SIZE = """
+SELECT greatest(reltuples, pg_relation_size(oid) / 200.0)::float8, pg_relation_size(oid), pg_table_size(oid)
+  FROM pg_class WHERE oid = {oid} AND relkind IN ('r', 'm')
+"""
+_SWITCHED = "millpy: another table"
+
+
+def plan(
+    url: str,
+    table: Table,
+    names: Sequence[str],
+    conditions: Sequence[Condition],
+    *,
+    partitions: int,
+    batch_rows: int,
+) -> list[Bounds]:
+    """Pieces of about equal size, at most `batch_rows` and `PIECE_BYTES`, in about equally many for each partition.
+
+    Raises:
+        TableSwitchedError: the name means another table than when it was looked up.
+        StoreUnavailableError: the database went away.
+    """
+    everything: list[Bounds] = [(None, None)]
+    with connected(url) as connection:
+        sizes = connection.rows(_SIZE.format(oid=table.oid))
+        if not sizes:
+            return everything
+        rows, heap_bytes, all_bytes = sizes[0]
+        if _small(rows, all_bytes):
+            return everything
+        blocks = max(1, heap_bytes // BLOCK_BYTES)
+        wanted = SAMPLES_A_PIECE * max(rows / batch_rows, all_bytes / PIECE_BYTES)
+        samples = min(rows, max(SAMPLES_MIN, wanted))
+        share = min(1.0, max(samples / blocks, SAMPLES_MIN / rows), SAMPLED_BLOCKS_MAX / blocks)
+        kept = min(1.0, samples / (rows * share))
+        with _one_table(table):
+            found = connection.rows(_sample_query(table, names, conditions, share, kept))
+    rows_each = 1 / (share * kept)
+    if _small(rows_each * len(found), rows_each * sum(row[-1] for row in found)):
+        return everything
+    sizes_in_pieces = [max(rows_each / batch_rows, rows_each * row[-1] / PIECE_BYTES) for row in found]
+    return _cut([row[:-1] for row in found], sizes_in_pieces, partitions)
+
+
+def read(
+    url: str,
+    table: Table,
+    schema: pa.Schema,
+    conditions: Sequence[Condition],
+    bounds: Bounds,
+    *,
+    batch_rows: int,
+    piece_s_max: float = SNAPSHOT_S_MAX,
+    piece_bytes_max: int = PIECE_BYTES_MAX,
+) -> Iterator[pa.RecordBatch]:
+    """Every row between the bounds once, in batches of `schema`.
+
+    A piece is in memory before it is handed on, so that no snapshot waits for whoever takes the rows. One that takes
+    longer than `piece_s_max` is given up, and asked for again in smaller ones.
+
+    Raises:
+        TableSwitchedError: the name means another table than when it was looked up.
+        StoreUnavailableError: the database went away, or even `PIECE_ROWS_MIN` rows take longer than that.
+    """
+    reader = _Reader(table, schema, tuple(conditions), batch_rows, piece_bytes_max)
+    with connected(url, piece_s_max) as connection:
+        for after, upto in pairwise(bounds):
+            yield from reader.piece(connection, after, upto)
+
+
+class _Reader:
+    def __init__(
+        self, table: Table, schema: pa.Schema, conditions: tuple[Condition, ...], batch_rows: int, bytes_max: int
+    ) -> None:
+        self._table = table
+        self._schema = schema
+        self._conditions = conditions
+        self._batch_rows = batch_rows
+        self._bytes_max = bytes_max
+
+    def piece(self, connection: Connection, after: Position | None, upto: Position | None) -> Iterator[pa.RecordBatch]:
+        """All between two keys, at once if that is possible."""
+        found = self._at_once(connection, after, upto)
+        yield from self._in_order(connection, after, upto) if found is None else map(self._wanted, found)
+
+    def _at_once(
+        self, connection: Connection, after: Position | None, upto: Position | None
+    ) -> list[pa.RecordBatch] | None:
+        limit = OVERSIZE * self._batch_rows
+        try:
+            found, complete = self._ask(connection, self._schema.names, after, upto, f" LIMIT {limit}")
+        except TooSlowError:
+            return None
+        return found if complete and sum(map(len, found)) < limit else None
+
+    def _in_order(
+        self, connection: Connection, after: Position | None, upto: Position | None
+    ) -> Iterator[pa.RecordBatch]:
+        """The same, as many rows at a time as fit, each time from the last key on."""
+        key = self._table.key
+        names = [*self._schema.names, *(name for name in key if name not in self._schema.names)]
+        order = ", ".join(f"t.{quoted(name)}" for name in key)
+        rows = self._batch_rows
+        while True:
+            try:
+                found, complete = self._ask(connection, names, after, upto, f" ORDER BY {order} LIMIT {rows}")
+            except TooSlowError:
+                if rows <= PIECE_ROWS_MIN:
+                    raise
+                rows = max(rows // 4, PIECE_ROWS_MIN)
+                continue
+            yield from map(self._wanted, found)
+            count = sum(map(len, found))
+            if complete and count < rows:
+                return
+            rows = count  # that many have fitted
+            last = found[-1]
+            after = tuple(as_text(last.column(names.index(name))[len(last) - 1].as_py()) for name in key)
+
+    def _ask(
+        self, connection: Connection, names: Sequence[str], after: Position | None, upto: Position | None, rest: str
+    ) -> tuple[list[pa.RecordBatch], bool]:
+        selected = ", ".join(map(self._table.expression, names)) or "true"  # `count()` wants none
+        where = _where(self._table, self._conditions, after, upto)
+        with _one_table(self._table):
+            return connection.batches(
+                f"SELECT {selected} FROM {self._table.qualified()} AS t{where}{rest}",  # noqa: S608
+                bytes_max=self._bytes_max,
+            )
+
+    def _wanted(self, found: pa.RecordBatch) -> pa.RecordBatch:
+        if not self._schema.names:
+            nothing = pa.StructArray.from_buffers(pa.struct([]), len(found), [None])
+            return pa.RecordBatch.from_struct_array(nothing)
+        columns = [
+            column if column.type == field.type else column.cast(field.type)
+            for column, field in zip(found.columns, self._schema, strict=False)  # keys may come behind
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+def _small(rows: float, size: float) -> bool:
+    return rows < SMALL_ROWS and size < PIECE_BYTES
+
+
+def _cut(keys: Sequence[Position], sizes: Sequence[float], partitions: int) -> list[Bounds]:
+    """Bounds by sampled keys, in their order; `sizes` are parts of a piece that each stands for."""
+    *_, total = accumulate(sizes)
+    pieces = partitions * ceil(total / partitions)
+    places = [int(reached / total * pieces) for reached in accumulate(sizes)]
+    bounds = [key for key, (before, place) in zip(keys, pairwise([0, *places]), strict=True) if before < place < pieces]
+    every = [None, *bounds, None]
+    ends = sorted({(len(every) - 1) * number // partitions for number in range(partitions + 1)})
+    return [tuple(every[start : end + 1]) for start, end in pairwise(ends)]
+
+
+def _sample_query(
+    table: Table, names: Sequence[str], conditions: Sequence[Condition], share: float, kept: float
+) -> str:
+    """Keys in their order, and last how large the row is; few of each block, because neighbours tell little."""
+    keys = ", ".join(f"t.{quoted(name)}::text" for name in table.key)
+    order = ", ".join(f"t.{quoted(name)}" for name in table.key)
+    size = " + ".join(_bytes_of(table, name) for name in names) or "1"
+    where = _where(table, conditions, None, None)
+    # With a seed, the same table is always cut in the same places.
+    return (
+        f"SELECT {keys}, ({size})::float8 FROM (SELECT setseed(0)) AS seeded,"  # noqa: S608
+        f" {table.qualified()} AS t TABLESAMPLE SYSTEM ({100 * share:f}) REPEATABLE (0)"
+        f"{where} AND random() < {kept:f} ORDER BY {order}"
+    )
+
+
+def _bytes_of(table: Table, name: str) -> str:
+    column = f"t.{quoted(name)}"
+    if table.types[name] in ("text", "bytea"):
+        return f"coalesce(octet_length({column}), 0)"  # what it has uncompressed
+    return f"coalesce(pg_column_size({column}), 0)"
+
+
+def _where(table: Table, conditions: Sequence[Condition], after: Position | None, upto: Position | None) -> str:
+    """Conditions and bounds as SQL, and that it is the table that was looked up."""
+    name = literal(table.qualified(), "regclass")
+    # Constant, so it costs no row anything. The server looks the name up for it when it has done so for the FROM.
+    parts = [f"CASE WHEN {name}::oid = {table.oid} THEN true ELSE {literal(_SWITCHED, 'text')}::boolean END"]
+    for condition in conditions:
+        column = quoted(condition.column)
+        given = [literal(value, table.types[condition.column]) for value in condition.values]
+        if condition.comparison == "= ANY":
+            parts.append(f"{column} IN ({', '.join(given)})" if given else "false")
+        else:
+            parts.append(f"{column} {condition.comparison} {given[0]}")
+    key = ", ".join(map(quoted, table.key))
+    for comparison, position in ((">", after), ("<=", upto)):
+        if position is not None:
+            given = [literal(value, table.types[column]) for column, value in zip(table.key, position, strict=True)]
+            # The first column says nothing new, but it is what the server estimates the rows by.
+            parts.append(f"{quoted(table.key[0])} {comparison[0]}= {given[0]}")
+            parts.append(f"({key}) {comparison} ({', '.join(given)})")
+    return f" WHERE {' AND '.join(parts)}"
+
+
+@contextmanager
+def _one_table(table: Table) -> Iterator[None]:
+    try:
+        yield
+    except RefusedError as error:
+        if error.sqlstate in ("42P01", "3F000") or _SWITCHED in error.message:
+            raise TableSwitchedError(
+                f"{table.schema}.{table.name} was switched to another table, or dropped, while it was read",
+                hint="read it again",
+            ) from error
+        raise
