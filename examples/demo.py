@@ -289,12 +289,19 @@ def report(url: str) -> None:
     arguments = [part for name, value in FOR_LITTLE_DATA.items() for part in ("--conf", f"{name}={value}")]
     environment = {"MILLPY_DATABASE_URL": url, "PYSPARK_SUBMIT_ARGS": " ".join([*arguments, "pyspark-shell"])}
     try:
-        done = subprocess.run(command, env={**os.environ, **environment}, cwd=ROOT, check=False, timeout=REPORT_S_MAX)
+        done = subprocess.run(
+            command, env={**surroundings(), **environment}, cwd=ROOT, check=False, timeout=REPORT_S_MAX
+        )
     except subprocess.TimeoutExpired:
         raise DemoError(f"the report takes more than {REPORT_S_MAX:.0f} s") from None
     if done.returncode != 0:
         raise DemoError(f"the report failed with status {done.returncode}")
     print()
+
+
+def surroundings() -> dict[str, str]:
+    """Our environment without settings of a database or broker that is not the demonstration's."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("MILLPY_")}
 
 
 def equal(actual: tuple[object, ...] | None, wanted: tuple[int, float, float, int] | None) -> bool:
@@ -310,7 +317,7 @@ def equal(actual: tuple[object, ...] | None, wanted: tuple[int, float, float, in
 def worker(number: int, url: str, broker: EmbeddedBroker) -> Iterator[subprocess.Popen[bytes]]:
     """A worker process; drained at the end if it still lives."""
     environment = {
-        **os.environ,
+        **surroundings(),
         "MILLPY_DATABASE_URL": url,
         "MILLPY_MQTT_URL": f"mqtt://{broker.host}:{broker.port}",
         "FACTORY_MQTT_PROTOCOL": "5" if broker.protocol == "5" else "311",

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 
 from millpy.errors import CorruptionError, MillError, UsageError
+from millpy.secret import redacted
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -20,17 +21,17 @@ def complain(error: MillError, *, as_json: bool = False) -> int:
 
     `as_json` makes it one line with a JSON object.
     """
-    status = EXIT_FAILED
+    status, message = EXIT_FAILED, redacted(error.message)
     if isinstance(error, UsageError):
         status = EXIT_USAGE
     elif isinstance(error, CorruptionError):
         status = EXIT_CORRUPT
     if as_json:
         kind = type(error).__name__
-        found = {"kind": kind, "message": error.message, "hint": error.hint, "exit_status": status}
+        found = {"kind": kind, "message": message, "hint": error.hint, "exit_status": status}
         print(json.dumps({"error": found}), file=sys.stderr)
         return status
-    print(f"millpy: {error.message}", file=sys.stderr)
+    print(f"millpy: {message}", file=sys.stderr)
     if error.hint:
         print(f"  hint: {error.hint}", file=sys.stderr)
     return status

@@ -26,7 +26,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from millpy.database_url import complete
 from millpy.errors import ConfigError
 from millpy.limits import Limits
-from millpy.secret import FILE, secret
+from millpy.secret import FILE, redacted, secret
 
 PREFIX = "MILLPY_"
 DATABASE_URL = PREFIX + "DATABASE_URL"
@@ -110,7 +110,10 @@ def configure_logging(settings: Settings) -> None:
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                lambda logger, name, event: redacted(renderer(logger, name, event)),
+            ],
         )
     )
     root = logging.getLogger()

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from pathlib import Path
 
 from millpy.errors import ConfigError
 
 FILE = "_FILE"
+_IN_URL = re.compile(r"""(://[^\s/:@'"]*):(?!password@)[^\s'"]*@""")
+_NAMED = re.compile(r"""(\bpassword ?= ?)('[^']*'|"[^"]*"|[^\s,;&'")]+)""", re.IGNORECASE)
 
 
 def secret(variable: str) -> str | None:
@@ -35,6 +38,11 @@ def secret(variable: str) -> str | None:
     if not text:
         raise ConfigError(f"{variable}{FILE}: {name} is empty", hint=f"write the value of {variable} into it")
     return text
+
+
+def redacted(text: str) -> str:
+    """Text of somebody else's (an error, a line of code) without the passwords in its URLs, or after `password=`."""
+    return _NAMED.sub(r"\1***", _IN_URL.sub(r"\1:***@", text))
 
 
 def is_other_machine(host: str) -> bool:

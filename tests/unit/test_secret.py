@@ -9,6 +9,7 @@ import pytest
 from millpy.config import Settings
 from millpy.errors import ConfigError
 from millpy.injectors.mqtt_address import url_of_environment
+from millpy.secret import redacted
 
 URL = "postgresql://me:word@localhost/plant"
 
@@ -51,3 +52,23 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.M
 
     with pytest.raises(ConfigError, match=r"MILLPY_DATABASE_URL_FILE: cannot read .*nothing: No such file"):
         Settings.load()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("cannot reach postgresql://me:wo%40rd@db/plant now", "cannot reach postgresql://me:***@db/plant now"),
+        ("mqtts://me:a@b/c@host:8883?ca=x", "mqtts://me:***@host:8883?ca=x"),
+        ("get('https://:word@host/x')", "get('https://:***@host/x')"),
+        ("host=db password='wo rd' user=me", "host=db password=*** user=me"),
+        ('Mqtt("a", password="word", port=1)', 'Mqtt("a", password=***, port=1)'),
+        ("postgresql://millpy@/postgres?host=/run&port=5432", "postgresql://millpy@/postgres?host=/run&port=5432"),
+        ("password authentication failed for user", "password authentication failed for user"),
+        (
+            "is like postgresql://user:password@host:5432/database",
+            "is like postgresql://user:password@host:5432/database",
+        ),
+    ],
+)
+def test_words_of_others_are_shown_without_passwords(text: str, shown: str) -> None:
+    assert redacted(text) == shown

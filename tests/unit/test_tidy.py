@@ -107,10 +107,10 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     ("assembly", (*ENGINE, "injectors", "sinks", "runtime", "store")),
-    ("testing", (*PUBLIC, "config", "complaint", "embedded", "graph_file", "progress", "worker_process")),
+    ("testing", (*PUBLIC, "config", "complaint", "embedded", "graph_file", "progress", "secret", "worker_process")),
     ("spark", ("database_url", "errors", "extras", "secret", "spark")),
     ("config", (*FOUNDATIONS, "database_url", "secret")),
-    ("complaint", ("errors",)),
+    ("complaint", ("errors", "secret")),
     ("embedded", ("errors", "extras")),
     ("graph_file", ("errors", "graph")),
     (

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from millpy.clock import Clock
+from millpy.config import DATABASE_URL
+from millpy.secret import FILE
 
 END_S_MAX = 20
 LAST_LINES = 3
@@ -53,7 +55,9 @@ class Fleet:
     ) -> None:
         self._command = [sys.executable, "-m", *command]
         self._urls = urls
-        self._environment = {**os.environ, **environment}
+        # The address that a worker gets is whole: where ours came from would contradict it.
+        ours = {name: value for name, value in os.environ.items() if name != DATABASE_URL + FILE}
+        self._environment = {**ours, **environment}
         self._logs = logs
         self._clock = clock
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -67,7 +71,7 @@ class Fleet:
 
     def start(self, slot: int) -> None:
         """Start a worker in a slot that has none."""
-        environment = {**self._environment, "MILLPY_DATABASE_URL": self._urls[slot]}
+        environment = {**self._environment, DATABASE_URL: self._urls[slot]}
         if slot in self._processes:
             self._drop_leash(slot)
         with self.log_file(slot).open("ab") as log:

@@ -13,6 +13,7 @@ from datetime import datetime
 import msgspec
 
 from millpy.model.time import Instant, to_datetime
+from millpy.secret import redacted
 from millpy.testing.crash_test.compare import Change, Difference
 from millpy.testing.crash_test.options import Options
 from millpy.testing.crash_test.reasons import shape_reasons, suspects
@@ -194,7 +195,7 @@ def build(findings: Findings, now_us: Instant) -> Report:
         lost=verdict.count(Change.LOST),
         doubled=verdict.count(Change.DOUBLED),
         changed=verdict.count(Change.CHANGED),
-        complaints=tuple(verdict.faults),
+        complaints=tuple(map(redacted, verdict.faults)),
         records=crash.fed,
         inputs={source.stream: f"{source.origin} ({source.total:,} records)" for source in findings.prepared},
         workers=options.workers,
@@ -212,7 +213,7 @@ def build(findings: Findings, now_us: Instant) -> Report:
         tables=tuple(_tables(findings)),
         differences=tuple(_changed(found) for found in verdict.found[:DIFFERENCES_MAX]),
         unsteady=tuple(_unsteadiness(findings)),
-        suspects=tuple(Line(s.line, s.code, s.why) for s in (suspects(options.graph) if doubtful else ())),
+        suspects=tuple(Line(s.line, redacted(s.code), s.why) for s in (suspects(options.graph) if doubtful else ())),
         files=None if findings.files is None else str(findings.files),
     )
 
