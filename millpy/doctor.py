@@ -229,7 +229,7 @@ def _encryption(facts: Facts, _: Limits) -> Found:
             "encryption",
             "the connection is not encrypted",
             "records and, with some settings, the password can be read on the way",
-            "add sslmode=verify-full to the URL",
+            "add sslmode=verify-full to the URL; nothing, where nobody else is on that network",
         )
 
 
