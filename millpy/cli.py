@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Annotated
 
 import typer
-from typer.exceptions import TyperException
+from typer.exceptions import Abort, TyperException
 
 from millpy.commands import (
     crash_test,
@@ -28,7 +29,7 @@ from millpy.commands import (
 )
 from millpy.commands.common import DatabaseOption, GraphArgument, JsonOption, show, worded
 from millpy.complaint import complain
-from millpy.errors import UsageError
+from millpy.errors import MillError, UsageError
 from millpy.store.admin import Admin, Row
 
 app = typer.Typer(
@@ -116,14 +117,20 @@ app.registered_commands.sort(key=lambda command: _PLACE_OF.get(command.name or "
 
 def main() -> None:
     """The `millpy` command."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error: a terminal may know few characters
     try:
         status = app(prog_name="millpy", standalone_mode=False)
+    except Abort:  # a question was answered with no, or with the end of the input
+        refused = MillError("nothing was done: it was not confirmed", hint="--yes does not ask")
+        status = complain(refused, as_json="--json" in sys.argv)
     except TyperException as error:
         status = error.exit_code
         if type(error).__name__ != "NoArgsIsHelpError":  # the help has been printed
             context = getattr(error, "ctx", None)
             command = context.command_path if context else "millpy"
             message = " ".join(error.format_message().splitlines())
+            message = message.replace(": Input should", ": it should").replace(": Value error, ", ": ")
             hint = f"`{command} --help` says what there is"
             complain(UsageError(message[:1].lower() + message[1:], hint=hint), as_json="--json" in sys.argv)
     sys.exit(status)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from decimal import Decimal
+from pathlib import Path
 from typing import Annotated, Any, ParamSpec
 
 import typer
@@ -18,11 +19,13 @@ from millpy.commands import tables
 from millpy.complaint import complain
 from millpy.config import Settings, configure_logging
 from millpy.embedded import NO_SPACE_HINT
-from millpy.errors import MillError, StoreUnavailableError
+from millpy.errors import MillError, StoreUnavailableError, UsageError
 from millpy.progress import working
 from millpy.store.admin import Admin, Row
 
 P = ParamSpec("P")
+REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG)
+REFUSED_HINT = "name another place, or get the right to this one"
 READING_S_MAX = 5.0
 """A snapshot that is held longer slows every commit."""
 DatabaseOption = Annotated[
@@ -47,10 +50,16 @@ def worded(command: Callable[P, int | None]) -> Callable[P, None]:
             sys.stdout.flush()  # what cannot be written is known here
         except MillError as error:
             status = complain(error, as_json=as_json)
+        except UnicodeEncodeError as error:  # what came by the command line was not read as what it is
+            hint = "set LC_ALL to a locale with UTF-8, for example C.UTF-8"
+            status = complain(UsageError(f"{error.object!a} is no text", hint=hint), as_json=as_json)
         except BrokenPipeError:  # `millpy status | head`
             sys.stderr.close()
             status = 0
         except OSError as error:
+            if error.errno in REFUSED and error.filename:
+                refused = UsageError(f"cannot use {error.filename}: {error.strerror}", hint=REFUSED_HINT)
+                raise typer.Exit(complain(refused, as_json=as_json)) from None
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             full = StoreUnavailableError("no space is left on the disk", hint=NO_SPACE_HINT)
@@ -105,9 +114,14 @@ def graph_in(admin: Admin, graph: str | None) -> str | None:
     known = admin.graphs()
     if graph is None or graph in known:
         return graph
+    file, hint = graph.partition(":")[0], f"there are: {', '.join(known) or 'none'}; or name a graph's file"
+    if not file.endswith(".py"):
+        raise UsageError(f"no graph {graph!r} is deployed", hint=hint)
+    if not Path(file).is_file():
+        raise UsageError(f"there is no file {file}", hint=hint)
     if len(known) <= 1:
         return None
-    from millpy.graph_file import load_graph
+    from millpy.graph_file import load_graph  # the engine is not loaded for what can do without
 
     loaded = load_graph(graph)
     return admin.name_of(loaded.name, loaded.generation) or loaded.name

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -52,20 +55,20 @@ def report(
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is not installed", hint=to_install("spark")) from None
 
+    _check(table, html)
     clock = SystemClock()
     span = [moment("--from", start, clock), moment("--to", end, clock)]
     first, last = (datetime.fromisoformat(text) if text else None for text in span)
     question = Question(table=table, value=value, count=count, start=first, end=last)
-    if html is not None and not html.parent.is_dir():
-        raise UsageError(f"there is no directory {html.parent}", hint="make it, or name another file")
     with connected(settings_of(database), graph, create=False) as url, working(f"looking for {table}"):
         subject(url, question)
         running = SparkSession.getActiveSession()
         progress.debug("starting Spark")
         spark = session(database_url=url, name=f"report on {table}")
+        progress.debug("Spark reads %s", table)
         try:
-            progress.debug("Spark reads %s", table)
-            found = make_report(spark, url, question)
+            with _quiet_at_ctrl_c():
+                found = make_report(spark, url, question)
         except PySparkException as error:
             raise MillError(f"Spark: {str(error).strip().splitlines()[0]}", hint="its own words are above") from error
         finally:
@@ -79,3 +82,26 @@ def report(
     typer.echo(as_text(found))
     if html is not None:
         typer.echo(f"\nwritten to {html}")
+
+
+def _check(table: str, html: Path | None) -> None:
+    """What can be known to be wrong before Spark has started, which takes seconds."""
+    if table.count(".") != 1:
+        raise UsageError(f"{table!r} is not GRAPH.TABLE", hint="`millpy windows` names the tables that there are")
+    if html is not None and not html.parent.is_dir():
+        raise UsageError(f"there is no directory {html.parent}", hint="make it, or name another file")
+
+
+@contextmanager
+def _quiet_at_ctrl_c() -> Iterator[None]:
+    """Ctrl-C just ends it: PySpark would cancel jobs from within a call, and its bridge log what that breaks."""
+
+    def end(*_: object) -> None:
+        logging.disable(logging.CRITICAL)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -31,14 +31,15 @@ AllOption = Annotated[bool, typer.Option("--all", help="All that the other optio
 ComputationOption = Annotated[str, typer.Option("--computation", metavar="NAME", help="Only this one's.")]
 StreamOption = Annotated[str, typer.Option("--stream", metavar="NAME", help="Only records of this stream.")]
 ReasonOption = Annotated[str, typer.Option("--reason", metavar="WORD", help="Only with this reason.")]
-StateOption = Annotated[
-    str, typer.Option("--state", metavar="STATE", help="set_aside, requested, replayed, discarded, or any.")
-]
-LimitOption = Annotated[int, typer.Option("--limit", metavar="N", help="At most so many, the newest.")]
+State = Literal["set_aside", "requested", "replayed", "discarded", "any"]
+StateOption = Annotated[State, typer.Option("--state", help="Only those in this state.")]
+LimitOption = Annotated[int, typer.Option("--limit", metavar="N", min=1, help="At most so many, the newest.")]
 PayloadOption = Annotated[
     str, typer.Option("--payload", metavar="FILE", help="Read one record from this payload instead (- for stdin).")
 ]
-WaitOption = Annotated[float, typer.Option("--wait", metavar="S", help="Wait so long until workers have taken them.")]
+WaitOption = Annotated[
+    float, typer.Option("--wait", metavar="S", min=0, help="Wait so long until workers have taken them.")
+]
 
 dead_letters = typer.Typer(
     help="Records that could not be read, or that code or database refused.", no_args_is_help=True

@@ -60,8 +60,12 @@ COLUMNS = ("graph", "stream", "device", "last_event_time", "lag", "silent_for", 
 @worded
 def fleet(
     graph: GraphArgument = None,
-    silent_s: Annotated[float, typer.Option("--silent", metavar="S", help="Only those silent for so long.")] = 0.0,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", help="At most so many, the longest silent.")] = 50,
+    silent_s: Annotated[
+        float, typer.Option("--silent", metavar="S", min=0, help="Only those silent for so long.")
+    ] = 0.0,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=1, help="At most so many, the longest silent.")
+    ] = 50,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -14,6 +14,7 @@ from millpy import cli, launch
 from millpy.commands.demo import examples
 from millpy.commands.tables import continued, fitted, table
 from millpy.launch import exit_status
+from tests.commands import run_millpy
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
@@ -249,3 +250,46 @@ def test_every_command_has_its_place_in_the_help() -> None:
 
 def test_demonstration_is_there_to_be_run() -> None:
     assert (examples() / "demo.py").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["fleet", "--limit", "-1"], "invalid value for '--limit': it should be greater than or equal to 1"),
+        (["late", "list", "--limit", "0"], "invalid value for '--limit': it should be greater than or equal to 1"),
+        (["dead-letters", "list", "--state", "gone"], "invalid value for '--state': 'gone' is not one of"),
+        (["status", "nope"], "no graph 'nope' is deployed"),
+        (["status", "nope.py"], "there is no file nope.py"),
+        (["report", "nope"], "'nope' is not GRAPH.TABLE"),
+        (["sql", "SELECT '\udcc3'"], r'"SELECT \'\udcc3\'" is no text'.replace(r"\'", "'")),
+    ],
+    ids=lambda value: " ".join(value).encode("ascii", "replace").decode() if isinstance(value, list) else "",
+)
+def test_wrong_word_is_one_line_and_a_hint(arguments: list[str], line: str, database_url: str, tmp_path: Path) -> None:
+    status, said = run_millpy(*arguments, "--database", database_url)
+
+    assert status == 2
+    first, second = said.strip().splitlines()
+    assert first.startswith(f"millpy: {line}")
+    assert second.startswith("  hint: ")
+
+
+def test_question_that_is_not_answered_changes_nothing(database_url: str, tmp_path: Path) -> None:
+    (tmp_path / "r.ndjson").touch()
+    (tmp_path / "graph.py").write_text(COUNTING)
+    assert millpy("deploy", "graph.py", "--database", database_url, cwd=tmp_path).returncode == 0
+
+    done = millpy("drop", "counting", "--database", database_url, cwd=tmp_path)
+
+    assert done.returncode == 1
+    assert done.stderr.endswith("millpy: nothing was done: it was not confirmed\n  hint: --yes does not ask\n")
+
+
+def test_letters_that_the_terminal_does_not_know_are_written_as_numbers(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+
+    done = millpy("sql", "SELECT U&'\\20AC' AS euro", "--database", database_url, cwd=tmp_path)
+
+    assert (done.returncode, done.stdout.split()) == (0, ["euro", "----", "\\u20ac"])

@@ -88,7 +88,7 @@ def crash_test(options: Options, directory: Path, clock: Clock, display: Display
             keep = options.keep or not findings.verdict.passed
         finally:
             place.close(keep=keep)
-    except UsageError:
+    except (UsageError, KeyboardInterrupt, SystemExit):
         keep = options.keep
         raise
     finally:
