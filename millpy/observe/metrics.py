@@ -26,6 +26,11 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 OUTCOMES = frozenset({"injected", "accepted", "duplicate", "produced", "consumed"})
 """Counters of I8 that only rise; records set aside are counted as they are, because a replay takes them back."""
 Counted = tuple[str, str]
+OF_SOURCES = (("injected", "accepted", "duplicate"), ("undecodable", "oversize", "refused", "event_time", "future"))
+OF_CONSUMERS = (("consumed",), ("user_error", "refused"))
+"""Outcomes and reasons of dead letters that are shown as 0: of a counter that appears with its first record, Prometheus
+does not see that record.
+"""
 
 
 class Metrics:
@@ -78,10 +83,19 @@ class Metrics:
         for interval_id in intervals.keys() - self._known.keys():
             interval = intervals[interval_id]
             self._names[interval_id] = interval.plan.name
+            self._begin(interval.plan.name, *(OF_SOURCES if interval.intake is not None else OF_CONSUMERS))
             self._known[interval_id] = dict(interval.counters)
             if interval.intake is not None:
                 stream = interval.plan.name
                 self._known[interval_id] |= {(what, stream): n for what, n in interval.intake.counts.items()}
+
+    def _begin(self, name: str, outcomes: tuple[str, ...], reasons: tuple[str, ...]) -> None:
+        for outcome in outcomes:
+            self._records.labels(self._graph, name, outcome)
+        for reason in reasons:
+            self._dead.labels(self._graph, name, reason)
+        if "consumed" in outcomes:
+            self._late.labels(self._graph, name)
 
     def committed(self, turn: Turn, at: Moments) -> None:
         """Count what the turn has committed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -92,6 +93,31 @@ async def test_gauges_are_of_what_the_worker_owns_now(tmp_path: Path) -> None:
     assert gauge(metrics, "millpy_lease_trusted") == 0
     assert gauge(metrics, "millpy_intervals", computation="readings") is None
     await worker._abandon()
+
+
+async def test_counters_of_what_may_go_wrong_are_there_before_it_does(tmp_path: Path) -> None:
+    # Prometheus takes a counter's first value for its beginning: the first thousand dead letters raised no alarm.
+    graph = two_stages(tmp_path / "in", readings(10))
+    worker, metrics, _ = await begin(graph, MemoryDatabase())
+    while not gauge(metrics, "millpy_takeovers_total"):
+        await worker.step()
+
+    assert gauge(metrics, "millpy_dead_letters_total", computation="readings", reason="undecodable") == 0
+    assert gauge(metrics, "millpy_dead_letters_total", computation="totals", reason="user_error") == 0
+    assert gauge(metrics, "millpy_late_records_total", computation="totals") == 0
+    assert gauge(metrics, "millpy_records_total", computation="readings", outcome="injected") is not None
+    await worker._abandon()
+
+
+def test_alerts_ask_for_metrics_that_there_are() -> None:
+    alerts = (Path(__file__).resolve().parents[3] / "compose" / "alerts.yaml").read_text()
+    families = [family for family in Metrics("world", SystemClock()).registry.collect() if "millpy" in family.name]
+    endings = {"counter": "_total", "histogram": "_bucket"}
+
+    asked = set(re.findall(r"millpy_\w+", alerts))
+
+    assert len(asked) > 8
+    assert asked <= {f"{family.name}{endings.get(family.type, '')}" for family in families}
 
 
 def test_every_metric_is_in_the_page_on_operations() -> None:
