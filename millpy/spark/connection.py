@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from typing import Any
 
 import adbc_driver_manager as adbc
@@ -81,14 +82,21 @@ def connected(url: str, statement_s_max: float = SNAPSHOT_S_MAX) -> Iterator[Con
         "timezone": "UTC",
         "standard_conforming_strings": "on",
         "jit": "off",  # it would compile each piece of a large table anew, for longer than reading takes
+        "max_parallel_workers_per_gather": "0",  # what is parallel here are the connections
+        "work_mem": "32MB",  # a bitmap of a few GB
     }
     with ExitStack() as stack:
         with _errors_in_words():
-            database = stack.enter_context(adbc_driver_postgresql.connect(url))
-            connection = Connection(stack.enter_context(adbc.AdbcConnection(database)))
+            connection = Connection(stack.enter_context(adbc.AdbcConnection(_database(url))))
         given = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in settings.items())
         connection.rows(f"SELECT {given}")
         yield connection
+
+
+@lru_cache(maxsize=4)
+def _database(url: str) -> adbc.AdbcDatabase:
+    """The server's types, which the driver asks for anew each time (20 ms of CPU); it holds no connection."""
+    return adbc_driver_postgresql.connect(url)
 
 
 def quoted(name: str) -> str:

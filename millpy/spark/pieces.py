@@ -19,10 +19,11 @@ from millpy.errors import TableSwitchedError
 from millpy.spark.connection import SNAPSHOT_S_MAX, Connection, RefusedError, TooSlowError, connected, literal, quoted
 from millpy.spark.tables import Condition, Table, as_text
 
-PIECE_BYTES = 16 << 20
+PIECE_BYTES = 32 << 20
 """What a piece is planned to be at most."""
 PIECE_BYTES_MAX = 4 * PIECE_BYTES
 """Above this it is given up; the driver's last batch, of a few MB or one row, comes on top."""
+IN_ORDER_ROWS = 50_000
 PIECE_ROWS_MIN = 100
 OVERSIZE = 3
 """A piece may have this many times the rows that it was meant to have."""
@@ -139,7 +140,7 @@ class _Reader:
         key = self._table.key
         names = [*self._schema.names, *(name for name in key if name not in self._schema.names)]
         order = ", ".join(f"t.{quoted(name)}" for name in key)
-        rows = self._batch_rows
+        rows = min(self._batch_rows, IN_ORDER_ROWS)
         while True:
             try:
                 found, complete = self._ask(connection, names, after, upto, f" ORDER BY {order} LIMIT {rows}")
