@@ -70,7 +70,7 @@ def report(
             with _quiet_at_ctrl_c():
                 found = make_report(spark, url, question)
         except PySparkException as error:
-            raise MillError(f"Spark: {str(error).strip().splitlines()[0]}", hint="its own words are above") from error
+            raise MillError(told(str(error)), hint="its own words are above") from error
         finally:
             if running is None:
                 spark.stop()
@@ -105,3 +105,10 @@ def _quiet_at_ctrl_c() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def told(words: str) -> str:
+    """What an error of Spark says: in its first line, or in that of ours, where ours was raised in its processes."""
+    lines = words.strip().splitlines()
+    ours = [line.partition(": ")[2] for line in lines if line.startswith("millpy.errors.")]
+    return ours[-1] if ours else f"Spark: {lines[0]}"

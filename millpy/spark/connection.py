@@ -96,7 +96,8 @@ def connected(url: str, statement_s_max: float = SNAPSHOT_S_MAX) -> Iterator[Con
 @lru_cache(maxsize=4)
 def _database(url: str) -> adbc.AdbcDatabase:
     """The server's types, which the driver asks for anew each time (20 ms of CPU); it holds no connection."""
-    return adbc_driver_postgresql.connect(url)
+    database: adbc.AdbcDatabase = adbc_driver_postgresql.connect(url)
+    return database
 
 
 def quoted(name: str) -> str:

@@ -11,9 +11,9 @@ table has its primary key).
 What the options leave out is not read at all. Spark's own push-down of `where` is not used: up to version 4.3 it keeps
 the filters of one query for the next one over the same DataFrame, which then silently lacks rows.
 
-The table is cut by its primary key into ranges, one a partition, and each range is read in pieces of about `batch_rows`
-between two keys. Each piece is a statement and a snapshot of its own, a fraction of a second long: a longer one would
-keep old row versions alive and slow every commit. A window is therefore read exactly once, in the version that was
+The table is cut by its primary key into ranges, one a partition, and each range is read in pieces of bounded size
+between two keys. Each piece is a statement and a snapshot of its own, a second long as a rule: a longer one would keep
+old row versions alive and slow every commit. A window is therefore read exactly once, in the version that was
 committed when its piece was read; windows of different pieces may be of different moments, but never of two tables.
 """
 
