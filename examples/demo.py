@@ -100,6 +100,8 @@ def main() -> int:
             found = demonstrate(stack)
     except DemoError as error:
         return complain(MillError(f"demo: {error}", hint=f"the workers' logs are in {PLACE}"), as_json=as_json)
+    except MillError as error:
+        return complain(error, as_json=as_json)
     except KeyboardInterrupt:
         return 130
     if as_json:

@@ -24,6 +24,7 @@ from millpy.progress import working
 from millpy.store.admin import Admin, Row
 
 P = ParamSpec("P")
+FULL = (errno.ENOSPC, errno.EDQUOT)
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG)
 REFUSED_HINT = "name another place, or get the right to this one"
 READING_S_MAX = 5.0
@@ -60,7 +61,7 @@ def worded(command: Callable[P, int | None]) -> Callable[P, None]:
             if error.errno in REFUSED and error.filename:
                 refused = UsageError(f"cannot use {error.filename}: {error.strerror}", hint=REFUSED_HINT)
                 raise typer.Exit(complain(refused, as_json=as_json)) from None
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in FULL:
                 raise
             full = StoreUnavailableError("no space is left on the disk", hint=NO_SPACE_HINT)
             status = complain(full, as_json=as_json)

@@ -81,6 +81,7 @@ def _run(options: Options, *, as_json: bool) -> int:
     from millpy.testing.crash_test.words import words
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # everything that was started ends too
+    options.report.open("a").close()  # better now than when the minutes are over
     console, clock = Console(stderr=True), SystemClock()
     directory = Path(options.graph.partition(":")[0]).parent / EMBEDDED_DIRECTORY / "crash-test"
     findings = crash_test(options, directory, clock, display_for(console, clock))

@@ -26,6 +26,7 @@ def demo(as_json: JsonOption = False) -> int:
         raise ConfigError("the demonstration needs the package aiomqtt", hint=to_install("mqtt", "embedded"))
     if mosquitto_program() is None and find_spec("amqtt") is None:
         raise ConfigError("no MQTT broker to embed", hint=f"install mosquitto, or {to_install('embedded')}")
+    PLACE.mkdir(parents=True, exist_ok=True)  # where nothing can be written, that is said in words here
     environment = {**os.environ, "MILLPY_DEMO_PLACE": str(PLACE.absolute())}
     command = [sys.executable, "-m", "examples.demo", *(["--json"] if as_json else [])]
     return subprocess.run(command, cwd=examples().parent, env=environment, check=False).returncode

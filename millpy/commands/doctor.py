@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
+import textwrap
 from typing import Annotated
 
 import typer
 
 from millpy.clock import SystemClock
+from millpy.commands import tables
 from millpy.commands.common import DatabaseOption, GraphArgument, JsonOption, print_json, settings_of, worded
 from millpy.complaint import EXIT_FAILED
 from millpy.doctor import Finding, Severity, examine
 from millpy.progress import working
 
 _COLOURS = {Severity.OK: "green", Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "red"}
+INDENT = 8
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Show only what is not well.")]
 
 
@@ -51,8 +55,20 @@ def doctor(
 
 
 def _print(finding: Finding) -> None:
-    mark = typer.style(f"{finding.severity.value:<8}", fg=_COLOURS[finding.severity])
-    typer.echo(f"{mark}{finding.check}: {finding.found}")
+    first, *rest = _wrapped(f"{finding.severity.value:<{INDENT}}{finding.check}: {finding.found}")
+    if not os.environ.get("NO_COLOR"):
+        first = typer.style(first[:INDENT], fg=_COLOURS[finding.severity]) + first[INDENT:]
+    typer.echo(first)
     if finding.meaning:
-        typer.echo(f"        {finding.meaning}")
-        typer.echo(f"        do: {finding.action}")
+        rest += [*_wrapped(" " * INDENT + finding.meaning), *_wrapped(f"{'':{INDENT}}do: {finding.action}")]
+    for line in rest:
+        typer.echo(line)
+
+
+def _wrapped(line: str) -> list[str]:
+    """As lines that fit the terminal, all but the first indented; what is no terminal gets it whole."""
+    width = tables.terminal_width()
+    if width is None or len(line) <= width:
+        return [line]
+    within = max(width, 2 * INDENT)
+    return textwrap.wrap(line, within, subsequent_indent=" " * INDENT, drop_whitespace=True, break_long_words=False)

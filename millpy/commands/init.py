@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from millpy.commands.common import JsonOption, print_json, worded
+from millpy.commands.common import FULL, JsonOption, print_json, worded
 from millpy.errors import UsageError
 
 DEVICES = {"boiler": 61.0, "hall": 21.5, "cellar": 12.0}
@@ -42,6 +42,8 @@ def init(
             with (directory / name).open("x", encoding="utf-8") as file:
                 file.write(text)
     except OSError as error:
+        if error.errno in FULL:
+            raise
         raise UsageError(f"cannot write {error.filename}: {error.strerror}", hint="give another directory") from error
     if as_json:
         print_json({"directory": directory, "wrote": list(project)})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -60,15 +59,15 @@ def report(
     span = [moment("--from", start, clock), moment("--to", end, clock)]
     first, last = (datetime.fromisoformat(text) if text else None for text in span)
     question = Question(table=table, value=value, count=count, start=first, end=last)
-    with connected(settings_of(database), graph, create=False) as url, working(f"looking for {table}"):
+    database_of = connected(settings_of(database), graph, create=False)
+    with database_of as url, working(f"looking for {table}"), _quiet_at_ctrl_c():
         subject(url, question)
         running = SparkSession.getActiveSession()
         progress.debug("starting Spark")
         spark = session(database_url=url, name=f"report on {table}")
         progress.debug("Spark reads %s", table)
         try:
-            with _quiet_at_ctrl_c():
-                found = make_report(spark, url, question)
+            found = make_report(spark, url, question)
         except PySparkException as error:
             raise MillError(told(str(error)), hint="its own words are above") from error
         finally:
@@ -90,21 +89,25 @@ def _check(table: str, html: Path | None) -> None:
         raise UsageError(f"{table!r} is not GRAPH.TABLE", hint="`millpy windows` names the tables that there are")
     if html is not None and not html.parent.is_dir():
         raise UsageError(f"there is no directory {html.parent}", hint="make it, or name another file")
+    if html is not None:
+        html.open("a").close()
 
 
 @contextmanager
 def _quiet_at_ctrl_c() -> Iterator[None]:
-    """Ctrl-C just ends it: PySpark would cancel jobs from within a call, and its bridge log what that breaks."""
+    """PySpark cancels its jobs then, from within a call, and its bridge tells the root logger what that breaks."""
 
-    def end(*_: object) -> None:
-        logging.disable(logging.CRITICAL)
-        raise KeyboardInterrupt
+    def ours(record: logging.LogRecord) -> bool:
+        return record.name != "root"
 
-    before = signal.signal(signal.SIGINT, end)
+    handlers = list(logging.getLogger().handlers)
+    for handler in handlers:
+        handler.addFilter(ours)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for handler in handlers:
+            handler.removeFilter(ours)
 
 
 def told(words: str) -> str:

@@ -293,3 +293,13 @@ def test_letters_that_the_terminal_does_not_know_are_written_as_numbers(
     done = millpy("sql", "SELECT U&'\\20AC' AS euro", "--database", database_url, cwd=tmp_path)
 
     assert (done.returncode, done.stdout.split()) == (0, ["euro", "----", "\\u20ac"])
+
+
+def test_place_that_refuses_to_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / ".millpy").touch()  # where a directory is to be made
+
+    done = millpy("demo", cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("millpy: cannot use .millpy")
+    assert "Traceback" not in done.stderr
