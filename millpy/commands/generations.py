@@ -73,9 +73,9 @@ def switch(
         typer.echo(f"generation {generation} of graph {graph} is the current one already")
         return
     beside = f"{graph}_{found.before.generation}"
-    done = "would be" if dry_run else "is"
+    done, are = ("would be", "would be") if dry_run else ("is", "are")
     typer.echo(
-        f"generation {generation} of graph {graph} {done} the current one; its result tables {done} in schema {graph}"
+        f"generation {generation} of graph {graph} {done} the current one; its result tables {are} in schema {graph}"
     )
     typer.echo(f"generation {found.before.generation} {done} {beside}, with its result tables in schema {beside}:")
     for words in found.left or ("nothing of yours depends on them",):

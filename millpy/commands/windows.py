@@ -23,7 +23,7 @@ from millpy.commands.common import (
     worded,
 )
 from millpy.commands.moments import moment
-from millpy.errors import UsageError
+from millpy.errors import TransientError, UsageError
 from millpy.store.admin import Admin, Row
 from millpy.store.admin_results import ResultTable, Wanted, newest, progress, result_tables, written_since
 
@@ -102,6 +102,8 @@ def _chosen(there: Sequence[ResultTable], graph: str | None, name: str) -> Resul
         raise UsageError("there is no result table yet", hint="run a graph that ends in .to_table(…) first")
     if not found:
         raise UsageError(f"there is no result table {name!r}", hint=f"there are: {names}")
+    if len(found) > 1 and name:
+        found = [table for table in found if table.current] or found
     if len(found) > 1:
         raise UsageError("several result tables could be meant", hint=f"name one: {names}")
     return found[0]
@@ -124,12 +126,18 @@ def _short(rows: Sequence[Row], shown: Sequence[str] | None) -> list[Row]:
 
 def _follow(admin: Admin, asked: ResultTable, wanted: Wanted, shown: Sequence[str] | None, *, as_json: bool) -> None:
     clock = SystemClock()
+    writers = _writers(admin, asked)
     bundles: Mapping[int, int] = progress(admin, asked)
     rows = newest(admin, asked, wanted)
     # What was written between the two statements is in the rows already.
     before = {(tuple(row[name] for name in asked.identity), row["bundle"]) for row in rows}
     widths: list[int] = []
     while True:
+        if _writers(admin, asked) != writers:
+            raise TransientError(
+                f"{asked.graph}.{asked.name} is another generation's now, or was dropped",
+                hint="follow it again: `millpy graphs` shows what there is",
+            )
         if rows:
             widths = _print(_short(rows, shown), widths, as_json=as_json)
         began = clock.monotonic()
@@ -140,6 +148,11 @@ def _follow(admin: Admin, asked: ResultTable, wanted: Wanted, shown: Sequence[st
         before = set()
         if not rows:
             asyncio.run(clock.sleep(max(FOLLOW_EVERY_S, took_s / FOLLOW_SHARE_MAX)))
+
+
+def _writers(admin: Admin, asked: ResultTable) -> list[Row]:
+    """The generation that writes a table; none when there is none of this name."""
+    return admin.ask("SELECT family, generation FROM millpy.graphs WHERE graph = :graph", graph=asked.graph)
 
 
 def _newest_bundles(rows: Sequence[Row], before: Mapping[int, int]) -> dict[int, int]:

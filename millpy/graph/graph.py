@@ -27,6 +27,8 @@ from millpy.model.record import RecordType
 from millpy.runtime.keyed import ComputationLogic
 from millpy.runtime.upgrades import StateFunction, StateUpgrade
 
+GENERATION_MAX = 2**31 - 1
+
 
 class Graph:
     """A graph of computations; its name is also the schema of its result tables.
@@ -45,8 +47,8 @@ class Graph:
         checked_name(name, "graph")
         if max_skew is not None and max_skew <= timedelta(0):
             raise GraphError("max_skew is not positive", hint="leave it out, or give a duration")
-        if generation < 1:
-            raise GraphError(f"there is no generation {generation}", hint="generations are counted from 1")
+        if not 1 <= generation <= GENERATION_MAX:
+            raise GraphError(f"there is no generation {generation}", hint=f"it is a number from 1 to {GENERATION_MAX:,}")
         self.max_skew = max_skew
         if name in RESERVED_SCHEMAS or name.startswith("pg_"):
             raise GraphError(f"{name!r} is a reserved schema", hint="give the graph another name")

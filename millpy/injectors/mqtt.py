@@ -18,6 +18,7 @@ from millpy.extras import to_install
 from millpy.injectors.mqtt_address import NOTHING, BrokerAddress, tls_context, url_of_environment
 from millpy.injectors.mqtt_topics import TopicPattern, overlap
 from millpy.injectors.protocol import SourceSetup
+from millpy.model.deployment import own_name
 from millpy.model.record import RecordType
 from millpy.secret import is_other_machine
 
@@ -48,7 +49,8 @@ class Mqtt:
         tls_certificate: a file with our own certificate, for brokers that ask for it.
         tls_key: the file with its key.
         client_id: the session's name at the broker; by default made of graph, stream and filter. With several
-            filters each gets its own ending. Two deployments on one broker need different ones.
+            filters each gets its own ending, and so does the second generation of a graph (`ID_2`) and every later
+            one. Two deployments on one broker need different ones.
         protocol: 5, or 311 for brokers that speak MQTT 3.1.1 only (mosquitto then keeps but 20 messages in flight).
         retained: take retained messages too when a subscription is new; left out by default, as they are old news.
         session_expiry_s: how long the broker keeps messages for us while we are away (MQTT 5).
@@ -161,7 +163,8 @@ class Mqtt:
         ending = xxhash.xxh3_64_hexdigest(setup.partition.encode())[:8]
         if self.client_id is None:
             return f"millpy-{setup.graph}-{setup.stream}-{ending}"
-        return self.client_id if len(self.filters) == 1 else f"{self.client_id}-{ending}"
+        ours = own_name(self.client_id, setup.generation)
+        return ours if len(self.filters) == 1 else f"{ours}-{ending}"
 
 
 def _check_apart(filters: Sequence[str]) -> None:

@@ -77,6 +77,8 @@ class SourceSetup:
     """What the runtime tells an injector.
 
     Attributes:
+        graph: what this generation of the graph is known by to brokers.
+        generation: for names that a user has given, and that two generations must not share.
         ready: set by the injector whenever something may be waiting, so that the worker wakes.
         trusted: whether the grant may still be believed; checked before every (re)connect.
         record_type: of the stream's records; None in tests that look at bytes only.
@@ -96,6 +98,7 @@ class SourceSetup:
     notes: Mapping[str, bytes] = field(default_factory=dict)
     start: Instant | None = None
     tell: Callable[[str, dict[str, object]], None] = field(default=lambda _kind, _detail: None)
+    generation: int = 1
 
 
 class Injector(Protocol):

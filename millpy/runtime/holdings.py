@@ -216,6 +216,7 @@ class Holdings:
     def _setup(self, node: InjectorNode, partition: str, intake: Intake) -> SourceSetup:
         return SourceSetup(
             graph=self._plan.own_name,
+            generation=self._plan.generation,
             stream=node.name,
             partition=partition,
             limits=self._limits,

@@ -85,6 +85,7 @@ class Plan:
 
     deployment: Deployment
     own_name: str
+    generation: int
     computations: tuple[ComputationPlan, ...]
     by_interval: dict[int, ComputationPlan]
     max_skew_us: int | None = None
@@ -140,7 +141,7 @@ def plan(graph: Graph, deployment: Deployment, limits: Limits) -> Plan:
         )
     by_interval = {interval.interval_id: c for c in computations for interval in c.intervals}
     max_skew_us = None if graph.max_skew is None else microseconds(graph.max_skew)
-    return Plan(deployment, graph.own_name, tuple(computations), by_interval, max_skew_us)
+    return Plan(deployment, graph.own_name, graph.generation, tuple(computations), by_interval, max_skew_us)
 
 
 def _outlets(consumer: StageNode, deployment: Deployment) -> list[Outlet]:

@@ -42,7 +42,8 @@ _TYPES: Mapping[str, Any] = {
     "jsonb": JSONB(),
 }
 TABLES = """
-    SELECT graph, name, kind, computation, key_columns, value_columns FROM millpy.result_tables ORDER BY graph, name
+    SELECT graph, name, kind, computation, key_columns, value_columns, current
+      FROM millpy.result_tables JOIN millpy.graphs USING (graph) ORDER BY graph, name
 """
 PROGRESS = "SELECT interval_id, bundle FROM millpy.watermarks WHERE graph = :graph AND computation = :computation"
 
@@ -55,6 +56,7 @@ class ResultTable:
         kind: windowed or records.
         keys: name -> SQL type; empty for records.
         values: the same.
+        current: of the generation that has the graph's name.
     """
 
     graph: str
@@ -63,6 +65,7 @@ class ResultTable:
     computation: str
     keys: Mapping[str, str]
     values: Mapping[str, str]
+    current: bool = True
 
     @property
     def time(self) -> str:
@@ -121,6 +124,7 @@ def result_tables(admin: Admin) -> list[ResultTable]:
             row["computation"],
             {name: kind for name, kind, _ in row["key_columns"]},
             {name: kind for name, kind, _ in row["value_columns"]},
+            row["current"],
         )
         for row in admin.ask(TABLES)
     ]

@@ -259,6 +259,86 @@ def test_generation_that_is_dropped_leaves_nothing_and_does_not_come_back(place:
     assert "generation=3" in err
 
 
+def test_worker_that_registers_while_a_drop_begins_is_seen(place: Path, database_url: str) -> None:
+    both_deployed(database_url)
+    registers = (
+        "INSERT INTO mill.workers (worker_id, graph_id, graph_version, computations, host, pid, lease_deadline)"
+        " SELECT gen_random_uuid(), graph_id, version, '{}', 'h', 1, now() + interval '1 hour'"
+        " FROM mill.graphs WHERE name = 'factory_2'"
+    )
+    with psycopg.connect(database_url) as worker:
+        worker.execute(registers)
+        dropping = millpy(place, "drop", "factory_2", "--yes", "--database", database_url)
+        await_true(lambda: waiting(database_url) == 1, "the drop waits")
+    status, _, err = done(dropping)
+    assert (status, "1 workers run graph 'factory_2'" in err) == (2, True), err
+
+
+def test_rows_are_not_followed_in_silence_when_the_table_is_another_generations(
+    place: Path, database_url: str
+) -> None:
+    both_deployed(database_url)
+    with psycopg.connect(database_url, autocommit=True) as connection:  # a name alone is the current one's
+        connection.execute(
+            "INSERT INTO factory.minutes (device, window_start, window_end, n, pane_index, pane_timing, late_count,"
+            " interval_id, bundle) VALUES ('d', now(), now(), 1, 0, 'on_time', 0, 1, 1)"
+        )
+    following = millpy(place, "windows", "minutes", "--follow", "--json", "--database", database_url)
+    assert following.stdout is not None
+    assert json.loads(following.stdout.readline())["device"] == "d"
+    did(database_url, "switch", "factory", "2")
+    status, out, err = done(following)
+    assert (status, out) == (1, ""), (out, err)
+    assert "factory.minutes is another generation's now" in err
+
+
+def waiting(url: str) -> int:
+    """Sessions that wait for a lock."""
+    asked = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    return int(one(url, asked))
+
+
+def test_name_that_a_generation_gets_at_a_switch_is_not_given_to_another_graph_at_the_same_moment(
+    place: Path, database_url: str
+) -> None:
+    (place / "first.py").write_text(GRAPH.replace('"factory"', '"factory_1"'))
+    did(database_url, "deploy", "old.py")
+    with psycopg.connect(database_url) as holding:
+        holding.execute("LOCK TABLE mill.graphs IN SHARE MODE")  # both look for names, neither can take its own
+        files = ("new.py", "first.py")
+        both = [millpy(place, "deploy", file, "--database", database_url) for file in files]
+        await_true(lambda: waiting(database_url) == 2, "both are at it")
+    ended = [done(process) for process in both]
+    assert sorted(status for status, _, _ in ended) == [0, 2], ended
+    assert sum("is the name of another graph" in err for _, _, err in ended) == 1, ended
+
+
+def test_switch_says_what_else_goes_by_the_old_table(place: Path, database_url: str) -> None:
+    did(database_url, "deploy", "old.py")
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        for statement in (
+            "CREATE PUBLICATION sent FOR TABLE factory.minutes",
+            "CREATE STATISTICS factory.counted ON device, n FROM factory.minutes",
+            "CREATE RULE told AS ON DELETE TO factory.minutes DO ALSO NOTIFY told",
+            "CREATE FUNCTION public.rows() RETURNS bigint BEGIN ATOMIC SELECT count(*) FROM factory.minutes; END",
+            "CREATE TABLE public.alarms (device text, a timestamptz, b timestamptz,"
+            " CONSTRAINT known FOREIGN KEY (device, a, b) REFERENCES factory.minutes)",
+        ):
+            connection.execute(statement)
+    did(database_url, "deploy", "new.py")
+    out = did(database_url, "switch", "factory", "2", "--dry-run")
+    for words in ("publication sent", "statistics counted", "rule told", "function rows()", "foreign key known (alarms)"):
+        assert f"{words} of table minutes stays with it" in out
+
+
+def test_switch_does_not_put_tables_where_a_person_has_some_of_that_name(place: Path, database_url: str) -> None:
+    both_deployed(database_url)
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA factory_1")
+        connection.execute("CREATE VIEW factory_1.minutes_status AS SELECT 1")
+    assert "factory_1.minutes_status exists already" in refused(database_url, "switch", "factory", "2")
+
+
 def test_names_of_generations_are_not_given_twice(place: Path, database_url: str) -> None:
     (place / "other.py").write_text(GRAPH.replace('"factory"', '"factory_2"'))
     (place / "first.py").write_text(GRAPH.replace('"factory"', '"factory_1"'))

@@ -52,13 +52,13 @@ async def deploy(
     return replace(deployment, changes=tuple(map(str, changes)))
 
 
-async def check_rights(connection: Connection, missing: str) -> None:
+async def check_rights(connection: Connection, missing: str, command: str = "deploy GRAPH.py") -> None:
     """Raise ConfigError unless this role may make and change graphs."""
     may, role = (await all_rows(connection, statement("may_deploy"), {}))[0]
     if not may:
         raise ConfigError(
-            f"{missing}; and role {role} may not deploy it",
-            hint="deploy it as a member of the owner's role: millpy deploy GRAPH.py",
+            f"{missing}; and role {role} may not deploy",
+            hint=f"do it as a member of the owner's role: millpy {command}",
         )
 
 
@@ -79,6 +79,7 @@ async def _read_graph(connection: Connection, spec: GraphSpec) -> StoredGraph | 
 
 async def _begin(connection: Connection, spec: GraphSpec) -> Deployment:
     """A graph that is new, or a new generation beside the one that there is."""
+    await connection.execute(statement("lock_names"))
     name = await name_of_new(connection, spec)
     graph_id, version = await _insert_graph(connection, spec, name)
     changes = await begin_beside(connection, spec, name) if name != spec.name else ()

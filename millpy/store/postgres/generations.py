@@ -144,7 +144,6 @@ async def switch(
     await _move(connection, before, family, beside, tables[before])
     if tables[before]:
         await copy_schema_grants(connection, family, beside)
-    await check_free(connection, family, tables[after])
     await _move(connection, after, after.name, family, tables[after])
     await _drop_if_empty(connection, after.name)
     detail = msgspec.json.encode({"from": before.generation, "to": after.generation})
@@ -164,6 +163,7 @@ async def drop(connection: Connection, name: str) -> Remains:
     if not family:
         raise UsageError(f"no graph {name!r} is deployed", hint="`millpy graphs` shows those that are")
     await connection.execute(statement("lock_deployment"), {"name": family[0][0]})
+    await connection.execute(statement("hold_graph"), {"name": name})  # from here on nobody registers
     known = await read_generations(connection, family[0][0])
     dropped = next((found for found in known if found.name == name), None)
     if dropped is None:
@@ -174,7 +174,6 @@ async def drop(connection: Connection, name: str) -> Remains:
             hint=f"first make another one current ({_listed(name, known)}), or drop the others",
         )
     ids = {"graph_id": dropped.graph_id}
-    await connection.execute(statement("hold_graph"), ids)
     if dropped.workers:
         raise GraphError(f"{dropped.workers} workers run graph {name!r}", hint="stop them first: `millpy status`")
     await lock_headers(connection, dropped.graph_id)
@@ -198,6 +197,8 @@ async def drop(connection: Connection, name: str) -> Remains:
             f"something depends on the result tables of graph {name!r}: {detail}", hint="drop that first"
         ) from error
     await _drop_if_empty(connection, name)
+    for (interval, *_) in await all_rows(connection, statement("read_intervals"), ids):
+        await connection.execute(statement("forget_state"), {"interval": interval})  # each may take its time
     await connection.execute(statement("forget_graph"), ids)
     return Remains(name, tuple(tables), dead_letters, late_records)
 
@@ -296,6 +297,7 @@ async def _move(connection: Connection, graph: Generation, source: str, target: 
     """Call a graph otherwise, and move its tables into the schema of that name."""
     if tables:
         await connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(target)))
+        await check_free(connection, target, tables)
     await connection.execute(statement("rename_graph"), {"graph_id": graph.graph_id, "name": target})
     for table in tables:
         for kind, relation in (("TABLE", table), ("VIEW", f"{table}_status")):

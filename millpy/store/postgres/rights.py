@@ -7,7 +7,7 @@ did: neither a column that was kept from somebody, nor a row.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import psycopg
 from psycopg import sql
@@ -79,6 +79,8 @@ async def read_rights(connection: Connection, schema: str, relations: Sequence[s
         found[relation] = Rights(guarded=guarded, forced=forced)
     for relation, *rest in await all_rows(connection, statement("read_grants"), named):
         found[relation].grants.add(_grant(*rest))
+    for rights in found.values():  # two may have granted the same, and only one of them that it be passed on
+        rights.grants -= {replace(grant, grantable=False) for grant in rights.grants if grant.grantable}
     for relation, name, permissive, roles, command, using, check in await all_rows(
         connection, statement("read_policies"), named
     ):

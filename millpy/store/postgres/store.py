@@ -133,14 +133,14 @@ class PostgresStore:
         """Make a generation the current one; see `generations.switch`. `dry_run`: do it, and roll it back."""
         async with self._fold.use() as connection, connection.transaction(force_rollback=dry_run):
             await connection.execute(statement("act_as_owner"))
-            await deploying.check_rights(connection, f"graph {family!r} is not switched")
+            await deploying.check_rights(connection, f"graph {family!r} is not switched", f"switch {family} {generation}")
             return await generating.switch(connection, family, generation, behind_us_max=behind_us_max, rights=rights)
 
     async def drop(self, name: str, *, dry_run: bool = False) -> generating.Remains:
         """Forget a graph, or one generation of it; see `generations.drop`. `dry_run`: do it, and roll it back."""
         async with self._fold.use() as connection, connection.transaction(force_rollback=dry_run):
             await connection.execute(statement("act_as_owner"))
-            await deploying.check_rights(connection, f"graph {name!r} is not dropped")
+            await deploying.check_rights(connection, f"graph {name!r} is not dropped", f"drop {name}")
             return await generating.drop(connection, name)
 
     async def register(self, worker: WorkerInfo, ttl_s: float) -> None:

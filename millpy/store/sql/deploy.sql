@@ -2,6 +2,10 @@
 -- One deployment or switch of a graph's generations at a time.
 SELECT pg_advisory_xact_lock(hashtextextended('millpy deploy ' || %(name)s, 0));
 
+-- name: lock_names
+-- One new graph or generation at a time: each looks for a name that is free now, and will be after a switch.
+SELECT pg_advisory_xact_lock(hashtextextended('millpy names', 0));
+
 -- name: read_graph
 -- Zero rows: never deployed.
 SELECT graph_id, name, version, description FROM mill.graphs

@@ -51,7 +51,7 @@ SELECT DISTINCT v.oid::regclass::text
  ORDER BY 1;
 
 -- name: find_extras
--- Indexes, triggers and constraints that a person has put on some tables. Zero rows: none.
+-- What a person has put on some tables, and what goes by them. Zero rows: none.
 WITH ours AS (
     SELECT c.oid, c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
      WHERE n.nspname = %(schema)s AND c.relname = ANY (%(names)s)
@@ -65,6 +65,20 @@ SELECT relname, what, name FROM (
      UNION ALL
     SELECT o.relname, 'constraint', k.conname
       FROM ours AS o JOIN pg_constraint AS k ON k.conrelid = o.oid WHERE k.contype IN ('c', 'f', 'x')
+     UNION ALL
+    SELECT o.relname, 'foreign key', format('%%s (%%s)', k.conname, k.conrelid::regclass)
+      FROM ours AS o JOIN pg_constraint AS k ON k.confrelid = o.oid WHERE k.contype = 'f' AND k.conrelid <> o.oid
+     UNION ALL
+    SELECT o.relname, 'publication', p.pubname
+      FROM ours AS o JOIN pg_publication_rel AS r ON r.prrelid = o.oid JOIN pg_publication AS p ON p.oid = r.prpubid
+     UNION ALL
+    SELECT o.relname, 'statistics', s.stxname FROM ours AS o JOIN pg_statistic_ext AS s ON s.stxrelid = o.oid
+     UNION ALL
+    SELECT o.relname, 'rule', r.rulename FROM ours AS o JOIN pg_rewrite AS r ON r.ev_class = o.oid
+     UNION ALL
+    SELECT DISTINCT o.relname, 'function', d.objid::regprocedure::text
+      FROM ours AS o JOIN pg_depend AS d ON d.refclassid = 'pg_class'::regclass AND d.refobjid = o.oid
+     WHERE d.classid = 'pg_proc'::regclass
 ) AS found
  ORDER BY 1, 2, 3;
 
@@ -100,16 +114,18 @@ SELECT tablename, policyname, permissive, roles::text[], cmd, qual, with_check F
  WHERE schemaname = %(schema)s AND tablename = ANY (%(names)s);
 
 -- name: hold_graph
--- No worker registers until the end of this transaction. Always one row.
-SELECT graph_id FROM mill.graphs WHERE graph_id = %(graph_id)s FOR UPDATE;
+-- Waits for workers that register; nobody does from then on, until the end of this transaction. Zero rows: it is gone.
+SELECT graph_id FROM mill.graphs WHERE name = %(name)s FOR UPDATE;
+
+-- name: forget_state
+-- Zero rows: the interval has none.
+DELETE FROM mill.keyed WHERE interval_id = %(interval)s;
 
 -- name: forget_graph
 -- All that is stored of a graph beside what its own row takes along. Slots of the rings are emptied when they are due:
 -- nobody needs what is in them. Always one row.
 WITH gone AS (
     SELECT interval_id FROM mill.intervals WHERE graph_id = %(graph_id)s
-), k AS (
-    DELETE FROM mill.keyed WHERE interval_id IN (SELECT interval_id FROM gone)
 ), c AS (
     DELETE FROM mill.cursors
      WHERE consumer IN (SELECT interval_id FROM gone) OR producer IN (SELECT interval_id FROM gone)

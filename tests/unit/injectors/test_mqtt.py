@@ -14,15 +14,28 @@ from millpy.injectors.protocol import SourceSetup
 from millpy.limits import Limits
 
 
-def address(source: Mqtt, partition: str = "a/#", graph: str = "g") -> BrokerAddress:
+def address(source: Mqtt, partition: str = "a/#", graph: str = "g", generation: int = 1) -> BrokerAddress:
     setup = SourceSetup(
-        graph=graph, stream="s", partition=partition, limits=Limits(), clock=SystemClock(), ready=asyncio.Event()
+        graph=graph,
+        generation=generation,
+        stream="s",
+        partition=partition,
+        limits=Limits(),
+        clock=SystemClock(),
+        ready=asyncio.Event(),
     )
     return source.address(setup)
 
 
 def test_each_filter_is_a_source_partition() -> None:
     assert Mqtt("a/#", "b/#").partitions() == ("a/#", "b/#")
+
+
+def test_generations_with_a_client_id_of_their_own_do_not_take_each_others_session() -> None:
+    source = Mqtt("a/#", client_id="plant")
+    assert [address(source, generation=n).client_id for n in (1, 2, 3)] == ["plant", "plant_2", "plant_3"]
+    several = Mqtt("a/#", "b/#", client_id="plant")
+    assert len({address(several, partition, generation=n).client_id for n in (1, 2) for partition in ("a/#", "b/#")}) == 4
 
 
 def test_repr_holds_what_is_read_and_neither_broker_nor_password() -> None:
