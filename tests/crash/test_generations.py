@@ -123,7 +123,7 @@ def test_switch_that_is_killed_changes_nothing(place: Path, database_url: str) -
     await_true(lambda: one(database_url, waits) == 0, "the server has noticed")
 
     assert rows(database_url, "SELECT name, generation, version FROM mill.graphs ORDER BY 1") == before
-    did(database_url, "switch", "factory", "2")
+    assert "nothing of yours depends on them" in did(database_url, "switch", "factory", "2")
     did(database_url, "switch", "factory", "1")
     assert rows(database_url, "SELECT name, generation FROM mill.graphs ORDER BY 1") == [
         ("factory", 1),
@@ -290,6 +290,24 @@ def test_rows_are_not_followed_in_silence_when_the_table_is_another_generations(
     status, out, err = done(following)
     assert (status, out) == (1, ""), (out, err)
     assert "factory.minutes is another generation's now" in err
+
+
+def test_commit_that_cannot_be_ended_is_said_to_be_whose(
+    place: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millpy.store.postgres.migrating.HEADER_ATTEMPTS", 1)
+    both_deployed(database_url)
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(
+            "WITH w AS (INSERT INTO mill.workers (worker_id, graph_id, graph_version, computations, host, pid,"
+            " lease_deadline) SELECT gen_random_uuid(), graph_id, version, '{}', 'mill-7', 4711,"
+            " now() - interval '1 minute' FROM mill.graphs WHERE name = 'factory' RETURNING worker_id, graph_id)"
+            " UPDATE mill.intervals AS i SET worker_id = w.worker_id FROM w WHERE i.graph_id = w.graph_id"
+        )
+    with psycopg.connect(database_url) as frozen:
+        frozen.execute("SELECT FROM mill.intervals FOR UPDATE")
+        complaint = refused(database_url, "switch", "factory", "2", status=1)
+    assert "worker 4711 on mill-7 holds it" in complaint
 
 
 def waiting(url: str) -> int:

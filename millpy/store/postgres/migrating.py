@@ -19,6 +19,7 @@ import msgspec
 import psycopg
 from psycopg import sql
 
+from millpy.errors import TransientError
 from millpy.model.deployment import GraphSpec, TableSpec, Upgrade, fingerprint_of
 from millpy.model.versions import Change, merged, new_columns, new_partitions, nullable_columns, only, only_grows
 from millpy.store.postgres.arrays import Bigints, Jsonbs, Texts
@@ -97,9 +98,21 @@ async def lock_headers(connection: Connection, graph_id: int) -> None:
             return
         except psycopg.errors.LockNotAvailable:
             if attempt == HEADER_ATTEMPTS:
-                raise
+                raise await _held_up(connection, graph_id) from None
         intervals = await all_rows(connection, statement("read_intervals"), {"graph_id": graph_id})
         await connection.execute(statement("terminate_owners"), {"intervals": Bigints([row[0] for row in intervals])})
+
+
+async def _held_up(connection: Connection, graph_id: int) -> TransientError:
+    """A commit has not ended. To end that of a frozen worker takes the right to signal its backend."""
+    frozen = await all_rows(connection, statement("find_expired"), {"graph_id": graph_id})
+    if not frozen:
+        return TransientError("a commit of this graph's workers does not end", hint="try again")
+    host, pid, backend = frozen[0]
+    return TransientError(
+        f"a commit does not end: worker {pid} on {host} holds it, and has not renewed its lease",
+        hint=f"end that process, or as an administrator its session: SELECT pg_terminate_backend({backend})",
+    )
 
 
 async def limit_lock_wait(connection: Connection, wait_s: float) -> None:

@@ -74,7 +74,7 @@ SELECT relname, what, name FROM (
      UNION ALL
     SELECT o.relname, 'statistics', s.stxname FROM ours AS o JOIN pg_statistic_ext AS s ON s.stxrelid = o.oid
      UNION ALL
-    SELECT o.relname, 'rule', r.rulename FROM ours AS o JOIN pg_rewrite AS r ON r.ev_class = o.oid
+    SELECT o.relname, 'rule', r.rulename FROM ours AS o JOIN pg_rewrite AS r ON r.ev_class = o.oid WHERE r.rulename <> '_RETURN'
      UNION ALL
     SELECT DISTINCT o.relname, 'function', d.objid::regprocedure::text
       FROM ours AS o JOIN pg_depend AS d ON d.refclassid = 'pg_class'::regclass AND d.refobjid = o.oid

@@ -81,6 +81,12 @@ SELECT pg_terminate_backend(a.pid)
  WHERE w.worker_id IN (SELECT i.worker_id FROM mill.intervals AS i WHERE i.interval_id = ANY (%(intervals)s))
    AND NOT mill.alive(w.worker_id) AND a.xact_start IS NOT NULL;
 
+-- name: find_expired
+-- Owners whose lease is over: one that is frozen inside a commit is among them. Zero rows: there are none.
+SELECT w.host, w.pid, w.backend_pid FROM mill.workers AS w
+ WHERE w.graph_id = %(graph_id)s AND NOT mill.alive(w.worker_id)
+   AND EXISTS (SELECT FROM mill.intervals AS i WHERE i.worker_id = w.worker_id) ORDER BY w.lease_deadline DESC;
+
 -- name: terminate_backends
 -- Ends connections that this process has lost. Zero rows: they are gone.
 SELECT pg_terminate_backend(a.pid)
