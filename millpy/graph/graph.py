@@ -48,7 +48,9 @@ class Graph:
         if max_skew is not None and max_skew <= timedelta(0):
             raise GraphError("max_skew is not positive", hint="leave it out, or give a duration")
         if not 1 <= generation <= GENERATION_MAX:
-            raise GraphError(f"there is no generation {generation}", hint=f"it is a number from 1 to {GENERATION_MAX:,}")
+            raise GraphError(
+                f"there is no generation {generation}", hint=f"it is a number from 1 to {GENERATION_MAX:,}"
+            )
         self.max_skew = max_skew
         if name in RESERVED_SCHEMAS or name.startswith("pg_"):
             raise GraphError(f"{name!r} is a reserved schema", hint="give the graph another name")

@@ -9,6 +9,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from millpy.errors import GraphError
+from millpy.graph import Graph
 from millpy.runtime.probe import Point
 from tests.commands import millpy as run
 from tests.crash.harness import Worker, await_true
@@ -274,9 +276,7 @@ def test_worker_that_registers_while_a_drop_begins_is_seen(place: Path, database
     assert (status, "1 workers run graph 'factory_2'" in err) == (2, True), err
 
 
-def test_rows_are_not_followed_in_silence_when_the_table_is_another_generations(
-    place: Path, database_url: str
-) -> None:
+def test_rows_are_not_followed_in_silence_when_the_table_is_another_generations(place: Path, database_url: str) -> None:
     both_deployed(database_url)
     with psycopg.connect(database_url, autocommit=True) as connection:  # a name alone is the current one's
         connection.execute(
@@ -308,6 +308,33 @@ def test_commit_that_cannot_be_ended_is_said_to_be_whose(
         frozen.execute("SELECT FROM mill.intervals FOR UPDATE")
         complaint = refused(database_url, "switch", "factory", "2", status=1)
     assert "worker 4711 on mill-7 holds it" in complaint
+
+
+def test_right_that_two_have_granted_is_one_right(place: Path, database_url: str) -> None:
+    did(database_url, "deploy", "old.py")
+    with psycopg.connect(database_url) as connection:
+        for statement in (
+            "CREATE ROLE first_hand",
+            "CREATE ROLE second_hand",
+            "GRANT USAGE ON SCHEMA factory TO first_hand, second_hand",
+            "GRANT SELECT ON factory.minutes TO second_hand",
+            "GRANT SELECT ON factory.minutes TO first_hand WITH GRANT OPTION",
+            "SET ROLE first_hand",
+            "GRANT SELECT ON factory.minutes TO second_hand WITH GRANT OPTION",
+        ):
+            connection.execute(statement)
+    try:
+        did(database_url, "deploy", "new.py")
+        did(database_url, "switch", "factory", "2")
+    finally:
+        with psycopg.connect(database_url) as connection:
+            connection.execute("DROP OWNED BY first_hand, second_hand CASCADE")
+            connection.execute("DROP ROLE first_hand, second_hand")
+
+
+def test_generation_beyond_what_the_database_counts_is_refused_in_words() -> None:
+    with pytest.raises(GraphError, match="there is no generation 2147483648"):
+        Graph("factory", generation=2**31)
 
 
 def waiting(url: str) -> int:
@@ -345,7 +372,8 @@ def test_switch_says_what_else_goes_by_the_old_table(place: Path, database_url: 
             connection.execute(statement)
     did(database_url, "deploy", "new.py")
     out = did(database_url, "switch", "factory", "2", "--dry-run")
-    for words in ("publication sent", "statistics counted", "rule told", "function rows()", "foreign key known (alarms)"):
+    found = ("publication sent", "statistics counted", "rule told", "function rows()", "foreign key known (alarms)")
+    for words in found:
         assert f"{words} of table minutes stays with it" in out
 
 

@@ -197,7 +197,7 @@ async def drop(connection: Connection, name: str) -> Remains:
             f"something depends on the result tables of graph {name!r}: {detail}", hint="drop that first"
         ) from error
     await _drop_if_empty(connection, name)
-    for (interval, *_) in await all_rows(connection, statement("read_intervals"), ids):
+    for interval, *_ in await all_rows(connection, statement("read_intervals"), ids):
         await connection.execute(statement("forget_state"), {"interval": interval})  # each may take its time
     await connection.execute(statement("forget_graph"), ids)
     return Remains(name, tuple(tables), dead_letters, late_records)

@@ -133,7 +133,9 @@ class PostgresStore:
         """Make a generation the current one; see `generations.switch`. `dry_run`: do it, and roll it back."""
         async with self._fold.use() as connection, connection.transaction(force_rollback=dry_run):
             await connection.execute(statement("act_as_owner"))
-            await deploying.check_rights(connection, f"graph {family!r} is not switched", f"switch {family} {generation}")
+            await deploying.check_rights(
+                connection, f"graph {family!r} is not switched", f"switch {family} {generation}"
+            )
             return await generating.switch(connection, family, generation, behind_us_max=behind_us_max, rights=rights)
 
     async def drop(self, name: str, *, dry_run: bool = False) -> generating.Remains:

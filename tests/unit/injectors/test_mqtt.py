@@ -35,7 +35,9 @@ def test_generations_with_a_client_id_of_their_own_do_not_take_each_others_sessi
     source = Mqtt("a/#", client_id="plant")
     assert [address(source, generation=n).client_id for n in (1, 2, 3)] == ["plant", "plant_2", "plant_3"]
     several = Mqtt("a/#", "b/#", client_id="plant")
-    assert len({address(several, partition, generation=n).client_id for n in (1, 2) for partition in ("a/#", "b/#")}) == 4
+    assert (
+        len({address(several, partition, generation=n).client_id for n in (1, 2) for partition in ("a/#", "b/#")}) == 4
+    )
 
 
 def test_repr_holds_what_is_read_and_neither_broker_nor_password() -> None:
