@@ -17,6 +17,7 @@ from millpy.model.time import minutes, seconds
 from millpy.runtime.probe import Point
 from millpy.windowing.aggregate import Count, Max, Sum
 from millpy.windowing.window import FixedWindows, SessionWindows
+from tests.commands import millpy as run
 from tests.crash.harness import Worker, await_true, committed
 from tests.crash.on_disk import (
     DEVICES,
@@ -198,6 +199,19 @@ def test_worker_that_was_frozen_while_its_graph_changed_writes_nothing_more(
     assert all(committed(database_url)[interval] >= bundle for interval, bundle in before.items())
     assert rows(database_url, EVERY_MINUTE) == [row for start in range(0, END, 60) for row in sums(start, start + 60)]
     assert rows(database_url, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []
+
+
+def test_deploy_as_the_owner_ends_the_commit_of_a_frozen_worker(place: Path, database_url: str) -> None:
+    run("migrate", "--roles", "--database", database_url)
+    assert done(millpy(place, "deploy", "old.py", "--database", database_url))[0] == 0
+    drop(place, 0, END)
+    as_worker = database_url.replace("//millpy@", "//millpy_worker@")
+    with Worker(place, as_worker, place, graph=place / "old.py", probe=f"{Point.AFTER_FENCE}:2:stop") as old:
+        old.await_frozen()
+        as_owner = database_url.replace("//millpy@", "//millpy_owner@")
+        status, out, err = done(millpy(place, "deploy", "new.py", "--database", as_owner))
+
+    assert (status, "version 2 is deployed" in out) == (0, True), err
 
 
 def test_worker_of_the_old_version_that_has_nothing_to_do_stops_too(place: Path, database_url: str) -> None:

@@ -95,6 +95,7 @@ def establish(connection: Connection, roles: Roles) -> None:
     login = str(connection.info.user)
     _create(connection, roles, login)
     _join_owner(connection, roles, login)
+    _join_worker(connection, roles)
     _open_database(connection, roles)
     for kind, named in connection.execute(statement("find_foreign"), {"owner": roles.owner}).fetchall():
         change = sql.SQL("ALTER {} {} OWNER TO {}").format(sql.SQL(kind), sql.SQL(named), sql.Identifier(roles.owner))
@@ -159,13 +160,15 @@ def _create(connection: Connection, roles: Roles, login: str) -> None:
     found = connection.execute("SELECT rolname FROM pg_roles WHERE rolname = ANY (%s)", [list(roles.all)]).fetchall()
     missing = [role for role in roles.all if (role,) not in found]
     wanted = [sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(role)) for role in missing]
-    spoken = "; ".join(f"{query.as_string(connection)}" for query in wanted)
+    grants = [(roles.worker, roles.owner), (roles.owner, login)]
+    joined = [sql.SQL("GRANT {} TO {}").format(*map(sql.Identifier, pair)) for pair in grants]
+    spoken = "; ".join(query.as_string(connection) for query in (*wanted, *joined))
     for query in wanted:
         _or_refuse(
             connection,
             query,
             f"login {login} may not create roles",
-            f'as an administrator: {spoken}; GRANT "{roles.owner}" TO "{login}"; then again',
+            f"as an administrator: {spoken}; then again",
         )
 
 
@@ -179,6 +182,19 @@ def _join_owner(connection: Connection, roles: Roles, login: str) -> None:
             connection,
             query,
             f"login {login} is not a member of {roles.owner}",
+            f"as an administrator: {query.as_string(connection)}",
+        )
+
+
+def _join_worker(connection: Connection, roles: Roles) -> None:
+    """The owner may do all that a worker may; as a member it can end the commit of a frozen one, which deploys do."""
+    asked = "SELECT pg_has_role(%s, %s, 'USAGE')"
+    if connection.execute(asked, [roles.owner, roles.worker]).fetchone() != (True,):
+        query = sql.SQL("GRANT {} TO {}").format(sql.Identifier(roles.worker), sql.Identifier(roles.owner))
+        _or_refuse(
+            connection,
+            query,
+            f"{roles.owner} is not a member of {roles.worker}",
             f"as an administrator: {query.as_string(connection)}",
         )
 
