@@ -102,9 +102,8 @@ def _chosen(there: Sequence[ResultTable], graph: str | None, name: str) -> Resul
         raise UsageError("there is no result table yet", hint="run a graph that ends in .to_table(…) first")
     if not found:
         raise UsageError(f"there is no result table {name!r}", hint=f"there are: {names}")
-    if len(found) > 1 and name:
-        found = [table for table in found if table.current] or found
-    if len(found) > 1:
+    found = [table for table in found if table.current] if len(found) > 1 else found
+    if len(found) != 1:
         raise UsageError("several result tables could be meant", hint=f"name one: {names}")
     return found[0]
 

@@ -283,6 +283,7 @@ def test_rows_are_not_followed_in_silence_when_the_table_is_another_generations(
             "INSERT INTO factory.minutes (device, window_start, window_end, n, pane_index, pane_timing, late_count,"
             " interval_id, bundle) VALUES ('d', now(), now(), 1, 0, 'on_time', 0, 1, 1)"
         )
+    assert json.loads(did(database_url, "windows", "--json"))["table"] == "factory.minutes"
     following = millpy(place, "windows", "minutes", "--follow", "--json", "--database", database_url)
     assert following.stdout is not None
     assert json.loads(following.stdout.readline())["device"] == "d"
