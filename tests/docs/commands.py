@@ -34,10 +34,23 @@ PARTS = {"&&", "||", "|", ";", "&"}
 
 
 def commands_in(body: str) -> Iterator[str]:
-    """The lines after a prompt, with those that go on after a backslash."""
-    for line in re.sub(r"\\\n\s*", "", body).splitlines():
+    """The lines after a prompt, with those that go on after a backslash, and those within the same quotes."""
+    lines = iter(re.sub(r"\\\n\s*", "", body).splitlines())
+    for line in lines:
         if line.startswith("$ "):
-            yield line[2:]
+            command = line[2:]
+            while is_open(command):
+                command += "\n" + next(lines)
+            yield command
+
+
+def is_open(command: str) -> bool:
+    """Whether a quotation has no end yet."""
+    try:
+        shlex.split(command, comments=True)
+    except ValueError:
+        return True
+    return False
 
 
 def faults_of(command: str) -> Iterator[str]:
