@@ -36,6 +36,7 @@ from millpy.limits import Limits
 from millpy.model.checkpoint import Checkpoint, Entries, Grant
 from millpy.model.time import Instant
 from millpy.runtime import turn as turns
+from millpy.runtime.dead_letter_log import DeadLetterLog
 from millpy.runtime.holdings import Holdings
 from millpy.runtime.housekeeping import Housekeeping
 from millpy.runtime.isolation import Isolation
@@ -92,6 +93,7 @@ class Worker:
         self.holdings = Holdings(store, plan, worker_id, lease, limits, clock, probe, self.wake, only, start)
         self._skew = Skew(plan.max_skew_us)
         self.housekeeping = Housekeeping(store, plan, self.holdings, limits, clock, probe, self._skew)
+        self._dead_letters = DeadLetterLog()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="steps")
         self._steps = Steps(plan, limits, load or self._load_state, probe)
         self._in_flight: asyncio.Task[None] | None = None
@@ -300,7 +302,10 @@ class Worker:
     async def _send(self, turn: Turn, stepped: tuple[float, float]) -> None:
         sent = self._clock.monotonic()
         await turns.commit(self._store, turn, self._plan.deployment.version, self._probe)
-        self._observer.committed(turn, Moments(turn.inbox.monotonic, *stepped, sent, self._clock.monotonic()))
+        committed = self._clock.monotonic()
+        self._observer.committed(turn, Moments(turn.inbox.monotonic, *stepped, sent, committed))
+        self._dead_letters.add(letter for checkpoint in turn.checkpoints for letter in checkpoint.dead_letters)
+        self._dead_letters.tell(committed)
 
     def _awake(self, _: object) -> None:
         self.wake.set()
@@ -431,6 +436,7 @@ class Worker:
                 log.debug("housekeeping: %s", error)
 
     async def _attend(self) -> None:
+        self._dead_letters.tell(self._clock.monotonic())
         if await self.housekeeping.attend():
             self.wake.set()
 
@@ -467,6 +473,7 @@ class Worker:
         if self._in_flight is not None:
             self._in_flight.cancel()
             await asyncio.gather(self._in_flight, return_exceptions=True)
+        self._dead_letters.tell(self._clock.monotonic(), everything=True)
         await self.holdings.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 

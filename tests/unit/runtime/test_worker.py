@@ -405,3 +405,17 @@ async def test_source_learns_where_to_begin_and_what_it_noted_and_its_events_are
     told = [event.detail for _, event in database.events if event.kind == "told"]
     assert told == [{"start": 7, "notes": []}, {"start": 7, "notes": [str(tmp_path / "a")]}]
     assert len(database.rows("out")) == 1
+
+
+async def test_a_graph_that_sets_every_record_aside_says_so_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    graph = two_stages(tmp_path / "in", [])
+    (tmp_path / "in").write_text("no JSON\n" * 7)
+    worker = await started(graph, MemoryDatabase(), Limits(bundle_records_max=2))
+
+    await worker.run(asyncio.Event())
+
+    said = [text for text in caplog.messages if "dead-lettered" in text]
+    assert sum(int(text.split()[0]) for text in said) == 7
+    assert len(said) <= 2 and all("of readings dead-lettered (undecodable)" in text for text in said), said
