@@ -48,7 +48,6 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("secret", ("errors",)),
     ("database_url", ("errors", "secret")),
     ("limits", ()),
-    ("supervise", ()),
     ("progress", ()),
     ("clock", ("model.time",)),
     ("model", FOUNDATIONS),
@@ -111,7 +110,8 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("spark", ("database_url", "errors", "extras", "secret", "spark")),
     ("config", (*FOUNDATIONS, "database_url", "secret")),
     ("complaint", ("errors", "secret")),
-    ("embedded", ("errors", "extras")),
+    ("embedded.supervise", ()),  # a script, with the standard library only
+    ("embedded", ("errors", "extras", "embedded")),
     ("graph_file", ("errors", "graph")),
     (
         "worker_process",
@@ -179,7 +179,13 @@ BANNED_CALLS = {
     "random.random", "random.randint", "random.choice", "random.shuffle", "random.uniform", "random.seed",
     "uuid.uuid1", "uuid.uuid4", "os.urandom", "secrets.token_bytes", "secrets.token_hex",
 }  # fmt: skip
-READS_TIME = ("clock", "embedded", "testing.crash", "testing.proxy")  # these wait for processes, or delay on purpose
+READS_TIME = (
+    "clock",
+    "embedded.broker",
+    "embedded.postgres",
+    "testing.crash",
+    "testing.proxy",
+)  # these wait for processes, or delay on purpose
 # All but the first around the user's code.
 CATCHES_ALL = (
     "runtime.worker",

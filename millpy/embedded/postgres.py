@@ -1,4 +1,4 @@
-"""Embedded PostgreSQL and an MQTT broker, for a first run, the demonstration and tests.
+"""Embedded PostgreSQL: a server of one's own under a directory, for a first run, the demonstration and tests.
 
 The server's files live in one directory and outlive every process:
 
@@ -15,11 +15,8 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import pwd
 import shutil
 import signal
-import socket
-import stat
 import subprocess
 import sys
 import tempfile
@@ -32,12 +29,13 @@ from types import TracebackType
 from typing import IO, Self
 from urllib.parse import quote
 
-from millpy.errors import ConfigError, SourceUnavailableError, StoreUnavailableError
+from millpy.embedded.parts import START_S_MAX, free_port, last_lines
+from millpy.embedded.server_user import as_server_user, give_to_server_user, let_through, server_user
+from millpy.errors import ConfigError, StoreUnavailableError
 from millpy.extras import to_install
 
 progress = logging.getLogger("millpy.progress")
 DEFAULT_VERSION = "18"
-START_S_MAX = 60
 SOCKET_PATH_BYTES_MAX = 90
 SUPERUSER = "millpy"
 NO_SPACE_HINT = "make room, then try again"
@@ -166,7 +164,7 @@ class EmbeddedPostgres:
         progress.debug("making a database in %s", self.directory)
         shutil.rmtree(self.data, ignore_errors=True)  # half of an initdb that was killed
         self.data.mkdir(mode=0o700)
-        _give_to_server_user(self.data)
+        give_to_server_user(self.data)
         # Into a directory of its own that is renamed when complete: PG_VERSION is written first, not last.
         made = self.data / "new"
         arguments = [
@@ -182,7 +180,7 @@ class EmbeddedPostgres:
         done = self._run(binaries(version) / "initdb", *arguments)
         if done.returncode != 0:
             self._refuse_full_disk(done.stderr)
-            raise StoreUnavailableError(f"initdb failed: {_last_lines(done.stderr)}", hint=f"see {self.directory}")
+            raise StoreUnavailableError(f"initdb failed: {last_lines(done.stderr)}", hint=f"see {self.directory}")
         moved = self.directory / "data.new"
         shutil.rmtree(moved, ignore_errors=True)
         made.rename(moved)
@@ -196,10 +194,10 @@ class EmbeddedPostgres:
         run.mkdir(mode=0o700, exist_ok=True)
         if os.geteuid() != 0 and run.stat().st_uid != os.geteuid():
             raise ConfigError(f"{run} belongs to somebody else", hint="remove it, or move the graph to a shorter path")
-        _give_to_server_user(run)
+        give_to_server_user(run)
         log = self.directory / "log"
         log.touch()
-        _give_to_server_user(log)
+        give_to_server_user(log)
         number = port or (free_port() if self._tcp else 5432)
         options = {
             **self._settings,
@@ -227,10 +225,10 @@ class EmbeddedPostgres:
             if done.returncode == 0:
                 return
             # Children of a killed postmaster may need a moment to notice; until then the shared memory is in use.
-            if "pre-existing shared memory" not in _last_lines(log.read_text(errors="replace")):
+            if "pre-existing shared memory" not in last_lines(log.read_text(errors="replace")):
                 break
             time.sleep(0.1)
-        detail = _last_lines(log.read_text(errors="replace")) or _last_lines(done.stderr)
+        detail = last_lines(log.read_text(errors="replace")) or last_lines(done.stderr)
         self._refuse_full_disk(detail)
         raise StoreUnavailableError(f"embedded PostgreSQL does not start: {detail}", hint=f"see {log}")
 
@@ -245,7 +243,7 @@ class EmbeddedPostgres:
         stop = [self._bin("pg_ctl"), "-D", str(self.data), "-m", "fast", "-w", "stop"]
         script = Path(__file__).with_name("supervise.py")
         subprocess.run(  # forks and leaves a child behind, in a session of its own: Ctrl-C is for the holders
-            [sys.executable, "-I", "-S", str(script), str(self.directory), *_as_server_user(stop)],
+            [sys.executable, "-I", "-S", str(script), str(self.directory), *as_server_user(stop)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -254,10 +252,10 @@ class EmbeddedPostgres:
 
     def _run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
         words = [str(word) for word in command]
-        entry = _server_user()
+        entry = server_user()
         if entry is not None:
             for path in (Path(words[0]).parent, self.directory):
-                _let_through(path)
+                let_through(path)
         # Output to a file: a pipe would be inherited by the server and never end.
         with tempfile.TemporaryFile("w+") as out:
             code = subprocess.run(
@@ -311,194 +309,11 @@ def binaries(version: str) -> Path:
     return found
 
 
-class EmbeddedBroker:
-    """An MQTT broker as a child process: mosquitto if installed, else the pure-Python amqtt (MQTT 3.1.1 only).
-
-    Args:
-        directory: for its configuration, log and (mosquitto) persistent sessions.
-        port: 0 takes a free one, kept over `kill` and `start`.
-        save_always: mosquitto saves whenever it has queued a message for an absent client. Slow: otherwise it saves
-            once a minute and at `stop`. Either way `kill` loses what a connected client has not acknowledged yet,
-            unless `save` came before.
-        queued_max: how many messages mosquitto keeps for an absent client; it drops what comes after.
-    """
-
-    host = "127.0.0.1"
-
-    def __init__(
-        self, directory: Path | str, *, port: int = 0, save_always: bool = False, queued_max: int = 1_000_000
-    ) -> None:
-        self.directory = Path(directory).expanduser().resolve()
-        self.port = port or free_port()
-        self.program = mosquitto_program()
-        self._queued_max = queued_max
-        self._saving = "1\nautosave_on_changes true" if save_always else "60"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    @property
-    def protocol(self) -> str:
-        """What it speaks at best: "5" or "3.1.1"."""
-        return "5" if self.program else "3.1.1"
-
-    def start(self) -> None:
-        """Start it and wait until it takes connections.
-
-        Raises:
-            SourceUnavailableError: it does not start; the message quotes its log.
-        """
-        self.directory.mkdir(parents=True, exist_ok=True)
-        log = self.directory / "broker.log"
-        with log.open("ab") as out:
-            # In our process group: whoever ends us from the keyboard ends it too.
-            self._process = subprocess.Popen(self._command(), stdin=subprocess.DEVNULL, stdout=out, stderr=out)
-        deadline = time.monotonic() + START_S_MAX
-        while not _listens(self.host, self.port):
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                self.kill()
-                raise SourceUnavailableError(f"the embedded broker does not start: {_last_lines(log.read_text())}")
-            time.sleep(0.02)
-
-    def stop(self) -> None:
-        """End it in good order: mosquitto saves its sessions."""
-        self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self._end(signal.SIGKILL)
-
-    def save(self) -> None:
-        """Let mosquitto write its sessions and all their messages to disk, and wait for that."""
-        assert self.program is not None, "only mosquitto keeps anything"
-        assert self._process is not None, "it does not run"
-        saved = self.directory / "mosquitto.db"
-        before = saved.stat().st_mtime_ns if saved.exists() else 0
-        self._process.send_signal(signal.SIGUSR1)
-        deadline = time.monotonic() + START_S_MAX
-        while not saved.exists() or saved.stat().st_mtime_ns == before:
-            if time.monotonic() > deadline:
-                raise SourceUnavailableError(f"the embedded broker does not save to {saved}")
-            time.sleep(0.01)
-
-    def pid(self) -> int:
-        """Of the running broker."""
-        assert self._process is not None, "the broker is not running"
-        return self._process.pid
-
-    def _end(self, number: signal.Signals) -> None:
-        if self._process is not None:
-            self._process.send_signal(number)
-            self._process.wait(START_S_MAX)
-            self._process = None
-
-    def _command(self) -> list[str]:
-        if self.program is None:
-            if find_spec("amqtt") is None:
-                raise ConfigError("no MQTT broker to embed", hint=f"install mosquitto, or {to_install('embedded')}")
-            configuration = self.directory / "amqtt.yaml"
-            configuration.write_text(_AMQTT.format(host=self.host, port=self.port))
-            return [
-                sys.executable,
-                "-c",
-                "from amqtt.scripts.broker_script import main; main()",
-                "-c",
-                str(configuration),
-            ]
-        configuration = self.directory / "mosquitto.conf"
-        configuration.write_text(
-            _MOSQUITTO.format(
-                host=self.host,
-                port=self.port,
-                directory=self.directory,
-                user=_current_user(),
-                saving=self._saving,
-                queued_max=self._queued_max,
-            )
-        )
-        return [self.program, "-c", str(configuration)]
-
-
-_MOSQUITTO = """\
-listener {port} {host}
-allow_anonymous true
-user {user}
-persistence true
-persistence_location {directory}/
-autosave_interval {saving}
-max_queued_messages {queued_max}
-max_inflight_messages 0
-max_queued_bytes 0
-"""
-
-_AMQTT = """\
-listeners:
-  default:
-    type: tcp
-    bind: {host}:{port}
-plugins:
-  amqtt.plugins.base.BaseAuthPlugin:  # lets everybody in; its AnonymousAuthPlugin keeps nothing for absent clients
-"""
-
-
-def mosquitto_program() -> str | None:
-    """Path of mosquitto, or None. Debian keeps it in /usr/sbin, which is not on every PATH."""
-    return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin")
-
-
-def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody uses at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _server_user() -> pwd.struct_passwd | None:
-    """Whom the server runs as when we are root; None when we are not, and it runs as us."""
-    return pwd.getpwnam("nobody") if os.geteuid() == 0 else None
-
-
-def _as_server_user(command: list[str]) -> list[str]:
-    entry = _server_user()
-    if entry is None:
-        return command
-    code = (
-        "import os, sys; g, u = int(sys.argv[1]), int(sys.argv[2]); "
-        "os.setgroups([]); os.setgid(g); os.setuid(u); os.execv(sys.argv[3], sys.argv[3:])"
-    )
-    return [sys.executable, "-I", "-S", "-c", code, str(entry.pw_gid), str(entry.pw_uid), *command]
-
-
-def _give_to_server_user(path: Path) -> None:
-    entry = _server_user()
-    if entry is not None:
-        os.chown(path, entry.pw_uid, entry.pw_gid)
-
-
-def _let_through(path: Path) -> None:
-    """Let the server's user pass (not list) the directories above its files, where root's own are closed."""
-    for directory in (path, *path.parents):
-        mode = directory.stat().st_mode
-        if not mode & stat.S_IXOTH:
-            directory.chmod(mode | stat.S_IXOTH)
-
-
-def _current_user() -> str:
-    return pwd.getpwuid(os.geteuid()).pw_name
 
 
 def _alive(pid: int) -> bool:
@@ -507,15 +322,3 @@ def _alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def _listens(host: str, port: int) -> bool:
-    try:
-        with socket.create_connection((host, port), timeout=1):
-            return True
-    except OSError:
-        return False
-
-
-def _last_lines(text: str, count: int = 3) -> str:
-    return " | ".join(line.strip() for line in text.strip().splitlines()[-count:])

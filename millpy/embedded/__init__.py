@@ -1,0 +1,7 @@
+"""PostgreSQL and an MQTT broker that come along: for a first run, the demonstration and tests."""
+
+from millpy.embedded.broker import EmbeddedBroker, mosquitto_program
+from millpy.embedded.parts import free_port
+from millpy.embedded.postgres import NO_SPACE_HINT, EmbeddedPostgres, binaries
+
+__all__ = ["NO_SPACE_HINT", "EmbeddedBroker", "EmbeddedPostgres", "binaries", "free_port", "mosquitto_program"]

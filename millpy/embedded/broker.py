@@ -1,0 +1,174 @@
+"""An MQTT broker as a child process, for the demonstration, crash tests and tests."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from millpy.embedded.parts import START_S_MAX, free_port, last_lines
+from millpy.errors import ConfigError, SourceUnavailableError
+from millpy.extras import to_install
+
+
+class EmbeddedBroker:
+    """An MQTT broker as a child process: mosquitto if installed, else the pure-Python amqtt (MQTT 3.1.1 only).
+
+    Args:
+        directory: for its configuration, log and (mosquitto) persistent sessions.
+        port: 0 takes a free one, kept over `kill` and `start`.
+        save_always: mosquitto saves whenever it has queued a message for an absent client. Slow: otherwise it saves
+            once a minute and at `stop`. Either way `kill` loses what a connected client has not acknowledged yet,
+            unless `save` came before.
+        queued_max: how many messages mosquitto keeps for an absent client; it drops what comes after.
+    """
+
+    host = "127.0.0.1"
+
+    def __init__(
+        self, directory: Path | str, *, port: int = 0, save_always: bool = False, queued_max: int = 1_000_000
+    ) -> None:
+        self.directory = Path(directory).expanduser().resolve()
+        self.port = port or free_port()
+        self.program = mosquitto_program()
+        self._queued_max = queued_max
+        self._saving = "1\nautosave_on_changes true" if save_always else "60"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def protocol(self) -> str:
+        """What it speaks at best: "5" or "3.1.1"."""
+        return "5" if self.program else "3.1.1"
+
+    def start(self) -> None:
+        """Start it and wait until it takes connections.
+
+        Raises:
+            SourceUnavailableError: it does not start; the message quotes its log.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        log = self.directory / "broker.log"
+        with log.open("ab") as out:
+            # In our process group: whoever ends us from the keyboard ends it too.
+            self._process = subprocess.Popen(self._command(), stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        deadline = time.monotonic() + START_S_MAX
+        while not _listens(self.host, self.port):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise SourceUnavailableError(f"the embedded broker does not start: {last_lines(log.read_text())}")
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        """End it in good order: mosquitto saves its sessions."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._end(signal.SIGKILL)
+
+    def save(self) -> None:
+        """Let mosquitto write its sessions and all their messages to disk, and wait for that."""
+        assert self.program is not None, "only mosquitto keeps anything"
+        assert self._process is not None, "it does not run"
+        saved = self.directory / "mosquitto.db"
+        before = saved.stat().st_mtime_ns if saved.exists() else 0
+        self._process.send_signal(signal.SIGUSR1)
+        deadline = time.monotonic() + START_S_MAX
+        while not saved.exists() or saved.stat().st_mtime_ns == before:
+            if time.monotonic() > deadline:
+                raise SourceUnavailableError(f"the embedded broker does not save to {saved}")
+            time.sleep(0.01)
+
+    def pid(self) -> int:
+        """Of the running broker."""
+        assert self._process is not None, "the broker is not running"
+        return self._process.pid
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.wait(START_S_MAX)
+            self._process = None
+
+    def _command(self) -> list[str]:
+        if self.program is None:
+            if find_spec("amqtt") is None:
+                raise ConfigError("no MQTT broker to embed", hint=f"install mosquitto, or {to_install('embedded')}")
+            configuration = self.directory / "amqtt.yaml"
+            configuration.write_text(_AMQTT.format(host=self.host, port=self.port))
+            return [
+                sys.executable,
+                "-c",
+                "from amqtt.scripts.broker_script import main; main()",
+                "-c",
+                str(configuration),
+            ]
+        configuration = self.directory / "mosquitto.conf"
+        configuration.write_text(
+            _MOSQUITTO.format(
+                host=self.host,
+                port=self.port,
+                directory=self.directory,
+                user=_current_user(),
+                saving=self._saving,
+                queued_max=self._queued_max,
+            )
+        )
+        return [self.program, "-c", str(configuration)]
+
+
+_MOSQUITTO = """\
+listener {port} {host}
+allow_anonymous true
+user {user}
+persistence true
+persistence_location {directory}/
+autosave_interval {saving}
+max_queued_messages {queued_max}
+max_inflight_messages 0
+max_queued_bytes 0
+"""
+
+_AMQTT = """\
+listeners:
+  default:
+    type: tcp
+    bind: {host}:{port}
+plugins:
+  amqtt.plugins.base.BaseAuthPlugin:  # lets everybody in; its AnonymousAuthPlugin keeps nothing for absent clients
+"""
+
+
+def mosquitto_program() -> str | None:
+    """Path of mosquitto, or None. Debian keeps it in /usr/sbin, which is not on every PATH."""
+    return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin")
+
+
+def _current_user() -> str:
+    return pwd.getpwuid(os.geteuid()).pw_name
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=1):
+            return True
+    except OSError:
+        return False
