@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -31,12 +31,15 @@ from urllib.parse import quote
 
 from millpy.embedded.parts import START_S_MAX, free_port, last_lines
 from millpy.embedded.server_user import as_server_user, give_to_server_user, let_through, server_user
+from millpy.embedded.supervise import postmaster
 from millpy.errors import ConfigError, StoreUnavailableError
 from millpy.extras import to_install
 
 progress = logging.getLogger("millpy.progress")
 DEFAULT_VERSION = "18"
 SOCKET_PATH_BYTES_MAX = 90
+READY_LINE, READY = 7, "ready   "  # of postmaster.pid
+NO_PROCESS = str(2**31 - 1)
 SUPERUSER = "millpy"
 NO_SPACE_HINT = "make room, then try again"
 SETTINGS = {
@@ -110,7 +113,7 @@ class EmbeddedPostgres:
                         hint="use another directory, or remove this one",
                     )
                 self._make_cluster()
-                if not self._running():
+                if not self._is_up():
                     self._launch()
                 self._port_before = self._port()
                 self._supervise()
@@ -135,21 +138,27 @@ class EmbeddedPostgres:
         return f"postgresql://{SUPERUSER}@127.0.0.1:{self._port()}/{database}"
 
     def pid(self) -> int:
-        """Process id of the postmaster."""
-        return int(self._postmaster_lines()[0])
+        """Process id of the postmaster.
+
+        Raises:
+            StoreUnavailableError: it does not run.
+        """
+        found = postmaster(self.data)
+        if found is None:
+            raise StoreUnavailableError(f"no PostgreSQL runs in {self.directory}", hint="start it")
+        return found
 
     def kill(self) -> None:
         """SIGKILL the postmaster, as a power cut would; its children end by themselves."""
-        pid = self.pid()
-        os.kill(pid, signal.SIGKILL)
+        os.kill(self.pid(), signal.SIGKILL)
         deadline = time.monotonic() + START_S_MAX
-        while _alive(pid) and time.monotonic() < deadline:
+        while postmaster(self.data) is not None and time.monotonic() < deadline:
             time.sleep(0.01)
 
     def restart(self) -> None:
         """Start again after `kill`, or when it has given up, on the same port; PostgreSQL recovers from its log."""
         with _locked(self.directory / "start.lock"):
-            if not self._running():
+            if not self._is_up():
                 self._launch(port=self._port_before)
 
     # How it is made and started.
@@ -198,6 +207,7 @@ class EmbeddedPostgres:
         log = self.directory / "log"
         log.touch()
         give_to_server_user(log)
+        self._disown_leftovers()
         number = port or (free_port() if self._tcp else 5432)
         options = {
             **self._settings,
@@ -236,8 +246,35 @@ class EmbeddedPostgres:
         if "No space left on device" in said:
             raise StoreUnavailableError(f"no space is left on the disk of {self.directory}", hint=NO_SPACE_HINT)
 
-    def _running(self) -> bool:
-        return self._run(self._bin("pg_ctl"), "-D", str(self.data), "status").returncode == 0
+    def _is_up(self) -> bool:
+        """Whether it takes connections; waits while somebody's half-done start or stop goes on."""
+        deadline = time.monotonic() + START_S_MAX
+        while postmaster(self.data) is not None:
+            with suppress(FileNotFoundError):  # it has just gone
+                if self._postmaster_lines()[READY_LINE:] == [READY]:
+                    return True
+            if time.monotonic() > deadline:
+                raise StoreUnavailableError(
+                    "embedded PostgreSQL is still on its way up or down", hint=f"see {self.directory / 'log'}"
+                )
+            time.sleep(0.02)
+        return False
+
+    def _disown_leftovers(self) -> None:
+        """Let a start see that no server runs: what a killed one has left names a process that may be anybody's now.
+
+        Its shared memory stays named, so PostgreSQL still refuses to start beside children that have outlived it.
+        """
+        path = self.data / "postmaster.pid"
+        if not path.exists():
+            return
+        _, *rest = path.read_text().split("\n")
+        new = path.with_suffix(".new")
+        new.write_text("\n".join([NO_PROCESS, *rest]))
+        give_to_server_user(new)
+        new.replace(path)
+        for lock in self._socket_directory().glob(".s.PGSQL.*.lock"):
+            lock.unlink()
 
     def _supervise(self) -> None:
         stop = [self._bin("pg_ctl"), "-D", str(self.data), "-m", "fast", "-w", "stop"]
@@ -314,11 +351,3 @@ def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

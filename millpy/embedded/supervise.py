@@ -14,6 +14,32 @@ import subprocess
 import sys
 from pathlib import Path
 
+PROC = Path("/proc")
+
+
+def postmaster(data: Path) -> int | None:
+    """Process id of the server that runs on a data directory; None when there is none.
+
+    `postmaster.pid` outlives a server that was killed, and then the number in it may be any other process's: above all
+    after a restart of the machine or container, where the same numbers come again.
+    """
+    try:
+        pid = int((data / "postmaster.pid").read_text().split("\n", 1)[0])
+    except (FileNotFoundError, ValueError):
+        return None
+    return pid if _serves(pid, data) else None
+
+
+def _serves(pid: int, data: Path) -> bool:
+    if (PROC / "self").exists():
+        try:
+            program, *arguments = (PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+        return os.path.basename(program) == b"postgres" and os.fsencode(data) in arguments
+    found = subprocess.run(["ps", "-ww", "-o", "command=", "-p", str(pid)], capture_output=True, check=False).stdout
+    return b"postgres -D " + os.fsencode(data) in found
+
 
 def main(directory: str, command: list[str]) -> int:
     """Wait for the last holder to go, then run the command that stops the server."""
@@ -24,7 +50,9 @@ def main(directory: str, command: list[str]) -> int:
         except BlockingIOError:
             return 0  # another supervisor waits already
         fcntl.flock(holders, fcntl.LOCK_EX)
-        code = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode
+        code = 0
+        if postmaster(Path(directory, "data")) is not None:
+            code = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode
         own.close()
         return code
 

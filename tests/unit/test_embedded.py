@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from millpy.embedded import EmbeddedPostgres
+from millpy.embedded import EmbeddedPostgres, supervise
+from millpy.embedded.server_user import server_user
 from millpy.errors import ConfigError
 
 HOLDER = """
@@ -91,3 +93,68 @@ def test_directory_keeps_its_version(directory: Path) -> None:
 
     with pytest.raises(ConfigError, match="holds PostgreSQL 16, not 18"):
         EmbeddedPostgres(directory, version="18").start()
+
+
+def rewrite_pid_file(server: EmbeddedPostgres, line: int, text: str) -> None:
+    path = server.data / "postmaster.pid"
+    lines = path.read_text().splitlines()
+    lines[line] = text
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of the server's user that has nothing to do with it."""
+    user = server_user()
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, user=user.pw_uid if user else None) as process:
+        yield process
+
+
+def test_a_killed_servers_number_that_is_another_process_now_neither_hinders_a_start_nor_is_it_stopped(
+    directory: Path, bystander: subprocess.Popen[bytes]
+) -> None:
+    server = EmbeddedPostgres(directory)
+    server.start()
+    server.kill()
+    rewrite_pid_file(server, 0, str(bystander.pid))
+
+    server.release()
+    again = EmbeddedPostgres(directory)
+    again.start()  # waits for the supervisor, which has found nothing to stop
+
+    with psycopg.connect(again.url()) as connection:
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+    assert bystander.poll() is None
+    again.release()
+
+
+def test_who_comes_while_the_server_starts_waits_until_it_takes_connections(directory: Path) -> None:
+    server = EmbeddedPostgres(directory)
+    server.start()
+    rewrite_pid_file(server, 7, "starting")  # as when its starter was killed
+    second = EmbeddedPostgres(directory)
+    coming = threading.Thread(target=second.start)
+
+    coming.start()
+    coming.join(0.2)
+    waits = coming.is_alive()
+    rewrite_pid_file(server, 7, "ready   ")
+    coming.join(60)
+
+    assert waits and not coming.is_alive()
+    second.release()
+    server.release()
+
+
+@pytest.mark.parametrize("proc", [Path("/proc"), Path("/there is none")])
+def test_the_servers_process_is_known_by_its_directory(
+    directory: Path, bystander: subprocess.Popen[bytes], proc: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "PROC", proc)
+    with EmbeddedPostgres(directory) as server:
+        assert supervise.postmaster(server.data) == server.pid()
+        assert supervise.postmaster(directory / "another") is None
+        pid = server.pid()
+        rewrite_pid_file(server, 0, str(bystander.pid))
+        assert supervise.postmaster(server.data) is None
+        rewrite_pid_file(server, 0, str(pid))
