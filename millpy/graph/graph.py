@@ -47,9 +47,9 @@ class Graph:
         checked_name(name, "graph")
         if max_skew is not None and max_skew <= timedelta(0):
             raise GraphError("max_skew is not positive", hint="leave it out, or give a duration")
-        if not 1 <= generation <= GENERATION_MAX:
+        if type(generation) is not int or not 1 <= generation <= GENERATION_MAX:  # a bool is an int, too
             raise GraphError(
-                f"there is no generation {generation}", hint=f"it is a number from 1 to {GENERATION_MAX:,}"
+                f"there is no generation {generation!r}", hint=f"it is a whole number from 1 to {GENERATION_MAX:,}"
             )
         self.max_skew = max_skew
         if name in RESERVED_SCHEMAS or name.startswith("pg_"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -143,7 +144,8 @@ def test_switch_to_a_generation_that_has_not_caught_up_is_refused(place: Path, d
     assert "generation 2 has no watermark yet" in refused(database_url, "switch", "factory", "2")
     assert "no generation 3" in refused(database_url, "switch", "factory", "3")
     assert "there are: 1 (current), 2" in refused(database_url, "switch", "factory", "3")
-    assert "has no generation 1" in refused(database_url, "switch", "mill", "1")
+    assert "no graph 'mill' is deployed" in refused(database_url, "switch", "mill", "1")
+    assert "hint: millpy switch factory 2" in refused(database_url, "switch", "factory_2", "2")
     (place / "new.py").write_text(NEXT.replace("sorted=True", "max_disorder=timedelta(seconds=100)"))
     did(database_url, "deploy", "new.py")
     with Worker(place, database_url, place, graph=place / "new.py") as new:
@@ -333,9 +335,10 @@ def test_right_that_two_have_granted_is_one_right(place: Path, database_url: str
             connection.execute("DROP ROLE first_hand, second_hand")
 
 
-def test_generation_beyond_what_the_database_counts_is_refused_in_words() -> None:
-    with pytest.raises(GraphError, match="there is no generation 2147483648"):
-        Graph("factory", generation=2**31)
+@pytest.mark.parametrize("generation", [0, -1, 2**31, "2", True, 2.0, None], ids=repr)
+def test_generation_that_the_database_cannot_count_is_refused_in_words(generation: Any) -> None:
+    with pytest.raises(GraphError, match=f"there is no generation {generation!r}"):
+        Graph("factory", generation=generation)
 
 
 def waiting(url: str) -> int:

@@ -197,11 +197,17 @@ wrong_file("two graphs in the file", ('graph = Graph("plant")', 'graph = Graph("
 wrong_file("changed window size", ("minutes(1)", "minutes(5)"))
 wrong_file("new field without a default", ("    place: Place\n", "    place: Place\n    unit: str\n"))
 wrong_file("two graphs of one name", ('"readings", SOURCE', '"events", SOURCE'), ("per_minute", "by_minute"))
+wrong_file("generation in quotes", ('Graph("plant")', 'Graph("plant", generation="2")'))
 
 
 @mistake("generation that is not deployed")
 def _(place: Place) -> tuple[int, str]:
     return place.millpy("switch", "plant", "2")
+
+
+@mistake("switch by the name of a file")
+def _(place: Place) -> tuple[int, str]:
+    return place.millpy("switch", "graph.py", "2")
 
 
 # What it reads.

@@ -120,11 +120,13 @@ async def switch(
         rights: whose rights the tables have in the end; None when those of both are the same.
 
     Raises:
-        UsageError: there is no such generation.
+        UsageError: there is no such graph, or no such generation of it.
         GraphError: it is too far behind; the rights differ and nobody said whose; something else has a table's name.
     """
     await connection.execute(statement("lock_deployment"), {"name": family})
     known = {found.generation: found for found in await read_generations(connection, family)}
+    if not known:
+        raise await _no_family(connection, family, generation)
     after = known.get(generation)
     if after is None:
         raise UsageError(f"graph {family!r} has no generation {generation}", hint=_listed(family, list(known.values())))
@@ -218,7 +220,18 @@ def _check_watermarks(before: Generation, after: Generation, behind_us_max: int)
 
 def _listed(family: str, known: Sequence[Generation]) -> str:
     numbers = [f"{g.generation}{' (current)' if g.name == family else ''}" for g in known]
-    return f"there are: {', '.join(numbers)}" if known else f"no graph {family!r} is deployed"
+    return f"there are: {', '.join(numbers)}"
+
+
+async def _no_family(connection: Connection, name: str, generation: int) -> UsageError:
+    """A switch is told the name that generations have in common; people give that of one of them, too."""
+    found = await all_rows(connection, statement("read_family"), {"name": name})
+    if found:
+        family = found[0][0]
+        return UsageError(
+            f"{name!r} is a generation of graph {family!r}, not its name", hint=f"millpy switch {family} {generation}"
+        )
+    return UsageError(f"no graph {name!r} is deployed", hint="`millpy graphs` shows those that are")
 
 
 async def _tables_of(connection: Connection, graph: Generation) -> list[str]:
