@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -113,5 +114,5 @@ def _quiet_at_ctrl_c() -> Iterator[None]:
 def told(words: str) -> str:
     """What an error of Spark says: in its first line, or in that of ours, where ours was raised in its processes."""
     lines = words.strip().splitlines()
-    ours = [line.partition(": ")[2] for line in lines if line.startswith("millpy.errors.")]
+    ours = [found[1] for line in lines if (found := re.match(r"millpy\.[\w.]+Error: (.+)", line))]
     return ours[-1] if ours else f"Spark: {lines[0]}"

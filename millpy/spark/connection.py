@@ -17,10 +17,12 @@ import adbc_driver_postgresql
 import pyarrow as pa
 
 from millpy.errors import StoreUnavailableError
+from millpy.secret import redacted
 
 SNAPSHOT_S_MAX = 5.0
 BATCH_BYTES = 8 << 20
-_PASSWORD = re.compile(r"(//[^/:@\s]*):[^@\s]*@")
+_STATEMENT = re.compile(r" (?:LINE \d+|Query was): .*")
+_LEVEL = re.compile(r"^.*?\b(?:ERROR|FATAL): ")
 
 
 class RefusedError(StoreUnavailableError):
@@ -80,6 +82,8 @@ def connected(url: str, statement_s_max: float = SNAPSHOT_S_MAX) -> Iterator[Con
     settings = {
         "statement_timeout": f"{statement_s_max * 1000:.0f}ms",
         "timezone": "UTC",
+        "datestyle": "ISO",
+        "extra_float_digits": "1",
         "standard_conforming_strings": "on",
         "jit": "off",  # it would compile each piece of a large table anew, for longer than reading takes
         "max_parallel_workers_per_gather": "0",  # what is parallel here are the connections
@@ -118,12 +122,25 @@ def _errors_in_words() -> Iterator[None]:
     try:
         yield
     except (adbc.Error, pa.ArrowException, OSError) as error:
-        detail = _PASSWORD.sub(r"\1:***@", " ".join(str(error).split()))
-        sqlstate = getattr(error, "sqlstate", None) or ""
-        if sqlstate == "57014" or "statement timeout" in detail:  # in the middle of an answer there is only the text
-            raise TooSlowError(
-                f"the database takes too long: {detail}", sqlstate=sqlstate, hint="read fewer columns or rows"
-            ) from error
-        raise RefusedError(
-            f"the database does not answer: {detail}", sqlstate=sqlstate, hint="is it running, and is the URL right?"
-        ) from error
+        raise _in_words(" ".join(str(error).split()), getattr(error, "sqlstate", None) or "") from error
+
+
+def _in_words(text: str, sqlstate: str) -> RefusedError:
+    """In the middle of an answer there is only the text. The statement, which the driver adds, is left out."""
+    detail = redacted(_STATEMENT.sub("", text))
+    refusal = _LEVEL.sub("", detail)
+    if sqlstate == "57014" or "statement timeout" in detail:
+        return TooSlowError(
+            f"the database takes too long: {refusal}", sqlstate=sqlstate, hint="read fewer columns or rows"
+        )
+    if sqlstate == "42501":
+        message, hint = f"missing rights: {refusal}", "who may read some columns names them, and needs the key's too"
+    elif sqlstate == "42703":
+        message, hint = f"the table has changed: {refusal}", "load it again"
+    elif sqlstate[:2] == "22":
+        message, hint = f"the database refuses a value: {refusal}", "look at keys, and at the table's types"
+    elif sqlstate[:2] not in ("", "08", "53", "57", "58") or "]: ERROR: " in detail:
+        message, hint = f"the database refuses: {refusal}", "its log may say more"
+    else:
+        message, hint = f"the database does not answer: {detail}", "is it running, and is the URL right?"
+    return RefusedError(message, sqlstate=sqlstate, hint=hint)

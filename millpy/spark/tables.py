@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millpy.errors import ConfigError
 from millpy.spark.connection import connected, literal, quoted
@@ -23,9 +24,16 @@ _ARROW_TYPES: dict[str, pa.DataType] = {
     "timestamp with time zone": pa.timestamp("us", "UTC"),
 }
 """Any other type is read as the text that PostgreSQL makes of it."""
+FIRST_DAY = dt.datetime(1, 1, 2, tzinfo=dt.UTC)
+LAST_DAY = dt.datetime(9999, 12, 31, tzinfo=dt.UTC)
+"""What is shown for -infinity and infinity: Python can have these in every zone."""
+_EPOCH_US = 946_684_800_000_000
+_LOWEST_US = -211_813_488_000_000_000 + _EPOCH_US
+_PAST_US = -(2**63) + _EPOCH_US
+"""PostgreSQL's epoch, its first instant and -infinity, in µs since 1970."""
 
 _COLUMNS = """
-SELECT a.attrelid::bigint, a.attname::text, format_type(a.atttypid, NULL), a.attnotnull
+SELECT a.attrelid::bigint, a.attname::text, format_type(a.atttypid, -1), a.attnotnull
   FROM pg_attribute AS a WHERE a.attrelid = to_regclass({name}) AND a.attnum > 0 AND NOT a.attisdropped
  ORDER BY a.attnum
 """
@@ -155,6 +163,22 @@ def windowed(url: str, schema: str, name: str) -> tuple[str, tuple[str, ...]]:
         )
     computation, keys = found[0]
     return computation, tuple(column for column, *_ in json.loads(keys))
+
+
+def finite(column: pa.Array) -> pa.Array:
+    """Instants without infinities; the driver's arithmetic overflows at infinity, which is then before all others."""
+    if not pa.types.is_timestamp(column.type):
+        return column
+    instants = column.cast(pa.int64())
+    lowest = pc.min(instants).as_py()
+    if lowest is None or lowest >= _LOWEST_US:
+        return column
+    ends = pc.if_else(pc.equal(instants, _PAST_US), _instant(FIRST_DAY), _instant(LAST_DAY))
+    return pc.if_else(pc.less(instants, _LOWEST_US), ends, instants).cast(column.type)
+
+
+def _instant(moment: dt.datetime) -> pa.Scalar:
+    return pa.scalar(moment, pa.timestamp("us", "UTC")).cast(pa.int64())
 
 
 def as_text(value: object) -> str:

@@ -248,6 +248,10 @@ def test_a_second_session_reads_from_its_own_database(
     session(database_url=url)
 
     assert read_table(spark, "plant.hourly").count() == ROWS
+    assert spark.read.format("millpy").option("table", "plant.hourly").load().count() == ROWS
+    session(database_url=database_url)
+    with pytest.raises(AnalysisException, match=r"there is no table plant\.hourly"):
+        spark.read.format("millpy").load("plant.hourly")
 
 
 def test_passwords_are_in_no_plan_and_no_error(spark: SparkSession, url: str) -> None:
@@ -279,6 +283,21 @@ def test_a_wrong_java_is_passed_over_for_the_one_in_the_wheel(tmp_path: Path, mo
 
     assert found.is_relative_to(tmp_path)
     assert 'version "21' in done.stderr
+
+
+def test_a_directory_of_somebody_else_is_not_taken_for_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / f"millpy-java-{os.getuid()}").symlink_to(elsewhere)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    with pytest.raises(ConfigError, match="is somebody else's") as raised:
+        java_home()
+
+    assert "TMPDIR" in raised.value.hint
+    assert [*elsewhere.iterdir()] == []
 
 
 def test_without_any_java_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
