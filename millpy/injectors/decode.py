@@ -26,6 +26,9 @@ from millpy.injectors.tables import TableColumns, long_rows, row_of, row_text
 from millpy.limits import RECORD_BYTES_MAX
 from millpy.model.record import SMALL_RECORDS_MAX, RecordType, without_none
 
+# How long a field may be is ours to say (`record_bytes_max`); the columnar reader knows no such bound either.
+csv.field_size_limit(2**31 - 1)
+
 PIECE_RECORDS = 4_096
 _INT64 = range(-(2**63), 2**63)
 _PLAIN = (str, int, float, bool, datetime)

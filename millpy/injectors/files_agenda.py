@@ -233,7 +233,7 @@ class WatchedAgenda:
             done = self._notes.done.get(path)
             if done is None:
                 return Next(FilePosition(path))
-            if done.broken or (seen.size > done.size and not path.endswith((".gz", ".parquet", ".pq"))):
+            if done.broken or (seen.size > done.size and not path.lower().endswith((".gz", ".parquet", ".pq"))):
                 return Next(msgspec.structs.replace(done, size=0, broken=False))
             problem = f"{path} has changed after it was read: {done.size} bytes then, {seen.size} now"
             return Next(msgspec.structs.replace(done, size=seen.size), problem)
@@ -265,7 +265,7 @@ class WatchedAgenda:
     def _state(self, found: Path) -> os.stat_result | None:
         """Size and time of change of a file that is meant; None for anything else, or when it has just gone."""
         inside = found.relative_to(self._directory).parts
-        if any(part.startswith((".", "_")) for part in inside) or found.name.endswith(_UNFINISHED):
+        if any(part.startswith((".", "_")) for part in inside) or found.name.lower().endswith(_UNFINISHED):
             return None
         try:
             str(found).encode()

@@ -65,7 +65,7 @@ def open_bytes(path: str) -> Bytes:
         opened = Path(path).open("rb")
     except OSError as error:
         raise SourceUnavailableError(f"{path}: {error}", hint="is the file readable?") from error
-    return _Gzip(path, opened) if path.endswith(".gz") else _Plain(path, opened)
+    return _Gzip(path, opened) if path.lower().endswith(".gz") else _Plain(path, opened)
 
 
 def recognize(path: str, head_bytes: int = HEAD_BYTES) -> tuple[str, int, int]:

@@ -108,7 +108,10 @@ class LineReader:
             return  # a file of no bytes has no records, so it needs no header
         end = int(self._ends[0]) + 1 if len(self._ends) else len(self._buffer)
         text = self._buffer[:end].removeprefix(_BOM).decode(errors="replace").rstrip("\r\n")
-        header = tuple(next(csv.reader([text]), []))
+        try:
+            header = tuple(next(csv.reader([text]), []))
+        except csv.Error:  # lines that end in a lone CR
+            header = ()
         if len(set(header)) != len(header) or not header:
             raise BrokenFileError(
                 f"{self._at.path}: no header with distinct names in the first line: {text[:200]!r}",

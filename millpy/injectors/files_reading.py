@@ -20,8 +20,8 @@ Broken = Literal["stop", "set_aside"]
 
 
 def format_of(path: str) -> Format:
-    """What a file's name says about it: .csv, .parquet or .pq, and NDJSON for any other, before a possible .gz."""
-    ending = Path(path.removesuffix(".gz")).suffix
+    """What a file's name says, in either case: .csv, .parquet or .pq, else NDJSON; before a possible .gz."""
+    ending = Path(path.lower().removesuffix(".gz")).suffix
     return {".csv": "csv", ".parquet": "parquet", ".pq": "parquet"}.get(ending, "json")  # type: ignore[return-value]
 
 
@@ -147,7 +147,7 @@ class Reading:
         self.close()
         path = piece.after.path
         # What has been read of a plain file counts, in case somebody appends to it at this moment.
-        plain = piece.format != "columns" and not path.endswith(".gz")
+        plain = piece.format != "columns" and not path.lower().endswith(".gz")
         size = piece.after.offset if plain else self._size
         piece.notes = self._notes.finish(msgspec.structs.replace(piece.after, size=size))
         piece.finished = self._agenda.is_over()

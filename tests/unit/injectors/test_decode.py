@@ -167,6 +167,17 @@ def test_csv_reads_empty_fields_as_none_or_default() -> None:
     assert [r.row for r in decoded.refused] == [2]
 
 
+@pytest.mark.parametrize("count", [1, 100])
+def test_csv_field_longer_than_pythons_limit_is_taken_in_batches_of_any_size(count: int) -> None:
+    header = ("device", "at", "temperature", "count", "note")
+    rows = [b"d,2026-01-01T00:00:00Z,1.5,3," + b"x" * 200_000, *[b"d,2026-01-01T00:00:00Z,1.5,3,n"] * (count - 1)]
+
+    decoded = Decoder(TYPE).decode(Taken("csv", Instant(0), block=b"\n".join(rows), header=header))
+
+    assert decoded.refused == []
+    assert len(decoded.rows) == count
+
+
 def test_large_plain_csv_becomes_columns() -> None:
     header = ("device", "at", "temperature", "count", "note")
     rows = [b"d%d,2026-01-01T00:00:00Z,1.5,3," % i for i in range(300)]

@@ -113,6 +113,27 @@ async def test_csv_file_of_no_bytes_has_no_records_and_needs_no_header(tmp_path:
     assert found[-1].finished
 
 
+async def test_csv_file_whose_lines_end_in_a_lone_cr_is_broken_and_does_not_end_the_worker(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"x,y\r1,2\r3,4\r")
+    (tmp_path / "b.csv").write_bytes(b"x,y\n5,6\n")
+
+    found = await read_all(Files(tmp_path / "*.csv", broken="set_aside"))
+
+    assert [[refused.reason for refused in taken.refused] for taken in found if taken.refused] == [["broken_file"]]
+    assert lines_of(found) == [b"5,6"]
+    with pytest.raises(BrokenFileError, match="no header"):
+        await read_all(Files(tmp_path / "a.csv"))
+
+
+async def test_endings_of_names_count_in_either_case(tmp_path: Path) -> None:
+    (tmp_path / "A.CSV").write_bytes(b"x\n1\n")
+    (tmp_path / "B.Csv.GZ").write_bytes(gzip.compress(b"x\n2\n"))
+
+    found = await read_all(Files(tmp_path / "*"))
+
+    assert [(tuple(t.header), t.block) for t in found if t.block] == [(("x",), b"1\n"), (("x",), b"2\n")]
+
+
 async def test_record_is_described_by_line_and_byte(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(b"x,y\n1,2\n3,4\n5,6\n")
