@@ -202,7 +202,7 @@ class WatchedAgenda:
         self._monotonic = monotonic
         self._seen: dict[str, _Seen] = {}  # not read as they are
         self._ready: deque[str] = deque()
-        self._listed: frozenset[str] = frozenset()
+        self._listed: frozenset[str] | None = None  # nobody has looked yet
         self._unnamed = False
 
     def check(self) -> None:
@@ -280,8 +280,8 @@ class WatchedAgenda:
         return state if stat.S_ISREG(state.st_mode) else None
 
     def forgotten(self) -> dict[str, bytes | None]:
-        """Notes of files that are gone."""
-        return self._notes.forget(self._listed)
+        """Notes of files that are gone; none before anybody has looked, as when the first file is resumed."""
+        return self._notes.forget(self._listed) if self._listed is not None else {}
 
     def is_over(self) -> bool:
         """Never: another may come."""

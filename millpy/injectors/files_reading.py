@@ -68,7 +68,8 @@ class Reading:
         if position is None:
             return
         self._at = msgspec.json.decode(position, type=FilePosition)
-        if self._at.path and self._at.path not in self._notes.done:
+        done = self._notes.done.get(self._at.path)
+        if self._at.path and (done is None or self._at.offset > done.offset):  # else it had been read to its end
             self._resume = self._at
             if self._broken == "stop":
                 self._begin(Next(self._at))

@@ -62,12 +62,16 @@ class Watch:
                 taken = await self.injector.take()
                 if taken is None:
                     continue
-                found.append(taken)
-                self.position = taken.position
-                self.notes.update({name: note for name, note in taken.notes.items() if note is not None})
-                for name in [name for name, note in taken.notes.items() if note is None]:
-                    del self.notes[name]
+                found.append(self.commit(taken))
         return found
+
+    def commit(self, taken: Taken) -> Taken:
+        """Keep of it what the next owner finds."""
+        self.position = taken.position
+        self.notes.update({name: note for name, note in taken.notes.items() if note is not None})
+        for name in [name for name, note in taken.notes.items() if note is None]:
+            del self.notes[name]
+        return taken
 
     async def settled(self) -> list[Taken]:
         """What has been written by now is seen, stands for long enough, and is read."""
@@ -204,22 +208,44 @@ async def test_notes_of_files_that_are_gone_go_with_the_next_file_and_not_before
     assert list(watch.notes) == [str(folder / "b.ndjson")]
 
 
-async def test_reading_resumes_in_the_middle_of_a_file_and_then_takes_the_others(folder: Path) -> None:
+async def bundles(watch: Watch, count: int) -> list[bytes]:
+    """What a worker commits that is killed after each bundle of four records."""
+    found: list[bytes] = []
+    for _ in range(count):
+        watch.injector = connect(watch.source, notes=watch.notes, clock=watch.clock, bundle_records_max=4)
+        await watch.injector.open(watch.position)
+        found += lines_of([watch.commit(await take(watch.injector))])
+        await watch.injector.close()
+    return found
+
+
+async def test_restart_in_the_middle_of_a_file_forgets_no_file_that_was_read(folder: Path) -> None:
+    # Nobody had looked at the directory yet, so all files seemed gone, and were read again.
     for name in "abc":
         (folder / f"{name}.ndjson").write_bytes(b"".join(b"{%s%d}\n" % (name.encode(), i) for i in range(10)))
     watch = Watch(Directory(folder, settle=timedelta(0), every=OFTEN))
-    found: list[bytes] = []
 
-    for _ in range(9):
-        watch.injector = connect(watch.source, notes=watch.notes, clock=watch.clock, bundle_records_max=4)
-        await watch.injector.open(watch.position)
-        taken = await take(watch.injector)
-        watch.position = taken.position
-        watch.notes.update({name: note for name, note in taken.notes.items() if note is not None})
-        found += lines_of([taken])
-        await watch.injector.close()
+    found = await bundles(watch, 9)
+    async with watch.open():
+        assert await watch.until_quiet() == []
 
     assert found == [b"{%s%d}" % (name, i) for name in (b"a", b"b", b"c") for i in range(10)]
+    assert sorted(watch.notes) == [str(folder / f"{name}.ndjson") for name in "abc"]
+
+
+async def test_restart_in_the_middle_of_what_a_file_has_grown_by_reads_none_of_it_twice(folder: Path) -> None:
+    (folder / "a.ndjson").write_bytes(b"{0}\n")
+    watch = Watch(Directory(folder, settle=timedelta(0), every=OFTEN))
+    async with watch.open():
+        await watch.until_quiet()
+    with (folder / "a.ndjson").open("ab") as file:
+        file.write(b"".join(b"{%d}\n" % i for i in range(1, 11)))
+
+    found = await bundles(watch, 3)
+    async with watch.open():
+        assert await watch.until_quiet() == []
+
+    assert found == [b"{%d}" % i for i in range(1, 11)]
 
 
 async def test_directory_that_goes_away_is_waited_for(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
