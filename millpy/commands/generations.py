@@ -112,10 +112,25 @@ def drop(
         with working(f"dropping graph {graph}"):
             remains = asyncio.run(dropped(url, dry_run=dry_run))
     if as_json:
-        print_json({"graph": graph, "dry_run": dry_run, "tables": remains.tables,
-                    "dead_letters": remains.dead_letters, "late_records": remains.late_records})  # fmt: skip
+        print_json({"graph": graph, "dry_run": dry_run, "tables": remains.tables, "dead_letters": remains.dead_letters,
+                    "late_records": remains.late_records, "mqtt_sessions": _sessions(remains)})  # fmt: skip
         return
     typer.echo(f"{_words(remains)}: {'would be dropped' if dry_run else 'dropped'}")
+    if sessions := _sessions(remains):
+        typer.echo(
+            "the MQTT broker goes on queueing for its sessions until they expire; to end them now, with the broker's"
+        )
+        typer.echo("address and login (and with its own names, where the graph's file has a client_id=):")
+        for session in sessions:
+            typer.echo(f"  mosquitto_sub -i {session} -t none -E")
+
+
+def _sessions(remains: Any) -> list[str]:
+    """What is left at MQTT brokers: the names of sessions, where the user has given none."""
+    from millpy.injectors.mqtt import session_name
+
+    return [session_name(remains.own_name, stream, partition) for stream, partition, source in remains.sources
+            if source.startswith("Mqtt(")]  # fmt: skip
 
 
 def _words(remains: Any) -> str:

@@ -160,11 +160,19 @@ class Mqtt:
         )
 
     def _client_id(self, setup: SourceSetup) -> str:
-        ending = xxhash.xxh3_64_hexdigest(setup.partition.encode())[:8]
         if self.client_id is None:
-            return f"millpy-{setup.graph}-{setup.stream}-{ending}"
+            return session_name(setup.graph, setup.stream, setup.partition)
         ours = own_name(self.client_id, setup.generation)
-        return ours if len(self.filters) == 1 else f"{ours}-{ending}"
+        return ours if len(self.filters) == 1 else f"{ours}-{_ending(setup.partition)}"
+
+
+def session_name(graph: str, stream: str, partition: str) -> str:
+    """The client id of one filter's session where the user has given none; `graph`: what brokers know it by."""
+    return f"millpy-{graph}-{stream}-{_ending(partition)}"
+
+
+def _ending(partition: str) -> str:
+    return xxhash.xxh3_64_hexdigest(partition.encode())[:8]
 
 
 def _check_apart(filters: Sequence[str]) -> None:

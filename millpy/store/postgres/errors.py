@@ -53,9 +53,15 @@ def translate(error: psycopg.Error) -> MillError:
     if state.startswith("MW"):
         return _ours(error, state)
     if _connection_lost(error, state) or state[:2] in ("53", "58"):
-        return StoreUnavailableError(f"the database is not available: {_line(error)}")
+        return StoreUnavailableError(
+            f"the database is not available: {_line(error)}",
+            hint="try again when it is: what it has not committed is not done",
+        )
     if state[:2] in ("40", "25") or state in ("55P03", "57014", "0A000", "26000", "42P05"):
-        return TransientError(f"the database asks to try again: {_line(error)}")
+        return TransientError(
+            f"the database asks to try again: {_line(error)}",
+            hint="nothing was changed: try again; pg_stat_activity shows what holds it up",
+        )
     if state == "42501":
         return ConfigError(
             f"missing rights: {_line(error)}",
@@ -134,4 +140,4 @@ def _connection_lost(error: psycopg.Error, state: str) -> bool:
 
 
 def _line(error: psycopg.Error) -> str:
-    return error.diag.message_primary or str(error).strip().replace("\n", " ")
+    return error.diag.message_primary or " ".join(str(error).split())

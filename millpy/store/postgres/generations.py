@@ -23,7 +23,7 @@ import psycopg
 from psycopg import sql
 
 from millpy.errors import GraphError, TransientError, UsageError
-from millpy.model.deployment import GraphSpec, name_beside
+from millpy.model.deployment import GraphSpec, name_beside, own_name
 from millpy.model.time import INSTANT_MIN, Instant
 from millpy.model.versions import refuse_older
 from millpy.store.postgres.arrays import Jsonbs, Texts
@@ -66,12 +66,20 @@ class Switched:
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """What of a graph is gone when it is dropped: result tables, and records that waited for a person."""
+    """What of a graph is gone when it is dropped: result tables, and records that waited for a person.
+
+    Attributes:
+        graph: what it was called.
+        own_name: what brokers know it by.
+        sources: (stream, source partition, source in words) of each partition that it read.
+    """
 
     graph: str
+    own_name: str
     tables: tuple[str, ...]
     dead_letters: int
     late_records: int
+    sources: tuple[tuple[str, str, str], ...]
 
 
 async def read_generations(connection: Connection, family: str) -> list[Generation]:
@@ -188,6 +196,7 @@ async def drop(connection: Connection, name: str) -> Remains:
             hint="drop them, or make them read other tables",
         )
     dead_letters, late_records = (await all_rows(connection, statement("count_set_aside"), ids))[0]
+    sources = await all_rows(connection, statement("read_partitions"), ids)
     try:
         for table in tables:
             for kind, relation in (("VIEW", f"{table}_status"), ("TABLE", table)):
@@ -202,7 +211,8 @@ async def drop(connection: Connection, name: str) -> Remains:
     for interval, *_ in await all_rows(connection, statement("read_intervals"), ids):
         await connection.execute(statement("forget_state"), {"interval": interval})  # each may take its time
     await connection.execute(statement("forget_graph"), ids)
-    return Remains(name, tuple(tables), dead_letters, late_records)
+    known_as = own_name(family[0][0], dropped.generation)
+    return Remains(name, known_as, tuple(tables), dead_letters, late_records, tuple(sources))
 
 
 def _check_watermarks(before: Generation, after: Generation, behind_us_max: int) -> None:

@@ -152,3 +152,11 @@ SELECT (SELECT count(*) FROM mill.dead_letters AS d JOIN mill.intervals AS i USI
          WHERE i.graph_id = %(graph_id)s AND d.state IN ('set_aside', 'requested')),
        (SELECT count(*) FROM mill.late_records AS l JOIN mill.intervals AS i USING (interval_id)
          WHERE i.graph_id = %(graph_id)s AND l.state IN ('set_aside', 'requested'));
+
+-- name: read_partitions
+-- What a graph reads: streams, their source partitions, and the source in words. Zero rows: it has no source.
+SELECT c.name, p.partition, c.computation #>> '{meaning,source}'
+  FROM mill.graphs AS g
+ CROSS JOIN LATERAL jsonb_each(g.description -> 'computations') AS c (name, computation)
+ CROSS JOIN LATERAL jsonb_array_elements_text(c.computation -> 'partitions') AS p (partition)
+ WHERE g.graph_id = %(graph_id)s AND c.computation ->> 'kind' = 'injector' ORDER BY c.name, p.partition;

@@ -20,7 +20,7 @@ def an_error(sqlstate: str) -> psycopg.Error:
     return psycopg.errors.lookup(sqlstate)("something happened")
 
 
-LOST = psycopg.OperationalError("server closed the connection unexpectedly")
+LOST = psycopg.OperationalError("server closed the connection unexpectedly\n\tThis probably means the server terminated")
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,13 @@ LOST = psycopg.OperationalError("server closed the connection unexpectedly")
 )
 def test_state_tells_the_reaction(sqlstate: str, expected: type[Exception]) -> None:
     assert type(translate(an_error(sqlstate))) is expected
+
+
+@pytest.mark.parametrize("error", [LOST, an_error("57P01"), an_error("55P03")], ids=["lost", "ended", "locked"])
+def test_deploy_that_the_server_breaks_off_ends_in_one_line_and_what_to_do(error: psycopg.Error) -> None:
+    translated = translate(error)
+    assert isinstance(translated, TransientError)
+    assert (len(translated.message.splitlines()), "\t" in translated.message, bool(translated.hint)) == (1, False, True)
 
 
 @pytest.mark.parametrize("sqlstate", ["22003", "22021", "22P02", "54000", "P0001", "23505"])
