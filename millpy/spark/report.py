@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as fn
 
-from millpy.errors import ConfigError
+from millpy.errors import ConfigError, TableSwitchedError
 from millpy.spark.session import read_table
 from millpy.spark.statistics import Columns, History, judged, lateness, over_time, profile
 from millpy.spark.tables import Table, describe, windowed
@@ -138,9 +138,8 @@ def subject(url: str, question: Question) -> tuple[str, Columns]:
         ConfigError: there is no such table of windows, or it lacks a column.
         StoreUnavailableError: the database does not answer.
     """
-    schema, _, name = question.table.partition(".")
-    table = describe(url, schema, name)
-    computation, keys = windowed(url, schema, name)
+    table = _table(url, question)
+    computation, keys = windowed(url, table.schema, table.name)
     columns = Columns(keys, _value_column(table, keys, question.value), _count_column(table, question.count))
     return computation, columns
 
@@ -150,14 +149,26 @@ def make_report(spark: SparkSession, url: str, question: Question) -> Report:
 
     Raises:
         ConfigError: there is no such table of windows, or it lacks a column.
+        TableSwitchedError: it became another generation's meanwhile, whose too-late records may be among these.
         StoreUnavailableError: the database does not answer.
     """
+    table = _table(url, question)
     computation, columns = subject(url, question)
     windows = _windows(spark, url, question, columns).persist()
     try:
-        return _computed(windows, _too_late(spark, url, question, computation, columns, windows), question, columns)
+        found = _computed(windows, _too_late(spark, url, question, computation, columns, windows), question, columns)
     finally:
         windows.unpersist()
+    if _table(url, question).oid != table.oid:
+        raise TableSwitchedError(
+            f"{question.table} was switched to another table while the report was made", hint="make it again"
+        )
+    return found
+
+
+def _table(url: str, question: Question) -> Table:
+    schema, _, name = question.table.partition(".")
+    return describe(url, schema, name)
 
 
 def _computed(windows: DataFrame, too_late: DataFrame, question: Question, columns: Columns) -> Report:

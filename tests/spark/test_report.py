@@ -8,6 +8,7 @@ import json
 import random
 import statistics
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from millpy.embedded import EmbeddedPostgres
+from millpy.errors import TableSwitchedError
 from millpy.model.deployment import ColumnSpec, ComputationSpec, GraphSpec, StreamSpec, SubscriptionSpec, TableSpec
+from millpy.spark import report as reporting
 from millpy.spark.page import page
 from millpy.spark.report import Question, Report, make_report
 from millpy.spark.statistics import History
@@ -190,6 +193,22 @@ def test_only_the_time_asked_for_is_reported(spark: SparkSession, url: str) -> N
     assert found.value == "peak"
     assert as_text(nothing) == "plant.sums_1m has no windows in that time."
     assert "no windows in that time" in page(nothing)
+
+
+def test_windows_of_one_generation_are_not_reported_with_the_late_records_of_another(
+    spark: SparkSession, postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def switched(url: str) -> None:
+        async with PostgresStore(url) as store:
+            await store.deploy(replace(GRAPH, generation=2))
+            await store.switch("plant", 2)
+
+    monkeypatch.setattr(reporting, "_computed", lambda *_: asyncio.run(switched(url)))
+    with fresh_database(postgres) as name:
+        url = postgres.url(name)
+        fill(url, asyncio.run(deployed(url)))
+        with pytest.raises(TableSwitchedError, match=r"plant\.sums_1m was switched to another table"):
+            make_report(spark, url, Question(table="plant.sums_1m", history=HISTORY))
 
 
 def test_the_page_needs_nothing_else_and_escapes_names(report: Report) -> None:
