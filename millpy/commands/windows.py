@@ -23,7 +23,7 @@ from millpy.commands.common import (
     worded,
 )
 from millpy.commands.moments import moment
-from millpy.errors import TransientError, UsageError
+from millpy.errors import MillError, TransientError, UsageError
 from millpy.store.admin import Admin, Row
 from millpy.store.admin_results import ResultTable, Wanted, newest, progress, result_tables, written_since
 
@@ -132,15 +132,15 @@ def _follow(admin: Admin, asked: ResultTable, wanted: Wanted, shown: Sequence[st
     before = {(tuple(row[name] for name in asked.identity), row["bundle"]) for row in rows}
     widths: list[int] = []
     while True:
-        if _writers(admin, asked) != writers:
-            raise TransientError(
-                f"{asked.graph}.{asked.name} is another generation's now, or was dropped",
-                hint="follow it again: `millpy graphs` shows what there is",
-            )
+        _check_writers(admin, asked, writers)
         if rows:
             widths = _print(_short(rows, shown), widths, as_json=as_json)
         began = clock.monotonic()
-        found = written_since(admin, asked, wanted, bundles)
+        try:
+            found = written_since(admin, asked, wanted, bundles)
+        except MillError:  # it waited for a switch, and the table has other columns now, or none
+            _check_writers(admin, asked, writers)
+            raise
         took_s = clock.monotonic() - began
         bundles = {**bundles, **_newest_bundles(found, bundles)}
         rows = [row for row in found if (tuple(row[name] for name in asked.identity), row["bundle"]) not in before]
@@ -152,6 +152,14 @@ def _follow(admin: Admin, asked: ResultTable, wanted: Wanted, shown: Sequence[st
 def _writers(admin: Admin, asked: ResultTable) -> list[Row]:
     """The generation that writes a table; none when there is none of this name."""
     return admin.ask("SELECT family, generation FROM millpy.graphs WHERE graph = :graph", graph=asked.graph)
+
+
+def _check_writers(admin: Admin, asked: ResultTable, before: Sequence[Row]) -> None:
+    if _writers(admin, asked) != before:
+        raise TransientError(
+            f"{asked.graph}.{asked.name} is another generation's now, or was dropped",
+            hint="follow it again: `millpy graphs` shows what there is",
+        )
 
 
 def _newest_bundles(rows: Sequence[Row], before: Mapping[int, int]) -> dict[int, int]:

@@ -13,6 +13,8 @@ import pytest
 from millpy.errors import GraphError
 from millpy.graph import Graph
 from millpy.runtime.probe import Point
+from millpy.store.admin import Row
+from millpy.store.admin_results import written_since
 from tests.commands import millpy as run
 from tests.crash.harness import Worker, await_true
 from tests.crash.on_disk import DEVICES, END, GRAPH, MIDDLE, done, drop, millpy, one, rows, sums
@@ -293,6 +295,22 @@ def test_rows_are_not_followed_in_silence_when_the_table_is_another_generations(
     status, out, err = done(following)
     assert (status, out) == (1, ""), (out, err)
     assert "factory.minutes is another generation's now" in err
+
+
+@pytest.mark.parametrize("change", [("total=", "amount="), ('"minutes"', '"hours"')], ids=["column", "table"])
+def test_follower_that_waited_for_a_switch_does_not_ask_for_what_is_gone(
+    place: Path, database_url: str, monkeypatch: pytest.MonkeyPatch, change: tuple[str, str]
+) -> None:
+    (place / "new.py").write_text(NEXT.replace(*change))
+    both_deployed(database_url)
+
+    def after_a_switch(*asked: Any) -> list[Row]:
+        did(database_url, "switch", "factory", "2")
+        return written_since(*asked)
+
+    monkeypatch.setattr("millpy.commands.windows.written_since", after_a_switch)
+    complaint = refused(database_url, "windows", "factory.minutes", "--follow", status=1)
+    assert "factory.minutes is another generation's now" in complaint
 
 
 def test_commit_that_cannot_be_ended_is_said_to_be_whose(
