@@ -54,7 +54,10 @@ def resume(
     typer.echo(f"{resumed} source partitions of {stream} go on")
 
 
-COLUMNS = ("graph", "stream", "device", "last_event_time", "lag", "silent_for", "rate", "records", "duplicates", "late")
+COLUMNS = (
+    "graph", "stream", "source_partition", "device", "last_event_time", "lag", "silent_for", "rate", "records",
+    "duplicates", "late",
+)  # fmt: skip
 
 
 @worded

@@ -8,28 +8,33 @@ from typing import Any
 from millpy.store.admin import Admin, Row
 
 SET_ASIDE_MAX = 10_000
-"""So many of the newest records set aside are counted as events."""
+"""So many of the newest records set aside are counted as events; the oldest event of them says "or more"."""
 EVENTS = """
 WITH noted AS (
     SELECT graph, at, kind, detail FROM millpy.events
      WHERE (CAST(:graph AS text) IS NULL OR graph = :graph) AND at >= CAST(:start AS timestamptz)
      ORDER BY at DESC LIMIT :rows_max
 ), letters AS (
-    SELECT * FROM (SELECT graph, computation, reason, detail, dead_lettered_at FROM millpy.dead_letters
-                    ORDER BY dead_letter_id DESC LIMIT :set_aside_max) AS newest
+    SELECT *, min(dead_lettered_at) OVER () AS first_at
+      FROM (SELECT graph, computation, reason, detail, dead_lettered_at, count(*) OVER () AS counted
+              FROM (SELECT * FROM millpy.dead_letters ORDER BY dead_letter_id DESC LIMIT :set_aside_max) AS newest) AS newest
      WHERE (CAST(:graph AS text) IS NULL OR graph = :graph) AND dead_lettered_at >= CAST(:start AS timestamptz)
 ), late AS (
-    SELECT * FROM (SELECT graph, computation, recorded_at FROM millpy.late_records
-                    ORDER BY late_record_id DESC LIMIT :set_aside_max) AS newest
+    SELECT *, min(recorded_at) OVER () AS first_at
+      FROM (SELECT graph, computation, recorded_at, count(*) OVER () AS counted
+              FROM (SELECT * FROM millpy.late_records ORDER BY late_record_id DESC LIMIT :set_aside_max) AS newest) AS newest
      WHERE (CAST(:graph AS text) IS NULL OR graph = :graph) AND recorded_at >= CAST(:start AS timestamptz)
 ), happened AS (
     SELECT * FROM noted
      UNION ALL
     SELECT graph, max(dead_lettered_at), 'quarantined',
-           jsonb_build_object('computation', computation, 'reason', reason, 'records', count(*), 'detail', min(detail))
+           jsonb_build_object('computation', computation, 'reason', reason, 'records', count(*), 'detail', min(detail),
+                              'or_more', max(counted) = :set_aside_max AND min(dead_lettered_at) = min(first_at))
       FROM letters GROUP BY graph, computation, reason, date_trunc('minute', dead_lettered_at)
      UNION ALL
-    SELECT graph, max(recorded_at), 'late', jsonb_build_object('computation', computation, 'records', count(*))
+    SELECT graph, max(recorded_at), 'late',
+           jsonb_build_object('computation', computation, 'records', count(*),
+                              'or_more', max(counted) = :set_aside_max AND min(recorded_at) = min(first_at))
       FROM late GROUP BY graph, computation, date_trunc('minute', recorded_at)
      UNION ALL
     SELECT graph, parked_at, 'parked', jsonb_build_object('computation', computation, 'key', key, 'detail', detail)
@@ -90,13 +95,18 @@ def in_words(kind: str, detail: Mapping[str, Any], computations: Mapping[int, st
         case "resumed":
             return f"source {detail['stream']} goes on ({detail['partitions']} partitions)"
         case "quarantined":
-            count, whose = detail["records"], detail["computation"]
-            return f"{count} records of {whose} set aside ({detail['reason']}): {detail['detail']}"
+            whose = detail["computation"]
+            return f"{_records(detail)} of {whose} set aside ({detail['reason']}): {detail['detail']}"
         case "late":
-            return f"{detail['records']} records came too late for {detail['computation']}"
+            return f"{_records(detail)} came too late for {detail['computation']}"
         case "parked":
             return f"key {detail['key']} of {detail['computation']} stopped: {detail['detail']}"
         case _ if "what" in detail:
             return f"source {detail.get('stream', '')} ({detail.get('partition', '')}): {detail['what']}"
         case _:
             return ", ".join(f"{name} {value}" for name, value in detail.items())
+
+
+def _records(detail: Mapping[str, Any]) -> str:
+    plural = "s" if detail["records"] != 1 else ""
+    return f"{detail['records']}{' or more' * detail['or_more']} record{plural}"

@@ -18,6 +18,8 @@ import pytest
 
 from millpy.embedded import EmbeddedPostgres
 from millpy.model.checkpoint import Kind
+from millpy.store import admin_events
+from millpy.store.admin import Admin
 from millpy.store.postgres.store import PostgresStore
 from tests.commands import millpy, millpy_json
 from tests.conformance.store_builders import MINUTE, Owner, a_graph, entries
@@ -155,10 +157,22 @@ def test_events_are_told_in_words(made: Project) -> None:
     told = {event["kind"]: event["happened"] for event in made.json("events")}
 
     assert told["claimed"].endswith("took 5 intervals of readings, temperature_1m")
-    assert told["quarantined"].startswith("1 records of readings set aside (undecodable): DecodeError")
-    assert told["late"] == "1 records came too late for temperature_1m"
+    assert told["quarantined"].startswith("1 record of readings set aside (undecodable): DecodeError")
+    assert told["late"] == "1 record came too late for temperature_1m"
     assert {event["kind"] for event in made.json("events", "--kind", "late")} == {"late"}
     assert made.json("events", "--from", "2126-01-01T00:00:00Z") == []
+
+
+def test_events_say_when_more_was_set_aside_than_they_count(made: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin_events, "SET_ASIDE_MAX", 1)
+
+    found = admin_events.happenings(Admin(made.url), None, start="", kinds=["quarantined", "late"], limit=5)
+
+    assert {event["happened"].split(" of ")[0].split(" came")[0] for event in found} == {"1 or more record"}
+
+
+def test_fleet_tells_partitions_of_one_device_apart(made: Project) -> None:
+    assert made.ask("fleet").split()[:4] == ["graph", "stream", "source_partition", "device"]
 
 
 def test_tables_fit_an_unknown_width_when_piped(made: Project) -> None:
