@@ -17,7 +17,9 @@ from millpy.store.unreachable import unreachable
 
 Row = Mapping[str, Any]
 CONNECT_S_MAX = 10
-NOT_MIGRATED = {"42P01", "42883", "3F000"}  # no such table, function, schema
+NO_TABLE = "42P01"
+OUR_SCHEMAS = ("mill", "millpy")
+NOT_MIGRATED = {NO_TABLE, "42883", "3F000"}  # no such table, function, schema
 NOT_ONE_COMPUTATION = {"P0002", "42P09"}  # no such computation, or in several graphs
 NOT_A_VALUE = {"22P02", "22007", "22008", "22003"}  # text that is no number, moment, uuid, …
 CANCELLED = "57014"
@@ -167,6 +169,8 @@ def _connect(database_url: str) -> psycopg.Connection[Any]:
 
 def _translated(error: DBAPIError) -> MillError:
     state = getattr(error.orig, "sqlstate", None)
+    if state == NO_TABLE and not any(f'"{schema}.' in _first_line(error) for schema in OUR_SCHEMAS):
+        return ConfigError(f"a result table is gone: {_first_line(error)}", hint="`millpy graphs` shows what is deployed")
     if state in NOT_MIGRATED:
         return ConfigError("the database has no tables of millpy", hint="run `millpy migrate` first")
     detail = " ".join(str(error.orig).split())

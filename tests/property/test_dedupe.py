@@ -96,6 +96,16 @@ def test_id_of_a_small_bundle_and_then_of_a_large_one_is_remembered_by_the_later
     assert check(0, 1, time=15) == [True]
 
 
+def test_large_bundle_begins_with_duplicates_of_what_has_left_the_horizon_at_its_end() -> None:
+    # Ids of small bundles were sorted into a tier by the clock of the large bundle's last record, and so forgotten.
+    index = DedupeIndex(WITHIN)
+    index.check(an_id(0), np.array([0], np.int64))
+
+    duplicates, _ = index.check(b"".join(map(an_id, range(100))), np.arange(5, 105, dtype=np.int64))
+
+    assert duplicates.tolist() == [True] + [False] * 99
+
+
 def test_many_tiers_remember_every_id_within_the_horizon() -> None:
     rng = np.random.default_rng(7)
     index, last, runs = DedupeIndex(40), dict[int, int](), []
@@ -149,7 +159,7 @@ def test_ids_of_columns_are_those_of_objects(rows: list[tuple[str, int, bool, UU
 
 
 @pytest.mark.skipif(not CAMPUSIOT.exists(), reason="the recorded feeds are not here")
-@pytest.mark.parametrize("bundle", [50, 5_000, 100_000])
+@pytest.mark.parametrize("bundle", [50, 200, 5_000, 100_000])
 def test_real_feed_has_exactly_its_known_duplicates(bundle: int) -> None:
     fields = [("device", str), ("fcnt", int | None), ("arrival_ms", int), ("arrival_seq", int)]
     settings = IntakeSettings(

@@ -69,6 +69,11 @@ def translate(error: psycopg.Error) -> MillError:
         )
     if state[:2] in ("3D", "28") or state == "3F000":
         return ConfigError(f"the database refuses these settings: {_line(error)}")
+    if state in ("42P07", "42710"):
+        return ConfigError(
+            f"something of yours has a name that is needed: {_line(error)}",
+            hint="move it away, or rename the result table in the graph",
+        )
     if state[:2] == "42":
         return ConfigError(
             f"the database does not know a name: {_line(error)}", hint="was it migrated? is a result table gone?"

@@ -151,7 +151,7 @@ async def switch(
     tables = {found: await _tables_of(connection, found) for found in (before, after)}
     await _settle_rights(connection, family, after.name, tables[after], rights)
     left = await _left_behind(connection, family, tables[before], after.name, tables[after])
-    await _move(connection, before, family, beside, tables[before])
+    await _move(connection, before, family, beside, tables[before], lacking=True)
     if tables[before]:
         await copy_schema_grants(connection, family, beside)
     await _move(connection, after, after.name, family, tables[after])
@@ -316,17 +316,20 @@ async def _left_behind(
     return found
 
 
-async def _move(connection: Connection, graph: Generation, source: str, target: str, tables: Sequence[str]) -> None:
-    """Call a graph otherwise, and move its tables into the schema of that name."""
+async def _move(
+    connection: Connection, graph: Generation, source: str, target: str, tables: Sequence[str], *, lacking: bool = False
+) -> None:
+    """Call a graph otherwise, and move its tables into the schema of that name; `lacking`: those that are there."""
     if tables:
         await connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(target)))
         await check_free(connection, target, tables)
     await connection.execute(statement("rename_graph"), {"graph_id": graph.graph_id, "name": target})
     for table in tables:
         for kind, relation in (("TABLE", table), ("VIEW", f"{table}_status")):
-            query = sql.SQL("ALTER {} {} SET SCHEMA {}")
+            query = sql.SQL("ALTER {} {}{} SET SCHEMA {}")
+            gone = sql.SQL("IF EXISTS " if lacking else "")
             await connection.execute(
-                query.format(sql.SQL(kind), sql.Identifier(source, relation), sql.Identifier(target))
+                query.format(sql.SQL(kind), gone, sql.Identifier(source, relation), sql.Identifier(target))
             )
 
 

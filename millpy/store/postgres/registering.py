@@ -22,6 +22,7 @@ from millpy.store.postgres.statements import statement
 REFUSED_GRAPH_NAMES = frozenset(["mill", "millpy", "public", "information_schema"])
 NAME_BYTES_MAX = 50
 """Leaves room for `_status` and `_pkey` in PostgreSQL's 63 bytes."""
+BESIDE = ("_status", "_pkey")
 COMMITTED_COLUMNS = ("emitted_at", "interval_id", "bundle")
 FINAL = "is_final"
 _FINALS = {
@@ -198,8 +199,14 @@ def check_names(spec: GraphSpec) -> None:
     if spec.name in REFUSED_GRAPH_NAMES or spec.name.startswith("pg_"):
         raise GraphError(f"a graph cannot be named {spec.name!r}", hint="its name is the schema of its result tables")
     _check_identifier(spec.name, "graph")
+    beside = {f"{table.name}{ending}": table.name for table in spec.tables for ending in BESIDE}
     for table in spec.tables:
         _check_identifier(table.name, "result table")
+        if table.name in beside:
+            raise GraphError(
+                f"result table {table.name!r} would have the name of what stands beside {beside[table.name]!r}",
+                hint=f"rename it: each table has a view {BESIDE[0]} and a primary key {BESIDE[1]}",
+            )
         names = [*(column.name for column in table.columns()), *COMMITTED_COLUMNS, FINAL]
         doubled = {name for name in names if names.count(name) > 1}
         if doubled:

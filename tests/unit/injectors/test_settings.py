@@ -64,6 +64,9 @@ def test_dedupe_fields_are_ids_and_its_clock_is_never_none() -> None:
         Dedupe("at", within=hours(1)).validate(TYPE)
     with pytest.raises(SchemaError, match="no field"):
         Dedupe("uuid", within=hours(1)).validate(TYPE)
+    with pytest.raises(GraphError, match="number without a unit") as refused:
+        Dedupe("id", within=hours(1), time="event_ms").validate(TYPE)
+    assert 'time="event_ms", unit="ms"' in refused.value.hint
     with pytest.raises(GraphError, match="cannot be a clock"):
         Dedupe("id", within=hours(1), time="arrival_ms", unit="ms").validate(TYPE)
 
