@@ -7,8 +7,8 @@ the processes that Spark starts for a query.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 
@@ -38,10 +38,15 @@ class TooSlowError(RefusedError):
 
 
 class Connection:
-    """Asks one question at a time; every answer is a statement and a snapshot of its own."""
+    """Asks one question at a time; every answer is a statement and a snapshot of its own.
 
-    def __init__(self, connection: adbc.AdbcConnection) -> None:
+    Settings are of a question's own transaction: a pool would give those of a session to its other users.
+    """
+
+    def __init__(self, connection: adbc.AdbcConnection, settings: Mapping[str, str]) -> None:
         self._connection = connection
+        given = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in settings.items())
+        self._settings = f"SELECT {given}"
 
     def batches(self, query: str, *, bytes_max: float = float("inf")) -> tuple[list[pa.RecordBatch], bool]:
         """The answer, when it is here, and whether that is all: after `bytes_max` the server is told to stop.
@@ -50,9 +55,19 @@ class Connection:
             TooSlowError: it took too long.
             RefusedError: the server refused it, or went away.
         """
+        with _errors_in_words(), self._transaction():
+            self._answer(self._settings, float("inf"))
+            return self._answer(query, bytes_max)
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """The answer as Python's values; for short ones. Raises what `batches` raises."""
+        found, _ = self.batches(query)
+        return [row for batch in found for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
+
+    def _answer(self, query: str, bytes_max: float) -> tuple[list[pa.RecordBatch], bool]:
         found: list[pa.RecordBatch] = []
         size = 0
-        with _errors_in_words(), adbc.AdbcStatement(self._connection) as statement:
+        with adbc.AdbcStatement(self._connection) as statement:
             size_hint = str(int(min(BATCH_BYTES, bytes_max)))
             statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": size_hint})
             statement.set_sql_query(query)
@@ -66,10 +81,16 @@ class Connection:
                         return found, False
         return found, True
 
-    def rows(self, query: str) -> list[tuple[Any, ...]]:
-        """The answer as Python's values; for short ones. Raises what `batches` raises."""
-        found, _ = self.batches(query)
-        return [row for batch in found for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.set_autocommit(False)
+        try:
+            yield
+        except BaseException:
+            with suppress(adbc.Error):  # the connection may be gone
+                self._connection.set_autocommit(True)
+            raise
+        self._connection.set_autocommit(True)
 
 
 @contextmanager
@@ -91,10 +112,8 @@ def connected(url: str, statement_s_max: float = SNAPSHOT_S_MAX) -> Iterator[Con
     }
     with ExitStack() as stack:
         with _errors_in_words():
-            connection = Connection(stack.enter_context(adbc.AdbcConnection(_database(url))))
-        given = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in settings.items())
-        connection.rows(f"SELECT {given}")
-        yield connection
+            connection = stack.enter_context(adbc.AdbcConnection(_database(url)))
+        yield Connection(connection, settings)
 
 
 @lru_cache(maxsize=4)

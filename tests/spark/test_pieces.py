@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -17,6 +18,7 @@ from millpy.spark import read_table
 from millpy.spark.connection import connected
 from millpy.spark.pieces import PIECE_BYTES, plan, read
 from millpy.spark.tables import Table, describe
+from tests.pgbouncer import Pgbouncer, program
 
 pytestmark = pytest.mark.timeout(400)  # a JVM starts first
 GENERATIONS = """
@@ -145,3 +147,22 @@ def test_an_answer_stops_after_so_many_bytes_and_the_next_is_whole(url: str) -> 
         assert 2_000_000 < sum(batch.nbytes for batch in some) < 6_000_000
         assert connection.rows("SELECT count(*) FROM wide") == [(30_000,)]
         assert connection.batches("SELECT 1", bytes_max=2_000_000)[1]
+
+
+@pytest.mark.skipif(program() is None, reason="pgbouncer is not installed")
+def test_other_users_of_a_pool_do_not_get_the_readers_settings(
+    url: str, postgres: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    execute(url, "ALTER DATABASE pieces SET statement_timeout = '77s'")
+    asked = "SELECT current_setting('statement_timeout'), current_setting('TimeZone'), pg_backend_pid()"
+    with Pgbouncer(tmp_path / "pool", postgres.tcp_url(), "transaction", 1) as pool:
+        with connected(pool.url("pieces")) as reader, connected(pool.url("pieces"), 1.5) as another:
+            (given,) = reader.rows(asked)
+            (others,) = another.rows(asked)
+        with psycopg.connect(pool.url("pieces"), autocommit=True) as somebody:
+            left = somebody.execute(asked).fetchone()
+
+    assert given[:2] == ("5s", "UTC")
+    assert others == ("1500ms", "UTC", given[2])
+    assert left is not None
+    assert (left[0], left[2]) == ("77s", given[2])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import json
+import os
 import random
+import re
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
@@ -259,3 +261,33 @@ def test_a_mistake_is_named_before_spark_starts(url: str, arguments: list[Any], 
 
     assert message in said
     assert hint in said
+
+
+EXAMPLE = """
+CREATE SCHEMA factory;
+CREATE TABLE factory.temperature_1m (device text, window_start timestamptz, window_end timestamptz, n bigint,
+    mean double precision, late_count bigint, PRIMARY KEY (device, window_start, window_end));
+INSERT INTO factory.temperature_1m
+SELECT 'pump-1', at, at + interval '1 minute', 5, extract(minute FROM at), 0
+  FROM generate_series('2026-11-02 00:00Z', '2026-11-02 00:59Z', interval '1 minute') AS at
+"""
+
+
+def test_the_pages_examples_run_one_after_the_other(
+    spark: SparkSession, empty_database_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        connection.execute(EXAMPLE)
+    for name in ("MILLPY_DATABASE_URL", "JAVA_HOME"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))  # so that it is as before afterwards
+    blocks = re.findall(
+        r"^```python[^\n]*\n(.*?)^```", Path("docs/spark.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
+    )
+    names: dict[str, Any] = {}
+
+    for block in blocks:
+        exec(block.replace("postgresql://reader@db/plant", empty_database_url), names)
+
+    assert len(blocks) == 2
+    assert "|pump-1|     60|" in capsys.readouterr().out
+    assert spark.range(3).count() == 3

@@ -156,8 +156,9 @@ def test_no_statement_holds_a_snapshot_for_long(url: str) -> None:
     next(pieces)
     with psycopg.connect(url) as connection:
         (held,) = connection.execute(  # type: ignore[misc]
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = 'spark' AND backend_xmin IS NOT NULL"
-            " AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = 'spark'"
+            " AND (backend_xmin IS NOT NULL OR state <> 'idle') AND pid <> pg_backend_pid()"
+            " AND backend_type = 'client backend'"
         ).fetchone()
 
     assert held == 0
