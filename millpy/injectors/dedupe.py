@@ -118,14 +118,16 @@ class DedupeIndex:
             return np.zeros(0, bool), None
         hi, lo = halves_of(ids)
         times = np.maximum(np.maximum.accumulate(clocks), self.clock)
-        self.clock = Instant(int(times[-1]))
         order = order_of(hi, lo)
         hi, lo, seen = hi[order], lo[order], times[order]
         first = first_of_each(hi, lo)
         last = np.append(first[1:], True)
         small = int(np.count_nonzero(first)) <= _SMALL_IDS_MAX
         if self._recent and not small:
-            self._flush()  # before this bundle becomes a tier: a later tier says when an id was last seen
+            # Before this bundle becomes a tier, for a later tier says when an id was last seen; and by the clock before
+            # it, for its first records may be duplicates of what has left the horizon by its last.
+            self._flush()
+        self.clock = Instant(int(times[-1]))
         before = np.empty(count, np.int64)
         before[1:] = seen[:-1]
         before[first] = self._last_seen(hi[first], lo[first])

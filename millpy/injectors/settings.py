@@ -40,9 +40,10 @@ def _check_time_field(record_type: RecordType, name: str, unit: Unit | None, set
             raise GraphError(f"{setting}: {name!r} of {struct} is a datetime and has no unit", hint="leave unit= out")
     elif kind in (int, float):
         if unit is None:
+            written = f'EventTime("{name}", unit="ms", …)' if setting == "event time" else f'time="{name}", unit="ms"'
             raise GraphError(
                 f"{setting}: {name!r} of {struct} is a number without a unit",
-                hint=f'say which: EventTime("{name}", unit="ms", …); units are {", ".join(UNITS)}',
+                hint=f"say which: {written}; units are {', '.join(UNITS)}",
             )
     else:
         raise SchemaError(
