@@ -407,6 +407,35 @@ def test_switch_does_not_put_tables_where_a_person_has_some_of_that_name(place: 
     assert "factory_1.minutes_status exists already" in refused(database_url, "switch", "factory", "2")
 
 
+@pytest.mark.parametrize("ending", ["status", "pkey"])
+def test_result_table_with_the_name_of_what_stands_beside_another_is_refused(
+    place: Path, database_url: str, ending: str
+) -> None:
+    second = f'keyed.window(FixedWindows(minutes(2))).aggregate(n=Count()).to_table("minutes_{ending}")\n'
+    (place / "old.py").write_text(GRAPH + second)
+    for more in ((), ("--dry-run",)):
+        complaint = refused(database_url, "deploy", "old.py", *more)
+        assert f"'minutes_{ending}' would have the name of what stands beside 'minutes'" in complaint
+    (place / "old.py").write_text(GRAPH)
+    did(database_url, "deploy", "old.py")
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA factory_2")
+        connection.execute(f"CREATE TABLE factory_2.minutes_{ending} (n int)")  # type: ignore[call-overload]
+    assert f"minutes_{ending}" in (said := refused(database_url, "deploy", "new.py"))
+    assert "rename the result table" in said
+
+
+def test_generation_whose_table_a_person_has_dropped_gives_its_place_up(place: Path, database_url: str) -> None:
+    both_deployed(database_url)
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("DROP TABLE factory.minutes CASCADE")
+    assert "a result table is gone" in refused(database_url, "windows", "factory.minutes")
+    did(database_url, "switch", "factory", "2")
+    assert '"factory_1.minutes" does not exist' in refused(database_url, "switch", "factory", "1")
+    did(database_url, "drop", "factory_1", "--yes")
+    assert one(database_url, "SELECT count(*) FROM factory.minutes") == 0
+
+
 def test_names_of_generations_are_not_given_twice(place: Path, database_url: str) -> None:
     (place / "other.py").write_text(GRAPH.replace('"factory"', '"factory_2"'))
     (place / "first.py").write_text(GRAPH.replace('"factory"', '"factory_1"'))
