@@ -16,12 +16,14 @@ import adbc_driver_manager as adbc
 import adbc_driver_postgresql
 import pyarrow as pa
 
+from millpy.clock import Clock, SystemClock
 from millpy.errors import StoreUnavailableError
 from millpy.secret import redacted
 
 SNAPSHOT_S_MAX = 5.0
 BATCH_BYTES = 8 << 20
 _STATEMENT = re.compile(r" (?:LINE \d+|Query was): .*")
+_ERRORS = (adbc.Error, pa.ArrowException, OSError)
 _LEVEL = re.compile(r"^.*?\b(?:ERROR|FATAL): ")
 
 
@@ -43,8 +45,12 @@ class Connection:
     Settings are of a question's own transaction: a pool would give those of a session to its other users.
     """
 
-    def __init__(self, connection: adbc.AdbcConnection, settings: Mapping[str, str]) -> None:
+    def __init__(
+        self, connection: adbc.AdbcConnection, settings: Mapping[str, str], statement_s_max: float, clock: Clock
+    ) -> None:
         self._connection = connection
+        self._statement_s_max = statement_s_max
+        self._clock = clock
         given = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in settings.items())
         self._settings = f"SELECT {given}"
 
@@ -55,9 +61,15 @@ class Connection:
             TooSlowError: it took too long.
             RefusedError: the server refused it, or went away.
         """
-        with _errors_in_words(), self._transaction():
-            self._answer(self._settings, float("inf"))
-            return self._answer(query, bytes_max)
+        started = self._clock.monotonic()
+        try:
+            with self._transaction():
+                self._answer(self._settings, float("inf"))
+                return self._answer(query, bytes_max)
+        except _ERRORS as error:
+            # In the middle of an answer the driver passes no SQLSTATE on, and the server's words may be German.
+            late = self._clock.monotonic() - started >= self._statement_s_max
+            raise _in_words(error, unnamed="57014" if late else "") from error
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """The answer as Python's values; for short ones. Raises what `batches` raises."""
@@ -111,9 +123,11 @@ def connected(url: str, statement_s_max: float = SNAPSHOT_S_MAX) -> Iterator[Con
         "work_mem": "32MB",  # a bitmap of a few GB
     }
     with ExitStack() as stack:
-        with _errors_in_words():
+        try:
             connection = stack.enter_context(adbc.AdbcConnection(_database(url)))
-        yield Connection(connection, settings)
+        except _ERRORS as error:
+            raise _in_words(error) from error
+        yield Connection(connection, settings, statement_s_max, SystemClock())
 
 
 @lru_cache(maxsize=4)
@@ -136,19 +150,12 @@ def literal(value: str, kind: str) -> str:
     return "'" + value.replace("'", "''") + f"'::{kind}"
 
 
-@contextmanager
-def _errors_in_words() -> Iterator[None]:
-    try:
-        yield
-    except (adbc.Error, pa.ArrowException, OSError) as error:
-        raise _in_words(" ".join(str(error).split()), getattr(error, "sqlstate", None) or "") from error
-
-
-def _in_words(text: str, sqlstate: str) -> RefusedError:
-    """In the middle of an answer there is only the text. The statement, which the driver adds, is left out."""
-    detail = redacted(_STATEMENT.sub("", text))
+def _in_words(error: Exception, unnamed: str = "") -> RefusedError:
+    """Without the statement, which the driver adds; `unnamed` is the SQLSTATE of an error that has none."""
+    sqlstate = getattr(error, "sqlstate", None) or unnamed
+    detail = redacted(_STATEMENT.sub("", " ".join(str(error).split())))
     refusal = _LEVEL.sub("", detail)
-    if sqlstate == "57014" or "statement timeout" in detail:
+    if sqlstate == "57014":
         return TooSlowError(
             f"the database takes too long: {refusal}", sqlstate=sqlstate, hint="read fewer columns or rows"
         )

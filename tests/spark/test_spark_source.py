@@ -170,13 +170,26 @@ CREATE TABLE plant.quick AS SELECT i::bigint FROM generate_series(1, 500) AS i;
 ALTER TABLE plant.quick ADD PRIMARY KEY (i);
 CREATE FUNCTION plant.sleep(bigint) RETURNS text STABLE COST 100000 LANGUAGE sql AS 'SELECT pg_sleep(0.002)::text';
 CREATE VIEW plant.slow AS SELECT i, plant.sleep(i) AS s FROM plant.quick;
+CREATE FUNCTION plant.schlaf(bigint) RETURNS text STABLE COST 100000 LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN pg_sleep(0.002)::text;
+EXCEPTION WHEN query_canceled THEN
+    RAISE EXCEPTION 'storniere Anfrage wegen Zeitüberschreitung der Anfrage' USING ERRCODE = '57014';
+END $$;
+CREATE VIEW plant.langsam AS SELECT i, plant.schlaf(i) AS s FROM plant.quick;
 """
 
 
-def test_a_piece_that_takes_too_long_is_asked_for_again_with_fewer_rows(url: str) -> None:
+@pytest.fixture(scope="module")
+def with_slow_views(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(SLOW)
-    table = describe(url, "plant", "slow", ["i"])
+
+
+@pytest.mark.usefixtures("with_slow_views")
+@pytest.mark.parametrize("name", ["slow", "langsam"], ids=["in English", "in German"])
+def test_a_piece_that_takes_too_long_is_asked_for_again_with_fewer_rows(url: str, name: str) -> None:
+    table = describe(url, "plant", name, ["i"])
     schema = table.arrow_schema(["i", "s"])
 
     pieces = list(read(url, table, schema, (), EVERYTHING, batch_rows=400, piece_s_max=0.6))

@@ -107,7 +107,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("assembly", (*ENGINE, "injectors", "sinks", "runtime", "store")),
     ("testing", (*PUBLIC, "config", "complaint", "embedded", "graph_file", "progress", "secret", "worker_process")),
-    ("spark", ("database_url", "errors", "extras", "secret", "spark")),
+    ("spark", ("clock", "database_url", "errors", "extras", "secret", "spark")),
     ("config", (*FOUNDATIONS, "database_url", "secret")),
     ("complaint", ("errors", "secret")),
     ("embedded.supervise", ()),  # a script, with the standard library only
