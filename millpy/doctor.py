@@ -383,7 +383,10 @@ def _workers(facts: Facts, _: Limits) -> Found:
                 "graph",
                 f"{graph['graph']}: nobody works on {graph['ownerless']} of {graph['intervals']} intervals",
                 "their records wait, and watermarks behind them stand still",
-                f"start a worker: millpy run, with the file of {graph['graph']}",
+                f"start a worker: millpy run, with the file of {graph['graph']}"
+                if not graph["beside"]
+                else f"start a worker with the file of generation {graph['generation']}; or, when nobody needs that any"
+                f" more: millpy drop {graph['graph']}",
             )
         else:
             yield _ok("graph", f"{graph['graph']}: all {graph['intervals']} intervals have an owner")

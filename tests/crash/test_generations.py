@@ -425,6 +425,16 @@ def test_result_table_with_the_name_of_what_stands_beside_another_is_refused(
     assert "rename the result table" in said
 
 
+def test_doctor_says_that_a_generation_that_nobody_runs_can_be_dropped(place: Path, database_url: str) -> None:
+    both_deployed(database_url)
+    did(database_url, "switch", "factory", "2")
+    said = [finding for finding in json.loads(did(database_url, "doctor", "--json")) if finding["check"] == "graph"]
+    actions = {finding["found"].partition(":")[0]: finding["action"] for finding in said}
+    assert actions["factory"] == "start a worker: millpy run, with the file of factory"
+    assert actions["factory_1"].startswith("start a worker with the file of generation 1;")
+    assert actions["factory_1"].endswith("millpy drop factory_1")
+
+
 def test_generation_whose_table_a_person_has_dropped_gives_its_place_up(place: Path, database_url: str) -> None:
     both_deployed(database_url)
     with psycopg.connect(database_url, autocommit=True) as connection:

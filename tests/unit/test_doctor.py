@@ -186,7 +186,10 @@ def test_missing_rights_are_named() -> None:
 
 
 def test_state_that_nobody_folds_is_a_warning() -> None:
-    graph = {"graph": "factory", "intervals": 9, "ownerless": 0, "finished": False, "unfolded_bytes": 200_000_000}
+    graph = {
+        "graph": "factory", "generation": 1, "beside": False, "intervals": 9, "ownerless": 0, "finished": False,
+        "unfolded_bytes": 200_000_000,
+    }  # fmt: skip
 
     assert judged(graphs=[graph])["unfolded state"].severity is Severity.WARNING
 

@@ -52,7 +52,7 @@ SELECT g.name AS graph, w.worker_id::text AS worker, w.host, w.pid,
 
 -- name: look_at_graphs
 -- Each graph with its intervals that nobody works on, and its deltas that are not folded. Zero rows: no graph.
-SELECT g.name AS graph, count(*)::integer AS intervals,
+SELECT g.name AS graph, g.generation, g.name <> g.family AS beside, count(*)::integer AS intervals,
        count(*) FILTER (WHERE w.worker_id IS NULL OR w.lease_deadline < clock_timestamp())::integer AS ownerless,
        bool_and(i.low_watermark >= 4611686018427387904) AS finished,
        coalesce(sum(d.bytes), 0)::bigint AS unfolded_bytes
@@ -61,7 +61,7 @@ SELECT g.name AS graph, count(*)::integer AS intervals,
   LEFT JOIN mill.workers AS w ON w.worker_id = i.worker_id
   LEFT JOIN LATERAL (SELECT sum(d.bytes) AS bytes FROM mill.deltas AS d
                       WHERE d.interval_id = i.interval_id AND d.bundle > i.folded_bundle) AS d ON true
- GROUP BY g.name ORDER BY g.name;
+ GROUP BY g.graph_id ORDER BY g.name;
 
 -- name: look_at_rings
 -- Each ring: how many slots are taken, and the oldest that is still needed. Always three rows.
