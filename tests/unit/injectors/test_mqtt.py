@@ -40,6 +40,12 @@ def test_generations_with_a_client_id_of_their_own_do_not_take_each_others_sessi
     )
 
 
+@pytest.mark.parametrize("name", ["", " "], ids=["empty", "blank"])
+def test_session_without_a_name_is_refused_for_nothing_queues_for_it(name: str) -> None:
+    with pytest.raises(ConfigError, match="client_id= is empty"):
+        Mqtt("a/#", client_id=name)
+
+
 def test_repr_holds_what_is_read_and_neither_broker_nor_password() -> None:
     assert repr(Mqtt("a/#", "b/#", host="h", username="u", password="secret")) == "Mqtt('a/#', 'b/#')"
 
