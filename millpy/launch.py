@@ -230,7 +230,8 @@ def _watch(child: subprocess.Popen[bytes], children: Sequence[subprocess.Popen[b
     if code == -signal.SIGTERM:
         log.info("worker ended before it had begun", pid=child.pid)
     elif code < 0:
-        log.warning("worker killed", pid=child.pid, signal=signal.Signals(-code).name, left="the others take over")
+        left = "the others take over" if any(other.poll() is None for other in children) else "no other is left"
+        log.warning("worker killed", pid=child.pid, signal=signal.Signals(-code).name, left=left)
     elif code > 0:
         log.error("worker failed", pid=child.pid, status=code)
         for other in children:

@@ -170,7 +170,9 @@ def _connect(database_url: str) -> psycopg.Connection[Any]:
 def _translated(error: DBAPIError) -> MillError:
     state = getattr(error.orig, "sqlstate", None)
     if state == NO_TABLE and not any(f'"{schema}.' in _first_line(error) for schema in OUR_SCHEMAS):
-        return ConfigError(f"a result table is gone: {_first_line(error)}", hint="`millpy graphs` shows what is deployed")
+        return ConfigError(
+            f"a result table is gone: {_first_line(error)}", hint="`millpy graphs` shows what is deployed"
+        )
     if state in NOT_MIGRATED:
         return ConfigError("the database has no tables of millpy", hint="run `millpy migrate` first")
     detail = " ".join(str(error.orig).split())

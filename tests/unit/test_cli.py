@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import structlog
 
 from millpy import cli, launch
 from millpy.commands.demo import examples
@@ -240,6 +241,17 @@ def test_interrupt_before_a_worker_has_begun_prints_no_traceback(
         signal.signal(signal.SIGINT, before)
 
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_last_worker_that_is_killed_leaves_nobody_to_take_over() -> None:
+    with structlog.testing.capture_logs() as logged:
+        launch._run_children(
+            [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"],
+            "postgresql://",
+            workers=1,
+        )
+
+    assert [line["left"] for line in logged] == ["no other is left"]
 
 
 def test_every_command_has_its_place_in_the_help() -> None:

@@ -20,7 +20,9 @@ def an_error(sqlstate: str) -> psycopg.Error:
     return psycopg.errors.lookup(sqlstate)("something happened")
 
 
-LOST = psycopg.OperationalError("server closed the connection unexpectedly\n\tThis probably means the server terminated")
+LOST = psycopg.OperationalError(
+    "server closed the connection unexpectedly\n\tThis probably means the server terminated"
+)
 
 
 @pytest.mark.parametrize(
