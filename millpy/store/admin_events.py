@@ -17,12 +17,12 @@ WITH noted AS (
 ), letters AS (
     SELECT *, min(dead_lettered_at) OVER () AS first_at
       FROM (SELECT graph, computation, reason, detail, dead_lettered_at, count(*) OVER () AS counted
-              FROM (SELECT * FROM millpy.dead_letters ORDER BY dead_letter_id DESC LIMIT :set_aside_max) AS newest) AS newest
+              FROM (SELECT * FROM millpy.dead_letters ORDER BY dead_letter_id DESC LIMIT :set_aside_max) AS n) AS newest
      WHERE (CAST(:graph AS text) IS NULL OR graph = :graph) AND dead_lettered_at >= CAST(:start AS timestamptz)
 ), late AS (
     SELECT *, min(recorded_at) OVER () AS first_at
       FROM (SELECT graph, computation, recorded_at, count(*) OVER () AS counted
-              FROM (SELECT * FROM millpy.late_records ORDER BY late_record_id DESC LIMIT :set_aside_max) AS newest) AS newest
+              FROM (SELECT * FROM millpy.late_records ORDER BY late_record_id DESC LIMIT :set_aside_max) AS n) AS newest
      WHERE (CAST(:graph AS text) IS NULL OR graph = :graph) AND recorded_at >= CAST(:start AS timestamptz)
 ), happened AS (
     SELECT * FROM noted
