@@ -199,6 +199,21 @@ def test_nobody_sees_more_in_the_tables_of_a_new_generation(place: Path, databas
     assert one(database_url, "SELECT has_schema_privilege('millpy_reader', 'factory_1', 'USAGE')")
 
 
+def test_generation_beside_one_without_tables_can_be_written_to_by_workers(place: Path, database_url: str) -> None:
+    did(database_url, "migrate", "--roles")
+    without = GRAPH.replace("FixedWindows(minutes(1))", 'FixedWindows(minutes(1)), name="sums"')
+    (place / "old.py").write_text(without.replace('.to_table("minutes")', ""))
+    both_deployed(database_url)
+    usage = "SELECT has_schema_privilege('{}', '{}', 'USAGE')"
+    assert one(database_url, usage.format("millpy_worker", "factory_2"))
+
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("REVOKE USAGE ON SCHEMA factory_2 FROM millpy_reader")
+    did(database_url, "switch", "factory", "2", "--rights", "current")
+    assert one(database_url, usage.format("millpy_worker", "factory"))
+    assert not one(database_url, usage.format("millpy_reader", "factory")), "nobody sees more"
+
+
 def test_policy_that_the_new_table_cannot_have_hides_its_rows(place: Path, database_url: str) -> None:
     did(database_url, "deploy", "old.py")
     with psycopg.connect(database_url, autocommit=True) as connection:

@@ -155,6 +155,8 @@ async def switch(
     if tables[before]:
         await copy_schema_grants(connection, family, beside)
     await _move(connection, after, after.name, family, tables[after])
+    if tables[after] and not tables[before]:
+        await copy_schema_grants(connection, after.name, family)
     await _drop_if_empty(connection, after.name)
     detail = msgspec.json.encode({"from": before.generation, "to": after.generation})
     for graph in (before, after):
@@ -271,7 +273,8 @@ async def _copy_rights(connection: Connection, current: str, new: str, tables: S
     theirs, ours = await _both_rights(connection, current, new, tables)
     if not ours:
         return []
-    await copy_schema_grants(connection, current, new)
+    if await all_rows(connection, statement("find_tables"), {"name": current}):  # else it may have no schema
+        await copy_schema_grants(connection, current, new)
     missing = []
     for relation in sorted(theirs.keys() & ours.keys()):
         is_table = relation in tables

@@ -37,6 +37,10 @@ UPDATE mill.graphs SET name = %(name)s WHERE graph_id = %(graph_id)s;
 -- Zero rows: the graph has no result table.
 SELECT name FROM mill.result_tables WHERE graph_id = %(graph_id)s ORDER BY name;
 
+-- name: find_tables
+-- Zero rows: the graph of this name has no result table.
+SELECT t.table_id FROM mill.result_tables AS t JOIN mill.graphs AS g USING (graph_id) WHERE g.name = %(name)s;
+
 -- name: find_readers
 -- Views and other rules, not ours, that read some relations of a schema. Zero rows: none.
 WITH ours AS (
