@@ -9,7 +9,7 @@ as many rows at a time as fit.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import accumulate, pairwise
 from math import ceil
 
@@ -32,6 +32,7 @@ SMALL_ROWS = 20_000
 SAMPLES_MIN = 2_000
 SAMPLES_A_PIECE = 20
 SAMPLED_BLOCKS_MAX = 10_000
+SAMPLED_LESS = (1, 8, 64, 512)
 BLOCK_BYTES = 8192
 
 Position = tuple[str, ...]
@@ -54,15 +55,19 @@ def plan(
     *,
     partitions: int,
     batch_rows: int,
+    sample_s_max: float = SNAPSHOT_S_MAX,
 ) -> list[Bounds]:
     """Pieces of about equal size, at most `batch_rows` and `PIECE_BYTES`, in about equally many for each partition.
+
+    A sample that takes longer than `sample_s_max` is taken again of fewer blocks; if even that does not help, all is
+    one piece.
 
     Raises:
         TableSwitchedError: the name means another table than when it was looked up.
         StoreUnavailableError: the database went away.
     """
     everything: list[Bounds] = [(None, None)]
-    with connected(url) as connection:
+    with connected(url, sample_s_max) as connection:
         sizes = connection.rows(_SIZE.format(oid=table.oid))
         if not sizes:
             return everything
@@ -73,10 +78,15 @@ def plan(
         blocks = max(1, heap_bytes // BLOCK_BYTES)
         wanted = SAMPLES_A_PIECE * max(rows / batch_rows, all_bytes / PIECE_BYTES)
         samples = min(rows, max(SAMPLES_MIN, wanted))
-        share = min(1.0, max(samples / blocks, SAMPLES_MIN / rows), SAMPLED_BLOCKS_MAX / blocks)
-        kept = min(1.0, samples / (rows * share))
-        with _one_table(table):
-            found = connection.rows(_sample_query(table, names, conditions, share, kept))
+        most = min(1.0, max(samples / blocks, SAMPLES_MIN / rows), SAMPLED_BLOCKS_MAX / blocks)
+        for less in SAMPLED_LESS:
+            share = most / less
+            kept = min(1.0, samples / (rows * share))
+            with _one_table(table), suppress(TooSlowError):
+                found = connection.rows(_sample_query(table, names, conditions, share, kept))
+                break
+        else:
+            return everything
     rows_each = 1 / (share * kept)
     if _small(rows_each * len(found), rows_each * sum(row[-1] for row in found)):
         return everything

@@ -200,6 +200,36 @@ def test_a_piece_that_takes_too_long_is_asked_for_again_with_fewer_rows(url: str
         list(read(url, table, schema, (), EVERYTHING, batch_rows=400, piece_s_max=0.01))
 
 
+GUARDED = """
+CREATE TABLE plant.guarded AS SELECT i::bigint AS k FROM generate_series(1, 60000) AS i;
+ALTER TABLE plant.guarded ADD PRIMARY KEY (k);
+ALTER TABLE plant.guarded ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
+CREATE FUNCTION plant.nap(bigint) RETURNS text STABLE LANGUAGE sql AS 'SELECT pg_sleep(0.0002)::text';
+CREATE POLICY slowly ON plant.guarded USING (plant.nap(k) IS NOT NULL);
+CREATE FUNCTION plant.sleep() RETURNS text STABLE LANGUAGE sql AS 'SELECT pg_sleep(60)::text';
+CREATE ROLE guarded LOGIN;
+GRANT USAGE ON SCHEMA plant TO guarded;
+GRANT SELECT ON plant.guarded TO guarded;
+ANALYZE plant.guarded;
+"""
+
+
+@pytest.mark.usefixtures("with_slow_views")
+def test_a_sample_that_takes_too_long_is_taken_of_fewer_blocks(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(GUARDED)
+    guarded = url.replace("//millpy@", "//guarded@")
+    table = describe(guarded, "plant", "guarded")
+
+    some = plan(guarded, table, ["k"], (), partitions=3, batch_rows=50_000, sample_s_max=1.5)
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("ALTER POLICY slowly ON plant.guarded USING (plant.sleep() IS NOT NULL)")
+    none = plan(guarded, table, ["k"], (), partitions=3, batch_rows=50_000, sample_s_max=0.5)
+
+    assert len(some) == 3
+    assert none == [EVERYTHING]
+
+
 def test_quotes_and_backslashes_in_keys_are_only_text(url: str) -> None:
     odd = ["a'b", "a\\", "'; DROP TABLE plant.odd; --", 'x"y', "ü"]
     with psycopg.connect(url, autocommit=True) as connection:
