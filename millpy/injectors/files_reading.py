@@ -123,6 +123,7 @@ class Reading:
 
     def _begin(self, following: Next) -> None:
         position = following.position
+        self._size = position.size
         if following.problem:
             raise BrokenFileError(following.problem, hint="give new data a new name")
         if not self._agenda.holds(position.path):
@@ -159,8 +160,10 @@ class Reading:
         at = self._file.at if self._file is not None else begun
         self.close()
         self._resume = None
-        size = Path(at.path).stat().st_size if Path(at.path).is_file() else 0
-        self._at = msgspec.structs.replace(at, size=size, broken=True)
+        # What was opened counts: a whole file may have taken its place since, and is to be read on.
+        if not self._size and Path(at.path).is_file():
+            self._size = Path(at.path).stat().st_size
+        self._at = msgspec.structs.replace(at, size=self._size, broken=True)
         place = f"{at.path}:{at.line + 1} (byte {at.offset})"
         notes = {**self._pending, **self._notes.finish(self._at)}
         self._pending = {}

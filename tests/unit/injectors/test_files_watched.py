@@ -191,6 +191,24 @@ async def test_broken_file_is_set_aside_and_read_on_when_a_whole_one_takes_its_p
     assert lines_of(found)[:-1] + lines_of(rest) == gzip.decompress(whole).splitlines()
 
 
+async def test_whole_file_that_takes_the_place_of_a_broken_one_while_that_is_read_is_read_on(folder: Path) -> None:
+    # The note of the broken file had the size of the whole one, so that nothing seemed to have changed.
+    whole = gzip.compress(b"".join(b"{%d}\n" % (i * 7919 % 100_003) for i in range(50_000)))
+    (folder / "a.ndjson.gz").write_bytes(whole[: len(whole) // 2])
+    watch = Watch(Directory(folder, settle=timedelta(0), every=OFTEN))
+
+    watch.injector = connect(watch.source, clock=watch.clock, bundle_records_max=1000)
+    await watch.injector.open(None)
+    found = [watch.commit(await take(watch.injector))]
+    (folder / "b").write_bytes(whole)
+    (folder / "b").rename(folder / "a.ndjson.gz")
+    found += await watch.until_quiet()
+    await watch.injector.close()
+
+    assert [r.reason for t in found for r in t.refused] == ["broken_file"]
+    assert lines_of(found) == gzip.decompress(whole).splitlines()
+
+
 async def test_notes_of_files_that_are_gone_go_with_the_next_file_and_not_before(folder: Path) -> None:
     (folder / "a.ndjson").write_bytes(b"{1}\n")
     watch = Watch(Directory(folder, settle=timedelta(0), every=OFTEN))
