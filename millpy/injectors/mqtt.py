@@ -96,7 +96,8 @@ class Mqtt:
             raise ConfigError(f"unknown MQTT protocol {protocol!r}", hint="5 or 311")
         if client_id is not None and not client_id.strip():
             raise ConfigError(
-                "client_id= is empty: a broker gives each connection without a name a new session, without what has queued",
+                "client_id= is empty: a broker gives each connection without a name a new session, "
+                "without what has queued",
                 hint="name the session, or leave client_id= out",
             )
         if tls is False and (tls_ca or tls_certificate or tls_key):
