@@ -125,7 +125,10 @@ def graph_in(admin: Admin, graph: str | None) -> str | None:
     from millpy.graph_file import load_graph  # the engine is not loaded for what can do without
 
     loaded = load_graph(graph)
-    return admin.name_of(loaded.name, loaded.generation) or loaded.name
+    name = admin.name_of(loaded.name, loaded.generation)
+    if name is None and loaded.name in known:  # another generation has that name
+        raise UsageError(f"generation {loaded.generation} of graph {loaded.name!r} is not deployed", hint=hint)
+    return name or loaded.name
 
 
 def show(

@@ -440,6 +440,17 @@ def test_result_table_with_the_name_of_what_stands_beside_another_is_refused(
     assert "rename the result table" in said
 
 
+def test_file_of_a_generation_that_is_not_deployed_does_not_stand_for_another_one(
+    place: Path, database_url: str
+) -> None:
+    both_deployed(database_url)
+    (place / "next.py").write_text(NEXT.replace("generation=2", "generation=3"))
+    for command in ("status", "watermarks", "windows", "events"):
+        complaint = refused(database_url, command, "next.py")
+        assert "generation 3 of graph 'factory' is not deployed" in complaint
+        assert "there are: factory, factory_2" in complaint
+
+
 def test_doctor_says_that_a_generation_that_nobody_runs_can_be_dropped(place: Path, database_url: str) -> None:
     both_deployed(database_url)
     did(database_url, "switch", "factory", "2")

@@ -243,7 +243,8 @@ def test_interrupt_before_a_worker_has_begun_prints_no_traceback(
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_last_worker_that_is_killed_leaves_nobody_to_take_over() -> None:
+def test_last_worker_that_is_killed_leaves_nobody_to_take_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "log", structlog.get_logger())  # a command before may have bound the module's for good
     with structlog.testing.capture_logs() as logged:
         launch._run_children(
             [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"],
