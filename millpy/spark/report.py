@@ -156,7 +156,9 @@ def make_report(spark: SparkSession, url: str, question: Question) -> Report:
     computation, columns = subject(url, question)
     windows = _windows(spark, url, question, columns).persist()
     try:
-        found = _computed(windows, _too_late(spark, url, question, computation, columns, windows), question, columns)
+        found = _computed(
+            windows, _too_late(spark, url, question, computation, _plain(columns), windows), question, columns
+        )
     finally:
         windows.unpersist()
     if _table(url, question).oid != table.oid:
@@ -171,7 +173,8 @@ def _table(url: str, question: Question) -> Table:
     return describe(url, schema, name)
 
 
-def _computed(windows: DataFrame, too_late: DataFrame, question: Question, columns: Columns) -> Report:
+def _computed(windows: DataFrame, too_late: DataFrame, question: Question, asked: Columns) -> Report:
+    columns = _plain(asked)
     points = judged(windows, columns, question.history).persist()
     devices = _devices(windows, too_late, points, columns).persist()
     try:
@@ -189,9 +192,9 @@ def _computed(windows: DataFrame, too_late: DataFrame, question: Question, colum
         worst = points.where("outlier").orderBy(fn.desc("score"), *columns.keys, "window_start").limit(OUTLIERS_MAX)
         return Report(
             table=question.table,
-            keys=columns.keys,
-            value=columns.value,
-            count=columns.count,
+            keys=asked.keys,
+            value=asked.value,
+            count=asked.count,
             history=question.history,
             first_at=_moment(whole["first_at"]),
             last_at=_moment(whole["last_at"]),
@@ -209,12 +212,25 @@ def _computed(windows: DataFrame, too_late: DataFrame, question: Question, colum
 
 
 def _windows(spark: SparkSession, url: str, question: Question, columns: Columns) -> DataFrame:
-    wanted = [*columns.keys, "window_start", "window_end", columns.value, "late_count"]
-    wanted += [columns.count] if columns.count is not None and columns.count != columns.value else []
+    given, plain = _named(columns), _named(_plain(columns))
+    wanted = [*given, "window_start", "window_end", "late_count"]
     found = read_table(
         spark, question.table, columns=wanted, start=question.start, end=question.end, database_url=url
     )  # fmt: skip
-    return found.withColumn(columns.value, fn.col(columns.value).cast("double"))
+    renamed = found.toDF(*plain, "window_start", "window_end", "late_count")
+    return renamed.withColumn("value", fn.col("value").cast("double"))
+
+
+def _plain(columns: Columns) -> Columns:
+    """Names that no figure has: a table's own may be those of what is computed."""
+    count = columns.count if columns.count is None else "value" if columns.count == columns.value else "count"
+    return Columns(tuple(f"key_{place}" for place, _ in enumerate(columns.keys)), "value", count)
+
+
+def _named(columns: Columns) -> list[str]:
+    """Every column once."""
+    counts = [] if columns.count in (None, columns.value) else [str(columns.count)]
+    return [*columns.keys, columns.value, *counts]
 
 
 def _too_late(

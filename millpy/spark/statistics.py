@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as fn
 
+from millpy.errors import ConfigError
+
 SIGMA_OF_MEDIAN_DEVIATION = 1.4826
 SIGMA_OF_MEAN_DEVIATION = 1.2533
 """A normal distribution's standard deviation, as a multiple of its median and its mean absolute deviation."""
@@ -20,6 +22,9 @@ DISTRUST_OF_SHORT_HISTORY = 8.0
 """The scale of a history of so many windows counts double: the median deviation of few values is often too small."""
 SCALE_SHARE_MIN = 1e-9
 """No scale is below this share of the median, so that rounding is no outlier where all values were equal."""
+_JUDGED = ("expected", "scale", "score", "outlier")
+_FORGOTTEN = ("past", "apart")
+"""Columns that `judged` makes, and takes away again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,14 @@ def judged(windows: DataFrame, columns: Columns, history: History | None = None)
     expected is the median of the history. scale is a robust standard deviation of it, wider the shorter it is: from the
     median absolute deviation, or from the mean one where more than half of the history is one value. score is the
     distance of the value from expected in scales. All are null, and outlier false, where the history is too short.
+
+    Raises:
+        ConfigError: the windows have a column of one of these names.
     """
+    if taken := [name for name in (*_JUDGED, *_FORGOTTEN) if name in windows.columns]:
+        raise ConfigError(
+            f"the windows have a column {taken[0]!r} of their own", hint="withColumnRenamed() gives it another name"
+        )
     history = history or History()
     before = Window.partitionBy(*columns.keys).orderBy("window_start", "window_end").rowsBetween(-history.windows, -1)
     past, expected, value = fn.col("past"), fn.col("expected"), fn.col(columns.value)
@@ -94,7 +106,7 @@ def judged(windows: DataFrame, columns: Columns, history: History | None = None)
         .withColumn("scale", _scale(fn.col("apart"), expected, known))
         .withColumn("score", fn.try_divide(fn.abs(value.cast("double") - expected), "scale"))
         .withColumn("outlier", fn.coalesce(fn.col("score") >= history.threshold, fn.lit(False)))
-        .drop("past", "apart")
+        .drop(*_FORGOTTEN)
     )
 
 

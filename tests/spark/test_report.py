@@ -20,12 +20,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from millpy.embedded import EmbeddedPostgres
-from millpy.errors import TableSwitchedError
+from millpy.errors import ConfigError, TableSwitchedError
 from millpy.model.deployment import ColumnSpec, ComputationSpec, GraphSpec, StreamSpec, SubscriptionSpec, TableSpec
+from millpy.spark import read_table
 from millpy.spark import report as reporting
 from millpy.spark.page import page
 from millpy.spark.report import Question, Report, make_report
-from millpy.spark.statistics import History
+from millpy.spark.statistics import Columns, History, judged
 from millpy.spark.words import as_text
 from millpy.store.postgres.store import PostgresStore
 from tests.commands import millpy, millpy_json
@@ -43,6 +44,17 @@ TABLE = TableSpec(
     keys=(ColumnSpec("hall", "text", False), ColumnSpec("machine", "bigint", False)),
     values=(ColumnSpec("n", "bigint", False), ColumnSpec("total", "numeric", True), ColumnSpec("peak", "bigint", True)),
 )
+TALLIES = replace(
+    TABLE,
+    name="tallies_1m",
+    keys=(ColumnSpec("outlier", "text", False), ColumnSpec("score", "bigint", False)),
+    values=(
+        ColumnSpec("records", "bigint", False),
+        ColumnSpec("expected", "numeric", True),
+        ColumnSpec("past", "bigint", True),
+    ),
+)
+"""The same, with the names of what is computed."""
 GRAPH = GraphSpec(
     name="plant",
     computations=(
@@ -51,7 +63,7 @@ GRAPH = GraphSpec(
     ),
     streams=tuple(StreamSpec(name, name, pa.schema([("hall", pa.string())])) for name in ("readings", "sums")),
     subscriptions=(SubscriptionSpec("readings", "sums", 0, ("hall",)),),
-    tables=(TABLE,),
+    tables=(TABLE, TALLIES),
 )
 Row = tuple[str, int, dt.datetime, dt.datetime, int, float | None, int | None, int]
 
@@ -105,6 +117,7 @@ def fill(url: str, interval: int) -> None:
             " VALUES (%s, %s, %s, %s, %s, %s, %s, %s, 0, 'on_time', %s, 1)",
             [(*row, interval) for row in rows()],
         )
+        cursor.execute("INSERT INTO plant.tallies_1m TABLE plant.sums_1m")
         at = int(T0.timestamp()) * 1_000_000
         gone = [(key, "set_aside") for key, count in TOO_LATE.items() for _ in range(count)]
         cursor.executemany(
@@ -167,6 +180,15 @@ def test_the_figures_are_those_of_plain_python(report: Report) -> None:
         assert one.outliers == sum(name == one.name for name, _ in outliers)
     lost = devices['Süd "7" / 9']
     assert (lost.windows, lost.records, lost.too_late, lost.too_late_share) == (0, 0, 2, 1.0)
+
+
+def test_a_tables_own_names_may_be_those_of_figures(spark: SparkSession, url: str, report: Report) -> None:
+    found = make_report(spark, url, Question(table="plant.tallies_1m", count="records", history=HISTORY))
+
+    assert (found.keys, found.value, found.count) == (("outlier", "score"), "expected", "records")
+    assert replace(found, table=report.table, keys=report.keys, value=report.value, count=report.count) == report
+    with pytest.raises(ConfigError, match="a column 'expected' of their own"):
+        judged(read_table(spark, "plant.tallies_1m", database_url=url), Columns(("outlier",), "past"))
 
 
 def test_the_whole_and_the_stretches_add_up(report: Report) -> None:
