@@ -17,10 +17,10 @@ BARS_SHOWN = 15
 
 def panel(points: Sequence[Judged], threshold: float, start: dt.datetime, end: dt.datetime) -> str:
     """A device's values over time, the band that its own history allowed, and its outliers as dots."""
-    lows = [p.expected - threshold * p.scale for p in points if p.expected is not None and p.scale is not None]
-    highs = [p.expected + threshold * p.scale for p in points if p.expected is not None and p.scale is not None]
+    bands = [(p.start, *_band(p, threshold)) for p in points]
+    known = [(at, lower, upper) for at, lower, upper in bands if math.isfinite(lower) and math.isfinite(upper)]
     values = [p.value for p in points if math.isfinite(p.value)]
-    low, high = _span([*values, *_near(lows, values), *_near(highs, values)])
+    low, high = _span([*values, *_near([bound for _, *bounds in known for bound in bounds], values)])
     seconds = max((end - start).total_seconds(), 1.0)
 
     def x(moment: dt.datetime) -> float:
@@ -30,9 +30,8 @@ def panel(points: Sequence[Judged], threshold: float, start: dt.datetime, end: d
         share_above = (high - min(max(value, low), high)) / (high - low)
         return TOP + (PANEL_HEIGHT - TOP - BOTTOM) * share_above
 
-    known = [p for p in points if p.expected is not None and p.scale is not None]
-    upper = [f"{x(p.start):.1f},{y((p.expected or 0) + threshold * (p.scale or 0)):.1f}" for p in known]
-    lower = [f"{x(p.start):.1f},{y((p.expected or 0) - threshold * (p.scale or 0)):.1f}" for p in reversed(known)]
+    over = [f"{x(at):.1f},{y(upper):.1f}" for at, _, upper in known]
+    under = [f"{x(at):.1f},{y(lower):.1f}" for at, lower, _ in reversed(known)]
     line = " ".join(f"{x(p.start):.1f},{y(p.value):.1f}" for p in points if math.isfinite(p.value))
     dots = "".join(
         f'<circle cx="{x(p.start):.1f}" cy="{y(p.value):.1f}" r="4" class="outlier"><title>'
@@ -47,7 +46,7 @@ def panel(points: Sequence[Judged], threshold: float, start: dt.datetime, end: d
     )
     return (
         f'<svg viewBox="0 0 {PANEL_WIDTH:g} {PANEL_HEIGHT:g}" role="img">{ticks}'
-        f'<polygon points="{" ".join([*upper, *lower])}" class="band"/><polyline points="{line}" class="line"/>{dots}'
+        f'<polygon points="{" ".join([*over, *under])}" class="band"/><polyline points="{line}" class="line"/>{dots}'
         f"{_moments(start, end, LEFT, PANEL_WIDTH - RIGHT, PANEL_HEIGHT - 4)}</svg>"
     )
 
@@ -111,7 +110,7 @@ def by_device(report: Report) -> str:
 
 def spread(one: Device, low: float, high: float) -> str:
     """From the lowest to the highest value, thick within a standard deviation of the mean; all devices on one scale."""
-    if one.low is None or one.high is None or one.mean is None or high <= low:
+    if one.low is None or one.high is None or one.mean is None or not math.isfinite(one.mean) or high <= low:
         return ""
 
     def x(value: float) -> float:
@@ -141,6 +140,13 @@ def _shares(one: Stretch) -> tuple[float, float]:
     return one.late / everything, one.too_late / everything
 
 
+def _band(point: Judged, threshold: float) -> tuple[float, float]:
+    """What the history allowed; NaN where it allowed nothing, or had infinities."""
+    if point.expected is None or point.scale is None:
+        return math.nan, math.nan
+    return point.expected - threshold * point.scale, point.expected + threshold * point.scale
+
+
 def _near(bounds: Sequence[float], values: Sequence[float]) -> list[float]:
     """Bounds of the band that may stretch the scale: no more than the values themselves do, or a line would be flat."""
     if not values or not bounds:
@@ -152,7 +158,8 @@ def _near(bounds: Sequence[float], values: Sequence[float]) -> list[float]:
 
 def _span(values: Sequence[float]) -> tuple[float, float]:
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
-    return (low, high) if high - low > 1e-9 * max(abs(low), abs(high)) else (low - 1.0, high + 1.0)
+    room = 1e-9 * max(abs(low), abs(high))
+    return (low, high) if high - low > room else (low - max(room, 1.0), high + max(room, 1.0))
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
@@ -105,8 +106,8 @@ def _outliers(report: Report) -> str:
 
 
 def _profiles(report: Report) -> str:
-    lows = [one.low for one in report.devices if one.low is not None]
-    highs = [one.high for one in report.devices if one.high is not None]
+    lows = [one.low for one in report.devices if one.low is not None and math.isfinite(one.low)]
+    highs = [one.high for one in report.devices if one.high is not None and math.isfinite(one.high)]
     low, high = min(lows, default=0.0), max(highs, default=0.0)
     rows = [
         [

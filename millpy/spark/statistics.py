@@ -105,7 +105,7 @@ def judged(windows: DataFrame, columns: Columns, history: History | None = None)
         .withColumn("apart", fn.array_sort(fn.transform(past, lambda one: fn.abs(one - expected))))
         .withColumn("scale", _scale(fn.col("apart"), expected, known))
         .withColumn("score", fn.try_divide(fn.abs(value.cast("double") - expected), "scale"))
-        .withColumn("outlier", fn.coalesce(fn.col("score") >= history.threshold, fn.lit(False)))
+        .withColumn("outlier", fn.coalesce((fn.col("score") >= history.threshold) & ~fn.isnan("score"), fn.lit(False)))
         .drop(*_FORGOTTEN)
     )
 

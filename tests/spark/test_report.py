@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import json
+import math
 import os
 import random
 import re
@@ -24,8 +25,9 @@ from millpy.errors import ConfigError, TableSwitchedError
 from millpy.model.deployment import ColumnSpec, ComputationSpec, GraphSpec, StreamSpec, SubscriptionSpec, TableSpec
 from millpy.spark import read_table
 from millpy.spark import report as reporting
+from millpy.spark.drawing import panel
 from millpy.spark.page import page
-from millpy.spark.report import Question, Report, make_report
+from millpy.spark.report import Judged, Question, Report, make_report
 from millpy.spark.statistics import Columns, History, judged
 from millpy.spark.words import as_text
 from millpy.store.postgres.store import PostgresStore
@@ -244,6 +246,34 @@ def test_the_page_needs_nothing_else_and_escapes_names(report: Report) -> None:
     assert "http" not in text.replace("http://www.w3.org", "")
     assert "$" not in text
     assert text.count('class="outlier"') == report.outlier_count
+
+
+def at(place: int, value: float, **more: Any) -> Judged:
+    given = {"expected": None, "scale": None, "score": None, "outlier": False, **more}
+    return Judged(name="a", start=T0 + MINUTE * place, records=1, value=value, **given)
+
+
+def test_values_beyond_measure_are_drawn(report: Report) -> None:
+    constant = panel([at(0, 1.7e18)], 5.0, T0, T0 + MINUTE)
+    endless = panel(
+        [at(0, 1.0), at(1, math.inf, expected=1.0, scale=0.5, score=math.inf, outlier=True),
+         at(2, 1.0, expected=math.inf, scale=math.nan, score=math.nan)], 5.0, T0, T0 + MINUTE,
+    )  # fmt: skip
+    devices = [replace(one, mean=math.inf, high=math.inf, stddev=math.nan) for one in report.devices[:1]]
+    whole = page(replace(report, devices=(*devices, *report.devices[1:])))
+
+    assert "1.7e+18</text>" in constant
+    assert "nan" not in endless
+    assert endless.count('class="outlier"') == 1
+    assert "nan," not in whole
+    assert whole.count('class="spread"') == page(report).count('class="spread"') - 1
+
+
+def test_a_history_of_infinities_judges_nothing(spark: SparkSession) -> None:
+    rows = [("a", T0 + MINUTE * place, T0 + MINUTE, math.inf if place % 2 else 1.0) for place in range(20)]
+    windows = spark.createDataFrame(rows, "device string, window_start timestamp, window_end timestamp, v double")
+
+    assert judged(windows, Columns(("device",), "v")).where("outlier").count() == 0
 
 
 def test_the_report_is_printed_in_order_of_note(report: Report) -> None:
