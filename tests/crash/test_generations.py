@@ -214,6 +214,25 @@ def test_generation_beside_one_without_tables_can_be_written_to_by_workers(place
     assert not one(database_url, usage.format("millpy_reader", "factory")), "nobody sees more"
 
 
+def test_generations_are_switched_and_dropped_in_schemas_that_an_administrator_has_made(
+    place: Path, database_url: str
+) -> None:
+    did(database_url, "migrate", "--roles")
+    schemas = ("factory", "factory_1", "factory_2")
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        for schema in schemas:
+            connection.execute(f"CREATE SCHEMA {schema}")
+            connection.execute(f"GRANT ALL ON SCHEMA {schema} TO millpy_owner")
+    both_deployed(database_url)
+    did(database_url, "switch", "factory", "2")
+    did(database_url, "drop", "factory_1", "--yes")
+
+    tables = "SELECT schemaname FROM pg_tables WHERE tablename = 'minutes'"
+    assert rows(database_url, tables) == [("factory",)]
+    left = "SELECT nspname::text FROM pg_namespace WHERE nspname LIKE 'factory%' ORDER BY 1"
+    assert tuple(row[0] for row in rows(database_url, left)) == schemas
+
+
 def test_policy_that_the_new_table_cannot_have_hides_its_rows(place: Path, database_url: str) -> None:
     did(database_url, "deploy", "old.py")
     with psycopg.connect(database_url, autocommit=True) as connection:
@@ -435,7 +454,7 @@ def test_result_table_with_the_name_of_what_stands_beside_another_is_refused(
     did(database_url, "deploy", "old.py")
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute("CREATE SCHEMA factory_2")
-        connection.execute(f"CREATE TABLE factory_2.minutes_{ending} (n int)")  # type: ignore[call-overload]
+        connection.execute(f"CREATE TABLE factory_2.minutes_{ending} (n int)")
     assert f"minutes_{ending}" in (said := refused(database_url, "deploy", "new.py"))
     assert "rename the result table" in said
 

@@ -33,7 +33,7 @@ def found(url: str, *more: str) -> list[object]:
 def killed_while(url: str, place: Path, held: str, *arguments: str) -> None:
     """Kill a command that has come to what another session holds uncommitted."""
     with psycopg.connect(url) as holding:
-        holding.execute(held)  # type: ignore[call-overload]
+        holding.execute(held)
         process = millpy(place, *arguments, "--database", url)
         await_true(lambda: one(url, WAITS) == 1, "it is in the middle")
         process.kill()

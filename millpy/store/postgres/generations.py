@@ -337,11 +337,11 @@ async def _move(
 
 
 async def _drop_if_empty(connection: Connection, schema: str) -> None:
-    """What people have put into a graph's schema is theirs."""
+    """What people have put into a graph's schema is theirs, and so is a schema that they have made."""
     try:
         async with connection.transaction():  # a savepoint
             await connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} RESTRICT").format(sql.Identifier(schema)))
-    except psycopg.errors.DependentObjectsStillExist:
+    except (psycopg.errors.DependentObjectsStillExist, psycopg.errors.InsufficientPrivilege):
         pass
 
 
