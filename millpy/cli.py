@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -42,6 +43,21 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"millpy {version('millpy')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version, and leave.")
+    ] = False,
+) -> None:
+    """What comes before a command."""
 
 
 @app.command("status")

@@ -60,7 +60,7 @@ def examine(facts: Facts, limits: Limits) -> list[Finding]:
     """All findings, in the order of the checks."""
     checks: tuple[Callable[[Facts, Limits], Found], ...] = (
         _version, _durability, _connections, _write_ahead_log, _disk, _pooler, _encryption, _clock, _snapshots, _tables,
-        _rights, _roles, _result_tables, _workers, _unfolded, _rings, _set_aside, _balance,
+        _rights, _roles, _result_tables, _workers, _unfolded, _rings, _set_aside, _standstills, _balance,
     )  # fmt: skip
     return [finding for check in checks for finding in check(facts, limits)]
 
@@ -442,6 +442,27 @@ def _set_aside(facts: Facts, _: Limits) -> Found:
             "they are not in the results",
             f"look into the view millpy.{view}",
         )
+
+
+def _standstills(facts: Facts, _: Limits) -> Found:
+    for row in facts.standstills:
+        where = f"{row['graph']}.{row['name']}"
+        if row["kind"] == "source":
+            yield Finding(
+                Severity.WARNING,
+                "paused source",
+                f"{where}, {row['count']} of its partitions: {row['reason']}",
+                "nothing is read from it, and its watermark stands still",
+                f"mend the cause, then `millpy sources resume {row['name']} {row['graph']}`",
+            )
+        else:
+            yield Finding(
+                Severity.WARNING,
+                "parked keys",
+                f"{where}, {row['count']} of its keys: {row['reason']}",
+                "what comes for them waits, and so do watermarks",
+                "look at them with `millpy parked list`, mend the cause, then release or discard them",
+            )
 
 
 def _balance(facts: Facts, _: Limits) -> Found:

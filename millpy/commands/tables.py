@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -72,6 +73,8 @@ def _cell(value: object) -> str:
         return ""
     if isinstance(value, float):
         return format(value, ".10g")
+    if isinstance(value, timedelta) and value < timedelta():
+        return f"-{-value}"  # Python's own words would be those of a day less
     if isinstance(value, dict | list):
         return json.dumps(value, ensure_ascii=False)
     text = SENTINELS.get(str(value), str(value))

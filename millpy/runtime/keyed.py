@@ -191,11 +191,6 @@ class KeyedInterval:
             if value is not None and (fresh is None or key in fresh):
                 store.absorb(key, subkey, value)
 
-    @property
-    def has_parked(self) -> bool:
-        """Whether a key waits for a person."""
-        return bool(self._parking.keys)
-
     def _absorb_parked(self, stored: Sequence[Entries]) -> None:
         self._parking.recover(
             (key_from_text(text, self._key_types), entries.namespace, subkey, value)

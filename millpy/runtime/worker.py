@@ -36,7 +36,6 @@ from millpy.limits import Limits
 from millpy.model.checkpoint import Checkpoint, Entries, Grant
 from millpy.model.time import Instant
 from millpy.runtime import turn as turns
-from millpy.runtime.dead_letter_log import DeadLetterLog
 from millpy.runtime.holdings import Holdings
 from millpy.runtime.housekeeping import Housekeeping
 from millpy.runtime.isolation import Isolation
@@ -45,6 +44,7 @@ from millpy.runtime.ownership import Lease
 from millpy.runtime.plan import Plan
 from millpy.runtime.poison import Hunt
 from millpy.runtime.probe import Probe
+from millpy.runtime.set_aside_log import SetAsideLog
 from millpy.runtime.skew import Skew
 from millpy.runtime.steps import Inbox, LoadState, Steps
 from millpy.runtime.turn import Turn
@@ -93,7 +93,7 @@ class Worker:
         self.holdings = Holdings(store, plan, worker_id, lease, limits, clock, probe, self.wake, only, start)
         self._skew = Skew(plan.max_skew_us)
         self.housekeeping = Housekeeping(store, plan, self.holdings, limits, clock, probe, self._skew)
-        self._dead_letters = DeadLetterLog()
+        self._set_aside = SetAsideLog()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="steps")
         self._steps = Steps(plan, limits, load or self._load_state, probe)
         self._in_flight: asyncio.Task[None] | None = None
@@ -304,8 +304,10 @@ class Worker:
         await turns.commit(self._store, turn, self._plan.deployment.version, self._probe)
         committed = self._clock.monotonic()
         self._observer.committed(turn, Moments(turn.inbox.monotonic, *stepped, sent, committed))
-        self._dead_letters.add(letter for checkpoint in turn.checkpoints for letter in checkpoint.dead_letters)
-        self._dead_letters.tell(committed)
+        for checkpoint in turn.checkpoints:
+            if (interval := self.holdings.intervals.get(checkpoint.grant.interval_id)) is not None:
+                self._set_aside.add(interval.plan.name, checkpoint.dead_letters, checkpoint.delta)
+        self._set_aside.tell(committed)
 
     def _awake(self, _: object) -> None:
         self.wake.set()
@@ -436,7 +438,7 @@ class Worker:
                 log.debug("housekeeping: %s", error)
 
     async def _attend(self) -> None:
-        self._dead_letters.tell(self._clock.monotonic())
+        self._set_aside.tell(self._clock.monotonic())
         if await self.housekeeping.attend():
             self.wake.set()
 
@@ -473,7 +475,7 @@ class Worker:
         if self._in_flight is not None:
             self._in_flight.cancel()
             await asyncio.gather(self._in_flight, return_exceptions=True)
-        self._dead_letters.tell(self._clock.monotonic(), everything=True)
+        self._set_aside.tell(self._clock.monotonic(), everything=True)
         await self.holdings.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 

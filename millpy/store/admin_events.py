@@ -83,17 +83,17 @@ def in_words(kind: str, detail: Mapping[str, Any], computations: Mapping[int, st
 
     match kind:
         case "claimed":
-            count = len(detail["intervals"])
-            plural = "s" if count != 1 else ""
-            return f"worker {detail['worker'][:8]} took {count} interval{plural} of {named(detail['intervals'])}"
+            taken = _counted(len(detail["intervals"]), "interval")
+            return f"worker {detail['worker'][:8]} took {taken} of {named(detail['intervals'])}"
         case "fence_refused":
             return f"a worker that had lost {named(detail['stale']) or 'its lease'} could not commit"
         case "refused":
-            return f"the database refused {detail['records']} records and {detail['rows']} rows: {detail['reason']}"
+            refused = f"{_counted(detail['records'], 'record')} and {_counted(detail['rows'], 'row')}"
+            return f"the database refused {refused}: {detail['reason']}"
         case "paused":
             return f"source {detail['stream']} ({detail['partition']}) stands still: {detail['reason']}"
         case "resumed":
-            return f"source {detail['stream']} goes on ({detail['partitions']} partitions)"
+            return f"source {detail['stream']} goes on ({_counted(detail['partitions'], 'partition')})"
         case "quarantined":
             whose = detail["computation"]
             return f"{_records(detail)} of {whose} set aside ({detail['reason']}): {detail['detail']}"
@@ -108,5 +108,8 @@ def in_words(kind: str, detail: Mapping[str, Any], computations: Mapping[int, st
 
 
 def _records(detail: Mapping[str, Any]) -> str:
-    plural = "s" if detail["records"] != 1 else ""
-    return f"{detail['records']}{' or more' * detail['or_more']} record{plural}"
+    return _counted(detail["records"], "record", " or more" * detail["or_more"])
+
+
+def _counted(count: int, what: str, more: str = "") -> str:
+    return f"{count}{more} {what}{'s' if count != 1 else ''}"

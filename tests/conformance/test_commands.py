@@ -163,6 +163,13 @@ def test_events_are_told_in_words(made: Project) -> None:
     assert made.json("events", "--from", "2126-01-01T00:00:00Z") == []
 
 
+@pytest.mark.parametrize(("partitions", "words"), [(1, "1 partition"), (2, "2 partitions")])
+def test_events_count_as_people_do(partitions: int, words: str) -> None:
+    told = admin_events.in_words("resumed", {"stream": "readings", "partitions": partitions}, {})
+
+    assert told == f"source readings goes on ({words})"
+
+
 def test_events_say_when_more_was_set_aside_than_they_count(made: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin_events, "SET_ASIDE_MAX", 1)
 

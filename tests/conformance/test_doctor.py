@@ -69,6 +69,16 @@ async def test_a_dead_worker_and_its_intervals_are_named(owner: Owner, database_
     assert "nobody works on" in judged["graph"][1]
 
 
+async def test_a_source_that_stands_still_is_named_with_what_lets_it_go_on(owner: Owner, database_url: str) -> None:
+    source = owner.deployment.of("readings")[0]
+    change(database_url, f"INSERT INTO mill.pauses VALUES ({source.interval_id}, 1, 'too much was set aside')")
+
+    (finding,) = [f for f in examine(look(database_url, SystemClock()), Limits()) if f.check == "paused source"]
+
+    assert finding.found == "factory.readings, 1 of its partitions: too much was set aside"
+    assert finding.action.endswith("`millpy sources resume readings factory`")
+
+
 @pytest.mark.parametrize("ring", ["segments", "deltas"])
 async def test_a_slot_that_cannot_be_freed_names_who_needs_it(owner: Owner, database_url: str, ring: str) -> None:
     source = owner.deployment.of("readings")[0]

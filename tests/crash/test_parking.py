@@ -10,6 +10,10 @@ from typing import Any
 import msgspec
 import psycopg
 
+from millpy.clock import SystemClock
+from millpy.doctor import examine
+from millpy.limits import Limits
+from millpy.store.postgres.diagnosis import look
 from tests.crash.checks import accounting_faults
 from tests.crash.harness import Worker
 
@@ -84,6 +88,9 @@ def test_parked_records_count_once_through_kills_and_a_release(tmp_path: Path, d
         second.await_while_running(all_waits, "everything is parked or counted")
         assert set(parked(database_url)) == {"d0", "d1", "d2"}
         assert adds_up(database_url)
+        assert " of totals stopped, parked (user_error): " in first.log + second.log
+        (finding,) = [f for f in examine(look(database_url, SystemClock()), Limits()) if f.check == "parked keys"]
+        assert finding.found.startswith("parking.totals, 3 of its keys: ")
         ((held_by, detail),) = fetch(
             database_url,
             "SELECT held_by, detail FROM millpy.explain_watermark('parking', 'totals') ORDER BY step DESC LIMIT 1",

@@ -6,6 +6,8 @@ import json
 import signal
 import subprocess
 import sys
+from datetime import timedelta
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -316,3 +318,13 @@ def test_place_that_refuses_to_be_written_is_one_line(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("millpy: cannot use .millpy")
     assert "Traceback" not in done.stderr
+
+
+def test_version_is_told(tmp_path: Path) -> None:
+    done = millpy("--version", cwd=tmp_path)
+
+    assert (done.returncode, done.stdout) == (0, f"millpy {version('millpy')}\n")
+
+
+def test_a_time_before_is_not_told_as_a_day_less_something() -> None:
+    assert table([{"behind": timedelta(seconds=-90)}]).splitlines()[-1].strip() == "-0:01:30"

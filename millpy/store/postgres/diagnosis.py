@@ -60,6 +60,7 @@ class Facts:
     rings: list[Row] = field(default_factory=list)
     needed_by: dict[str, list[str]] = field(default_factory=dict)
     set_aside: list[Row] = field(default_factory=list)
+    standstills: list[Row] = field(default_factory=list)
     unbalanced: list[Row] = field(default_factory=list)
 
 
@@ -122,6 +123,7 @@ def _look(connection: psycopg.Connection[Row], clock: Clock) -> Facts:
             found = _rows(connection, NEEDED_BY[ring["ring"]], slot=ring["oldest_needed"])
             facts.needed_by[ring["ring"]] = [f"{row['graph']}.{row['computation']}" for row in found]
     facts.set_aside = _rows(connection, statement("look_at_set_aside"))
+    facts.standstills = _rows(connection, statement("look_at_standstills"))
     facts.unbalanced = _rows(connection, statement("look_at_balance"))
     return facts
 

@@ -151,6 +151,14 @@ SELECT kind, graph, stream, count(*)::bigint AS count
          WHERE recorded_at > clock_timestamp() - interval '1 hour') AS found
  GROUP BY kind, graph, stream ORDER BY count DESC;
 
+-- name: look_at_standstills
+-- Source partitions that stand still, and computations with keys that are parked; one of the reasons. Zero rows: none.
+SELECT 'source' AS kind, graph, stream AS name, count(*)::bigint AS count, min(paused_because) AS reason
+  FROM millpy.sources WHERE state = 'paused' GROUP BY graph, stream
+ UNION ALL
+SELECT 'keys', graph, computation, count(*)::bigint, min(detail) FROM millpy.parked GROUP BY graph, computation
+ ORDER BY kind DESC, graph, name;
+
 -- name: look_at_balance
 -- Where the accounting does not add up. Zero rows: it does.
 SELECT graph, stream, coalesce(consumer, source_partition) AS part FROM millpy.accounting WHERE NOT balanced;

@@ -3,7 +3,7 @@
 import pytest
 
 from millpy.model.checkpoint import DeadLetter
-from millpy.runtime.dead_letter_log import EVERY_S, DeadLetterLog
+from millpy.runtime.set_aside_log import EVERY_S, SetAsideLog
 
 
 def letters(count: int, *, reason: str = "undecodable", detail: str = "no JSON") -> list[DeadLetter]:
@@ -13,12 +13,12 @@ def letters(count: int, *, reason: str = "undecodable", detail: str = "no JSON")
 def test_the_first_are_told_at_once_and_the_others_once_a_minute_with_their_number(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    told = DeadLetterLog()
+    told = SetAsideLog()
 
-    told.add(letters(1))
+    told.add("readings", letters(1), [])
     told.tell(100.0)
     for turn in range(5):
-        told.add(letters(3, detail=f"no JSON, turn {turn}"))
+        told.add("readings", letters(3, detail=f"no JSON, turn {turn}"), [])
         told.tell(100.0 + turn)
     assert caplog.messages == ["1 record of readings dead-lettered (undecodable): no JSON"]
 
@@ -28,22 +28,22 @@ def test_the_first_are_told_at_once_and_the_others_once_a_minute_with_their_numb
 
 
 def test_another_reason_does_not_wait_for_the_first_ones_minute(caplog: pytest.LogCaptureFixture) -> None:
-    told = DeadLetterLog()
+    told = SetAsideLog()
 
-    told.add(letters(1))
+    told.add("readings", letters(1), [])
     told.tell(0.0)
-    told.add(letters(2, reason="future", detail="a day ahead"))
+    told.add("readings", letters(2, reason="future", detail="a day ahead"), [])
     told.tell(0.0)
 
     assert caplog.messages[1:] == ["2 records of readings dead-lettered (future): a day ahead"]
 
 
 def test_who_leaves_tells_what_is_untold(caplog: pytest.LogCaptureFixture) -> None:
-    told = DeadLetterLog()
-    told.add(letters(1))
+    told = SetAsideLog()
+    told.add("readings", letters(1), [])
     told.tell(0.0)
 
-    told.add(letters(4))
+    told.add("readings", letters(4), [])
     told.tell(1.0, everything=True)
     told.tell(2.0, everything=True)
 
