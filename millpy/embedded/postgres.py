@@ -38,7 +38,7 @@ from millpy.extras import to_install
 progress = logging.getLogger("millpy.progress")
 DEFAULT_VERSION = "18"
 SOCKET_PATH_BYTES_MAX = 90
-READY_LINE, READY = 7, "ready   "  # of postmaster.pid
+STATUS_LINE, UP = 7, (["ready"], ["standby"])  # of postmaster.pid
 NO_PROCESS = str(2**31 - 1)
 SUPERUSER = "millpy"
 NO_SPACE_HINT = "make room, then try again"
@@ -149,8 +149,12 @@ class EmbeddedPostgres:
         return found
 
     def kill(self) -> None:
-        """SIGKILL the postmaster, as a power cut would; its children end by themselves."""
-        os.kill(self.pid(), signal.SIGKILL)
+        """SIGKILL the postmaster, if one runs, as a power cut would; its children end by themselves."""
+        pid = postmaster(self.data)
+        if pid is None:
+            return
+        with suppress(ProcessLookupError):  # it has just ended by itself
+            os.kill(pid, signal.SIGKILL)
         deadline = time.monotonic() + START_S_MAX
         while postmaster(self.data) is not None and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -251,7 +255,7 @@ class EmbeddedPostgres:
         deadline = time.monotonic() + START_S_MAX
         while postmaster(self.data) is not None:
             with suppress(FileNotFoundError):  # it has just gone
-                if self._postmaster_lines()[READY_LINE:] == [READY]:
+                if [line.strip() for line in self._postmaster_lines()[STATUS_LINE:]] in UP:
                     return True
             if time.monotonic() > deadline:
                 raise StoreUnavailableError(

@@ -109,7 +109,7 @@ class World:
         """A server that may be hurt: the case goes on with a database there."""
         self.server = EmbeddedPostgres(directory or self.directory / "postgres", tcp=True, settings=settings)
         self.stack.enter_context(self.server)
-        self.stack.callback(end, self.server)  # its directory may be gone before a supervisor could stop it
+        self.stack.callback(self.server.kill)  # its directory may be gone before a supervisor could stop it
         make_template(self.server)
         with psycopg.connect(self.server.url(), autocommit=True) as connection:
             connection.execute("CREATE DATABASE own TEMPLATE millpy_template")
@@ -173,12 +173,6 @@ class World:
                 seen.append(Fault("violation", "nobody has watched"))
         with psycopg.connect(self.url, autocommit=True) as connection:
             return [*seen, *orphans(connection)]
-
-
-def end(server: EmbeddedPostgres) -> None:
-    """Kill a server that nobody needs any more."""
-    with suppress(FileNotFoundError, ProcessLookupError):  # it has ended by itself
-        server.kill()
 
 
 class Recovery:

@@ -119,6 +119,7 @@ def test_a_killed_servers_number_that_is_another_process_now_neither_hinders_a_s
     rewrite_pid_file(server, 0, str(bystander.pid))
 
     server.release()
+    server.kill()  # none runs, so nothing is killed
     again = EmbeddedPostgres(directory)
     again.start()  # waits for the supervisor, which has found nothing to stop
 
@@ -128,7 +129,8 @@ def test_a_killed_servers_number_that_is_another_process_now_neither_hinders_a_s
     again.release()
 
 
-def test_who_comes_while_the_server_starts_waits_until_it_takes_connections(directory: Path) -> None:
+@pytest.mark.parametrize("status", ["ready   ", "standby "])
+def test_who_comes_while_the_server_starts_waits_until_it_takes_connections(directory: Path, status: str) -> None:
     server = EmbeddedPostgres(directory)
     server.start()
     rewrite_pid_file(server, 7, "starting")  # as when its starter was killed
@@ -138,7 +140,7 @@ def test_who_comes_while_the_server_starts_waits_until_it_takes_connections(dire
     coming.start()
     coming.join(0.2)
     waits = coming.is_alive()
-    rewrite_pid_file(server, 7, "ready   ")
+    rewrite_pid_file(server, 7, status)
     coming.join(60)
 
     assert waits and not coming.is_alive()

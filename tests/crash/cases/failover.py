@@ -13,7 +13,7 @@ import psycopg
 from millpy.embedded import EmbeddedPostgres, binaries
 from millpy.runtime.probe import Point
 from tests.crash.harness import Worker, await_true, committed
-from tests.crash.world import Case, World, end
+from tests.crash.world import Case, World
 
 MORE = 20
 SILENT_S = 1.5
@@ -71,7 +71,7 @@ def _standby(world: World, primary: EmbeddedPostgres) -> EmbeddedPostgres:
         shutil.chown(path, owner.st_uid, owner.st_gid)
     (directory / "version").write_text(f"{primary.version}\n")
     standby = world.stack.enter_context(EmbeddedPostgres(directory, tcp=True))
-    world.stack.callback(end, standby)
+    world.stack.callback(standby.kill)
     await_true(lambda: _one(primary, "SELECT count(*) FROM pg_stat_replication") == 1, "the standby listens")
     return standby
 
