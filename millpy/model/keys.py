@@ -118,26 +118,45 @@ class KeyColumn:
 
 
 class KeyHasher:
-    """Remembers the hash of keys that come again; bounded."""
+    """Remembers the hash of keys that come again; bounded.
+
+    Keys are remembered by their exact types too: True == 1 and (True, "a") == (1, "a"), but their canonical bytes
+    differ, and one hasher serves steps with keys of many types.
+    """
 
     def __init__(self, keys_max: int = 500_000) -> None:
-        self._hashes: dict[Key, int] = {}
+        self._by_type: dict[Any, dict[Key, int]] = {}
+        self._count = 0
         self._keys_max = keys_max
 
     def hashes(self, keys: Sequence[Key]) -> npt.NDArray[np.int64]:
         """int64[len(keys)]: the hash of each key."""
-        known = self._hashes
-        if len(known) > self._keys_max:
-            known.clear()
-        found = []
-        for key in keys:
-            # True == 1 and hash(True) == hash(1), but their canonical bytes differ.
-            name = (key,) if isinstance(key, bool) else key
-            hashed = known.get(name)
-            if hashed is None:
-                hashed = known[name] = key_hash(key)
-            found.append(hashed)
+        if self._count > self._keys_max:
+            self._by_type.clear()
+            self._count = 0
+        types = _types_of(keys)
+        if len(types) > 1:
+            return np.array([hashed for key in keys for hashed in self.hashes([key]).tolist()], np.int64)
+        known = self._by_type.setdefault(types, {})
+        found = list(map(known.get, keys))
+        if None in found:
+            missing = {key: key_hash(key) for key, hashed in zip(keys, found, strict=True) if hashed is None}
+            known.update(missing)
+            self._count += len(missing)
+            found = list(map(known.get, keys))
         return np.array(found, dtype=np.int64)
+
+
+def _types_of(keys: Sequence[Key]) -> frozenset[Any]:
+    """The types of keys, those of a tuple's members for tuples: more than one only where they differ between keys."""
+    types: set[Any] = set(map(type, keys))
+    if types == {tuple}:
+        lengths = set(map(len, keys))  # type: ignore[arg-type]
+        members = [set(map(type, column)) for column in zip(*keys, strict=False)]
+        if len(lengths) == 1 and all(len(kinds) == 1 for kinds in members):
+            return frozenset([tuple(kind for (kind,) in members)])
+        return frozenset(tuple(map(type, key)) for key in keys)  # type: ignore[arg-type]
+    return frozenset(types)
 
 
 def distinct(column: pa.Array) -> tuple[npt.NDArray[np.int32], list[Any]]:
