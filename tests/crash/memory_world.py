@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,11 @@ class World:
     async def _work(self, only: tuple[str, ...]) -> None:
         store = MemoryStore(self.database)
         lease = Lease(self.limits, self.clock)
-        worker = await started(store, self.graph, self.limits, self.clock, lease, only=only)
+        while True:  # as a service, which is patient
+            with suppress(TransientError):
+                worker = await started(store, self.graph, self.limits, self.clock, lease, only=only)
+                break
+            await asyncio.sleep(self.limits.retry_s_min)
         self.graph_id = worker.plan.deployment.graph_id
         self.deployed.set()
         beating = asyncio.create_task(self._beat(worker, store, lease))

@@ -30,14 +30,16 @@ async def test_results_do_not_depend_on_where_computations_run(
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_crashes_and_lost_commits_change_nothing(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("pause_s", [0.0, 0.05], ids=["at-once", "in-between"])
+async def test_crashes_and_lost_commits_change_nothing(tmp_path: Path, seed: int, pause_s: float) -> None:
     rng = random.Random(seed)
     world = World(two_stages(tmp_path / "in.ndjson", RECORDS))
     for _ in range(2):
         world.start()
+    await world.deployed.wait()  # before that there is nothing to add up
 
     for _ in range(12):
-        await asyncio.sleep(rng.uniform(0.0, 0.05))
+        await asyncio.sleep(rng.uniform(0.0, pause_s))
         fault = rng.randrange(4)
         if fault == 0 and world.running:
             await world.crash(rng.choice(world.running))

@@ -1,8 +1,10 @@
 """The simulator finds nothing in the engine, is the same every time, and finds what is broken on purpose."""
 
+import logging
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -52,6 +54,43 @@ def test_a_failure_shrinks_to_a_short_schedule_that_replays(tmp_path: Path) -> N
     assert short.violations[0].checker == failed.violations[0].checker
     assert again.trace == short.trace
     assert again.violations == short.violations
+
+
+class Keeper(logging.Handler):
+    """Keeps what is logged, and so tracebacks with all that the killed processes had in their hands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+@pytest.mark.parametrize("canary", [None, "folds an old value over a new one"])
+def test_a_killed_process_leaves_no_file_open_though_its_tracebacks_are_kept(
+    tmp_path: Path, canary: str | None
+) -> None:
+    broken = next((found for found in CANARIES if found.name == canary), None)
+    keeper = Keeper()
+    logging.getLogger("millpy").addHandler(keeper)
+    try:
+        for seed in range(12):
+            run_seed(seed, tmp_path, broken)
+            assert open_under(tmp_path) == [], seed
+    finally:
+        logging.getLogger("millpy").removeHandler(keeper)
+
+    assert any(isinstance(word, BaseException) for record in keeper.records for word in record.args or ())
+
+
+def open_under(directory: Path) -> list[str]:
+    """Files of this process in a directory."""
+    links = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the one that lists them
+            links.append(os.readlink(descriptor))
+    return [link for link in links if Path(link).is_relative_to(directory)]
 
 
 TRACES = """

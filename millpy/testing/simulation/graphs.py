@@ -10,12 +10,13 @@ import msgspec
 
 from millpy.computation import Computation, Context, MapCell, Value
 from millpy.graph import Graph
-from millpy.injectors.files import File
-from millpy.injectors.protocol import Source
+from millpy.injectors.files import FileInjector, Files
+from millpy.injectors.protocol import Source, SourceSetup
 from millpy.injectors.settings import AdvanceWithClock, Dedupe, EventTime
 from millpy.model.time import hours, milliseconds
 from millpy.model.timer import Timer
 from millpy.testing.simulation.broker import Topic
+from millpy.testing.simulation.loop import LANE
 from millpy.windowing.aggregate import Count, Max, Min, Sum
 from millpy.windowing.window import FixedWindows
 
@@ -141,6 +142,18 @@ class Tally(Computation):
         context.produce(Total(context.key, period, context[Tally.marks].pop(period)))
 
 
+class SimulatedFile(Files):
+    """A file that is closed when the simulated process that reads it is killed."""
+
+    __slots__ = ()
+
+    def connect(self, setup: SourceSetup) -> FileInjector:
+        """A reader, not yet open."""
+        injector = super().connect(setup)
+        LANE.get().process.closers.append(injector._reading.close)
+        return injector
+
+
 @cache
 def build(feed: Feed, path: str, lateness_us: int, by_arrival: bool, idle: bool, deep: bool, poison: bool) -> Graph:
     """A graph; it holds no state, so runs share it.
@@ -155,7 +168,7 @@ def build(feed: Feed, path: str, lateness_us: int, by_arrival: bool, idle: bool,
         poison: whether some readings make marks that the database refuses.
     """
     graph = Graph("simulated")
-    source: Source = Topic() if feed == "topic" else File(path)
+    source: Source = Topic() if feed == "topic" else SimulatedFile(path)
     readings = graph.inject(
         "readings",
         source,

@@ -49,6 +49,8 @@ class Process:
 
     Attributes:
         slow: only every so many times that it could, it runs.
+        closers: close what it has open, as the kernel does at its end. The garbage collector does not: log records
+            keep tracebacks, and these keep the process's objects.
     """
 
     def __init__(self, name: str) -> None:
@@ -61,6 +63,7 @@ class Process:
         self.dead = False
         self.doomed = False
         self.slow = 1
+        self.closers: list[Callable[[], None]] = []
 
 
 LANE: ContextVar[Lane] = ContextVar("lane")
@@ -219,6 +222,8 @@ class SimulatedLoop:
     def bury(self, process: Process) -> None:
         """Forget a process that has ended."""
         process.dead = True
+        for close in process.closers:
+            close()
         for lane in process.lanes:
             lane.ready.clear()
         self.processes.remove(process)
