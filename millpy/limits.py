@@ -17,6 +17,7 @@ class Limits:
     bundle_records_max: int = 65_536
     bundle_bytes_max: int = 16_000_000
     record_bytes_max: int = RECORD_BYTES_MAX
+    message_records_max: int = 10_000
     progress_every_s: float = 0.1
     poll_s_min: float = 0.002
     poll_s_max: float = 0.1
@@ -45,6 +46,7 @@ class Limits:
         assert self.lease_ttl_s >= 0.5, f"a lease of {self.lease_ttl_s} s is shorter than 0.5 s"
         assert self.bundle_records_max > 0, "a bundle must hold a record"
         assert self.bundle_bytes_max >= self.record_bytes_max, "a legal record must fit in a bundle"
+        assert self.message_records_max > 0, "a message must hold a record"
         assert 0 < self.poll_s_min <= self.poll_s_max, "poll_s_min must be above 0 and at most poll_s_max"
         assert self.fold_bytes <= self.unfolded_bytes_max, "fold_bytes must be at most unfolded_bytes_max"
         assert self.record_attempts_max >= 1, "a record needs an attempt"

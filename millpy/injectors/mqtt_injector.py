@@ -34,12 +34,11 @@ from millpy.injectors.mqtt_connection import Connection
 from millpy.injectors.mqtt_inbox import MARKER_PREFIX, Bundle, Inbox
 from millpy.injectors.mqtt_packets import Published
 from millpy.injectors.mqtt_topics import TopicFields, TopicPattern
-from millpy.injectors.protocol import SourceSetup, Taken
+from millpy.injectors.protocol import Refused, SourceSetup, Taken
 
 log = logging.getLogger(__name__)
 
 _HEAD_BYTES_MAX = 66_000  # of a message: topic, properties
-_READINGS_MAX = 65_536  # in one message
 _WATCH_GAP_S = 2.0
 _MARKER_PATIENCE_S = 10.0
 
@@ -55,7 +54,8 @@ class _Session:
             topics=pattern.matches(),
             retained=retained,
             arrays=record_type is None or not record_type.struct.__struct_config__.array_like,
-            readings_max=_READINGS_MAX,
+            readings_max=limits.message_records_max,
+            bytes_max=limits.bundle_bytes_max,
             complete=TopicFields(pattern, record_type) if pattern.levels and record_type is not None else None,
         )
         self.connection: Connection = Connection(
@@ -252,6 +252,7 @@ class MqttInjector:
             format="json",
             arrived_at=self._setup.clock.now_us(),
             payloads=bundle.payloads(),
+            refused=[Refused(row, "oversize", why) for row, why in bundle.refused],
             describe=bundle.describe(),
             token=token,
         )

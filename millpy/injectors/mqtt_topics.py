@@ -21,6 +21,7 @@ TOPIC_BYTES_MAX = 65_535
 _NAMED = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 _KNOWN_TOPICS_MAX = 100_000
+_KNOWN_BYTES_MAX = 32_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,21 +132,29 @@ class TopicFields:
             for index, name in pattern.levels
         ]
         self._endings: dict[bytes, bytes] = {}
+        self._endings_bytes = 0
 
     def __call__(self, topics: Sequence[bytes], payloads: Sequence[bytes]) -> list[bytes]:
         """Payloads that are objects, with the fields at their end, where they win; others as they are."""
-        distinct = set(topics)
-        if len(self._endings) + len(distinct) > _KNOWN_TOPICS_MAX:
-            self._endings.clear()
-        for topic in distinct - self._endings.keys():
-            self._endings[topic] = self._ending(topic)
-        endings = self._endings
+        endings = {topic: self.ending(topic) for topic in set(topics)}
         return [
             payload[:-1] + endings[topic]
             if payload[-1:] == b"}" and payload[-2:-1] not in EMPTY_OR_SPACED
             else completed(payload, endings[topic])
             for topic, payload in zip(topics, payloads, strict=True)
         ]
+
+    def ending(self, topic: bytes) -> bytes:
+        """What a payload gets from its topic."""
+        known = self._endings.get(topic)
+        if known is None:
+            known = self._ending(topic)
+            self._endings_bytes += len(topic) + len(known)
+            if len(self._endings) >= _KNOWN_TOPICS_MAX or self._endings_bytes > _KNOWN_BYTES_MAX:
+                self._endings.clear()
+                self._endings_bytes = len(topic) + len(known)
+            self._endings[topic] = known
+        return known
 
     def _ending(self, topic: bytes) -> bytes:
         levels = topic.decode(errors="replace").split("/")

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,9 +19,18 @@ def _bytes(text: str) -> bytes:
     return text.encode(errors="surrogatepass")
 
 
-def an_inbox(filter: str = "#", *, retained: bool = False, arrays: bool = True, readings_max: int = 100) -> Inbox:
+class Reading(msgspec.Struct):
+    site: str
+
+
+def an_inbox(
+    filter: str = "#", *, retained: bool = False, arrays: bool = True, readings_max: int = 100,
+    bytes_max: int = 1_000_000,
+) -> Inbox:  # fmt: skip
+    pattern = TopicPattern.of(filter)
     return Inbox(
-        topics=TopicPattern.of(filter).matches(), retained=retained, arrays=arrays, readings_max=readings_max
+        topics=pattern.matches(), retained=retained, arrays=arrays, readings_max=readings_max, bytes_max=bytes_max,
+        complete=TopicFields(pattern, RecordType(Reading)) if pattern.levels else None,
     )  # fmt: skip
 
 
@@ -87,14 +99,82 @@ def test_array_without_readings_is_acknowledged() -> None:
 
 
 def test_what_is_no_array_of_readings_stays_one_payload() -> None:
-    payloads = [b'[{"a":1}', b"[1,2]", b"[{},{},{}]", b"", b"[{}]x"]
-    inbox = an_inbox(readings_max=2)
+    payloads = [b'[{"a":1}', b"[1,2]", b"", b"[{}]x"]
+    inbox = an_inbox()
     inbox.put(messages(*payloads))
 
     assert take_all(inbox)[0].payloads() == payloads
     arrays = an_inbox(arrays=False)
     arrays.put(messages(b"[{}]"))
     assert take_all(arrays)[0].payloads() == [b"[{}]"]
+
+
+@pytest.mark.parametrize(
+    ("topic", "payload", "why"),
+    [
+        (b"a", b"[{},{},{}]", "an array of 3 readings; at most 2 are taken in one message"),
+        (b"a" * 1_025, b"{}", "its topic has 1025 bytes; at most 1024 are taken"),
+        (b"a" * 1_025, b"[{},{}]", "its topic has 1025 bytes; at most 1024 are taken"),
+        (b"a" * 1_025, b"[{},{},{}]", "its topic has 1025 bytes; at most 1024 are taken"),
+        (b"a" * 500, b"[{},{}]", "2 readings with what their topic adds are 1029 bytes; at most 1000 are taken"),
+    ],
+)
+def test_message_beyond_a_bound_is_one_refused_record_as_it_came(topic: bytes, payload: bytes, why: str) -> None:
+    inbox = an_inbox("{site}", readings_max=2, bytes_max=1_000)
+    inbox.put(messages(b"{}", topic=b"b"))
+    inbox.put(messages(payload, topic=topic, first_id=2))
+    inbox.put(messages(b"[{}]", topic=b"b", first_id=3))
+
+    [bundle] = take_all(inbox)
+
+    assert bundle.payloads() == [b'{"site":"b"}', payload, b'{"site":"b"}']
+    assert bundle.refused == [(1, why)]
+    assert bundle.packet_ids == [1, 2, 3]
+    assert len(bundle.describe()(1)) < 1_100
+    assert (inbox.records, inbox.bytes) == (0, 0)
+
+
+def test_long_topic_that_nobody_asked_for_is_passed_over() -> None:
+    inbox = an_inbox("sensors/#")
+    inbox.put(messages(b"{}", topic=b"other/" + b"a" * 2_000))
+
+    [bundle] = take_all(inbox)
+
+    assert (bundle.records, bundle.packet_ids, bundle.refused) == (0, [1], [])
+
+
+def test_queue_holds_what_was_sent_and_a_bundle_what_it_becomes() -> None:
+    inbox = an_inbox("{site}", readings_max=10_000, bytes_max=10_000_000)
+    array = b"[" + b",".join([b"{}"] * 8_000) + b"]"
+    for number in range(1, 101):
+        inbox.put(messages(array, topic=b"a" * 1_000, first_id=number))
+
+    assert inbox.records == 800_000
+    assert inbox.bytes < 100 * (len(array) + 2_000)
+    bundle = inbox.take(records_max=65_536, bytes_max=16_000_000)
+    assert sum(map(len, bundle.payloads())) < 16_000_000
+    assert bundle.packet_ids == [1]
+
+
+def test_memory_of_topics_is_bounded_in_bytes() -> None:
+    inbox = an_inbox("{site}")
+    tracemalloc.start()
+    try:
+        for number in range(60_000):
+            inbox.put(messages(b"{}", topic=b"%01000d" % number))
+            inbox.take(records_max=10, bytes_max=1_000)
+        assert tracemalloc.get_traced_memory()[0] < 60_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_queue_counts_what_is_passed_over() -> None:
+    inbox = an_inbox("sensors/#")
+    for number in range(1_000):
+        inbox.put(messages(b"{}", topic=b"other", first_id=number + 1))
+
+    assert inbox.records == 0
+    assert inbox.bytes >= 100_000
 
 
 def test_retained_messages_are_records_only_when_wanted() -> None:
@@ -136,7 +216,7 @@ def test_marker_comes_only_after_what_was_received_before_it() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.one_of(st.sampled_from([b"a/b", MARKERS + b"x", b"a/\xff\0"]), st.binary(max_size=5)),
+            st.one_of(st.sampled_from([b"a/b", MARKERS + b"x", b"a/\xff\0", b"a" * 2_000]), st.binary(max_size=5)),
             st.one_of(st.binary(max_size=20), st.text('[]{}":,1\\\ud800', max_size=12).map(_bytes)),
             st.booleans(),
         )
@@ -146,12 +226,9 @@ def test_marker_comes_only_after_what_was_received_before_it() -> None:
 def test_whatever_is_put_is_taken_and_acknowledged_in_order(
     rows: list[tuple[bytes, bytes, bool]], records_max: int
 ) -> None:
-    class Reading(msgspec.Struct):
-        site: str
-
     pattern = TopicPattern.of("{site}/#")
     inbox = Inbox(
-        topics=pattern.matches(), retained=False, arrays=True, readings_max=3,
+        topics=pattern.matches(), retained=False, arrays=True, readings_max=3, bytes_max=100,
         complete=TopicFields(pattern, RecordType(Reading)),
     )  # fmt: skip
     published = Published([r[0] for r in rows], [r[1] for r in rows], list(range(1, len(rows) + 1)))
