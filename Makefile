@@ -12,7 +12,7 @@ STORE_TESTS := doctor durability lanes postgres_commit postgres_results postgres
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check lint format types unit test docs store-suite crash crash-long fuzz sim feeds compose-test demo ci clean \
-        bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w2 bench-kafka bench-w4 bench-w5 bench-spark bench-soak
+        bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w2 bench-w3 bench-kafka bench-w4 bench-w5 bench-spark bench-soak
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

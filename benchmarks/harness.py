@@ -1,7 +1,7 @@
 """What every workload needs: a fresh PostgreSQL with fsync on, worker processes, and the last line.
 
 A figure is worth what is known about it: `Bench.show` prints the settings and what was counted in the tables, and
-`Bench.finish` prints one JSON object as the last line.
+`Bench.finish` prints one JSON object as the last line, then fails the run when a figure breaks one of its bounds.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -106,10 +107,15 @@ class Bench:
         print(f"{self.workload} {what}: {text}", flush=True)
 
     def finish(self, **figures: Any) -> None:
-        """Print the last line."""
+        """Print the last line, and end with status 1 when a figure breaks a bound."""
         rounded = {name: rounded_to_four(value) for name, value in figures.items()}
         line = {"workload": self.workload, "commit": commit_hash(), **rounded, "settings": self.settings}
         print(json.dumps(line, default=str), flush=True)
+        broken = [bound for bound in self.options.bounds if not bound.holds(figures)]
+        for bound in broken:
+            print(f"{self.workload}: {bound.figure} is {figures.get(bound.figure)}, not {bound}", file=sys.stderr)
+        if broken:
+            raise SystemExit(1)
 
     def _wait_for_server_end(self) -> None:
         # Registered after the server, so it runs first: let go, then wait before the directory is removed.
@@ -209,12 +215,53 @@ def _kill(process: subprocess.Popen[Any]) -> None:
         process.wait()
 
 
-def arguments(description: str | None, **numbers: float) -> argparse.ArgumentParser:
-    """Options that all workloads have, and some numbers with their defaults."""
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a figure of the last line must not break: `differences<=0`, `client_ratio>=8`."""
+
+    figure: str
+    at_least: bool
+    limit: float
+
+    @classmethod
+    def parse(cls, text: str) -> Bound:
+        """Read FIGURE<=NUMBER or FIGURE>=NUMBER; raises ValueError."""
+        figure, relation, limit = text.partition(">=" if ">=" in text else "<=")
+        if not (figure and relation):
+            raise ValueError(f"{text!r} is no bound: write FIGURE<=NUMBER or FIGURE>=NUMBER")
+        return cls(figure, relation == ">=", float(limit))
+
+    def holds(self, figures: Mapping[str, Any]) -> bool:
+        """Whether the figure is there and within the bound; a NaN is not."""
+        value = figures.get(self.figure)
+        if value is None:
+            return False
+        return bool(value >= self.limit if self.at_least else value <= self.limit)
+
+    def __str__(self) -> str:
+        return f"{self.figure}{'>=' if self.at_least else '<='}{self.limit:g}"
+
+
+def arguments(description: str | None, *bounds: str, **numbers: float) -> argparse.ArgumentParser:
+    """Options that all workloads have, and some numbers with their defaults.
+
+    `bounds` are those that a run breaks only when something is wrong; `--bound` adds others.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--directory", type=Path, default=None, help="where the data goes (default: temporary)")
     parser.add_argument("--postgres", default=None, help="18 (default), 16 or system15")
     parser.add_argument("--keep", action="store_true", help="leave the data directory behind")
+    parser.add_argument(
+        "--bound",
+        dest="bounds",
+        action="append",
+        type=Bound.parse,
+        default=[Bound.parse(text) for text in bounds],
+        metavar="FIGURE<=NUMBER",
+        help=f"fail when a figure breaks it (or FIGURE>=NUMBER); always: {', '.join(bounds) or 'none'}".replace(
+            "%", "%%"
+        ),
+    )
     for name, default in numbers.items():
         parser.add_argument(
             "--" + name.replace("_", "-"), type=type(default), default=default, help=f"default {default}"

@@ -6,7 +6,8 @@ Readings through a real broker, deduplicated over the retention, into 10 s windo
 a row of every tenth record; a polling reader measures its latency from publish to visible. With two workers the source
 is on one and the computations are on the other, so that segments are written and freed too. The rings' epochs are
 shortened to a quarter of the retention. Sizes are sampled every 2 s; they go up and down with the rings, so "at minute
-3" and "at the end" are each the largest sample of the minute before it. RSS is the sum over the workers.
+3" and "at the end" are each the largest sample of the minute before it. RSS is the sum over the workers. A run fails
+when a sampled record is missing, the accounting does not balance, or sizes have grown by more than a quarter.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from typing import Any
 import numpy as np
 import psycopg
 
-from benchmarks.harness import Bench, Worker, arguments, percentile
+from benchmarks.harness import Bench, Bound, Worker, arguments, percentile
 from benchmarks.memory import rss_mb
 from benchmarks.traffic import await_flow, latencies_ms, result_of, rows_of, start_publisher, start_reader
 
 TABLE = "soak.pongs"
 SAMPLE_EVERY = 10
 LOOK_EVERY_S = 2.0
+GROWTH_MAX = 1.25
 MILL_BYTES = """
 SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::float8 / 1e6 FROM pg_class AS c
  WHERE c.relnamespace = 'mill'::regnamespace AND c.relkind = 'r'
@@ -94,12 +96,18 @@ def main(options: argparse.Namespace) -> None:
             return percentile(latency[(sent_s >= start_s) & (sent_s < end_s)].tolist(), 0.99)
 
         expected = int(options.rate * seconds) // SAMPLE_EVERY
+        mill_mb, rss_mb_then = (largest(samples, column, third - minute, third) for column in (1, 2))
+        options.bounds += [
+            Bound("mill_mb_end", at_least=False, limit=GROWTH_MAX * mill_mb),
+            Bound("rss_mb_end", at_least=False, limit=GROWTH_MAX * rss_mb_then),
+        ]
         bench.finish(
             minutes=options.minutes,
-            mill_mb_minute_3=largest(samples, 1, third - minute, third),
+            mill_mb_minute_3=mill_mb,
             mill_mb_end=largest(samples, 1, seconds - minute, seconds),
-            rss_mb_minute_3=largest(samples, 2, third - minute, third),
+            rss_mb_minute_3=rss_mb_then,
             rss_mb_end=largest(samples, 2, seconds - minute, seconds),
+            unbalanced=sum(not row["balanced"] for row in accounting),
             p99_ms_minute_3=p99(third - minute, third),
             p99_ms_end=p99(seconds - minute, seconds),
             p50_ms_end=percentile(latency[sent_s >= seconds - minute].tolist(), 0.5),
@@ -117,5 +125,6 @@ def account(url: str) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    parser = arguments(__doc__, minutes=20.0, rate=5_000, retention_s=60.0, workers=2)
+    bounds = ("samples_missing<=0", "unbalanced<=0")
+    parser = arguments(__doc__, *bounds, minutes=20.0, rate=5_000, retention_s=60.0, workers=2)
     main(parser.parse_args())

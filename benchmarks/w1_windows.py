@@ -152,7 +152,7 @@ def main(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = arguments(__doc__, records=2_000_000, intervals=4)
+    parser = arguments(__doc__, "differences<=0", records=2_000_000, intervals=4)
     parser.add_argument("--dedupe", action="store_true")
     parser.add_argument("--windows", choices=["fixed", "sliding", "session"], default="fixed")
     main(parser.parse_args())

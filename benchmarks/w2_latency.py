@@ -5,8 +5,11 @@
 A Computation updates one state cell and produces one row per record (`to_table`). Publisher, broker, workers, server
 and reader are processes of their own on one machine. Latency runs from the moment of sending, which the payload
 carries, to the moment at which a polling reader has the row in its hands; the reader pauses 1 ms between its polls. The
-first seconds (--warm_up) are published and not counted. Three arrangements: one stage, three stages in a row in one
-worker, and those with the source and the first stage on one worker and the others on a second.
+first seconds (--warm-up) are published and not counted. Three arrangements: one stage, three stages in a row in one
+worker, and those with the source and the first stage on one worker and the others on a second. In these the
+Computation says `immediate = True` and the source has no `Dedupe`, so a reading that the broker delivers twice would
+count twice. `one_stage_usual` and `three_stages_usual` are what a graph gets that says neither: callbacks in the
+thread, and dedupe ids.
 """
 
 from __future__ import annotations
@@ -20,18 +23,23 @@ from benchmarks.harness import Bench, arguments, percentile
 from benchmarks.traffic import await_flow, latencies_ms, result_of, rows_of, start_publisher, start_reader
 
 TABLE = "stages.pongs"
-PLACEMENTS: dict[str, tuple[int, list[list[str]]]] = {
-    "one_stage": (1, [[]]),
-    "three_stages": (3, [[]]),
-    "three_stages_two_workers": (3, [["pings", "stage_1"], ["stage_2", "stage_3"]]),
+FAST = {"BENCH_IMMEDIATE": "1"}
+USUAL = {"BENCH_DEDUPE": "1"}
+ARRANGEMENTS: dict[str, tuple[int, list[list[str]], dict[str, str]]] = {
+    "one_stage": (1, [[]], FAST),
+    "three_stages": (3, [[]], FAST),
+    "three_stages_two_workers": (3, [["pings", "stage_1"], ["stage_2", "stage_3"]], FAST),
+    "one_stage_usual": (1, [[]], USUAL),
+    "three_stages_usual": (3, [[]], USUAL),
 }
+"""Stages, what each worker runs (all of it when empty), and how the graph is set."""
 
 
 def measure(bench: Bench, port: int, name: str, options: argparse.Namespace) -> dict[str, Any]:
     """One arrangement: its percentiles."""
-    stages, placement = PLACEMENTS[name]
+    stages, placement, setting = ARRANGEMENTS[name]
     url = bench.database()
-    environment = {"BENCH_PORT": str(port), "BENCH_STAGES": str(stages)}
+    environment = {"BENCH_PORT": str(port), "BENCH_STAGES": str(stages), **setting}
     workers = [bench.worker("stages.py", url, only=only, environment=environment) for only in placement]
     for worker in workers:
         worker.wait_claimed()
@@ -69,7 +77,7 @@ def main(options: argparse.Namespace) -> None:
     with Bench("w2", options) as bench:
         broker = bench.broker()
         figures: dict[str, Any] = {}
-        for name in options.only.split(",") if options.only else PLACEMENTS:
+        for name in options.only.split(",") if options.only else ARRANGEMENTS:
             # A topic has one session per graph, stream and broker: each arrangement starts without leftovers.
             figures.update(measure(bench, broker.port, name, options))
         bench.finish(**figures)
@@ -77,5 +85,5 @@ def main(options: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = arguments(__doc__, rate=1_000, seconds=60.0, warm_up=3.0)
-    parser.add_argument("--only", default="", help=f"of {', '.join(PLACEMENTS)}")
+    parser.add_argument("--only", default="", help=f"of {', '.join(ARRANGEMENTS)}")
     main(parser.parse_args())

@@ -88,5 +88,5 @@ def main(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = arguments(__doc__, records=2_000_000, keys=100_000, intervals=4)
+    parser = arguments(__doc__, "differences<=0", records=2_000_000, keys=100_000, intervals=4)
     main(parser.parse_args())

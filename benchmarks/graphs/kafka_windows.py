@@ -1,10 +1,10 @@
-"""Readings from Kafka through exactly-once windows into a table; those of W1 otherwise."""
+"""Readings from Kafka through windows into a table, as in W1 otherwise; with BENCH_DEDUPE, dedupe ids on."""
 
 import os
 
 import msgspec
 
-from millpy import Count, EventTime, FixedWindows, Graph, Kafka, Max, Mean, Min, seconds
+from millpy import Count, Dedupe, EventTime, FixedWindows, Graph, Kafka, Max, Mean, Min, minutes, seconds
 
 
 class Reading(msgspec.Struct):
@@ -21,6 +21,7 @@ readings = graph.inject(
     Kafka("bench", partitions=1, servers=os.environ["BENCH_KAFKA"]),
     schema=Reading,
     event_time=EventTime("event_ms", unit="ms", max_disorder=seconds(2)),
+    dedupe=Dedupe("device", "seq", within=minutes(10)) if os.environ.get("BENCH_DEDUPE") else None,
 )
 (
     readings.key_by("device")

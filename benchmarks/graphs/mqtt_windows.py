@@ -1,10 +1,10 @@
-"""W3: readings from MQTT through exactly-once windows into a table; those of W1 otherwise."""
+"""W3: readings from MQTT through windows into a table, as in W1 otherwise; with BENCH_DEDUPE, dedupe ids on."""
 
 import os
 
 import msgspec
 
-from millpy import Count, EventTime, FixedWindows, Graph, Max, Mean, Min, Mqtt, seconds
+from millpy import Count, Dedupe, EventTime, FixedWindows, Graph, Max, Mean, Min, Mqtt, minutes, seconds
 
 
 class Reading(msgspec.Struct):
@@ -15,12 +15,15 @@ class Reading(msgspec.Struct):
     seq: int
 
 
-graph = Graph("w3")
+DEDUPE = bool(os.environ.get("BENCH_DEDUPE"))
+
+graph = Graph("w3_dedupe" if DEDUPE else "w3")
 readings = graph.inject(
     "readings",
     Mqtt("bench/ping", host="127.0.0.1", port=int(os.environ["BENCH_PORT"])),
     schema=Reading,
     event_time=EventTime("event_ms", unit="ms", max_disorder=seconds(2)),
+    dedupe=Dedupe("device", "seq", within=minutes(10)) if DEDUPE else None,
 )
 (
     readings.key_by("device")

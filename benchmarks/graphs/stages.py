@@ -1,4 +1,7 @@
-"""W2 and W5: BENCH_STAGES Computations in a row, each with one state cell; the last one's records are rows."""
+"""W2 and W5: BENCH_STAGES Computations in a row, each with one state cell; the last one's records are rows.
+
+BENCH_IMMEDIATE runs their callbacks on the event loop rather than in the thread; BENCH_DEDUPE turns dedupe ids on.
+"""
 
 import os
 
@@ -24,7 +27,7 @@ class Pong(msgspec.Struct):
 class Counting(Computation):
     """Counts the records of each device."""
 
-    immediate = True
+    immediate = bool(os.environ.get("BENCH_IMMEDIATE"))
     seen = Value(int, default=0)
 
     def process_record(self, context: Context, record: Ping | Pong) -> None:
