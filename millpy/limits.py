@@ -16,6 +16,9 @@ class Limits:
     lease_ttl_s: float = 5.0
     bundle_records_max: int = 65_536
     bundle_bytes_max: int = 16_000_000
+    step_s_max: float = 2.0
+    turn_panes_max: int = 100_000
+    turn_timers_max: int = 100_000
     record_bytes_max: int = RECORD_BYTES_MAX
     message_records_max: int = 10_000
     progress_every_s: float = 0.1
@@ -47,6 +50,9 @@ class Limits:
         assert self.bundle_records_max > 0, "a bundle must hold a record"
         assert self.bundle_bytes_max >= self.record_bytes_max, "a legal record must fit in a bundle"
         assert self.message_records_max > 0, "a message must hold a record"
+        assert self.step_s_max > 0, "step_s_max must be above 0"
+        assert self.turn_panes_max > 0, "a turn must hold a pane"
+        assert self.turn_timers_max > 0, "a turn must hold a timer"
         assert 0 < self.poll_s_min <= self.poll_s_max, "poll_s_min must be above 0 and at most poll_s_max"
         assert self.fold_bytes <= self.unfolded_bytes_max, "fold_bytes must be at most unfolded_bytes_max"
         assert self.record_attempts_max >= 1, "a record needs an attempt"

@@ -198,7 +198,9 @@ class FileInjector:
         fields = tuple(record_type.struct.__struct_encode_fields__) if record_type is not None else ()
         self._setup = setup
         self._every_s = every_s
-        self._reading = Reading(agenda, notes, format=format, broken=broken, fields=fields, limits=setup.limits)
+        self._reading = Reading(
+            agenda, notes, format=format, broken=broken, fields=fields, limits=setup.limits, bound=setup.take_bound
+        )
         self._ahead: asyncio.Task[Piece | None] | None = None
         self._closing = asyncio.Event()
         self._idle = False

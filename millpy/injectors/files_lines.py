@@ -20,7 +20,7 @@ import pyarrow as pa
 from millpy.errors import BrokenFileError
 from millpy.injectors.columns import quotes_are_regular
 from millpy.injectors.files_bytes import FilePosition, open_bytes
-from millpy.injectors.protocol import Refused
+from millpy.injectors.protocol import FixedBound, Refused, TakeBound
 from millpy.limits import Limits
 
 Format = Literal["json", "csv", "parquet"]
@@ -60,12 +60,15 @@ class LineReader:
     Args:
         start: where to begin; its `head` goes into all positions.
         kind: "json" or "csv".
+        bound: how much a piece may hold, asked before each; by default a bundle of `limits`.
     """
 
-    def __init__(self, start: FilePosition, kind: Literal["json", "csv"], limits: Limits) -> None:
+    def __init__(
+        self, start: FilePosition, kind: Literal["json", "csv"], limits: Limits, bound: TakeBound | None = None
+    ) -> None:
         self._kind = kind
-        self._records_max = limits.bundle_records_max
-        self._bytes_max = limits.bundle_bytes_max
+        self._bound = bound or FixedBound(limits.bundle_records_max, limits.bundle_bytes_max)
+        self._records_max, self._bytes_max = self._bound.records, self._bound.bytes
         self._record_bytes_max = limits.record_bytes_max
         self._read_bytes = min(_READ_BYTES, limits.bundle_bytes_max)
         self._header: tuple[str, ...] = ()
@@ -175,6 +178,7 @@ class LineReader:
             BrokenFileError: a defect of the file, after all that is whole before it was handed over.
             SourceUnavailableError: it cannot be read now.
         """
+        self._records_max, self._bytes_max = self._bound.records, self._bound.bytes
         self._fill_bundle()
         unread = len(self._buffer) - self._start
         if self._defect is not None and self._line == len(self._ends):

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from millpy.errors import BrokenFileError, SourceUnavailableError
 from millpy.injectors.files_bytes import FilePosition
 from millpy.injectors.files_lines import Piece
+from millpy.injectors.protocol import FixedBound, TakeBound
 from millpy.injectors.tables import plain
 from millpy.limits import Limits
 
@@ -26,11 +27,13 @@ class ParquetReader:
     Args:
         start: where to begin; its `head` goes into all positions.
         fields: names of the columns that are wanted; empty for all.
+        bound: how much a piece may hold, asked before each; by default a bundle of `limits`.
     """
 
-    def __init__(self, start: FilePosition, fields: Sequence[str], limits: Limits) -> None:
-        self._records_max = limits.bundle_records_max
-        self._bytes_max = limits.bundle_bytes_max
+    def __init__(
+        self, start: FilePosition, fields: Sequence[str], limits: Limits, bound: TakeBound | None = None
+    ) -> None:
+        self._bound = bound or FixedBound(limits.bundle_records_max, limits.bundle_bytes_max)
         self._at = msgspec.structs.replace(start, size=0)
         self._waiting: pa.RecordBatch | None = None
         with _defects(start):
@@ -48,7 +51,7 @@ class ParquetReader:
         self._skip = start.offset - (ends[groups[0] - 1] if groups and groups[0] else 0)
         columns = [name for name in self._file.schema_arrow.names if not fields or name in fields]
         self._batches = self._file.iter_batches(
-            batch_size=self._records_max, row_groups=groups, columns=columns, use_threads=False
+            batch_size=limits.bundle_records_max, row_groups=groups, columns=columns, use_threads=False
         )
 
     def close(self) -> None:
@@ -74,9 +77,10 @@ class ParquetReader:
         batch = self._next()
         if batch is None:
             return Piece(self._at, format="columns", ended=True)
-        count = len(batch)
-        if batch.nbytes > self._bytes_max:
-            count = max(1, count * self._bytes_max // batch.nbytes)
+        count, bytes_max = len(batch), self._bound.bytes
+        if batch.nbytes > bytes_max:
+            count = max(1, count * bytes_max // batch.nbytes)
+        count = min(count, self._bound.records)
         self._waiting = batch.slice(count) if count < len(batch) else None
         before, batch = self._at, batch.slice(0, count)
         self._at = msgspec.structs.replace(before, offset=before.offset + count, line=before.line + count)

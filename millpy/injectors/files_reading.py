@@ -12,7 +12,7 @@ from millpy.injectors.files_agenda import Agenda, Next, Notes
 from millpy.injectors.files_bytes import FilePosition, check_same, recognize
 from millpy.injectors.files_lines import Format, LineReader, Piece
 from millpy.injectors.files_parquet import ParquetReader
-from millpy.injectors.protocol import Refused
+from millpy.injectors.protocol import Refused, TakeBound
 from millpy.limits import Limits
 
 BROKEN = "broken_file"
@@ -43,6 +43,7 @@ class Reading:
         broken: Broken,
         fields: tuple[str, ...],
         limits: Limits,
+        bound: TakeBound | None = None,
     ) -> None:
         self._agenda = agenda
         self._notes = notes
@@ -50,6 +51,7 @@ class Reading:
         self._broken = broken
         self._fields = fields
         self._limits = limits
+        self._bound = bound
         self._file: LineReader | ParquetReader | None = None
         self._size = 0  # of the open file, when it was opened
         self._resume: FilePosition | None = None
@@ -137,9 +139,9 @@ class Reading:
         position = msgspec.structs.replace(position, head=head, head_bytes=head_bytes)
         kind = self._format or format_of(position.path)
         if kind == "parquet":
-            self._file = ParquetReader(position, self._fields, self._limits)
+            self._file = ParquetReader(position, self._fields, self._limits, self._bound)
         else:
-            self._file = LineReader(position, kind, self._limits)
+            self._file = LineReader(position, kind, self._limits, self._bound)
         self._resume = None
         self._pending.update(self._agenda.forgotten())
 

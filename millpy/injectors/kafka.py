@@ -26,7 +26,7 @@ import numpy as np
 from millpy.errors import ConfigError, SourceUnavailableError
 from millpy.extras import to_install
 from millpy.injectors.kafka_records import Fills, Payloads, Tombstones
-from millpy.injectors.protocol import SourceSetup, Taken
+from millpy.injectors.protocol import SourceSetup, TakeBound, Taken
 from millpy.model.record import RecordType
 from millpy.model.time import Instant, describe, instant
 from millpy.secret import goes_elsewhere, secret
@@ -424,18 +424,18 @@ class KafkaInjector:
 
     def _take_records(self) -> Sequence[Any]:
         """From the front of the inbox, at most a bundle; a chunk that is too large alone is cut."""
-        limits = self._setup.limits
+        bound = self._setup.take_bound
         found: list[Any] = []
         size = 0
         while self._inbox:
             chunk = self._inbox[0]
-            fits = len(found) + len(chunk.records) <= limits.bundle_records_max
-            fits = fits and size + chunk.size <= limits.bundle_bytes_max
+            fits = len(found) + len(chunk.records) <= bound.records
+            fits = fits and size + chunk.size <= bound.bytes
             if not fits and found:
                 break
             self._inbox.popleft()
             if not fits:
-                chunk, rest = _cut(chunk, limits.bundle_bytes_max)
+                chunk, rest = _cut(chunk, bound)
                 if rest is not None:
                     self._inbox.appendleft(rest)
             found.extend(chunk.records)
@@ -464,10 +464,10 @@ class KafkaInjector:
         self._inbox.clear()
 
 
-def _cut(chunk: _Chunk, bytes_max: int) -> tuple[_Chunk, _Chunk | None]:
+def _cut(chunk: _Chunk, bound: TakeBound) -> tuple[_Chunk, _Chunk | None]:
     """As many records as fit into a bundle, at least one; and the rest."""
     sizes = np.cumsum([0 if record.value is None else len(record.value) for record in chunk.records])
-    count = max(1, int(np.searchsorted(sizes, bytes_max, side="right")))
+    count = min(bound.records, max(1, int(np.searchsorted(sizes, bound.bytes, side="right"))))
     if count >= len(chunk.records):
         return chunk, None
     size = int(sizes[count - 1])

@@ -101,9 +101,8 @@ class _Session:
 
     def take(self) -> Bundle:
         """The records of one bundle, and what was passed on the way to them."""
-        bundle = self.inbox.take(
-            records_max=min(self._take_max, self._limits.bundle_records_max), bytes_max=self._limits.bundle_bytes_max
-        )
+        bound = self._setup.take_bound
+        bundle = self.inbox.take(records_max=min(self._take_max, bound.records), bytes_max=bound.bytes)
         self.drained |= (self.marker_topic, self.marker) in bundle.markers
         low = (
             self.inbox.records <= self._limits.bundle_records_max // 2

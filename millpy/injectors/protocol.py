@@ -5,9 +5,9 @@ one worker under one grant. It is driven on the event loop:
 
     open(position) -> [take() -> Taken … commit … acknowledge(token)]* -> close()
 
-`take` hands over everything that is waiting, at most a bundle, and never waits to fill. Tokens are acknowledged in
-the order taken, only after the commit. After a failed or unknown commit the runtime closes the injector and opens a
-new one at the stored position: what was taken and not acknowledged must come again.
+`take` hands over everything that is waiting, at most what `SourceSetup.take_bound` says, and never waits to fill.
+Tokens are acknowledged in the order taken, only after the commit. After a failed or unknown commit the runtime closes
+the injector and opens a new one at the stored position: what was taken and not acknowledged must come again.
 """
 
 from __future__ import annotations
@@ -72,6 +72,28 @@ class Taken:
         return bool(self.block or self.payloads or self.batch is not None)
 
 
+class TakeBound(Protocol):
+    """How much the next take may bring; it changes from turn to turn."""
+
+    @property
+    def records(self) -> int:
+        """Records, at least one."""
+        ...
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of payload; a single record may have more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FixedBound:
+    """The same for every take."""
+
+    records: int
+    bytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSetup:
     """What the runtime tells an injector.
@@ -85,6 +107,7 @@ class SourceSetup:
         notes: what `Taken.notes` has left behind.
         start: event or publication time at which a source partition without a position begins, for sources that can.
         tell: notes an event of this source (kind, detail) for people, in `millpy.events`.
+        bound: how much a take may bring, asked before each; None for a whole bundle of `limits` (see `take_bound`).
     """
 
     graph: str
@@ -99,6 +122,14 @@ class SourceSetup:
     start: Instant | None = None
     tell: Callable[[str, dict[str, object]], None] = field(default=lambda _kind, _detail: None)
     generation: int = 1
+    bound: TakeBound | None = None
+
+    @property
+    def take_bound(self) -> TakeBound:
+        """How much a take may bring."""
+        if self.bound is not None:
+            return self.bound
+        return FixedBound(self.limits.bundle_records_max, self.limits.bundle_bytes_max)
 
 
 class Injector(Protocol):

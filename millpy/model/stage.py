@@ -13,7 +13,7 @@ After a failed or unknown commit the runtime drops the StageInterval and opens a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -23,6 +23,8 @@ from millpy.model.checkpoint import AbsorbedRows, DeadLetter, DedupeRun, Delta, 
 from millpy.model.deployment import Meaning
 from millpy.model.record import Records, RecordType
 from millpy.model.time import INSTANT_MIN, Instant
+
+UNBOUNDED = 2**62
 
 
 @dataclass(slots=True)
@@ -67,6 +69,10 @@ class Work:
         watermark: input watermark after all that arrived; windows close and timers fire by it at the end.
         now_us: processing time, never running backwards.
         releases: parked keys to let go on.
+        panes_max: emit at most so many panes that the watermark makes due, and say `StepResult.unfinished` when more
+            are; what is left is due in the next turn. The worker halves it when a turn was too large.
+        timers_max: the same for timers that fire at the end of the turn.
+        overdue: whether the step has taken its time; asked between timers.
     """
 
     bundle: int
@@ -75,6 +81,9 @@ class Work:
     watermark: Instant
     now_us: Instant
     releases: Sequence[Release] = ()
+    panes_max: int = UNBOUNDED
+    timers_max: int = UNBOUNDED
+    overdue: Callable[[], bool] = field(default=lambda: False)
 
 
 @dataclass(slots=True)
@@ -96,6 +105,8 @@ class StepResult:
     duplicates_by_input: dict[int, int] = field(default_factory=dict)
     """Input index -> consumed records that were duplicates of others."""
     dedupe_run: DedupeRun | None = None
+    unfinished: bool = False
+    """More was due than the turn may hold. Until the next turns have done the rest, the low watermark stays."""
 
 
 @dataclass(slots=True)

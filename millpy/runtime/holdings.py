@@ -30,6 +30,7 @@ from millpy.runtime.ownership import Lease
 from millpy.runtime.plan import Plan
 from millpy.runtime.probe import Point, Probe
 from millpy.runtime.soft_state import Halt, Owned, owned
+from millpy.runtime.turn_budget import TurnBudget
 from millpy.store.protocol import Event, Opened, Store, WorkerInfo
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class Holdings:
         wake: asyncio.Event,
         only: Sequence[str],
         start: Instant | None = None,
+        budget: TurnBudget | None = None,
     ) -> None:
         self._store = store
         self._plan = plan
@@ -62,6 +64,7 @@ class Holdings:
         self._wake = wake
         self._only = frozenset(only)
         self._start = start
+        self._budget = budget
         self._told: deque[Event] = deque(maxlen=EVENTS_MAX)
         self.intervals: dict[int, Owned] = {}
 
@@ -226,6 +229,7 @@ class Holdings:
             record_type=node.record_type,
             notes=intake.notes,
             start=self._start,
+            bound=self._budget,
             tell=lambda kind, detail: self._told.append(Event(kind, detail)),
         )
 

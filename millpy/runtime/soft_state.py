@@ -47,6 +47,7 @@ class Owned:
         quiet: whether its source, when it was asked last, had nothing and was proven idle.
         requested: records set aside that are to be taken again and wait for a turn.
         releases: parked keys to let go on, waiting for a turn.
+        unfinished: whether its last step has left undone what was due.
         replaying: whether some are in a turn that is not known to be committed.
         unfolded, unfolded_bytes: (bundle, bytes of its deltas) above the folded bundle, those in flight included,
             oldest first; and their sum.
@@ -70,6 +71,7 @@ class Owned:
     moved: set[int] = field(default_factory=set)
     counted: set[tuple[str, str]] = field(default_factory=set)
     finished: bool = False
+    unfinished: bool = False
     paused: bool = False
     quiet: bool = False
     halt: Halt = Halt.NO
@@ -101,6 +103,11 @@ class Owned:
         if seq > before.seq:
             self.cursors[producer] = Cursor(producer, seq, watermark)
             self.moved.add(producer)
+
+    def take_moved(self) -> list[Cursor]:
+        """The cursors that have moved since the last checkpoint."""
+        moved, self.moved = sorted(self.moved), set()
+        return [self.cursors[producer] for producer in moved]
 
     def log(self, bundle: int, size: int) -> None:
         """A bundle has deltas of so many bytes."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from millpy.clock import Clock
 from millpy.errors import CursorGapError, StaleSequencerError
 from millpy.graph import StageNode
 from millpy.injectors.intake import IntakeResult
@@ -33,6 +34,7 @@ from millpy.runtime.probe import Point, Probe
 from millpy.runtime.replays import Replay, Retaken, is_emission, retake, retake_emission, settle
 from millpy.runtime.routing import Mail, Router, positions_of_local_producers
 from millpy.runtime.soft_state import Halt, Owned
+from millpy.runtime.turn_budget import TurnBudget
 from millpy.store.codec import decode_slice
 from millpy.store.protocol import Polled
 
@@ -64,11 +66,21 @@ class Inbox:
 
 
 class Steps:
-    """Runs the intervals that a worker owns."""
+    """Runs the intervals that a worker owns.
 
-    def __init__(self, plan: Plan, limits: Limits, load: LoadState, probe: Probe) -> None:
+    Attributes:
+        records: how many records the last run took in, from sources and in segments, whatever became of them.
+    """
+
+    def __init__(
+        self, plan: Plan, limits: Limits, load: LoadState, probe: Probe, budget: TurnBudget, clock: Clock
+    ) -> None:
         self._plan = plan
         self._limits = limits
+        self._budget = budget
+        self._clock = clock
+        self._ends_at = 0.0
+        self.records = 0
         self._load = load
         self._probe = probe
         self._hasher = KeyHasher()
@@ -76,6 +88,8 @@ class Steps:
 
     def run(self, inbox: Inbox, intervals: Mapping[int, Owned], isolation: Isolation) -> list[Checkpoint]:
         """Step everything once; returns the checkpoints that this turn has to commit, in topological order."""
+        self._ends_at = self._clock.monotonic() + self._limits.step_s_max
+        self.records = 0
         # Received first of all: whether a consumer is current with a local producer depends on what it has read.
         mail = {
             interval_id: self._receive(interval, inbox.polled.get(interval_id, ()), intervals)
@@ -113,12 +127,15 @@ class Steps:
         retaken = Retaken()
         if replay is None:
             quiet = interval.interval_id in inbox.quiet
+            before = interval.intake.counts["injected"]
             result = interval.intake.step(taken, bundle=interval.bundle + 1, now_us=inbox.now_us, quiet=quiet)
+            self.records += interval.intake.counts["injected"] - before
         elif is_emission(replay.requests[0], interval):
             result = interval.intake.standing()
             retaken = retake_emission(interval, replay, isolation)
         else:
             result = interval.intake.replay(replay.requests, replay.arrived_at, inbox.now_us)
+            self.records += len(replay.requests)
         if not result.changed:
             return None
         self._probe.reach_now(Point.AFTER_DECODE)
@@ -168,7 +185,7 @@ class Steps:
 
     def _receive(self, interval: Owned, answers: Sequence[Polled], intervals: Mapping[int, Owned]) -> list[Mail]:
         """Turn polled segments into mail, before anything that local producers hand over in this turn."""
-        received = 0
+        received, records_max = 0, self._budget.records
         inbound: list[Mail] = []
         for answer in answers:
             producer = answer.want.producer
@@ -180,7 +197,7 @@ class Steps:
             segments = answer.segments
             for place, segment in enumerate(segments):
                 if segment.seq > at:
-                    if received >= self._limits.bundle_records_max:
+                    if received >= records_max:
                         whole = False
                         break
                     at = segment.seq
@@ -202,6 +219,7 @@ class Steps:
                 inbound.append(Mail(producer, segment.seq, segment.watermark, bundle, last_of_seq, polled=True))
             if whole and answer.head_seq > at:
                 inbound.append(Mail(producer, answer.head_seq, answer.head_watermark, None, True))
+        self.records += received
         return inbound
 
     def _step(
@@ -229,20 +247,20 @@ class Steps:
         if missing := stage.missing([arrival.bundle for arrival in arrived]):
             stage.absorb(missing, self._load(interval.grant, missing))
         self._probe.reach_now(Point.AFTER_LOAD)
-        work = Work(interval.bundle + 1, arrived, before, after, now_us, releases)
-        result = stage.step(work)
+        more = (releases, self._budget.panes, self._budget.timers, self._is_overdue)
+        result = stage.step(Work(interval.bundle + 1, arrived, before, after, now_us, *more))
+        interval.unfinished = result.unfinished
         interval.bundle += 1
         interval.input_watermark = after
         interval.processing_floor = now_us
         oldest = stage.oldest_work()
-        # A late record can hold nothing: the watermark has passed it (I5).
-        interval.low_watermark = advance(interval.low_watermark, low_watermark(oldest, after))
+        # A late record can hold nothing: the watermark has passed it (I5). What is due and still undone holds all.
+        if not result.unfinished:
+            interval.low_watermark = advance(interval.low_watermark, low_watermark(oldest, after))
         self._count(interval, arrived, refused, result)
         _uncount(interval, retaken)
         segments, failed = self._router.emit(interval, result.productions, intervals, mail, retaken.emitted)
         settled, letters, late = settle(retaken, [*result.dead_letters, *failed], result.late)
-        cursors = [interval.cursors[producer] for producer in sorted(interval.moved)]
-        interval.moved.clear()
         interval.committed_at = inbox.monotonic
         return Checkpoint(
             grant=interval.grant,
@@ -252,7 +270,7 @@ class Steps:
             oldest_work=oldest,
             processing_floor=now_us,
             delta=(*result.delta, *interval.take_counters()),
-            cursors=cursors,
+            cursors=interval.take_moved(),
             segments=segments,
             results=result.results,
             absorbed=result.absorbed,
@@ -262,6 +280,10 @@ class Steps:
             settled=settled,
             release_ids=[release.release_id for release in releases],
         )
+
+    def _is_overdue(self) -> bool:
+        """Whether the step has taken its time."""
+        return self._clock.monotonic() >= self._ends_at
 
     def _retaken(self, interval: Owned, inbox: Inbox, isolation: Isolation) -> Retaken:
         """Records of this interval that people want taken again."""
@@ -313,7 +335,7 @@ class Steps:
     def _is_due(self, interval: Owned, before: Instant, after: Instant, now_us: Instant, inbox: Inbox) -> bool:
         assert interval.stage is not None
         due_event, due_processing = interval.stage.next_due()
-        if due_processing <= now_us or (due_event <= after and due_event < INSTANT_MAX):
+        if interval.unfinished or due_processing <= now_us or (due_event <= after and due_event < INSTANT_MAX):
             return True
         if not inbox.progress_due:
             return False

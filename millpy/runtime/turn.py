@@ -184,6 +184,13 @@ def inbox_is_empty(inbox: Inbox) -> bool:
     )
 
 
+def takers(intervals: Mapping[int, Owned]) -> int:
+    """How many sources and consumers of segments share the records of a turn, at most; at least one."""
+    sources = sum(1 for i in intervals.values() if i.injector is not None and not (i.paused or i.finished))
+    consumers = {want.consumer for want in wants(intervals)}
+    return max(1, sources + len(consumers))
+
+
 def is_immediate(inbox: Inbox, intervals: Mapping[int, Owned]) -> bool:
     """Whether stepping is a handful of records in memory: then a hop to a thread would cost more than the step."""
     waiting = sum(len(taken.payloads) for taken in inbox.taken.values())

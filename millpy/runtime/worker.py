@@ -48,6 +48,7 @@ from millpy.runtime.set_aside_log import SetAsideLog
 from millpy.runtime.skew import Skew
 from millpy.runtime.steps import Inbox, LoadState, Steps
 from millpy.runtime.turn import Turn
+from millpy.runtime.turn_budget import TurnBudget
 from millpy.store.protocol import Event, Store
 
 log = logging.getLogger(__name__)
@@ -90,12 +91,15 @@ class Worker:
         self._graph_id = plan.deployment.graph_id
         self.worker_id = worker_id
         self.wake = asyncio.Event()
-        self.holdings = Holdings(store, plan, worker_id, lease, limits, clock, probe, self.wake, only, start)
+        self.budget = TurnBudget(limits)
+        self.holdings = Holdings(
+            store, plan, worker_id, lease, limits, clock, probe, self.wake, only, start, self.budget
+        )
         self._skew = Skew(plan.max_skew_us)
         self.housekeeping = Housekeeping(store, plan, self.holdings, limits, clock, probe, self._skew)
         self._set_aside = SetAsideLog()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="steps")
-        self._steps = Steps(plan, limits, load or self._load_state, probe)
+        self._steps = Steps(plan, limits, load or self._load_state, probe, self.budget, clock)
         self._in_flight: asyncio.Task[None] | None = None
         self._flying: Turn | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -186,15 +190,22 @@ class Worker:
             self._observer.failed(error)
             await self._react(self._isolate(error))
         except OwnershipError as error:
+            self._void_turn()
             self._refused(error)
             self._observer.failed(error)
             await self._react(self._recover())
         except TransientError as error:
             log.warning("%s: %s", type(error).__name__, error)
+            self._void_turn()
             self._observer.failed(error)
             await self._back_off()
             await self._react(self._recover())
         return True
+
+    def _void_turn(self) -> None:
+        """What was stepped or polled will come again, but smaller: it may have been too large, or too slow."""
+        if not self._needs_recovery and self.holdings.intervals:
+            self.budget.voided()
 
     async def _react(self, reaction: Awaitable[None]) -> None:
         """Run a reaction; when it fails for want of the database, the next step tries to recover again."""
@@ -241,6 +252,7 @@ class Worker:
         now_us = self._processing_time()
         over = self.housekeeping.unfolded_bytes() > self._limits.unfolded_bytes_max
         intervals = self.holdings.intervals
+        self.budget.takers = turns.takers(intervals)
         released = turns.releases(self.holdings.intervals)
         replays = {} if over else turns.retake(intervals, self._clock.now_us())
         taken, quiet = (
@@ -255,7 +267,7 @@ class Worker:
                 wanted = turns.wants(self.holdings.intervals)
             self._hinted = False
             looked = True
-            polled = await turns.poll(self._store, wanted, self._limits.segment_poll_bytes_max)
+            polled = await turns.poll(self._store, wanted, self.budget.segment_bytes)
         progress_due = now >= self._progress_at
         inbox = Inbox(now_us, now, polled, taken, quiet, replays, progress_due, released)
         empty = turns.inbox_is_empty(inbox)
@@ -267,7 +279,8 @@ class Worker:
         if progress_due:
             self._progress_at = now + self._limits.progress_every_s
         due = turns.next_processing_due(self.holdings.intervals)
-        if empty and not progress_due and (due is None or due > inbox.now_us):
+        unfinished = any(interval.unfinished for interval in intervals.values())
+        if empty and not (progress_due or unfinished) and (due is None or due > inbox.now_us):
             return None
         return inbox
 
@@ -279,9 +292,11 @@ class Worker:
         self._stepped_here = here
         started = self._clock.monotonic()
         try:
-            return await turns.step(self._steps, inbox, intervals, Isolation(), executor, self._probe)
+            turn = await turns.step(self._steps, inbox, intervals, Isolation(), executor, self._probe)
         finally:
             self._stepped = (started, self._clock.monotonic())
+        self.budget.stepped(self._steps.records, self._stepped[1] - started)
+        return turn
 
     def _launch(self, turn: Turn) -> None:
         for checkpoint in turn.checkpoints:
@@ -321,6 +336,7 @@ class Worker:
         flown, self._flying = self._flying, None
         if flown is not None:
             turns.landed(flown, self.holdings.intervals)
+            self.budget.passed()
         return True
 
     # -- ownership ----------------------------------------------------------------------------------------------

@@ -86,6 +86,8 @@ async def test_a_refused_record_behind_a_position_that_is_not_stored_costs_only_
     graph = two_stages(tmp_path / "in", records)
     upstream = await a_worker(graph, ("readings", "totals"), database=database)
     downstream = await a_worker(graph, ("largest",), database=database, bundle_records_max=1_000)
+    for _ in range(10):
+        downstream.budget.stepped(1_000, 0.0)  # all of it in one turn
     async with asyncio.timeout(30):
         while database.accounting(1).subscriptions[0].consumed < len(records):
             await one_step(upstream)
