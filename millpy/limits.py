@@ -21,6 +21,8 @@ class Limits:
     turn_timers_max: int = 100_000
     record_bytes_max: int = RECORD_BYTES_MAX
     message_records_max: int = 10_000
+    absent_files_max: int = 100_000
+    absent_files_kept_s: float = 30 * 86_400.0
     progress_every_s: float = 0.1
     poll_s_min: float = 0.002
     poll_s_max: float = 0.1

@@ -20,9 +20,19 @@ from typing import Any
 
 import msgspec
 
-from millpy.errors import ConfigError, MillError, SourceUnavailableError
-from millpy.injectors.files_agenda import Agenda, FixedAgenda, Notes, WatchedAgenda, check_directory, is_ours
+from millpy.errors import ConfigError, SourceUnavailableError
+from millpy.injectors.files_agenda import (
+    Agenda,
+    FixedAgenda,
+    Notes,
+    PassedOver,
+    WatchedAgenda,
+    check_directory,
+    is_ours,
+)
+from millpy.injectors.files_bytes import StoppedError
 from millpy.injectors.files_lines import Format, Piece
+from millpy.injectors.files_names import Pattern, check_name
 from millpy.injectors.files_reading import Broken, Reading
 from millpy.injectors.protocol import SourceSetup, Taken
 
@@ -69,6 +79,8 @@ class Files:
         names = tuple(str(path) for path in paths)
         if not names or len(set(names)) != len(names):
             raise ConfigError("name one or more different files", hint='Files("monday.ndjson", "tuesday.ndjson")')
+        for name in names:
+            check_name(name)
         _check(format, broken, partitions)
         for name, value in {"paths": names, "format": format, "broken": broken, "count": partitions}.items():
             object.__setattr__(self, name, value)
@@ -84,13 +96,13 @@ class Files:
 
     def check(self) -> None:
         """Refuse a name without a file. Raises ConfigError."""
-        FixedAgenda(self.paths, Notes.recovered({}), lambda path: True).check()
+        FixedAgenda(self.paths, Notes.recovered({}), lambda path: True, lambda path, why: None).check()
 
     def connect(self, setup: SourceSetup) -> FileInjector:
         """A reader, not yet open."""
         place = self.partitions().index(setup.partition)
         notes = Notes.recovered(setup.notes)
-        agenda = FixedAgenda(self.paths, notes, lambda path: is_ours(path, place, self.count))
+        agenda = FixedAgenda(self.paths, notes, lambda path: is_ours(path, place, self.count), PassedOver(setup))
         return FileInjector(setup, agenda, notes, format=self.format, broken=self.broken)
 
 
@@ -110,7 +122,8 @@ class Directory:
 
     Args:
         path: the directory, there already.
-        pattern: which files (`*.csv`; `**/*.csv` for any depth).
+        pattern: which files (`*.csv`; `**/*.csv` for any depth). Symbolic links are passed over, and whatever is no
+            regular file.
         settle: see above.
         every: how often to look.
         format: as for `Files`.
@@ -138,6 +151,8 @@ class Directory:
         broken: Broken = "set_aside",
         partitions: int = 1,
     ) -> None:
+        check_name(str(path))
+        Pattern(pattern)
         _check(format, broken, partitions)
         if settle < timedelta(0) or every <= timedelta(0):
             raise ConfigError("settle= must not be negative, and every= must be positive")
@@ -171,7 +186,7 @@ class Directory:
             notes,
             lambda path: is_ours(path, place, self.count),
             settle_s=self.settle.total_seconds(),
-            monotonic=setup.clock.monotonic,
+            setup=setup,
         )
         every_s = self.every.total_seconds()
         return FileInjector(setup, agenda, notes, format=self.format, broken=self.broken, every_s=every_s)
@@ -214,11 +229,7 @@ class FileInjector:
             BrokenFileError: the file at the position is not the one that was being read.
             SourceUnavailableError: a file cannot be read.
         """
-        try:
-            await asyncio.to_thread(self._reading.open, position)
-        except MillError:
-            await self.close()
-            raise
+        await asyncio.to_thread(self._reading.open, position)
         self._read_ahead()
 
     def _read_ahead(self) -> None:
@@ -239,6 +250,8 @@ class FileInjector:
                 if not complained:
                     log.warning("%s; looking again every %s s", error.message, self._every_s)
                 complained, idle = True, False
+            except StoppedError:
+                return None
             if piece is not None:
                 self._idle = False
                 return piece
@@ -295,9 +308,10 @@ class FileInjector:
     async def close(self) -> None:
         """Stop reading."""
         self._closing.set()
+        self._reading.stop()
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
-            # A thread cannot be cancelled; it ends with its piece.
+            # A thread cannot be cancelled; it ends with what it reads at this moment.
             await asyncio.wait([ahead])
             if not ahead.cancelled():
                 ahead.exception()

@@ -8,8 +8,8 @@ replaced is not read on in the middle; one with the same 4,096 bytes and no shor
 from __future__ import annotations
 
 import os
+import threading
 import zlib
-from pathlib import Path
 from typing import BinaryIO, Protocol
 
 import msgspec
@@ -19,7 +19,7 @@ from millpy.errors import BrokenFileError, SourceUnavailableError
 
 HEAD_BYTES = 4_096
 _CHUNK_BYTES = 65_536
-_SALVAGE_BYTES = 512
+_SALVAGE_PARTS = 64
 _GZIP = 31  # zlib's name for a gzip header and trailer
 
 
@@ -32,6 +32,8 @@ class FilePosition(msgspec.Struct, frozen=True):
         head, head_bytes: what the file is recognized by, see `recognize`.
         size: bytes of the file on disk, noted when it has been read to its end; 0 before.
         broken: it could not be read any further.
+        changed_ns: when it was changed last, noted with `size`.
+        gone_us: when it was first missed; 0 while it is there.
     """
 
     path: str
@@ -41,6 +43,8 @@ class FilePosition(msgspec.Struct, frozen=True):
     head_bytes: int = 0
     size: int = 0
     broken: bool = False
+    changed_ns: int = 0
+    gone_us: int = 0
 
 
 class Bytes(Protocol):
@@ -54,39 +58,36 @@ class Bytes(Protocol):
         """Go forward; returns how many bytes there were."""
         ...
 
-    def close(self) -> None:
-        """Close the file."""
-        ...
+
+class StoppedError(Exception):
+    """Nobody wants to know any more what is read."""
 
 
-def open_bytes(path: str) -> Bytes:
-    """Open a file; `.gz` is decompressed. Raises SourceUnavailableError."""
-    try:
-        opened = Path(path).open("rb")
-    except OSError as error:
-        raise SourceUnavailableError(f"{path}: {error}", hint="is the file readable?") from error
-    return _Gzip(path, opened) if path.lower().endswith(".gz") else _Plain(path, opened)
+def open_bytes(path: str, opened: BinaryIO, stopping: threading.Event) -> Bytes:
+    """Read a file from its beginning; `.gz` is decompressed."""
+    opened.seek(0)
+    kind = _Gzip if path.lower().endswith(".gz") else _Plain
+    return kind(path, opened, stopping)
 
 
-def recognize(path: str, head_bytes: int = HEAD_BYTES) -> tuple[str, int, int]:
+def recognize(path: str, opened: BinaryIO, head_bytes: int = HEAD_BYTES) -> tuple[str, int, int]:
     """(hash of the first bytes, how many these are, the file's size). Raises SourceUnavailableError."""
     try:
-        with Path(path).open("rb") as opened:
-            head = opened.read(head_bytes)
-            opened.seek(0, 2)
-            return xxhash.xxh3_64_hexdigest(head), len(head), opened.tell()
+        opened.seek(0)
+        head = opened.read(head_bytes)
+        return xxhash.xxh3_64_hexdigest(head), len(head), os.fstat(opened.fileno()).st_size
     except OSError as error:
         raise SourceUnavailableError(f"{path}: {error}", hint="is the file readable?") from error
 
 
-def check_same(stored: FilePosition) -> None:
+def check_same(stored: FilePosition, opened: BinaryIO) -> None:
     """Refuse a file that is not the one in which reading had come to a position.
 
     Raises:
         BrokenFileError: it begins otherwise, or has become too short.
         SourceUnavailableError: it cannot be read.
     """
-    head, head_bytes, size = recognize(stored.path, stored.head_bytes)
+    head, head_bytes, size = recognize(stored.path, opened, stored.head_bytes)
     if head_bytes < stored.head_bytes:
         raise BrokenFileError(
             f"{stored.path} is shorter ({size} bytes) than when it was read up to line {stored.line}",
@@ -99,13 +100,20 @@ def check_same(stored: FilePosition) -> None:
         )
 
 
+def _refuse_stopped(stopping: threading.Event) -> None:
+    if stopping.is_set():
+        raise StoppedError
+
+
 class _Plain:
-    def __init__(self, path: str, opened: BinaryIO) -> None:
+    def __init__(self, path: str, opened: BinaryIO, stopping: threading.Event) -> None:
         self._path = path
         self._file = opened
+        self._stopping = stopping
         self._at = 0
 
     def read(self, count: int) -> bytes:
+        _refuse_stopped(self._stopping)
         try:
             piece = self._file.read(count)
             if not piece and self._size() < self._at:
@@ -130,20 +138,19 @@ class _Plain:
             hint="put the old file back, or use a new graph",
         )
 
-    def close(self) -> None:
-        self._file.close()
-
 
 class _Gzip:
     """One gzip member after the other; zeros behind the last are padding."""
 
-    def __init__(self, path: str, opened: BinaryIO) -> None:
+    def __init__(self, path: str, opened: BinaryIO, stopping: threading.Event) -> None:
         self._path = path
         self._file = opened
+        self._stopping = stopping
         self._member = zlib.decompressobj(_GZIP)
         self._begun = False  # this member
         self._padded = False  # a member has ended: zeros may follow
         self._waiting = b""  # compressed
+        self._feed_bytes = _CHUNK_BYTES  # at a time
         self._defect: BrokenFileError | None = None
 
     def read(self, count: int) -> bytes:
@@ -159,6 +166,7 @@ class _Gzip:
     def _piece(self, count: int) -> bytes:
         """At most so many bytes; empty at the end and at a defect."""
         while self._defect is None:
+            _refuse_stopped(self._stopping)
             if self._member.eof:
                 self._member, self._begun, self._padded = zlib.decompressobj(_GZIP), False, True
             if not self._waiting:
@@ -174,14 +182,18 @@ class _Gzip:
         return b""
 
     def _decompress(self, count: int) -> bytes:
+        """Feed what waits, or before a defect ever less of it: `decompress` keeps nothing of what it fails in."""
         before = self._member.copy()
-        fed, self._begun = self._waiting, True
+        fed, kept, self._begun = self._waiting[: self._feed_bytes], self._waiting[self._feed_bytes :], True
         try:
             piece = self._member.decompress(fed, count)
         except zlib.error as error:
-            self._defect = self._broken(str(error))
-            return _salvaged(before, fed)
-        self._waiting = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
+            self._member = before
+            if self._feed_bytes == 1:
+                self._defect = self._broken(str(error))
+            self._feed_bytes = max(1, min(len(fed), self._feed_bytes) // _SALVAGE_PARTS)
+            return b""
+        self._waiting = (self._member.unused_data if self._member.eof else self._member.unconsumed_tail) + kept
         return piece
 
     def _compressed(self) -> bytes:
@@ -198,23 +210,3 @@ class _Gzip:
         while passed < count and (piece := self.read(min(count - passed, _CHUNK_BYTES * 4))):
             passed += len(piece)
         return passed
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _salvaged(member: zlib._Decompress, fed: bytes) -> bytes:
-    """What comes out before the defect: `decompress` keeps nothing of a piece in which it fails."""
-    found = []
-    for start in range(0, len(fed), _SALVAGE_BYTES):
-        before, piece = member.copy(), fed[start : start + _SALVAGE_BYTES]
-        try:
-            found.append(member.decompress(piece))
-        except zlib.error:
-            member = before
-            for place in range(len(piece)):
-                try:
-                    found.append(member.decompress(piece[place : place + 1]))
-                except zlib.error:
-                    return b"".join(found)
-    return b"".join(found)

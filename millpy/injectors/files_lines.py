@@ -8,9 +8,10 @@ taken) costs its own line and no other.
 from __future__ import annotations
 
 import csv
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import msgspec
 import numpy as np
@@ -59,13 +60,23 @@ class LineReader:
 
     Args:
         start: where to begin; its `head` goes into all positions.
+        opened: the file; whoever opened it closes it.
         kind: "json" or "csv".
+        stopping: ends reading, with StoppedError.
         bound: how much a piece may hold, asked before each; by default a bundle of `limits`.
     """
 
     def __init__(
-        self, start: FilePosition, kind: Literal["json", "csv"], limits: Limits, bound: TakeBound | None = None
+        self,
+        start: FilePosition,
+        opened: BinaryIO,
+        kind: Literal["json", "csv"],
+        limits: Limits,
+        stopping: threading.Event,
+        bound: TakeBound | None = None,
     ) -> None:
+        self._opened = opened
+        self._stopping = stopping
         self._kind = kind
         self._bound = bound or FixedBound(limits.bundle_records_max, limits.bundle_bytes_max)
         self._records_max, self._bytes_max = self._bound.records, self._bound.bytes
@@ -79,21 +90,13 @@ class LineReader:
         self._line = 0  # its first newline, in _ends
         self._at_end = False
         self._defect: BrokenFileError | None = None
-        self._stream = open_bytes(start.path)
-        try:
-            if self._kind == "csv":
-                self._read_header()
-            elif self._peek(len(_BOM)) == _BOM:
-                self._skip(len(_BOM), lines=0)
-            if start.offset > self._at.offset:
-                self._seek(start)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Close the file."""
-        self._stream.close()
+        self._stream = open_bytes(start.path, opened, stopping)
+        if self._kind == "csv":
+            self._read_header()
+        elif self._peek(len(_BOM)) == _BOM:
+            self._skip(len(_BOM), lines=0)
+        if start.offset > self._at.offset:
+            self._seek(start)
 
     @property
     def at(self) -> FilePosition:
@@ -137,8 +140,7 @@ class LineReader:
         self._at = FilePosition(at.path, at.offset + count, at.line + lines, at.head, at.head_bytes)
 
     def _seek(self, start: FilePosition) -> None:
-        self.close()
-        self._stream = open_bytes(start.path)
+        self._stream = open_bytes(start.path, self._opened, self._stopping)
         # A file that was cut or replaced by a shorter one must not look like one that was read to its end.
         reached = self._stream.pass_over(start.offset)
         if reached < start.offset:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
+from typing import BinaryIO
 
 import msgspec
 import pyarrow as pa
@@ -26,23 +27,28 @@ class ParquetReader:
 
     Args:
         start: where to begin; its `head` goes into all positions.
+        opened: the file; whoever opened it closes it.
         fields: names of the columns that are wanted; empty for all.
         bound: how much a piece may hold, asked before each; by default a bundle of `limits`.
     """
 
     def __init__(
-        self, start: FilePosition, fields: Sequence[str], limits: Limits, bound: TakeBound | None = None
+        self,
+        start: FilePosition,
+        opened: BinaryIO,
+        fields: Sequence[str],
+        limits: Limits,
+        bound: TakeBound | None = None,
     ) -> None:
         self._bound = bound or FixedBound(limits.bundle_records_max, limits.bundle_bytes_max)
         self._at = msgspec.structs.replace(start, size=0)
         self._waiting: pa.RecordBatch | None = None
         with _defects(start):
-            self._file = pq.ParquetFile(start.path, memory_map=False, page_checksum_verification=True)
+            self._file = pq.ParquetFile(opened, page_checksum_verification=True)
         metadata = self._file.metadata
         ends = list(accumulate(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)))
         self._rows = ends[-1] if ends else 0
         if self._rows < start.offset:
-            self.close()
             raise BrokenFileError(
                 f"{start.path} is shorter ({self._rows} rows) than what was already read of it ({start.offset})",
                 hint="put the old file back, or use a new graph",
@@ -53,10 +59,6 @@ class ParquetReader:
         self._batches = self._file.iter_batches(
             batch_size=limits.bundle_records_max, row_groups=groups, columns=columns, use_threads=False
         )
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close(force=True)
 
     @property
     def at(self) -> FilePosition:

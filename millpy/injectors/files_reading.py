@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import msgspec
 
 from millpy.errors import BrokenFileError, SourceUnavailableError
 from millpy.injectors.files_agenda import Agenda, Next, Notes
-from millpy.injectors.files_bytes import FilePosition, check_same, recognize
+from millpy.injectors.files_bytes import FilePosition, StoppedError, check_same, recognize
 from millpy.injectors.files_lines import Format, LineReader, Piece
 from millpy.injectors.files_parquet import ParquetReader
 from millpy.injectors.protocol import Refused, TakeBound
@@ -52,14 +54,16 @@ class Reading:
         self._fields = fields
         self._limits = limits
         self._bound = bound
+        self._opened: BinaryIO | None = None
         self._file: LineReader | ParquetReader | None = None
         self._size = 0  # of the open file, when it was opened
+        self._stopping = threading.Event()
         self._resume: FilePosition | None = None
         self._at = FilePosition("")
         self._pending: dict[str, bytes | None] = {}
 
     def open(self, position: bytes | None) -> None:
-        """Go to a stored position.
+        """Take a stored position; going there is left to `read`, because it may take long.
 
         Raises:
             ConfigError: a file is missing.
@@ -74,13 +78,19 @@ class Reading:
         if self._at.path and (done is None or self._at.offset > done.offset):  # else it had been read to its end
             self._resume = self._at
             if self._broken == "stop":
-                self._begin(Next(self._at))
+                with self._agenda.open(self._at.path) as opened:
+                    check_same(self._at, opened)
+
+    def stop(self) -> None:
+        """End a `read` in another thread, soon."""
+        self._stopping.set()
 
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._file = None
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
 
     def is_waiting(self) -> bool:
         """Whether a file has to settle first."""
@@ -92,8 +102,9 @@ class Reading:
         Raises:
             BrokenFileError: a defect that stops the source.
             SourceUnavailableError: it cannot be read now.
+            StoppedError: after `stop`.
         """
-        while True:
+        while not self._stopping.is_set():
             begun = self._at
             try:
                 if self._file is None:
@@ -113,7 +124,7 @@ class Reading:
                 # What the reader had in its hands is gone with the error: begin anew behind what was handed over.
                 if self._file is not None:
                     self._resume = self._file.at
-                    self.close()
+                self.close()
                 raise
             self._at = piece.after
             if piece.ended:
@@ -122,50 +133,48 @@ class Reading:
                 piece.notes = {**self._pending, **piece.notes}
                 self._pending = {}
                 return piece
+        raise StoppedError
 
     def _begin(self, following: Next) -> None:
         position = following.position
         self._size = position.size
         if following.problem:
             raise BrokenFileError(following.problem, hint="give new data a new name")
-        if not self._agenda.holds(position.path):
-            raise BrokenFileError(
-                f"reading had come to {position.path!r}, which is not among the files any more",
-                hint="keep a file until it has been read",
-            )
+        self._opened = opened = self._agenda.open(position.path)
         if position.offset:
-            check_same(position)
-        head, head_bytes, self._size = recognize(position.path)
+            check_same(position, opened)
+        head, head_bytes, self._size = recognize(position.path, opened)
         position = msgspec.structs.replace(position, head=head, head_bytes=head_bytes)
         kind = self._format or format_of(position.path)
         if kind == "parquet":
-            self._file = ParquetReader(position, self._fields, self._limits, self._bound)
+            self._file = ParquetReader(position, opened, self._fields, self._limits, self._bound)
         else:
-            self._file = LineReader(position, kind, self._limits, self._bound)
+            self._file = LineReader(position, opened, kind, self._limits, self._stopping, self._bound)
         self._resume = None
-        self._pending.update(self._agenda.forgotten())
+        self._pending.update(self._agenda.changed_notes())
 
     def _finish(self, piece: Piece) -> None:
         """Note that a file has been read to its end."""
-        assert self._file is not None
+        changed_ns = self._changed_ns()
         self.close()
         path = piece.after.path
         # What has been read of a plain file counts, in case somebody appends to it at this moment.
         plain = piece.format != "columns" and not path.lower().endswith(".gz")
         size = piece.after.offset if plain else self._size
-        piece.notes = self._notes.finish(msgspec.structs.replace(piece.after, size=size))
+        piece.notes = self._notes.finish(msgspec.structs.replace(piece.after, size=size, changed_ns=changed_ns))
         piece.finished = self._agenda.is_over()
 
     def _set_aside(self, error: BrokenFileError, begun: FilePosition) -> Piece:
         """The rest of a broken file as one dead letter."""
         rest = self._file.rest() if self._file is not None else b""
         at = self._file.at if self._file is not None else begun
+        # What was opened counts: a whole file may have taken its place since, and is to be read on.
+        changed_ns = self._changed_ns() or begun.changed_ns
         self.close()
         self._resume = None
-        # What was opened counts: a whole file may have taken its place since, and is to be read on.
-        if not self._size and Path(at.path).is_file():
-            self._size = Path(at.path).stat().st_size
-        self._at = msgspec.structs.replace(at, size=self._size, broken=True)
+        if not self._size:
+            self._size, changed_ns = _size_of(at.path)
+        self._at = msgspec.structs.replace(at, size=self._size, broken=True, changed_ns=changed_ns)
         place = f"{at.path}:{at.line + 1} (byte {at.offset})"
         notes = {**self._pending, **self._notes.finish(self._at)}
         self._pending = {}
@@ -177,3 +186,16 @@ class Reading:
             notes=notes,
             finished=self._agenda.is_over(),
         )
+
+    def _changed_ns(self) -> int:
+        """When the open file was changed last; 0 when none is open."""
+        return 0 if self._opened is None else os.fstat(self._opened.fileno()).st_mtime_ns
+
+
+def _size_of(path: str) -> tuple[int, int]:
+    """Size and time of change of a file that could not be opened; zeros when there is none."""
+    try:
+        state = Path(path).lstat()
+    except OSError:
+        return 0, 0
+    return state.st_size, state.st_mtime_ns

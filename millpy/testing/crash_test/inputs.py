@@ -106,7 +106,7 @@ def _given(inputs: Sequence[str], names: Sequence[str]) -> dict[str, str]:
 def _from_files(stream: str, directory: Path, paths: Sequence[str], format: Format | None) -> Prepared:
     """Read files as the graph's own source would, down to its idea of a record."""
     notes = Notes.recovered({})
-    agenda = FixedAgenda(tuple(paths), notes, lambda _: True)
+    agenda = FixedAgenda(tuple(paths), notes, lambda _: True, lambda path, why: None)
     reading = Reading(agenda, notes, format=format, broken="stop", fields=(), limits=Limits())
     tape = _TapeWriter(directory)
     try:

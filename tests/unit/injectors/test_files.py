@@ -4,7 +4,7 @@ import asyncio
 import csv
 import gzip
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,12 @@ def connect(
     partition: str = "files",
     notes: Mapping[str, bytes] | None = None,
     clock: Clock | None = None,
-    **limits: int,
+    tell: Callable[[str, dict[str, object]], None] = lambda kind, detail: None,
+    **limits: Any,
 ) -> FileInjector:
     setup = SourceSetup(
         graph="g", stream="s", partition=partition, limits=Limits(**limits), clock=clock or SystemClock(),
-        ready=asyncio.Event(), notes=notes or {},
+        ready=asyncio.Event(), notes=notes or {}, tell=tell,
     )  # fmt: skip
     return source.connect(setup)
 

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import gzip
 import io
+import json
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -17,8 +18,10 @@ import pytest
 
 from millpy.clock import SystemClock
 from millpy.errors import ConfigError
+from millpy.injectors import files_agenda
 from millpy.injectors.files import Directory, FileInjector, Files
 from millpy.injectors.protocol import Taken
+from millpy.model.time import Instant
 from tests.unit.injectors.test_files import connect, lines_of, read_all, take
 
 OFTEN = timedelta(milliseconds=1)
@@ -28,17 +31,24 @@ class SteppedClock(SystemClock):
     """Its monotonic time stands until the test moves it."""
 
     now = 100.0
+    wall_us = 1_750_000_000_000_000
 
     def monotonic(self) -> float:
         return self.now
+
+    def now_us(self) -> Instant:
+        return Instant(self.wall_us)
 
 
 class Watch:
     """A watched directory, and what a worker would have committed of it."""
 
-    def __init__(self, source: Directory, partition: str = "files") -> None:
+    def __init__(self, source: Directory, partition: str = "files", **limits: Any) -> None:
         self.source = source
         self.partition = partition
+        self.limits = limits
+        self.told: list[tuple[str, dict[str, object]]] = []
+        self.made = 0
         self.clock = SteppedClock()
         self.position: bytes | None = None
         self.notes: dict[str, bytes] = {}
@@ -46,12 +56,30 @@ class Watch:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Watch]:
-        self.injector = connect(self.source, partition=self.partition, notes=self.notes, clock=self.clock)
+        self.injector = connect(
+            self.source, partition=self.partition, notes=self.notes, clock=self.clock, tell=self.tell, **self.limits
+        )
         await self.injector.open(self.position)
         try:
             yield self
         finally:
             await self.injector.close()
+
+    def tell(self, kind: str, detail: dict[str, object]) -> None:
+        self.told.append((kind, detail))
+
+    async def read(self) -> list[Taken]:
+        """All that is there."""
+        async with self.open():
+            return await self.until_quiet()
+
+    async def appear(self) -> None:
+        """Another file comes, and is read."""
+        self.made += 1
+        await self.until_quiet()
+        (Path(self.source.path) / f"new-{self.made:03}.ndjson").write_bytes(b"{}\n")
+        await self.until(lambda: not self.injector.quiet())
+        await self.until_quiet()
 
     async def until_quiet(self) -> list[Taken]:
         """Everything, up to where nothing is left, not even to wait for; what a worker would commit is kept."""
@@ -70,7 +98,7 @@ class Watch:
         self.position = taken.position
         self.notes.update({name: note for name, note in taken.notes.items() if note is not None})
         for name in [name for name, note in taken.notes.items() if note is None]:
-            del self.notes[name]
+            self.notes.pop(name, None)
         return taken
 
     async def settled(self) -> list[Taken]:
@@ -209,21 +237,170 @@ async def test_whole_file_that_takes_the_place_of_a_broken_one_while_that_is_rea
     assert lines_of(found) == gzip.decompress(whole).splitlines()
 
 
-async def test_notes_of_files_that_are_gone_go_with_the_next_file_and_not_before(folder: Path) -> None:
+async def test_note_of_a_file_outlives_its_absence_for_a_while(folder: Path) -> None:
+    (folder / "a.ndjson").write_bytes(b"{1}\n")
+    watch = Watch(Directory(folder, settle=timedelta(0), every=OFTEN), absent_files_kept_s=86_400.0)
+    (folder / "a.ndjson").rename(folder.parent / "elsewhere") if await watch.read() else None
+
+    async def noted_after(days: float, hours_watched: float) -> bool:
+        watch.clock.wall_us += int(days * 86_400_000_000)
+        async with watch.open():
+            await watch.appear()  # missed from now on
+            watch.clock.now += hours_watched * 3_600
+            await watch.appear()
+        return str(folder / "a.ndjson") in watch.notes
+
+    assert await noted_after(0, 0)
+    assert await noted_after(0.9, 2)
+    assert await noted_after(365, 0)  # a step of the wall clock alone
+    assert not await noted_after(0, 2)
+
+
+async def test_of_files_that_are_away_the_last_ones_are_remembered(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(6):
+        (folder / f"{number}.ndjson").write_bytes(b"{%d}\n" % number)
+    watch = Watch(Directory(folder, settle=timedelta(0), every=OFTEN), absent_files_max=3)
+    await watch.read()
+    async with watch.open():
+        for number in range(6):
+            (folder / f"{number}.ndjson").rename(folder.parent / f"{number}")
+            watch.clock.wall_us += 1_000_000
+            await watch.appear()
+
+    assert sorted(Path(note).name for note in watch.notes if not Path(note).exists()) == [
+        "3.ndjson", "4.ndjson", "5.ndjson"
+    ]  # fmt: skip
+    assert [kind for kind, _ in watch.told] == ["files_forgotten"]
+
+
+async def test_other_file_under_a_name_that_was_gone_is_new(folder: Path) -> None:
     (folder / "a.ndjson").write_bytes(b"{1}\n")
     watch = Watch(Directory(folder, settle=timedelta(0), every=OFTEN))
+    await watch.read()
     async with watch.open():
-        await watch.until_quiet()
-    (folder / "a.ndjson").rename(folder.parent / "elsewhere")
+        (folder / "a.ndjson").unlink()
+        await watch.appear()
+        (folder / "a.ndjson").write_bytes(b"{2}\n")  # of the same size
+        await watch.until(lambda: not watch.injector.quiet())
+        assert lines_of(await watch.until_quiet()) == [b"{2}"]
+    assert await watch.read() == []
+
+
+async def test_file_that_grew_while_it_was_away_is_read_on(folder: Path) -> None:
+    (folder / "a.ndjson").write_bytes(b"{1}\n")
+    watch = Watch(Directory(folder, settle=timedelta(0), every=OFTEN))
+    await watch.read()
+    async with watch.open():
+        away = (folder / "a.ndjson").rename(folder.parent / "a")
+        await watch.appear()
+        with away.open("ab") as file:
+            file.write(b"{2}\n")
+        away.rename(folder / "a.ndjson")
+        await watch.until(lambda: not watch.injector.quiet())
+        assert lines_of(await watch.until_quiet()) == [b"{2}"]
+
+
+@pytest.mark.parametrize("what", ["file", "directory", "pipe", "name"])
+async def test_what_a_watched_directory_must_not_make_us_read_is_passed_over_and_told_once(
+    folder: Path, what: str
+) -> None:
+    secret = folder.parent / "secret"
+    secret.mkdir()
+    (secret / "s.ndjson").write_bytes(b"{secret}\n")
+    for number in range(3):
+        if what == "file":
+            (folder / f"{number}.ndjson").symlink_to("/proc/self/environ" if number else secret / "s.ndjson")
+        elif what == "directory":
+            (folder / f"{number}").symlink_to(secret)
+        elif what == "pipe":
+            os.mkfifo(folder / f"{number}.ndjson")
+        else:
+            (Path(os.fsdecode(os.fsencode(folder) + b"/\xff%d.ndjson" % number))).write_bytes(b"{1}\n")
+    (folder / "z.ndjson").write_bytes(b"{z}\n")
+    watch = Watch(Directory(folder, pattern="**/*", settle=timedelta(0), every=OFTEN))
+
+    assert lines_of(await watch.read()) == [b"{z}"]
+    assert [kind for kind, _ in watch.told] == ["file_passed_over"]
+    json.dumps(watch.told[0][1]).encode()
+
+    watch.told.clear()
+    found = await read_all(Files(folder / "**/*.ndjson"), tell=watch.tell)
+    assert lines_of(found) == [b"{z}"]
+    assert [kind for kind, _ in watch.told] == ["file_passed_over"]
+
+
+async def test_link_that_takes_the_place_of_a_file_between_the_look_and_the_reading_is_not_followed(
+    folder: Path,
+) -> None:
+    (folder.parent / "secret").write_bytes(b"{secret}\n")
+    (folder / "a.ndjson").write_bytes(b"{1}\n")
+    (folder / "in").mkdir()
+    (folder / "in" / "b.ndjson").write_bytes(b"{1}\n")
+    watch = Watch(Directory(folder, pattern="**/*.ndjson", settle=timedelta(seconds=1), every=OFTEN))
+    async with watch.open():
+        agenda = watch.injector._reading._agenda
+        await watch.until(lambda: len(agenda._seen) == 2)
+        listed, agenda._list = agenda._list, lambda: None  # the next look is ours
+        watch.clock.now += 2
+        (folder / "a.ndjson").unlink()
+        (folder / "a.ndjson").symlink_to(folder.parent / "secret")
+        (folder / "in").rename(folder.parent / "elsewhere")
+        (folder / "in").symlink_to(folder.parent / "elsewhere")
+        found = [watch.commit(await take(watch.injector)) for _ in range(2)]
+        agenda._list = listed
+
+    assert [(r.reason, "symbolic link" in r.detail) for taken in found for r in taken.refused] == [
+        ("broken_file", True), ("broken_file", True)
+    ]  # fmt: skip
+    assert not any(b"secret" in payload for taken in found for payload in taken.payloads)
+
+
+def test_file_that_is_named_may_be_a_link_and_what_it_names_must_be_storable(tmp_path: Path) -> None:
+    (tmp_path / "a.ndjson").write_bytes(b"{1}\n")
+    (tmp_path / "link.ndjson").symlink_to(tmp_path / "a.ndjson")
+
+    assert lines_of(asyncio.run(read_all(Files(tmp_path / "link.ndjson")))) == [b"{1}"]
+    for source in (Files, Directory):
+        with pytest.raises(ConfigError, match="not UTF-8"):
+            source(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+
+
+@pytest.mark.parametrize("pattern", ["", "/etc/*", "../*.csv", "a/../b"])
+def test_pattern_that_leaves_its_directory_is_refused(folder: Path, pattern: str) -> None:
+    with pytest.raises(ConfigError, match="no pattern"):
+        Directory(folder, pattern=pattern)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_files_that_were_away_while_others_came_are_not_read_again(folder: Path, restarts: bool) -> None:
+    # A sub-directory that was unmounted for a moment was read a second time.
+    (folder / "disk").mkdir()
+    for name in "abc":
+        (folder / "disk" / f"{name}.ndjson").write_bytes(b"{%s}\n" % name.encode())
+    watch = Watch(Directory(folder, pattern="**/*.ndjson", settle=timedelta(0), every=OFTEN))
+    found = []
 
     async with watch.open():
-        await watch.until_quiet()
-        assert list(watch.notes) == [str(folder / "a.ndjson")]
-    (folder / "b.ndjson").write_bytes(b"{2}\n")
-    async with watch.open():
-        await watch.until_quiet()
+        found += lines_of(await watch.until_quiet())
+        for number in range(3):
+            (folder / "disk").rename(folder.parent / "away")
+            (folder / f"{number}.ndjson").write_bytes(b"{%d}\n" % number)
+            await watch.until(lambda: not watch.injector.quiet())
+            found += lines_of(await watch.until_quiet())
+            if restarts:
+                await watch.injector.close()
+                watch.injector = connect(watch.source, notes=watch.notes, clock=watch.clock)
+                await watch.injector.open(watch.position)
+            (folder.parent / "away").rename(folder / "disk")
+            (folder / "disk" / f"{number}.ndjson").write_bytes(b"{d%d}\n" % number)
+            await watch.until(lambda: not watch.injector.quiet())
+            found += lines_of(await watch.until_quiet())
 
-    assert list(watch.notes) == [str(folder / "b.ndjson")]
+    assert sorted(found) == sorted(
+        [b"{a}", b"{b}", b"{c}"] + [b"{%s%d}" % (d, n) for n in range(3) for d in (b"", b"d")]
+    )
 
 
 async def bundles(watch: Watch, count: int) -> list[bytes]:
@@ -306,8 +483,10 @@ async def test_file_that_cannot_be_read_for_a_moment_is_read_on_without_a_gap(
 
     original = pq.ParquetFile.iter_batches
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", batches)
-    opened = Path.open
-    monkeypatch.setattr(Path, "open", lambda path, mode: Flaky(path) if path.suffix == ".gz" else opened(path, mode))
+    opened = files_agenda.open_regular
+    monkeypatch.setattr(
+        files_agenda, "open_regular", lambda path, root: Flaky(path) if path.endswith(".gz") else opened(path, root)
+    )
     source = Directory(folder, settle=timedelta(0), every=OFTEN)
     async with Watch(source).open() as watch:
         found = await watch.settled()
