@@ -241,11 +241,24 @@ def _clock(facts: Facts, _: Limits) -> Found:
             Severity.WARNING,
             "clock",
             found,
-            "leases and processing time follow the server's clock, arrival times this machine's",
+            "leases and the time of arrival follow the server's clock; one of the two is wrong",
             "let both follow NTP",
         )
     else:
         yield _ok("clock", found)
+    for row in facts.clocks:
+        refused = row["kind"] == "clock_refused"
+        what = "does not follow a step of the server's clock" if refused else "does not know whose clock is right"
+        yield Finding(
+            Severity.WARNING,
+            "worker's clock",
+            f"worker {row['worker'][:8]} of {row['graph']} on {row['host']} {what}: "
+            f"{row['ahead_s']:+.0f} s, {_duration(row['since_s'])} ago",
+            "its time goes on without the step until the clocks agree"
+            if refused
+            else "until they agree, idle sources advance by the earlier one",
+            "let the server and that machine follow NTP",
+        )
 
 
 def _snapshots(facts: Facts, _: Limits) -> Found:

@@ -46,6 +46,9 @@ class Limits:
     retry_s_min: float = 0.05
     retry_s_max: float = 5.0
     segment_poll_bytes_max: int = 32_000_000
+    clock_step_s: float = 2.0
+    clock_agree_s: float = 60.0
+    clock_settle_s: float = 3_600.0
 
     def __post_init__(self) -> None:
         assert self.lease_ttl_s >= 0.5, f"a lease of {self.lease_ttl_s} s is shorter than 0.5 s"
@@ -58,6 +61,8 @@ class Limits:
         assert 0 < self.poll_s_min <= self.poll_s_max, "poll_s_min must be above 0 and at most poll_s_max"
         assert self.fold_bytes <= self.unfolded_bytes_max, "fold_bytes must be at most unfolded_bytes_max"
         assert self.record_attempts_max >= 1, "a record needs an attempt"
+        assert self.clock_step_s > 0, "clock_step_s must be above 0"
+        assert 0 <= self.clock_agree_s <= self.clock_settle_s, "clock_agree_s must be at most clock_settle_s"
 
     @property
     def heartbeat_s(self) -> float:

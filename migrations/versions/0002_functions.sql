@@ -53,7 +53,8 @@ BEGIN
            input_watermark = e.input_watermark,
            low_watermark = e.low_watermark,
            oldest_work = e.oldest_work,
-           processing_floor = greatest(i.processing_floor, e.processing_floor)
+           -- It may fall: one that a wrong clock has left must not last. An injector has none.
+           processing_floor = coalesce(nullif(e.processing_floor, -4611686018427387904), i.processing_floor)
       FROM unnest(p_intervals, p_sequencers, p_bundles, p_input_watermarks, p_low_watermarks, p_oldest_works, p_floors)
         AS e (interval_id, sequencer, bundle, input_watermark, low_watermark, oldest_work, processing_floor)
      WHERE i.interval_id = e.interval_id

@@ -111,7 +111,8 @@ class Fleet:
         if not self._changed or at_last:
             return bool(self._changed)
         wait_us = max(WRITE_EVERY_US, 1_000_000 * len(self._changed) // WRITES_PER_S)
-        return self._written_us is None or now_us - self._written_us >= wait_us
+        # A clock that was set back must not keep us from writing until it is there again.
+        return self._written_us is None or not 0 <= now_us - self._written_us < wait_us
 
     def entries(self, now_us: Instant) -> Entries:
         """What has changed since it was last written; afterwards nothing has."""

@@ -38,7 +38,7 @@ from millpy.model.checkpoint import DeadLetter, DedupeRun, Delta, Entries, Kind,
 from millpy.model.keys import KeyColumn, KeyHasher
 from millpy.model.record import Instants, Records, RecordType, column_of, getter
 from millpy.model.stage import Recovered
-from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, describe, instant
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, ClockReading, Instant, describe, instant
 
 NO_KEY = b'""'
 NOWHERE = msgspec.Raw(b"null")
@@ -71,6 +71,8 @@ class SourcePosition(msgspec.Struct, kw_only=True):
         position: the source's own, as it made it; null when the broker keeps it.
         max_event_time, max_event_record: the largest event time and where it came from: this holds the watermark.
         last_event_time, last_record, arrived_at: the newest accepted record.
+        dedupe_shift_us: the dedupe clock of a source that names none is its time of arrival plus this: a clock that is
+            set right, or wrong, must neither forget ids nor keep them.
     """
 
     position: msgspec.Raw = NOWHERE
@@ -80,6 +82,7 @@ class SourcePosition(msgspec.Struct, kw_only=True):
     last_event_time: int = INSTANT_MIN
     last_record: str = ""
     arrived_at: int = INSTANT_MIN
+    dedupe_shift_us: int = 0
     finished: bool = False
 
 
@@ -141,6 +144,8 @@ class Intake:
         self._source.watermark = max(self._source.watermark, recovered.low_watermark)
         self._quiet_since: int | None = None
         self._arrived_us: int | None = None
+        self._stepped_us: int | None = None
+        self._unsure_us = 0
         self._renewed = 0
 
     def _absorb(self, entries: Entries) -> None:
@@ -174,7 +179,7 @@ class Intake:
         """The counters of I8, absolute."""
         return dict(self._counts)
 
-    def observe(self, now_us: Instant, quiet: bool) -> bool:
+    def observe(self, clock: ClockReading, quiet: bool) -> bool:
         """Note whether the source is quiet; cheap, for every turn.
 
         Returns:
@@ -183,38 +188,39 @@ class Intake:
         if not quiet:
             self._quiet_since = None
         elif self._quiet_since is None:
-            self._quiet_since = now_us
-        return self._idle_watermark(now_us) is not None
+            self._quiet_since = clock.elapsed_us
+        return self._idle_watermark(clock) is not None
 
-    def _idle_watermark(self, now_us: Instant) -> int | None:
+    def _idle_watermark(self, clock: ClockReading) -> int | None:
         idle = self._settings.idle
         if not isinstance(idle, AdvanceWithClock) or self._quiet_since is None or self._source.finished:
             return None
-        if now_us - self._quiet_since < idle.after_us:
+        if clock.elapsed_us - self._quiet_since < idle.after_us:
             return None
-        candidate = now_us - idle.after_us - self._settings.event_time.max_disorder_us
+        candidate = clock.earliest_us - idle.after_us - self._settings.event_time.max_disorder_us
         # Coalesced: a watermark that creeps with the clock must not cost a commit a turn.
         step = int(self._settings.limits.progress_every_s * 1_000_000)
         return candidate if candidate >= self._source.watermark + step else None
 
-    def step(self, taken: Taken | None, *, bundle: int, now_us: Instant, quiet: bool) -> IntakeResult:
+    def step(self, taken: Taken | None, *, bundle: int, clock: ClockReading, quiet: bool) -> IntakeResult:
         """Take one batch in, or with None let only the clock work.
 
         Args:
             taken: what the source handed over.
             bundle: the number that the commit will give the interval.
-            now_us: processing time, never running backwards.
+            clock: what time it was before the source was looked at.
             quiet: what the source's `quiet()` said.
         """
-        before = (self._source.position, self._source.watermark, self._source.finished)
+        before = self._place()
         arrived = taken is not None and taken.has_records
         self._noted = taken.notes if taken is not None else {}
-        self.observe(now_us, quiet and not arrived)
+        self.observe(clock, quiet and not arrived)
+        self._follow(clock)
         result = IntakeResult(Records.none(self._settings.record_type), self.watermark, False)
         if taken is not None:
             if arrived:
                 before_counts = self._counts["injected"]
-                self._take(taken, result, now_us)
+                self._take(taken, result, clock)
                 injected = self._counts["injected"] - before_counts
                 result.pause = None if taken.finished else self._health.count(injected, len(result.dead_letters))
             if taken.position is not None:
@@ -225,20 +231,33 @@ class Intake:
                     run = result.dedupe_run or DedupeRun(b"", b"", INSTANT_MIN, INSTANT_MAX)
                     result.dedupe_run = replace(run, clock=INSTANT_MAX)  # nobody will ask for these ids again
         else:
-            candidate = self._idle_watermark(now_us)
+            candidate = self._idle_watermark(clock)
             self._source.watermark = self._source.watermark if candidate is None else candidate
         if arrived or self._arrived_us is None:
-            self._arrived_us, self._renewed = now_us, 0
+            self._arrived_us, self._renewed = clock.elapsed_us, 0
         elif taken is None:
-            # By elapsed time: the host's wall clock, which says when records arrive, may differ from processing time.
-            result.dedupe_run = self._quiet_ids(now_us - self._arrived_us)
-        after = (self._source.position, self._source.watermark, self._source.finished)
-        fleet_due = self._fleet.due(now_us, at_last=self._source.finished)
-        result.changed = arrived or fleet_due or bool(self._noted) or result.dedupe_run is not None or before != after
+            result.dedupe_run = self._quiet_ids(clock.elapsed_us - self._arrived_us)
+        fleet_due = self._fleet.due(clock.now_us, at_last=self._source.finished)
+        result.changed = arrived or fleet_due or bool(self._noted) or result.dedupe_run is not None
+        result.changed |= self._place() != before
         result.watermark, result.finished = self.watermark, self.finished
         if result.changed:
-            result.delta = self._delta_with_fleet(now_us)
+            result.delta = self._delta_with_fleet(clock.now_us)
         return result
+
+    def _follow(self, clock: ClockReading) -> None:
+        """Take the time of this step in. The dedupe clock follows elapsed time only (see `dedupe_shift_us`)."""
+        source, dedupe = self._source, self._settings.dedupe
+        self._unsure_us = clock.latest_us - clock.now_us
+        if dedupe is None or dedupe.time is not None or source.finished:
+            return
+        if self._stepped_us is None:
+            # What has passed since the last owner's commit, by the earliest that it can be; none if clocks went back.
+            earliest = clock.earliest_us + source.dedupe_shift_us
+            source.dedupe_shift_us = max(earliest, self._seen.clock) - clock.now_us
+        else:
+            source.dedupe_shift_us -= clock.stepped_us - self._stepped_us
+        self._stepped_us = clock.stepped_us
 
     def _quiet_ids(self, quiet_us: int) -> DedupeRun | None:
         """What the store is told of the ids of a source that has brought nothing for so long, so that slots are freed.
@@ -256,12 +275,17 @@ class Intake:
         self._renewed = quiet_us // every_us
         return self._seen.renew()
 
+    def _place(self) -> tuple[object, ...]:
+        """What has to be committed when it changes, also when nothing has come."""
+        source = self._source
+        return source.position, source.watermark, source.finished, self._stepped_us or 0
+
     def standing(self) -> IntakeResult:
         """A step that brings nothing and moves nothing."""
         self._noted = {}
         return IntakeResult(Records.none(self._settings.record_type), self.watermark, True, finished=self.finished)
 
-    def replay(self, requests: Sequence[Request], arrived_at: Instant, now_us: Instant) -> IntakeResult:
+    def replay(self, requests: Sequence[Request], arrived_at: Instant, clock: ClockReading) -> IntakeResult:
         """Take records again that were set aside, each under the dedupe id that it had.
 
         They are judged by where the source stands now, and say nothing of where it stands: they move no watermark, and
@@ -270,13 +294,14 @@ class Intake:
         """
         result = self.standing()
         self._count(0, 0, -len(requests))
-        letters = self._take(taken_again(requests, arrived_at), result, now_us, requests)
+        self._follow(clock)
+        letters = self._take(taken_again(requests, arrived_at), result, clock, requests)
         result.settled = [Settled(request, letters.of_row(row)) for row, request in enumerate(requests)]
         result.dead_letters = []
-        result.delta = self._delta_with_fleet(now_us)
+        result.delta = self._delta_with_fleet(clock.now_us)
         return result
 
-    def _take(self, taken: Taken, result: IntakeResult, now_us: Instant, again: Sequence[Request] = ()) -> Letters:
+    def _take(self, taken: Taken, result: IntakeResult, clock: ClockReading, again: Sequence[Request] = ()) -> Letters:
         settings = self._settings
         decoded = self._decoder.decode(taken)
         letters = Letters(settings.stream, settings.computation or settings.stream, taken, decoded, again)
@@ -288,7 +313,7 @@ class Intake:
             fresh, result.dedupe_run = self._without_duplicates(letters)
         duplicates = len(rows) - int(np.count_nonzero(fresh)) - (len(letters) - len(decoded.refused))
         if duplicates and settings.devices:
-            self._fleet.take_duplicates(self._devices_of(letters, fresh), now_us)
+            self._fleet.take_duplicates(self._devices_of(letters, fresh), clock.now_us)
         times, accepted = self._event_times(letters, fresh)
         self._count(duplicates, int(np.count_nonzero(accepted)), len(letters))
         result.dead_letters = letters.in_order()
@@ -311,7 +336,7 @@ class Intake:
             objects=decoded.objects if everything or decoded.objects is None else [decoded.objects[k] for k in kept],
         )
         if settings.devices:
-            self._fleet.take(result.records.keys(settings.devices, self._hasher), of_kept, now_us)
+            self._fleet.take(result.records.keys(settings.devices, self._hasher), of_kept, clock.now_us)
         return letters
 
     def _devices_of(self, letters: Letters, fresh: Mask) -> KeyColumn:
@@ -331,14 +356,14 @@ class Intake:
         settings = self._settings.dedupe
         assert settings is not None
         taken, decoded = letters.taken, letters.decoded
-        clocks = np.full(len(decoded.rows), taken.arrived_at, np.int64)
+        clocks = np.full(len(decoded.rows), taken.arrived_at + self._source.dedupe_shift_us, np.int64)
         timed = np.ones(len(decoded.rows), bool)
         if settings.time is not None:
             clocks, timed = field_times(decoded, settings.time, settings.unit)
-            latest = taken.arrived_at + self._settings.limits.future_tolerance_us
+            latest = self._latest(taken)
             future = timed & (clocks > latest)  # would carry the clock away, and every id with it
             letters.add(~timed, "refused", f"dedupe time {settings.time} names no time")
-            letters.add(future, "future", f"dedupe time {settings.time} after {describe(Instant(latest))}")
+            letters.add(future, "future", f"dedupe time {settings.time} after {describe(latest)}")
             timed &= ~future
         letters.judged, letters.ids = self._identify(decoded, timed)
         held = letters.keep_original_ids(timed)
@@ -359,14 +384,18 @@ class Intake:
         judged = timed & self._ids.identified_batch(decoded.batch)
         return judged, self._ids.of_batch(decoded.batch if judged.all() else decoded.batch.filter(pa.array(judged)))
 
+    def _latest(self, taken: Taken) -> Instant:
+        """What is later than this was not there yet, by any clock."""
+        return Instant(taken.arrived_at + self._unsure_us + self._settings.limits.future_tolerance_us)
+
     def _event_times(self, letters: Letters, fresh: Mask) -> tuple[Instants, Mask]:
         """Event times of all rows, and which of the fresh ones are accepted."""
         settings = self._settings.event_time
         times, timed = field_times(letters.decoded, settings.field, settings.unit)
-        latest = letters.taken.arrived_at + self._settings.limits.future_tolerance_us
+        latest = self._latest(letters.taken)
         future = times > latest
         letters.add(fresh & ~timed, "event_time", f"{settings.field} names no time")
-        letters.add(fresh & timed & future, "future", f"{settings.field} is after {describe(Instant(latest))}", times)
+        letters.add(fresh & timed & future, "future", f"{settings.field} is after {describe(latest)}", times)
         accepted = fresh & timed & ~future
         if settings.sorted and not letters.again:
             # A record that falls below the maximum would not have moved it: the maximum over all is that over the kept.

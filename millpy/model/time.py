@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import NewType
 
@@ -13,6 +14,33 @@ INSTANT_MAX = Instant(2**62)
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _US = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class ClockReading:
+    """What time it is, and how sure that is (see `runtime/guarded_clock.py`).
+
+    Attributes:
+        now_us: processing time: the best that is known.
+        earliest_us: it is no earlier than this; what claims that time has passed goes by it.
+        latest_us: it is no later than this; what claims that time has not come yet goes by it.
+        stepped_us: the sum of all steps of `now_us` so far: without them it counts elapsed time.
+    """
+
+    now_us: Instant
+    earliest_us: Instant
+    latest_us: Instant
+    stepped_us: int = 0
+
+    @classmethod
+    def certain(cls, now_us: Instant) -> ClockReading:
+        """A reading without a doubt."""
+        return cls(now_us, now_us, now_us)
+
+    @property
+    def elapsed_us(self) -> int:
+        """Runs evenly, from an arbitrary origin: differences of it are elapsed time."""
+        return self.now_us - self.stepped_us
 
 
 def microseconds(duration: timedelta) -> int:

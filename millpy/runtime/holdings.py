@@ -230,11 +230,15 @@ class Holdings:
             notes=intake.notes,
             start=self._start,
             bound=self._budget,
-            tell=lambda kind, detail: self._told.append(Event(kind, detail)),
+            tell=lambda kind, detail: self.tell(Event(kind, detail)),
         )
 
+    def tell(self, event: Event) -> None:
+        """Note an event, to be stored soon."""
+        self._told.append(event)
+
     async def record_told(self) -> None:
-        """Store what the sources have told since."""
+        """Store what the worker and its sources have told since."""
         told = list(self._told)
         self._told.clear()
         if told:

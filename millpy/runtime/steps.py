@@ -26,8 +26,9 @@ from millpy.model.keys import KeyHasher, key_text
 from millpy.model.quarantine import payload_of
 from millpy.model.record import Records
 from millpy.model.stage import Arrived, Release, StepResult, Work
-from millpy.model.time import INSTANT_MAX, Instant
+from millpy.model.time import INSTANT_MAX, ClockReading, Instant
 from millpy.model.watermark import advance, input_watermark, low_watermark
+from millpy.runtime.guarded_clock import believed_floor
 from millpy.runtime.isolation import Blamed, Isolation
 from millpy.runtime.plan import Plan
 from millpy.runtime.probe import Point, Probe
@@ -47,6 +48,7 @@ class Inbox:
     """What a turn starts from. Immutable once gathered, so that a turn can be stepped again from it.
 
     Attributes:
+        clock: what time it was before the sources were looked at.
         polled: consumer interval -> answers of the store.
         taken: injector interval -> what was waiting at its source.
         quiet: injector intervals whose source is proven idle.
@@ -55,7 +57,7 @@ class Inbox:
         releases: interval -> parked keys that a person lets go on.
     """
 
-    now_us: Instant
+    clock: ClockReading
     monotonic: float
     polled: Mapping[int, Sequence[Polled]] = field(default_factory=dict)
     taken: Mapping[int, Taken] = field(default_factory=dict)
@@ -63,6 +65,11 @@ class Inbox:
     replays: Mapping[int, Replay] = field(default_factory=dict)
     progress_due: bool = False
     releases: Mapping[int, Sequence[Release]] = field(default_factory=dict)
+
+    @property
+    def now_us(self) -> Instant:
+        """Processing time."""
+        return self.clock.now_us
 
 
 class Steps:
@@ -81,6 +88,7 @@ class Steps:
         self._clock = clock
         self._ends_at = 0.0
         self.records = 0
+        self._clock_step_us = round(limits.clock_step_s * 1e6)
         self._load = load
         self._probe = probe
         self._hasher = KeyHasher()
@@ -128,13 +136,13 @@ class Steps:
         if replay is None:
             quiet = interval.interval_id in inbox.quiet
             before = interval.intake.counts["injected"]
-            result = interval.intake.step(taken, bundle=interval.bundle + 1, now_us=inbox.now_us, quiet=quiet)
+            result = interval.intake.step(taken, bundle=interval.bundle + 1, clock=inbox.clock, quiet=quiet)
             self.records += interval.intake.counts["injected"] - before
         elif is_emission(replay.requests[0], interval):
             result = interval.intake.standing()
             retaken = retake_emission(interval, replay, isolation)
         else:
-            result = interval.intake.replay(replay.requests, replay.arrived_at, inbox.now_us)
+            result = interval.intake.replay(replay.requests, replay.arrived_at, inbox.clock)
             self.records += len(replay.requests)
         if not result.changed:
             return None
@@ -238,7 +246,8 @@ class Steps:
         arrived = [*retaken.arrived, *arrived]
         after = input_watermark(cursor.watermark for cursor in interval.cursors.values())
         assert after >= before, (interval.interval_id, before, after)
-        now_us = advance(interval.processing_floor, inbox.now_us)
+        floor = believed_floor(interval.processing_floor, inbox.clock, self._clock_step_us)
+        now_us = advance(floor, inbox.now_us)
         releases = inbox.releases.get(interval.interval_id, ())
         asked = bool(retaken.settled or retaken.taken or releases)
         if not (arrived or refused or asked or self._is_due(interval, before, after, now_us, inbox)):

@@ -36,6 +36,7 @@ from millpy.limits import Limits
 from millpy.model.checkpoint import Checkpoint, Entries, Grant
 from millpy.model.time import Instant
 from millpy.runtime import turn as turns
+from millpy.runtime.guarded_clock import GuardedClock
 from millpy.runtime.holdings import Holdings
 from millpy.runtime.housekeeping import Housekeeping
 from millpy.runtime.isolation import Isolation
@@ -52,8 +53,6 @@ from millpy.runtime.turn_budget import TurnBudget
 from millpy.store.protocol import Event, Store
 
 log = logging.getLogger(__name__)
-CLOCK_EVERY_S = 60.0
-"""How often the server's clock is read: the local one may drift. Processing time never runs back (see `steps`)."""
 ATTEND_EVERY_S = 0.25
 """How often a worker looks for what people ask of it."""
 STEP_HERE_S_MAX = 0.005
@@ -83,7 +82,7 @@ class Worker:
         self._store = store
         self._plan = plan
         self._limits = limits
-        self._clock = clock
+        self._clock = GuardedClock(clock, store.now_us, limits, self._tell)
         self._probe = probe
         self.lease = lease
         self._rng = rng
@@ -93,18 +92,16 @@ class Worker:
         self.wake = asyncio.Event()
         self.budget = TurnBudget(limits)
         self.holdings = Holdings(
-            store, plan, worker_id, lease, limits, clock, probe, self.wake, only, start, self.budget
+            store, plan, worker_id, lease, limits, self._clock, probe, self.wake, only, start, self.budget
         )
         self._skew = Skew(plan.max_skew_us)
-        self.housekeeping = Housekeeping(store, plan, self.holdings, limits, clock, probe, self._skew)
+        self.housekeeping = Housekeeping(store, plan, self.holdings, limits, self._clock, probe, self._skew)
         self._set_aside = SetAsideLog()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="steps")
-        self._steps = Steps(plan, limits, load or self._load_state, probe, self.budget, clock)
+        self._steps = Steps(plan, limits, load or self._load_state, probe, self.budget, self._clock)
         self._in_flight: asyncio.Task[None] | None = None
         self._flying: Turn | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._time_offset_us = 0
-        self._processing_base = 0.0
         self._claim_at = self._progress_at = self._poll_at = self._finished_at = 0.0
         self._poll_s = limits.poll_s_min
         self._retry_s = limits.retry_s_min
@@ -128,10 +125,10 @@ class Worker:
     # -- life ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Register and read the server's clock."""
+        """Register and read the database's clock."""
         self._loop = asyncio.get_running_loop()
         await self.holdings.announce()
-        await self._read_clock()
+        await self._clock.synchronize()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Turn until `stop` is set or everything has finished, then drain."""
@@ -226,8 +223,8 @@ class Worker:
         self.housekeeping.apply_folds()
         self.wake.clear()  # before anything is looked at: what comes later wakes again
         now = self._clock.monotonic()
-        if now - self._processing_base > CLOCK_EVERY_S:
-            await self._read_clock()
+        if self._clock.is_due():
+            await self._clock.synchronize()
         if now >= self._claim_at:
             self._claim_at = now + self._limits.claim_every_s * self._rng.uniform(0.8, 1.0)
             await self._balance()
@@ -249,12 +246,12 @@ class Worker:
         """What is waiting; None when no step is needed now."""
         now = self._clock.monotonic()
         # Read before the sources are: what comes while we wait below must not be overtaken by an idle watermark.
-        now_us = self._processing_time()
+        clock = self._clock.read()
         over = self.housekeeping.unfolded_bytes() > self._limits.unfolded_bytes_max
         intervals = self.holdings.intervals
         self.budget.takers = turns.takers(intervals)
         released = turns.releases(self.holdings.intervals)
-        replays = {} if over else turns.retake(intervals, self._clock.now_us())
+        replays = {} if over else turns.retake(intervals, clock.now_us)
         taken, quiet = (
             ({}, frozenset[int]()) if over else await turns.take(intervals, replays, self._skew.held_back(intervals))
         )
@@ -269,7 +266,7 @@ class Worker:
             looked = True
             polled = await turns.poll(self._store, wanted, self.budget.segment_bytes)
         progress_due = now >= self._progress_at
-        inbox = Inbox(now_us, now, polled, taken, quiet, replays, progress_due, released)
+        inbox = Inbox(clock, now, polled, taken, quiet, replays, progress_due, released)
         empty = turns.inbox_is_empty(inbox)
         if looked:
             self._poll_s = self._limits.poll_s_min if not empty else min(self._poll_s * 2, self._limits.poll_s_max)
@@ -359,7 +356,7 @@ class Worker:
         await self._abandon_turn()
         await self.holdings.recover()
         self._observer.holds(self.holdings.intervals, 0)
-        await self._read_clock()
+        await self._clock.synchronize()
         self._needs_recovery = False
         self._claim_at = 0.0
         if self._refusal is not None:
@@ -428,7 +425,7 @@ class Worker:
             until.append(self._poll_at)
         due = turns.next_processing_due(self.holdings.intervals)
         if due is not None:
-            until.append(now + (due - self._processing_time()) / 1e6)
+            until.append(now + (due - self._clock.now_us()) / 1e6)
         # Not `wait_for`, which before Python 3.12 may swallow a cancellation, and makes a task each time.
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0005, min(until) - now)):
@@ -495,15 +492,11 @@ class Worker:
         await self.holdings.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    # -- time and state -----------------------------------------------------------------------------------------
+    # -- events and state ---------------------------------------------------------------------------------------
 
-    async def _read_clock(self) -> None:
-        self._time_offset_us = await self._store.now_us()
-        self._processing_base = self._clock.monotonic()
-
-    def _processing_time(self) -> Instant:
-        """Database time plus local monotonic time since it was read."""
-        return Instant(self._time_offset_us + int((self._clock.monotonic() - self._processing_base) * 1e6))
+    def _tell(self, kind: str, detail: dict[str, object]) -> None:
+        """Note an event of this worker for people."""
+        self.holdings.tell(Event(kind, {"worker": str(self.worker_id), **detail}))
 
     def _load_state(self, grant: Grant, keys: Sequence[bytes]) -> Sequence[Entries]:
         """Load missing state from the stepping thread."""

@@ -20,7 +20,7 @@ from millpy.errors import (
 )
 from millpy.model.checkpoint import Checkpoint, ResultRows
 from millpy.model.delta import encode_document
-from millpy.model.time import Instant
+from millpy.model.time import INSTANT_MIN, Instant
 from millpy.store.memory_tables import Header, Row, StoredDelta, StoredRun, StoredSegment, Table, column_values
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ def apply(
         header.input_watermark = checkpoint.input_watermark
         header.low_watermark = checkpoint.low_watermark
         header.oldest_work = checkpoint.oldest_work
-        header.processing_floor = max(header.processing_floor, checkpoint.processing_floor)
+        if checkpoint.processing_floor > INSTANT_MIN:  # an injector has none
+            header.processing_floor = checkpoint.processing_floor
         for cursor in checkpoint.cursors:
             header.cursors[cursor.producer] = (cursor.seq, cursor.watermark)
         if document is not None:

@@ -81,6 +81,13 @@ class KeyedSuite:
         assert opened.unfolded_bytes > 0
         assert len(contents(recovered)) == 7
 
+    async def test_processing_time_that_a_wrong_clock_has_left_is_taken_back(self, world: World) -> None:
+        owner = await world.owner()
+        for floor in (10**18, 99, INSTANT_MIN):  # the last as of an injector, which has none
+            await owner.commit(owner.checkpoint(world.sums[0], processing_floor=Instant(floor)))
+
+        assert (await owner.opened(world.sums[0])).recovered.processing_floor == 99
+
     async def test_interval_that_never_committed_is_empty(self, world: World) -> None:
         owner = await world.owner(world.sums[0])
 

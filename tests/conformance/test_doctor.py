@@ -79,6 +79,25 @@ async def test_a_source_that_stands_still_is_named_with_what_lets_it_go_on(owner
     assert finding.action.endswith("`millpy sources resume readings factory`")
 
 
+async def test_a_worker_that_refuses_a_step_of_the_clock_is_named_until_it_agrees(
+    owner: Owner, database_url: str
+) -> None:
+    def tell(kind: str) -> None:
+        change(
+            database_url,
+            "INSERT INTO mill.events (graph_id, kind, detail)"
+            f" SELECT graph_id, '{kind}', jsonb_build_object('worker', worker_id, 'ahead_s', 3600) FROM mill.workers",
+        )
+
+    tell("clock_refused")
+    refused = found(database_url)["worker's clock"]
+    tell("clock_agrees")
+
+    assert refused[0] is Severity.WARNING
+    assert "of factory" in refused[1]
+    assert "worker's clock" not in found(database_url)
+
+
 @pytest.mark.parametrize("ring", ["segments", "deltas"])
 async def test_a_slot_that_cannot_be_freed_names_who_needs_it(owner: Owner, database_url: str, ring: str) -> None:
     source = owner.deployment.of("readings")[0]

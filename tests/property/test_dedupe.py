@@ -21,7 +21,7 @@ from millpy.injectors.protocol import Taken
 from millpy.injectors.settings import Dedupe, EventTime
 from millpy.model.record import RecordType
 from millpy.model.stage import Recovered
-from millpy.model.time import minutes
+from millpy.model.time import ClockReading, minutes
 
 CAMPUSIOT = Path(__file__).parents[3] / "shared" / "data" / "campusiot_lorawan"
 WITHIN = 10
@@ -176,7 +176,7 @@ def test_real_feed_has_exactly_its_known_duplicates(bundle: int) -> None:
     for start in range(0, len(lines), bundle):
         block = b"\n".join(lines[start : start + bundle])
         taken = Taken("csv", SystemClock().now_us(), block=block, header=header.decode().split(","))
-        result = intake.step(taken, bundle=1, now_us=taken.arrived_at, quiet=False)
+        result = intake.step(taken, bundle=1, clock=ClockReading.certain(taken.arrived_at), quiet=False)
         accepted += [o.arrival_seq for o in result.records.objects()]
 
     assert intake.counts == {"injected": 91_063, "accepted": 82_641, "duplicate": 8_422, "dead_lettered": 0}

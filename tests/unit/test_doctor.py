@@ -154,6 +154,20 @@ def test_a_clock_that_is_off(difference: float, severity: Severity) -> None:
     assert judged(clock_difference_s=difference)["clock"].severity is severity
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"), [("clock_refused", "does not follow a step"), ("clock_doubted", "whose clock is right")]
+)
+def test_a_worker_that_does_not_believe_the_servers_clock_is_named(kind: str, words: str) -> None:
+    said = {"graph": "plant", "worker": "0123456789", "host": "pi", "kind": kind, "ahead_s": 3600.0, "since_s": 50.0}
+
+    finding = judged(clocks=[said])["worker's clock"]
+
+    assert finding.severity is Severity.WARNING
+    assert words in finding.found
+    assert "worker 01234567 of plant on pi" in finding.found
+    assert "+3600 s, 50 s ago" in finding.found
+
+
 def test_a_slow_round_trip_is_not_taken_for_a_wrong_clock() -> None:
     assert judged(clock_difference_s=1.5, round_trip_s=2.0)["clock"].severity is Severity.OK
 

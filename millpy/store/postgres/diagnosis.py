@@ -56,6 +56,7 @@ class Facts:
     logins: list[Row] = field(default_factory=list)
     result_tables: list[Row] = field(default_factory=list)
     workers: list[Row] = field(default_factory=list)
+    clocks: list[Row] = field(default_factory=list)
     graphs: list[Row] = field(default_factory=list)
     rings: list[Row] = field(default_factory=list)
     needed_by: dict[str, list[str]] = field(default_factory=dict)
@@ -116,6 +117,7 @@ def _look(connection: psycopg.Connection[Row], clock: Clock) -> Facts:
     facts.logins = _rows(connection, statement("look_at_logins"))
     facts.result_tables = _rows(connection, statement("look_at_result_tables"))
     facts.workers = _rows(connection, statement("look_at_workers"))
+    facts.clocks = _rows(connection, statement("look_at_clocks"))
     facts.graphs = _rows(connection, statement("look_at_graphs"))
     facts.rings = _rows(connection, statement("look_at_rings"))
     for ring in facts.rings:

@@ -50,6 +50,18 @@ SELECT g.name AS graph, w.worker_id::text AS worker, w.host, w.pid,
   FROM mill.workers AS w JOIN mill.graphs AS g USING (graph_id)
  ORDER BY g.name, w.registered_at;
 
+-- name: look_at_clocks
+-- What live workers have said last of the database's clock, where they still do not follow it. Zero rows: all do.
+SELECT g.name AS graph, w.worker_id::text AS worker, w.host, said.kind, (said.detail ->> 'ahead_s')::double precision AS ahead_s,
+       extract(epoch FROM clock_timestamp() - said.at)::double precision AS since_s
+  FROM mill.workers AS w
+  JOIN mill.graphs AS g USING (graph_id)
+ CROSS JOIN LATERAL (SELECT e.kind, e.detail, e.at FROM mill.events AS e
+                      WHERE e.graph_id = w.graph_id AND starts_with(e.kind, 'clock_') AND e.detail ->> 'worker' = w.worker_id::text
+                      ORDER BY e.event_id DESC LIMIT 1) AS said
+ WHERE w.lease_deadline > clock_timestamp() AND said.kind IN ('clock_refused', 'clock_doubted')
+ ORDER BY g.name, w.registered_at;
+
 -- name: look_at_graphs
 -- Each graph with its intervals that nobody works on, and its deltas that are not folded. Zero rows: no graph.
 SELECT g.name AS graph, g.generation, g.name <> g.family AS beside, count(*)::integer AS intervals,

@@ -99,7 +99,8 @@ class Evidence:
             payloads = [message.payload for message in self.broker.batches[position - 1].messages]
         if payloads or finished:
             refused = self.refused(landing.book.interval_id, landing.bundle)
-            self.source.take(landing.bundle, payloads, stored["arrived_at"], finished=finished, refused=refused)
+            clocks = (stored["arrived_at"], stored["dedupe_shift_us"])
+            self.source.take(landing.bundle, payloads, *clocks, finished=finished, refused=refused)
         else:
             allowed = self.latest_us + CLOCK_SLACK_US - IDLE_US - DISORDER_US if self.idle else BEGINNING
             self.source.advance(landing.bundle, min(landing.book.low_watermark, allowed))

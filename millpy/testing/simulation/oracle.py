@@ -48,9 +48,19 @@ class SourceOracle:
     by_bundle: dict[int, tuple[list[Judged], int]] = field(default_factory=dict)
 
     def take(
-        self, bundle: int, payloads: Sequence[bytes], arrived_at: int, *, finished: bool, refused: Counter[int]
+        self,
+        bundle: int,
+        payloads: Sequence[bytes],
+        arrived_at: int,
+        shift_us: int,
+        *,
+        finished: bool,
+        refused: Counter[int],
     ) -> None:
-        """Take what one bundle took, in order; the database has refused readings with these ids."""
+        """Take what one bundle took, in order; the database has refused readings with these ids.
+
+        The dedupe clock is the time of arrival and `shift_us`, unless it is the readings' own.
+        """
         judged: list[Judged] = []
         for payload in payloads:
             self.injected += 1
@@ -59,7 +69,7 @@ class SourceOracle:
             if truth is None or (not self.by_arrival and truth.at > latest):
                 self.dead += 1
                 continue
-            if self._seen_before(truth, arrived_at):
+            if self._seen_before(truth, arrived_at + shift_us):
                 self.duplicate += 1
             elif truth.at > latest:
                 self.dead += 1
@@ -83,8 +93,8 @@ class SourceOracle:
         self.watermark = max(self.watermark, watermark)
         self.by_bundle[bundle] = ([], self.watermark)
 
-    def _seen_before(self, truth: Truth, arrived_at: int) -> bool:
-        self.clock = max(self.clock, arrived_at if self.by_arrival else truth.at)
+    def _seen_before(self, truth: Truth, clock_us: int) -> bool:
+        self.clock = max(self.clock, clock_us if self.by_arrival else truth.at)
         last = self.seen.get(truth.seq)
         self.seen[truth.seq] = self.clock
         return last is not None and self.clock - last <= self.within_us

@@ -15,7 +15,7 @@ from millpy.limits import Limits
 from millpy.model.checkpoint import DedupeRun, Kind
 from millpy.model.record import RecordType
 from millpy.model.stage import Recovered
-from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, minutes, seconds
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, ClockReading, Instant, minutes, seconds
 
 S = 1_000_000
 NOW = Instant(1_000 * S)
@@ -37,7 +37,9 @@ def an_intake(recovered: Recovered | None = None, runs: list[DedupeRun] | None =
 
 def step(intake: Intake, *records: tuple[int, int | None] | bytes, **how: object) -> IntakeResult:
     payloads = [r if isinstance(r, bytes) else msgspec.json.encode({"id": r[0], "s": r[1]}) for r in records]
-    return intake.step(Taken("json", NOW, payloads=payloads, **how), bundle=1, now_us=NOW, quiet=False)
+    return intake.step(
+        Taken("json", NOW, payloads=payloads, **how), bundle=1, clock=ClockReading.certain(NOW), quiet=False
+    )
 
 
 def counts(result: IntakeResult) -> dict[str, int]:
@@ -150,7 +152,7 @@ def test_finished_source_reports_the_greatest_time_once() -> None:
     intake = an_intake()
 
     last = step(intake, (1, 100), finished=True)
-    after = intake.step(Taken("json", NOW, finished=True), bundle=2, now_us=NOW, quiet=True)
+    after = intake.step(Taken("json", NOW, finished=True), bundle=2, clock=ClockReading.certain(NOW), quiet=True)
 
     assert last.watermark == INSTANT_MAX
     assert last.records.watermarks.tolist() == [INSTANT_MIN]
@@ -163,7 +165,9 @@ def test_clock_advances_only_after_quiet_for_the_whole_time() -> None:
     step(intake, (1, 100))
 
     def idle(at: int, quiet: bool = True) -> int:
-        return intake.step(None, bundle=2, now_us=Instant(NOW + at * S), quiet=quiet).watermark // S
+        return (
+            intake.step(None, bundle=2, clock=ClockReading.certain(Instant(NOW + at * S)), quiet=quiet).watermark // S
+        )
 
     assert [idle(1), idle(20), idle(21, quiet=False), idle(22), idle(51)] == [90] * 5
     assert idle(52) == (NOW // S + 52 - 30 - 10)
@@ -173,7 +177,9 @@ def test_waiting_source_holds_its_watermark_for_ever() -> None:
     intake = an_intake()
     step(intake, (1, 100))
 
-    results = [intake.step(None, bundle=2, now_us=Instant(NOW + at), quiet=True) for at in (0, 10**12)]
+    results = [
+        intake.step(None, bundle=2, clock=ClockReading.certain(Instant(NOW + at)), quiet=True) for at in (0, 10**12)
+    ]
 
     assert [r.changed for r in results] == [False, False]
 
@@ -218,7 +224,7 @@ def test_naive_datetime_is_set_aside_as_event_time() -> None:
 
 
 def idle(intake: Intake, now: int) -> IntakeResult:
-    return intake.step(None, bundle=2, now_us=Instant(now), quiet=True)
+    return intake.step(None, bundle=2, clock=ClockReading.certain(Instant(now)), quiet=True)
 
 
 def test_ids_of_a_source_that_has_gone_quiet_do_not_keep_their_slots() -> None:

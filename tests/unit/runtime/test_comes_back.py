@@ -44,7 +44,7 @@ async def a_worker(
 
 
 async def one_step(worker: Worker) -> None:
-    clock = worker._clock
+    clock = worker._clock._host
     assert isinstance(clock, ManualClock)
     clock.advance(0.01)
     await worker.step()
@@ -60,9 +60,7 @@ async def test_a_worker_that_polls_what_its_successor_wrote_gives_up_instead_of_
     beyond = Polled(want, (), intervals[producer].bundle + 7, INSTANT_MIN, truncated=False)
 
     with pytest.raises(StaleSequencerError) as raised:
-        worker._steps.run(
-            Inbox(worker._processing_time(), 0.0, {consumer.interval_id: [beyond]}), intervals, Isolation()
-        )
+        worker._steps.run(Inbox(worker._clock.read(), 0.0, {consumer.interval_id: [beyond]}), intervals, Isolation())
 
     assert list(raised.value.stale) == [producer]
     await worker._abandon()
@@ -70,12 +68,12 @@ async def test_a_worker_that_polls_what_its_successor_wrote_gives_up_instead_of_
 
 async def test_time_is_read_before_the_sources_so_that_an_idle_watermark_overtakes_nothing(tmp_path: Path) -> None:
     worker = await a_worker(two_stages(tmp_path / "in", readings(100)), ("readings", "largest"), SlowToAnswer)
-    looked_at = worker._processing_time()
+    looked_at = worker._clock.now_us()
 
     inbox = await worker._gather()
 
     assert inbox is not None
-    assert worker._processing_time() >= looked_at + 60_000_000
+    assert worker._clock.now_us() >= looked_at + 60_000_000
     assert inbox.now_us == looked_at
     await worker._abandon()
 
