@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -75,9 +76,10 @@ def ours(spark: SparkSession, url: str, *columns: str) -> DataFrame:
 
 def by_jdbc(spark: SparkSession, url: str, connections: int, windows: int) -> DataFrame:
     """The table by Spark's reader."""
+    login = urlsplit(url)
     reader = spark.read.format("jdbc").options(
-        url="jdbc:" + url.replace("millpy@", ""), user="millpy", dbtable=TABLE, fetchsize=FETCH_ROWS,
-        driver="org.postgresql.Driver",
+        url=f"jdbc:postgresql://{login.hostname}:{login.port}{login.path}", user=login.username,
+        password=login.password, dbtable=TABLE, fetchsize=FETCH_ROWS, driver="org.postgresql.Driver",
     )  # fmt: skip
     if connections > 1:
         first, last = (

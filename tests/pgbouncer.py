@@ -25,11 +25,11 @@ def program() -> str | None:
 
 
 class Pgbouncer:
-    """Pools connections to the server at `server_url` (TCP, trusting) while inside.
+    """Pools connections to the server at `server_url` (TCP) while inside; asks for the same password.
 
     Args:
         directory: for its configuration and log.
-        server_url: where the server is; its database names are passed on.
+        server_url: where the server is, with a password; its database names are passed on.
         mode: "session", "transaction" or "statement".
         size: how many connections it makes to one database.
     """
@@ -41,7 +41,8 @@ class Pgbouncer:
             "listen_addr": "127.0.0.1",
             "listen_port": str(free_port()),
             "unix_socket_dir": "",
-            "auth_type": "any",
+            "auth_type": "scram-sha-256",
+            "auth_file": str(directory / "users"),
             "pool_mode": mode,
             "default_pool_size": str(size),
         }
@@ -51,9 +52,12 @@ class Pgbouncer:
         self._directory.mkdir(parents=True)
         found, configuration = program(), self._directory / "pgbouncer.ini"
         assert found is not None
-        server = f"host={self._server.hostname} port={self._server.port} user={self._server.username}"
+        server = f"host={self._server.hostname} port={self._server.port}"
         lines = ["[databases]", f"* = {server}", "[pgbouncer]", *(f"{k} = {v}" for k, v in self._settings.items())]
         configuration.write_text("\n".join(lines) + "\n")
+        users = self._directory / "users"
+        users.touch(mode=0o600)
+        users.write_text(f'"{self._server.username}" "{self._server.password}"\n')
         command = [found, str(configuration)]
         if os.geteuid() == 0:
             command[1:1] = ["--user", UNPRIVILEGED]
@@ -74,7 +78,8 @@ class Pgbouncer:
 
     def url(self, database: str) -> str:
         """The database as it is reached by the pool."""
-        return f"postgresql://{self._server.username}@127.0.0.1:{self._settings['listen_port']}/{database}"
+        login = f"{self._server.username}:{self._server.password}"
+        return f"postgresql://{login}@127.0.0.1:{self._settings['listen_port']}/{database}"
 
     def _answers(self) -> bool:
         try:

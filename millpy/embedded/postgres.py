@@ -2,12 +2,14 @@
 
 The server's files live in one directory and outlive every process:
 
-    data/  the cluster     run/  its socket     log     version     *.lock
+    data/  the cluster     run/  its socket     log     version     password     *.lock
+
+Who may open `run/` (its owner) is trusted; by TCP, where any local user may knock, a password is asked for.
 
 Any number of processes may hold it. Each holds a shared lock on `holders.lock`, which the kernel drops when the
 process ends, however it ends; a small supervisor process (`supervise.py`) waits for the last holder and stops the
 server. fsync is on: a killed holder, supervisor or server costs nothing but PostgreSQL's own recovery at the next
-start. As root the server runs as an unprivileged user, because PostgreSQL refuses to be root.
+start. As root the server runs as an unprivileged user (`server_user.py`), because PostgreSQL refuses to be root.
 """
 
 from __future__ import annotations
@@ -15,13 +17,15 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import secrets
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,8 +34,8 @@ from typing import IO, Self
 from urllib.parse import quote
 
 from millpy.embedded.parts import START_S_MAX, free_port, last_lines
-from millpy.embedded.server_user import as_server_user, give_to_server_user, let_through, server_user
-from millpy.embedded.supervise import postmaster
+from millpy.embedded.server_user import as_server_names, as_server_user, give_to_server_user, server_user, within_reach
+from millpy.embedded.supervise import MARK, OPENED_DATA, postmaster
 from millpy.errors import ConfigError, StoreUnavailableError
 from millpy.extras import to_install
 
@@ -57,7 +61,7 @@ class EmbeddedPostgres:
     Args:
         directory: where its files live; made when missing.
         version: "18" or "16" (from the wheel), or "system15" (Debian's). An existing directory keeps its own.
-        tcp: listen on a free port of 127.0.0.1 too (tests that put a proxy in between). Trusts local users.
+        tcp: listen on a free port of 127.0.0.1 too (where a proxy stands in between); asks for the password.
         settings: further server settings, for whoever starts it.
     """
 
@@ -134,8 +138,8 @@ class EmbeddedPostgres:
         return f"postgresql://{SUPERUSER}@/{database}?host={host}&port={self._port()}"
 
     def tcp_url(self, database: str = "postgres") -> str:
-        """A connection URL by 127.0.0.1; the server must have been started with `tcp=True`."""
-        return f"postgresql://{SUPERUSER}@127.0.0.1:{self._port()}/{database}"
+        """A connection URL by 127.0.0.1, password included; the server must have been started with `tcp=True`."""
+        return f"postgresql://{SUPERUSER}:{self._password()}@127.0.0.1:{self._port()}/{database}"
 
     def pid(self) -> int:
         """Process id of the postmaster.
@@ -168,38 +172,50 @@ class EmbeddedPostgres:
     # How it is made and started.
 
     def _bin(self, program: str) -> str:
-        return str(binaries(self.version) / program)
+        return str(within_reach(binaries(self.version).parent) / "bin" / program)
 
     def _make_cluster(self) -> None:
         if (self.data / "PG_VERSION").exists():
             return
         version = self.version
         progress.debug("making a database in %s", self.directory)
-        shutil.rmtree(self.data, ignore_errors=True)  # half of an initdb that was killed
-        self.data.mkdir(mode=0o700)
-        give_to_server_user(self.data)
         # Into a directory of its own that is renamed when complete: PG_VERSION is written first, not last.
-        made = self.data / "new"
-        arguments = [
-            "--auth=trust",
-            "--encoding=UTF8",
-            "--locale=C",
-            "--no-instructions",
-            "-U",
-            SUPERUSER,
-            "-D",
-            str(made),
-        ]
-        done = self._run(binaries(version) / "initdb", *arguments)
+        made = self.directory / "data.new"
+        for left in (self.data, made):  # of an initdb that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        made.mkdir(mode=0o700)
+        give_to_server_user(made)
+        with tempfile.TemporaryFile("w") as password:
+            password.write(self._make_password())
+            password.seek(0)  # and flushed by that
+            give_to_server_user(password.fileno())
+            arguments = [
+                "--auth-local=trust",
+                "--auth-host=scram-sha-256",
+                f"--pwfile=/dev/fd/{password.fileno()}",
+                "--encoding=UTF8",
+                "--locale=C",
+                "--no-instructions",
+                "-U",
+                SUPERUSER,
+            ]
+            done = self._run("initdb", *arguments, data=made, keep=[password.fileno()])
         if done.returncode != 0:
             self._refuse_full_disk(done.stderr)
             raise StoreUnavailableError(f"initdb failed: {last_lines(done.stderr)}", hint=f"see {self.directory}")
-        moved = self.directory / "data.new"
-        shutil.rmtree(moved, ignore_errors=True)
-        made.rename(moved)
-        self.data.rmdir()
-        moved.rename(self.data)
+        made.rename(self.data)
         (self.directory / "version").write_text(version + "\n")
+
+    def _make_password(self) -> str:
+        made = secrets.token_hex(32)
+        path = self.directory / "password"
+        path.unlink(missing_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(made)
+        return made
+
+    def _password(self) -> str:
+        return (self.directory / "password").read_text()
 
     def _launch(self, port: int | None = None) -> None:
         progress.debug("starting PostgreSQL %s in %s", self.version, self.directory)
@@ -209,40 +225,28 @@ class EmbeddedPostgres:
             raise ConfigError(f"{run} belongs to somebody else", hint="remove it, or move the graph to a shorter path")
         give_to_server_user(run)
         log = self.directory / "log"
-        log.touch()
-        give_to_server_user(log)
         self._disown_leftovers()
         number = port or (free_port() if self._tcp else 5432)
-        options = {
-            **self._settings,
-            "port": str(number),
-            "listen_addresses": "127.0.0.1" if self._tcp else "",
-            "unix_socket_directories": str(run),
-            "unix_socket_permissions": "0700",
-        }
-        words = " ".join(f"-c {name}='{value}'" for name, value in options.items())
-        command = [
-            self._bin("pg_ctl"),
-            "-w",
-            "-t",
-            str(START_S_MAX),
-            "-D",
-            str(self.data),
-            "-l",
-            str(log),
-            "-o",
-            words,
-            "start",
-        ]
-        for _attempt in range(20):
-            done = self._run(*command)
-            if done.returncode == 0:
-                return
-            # Children of a killed postmaster may need a moment to notice; until then the shared memory is in use.
-            if "pre-existing shared memory" not in last_lines(log.read_text(errors="replace")):
-                break
-            time.sleep(0.1)
-        detail = last_lines(log.read_text(errors="replace")) or last_lines(done.stderr)
+        with _opened(run) as opened:
+            options = {
+                **self._settings,
+                "port": str(number),
+                "listen_addresses": "127.0.0.1" if self._tcp else "",
+                "unix_socket_directories": as_server_names(run, opened),
+                "unix_socket_permissions": "0700",
+                MARK: str(self.data),
+            }
+            words = " ".join(f"-c {shlex.quote(f'{name}={value}')}" for name, value in options.items())
+            for _attempt in range(20):
+                arguments = ["-s", "-w", "-t", str(START_S_MAX), "-o", words, "start"]
+                done = self._run("pg_ctl", *arguments, data=self.data, keep=[opened], log=log)
+                if done.returncode == 0:
+                    return
+                # Children of a killed postmaster may need a moment to notice; until then the shared memory is in use.
+                if "pre-existing shared memory" not in done.stderr:
+                    break
+                time.sleep(0.1)
+        detail = last_lines(done.stderr)
         self._refuse_full_disk(detail)
         raise StoreUnavailableError(f"embedded PostgreSQL does not start: {detail}", hint=f"see {log}")
 
@@ -281,7 +285,8 @@ class EmbeddedPostgres:
             lock.unlink()
 
     def _supervise(self) -> None:
-        stop = [self._bin("pg_ctl"), "-D", str(self.data), "-m", "fast", "-w", "stop"]
+        data = str(self.data) if server_user() is None else OPENED_DATA
+        stop = [self._bin("pg_ctl"), "-D", data, "-m", "fast", "-w", "stop"]
         script = Path(__file__).with_name("supervise.py")
         subprocess.run(  # forks and leaves a child behind, in a session of its own: Ctrl-C is for the holders
             [sys.executable, "-I", "-S", str(script), str(self.directory), *as_server_user(stop)],
@@ -291,16 +296,23 @@ class EmbeddedPostgres:
             check=True,
         )
 
-    def _run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
-        words = [str(word) for word in command]
+    def _run(
+        self, program: str, *arguments: str, data: Path, keep: Sequence[int], log: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run one of PostgreSQL's programs on a cluster, as the server's user, with these descriptors open.
+
+        What it says is appended to `log`, when there is one; `stderr` of the result has this run's part.
+        """
         entry = server_user()
-        if entry is not None:
-            for path in (Path(words[0]).parent, self.directory):
-                let_through(path)
         # Output to a file: a pipe would be inherited by the server and never end.
-        with tempfile.TemporaryFile("w+") as out:
+        with (
+            _opened(data) as opened,
+            log.open("a+", errors="replace") if log is not None else tempfile.TemporaryFile("w+") as out,
+        ):
+            command = [self._bin(program), "-D", as_server_names(data, opened), *arguments]
+            before = out.seek(0, os.SEEK_END)
             code = subprocess.run(
-                words,
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -309,10 +321,11 @@ class EmbeddedPostgres:
                 user=entry.pw_uid if entry else None,
                 group=entry.pw_gid if entry else None,
                 extra_groups=[] if entry else None,
+                pass_fds=[opened, *keep],
                 env={**os.environ, "LC_ALL": "C"},
             ).returncode
-            out.seek(0)
-            return subprocess.CompletedProcess(words, code, "", out.read())
+            out.seek(before)
+            return subprocess.CompletedProcess(command, code, "", out.read())
 
     def _socket_directory(self) -> Path:
         inside = self.directory / "run"
@@ -348,6 +361,15 @@ def binaries(version: str) -> Path:
     if not (found / "initdb").exists():
         raise ConfigError(f"no PostgreSQL {version} to embed", hint=hint)
     return found
+
+
+@contextmanager
+def _opened(directory: Path) -> Iterator[int]:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

@@ -1,12 +1,25 @@
-"""Whom PostgreSQL runs as where we are root: it refuses to be root itself."""
+"""Pick an unprivileged user for PostgreSQL when we run as root, which PostgreSQL refuses.
+
+Root's directories are often closed to that user (`/root`, what `mkdtemp` makes), and their rights are not ours to
+change: others rely on them, and change them back. So the server is given what is open already, and needs no path:
+
+    the cluster, the socket's directory    open descriptors, which every program that works on them inherits
+    the programs                           copied once to where everybody may pass, when their own place is closed
+"""
 
 from __future__ import annotations
 
 import os
 import pwd
+import shutil
 import stat
 import sys
+import tempfile
 from pathlib import Path
+
+from millpy.errors import ConfigError
+
+PASSABLE_PLACES = ("/var/cache", "/var/tmp", "/tmp")
 
 
 def server_user() -> pwd.struct_passwd | None:
@@ -26,16 +39,66 @@ def as_server_user(command: list[str]) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", code, str(entry.pw_gid), str(entry.pw_uid), *command]
 
 
-def give_to_server_user(path: Path) -> None:
-    """Make a file or directory the server's."""
+def give_to_server_user(path: Path | int) -> None:
+    """Make a file or directory (or an open one) the server's."""
     entry = server_user()
     if entry is not None:
         os.chown(path, entry.pw_uid, entry.pw_gid)
 
 
-def let_through(path: Path) -> None:
-    """Let the server's user pass (not list) the directories above its files, where root's own are closed."""
-    for directory in (path, *path.parents):
-        mode = directory.stat().st_mode
-        if not mode & stat.S_IXOTH:
-            directory.chmod(mode | stat.S_IXOTH)
+def as_server_names(directory: Path, descriptor: int) -> str:
+    """How the server's programs name a directory of theirs, which they have inherited open. As root: Linux only."""
+    return str(directory) if server_user() is None else f"/proc/self/fd/{descriptor}"
+
+
+def is_passable(directory: Path) -> bool:
+    """Whether anybody may pass (not list) a directory and those above it."""
+    return all(place.stat().st_mode & stat.S_IXOTH for place in (directory, *directory.parents))
+
+
+def within_reach(installation: Path) -> Path:
+    """An installation of PostgreSQL as the server's user can run it: the same, or a copy that is kept.
+
+    Raises:
+        ConfigError: there is no place for a copy.
+    """
+    if server_user() is None or is_passable(installation / "bin"):
+        return installation
+    made = (installation / "bin" / "postgres").stat()
+    name = f"millpy-{installation.name}-{made.st_dev:x}-{made.st_ino:x}-{made.st_mtime_ns:x}"
+    for place in map(Path, (*PASSABLE_PLACES, tempfile.gettempdir())):
+        if place.is_dir() and is_passable(place) and os.access(place, os.W_OK):
+            return _copied(installation, place / name)
+    raise ConfigError(
+        f"PostgreSQL runs as {_name()!r} here, who may not pass the directories above {installation}",
+        hint="install millpy where every user may read it, or run it as another user than root",
+    )
+
+
+def _copied(installation: Path, copy: Path) -> Path:
+    if not copy.exists():
+        making = Path(tempfile.mkdtemp(prefix=".millpy-", dir=copy.parent))
+        try:
+            shutil.copytree(installation, making / "all", symlinks=True)
+            for path in (making / "all", *(making / "all").rglob("*")):
+                if not path.is_symlink():
+                    mode = path.stat().st_mode
+                    path.chmod(mode | 0o444 | (0o111 if mode & stat.S_IXUSR else 0))
+            try:
+                (making / "all").rename(copy)
+            except OSError:
+                if not copy.is_dir():  # else somebody was faster
+                    raise
+        finally:
+            shutil.rmtree(making, ignore_errors=True)
+    found = copy.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != 0 or found.st_mode & 0o022:
+        raise ConfigError(
+            f"{copy} is not root's alone", hint="remove it: a copy of PostgreSQL's programs belongs there"
+        )
+    return copy
+
+
+def _name() -> str:
+    entry = server_user()
+    return entry.pw_name if entry is not None else ""

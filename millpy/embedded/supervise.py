@@ -15,6 +15,10 @@ import sys
 from pathlib import Path
 
 PROC = Path("/proc")
+MARK = "millpy.data"
+"""A setting of no effect by which a server's process shows whose it is."""
+OPENED_DATA = "@data"
+"""In the command that stops the server: the data directory, as an open descriptor."""
 
 
 def postmaster(data: Path) -> int | None:
@@ -36,9 +40,9 @@ def _serves(pid: int, data: Path) -> bool:
             program, *arguments = (PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
         except (FileNotFoundError, ProcessLookupError):
             return False
-        return os.path.basename(program) == b"postgres" and os.fsencode(data) in arguments
+        return os.path.basename(program) == b"postgres" and os.fsencode(f"{MARK}={data}") in arguments
     found = subprocess.run(["ps", "-ww", "-o", "command=", "-p", str(pid)], capture_output=True, check=False).stdout
-    return b"postgres -D " + os.fsencode(data) in found
+    return b"postgres" in found and os.fsencode(f"{MARK}={data}") in found
 
 
 def main(directory: str, command: list[str]) -> int:
@@ -52,7 +56,11 @@ def main(directory: str, command: list[str]) -> int:
         fcntl.flock(holders, fcntl.LOCK_EX)
         code = 0
         if postmaster(Path(directory, "data")) is not None:
-            code = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode
+            data = os.open(Path(directory, "data"), os.O_RDONLY | os.O_DIRECTORY)
+            words = [f"/proc/self/fd/{data}" if word == OPENED_DATA else word for word in command]
+            code = subprocess.run(
+                words, stdin=subprocess.DEVNULL, capture_output=True, check=False, pass_fds=[data]
+            ).returncode
         own.close()
         return code
 

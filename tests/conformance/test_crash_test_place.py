@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import psycopg
 import pytest
@@ -12,7 +14,8 @@ from millpy.errors import UsageError
 from millpy.limits import Limits
 from millpy.store.postgres.store import PostgresStore
 from millpy.testing.crash_test.database import Database, through
-from millpy.testing.crash_test.place import GivenPlace, proxied_address
+from millpy.testing.crash_test.place import EmbeddedPlace, GivenPlace, proxied_address
+from millpy.testing.proxy import PostgresProxy
 
 
 class Reading(msgspec.Struct):
@@ -79,6 +82,22 @@ async def test_nothing_is_removed_when_another_graph_has_come_meanwhile(empty_da
 
     with Database(url) as database:
         assert database.graphs() == ["factory", "production"]
+
+
+def test_no_other_user_of_the_machine_gets_into_a_crash_tests_database(tmp_path: Path) -> None:
+    place = EmbeddedPlace(tmp_path / "postgres")
+    try:
+        url = place.fresh("run")
+        with Database(url) as database:
+            assert database.rows("SELECT current_user") == [("millpy",)]
+        with PostgresProxy(*proxied_address(url)) as proxy:
+            for address in (url, through(url, proxy.port)):
+                known = psycopg.conninfo.conninfo_to_dict(address)
+                del known["password"]
+                with pytest.raises(psycopg.OperationalError, match="password"):
+                    psycopg.connect(**known)
+    finally:
+        place.close(keep=False)
 
 
 def test_proxy_stands_before_tcp_only(postgres: EmbeddedPostgres) -> None:

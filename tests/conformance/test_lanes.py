@@ -13,6 +13,7 @@ from millpy.errors import StoreUnavailableError
 from millpy.limits import Limits
 from millpy.store.postgres.connection import ConnectionSettings, Lane, Outages
 from millpy.store.postgres.store import PostgresStore
+from millpy.testing.crash_test.database import through
 from millpy.testing.proxy import PostgresProxy
 
 
@@ -64,7 +65,7 @@ async def test_fold_is_given_up_when_another_lane_finds_the_network_silent(
     parts = conninfo.conninfo_to_dict(postgres.tcp_url())
     outages, settings = Outages(), ConnectionSettings(statement_s=0.1)
     with PostgresProxy(str(parts["host"]), int(str(parts["port"]))) as proxy:
-        url = f"postgresql://{parts['user']}@127.0.0.1:{proxy.port}/{name}"
+        url = through(postgres.tcp_url(str(name)), proxy.port)
         fold = Lane(url, "fold", settings, long=True, outages=outages)
         poll = Lane(url, "poll", settings, outages=outages)
         for lane in (fold, poll):

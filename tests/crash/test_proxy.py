@@ -9,6 +9,7 @@ import pytest
 from psycopg import conninfo
 
 from millpy.embedded import EmbeddedPostgres
+from millpy.testing.crash_test.database import through as by_way_of
 from millpy.testing.proxy import Fault, PostgresProxy
 from tests.crash.harness import await_true
 
@@ -35,10 +36,10 @@ def proxy(postgres: EmbeddedPostgres) -> Iterator[PostgresProxy]:
 
 
 @pytest.fixture
-def through(direct: psycopg.Connection, proxy: PostgresProxy) -> Iterator[psycopg.Connection]:
-    with psycopg.connect(
-        host="127.0.0.1", port=proxy.port, user=direct.info.user, dbname=direct.info.dbname, autocommit=True
-    ) as connection:
+def through(
+    postgres: EmbeddedPostgres, direct: psycopg.Connection, proxy: PostgresProxy
+) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(by_way_of(postgres.tcp_url(direct.info.dbname), proxy.port), autocommit=True) as connection:
         yield connection
 
 
@@ -116,14 +117,14 @@ def test_late_pipeline_takes_the_fence_along(
     assert stored(direct) == [1]
 
 
-def test_cut_and_stall(direct: psycopg.Connection, through: psycopg.Connection, proxy: PostgresProxy) -> None:
+def test_cut_and_stall(
+    postgres: EmbeddedPostgres, direct: psycopg.Connection, through: psycopg.Connection, proxy: PostgresProxy
+) -> None:
     proxy.stall(True)
     proxy.cut()
     with pytest.raises(psycopg.OperationalError):
         through.execute("SELECT 1")
     await_true(lambda: through.closed, "closed")
     proxy.stall(False)
-    with psycopg.connect(
-        host="127.0.0.1", port=proxy.port, user=direct.info.user, dbname=direct.info.dbname
-    ) as another:
+    with psycopg.connect(by_way_of(postgres.tcp_url(direct.info.dbname), proxy.port)) as another:
         assert another.execute("SELECT 1").fetchone() == (1,)

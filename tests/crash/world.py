@@ -7,7 +7,7 @@ results are compared with the oracle. `play` does that for pytest and for the ma
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -266,9 +266,3 @@ def play(case: Case, directory: Path, server: EmbeddedPostgres, inputs: Inputs) 
             if world.observer is not None:
                 found += world.observer.faults
         return Verdict(case, found, world.kills, world.recoveries_s, world.notes, time.monotonic() - started)
-
-
-def through(proxy_port: int, url: str) -> str:
-    """A database's URL by way of a proxy on this machine."""
-    parts: Mapping[str, Any] = psycopg.conninfo.conninfo_to_dict(url)
-    return f"postgresql://{parts['user']}@127.0.0.1:{proxy_port}/{parts['dbname']}"

@@ -41,6 +41,7 @@ def databases(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFacto
             "tcp_url": postgres.tcp_url(plant),
             "spare_url": postgres.url(spare),
             "empty_url": postgres.url(empty),
+            "rules": str(postgres.data / "pg_hba.conf"),
         }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -12,9 +13,10 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg import conninfo
 
-from millpy.embedded import EmbeddedPostgres, supervise
-from millpy.embedded.server_user import server_user
+from millpy.embedded import EmbeddedPostgres, binaries, supervise
+from millpy.embedded.server_user import as_server_user, give_to_server_user, is_passable, server_user, within_reach
 from millpy.errors import ConfigError
 
 HOLDER = """
@@ -99,7 +101,10 @@ def rewrite_pid_file(server: EmbeddedPostgres, line: int, text: str) -> None:
     path = server.data / "postmaster.pid"
     lines = path.read_text().splitlines()
     lines[line] = text
-    path.write_text("\n".join(lines) + "\n")
+    new = path.with_suffix(".rewritten")  # at once, as PostgreSQL does: whoever reads finds no half of it
+    new.write_text("\n".join(lines) + "\n")
+    give_to_server_user(new)
+    new.replace(path)
 
 
 @pytest.fixture
@@ -160,3 +165,66 @@ def test_the_servers_process_is_known_by_its_directory(
         rewrite_pid_file(server, 0, str(bystander.pid))
         assert supervise.postmaster(server.data) is None
         rewrite_pid_file(server, 0, str(pid))
+
+
+def modes(*paths: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mode for path in paths}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's server runs as somebody else")
+@pytest.mark.parametrize("version", ["16", "18", "system15"])
+def test_as_root_no_rights_of_directories_above_change_and_closing_them_hinders_nothing(
+    tmp_path: Path, version: str
+) -> None:
+    above = tmp_path / "closed"
+    directory = above / "graph" / "server"
+    directory.mkdir(parents=True, mode=0o700)
+    above.chmod(0o700)
+    (above / "graph").chmod(0o700)
+    before = modes(directory, *directory.parents)
+    with EmbeddedPostgres(directory, version=version) as server:
+        with psycopg.connect(server.url(), autocommit=True) as connection:
+            connection.execute("CREATE TABLE kept AS SELECT 7 AS value")
+            connection.execute("CREATE DATABASE another")
+        server.kill()
+        server.restart()
+        assert list(values(server)) == [7]
+        pid = server.pid()
+
+    wait_until_gone(pid)
+    assert modes(directory, *directory.parents) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's server runs as somebody else")
+def test_as_root_programs_in_a_closed_directory_are_copied_once(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    shutil.copytree(binaries("18").parent, closed / "installed")
+    closed.chmod(0o700)
+
+    copy = within_reach(closed / "installed")
+
+    try:
+        assert is_passable(copy / "bin")
+        assert closed.stat().st_mode & 0o777 == 0o700
+        assert within_reach(closed / "installed") == copy
+        command = as_server_user([str(copy / "bin" / "postgres"), "--version"])
+        assert "PostgreSQL" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        copy.chmod(0o777)
+        with pytest.raises(ConfigError, match="not root's alone"):
+            within_reach(closed / "installed")
+    finally:
+        shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize("version", ["16", "18", "system15"])
+def test_by_tcp_nobody_gets_in_without_the_password(directory: Path, version: str) -> None:
+    with EmbeddedPostgres(directory, version=version, tcp=True) as server:
+        with psycopg.connect(server.tcp_url()) as connection:
+            assert connection.execute("SELECT current_user").fetchone() == ("millpy",)
+        known = conninfo.conninfo_to_dict(server.tcp_url())
+        wrong = [{"password": ""}, {"password": "millpy"}, {"user": "postgres"}, {"dbname": "replication"}]
+        for different in wrong:
+            with pytest.raises(psycopg.OperationalError):
+                psycopg.connect(**{**known, **different})
+        assert (directory / "password").stat().st_mode & 0o077 == 0
+        assert (directory / "run").stat().st_mode & 0o077 == 0

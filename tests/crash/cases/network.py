@@ -8,9 +8,10 @@ from functools import partial
 
 from psycopg import conninfo
 
+from millpy.testing.crash_test.database import through
 from millpy.testing.proxy import Fault, PostgresProxy
 from tests.crash.harness import LEASE_S, Worker
-from tests.crash.world import Case, World, through
+from tests.crash.world import Case, World
 
 ANSWERS = [  # delay, and what the server says to a commit whose client is gone
     (Fault.SWALLOW, 0.0, b"COMMIT\0"),
@@ -40,7 +41,8 @@ def _through_proxy(world: World, company: bool, delay_s: float = 0.3) -> tuple[P
     """A worker behind a proxy that commits; and perhaps another, which has its own way to the database."""
     parts = conninfo.conninfo_to_dict(world.server.tcp_url())
     proxy = world.stack.enter_context(PostgresProxy(str(parts["host"]), int(str(parts["port"])), delay_s=delay_s))
-    worker = world.worker(through(proxy.port, world.url), bundle_records_max=20, epoch_s=60)
+    by_tcp = world.server.tcp_url(str(conninfo.conninfo_to_dict(world.url)["dbname"]))
+    worker = world.worker(through(by_tcp, proxy.port), bundle_records_max=20, epoch_s=60)
     await_commits(proxy, worker)
     return proxy, worker, [world.worker(bundle_records_max=20, epoch_s=60)] if company else []
 
