@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -156,6 +157,12 @@ class StageDriver:
         )
         assert self.interval.oldest_work() == oldest
         assert self.interval.next_due() == due
+
+    def deploy(self, logic: StageLogic, outputs: dict[str, RecordType]) -> None:
+        """Go on from what is stored with another logic."""
+        self.binding = replace(self.binding, outputs=outputs)
+        self.stage = logic.bind(self.binding)
+        self.restart()
 
     def lose(self, rows: Sequence[tuple[Any, int]], *, columns: bool = False) -> None:
         """Step a bundle whose commit fails: soft state is thrown away and read again."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millpy.model.checkpoint import AbsorbedRows, ResultRows
 from millpy.model.keys import Key
@@ -77,8 +78,19 @@ class Emission:
         picks: Integers,
         keys: Sequence[Key],
         indexes: Integers | None = None,
+        known: Integers | None = None,
     ) -> None:
-        """Emit groups as they are, at most once a turn; `indexes`: the pane index of each, else 0."""
+        """Emit groups as they are, at most once a turn.
+
+        Args:
+            panes: their windows and key codes.
+            partials: their accumulators.
+            late: how many of their records were late.
+            picks: which of them leave.
+            keys: by code.
+            indexes: the pane index of each, else 0.
+            known: of how many accumulators, the first ones, each knows the value; a result of another is NULL.
+        """
         assert not self._direct, "direct panes are added once"
         if not len(picks):
             return
@@ -93,7 +105,10 @@ class Emission:
             *self._key_columns([keys[code] for code in panes.codes[picks].tolist()]),
             pa.array(panes.starts[picks]),
             pa.array(panes.ends[picks]),
-            *(partials[place].results(picks, fold) for place, fold in self._folds.columns),
+            *(
+                _where_known(partials[place].results(picks, fold), place, None if known is None else known[picks])
+                for place, fold in self._folds.columns
+            ),
             pa.array(numbers),
             [TIMINGS[count > 0] for count in late_counts.tolist()] if late_counts.any() else [TIMINGS[0]] * len(picks),
             pa.array(late_counts.astype(np.int64)),
@@ -159,6 +174,13 @@ class Emission:
             timings,
             [pane.late_count for pane in panes],
         ]
+
+
+def _where_known(results: pa.Array, place: int, known: Integers | None) -> pa.Array:
+    """Results of the accumulator at a place, NULL where it is not known."""
+    if known is None or int(known.min()) > place:
+        return results
+    return pc.if_else(pa.array(known > place), results, pa.scalar(None, results.type))
 
 
 def result_rows(table_id: int, columns: Sequence[Column], count: int, first: int) -> list[ResultRows]:

@@ -35,13 +35,17 @@ _NONE = np.empty(0, np.int64)
 
 @dataclass(slots=True)
 class Panes:
-    """Panes of windows by number: start, key code, accumulators, late records."""
+    """Panes of windows by number: start, key code, accumulators, late records.
+
+    `known`: of how many accumulators, the first ones, the value is known; None for all of them.
+    """
 
     starts: Instants
     codes: Integers
     late: Integers
     partials: list[Partial]
     size_us: int
+    known: Integers | None = None
 
     @property
     def ends(self) -> Instants:
@@ -60,17 +64,22 @@ class Panes:
             np.concatenate([self.late, more.late]),
             [fold.joined(one, other) for fold, one, other in pairs],
             self.size_us,
+            None if self.known is None or more.known is None else np.concatenate([self.known, more.known]),
         )
 
 
 @dataclass(slots=True)
 class Parts:
-    """What windows are merged from, by number: the first window that each is in, how many, key code, accumulators."""
+    """What windows are merged from, by number: the first window that each is in, how many, key code, accumulators.
+
+    A slice with records from before an aggregate was added has fewer accumulators: `known` as for panes.
+    """
 
     starts: Instants = field(default_factory=lambda: _NONE)
     counts: Integers = field(default_factory=lambda: _NONE)
     codes: Integers = field(default_factory=lambda: _NONE)
     late: Integers = field(default_factory=lambda: _NONE)
+    known: Integers | None = None
     partials: list[Partial] = field(default_factory=list)
     values: list[list[Any]] = field(default_factory=list)
     _runs: list[tuple[int, int, int]] = field(default_factory=list)
@@ -87,7 +96,12 @@ class Parts:
         starts, counts, sizes = (np.array(column, np.int64) for column in zip(*self._runs, strict=True))
         self.starts, self.counts = np.repeat(starts, sizes), np.repeat(counts, sizes)
         self.codes, self.late = np.array(self._codes, np.int64), np.zeros(len(self._codes), np.int64)
-        self.partials = [fold.gathered([v[place] for v in self.values]) for place, fold in enumerate(folds.folds)]
+        known = np.array(list(map(len, self.values)), np.int64)
+        values = self.values
+        if int(known.min()) < len(folds.folds):
+            self.known = known
+            values = [[*some, *(fold.empty() for fold in folds.folds[len(some) :])] for some in values]
+        self.partials = [fold.gathered([v[place] for v in values]) for place, fold in enumerate(folds.folds)]
         return self
 
     def add(self, panes: Panes) -> None:
@@ -96,6 +110,8 @@ class Parts:
         self.counts = np.concatenate([self.counts, np.ones(len(panes), np.int64)])
         self.codes = np.concatenate([self.codes, panes.codes])
         self.late = np.concatenate([self.late, panes.late])
+        if self.known is not None:
+            self.known = np.concatenate([self.known, np.full(len(panes), len(self.partials), np.int64)])
 
 
 class SlicedInterval(WindowedInterval[OpenSlices]):
@@ -198,7 +214,7 @@ class SlicedInterval(WindowedInterval[OpenSlices]):
         keys = list(code_of)
         indexes = _NONE if due is None else self._indexes(due, keys)
         if due is not None:
-            emission.add_direct(due, due.partials, due.late, np.arange(len(due)), keys, indexes)
+            emission.add_direct(due, due.partials, due.late, np.arange(len(due)), keys, indexes, due.known)
         for start, of_slice, values in slices:
             self._open.add(start, of_slice, values)
         if due is not None:
@@ -259,7 +275,10 @@ class SlicedInterval(WindowedInterval[OpenSlices]):
         pairs = zip(self._folds.folds, parts.partials, strict=True)
         partials = [fold.combined(part, chosen, offsets) for fold, part in pairs] if len(at) else []
         late = np.add.reduceat(parts.late[chosen], offsets) if len(at) else parts.late[:0]
-        return Panes(starts[groups], parts.codes[at[groups]], late, partials, self._size_us)
+        known = None
+        if parts.known is not None:
+            known = np.minimum.reduceat(parts.known[chosen], offsets) if len(at) else parts.known[:0]
+        return Panes(starts[groups], parts.codes[at[groups]], late, partials, self._size_us, known)
 
     def _indexes(self, due: Panes, keys: list[Key]) -> Integers:
         """The pane index of each; those that had late panes before take over what these counted."""
