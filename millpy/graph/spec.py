@@ -56,12 +56,14 @@ def graph_spec(name: str, nodes: Sequence[InjectorNode | StageNode]) -> GraphSpe
                 tables.append(_table_spec(node, stream))
         for index, taken in enumerate(node.inputs):
             operators = tuple(operator.meaning() for operator in taken.operators)
-            subscriptions.append(SubscriptionSpec(taken.stream.name, node.name, index, taken.fields, operators))
+            types = tuple(kind.__name__ for kind in taken.key_types)
+            subscriptions.append(SubscriptionSpec(taken.stream.name, node.name, index, taken.fields, operators, types))
     return GraphSpec(name, tuple(computations), tuple(streams), tuple(subscriptions), tuple(tables))
 
 
 def _stream_spec(name: str, producer: str, record_type: RecordType) -> StreamSpec:
-    return StreamSpec(name, producer, record_type.schema, tuple(record_type.defaults))
+    fields = record_type.field_texts()
+    return StreamSpec(name, producer, record_type.schema, fields, tuple(record_type.defaults))
 
 
 def sql_type(annotation: Any) -> str:

@@ -88,11 +88,18 @@ class ComputationSpec:
 
 @dataclass(frozen=True, slots=True)
 class StreamSpec:
-    """A named, typed stream and the computation that produces it. `optional`: its fields that have a default."""
+    """A named, typed stream and the computation that produces it.
+
+    Attributes:
+        schema: its columns.
+        fields: its fields with their types as text, which tells more than a column does; by default the columns'.
+        optional: its fields that have a default.
+    """
 
     name: str
     producer: str
     schema: pa.Schema
+    fields: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
 
 
@@ -100,7 +107,7 @@ class StreamSpec:
 class SubscriptionSpec:
     """A stream as one computation consumes it, by its key. `input` is its index among the consumer's inputs.
 
-    `operators`: what its records go through on the way, in words.
+    `operators`: what its records go through on the way, in words. `key_types`: of the key's fields, as text.
     """
 
     stream: str
@@ -108,6 +115,13 @@ class SubscriptionSpec:
     input: int
     key_fields: tuple[str, ...]
     operators: tuple[str, ...] = ()
+    key_types: tuple[str, ...] = ()
+
+    def key(self) -> list[str]:
+        """The key's fields with their types, where they are known."""
+        if not self.key_types:
+            return list(self.key_fields)
+        return [f"{name}: {kind}" for name, kind in zip(self.key_fields, self.key_types, strict=True)]
 
 
 def name_beside(name: str, generation: int) -> str:
@@ -150,13 +164,13 @@ class GraphSpec:
             "streams": {
                 s.name: {
                     "producer": s.producer,
-                    "schema": [f"{f.name}: {f.type}" for f in s.schema],
+                    "schema": list(s.fields) or [f"{f.name}: {f.type}" for f in s.schema],
                     "optional": list(s.optional),
                 }
                 for s in self.streams
             },
             "subscriptions": [
-                [s.stream, s.consumer, s.input, list(s.key_fields), *([list(s.operators)] if s.operators else [])]
+                [s.stream, s.consumer, s.input, s.key(), *([list(s.operators)] if s.operators else [])]
                 for s in self.subscriptions
             ],
             "tables": {

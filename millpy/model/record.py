@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpy.errors import SchemaError
+from millpy.model.identity import type_text
 from millpy.model.keys import KEY_TYPES, KeyColumn, KeyHasher, distinct
 from millpy.model.time import to_datetime
 
@@ -140,6 +141,15 @@ def moments(column: pa.Array) -> list[datetime | None]:
     return [from_timestamp(at, UTC) for at in (values / 1_000_000).tolist()]
 
 
+def _field_text(annotation: Any) -> str:
+    """A field's type: UUIDs and text are one type in columns, and two here."""
+    plain, nullable = without_none(annotation)
+    if plain in ARROW_TYPES:
+        name = "int of any width" if is_wide(annotation) else plain.__name__
+        return f"{name} | None" if nullable else name
+    return type_text(annotation)
+
+
 class RecordType:
     """A stream's record class, its Arrow schema, and the way between the two."""
 
@@ -188,6 +198,10 @@ class RecordType:
     def field_type(self, path: str) -> type:
         """The Python type of a field, without `| None`. Raises SchemaError when there is no such field."""
         return without_none(self.along(path)[-1])[0]  # type: ignore[no-any-return]
+
+    def field_texts(self) -> tuple[str, ...]:
+        """The fields with their types as text; bounds of plain ones are left out, because columns do not check them."""
+        return tuple(f"{name}: {_field_text(annotation)}" for name, annotation in self.annotations.items())
 
     def is_nullable(self, path: str) -> bool:
         """Whether the field may be None, or nothing because a struct that it is nested in may be."""

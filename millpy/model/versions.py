@@ -255,7 +255,9 @@ def _schema(
     was, now = (dict(field.split(": ", 1) for field in fields) for fields in (before, after))
     yield from _lost("field", subject, was, now)
     for name in now:
-        if name in was and was[name] != now[name]:
+        if name in was and now[name] == f"{was[name]} | None":
+            yield Change("addition", subject, f"may have None in field {name!r}")
+        elif name in was and was[name] != now[name]:
             yield Change("meaning", subject, f"has another type of field {name!r}: {_change(was[name], now[name])}")
     added = [name for name in now if name not in was]
     if added == _new_fields(stream, stored, wanted):

@@ -17,6 +17,7 @@ from millpy.errors import RefusedValueError, SchemaError
 from millpy.model.checkpoint import Entries, Kind
 from millpy.model.delta import encode_value
 from millpy.model.deployment import Meaning
+from millpy.model.identity import json_text, type_text
 from millpy.model.keys import Key
 from millpy.model.time import INSTANT_MAX
 
@@ -335,16 +336,11 @@ def _default_of(cell: Cell[Any]) -> Any:
 
 
 def meaning_of(cells: Mapping[str, Cell[Any]]) -> Meaning:
-    """The cells as text, with the fields of their types: what must not change under stored state."""
-    return {"cells": [(name, f"{type(cell).__name__}({_described(cell.shape())})") for name, cell in cells.items()]}
+    """The cells as text, with the shapes of their types and their defaults, which stored state leaves out."""
+    return {"cells": [(name, _described(cell)) for name, cell in cells.items()]}
 
 
-def _described(shape: Any) -> str:
-    if isinstance(shape, type) and issubclass(shape, msgspec.Struct):
-        fields = ", ".join(f"{f.encode_name}: {_described(f.type)}" for f in msgspec.structs.fields(shape))
-        return f"{shape.__name__}({fields})"
-    arguments = getattr(shape, "__args__", None)
-    if arguments:
-        origin = getattr(shape, "__origin__", shape)
-        return f"{getattr(origin, '__name__', str(origin))}[{', '.join(_described(a) for a in arguments)}]"
-    return str(getattr(shape, "__name__", shape))
+def _described(cell: Cell[Any]) -> str:
+    default = _default_of(cell) if isinstance(cell, Value) else None
+    told = "" if default is None else f", default={json_text(default)}"
+    return f"{type(cell).__name__}({type_text(cell.shape())}{told})"

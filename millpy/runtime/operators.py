@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpy.errors import RefusedValueError, SchemaError
+from millpy.model.identity import function_text
 from millpy.model.record import Records, RecordType, concat
 from millpy.model.time import Instant
 
@@ -80,11 +81,11 @@ class Operator:
         self._clone = input.clone()
 
     def __repr__(self) -> str:
-        return f"{self.word}({getattr(self.function, '__name__', repr(self.function))})"
+        return f"{self.word}({function_text(self.function)})"
 
     def meaning(self) -> str:
         """What a change of the graph shows as text: what it does, and the columns that it makes."""
-        return f"{self!r}: {', '.join(f'{f.name} {f.type}' for f in self.output.schema)}"
+        return f"{self!r}: {', '.join(self.output.field_texts())}"
 
     def apply(self, before: Passed, attempts_max: int) -> Passed:
         """Let records through; what the function does not survive becomes a failure."""

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from millpy.model.stage import Binding, Recovered
 from millpy.windowing.aligned import AlignedInterval
-from millpy.windowing.fold import Folds
 from millpy.windowing.interval import Windowing
 from millpy.windowing.sessions import SessionInterval
 from millpy.windowing.sliced import SlicedInterval
@@ -42,11 +41,6 @@ class WindowedStage:
         windows = self.logic.windows
         if isinstance(windows, SessionWindows):
             return SessionInterval(self.logic, windows, self.binding, recovered)
-        if isinstance(windows, SlidingWindows) and self._sliced(windows):
+        if isinstance(windows, SlidingWindows) and self.logic.sliced:
             return SlicedInterval(self.logic, windows, self.binding, recovered)
         return AlignedInterval(self.logic, windows, self.binding, recovered)
-
-    def _sliced(self, windows: SlidingWindows) -> bool:
-        """A combiner merges in order of arrival, which slices do not keep; half slices would be more than windows."""
-        folds = Folds(self.logic.aggregates, self.binding.inputs[0].record_type)
-        return windows.size_us % windows.every_us == 0 and windows.size_us > windows.every_us and not folds.calls_user

@@ -17,6 +17,7 @@ import msgspec
 
 from millpy.errors import SchemaError
 from millpy.model.delta import encode_value
+from millpy.model.identity import parameters_text, type_text
 from millpy.model.record import RecordType, arrow_type
 from millpy.windowing.fold import Aggregate, Fold, Folds, Partial, RowsRefusedError
 from millpy.windowing.grouping import Groups
@@ -48,6 +49,11 @@ class Combiner(Aggregate, Generic[A]):
 
     accumulator: ClassVar[Any]
     result_type: ClassVar[Any]
+    in_order = True
+
+    def identity(self) -> str:
+        """The class, what its instance was given, and the shape of the accumulator; not what its methods do."""
+        return f"{parameters_text(self)} keeping {type_text(self.accumulator)}"
 
     def create(self) -> A:
         """The accumulator of no records."""

@@ -28,9 +28,15 @@ class Aggregate:
 
     field: str | None = None
     takes: ClassVar[tuple[type, ...]] = ()
+    in_order: ClassVar[bool] = False
+    """Whether accumulators have to be merged in the order in which their records came."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({'' if self.field is None else repr(self.field)})"
+
+    def identity(self) -> str:
+        """What its stored accumulators mean: what it is, and with which parameters."""
+        return repr(self)
 
     def bind(self, record_type: RecordType) -> Fold:
         """The fold over records of this type.

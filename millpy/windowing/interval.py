@@ -32,7 +32,7 @@ from millpy.windowing.emission import Emission, output_type, records_of, result_
 from millpy.windowing.fold import Aggregate, Folds, RowsRefusedError
 from millpy.windowing.grouping import Integers
 from millpy.windowing.pane import DuePane
-from millpy.windowing.window import Windows
+from millpy.windowing.window import SlidingWindows, Windows
 
 Mask = npt.NDArray[np.bool_]
 
@@ -65,12 +65,21 @@ class Windowing:
         """Names of the aggregate columns."""
         return tuple(self.aggregates)
 
+    @property
+    def sliced(self) -> bool:
+        """Whether windows are kept as slices; half slices would be more than windows, and slices keep no order."""
+        windows = self.windows
+        if not isinstance(windows, SlidingWindows) or any(aggregate.in_order for aggregate in self.aggregates.values()):
+            return False
+        return windows.size_us % windows.every_us == 0 and windows.size_us > windows.every_us
+
     def meaning(self) -> Meaning:
-        """Windows and aggregates; allowed lateness may change under stored state only with a new generation."""
+        """Windows, how they are kept, and aggregates; none of it may change under stored windows."""
         return {
             "windows": repr(self.windows),
+            "stored_form": "slices" if self.sliced else "whole windows",
             "allowed_lateness": repr(self.allowed_lateness),
-            "aggregates": [(name, repr(aggregate)) for name, aggregate in self.aggregates.items()],
+            "aggregates": [(name, aggregate.identity()) for name, aggregate in self.aggregates.items()],
         }
 
 

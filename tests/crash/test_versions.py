@@ -304,7 +304,7 @@ def test_field_with_a_default_goes_in_while_records_without_it_are_on_their_way(
         waiting = "SELECT pending FROM millpy.accounting WHERE consumer = 'minutes'"
         injecting.await_while_running(lambda: one(database_url, waiting) == 60 * DEVICES, "records on their way")
     status, out, err = done(millpy(place, "deploy", "new.py", "--database", database_url))
-    assert (status, "+ stream 'readings' has a new field 'unit', string" in out) == (0, True), (out, err)
+    assert (status, "+ stream 'readings' has a new field 'unit', str" in out) == (0, True), (out, err)
     lines = [{"device": "d0", "at": at, "value": 1, "unit": "km", "tags": ["far"]} for at in (130, 300)]
     (place / "feed" / "999999.ndjson").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with Worker(place, database_url, place, graph=place / "new.py") as new:

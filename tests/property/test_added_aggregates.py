@@ -21,7 +21,6 @@ from millpy.windowing.window import Windows
 from tests.property.test_windowed import (
     AGGREGATES,
     MAX_DISORDER,
-    WINDOWS,
     Group,
     Name,
     PlainLoop,

@@ -168,13 +168,13 @@ GOES_IN = {
     ),
     "a cell": (
         varied(cells={"last": Value(float, default=0.0), "usual": Value(Usual)}),
-        ["addition computation 'spikes' has a new cell 'last', Value(float)"],
+        ["addition computation 'spikes' has a new cell 'last', Value(float, default=0.0)"],
     ),
     "a field with a default": (
         varied(schema=ReadingMore, more=lambda graph, stream, panes, found: found.to_table("spikes")),
         [
-            "addition stream 'readings' has a new field 'unit', string",
-            "addition stream 'spikes' has a new field 'unit', string",
+            "addition stream 'readings' has a new field 'unit', str",
+            "addition stream 'spikes' has a new field 'unit', str",
             "addition result table 'spikes' is new; it begins with what comes from now on",
         ],
     ),
@@ -224,16 +224,16 @@ REFUSED = {
         varied({"low": Min("value"), "n": Count(), "mean": Mean("value")}),
         "has its aggregates in another order (new ones come last): was n, mean and is low, n, mean",
     ),
-    "the key": (varied(window={"key": "at"}), "has another key on 'readings': was device and is at"),
+    "the key": (varied(window={"key": "at"}), "has another key on 'readings': was device: str and is at: int"),
     "a table removed": (varied(window={"table": None}), "result table 'per_minute' is gone"),
     "a table renamed": (varied(window={"table": "minutes"}), "result table 'per_minute' is gone"),
     "a computation removed": (lambda graph: windows(readings(graph)), "computation 'spikes' is gone"),
     "a type": (
         varied(schema=ReadingOther),
-        "stream 'readings' has another type of field 'value': was double and is int64",
+        "stream 'readings' has another type of field 'value': was float and is int",
     ),
-    "a field without a default": (varied(schema=ReadingNeedsMore), "stream 'readings' has new fields: 'unit', string"),
-    "a field before others": (varied(schema=ReadingMoreBefore), "stream 'readings' has new fields: 'unit', string"),
+    "a field without a default": (varied(schema=ReadingNeedsMore), "stream 'readings' has new fields: 'unit', str"),
+    "a field before others": (varied(schema=ReadingMoreBefore), "stream 'readings' has new fields: 'unit', str"),
     "the event time": (varied(field="value"), "source 'readings' has another event time: was 'at', unit='s'"),
     "the ids": (
         varied(dedupe=Dedupe("at", within=minutes(5))),
@@ -256,7 +256,8 @@ def test_change_of_meaning_is_refused_in_words(what: str) -> None:
 STATES = {
     "a cell's type": (
         varied(cells={"usual": Value(UsualToo)}),
-        "has another cell 'usual': was Value(Usual(mean: float)) and is Value(UsualToo(mean: float, n: int))",
+        "has another cell 'usual': was Value(Usual(mean: float), default={\"mean\":0.0}) "
+        'and is Value(UsualToo(mean: float, n: int), default={"mean":0.0,"n":0})',
     ),
     "a cell removed": (varied(cells={"other": Value(Usual)}), "computation 'spikes' has no cell 'usual' any more"),
 }

@@ -304,8 +304,8 @@ def test_a_graph_shows_what_a_subscription_goes_through() -> None:
     (subscription,) = graph.spec().subscriptions
     assert subscription.stream == "readings"
     assert subscription.operators == (
-        "filter(half): device string, value int64",
-        "map(half): device string, half double, at timestamp[us, tz=UTC]",
+        "filter(half): device: str, value: int",
+        "map(half): device: str, half: float | None, at: datetime | None",
     )
 
 

@@ -1,0 +1,326 @@
+"""What makes stored state mean something else makes another identity, which is the same in every process."""
+
+from __future__ import annotations
+
+import enum
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+from uuid import UUID
+
+import msgspec
+import pytest
+
+from millpy import (
+    Combiner,
+    Computation,
+    Context,
+    Count,
+    EventTime,
+    File,
+    FixedWindows,
+    Graph,
+    ListCell,
+    MapCell,
+    Max,
+    SessionWindows,
+    SlidingWindows,
+    Stream,
+    Value,
+    minutes,
+    seconds,
+)
+from millpy.model.identity import type_text, value_text
+from millpy.model.versions import changes_between
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Reading(msgspec.Struct):
+    device: str
+    at: int
+    value: float
+    note: str | None = None
+
+
+class Inner(msgspec.Struct):
+    a: int
+
+
+def struct(*fields: Any, name: str = "Usual", **config: Any) -> Any:
+    return msgspec.defstruct(name, fields, **config)
+
+
+def members(*names: str) -> Any:
+    return enum.Enum("Color", {name: name for name in names})
+
+
+@dataclass
+class One:
+    a: int = 0
+
+
+@dataclass
+class Two:
+    a: int = 0
+    b: int = 0
+
+
+Two.__name__ = "One"
+
+
+class OnePair(NamedTuple):
+    a: int
+
+
+class TwoPair(NamedTuple):
+    a: int
+    b: int
+
+
+class OneDict(TypedDict):
+    a: int
+
+
+class TwoDict(TypedDict):
+    a: str
+
+
+CELLS: dict[str, tuple[Any, Any]] = {
+    "default": (Value(int, default=0), Value(int, default=100)),
+    "default that is None": (Value(int), Value(int, default=0)),
+    "default of a list": (Value(list[int], default=[]), Value(list[int], default=[1])),
+    "default of a struct": (Value(Inner, default=Inner(0)), Value(Inner, default=Inner(1))),
+    "default of a struct's field": (Value(struct(("a", int, 0))), Value(struct(("a", int, 1)))),
+    "default that is left out inside": (
+        ListCell(struct(("a", int, 0), omit_defaults=True)),
+        ListCell(struct(("a", int, 1), omit_defaults=True)),
+    ),
+    "type": (Value(int, default=0), Value(float, default=0)),
+    "nullable": (Value(int | None, default=1), Value(int, default=1)),
+    "fields": (ListCell(struct(("a", int))), ListCell(struct(("a", int), ("b", int, 0)))),
+    "fields' names in JSON": (ListCell(struct(("a", int))), ListCell(struct(("a", int), rename="upper"))),
+    "array or object": (ListCell(struct(("a", int))), ListCell(struct(("a", int), array_like=True))),
+    "tag": (ListCell(struct(("a", int), tag="x")), ListCell(struct(("a", int), tag="y"))),
+    "fields of a dataclass": (ListCell(One), ListCell(Two)),
+    "fields of a named tuple": (ListCell(OnePair), ListCell(TwoPair)),
+    "fields of a typed dict": (ListCell(OneDict), ListCell(TwoDict)),
+    "members of an enum": (Value(members("r", "g")), Value(members("r"))),
+    "literals": (Value(Literal["r", "g"]), Value(Literal["r"])),
+    "bounds": (Value(int, default=5), Value(Annotated[int, msgspec.Meta(ge=3)], default=5)),
+    "kind of cell": (ListCell(int), Value(list[int], default=[])),
+    "keys of a map": (MapCell(int, int), MapCell(str, int)),
+    "values of a map": (MapCell(str, int), MapCell(str, Inner)),
+    "datetime or text": (Value(datetime), Value(str)),
+    "uuid or text": (Value(UUID), Value(str)),
+}
+
+
+def spikes(cell: Any) -> Computation:
+    def process_record(self: Computation, context: Context, record: Any) -> None:
+        context.produce(record)
+
+    made: Computation = type("Spikes", (Computation,), {"cell": cell, "process_record": process_record})()
+    return made
+
+
+def described(build: Callable[[Stream], Any], schema: type[msgspec.Struct] = Reading) -> dict[str, Any]:
+    graph = Graph("factory")
+    stream = graph.inject(
+        "readings", File("r"), schema=schema, event_time=EventTime("at", unit="s", max_disorder=seconds(1))
+    )
+    build(stream)
+    return graph.spec().description()
+
+
+def with_cell(cell: Any) -> dict[str, Any]:
+    return described(lambda stream: stream.key_by("device").process(spikes(cell), name="spikes", output=Reading))
+
+
+@pytest.mark.parametrize("what", CELLS)
+def test_cell_that_reads_stored_state_in_another_way_is_another_state(what: str) -> None:
+    before, after = map(with_cell, CELLS[what])
+
+    assert [change.kind for change in changes_between(before, after)] == ["state"]
+    assert [change.kind for change in changes_between(after, before)] == ["state"]
+    assert changes_between(before, with_cell(CELLS[what][0])) == []
+
+
+class Own(Combiner[Any]):
+    accumulator = dict[str, int]
+    result_type = int
+    top = 0
+
+    def create(self) -> Any:
+        return {}
+
+    def add(self, accumulator: Any, record: Any) -> Any:
+        return accumulator
+
+    def merge(self, one: Any, other: Any) -> Any:
+        return one
+
+    def result(self, accumulator: Any) -> Any:
+        return 0
+
+
+def own(accumulator: Any) -> Combiner[Any]:
+    made: Combiner[Any] = type("Own", (Own,), {"accumulator": accumulator})()
+    return made
+
+
+class Scaled(Own):
+    def __init__(self, factor: float, names: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+        self.factor = factor
+        self._names = set(names)
+
+
+@dataclass(frozen=True)
+class Banded(Own):
+    low: int = 0
+    high: int = 1
+
+
+COMBINERS: dict[str, tuple[Any, Any]] = {
+    "accumulator": (own(dict[str, int]), own(list[int])),
+    "fields of the accumulator": (own(struct(("a", int))), own(struct(("a", int), ("b", int, 0)))),
+    "fields of a dataclass": (own(One), own(Two)),
+    "accumulator inside": (own(list[struct(("a", int))]), own(list[struct(("a", float))])),  # type: ignore[misc]
+    "parameter": (Scaled(1.0), Scaled(2.0)),
+    "hidden parameter": (Scaled(1.0, {"a"}), Scaled(1.0, {"a", "b"})),
+    "parameter of a dataclass": (Banded(low=1), Banded(low=2)),
+    "class": (Own(), Scaled(1.0)),
+}
+
+
+def windowed(windows: Any, **aggregates: Any) -> dict[str, Any]:
+    return described(lambda stream: stream.key_by("device").window(windows, name="windows").aggregate(**aggregates))
+
+
+@pytest.mark.parametrize("what", COMBINERS)
+def test_combiner_that_reads_stored_accumulators_in_another_way_is_refused(what: str) -> None:
+    before, after = (windowed(FixedWindows(minutes(1)), own=combiner) for combiner in COMBINERS[what])
+
+    assert {change.kind for change in changes_between(before, after)} == {"meaning"}
+    assert changes_between(before, windowed(FixedWindows(minutes(1)), own=COMBINERS[what][0])) == []
+
+
+SLICES = SlidingWindows(minutes(10), every=minutes(5))
+
+
+@pytest.mark.parametrize(
+    ("windows", "aggregates", "kinds"),
+    [
+        (SLICES, {"own": Own()}, {"addition", "meaning"}),
+        (SLICES, {"high": Max("value")}, {"addition"}),
+        (SlidingWindows(minutes(10), every=minutes(4)), {"own": Own()}, {"addition"}),
+        (FixedWindows(minutes(1)), {"own": Own()}, {"addition"}),
+        (SessionWindows(minutes(1)), {"own": Own()}, {"addition"}),
+    ],
+)
+def test_aggregate_that_would_keep_windows_in_another_form_is_refused(
+    windows: Any, aggregates: Any, kinds: set[str]
+) -> None:
+    changes = changes_between(windowed(windows, n=Count()), windowed(windows, n=Count(), **aggregates))
+
+    assert {change.kind for change in changes if change.subject.startswith("computation")} == kinds
+    if "meaning" in kinds:
+        assert "has another stored form: was slices and is whole windows" in "; ".join(map(str, changes))
+
+
+FIELDS: dict[str, tuple[Any, Any, str]] = {
+    "text or uuid": (str, UUID, "meaning"),
+    "number or text": (float, str, "meaning"),
+    "None any more": (float | None, float, "meaning"),
+    "None from now on": (float, float | None, "addition"),
+    "inside": (Inner, struct(("a", str), name="Inner"), "meaning"),
+    "bounds inside": (list[int], list[Annotated[int, msgspec.Meta(ge=0)]], "meaning"),
+}
+
+
+@pytest.mark.parametrize("what", FIELDS)
+def test_type_of_a_field_that_records_on_their_way_do_not_have_is_refused(what: str) -> None:
+    def of(kind: Any) -> dict[str, Any]:
+        schema = struct(("device", str), ("at", int), ("value", kind), name="Reading")
+        build = lambda stream: stream.key_by("device").process(spikes(ListCell(int)), name="spikes")  # noqa: E731
+        return described(build, schema)
+
+    before, after, kind = FIELDS[what]
+
+    assert [change.kind for change in changes_between(of(before), of(after))] == [kind]
+    assert changes_between(of(before), of(before)) == []
+
+
+def test_key_of_another_type_is_refused_though_its_column_is_the_same() -> None:
+    def of(kind: Any) -> dict[str, Any]:
+        made = struct(("device", kind), ("at", int), ("value", float), name="Made")
+        return described(
+            lambda stream: (
+                stream.map(len, made).key_by("device").process(spikes(ListCell(int)), name="spikes", output=Reading)
+            )
+        )
+
+    changes = changes_between(of(str), of(UUID))
+
+    assert "computation 'spikes' has another key on 'readings': was device: str and is device: UUID" in map(
+        str, changes
+    )
+    assert {change.kind for change in changes} == {"meaning"}
+
+
+class Node(msgspec.Struct):
+    next: Node | None = None
+    kids: list[Node] = []
+
+
+def function(record: Any, factor: int = 1) -> Any:
+    return record
+
+
+class Named:
+    def __call__(self, record: Any) -> Any:
+        return record
+
+
+GRAPH = """
+import functools
+from millpy import hours
+from tests.unit.model.test_identity import *
+print(value_text([{"b", "a", "ccc"}, {"x": {1, 2}}, Named(), functools.partial(function, factor=2), timedelta(1)]))
+print(type_text(Node), type_text(dict[str, set[Literal["b", "a"]]]))
+print(with_cell(Value(set[str], default={"b", "a", "ccc", "dd"})))
+print(windowed(SessionWindows(minutes(1), by_key={"b": hours(1), "a": hours(2)}), own=Scaled(1.0, {"b", "a", "dd"})))
+print(described(lambda stream: stream.map(functools.partial(function, factor=2)).filter(Named())
+    .key_by("device").window(FixedWindows(minutes(1)), name="w").aggregate(n=Count())))
+"""
+
+
+def test_identity_is_the_same_in_every_process() -> None:
+    def told(seed: str) -> str:
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", GRAPH]
+        return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    first = told("1")
+
+    assert " at 0x" not in first
+    assert "Node(next: Node | None, kids: list[Node])" in first
+    assert "Named, partial(function, factor=2), datetime.timedelta(days=1)" in first
+    assert all(told(seed) == first for seed in ("2", "3"))
+
+
+def test_values_are_told_by_what_they_are_made_of() -> None:
+    class Plain:
+        pass
+
+    values = [One(3), Inner(1), OnePair(2), members("r")["r"], 1.5, None, Plain(), int, timedelta(0)]
+
+    assert value_text(values) == (
+        "[One(a=3), Inner(a=1), OnePair(a=2), Color.r, 1.5, None, Plain, int, datetime.timedelta(0)]"
+    )
+    assert type_text(tuple[int, ...]) == "tuple[int, ...]"
