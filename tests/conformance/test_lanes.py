@@ -117,7 +117,7 @@ async def test_lane_is_given_up_when_the_server_waits_for_what_the_network_has_s
 ) -> None:
     parts = conninfo.conninfo_to_dict(postgres.tcp_url())
     with PostgresProxy(str(parts["host"]), int(str(parts["port"]))) as proxy:
-        lane = Lane(through(proxy.port, database_url), "commit", ConnectionSettings(answer_s=0.5))
+        lane = Lane(through(database_url, proxy.port), "commit", ConnectionSettings(answer_s=0.5))
         with pytest.raises(StoreUnavailableError):
             async with lane.use() as connection, connection.transaction():
                 await connection.execute("SELECT 1")
@@ -131,4 +131,4 @@ def slow_link(server: EmbeddedPostgres, url: str, *, bytes_per_s: float) -> Iter
     """URL of the same database by way of a slow link."""
     parts = conninfo.conninfo_to_dict(server.tcp_url())
     with PostgresProxy(str(parts["host"]), int(str(parts["port"])), bytes_per_s=bytes_per_s) as proxy:
-        yield through(proxy.port, url)
+        yield through(url, proxy.port)
