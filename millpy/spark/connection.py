@@ -19,9 +19,11 @@ import pyarrow as pa
 from millpy.clock import Clock, SystemClock
 from millpy.errors import StoreUnavailableError
 from millpy.secret import redacted
+from millpy.session_settings import settings_query
 
 SNAPSHOT_S_MAX = 5.0
 BATCH_BYTES = 8 << 20
+_PLAIN = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ ONLY"
 _STATEMENT = re.compile(r" (?:LINE \d+|Query was): .*")
 _ERRORS = (adbc.Error, pa.ArrowException, OSError)
 _LEVEL = re.compile(r"^.*?\b(?:ERROR|FATAL): ")
@@ -51,8 +53,7 @@ class Connection:
         self._connection = connection
         self._statement_s_max = statement_s_max
         self._clock = clock
-        given = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in settings.items())
-        self._settings = f"SELECT {given}"
+        self._settings = settings_query(settings, local=True).decode()
 
     def batches(self, query: str, *, bytes_max: float = float("inf")) -> tuple[list[pa.RecordBatch], bool]:
         """The answer, when it is here, and whether that is all: after `bytes_max` the server is told to stop.
@@ -64,6 +65,9 @@ class Connection:
         started = self._clock.monotonic()
         try:
             with self._transaction():
+                with adbc.AdbcStatement(self._connection) as statement:
+                    statement.set_sql_query(_PLAIN)  # before any other: a snapshot has its isolation for good
+                    statement.execute_update()
                 self._answer(self._settings, float("inf"))
                 return self._answer(query, bytes_max)
         except _ERRORS as error:
@@ -114,11 +118,6 @@ def connected(url: str, statement_s_max: float = SNAPSHOT_S_MAX) -> Iterator[Con
     """
     settings = {
         "statement_timeout": f"{statement_s_max * 1000:.0f}ms",
-        "timezone": "UTC",
-        "datestyle": "ISO",
-        "extra_float_digits": "1",
-        "standard_conforming_strings": "on",
-        "jit": "off",  # it would compile each piece of a large table anew, for longer than reading takes
         "max_parallel_workers_per_gather": "0",  # what is parallel here are the connections
         "work_mem": "32MB",  # a bitmap of a few GB
     }

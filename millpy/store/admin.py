@@ -7,16 +7,15 @@ from typing import Any
 
 import psycopg
 from psycopg.types.string import TextLoader
-from sqlalchemy import Connection, Engine, Executable, create_engine, event, text
+from sqlalchemy import Executable, event, text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import NullPool
 
 from millpy.database_url import unreadable
 from millpy.errors import ConfigError, MillError, StoreUnavailableError, UsageError
+from millpy.store.engine import make_engine
 from millpy.store.unreachable import unreachable
 
 Row = Mapping[str, Any]
-CONNECT_S_MAX = 10
 NO_TABLE = "42P01"
 OUR_SCHEMAS = ("mill", "millpy")
 NOT_MIGRATED = {NO_TABLE, "42883", "3F000"}  # no such table, function, schema
@@ -38,18 +37,9 @@ class Admin:
     """
 
     def __init__(self, database_url: str, *, statement_s_max: float | None = None) -> None:
-        # The URL goes to libpq as it is: SQLAlchemy would not understand every form of it.
-        self._engine: Engine = create_engine(
-            "postgresql+psycopg://",
-            creator=lambda: _connect(database_url),
-            poolclass=NullPool,
-        )
-        limit_ms = int((statement_s_max or 0) * 1000)  # 0 is none
-
-        # For the transaction alone: behind a pooler the connection is shared, and takes no options when it is made.
-        @event.listens_for(self._engine, "begin")
-        def settings(connection: Connection) -> None:
-            connection.exec_driver_sql(f"SET LOCAL timezone = 'UTC'; SET LOCAL statement_timeout = {limit_ms}")
+        own = {"statement_timeout": str(int((statement_s_max or 0) * 1000))}  # 0 is none
+        self._engine = make_engine(database_url, own)
+        event.listen(self._engine, "connect", _read_infinity)
 
     def graphs(self) -> list[str]:
         """Names of the deployed graphs."""
@@ -161,10 +151,8 @@ class Admin:
             raise _translated(error) from None
 
 
-def _connect(database_url: str) -> psycopg.Connection[Any]:
-    connection = psycopg.connect(database_url, connect_timeout=CONNECT_S_MAX, prepare_threshold=None)
-    connection.adapters.register_loader("timestamptz", TextLoader)  # Python has no instant for infinity
-    return connection
+def _read_infinity(connection: psycopg.Connection[Any], _: object) -> None:
+    connection.adapters.register_loader("timestamptz", TextLoader)  # Python has no instant for it
 
 
 def _translated(error: DBAPIError) -> MillError:

@@ -21,12 +21,12 @@ from sqlalchemy.exc import OperationalError
 
 from millpy.database_url import unreadable
 from millpy.errors import ConfigError
+from millpy.store.engine import make_engine
 from millpy.store.postgres.roles import Roles, act_as_owner, establish, grant, recorded
 from millpy.store.revision import HEAD, newer_than_we_are
 from millpy.store.unreachable import unreachable
 
 progress = logging.getLogger("millpy.progress")
-CONNECT_S_MAX = 10
 _MIGRATION_LOCK = 7596565200000000
 
 
@@ -128,10 +128,4 @@ def _engine(url: str) -> sqlalchemy.Engine:
         psycopg.conninfo.conninfo_to_dict(url)
     except psycopg.ProgrammingError:
         raise unreadable() from None
-    # It goes to libpq as it is: SQLAlchemy would not understand every form of it.
-    return sqlalchemy.create_engine(
-        "postgresql+psycopg://",
-        creator=lambda: psycopg.connect(url, connect_timeout=CONNECT_S_MAX, prepare_threshold=None),
-        poolclass=sqlalchemy.NullPool,
-        isolation_level="READ COMMITTED",
-    )
+    return make_engine(url)

@@ -48,6 +48,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("secret", ("errors",)),
     ("database_url", ("errors", "secret")),
     ("limits", ()),
+    ("session_settings", ()),
     ("progress", ()),
     ("clock", ("model.time",)),
     ("model", FOUNDATIONS),
@@ -70,7 +71,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     *((name, (*FOUNDATIONS, *INJECTOR_PARTS, *FILE_PARTS)) for name in ("injectors.files", *FILE_PARTS)),
     ("injectors", (*FOUNDATIONS, *INJECTOR_PARTS)),
     ("sinks", (*FOUNDATIONS, "sinks.protocol", "store.protocol")),
-    ("store.postgres", (*FOUNDATIONS, "database_url", "store")),
+    ("store.postgres", (*FOUNDATIONS, "database_url", "session_settings", "store")),
     (
         "store",
         (
@@ -82,8 +83,11 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "store.statements",
             "store.unreachable",
             "store.admin",
+            "store.engine",
             "store.postgres.errors",
             "store.postgres.roles",
+            "store.postgres.session",
+            "session_settings",
             "database_url",
             *MEMORY,
         ),
@@ -107,7 +111,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("assembly", (*ENGINE, "injectors", "sinks", "runtime", "store")),
     ("testing", (*PUBLIC, "config", "complaint", "embedded", "graph_file", "progress", "secret", "worker_process")),
-    ("spark", ("clock", "database_url", "errors", "extras", "secret", "spark")),
+    ("spark", ("clock", "database_url", "errors", "extras", "secret", "session_settings", "spark")),
     ("config", (*FOUNDATIONS, "database_url", "secret")),
     ("complaint", ("errors", "secret")),
     ("embedded.supervise", ()),  # a script, with the standard library only
@@ -150,9 +154,16 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 # A third-party package -> the modules that may import it.
 FENCES = {
-    "psycopg": ("database_url", "store.postgres", "store.migrate", "store.admin", "testing.crash_test.database"),
+    "psycopg": (
+        "database_url",
+        "store.engine",
+        "store.postgres",
+        "store.migrate",
+        "store.admin",
+        "testing.crash_test.database",
+    ),
     "psycopg_pool": ("store.postgres",),
-    "sqlalchemy": ("store.schema", "store.admin", "store.admin_results", "store.migrate"),
+    "sqlalchemy": ("store.schema", "store.engine", "store.admin", "store.admin_results", "store.migrate"),
     "alembic": ("store.migrate",),
     "aiomqtt": ("injectors.mqtt_connection",),
     "paho": (
@@ -279,7 +290,27 @@ def missing_docstrings(name: str, tree: ast.Module) -> Iterator[str]:
             yield f"{name}:{node.lineno} {node.name} has no docstring"  # type: ignore[attr-defined]
 
 
-RULES = [layer_faults, fence_faults, banned_calls, broad_excepts, long_functions, missing_docstrings]
+CONNECTS = ("psycopg.connect", "BoundedConnection.connect", "BoundedAsyncConnection.connect", "adbc.AdbcConnection")
+PINS = {"pin", "pin_async", "pin_transaction", "settings_query"}
+ASKS_FOR_ITS_PROCESS_ONLY = "store.postgres.pooling"
+
+
+def bare_connections(name: str, tree: ast.Module) -> Iterator[str]:
+    """A connection that depends on other people's defaults."""
+    calls = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    if name != ASKS_FOR_ITS_PROCESS_ONLY and any(call in CONNECTS for call in calls) and not PINS & set(calls):
+        yield f"{name} connects and sets nothing: see millpy.session_settings"
+
+
+RULES = [
+    layer_faults,
+    fence_faults,
+    banned_calls,
+    broad_excepts,
+    bare_connections,
+    long_functions,
+    missing_docstrings,
+]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -318,6 +349,7 @@ def test_fast_tests_do_not_sleep() -> None:
         (fence_faults, "runtime.turn", "import psycopg"),
         (banned_calls, "runtime.turn", "import time\nnow = time.time()"),
         (banned_calls, "runtime.turn", "async def f():\n    await asyncio.sleep(1)"),
+        (bare_connections, "store.admin", "connection = psycopg.connect(url)"),
         (broad_excepts, "store.codec", "try:\n    pass\nexcept Exception:\n    pass"),
         (long_functions, "model.keys", "def f():\n" + "    pass\n" * FUNCTION_LINES_MAX),
         (missing_docstrings, "model.keys", "def f(): ..."),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,9 +11,11 @@ import psycopg
 from psycopg.rows import dict_row
 
 from millpy.clock import Clock
+from millpy.session_settings import ENCODING
 from millpy.store.postgres.errors import not_connected, translate
 from millpy.store.postgres.pooling import shares, spare
 from millpy.store.postgres.roles import Roles, recorded
+from millpy.store.postgres.session import pin_transaction, plain_transactions
 from millpy.store.postgres.silence import BoundedConnection
 from millpy.store.postgres.statements import statement
 
@@ -72,23 +76,47 @@ def look(url: str, clock: Clock) -> Facts:
         ConfigError, StoreUnavailableError: the database cannot be reached, or stopped answering.
     """
     try:
-        with _connected(url) as connection:
-            connection.execute("SELECT set_config('statement_timeout', %s, false)", (f"{STATEMENT_S_MAX}s",))
-            facts = _look(connection, clock)
-            if facts.client_pid != facts.server["backend_pid"]:
-                facts.pools_transactions = shares(url)
-                facts.pool_spares = 0 if facts.pools_transactions else spare(url, CONNECTIONS_PER_WORKER)
-            return facts
+        try:
+            return _looked(url, clock, _pinned)
+        except psycopg.errors.ProtocolViolation:
+            # A pool in statement mode takes no transaction, so nothing can be set before a statement.
+            return _looked(url, clock, lambda _: nullcontext())
     except (psycopg.OperationalError, psycopg.ProgrammingError) as error:
         if error.sqlstate is None:
             raise not_connected(error) from error
         raise translate(error) from error
 
 
+def _looked(
+    url: str, clock: Clock, settings: Callable[[psycopg.Connection[Row]], AbstractContextManager[None]]
+) -> Facts:
+    with _connected(url) as connection:
+        with settings(connection):
+            facts = _look(connection, clock)
+        if facts.client_pid != facts.server["backend_pid"]:
+            facts.pools_transactions = shares(url)
+            facts.pool_spares = 0 if facts.pools_transactions else spare(url, CONNECTIONS_PER_WORKER)
+        return facts
+
+
+@contextmanager
+def _pinned(connection: psycopg.Connection[Row]) -> Iterator[None]:
+    """One transaction: behind a pool, the statement after it may be another process's."""
+    with connection.transaction():
+        pin_transaction(connection, {"statement_timeout": f"{STATEMENT_S_MAX}s"})
+        yield
+
+
 def _connected(url: str) -> BoundedConnection[Row]:
     connection = BoundedConnection.connect(
-        url, autocommit=True, connect_timeout=CONNECT_S_MAX, prepare_threshold=None, row_factory=dict_row
+        url,
+        autocommit=True,
+        connect_timeout=CONNECT_S_MAX,
+        prepare_threshold=None,
+        row_factory=dict_row,
+        client_encoding=ENCODING,
     )
+    plain_transactions(connection, read_only=True)
     connection.answer_s = ANSWER_S_MAX
     return connection
 

@@ -15,6 +15,7 @@ from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.statements import statement
 
 PIECE_BYTES = 8_000_000
+_BEGIN = b"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 
 
 async def fold(connection: Connection, grant: Grant, bytes_max: int) -> int:
@@ -33,7 +34,7 @@ async def fold(connection: Connection, grant: Grant, bytes_max: int) -> int:
         async with connection.pipeline():
             # Losing a piece to a crash costs only its repetition.
             # The planner knows nothing of a document's size; an index probe a key is right for any.
-            for query in (b"BEGIN", b"SET LOCAL synchronous_commit = off", b"SET LOCAL enable_seqscan = off"):
+            for query in (_BEGIN, b"SET LOCAL synchronous_commit = off", b"SET LOCAL enable_seqscan = off"):
                 await connection.execute(query)
             await connection.execute(statement("fold_piece"), piece)
             await connection.execute(statement("end_fold"), piece)

@@ -13,7 +13,9 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import TupleRow
 
+from millpy.session_settings import ENCODING
 from millpy.store.postgres.errors import not_connected, translate
+from millpy.store.postgres.session import pin
 from millpy.store.postgres.silence import BoundedConnection
 from millpy.store.postgres.statements import statement
 
@@ -65,12 +67,10 @@ class Heart:
                     application_name="millpy heart",
                     tcp_user_timeout=timeout_ms,
                     prepare_threshold=None,
+                    client_encoding=ENCODING,
                 )
                 self._connection.answer_s = 2 * self._timeout_s  # the server ends it after one
-                settings = (
-                    b"SELECT set_config('statement_timeout', %s, false), set_config('synchronous_commit', 'off', false)"
-                )
-                self._connection.execute(settings, [str(timeout_ms)])
+                pin(self._connection, {"statement_timeout": str(timeout_ms), "synchronous_commit": "off"})
             except psycopg.OperationalError as error:
                 raise not_connected(error) from error
         return self._connection

@@ -62,5 +62,5 @@ def _connected(url: str) -> BoundedConnection[TupleRow]:
 
 def _process(connection: BoundedConnection[TupleRow]) -> int:
     """The server's process that answers."""
-    ((pid,),) = connection.execute("SELECT pg_backend_pid()").fetchall()
+    ((pid,),) = connection.execute("SELECT pg_catalog.pg_backend_pid()").fetchall()
     return int(pid)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, LiteralString, cast
+from typing import Any, LiteralString
 from urllib.parse import quote
 
 import msgspec
@@ -13,6 +13,7 @@ from psycopg import conninfo, sql
 from psycopg.types.string import TextLoader
 
 from millpy.errors import StoreUnavailableError, UsageError
+from millpy.store.postgres.session import connect
 from millpy.testing.crash_test.compare import Results, ResultTable
 
 WHO_AND_WHEN = ("interval_id", "bundle", "emitted_at")  # who committed a row: not part of a result
@@ -215,14 +216,14 @@ class Database:
 def make_database(url: str, name: str, template: str) -> None:
     """CREATE DATABASE on the server of a URL, and bring it to disk: a crash has little to recover then."""
     make = sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY file_copy")
-    with psycopg.connect(url, autocommit=True) as connection:
+    with connect(url) as connection:
         connection.execute(make.format(sql.Identifier(name), sql.Identifier(template)))
         connection.execute("CHECKPOINT")
 
 
 def drop_database(url: str, name: str) -> None:
     """DROP DATABASE on the server of a URL."""
-    with psycopg.connect(url, autocommit=True) as connection:
+    with connect(url) as connection:
         connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
@@ -255,14 +256,7 @@ def _set_aside(name: str, statement: str, rows: list[tuple[Any, ...]]) -> Result
 
 
 def _connect(url: str) -> psycopg.Connection[Any]:
-    connection = psycopg.connect(
-        url,
-        autocommit=True,
-        connect_timeout=3,
-        prepare_threshold=None,
-        options="-c timezone=UTC -c jit=off -c statement_timeout=60s",
-        application_name="crash-test",
-    )
+    connection = connect(url, {"statement_timeout": "60s"}, connect_timeout=3, application_name="crash-test")
     for name in TEXTUAL:
         connection.adapters.register_loader(name, TextLoader)
-    return cast("psycopg.Connection[Any]", connection)
+    return connection
