@@ -1,50 +1,49 @@
--- The advisory lock of a slot: writers hold it shared from fence to COMMIT, emptying the slot takes it alone. One lock
--- a slot, so that emptying an old slot waits only for those who still write to that one.
-CREATE FUNCTION mill.slot_lock(p_ring text, p_slot integer) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT 7596565200000100 + p_slot + CASE p_ring WHEN 'dedupe_runs' THEN 0 WHEN 'deltas' THEN 16 ELSE 32 END
-$$;
+-- Every function pins its search_path, or has a body that was parsed when it was made (RETURN): people call them from
+-- sessions of their own, with a path on which anybody may have put an operator or a function of the same name.
 
-CREATE FUNCTION mill.moment(p_instant bigint) RETURNS timestamptz LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT CASE WHEN p_instant <= -4611686018427387904 THEN timestamptz '-infinity'
-                WHEN p_instant >= 4611686018427387904 THEN timestamptz 'infinity'
-                WHEN p_instant BETWEEN -200000000000000000 AND 200000000000000000
-                THEN timestamptz 'epoch' + p_instant * interval '1 microsecond'
-           END
-$$;
+-- With a RETURN they are still put into the queries that call them, once a row.
+CREATE FUNCTION mill.moment(p_instant bigint) RETURNS timestamptz LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN p_instant <= -4611686018427387904 THEN timestamptz '-infinity'
+            WHEN p_instant >= 4611686018427387904 THEN timestamptz 'infinity'
+            WHEN p_instant BETWEEN -200000000000000000 AND 200000000000000000
+            THEN timestamptz 'epoch' + p_instant * interval '1 microsecond'
+       END;
 
-CREATE FUNCTION mill.instant(p_moment timestamptz) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT CASE WHEN p_moment = timestamptz '-infinity' THEN -4611686018427387904
-                WHEN p_moment = timestamptz 'infinity' THEN 4611686018427387904
-                ELSE (extract(epoch FROM p_moment) * 1000000)::bigint
-           END
-$$;
+CREATE FUNCTION mill.instant(p_moment timestamptz) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN p_moment = timestamptz '-infinity' THEN -4611686018427387904
+            WHEN p_moment = timestamptz 'infinity' THEN 4611686018427387904
+            ELSE (extract(epoch FROM p_moment) * 1000000)::bigint
+       END;
 
 -- Whether a worker's lease lasts, on the server's clock.
-CREATE FUNCTION mill.alive(p_worker uuid) RETURNS boolean LANGUAGE sql VOLATILE AS $$
+CREATE FUNCTION mill.alive(p_worker uuid) RETURNS boolean LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
     SELECT EXISTS (SELECT FROM mill.workers WHERE worker_id = p_worker AND lease_deadline > clock_timestamp())
 $$;
+
+-- Raises MW008 unless each statement sees what was committed before it: what is read after a lock was waited for would
+-- be what was there before.
+CREATE FUNCTION mill.check_isolation() RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE EXCEPTION 'the transaction is %, and has to be READ COMMITTED', upper(current_setting('transaction_isolation'))
+              USING ERRCODE = 'MW008';
+    END IF;
+END $$;
 
 -- Advances the checkpoint headers and holds the grants for the rest of this transaction (I1, I2).
 -- A row that does not match has a newer sequencer, or this bundle is committed already, or runs another version
 -- of the graph, or its watermark would regress (I5). It raises, because in a pipeline the statements behind it
 -- have been sent already:
 --   MW001 stale grants (DETAIL: their ids)    MW002 another graph version runs (DETAIL: which)
---   MW003 a slot is no longer current         MW005 a low watermark would move back (DETAIL: ids)
--- The locks of the slots come first and the slots are read in a later statement, so a slot found current here cannot
--- be emptied before this transaction ends. Slots are in the order of the rings' names.
+--   MW005 a low watermark would move back (DETAIL: ids)
 CREATE FUNCTION mill.hold_grants(
-    p_graph_version integer, p_slots integer[], p_intervals bigint[], p_sequencers bigint[], p_bundles bigint[],
+    p_graph_version integer, p_intervals bigint[], p_sequencers bigint[], p_bundles bigint[],
     p_input_watermarks bigint[], p_low_watermarks bigint[], p_oldest_works bigint[], p_floors bigint[]
-) RETURNS void LANGUAGE plpgsql AS $$
+) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     held integer;
 BEGIN
-    PERFORM pg_advisory_xact_lock_shared(mill.slot_lock('dedupe_runs', p_slots[1]));
-    PERFORM pg_advisory_xact_lock_shared(mill.slot_lock('deltas', p_slots[2]));
-    PERFORM pg_advisory_xact_lock_shared(mill.slot_lock('segments', p_slots[3]));
-    IF p_slots <> (SELECT array_agg(slot::integer ORDER BY ring) FROM mill.epochs WHERE state = 'current') THEN
-        RAISE EXCEPTION 'slots % are no longer current', p_slots USING ERRCODE = 'MW003';
-    END IF;
+    PERFORM mill.check_isolation();
     IF cardinality(p_intervals) > 1 THEN
         PERFORM FROM mill.intervals WHERE interval_id = ANY (p_intervals) ORDER BY interval_id FOR NO KEY UPDATE;
     END IF;
@@ -68,10 +67,23 @@ BEGIN
     END IF;
 END $$;
 
+-- Raises MW003 unless the slots, in the order of the rings' names, are the current ones. Called when all that goes into
+-- the rings has been written: a writer holds a lock on the slot's table from its INSERT to COMMIT, and emptying a slot
+-- takes one that waits for it. So a slot that is found current here, in a statement after the INSERT, is not emptied
+-- before this transaction ends, nor was it emptied since. Only who may write to a slot can lock it against others:
+-- readers have no such right.
+CREATE FUNCTION mill.check_slots(p_slots integer[]) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF p_slots <> (SELECT array_agg(slot::integer ORDER BY ring) FROM mill.epochs WHERE state = 'current') THEN
+        RAISE EXCEPTION 'slots % are no longer current', p_slots USING ERRCODE = 'MW003';
+    END IF;
+END $$;
+
 -- Says why a fence refused; the headers are locked by the caller.
 CREATE FUNCTION mill.refuse(
     p_graph_version integer, p_intervals bigint[], p_sequencers bigint[], p_bundles bigint[], p_low_watermarks bigint[]
-) RETURNS void LANGUAGE plpgsql AS $$
+) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     running integer;
     stale bigint[];
@@ -104,7 +116,8 @@ BEGIN
 END $$;
 
 -- Raises MW004 unless every pane found no row or the pane before it (I7).
-CREATE FUNCTION mill.check_panes(p_table text, p_written bigint, p_sent bigint) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION mill.check_panes(p_table text, p_written bigint, p_sent bigint) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF p_written <> p_sent THEN
         RAISE EXCEPTION '% of % panes do not follow the pane stored in %', p_sent - p_written, p_sent, p_table
@@ -113,7 +126,8 @@ BEGIN
 END $$;
 
 -- Raises unless every cursor moved forward (I3): a cursor that is missing or ahead means a broken invariant.
-CREATE FUNCTION mill.check_cursors(p_written bigint, p_sent bigint) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION mill.check_cursors(p_written bigint, p_sent bigint) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF p_written <> p_sent THEN
         RAISE EXCEPTION '% of % cursors are missing or would move back', p_sent - p_written, p_sent
@@ -122,7 +136,8 @@ BEGIN
 END $$;
 
 -- Raises unless every request was still there: a person may have withdrawn one meanwhile.
-CREATE FUNCTION mill.check_settled(p_settled bigint, p_sent bigint) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION mill.check_settled(p_settled bigint, p_sent bigint) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF p_settled <> p_sent THEN
         RAISE EXCEPTION '% of % records that were to be replayed have been withdrawn', p_sent - p_settled, p_sent
@@ -132,7 +147,7 @@ END $$;
 
 -- The last step of folding a piece: holds the header for an instant and raises MW001 when the grant is stale.
 CREATE FUNCTION mill.end_fold(p_interval bigint, p_sequencer bigint, p_folded bigint, p_bundle bigint)
-RETURNS void LANGUAGE plpgsql AS $$
+RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     UPDATE mill.intervals SET folded_bundle = p_bundle
      WHERE interval_id = p_interval AND sequencer = p_sequencer AND folded_bundle = p_folded;
@@ -143,7 +158,8 @@ END $$;
 
 -- Whether nobody needs what a filled slot holds. Once true it stays true, because nobody writes to a filled slot
 -- and cursors, folded bundles and dedupe clocks only move forward. Index probes only.
-CREATE FUNCTION mill.unneeded(p_ring text, p_slot integer) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION mill.unneeded(p_ring text, p_slot integer) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF p_ring = 'segments' THEN
         RETURN NOT EXISTS (
@@ -171,7 +187,7 @@ BEGIN
 END $$;
 
 -- Begins a new epoch when the current one is old or large and a slot is free. True when it did.
--- Writers of the old slot that are in flight end undisturbed: they hold the slot's lock until then.
+-- Writers of the old slot that are in flight end undisturbed: they have its table locked until then.
 -- As the owner, like free_slot: a worker may not write to the epochs, nor empty a slot that somebody needs.
 CREATE FUNCTION mill.turn_ring(p_ring text, p_epoch_s double precision, p_epoch_bytes bigint)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -180,6 +196,7 @@ DECLARE
     next_slot smallint;
     size bigint;
 BEGIN
+    PERFORM mill.check_isolation();
     SELECT * INTO turned FROM mill.epochs WHERE ring = p_ring AND state = 'current' FOR UPDATE SKIP LOCKED;
     IF turned IS NULL THEN
         RETURN false;
@@ -201,11 +218,17 @@ BEGIN
 END $$;
 
 -- Empties a filled slot that nobody needs. The caller sets a lock_timeout of a few milliseconds: neither writers
--- nor readers may queue behind this for long. True when the slot is free now.
+-- nor readers may queue behind this for long. First writers of this slot are waited for, then, in TRUNCATE, readers.
+-- True when the slot is free now.
 CREATE FUNCTION mill.free_slot(p_ring text, p_slot integer) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM pg_advisory_xact_lock(mill.slot_lock(p_ring, p_slot));
+    PERFORM mill.check_isolation();
+    PERFORM FROM mill.epochs WHERE ring = p_ring AND slot = p_slot;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    EXECUTE format('LOCK TABLE mill.%I IN EXCLUSIVE MODE', p_ring || '_' || p_slot);
     PERFORM FROM mill.epochs WHERE ring = p_ring AND slot = p_slot AND state = 'filled' FOR UPDATE;
     IF NOT FOUND OR NOT mill.unneeded(p_ring, p_slot) THEN
         RETURN false;

@@ -287,7 +287,8 @@ BEGIN
 END $$;
 
 -- Bytes as text; escaped when they are none.
-CREATE FUNCTION mill.readable(p_bytes bytea) RETURNS text LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+CREATE FUNCTION mill.readable(p_bytes bytea) RETURNS text LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN convert_from(p_bytes, 'UTF8');
 EXCEPTION WHEN character_not_in_repertoire THEN
@@ -316,7 +317,8 @@ SELECT g.name AS graph, l.computation, l.stream, l.key, mill.moment(l.event_time
 -- Asks for dead letters to be taken again; how many were waiting for it. The owner of the interval that set a record
 -- aside takes it as it takes any other, in one transaction with marking it replayed, or set aside again. What is no
 -- record (a timer, a result row) cannot be replayed.
-CREATE FUNCTION millpy.replay_dead_letters(p_ids bigint[]) RETURNS bigint LANGUAGE sql AS $$
+CREATE FUNCTION millpy.replay_dead_letters(p_ids bigint[]) RETURNS bigint
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     WITH asked AS (
         UPDATE mill.dead_letters SET state = 'requested', state_at = now()
          WHERE dead_letter_id = ANY (p_ids) AND state = 'set_aside' AND stream <> ''
@@ -329,14 +331,16 @@ CREATE FUNCTION millpy.replay_dead_letters(p_ids bigint[]) RETURNS bigint LANGUA
 $$;
 
 -- The same for one, read from another payload; it keeps the dedupe id that it had.
-CREATE FUNCTION millpy.replay_dead_letter(p_id bigint, p_payload bytea) RETURNS bigint LANGUAGE sql AS $$
+CREATE FUNCTION millpy.replay_dead_letter(p_id bigint, p_payload bytea) RETURNS bigint
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     UPDATE mill.dead_letters SET corrected = p_payload WHERE dead_letter_id = p_id AND state = 'set_aside' AND stream <> '';
     SELECT millpy.replay_dead_letters(ARRAY[p_id])
 $$;
 
 -- A record that is in another of its windows already is not taken again; of one that missed several windows, one row
 -- stands for it.
-CREATE FUNCTION millpy.replay_late_records(p_ids bigint[]) RETURNS bigint LANGUAGE sql AS $$
+CREATE FUNCTION millpy.replay_late_records(p_ids bigint[]) RETURNS bigint
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     WITH asked AS (
         UPDATE mill.late_records SET state = 'requested', state_at = now()
          WHERE late_record_id = ANY (p_ids) AND state = 'set_aside' AND whole
@@ -349,7 +353,8 @@ CREATE FUNCTION millpy.replay_late_records(p_ids bigint[]) RETURNS bigint LANGUA
 $$;
 
 -- Gives records up: they stay counted, and are removed after a while. What is being replayed right now is waited for.
-CREATE FUNCTION millpy.discard_dead_letters(p_ids bigint[]) RETURNS bigint LANGUAGE sql AS $$
+CREATE FUNCTION millpy.discard_dead_letters(p_ids bigint[]) RETURNS bigint
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     WITH gone AS (
         UPDATE mill.dead_letters SET state = 'discarded', state_at = now()
          WHERE dead_letter_id = ANY (p_ids) AND state IN ('set_aside', 'requested')
@@ -358,7 +363,8 @@ CREATE FUNCTION millpy.discard_dead_letters(p_ids bigint[]) RETURNS bigint LANGU
     SELECT count(*) FROM gone
 $$;
 
-CREATE FUNCTION millpy.discard_late_records(p_ids bigint[]) RETURNS bigint LANGUAGE sql AS $$
+CREATE FUNCTION millpy.discard_late_records(p_ids bigint[]) RETURNS bigint
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     WITH gone AS (
         UPDATE mill.late_records SET state = 'discarded', state_at = now()
          WHERE late_record_id = ANY (p_ids) AND state IN ('set_aside', 'requested')
@@ -381,7 +387,8 @@ SELECT p.graph, p.computation AS stream, p.source_partition,
  WHERE p.kind = 'injector';
 
 -- Lets the partitions of a source that stand still go on; how many did.
-CREATE FUNCTION millpy.resume_source(p_graph text, p_stream text) RETURNS bigint LANGUAGE sql AS $$
+CREATE FUNCTION millpy.resume_source(p_graph text, p_stream text) RETURNS bigint
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     WITH resumed AS (
         DELETE FROM mill.pauses AS s USING mill.places AS p
          WHERE p.interval_id = s.interval_id AND p.graph = p_graph AND p.computation = p_stream
@@ -464,8 +471,8 @@ SELECT p.graph, p.computation, w.key, w.records, mill.moment(w.holds_at) AS hold
     USING (interval_id, key)
   JOIN mill.places AS p USING (interval_id);
 
-CREATE FUNCTION mill.ask_release(p_graph text, p_computation text, p_key text, p_discards boolean)
-RETURNS bigint LANGUAGE sql AS $$
+CREATE FUNCTION mill.ask_release(p_graph text, p_computation text, p_key text, p_discards boolean) RETURNS bigint
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     WITH asked AS (
         INSERT INTO mill.releases (interval_id, key, ticket, discards)
         SELECT k.interval_id, k.key, k.ticket, p_discards
@@ -481,9 +488,9 @@ RETURNS bigint LANGUAGE sql AS $$
 $$;
 
 -- Lets a parked key go on, by its key as text or JSON, or all of a computation; how many keys were asked to.
-CREATE FUNCTION millpy.release_parked(p_graph text, p_computation text, p_key text DEFAULT NULL)
-RETURNS bigint LANGUAGE sql AS $$ SELECT mill.ask_release(p_graph, p_computation, p_key, false) $$;
+CREATE FUNCTION millpy.release_parked(p_graph text, p_computation text, p_key text DEFAULT NULL) RETURNS bigint
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$ SELECT mill.ask_release(p_graph, p_computation, p_key, false) $$;
 
 -- The same without what it stopped at, which becomes a dead letter.
-CREATE FUNCTION millpy.discard_parked(p_graph text, p_computation text, p_key text DEFAULT NULL)
-RETURNS bigint LANGUAGE sql AS $$ SELECT mill.ask_release(p_graph, p_computation, p_key, true) $$;
+CREATE FUNCTION millpy.discard_parked(p_graph text, p_computation text, p_key text DEFAULT NULL) RETURNS bigint
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$ SELECT mill.ask_release(p_graph, p_computation, p_key, true) $$;

@@ -108,22 +108,6 @@ async def test_commit_goes_on_when_another_worker_turned_the_rings(owner: Owner,
     assert slots == [(0,), (1,), (2,)]
 
 
-async def test_slot_is_not_emptied_while_a_commit_writes_to_it(owner: Owner, database_url: str) -> None:
-    interval = owner.deployment.intervals[0]
-    freed: list[int] = []
-    await owner.commit(owner.checkpoint(interval, delta=some_state()))
-    await owner.fold(interval)
-
-    async def turn() -> None:
-        async with PostgresStore(database_url) as other:
-            freed.extend([await other.turn_rings(epoch_s=0.0, epoch_bytes=1) for _ in range(3)])
-
-    await owner.commit(owner.checkpoint(interval, delta=some_state()), inside=turn)
-
-    assert freed == [0, 0, 0]
-    assert len((await owner.opened(interval)).recovered.entries) == 1
-
-
 async def test_heart_renews_the_lease_and_says_when_it_is_over(owner: Owner, database_url: str) -> None:
     with Heart(database_url) as heart:
         renewed = await asyncio.to_thread(heart.beat, owner.worker_id, 60.0)

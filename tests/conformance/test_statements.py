@@ -23,7 +23,7 @@ BYTEAS = ("payloads", "ids", "times")
 
 def type_oid(name: str, statement: str) -> int:
     """The type that the client declares for a parameter; 0 lets the server infer it."""
-    if statement == "hold_grants" and name in ("slots", "graph_version"):
+    if name == "graph_version" and statement == "hold_grants":
         return 0
     if name == "starts":
         return Moments.array_oid

@@ -42,6 +42,8 @@ from millpy.store.protocol import CommitProbe
 ENCODE_APART_MIN = 2_000
 """A turn with more entries and rows than this is encoded in a thread, so that the event loop goes on."""
 SLOT_ATTEMPTS_MAX = 5
+BEGIN = b"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+"""A trigger of the user's could have changed what plain ones are."""
 
 Parameters = dict[str, Any] | list[Any]
 Command = tuple[bytes, Parameters]
@@ -49,9 +51,10 @@ Command = tuple[bytes, Parameters]
 
 @dataclass(slots=True)
 class EncodedTurn:
-    """A turn as it goes over the wire; slots are filled in when it is sent."""
+    """A turn as it goes over the wire; the slots of its logs are filled in when it is sent."""
 
     fence: dict[str, Any]
+    logs: list[Command]
     appends: list[Command]
     copies: list[tuple[bytes, bytes]]
 
@@ -71,18 +74,16 @@ def encode_turn(checkpoints: Sequence[Checkpoint], graph_version: int, tables: d
         "oldest_works": Bigints([c.oldest_work for c in checkpoints]),
         "floors": Bigints([c.processing_floor for c in checkpoints]),
     }
+    logs = [*_deltas(checkpoints), *_segments(checkpoints), *_dedupe_runs(checkpoints)]
     appends = [
-        *_deltas(checkpoints),
         *_cursors(checkpoints),
-        *_segments(checkpoints),
-        *_dedupe_runs(checkpoints),
         *_late_records(checkpoints),
         *_dead_letters(checkpoints),
         *requests.settling(checkpoints),
         *requests.pausing(checkpoints),
     ]
     inserts, copies = _results(checkpoints, tables)
-    return EncodedTurn(fence, appends + inserts, copies)
+    return EncodedTurn(fence, logs, appends + inserts, copies)
 
 
 def _deltas(checkpoints: Sequence[Checkpoint]) -> list[Command]:
@@ -293,7 +294,7 @@ class Committer:
                     await _pipeline(connection, [(b"SET CONSTRAINTS ALL IMMEDIATE", []), (b"ROLLBACK", [])])
                 elif inside is None and not turn.copies:
                     sending.commit_sent = True
-                    await _pipeline(connection, [(b"BEGIN", []), *commands, (b"COMMIT", [])])
+                    await _pipeline(connection, [(BEGIN, []), *commands, (b"COMMIT", [])])
                 else:
                     await self._send_in_parts(connection, commands, turn, inside)
                     sending.commit_sent = True
@@ -310,9 +311,9 @@ class Committer:
     ) -> None:
         fence, *appends = commands
         if inside is None:
-            await _pipeline(connection, [(b"BEGIN", []), fence, *appends])
+            await _pipeline(connection, [(BEGIN, []), fence, *appends])
         else:
-            await _pipeline(connection, [(b"BEGIN", []), fence])
+            await _pipeline(connection, [(BEGIN, []), fence])
             await inside()
             if appends:
                 await _pipeline(connection, appends)
@@ -347,21 +348,20 @@ class _Sending:
 
 
 def _commands(turn: EncodedTurn, slots: list[int]) -> list[Command]:
-    """Fence and appends with the slots filled in; rings are in the order of their names."""
+    """Fence, logs in their slots, whether these are current still, the rest. Slots go by the rings' names."""
     dedupe_slot, delta_slot, segment_slot = slots
-    by_statement = {
+    slot_of = {
         statement("append_dedupe_runs"): dedupe_slot,
         statement("append_deltas"): delta_slot,
         statement("append_segments"): segment_slot,
     }
-    commands: list[Command] = [(statement("hold_grants"), turn.fence | {"slots": _literal(slots)})]
-    for query, parameters in turn.appends:
-        if query in by_statement:
-            assert isinstance(parameters, dict)
-            commands.append((query, parameters | {"slot": by_statement[query]}))
-        else:
-            commands.append((query, parameters))
-    return commands
+    commands: list[Command] = [(statement("hold_grants"), turn.fence)]
+    for query, parameters in turn.logs:
+        assert isinstance(parameters, dict)
+        commands.append((query, parameters | {"slot": slot_of[query]}))
+    if turn.logs:
+        commands.append((statement("check_slots"), {"slots": _literal(slots)}))
+    return commands + turn.appends
 
 
 async def _pipeline(connection: Connection, commands: Sequence[Command]) -> None:

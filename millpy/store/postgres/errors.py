@@ -7,6 +7,7 @@ MW004 pane order                       PaneOrderError
 MW005 watermark                        WatermarkRegressedError
 MW006 cursor, 23 on our own tables     CorruptionError
 MW007 a request is gone                RequestWithdrawnError
+MW008 not READ COMMITTED               CorruptionError: our connections are
 08, 57P, connection lost               StoreUnavailableError, or CommitUnknownError around COMMIT
 40, 55P03, 57014, 25P0x                TransientError
 0A000, 26000, 42P05                    TransientError: a prepared statement is gone or stale, the lane connects anew

@@ -2,9 +2,13 @@
 -- (store/postgres/results.py).
 
 -- name: hold_grants
--- The fence; raises MW001, MW002, MW003, MW005. Always one row.
-SELECT mill.hold_grants(%(graph_version)s::integer, %(slots)s::integer[], %(intervals)s, %(sequencers)s, %(bundles)s,
-                        %(input_watermarks)s, %(low_watermarks)s, %(oldest_works)s, %(floors)s);
+-- The fence; raises MW001, MW002, MW005. Always one row.
+SELECT mill.hold_grants(%(graph_version)s::integer, %(intervals)s, %(sequencers)s, %(bundles)s, %(input_watermarks)s,
+                        %(low_watermarks)s, %(oldest_works)s, %(floors)s);
+
+-- name: check_slots
+-- After the last INSERT into a ring; raises MW003. Always one row.
+SELECT mill.check_slots(%(slots)s::integer[]);
 
 -- name: advance_cursors
 -- Moves cursors; raises MW006 when one is missing or would not move forward (I3). Always one row.

@@ -1,0 +1,186 @@
+"""Who waits for whom at the rings: emptying a slot waits for its own writers, and nobody else can make commits wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+
+import psycopg
+import pytest
+import pytest_asyncio
+
+from millpy.model.checkpoint import Kind
+from millpy.store.migrate import migrate
+from millpy.store.postgres import retention
+from millpy.store.postgres.store import PostgresStore
+from tests.conformance.store_builders import Owner, a_graph, contents, entries, panes
+
+
+@pytest_asyncio.fixture
+async def owner(database_url: str) -> AsyncIterator[Owner]:
+    async with PostgresStore(database_url) as store:
+        found = Owner(store, await store.deploy(a_graph()))
+        await found.register()
+        await found.claim()
+        yield found
+
+
+def cell(number: int) -> tuple[object, ...]:
+    return (entries(Kind.STATE, "cell", (f"k{number}", number)),)
+
+
+async def commit_a_cell(owner: Owner, number: int) -> None:
+    interval = owner.deployment.of("sums")[0]
+    rows = panes(owner.deployment.table_ids["sums_1m"], (f"dev{number}", 1.0, 0), first=True)
+    await owner.commit(owner.checkpoint(interval, delta=cell(number), results=[rows]))
+
+
+async def waiting(watcher: psycopg.AsyncConnection, application: str) -> None:
+    """Until a connection of this name waits for a lock."""
+    asked = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s AND wait_event_type = 'Lock'"
+    while await (await watcher.execute(asked, [application])).fetchone() == (0,):
+        pass
+
+
+async def a_filled_slot_that_nobody_needs(owner: Owner) -> None:
+    await commit_a_cell(owner, 1)
+    await owner.fold(owner.deployment.of("sums")[0])
+
+
+async def test_slot_that_a_commit_writes_to_is_not_emptied_and_what_it_writes_is_there(
+    owner: Owner, database_url: str
+) -> None:
+    # The commit has written to slot 0 and waits for a lock of the user's; meanwhile the ring turns.
+    await a_filled_slot_that_nobody_needs(owner)
+    async with (
+        PostgresStore(database_url) as other,
+        await psycopg.AsyncConnection.connect(database_url) as user,
+        await psycopg.AsyncConnection.connect(database_url, autocommit=True) as watcher,
+    ):
+        await user.execute("LOCK TABLE factory.sums_1m IN ACCESS EXCLUSIVE MODE")
+        commit = asyncio.create_task(commit_a_cell(owner, 2))
+        await waiting(watcher, "millpy commit")
+
+        freed = [await other.turn_rings(epoch_s=0.0, epoch_bytes=1) for _ in range(3)]
+        await user.rollback()
+        await commit
+
+    assert freed == [0, 0, 0]
+    assert len(contents((await owner.opened(owner.deployment.of("sums")[0])).recovered)) == 2
+
+
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
+async def test_slot_is_not_emptied_of_what_was_committed_while_the_emptying_waited(
+    owner: Owner, database_url: str, monkeypatch: pytest.MonkeyPatch, isolation: str
+) -> None:
+    # Whatever the database's default: what counts is what is there after the wait, not when the transaction began.
+    monkeypatch.setattr(retention, "FREE_LOCK_MS", 30_000)
+    await a_filled_slot_that_nobody_needs(owner)
+    async with (
+        await psycopg.AsyncConnection.connect(database_url) as user,
+        await psycopg.AsyncConnection.connect(database_url, autocommit=True) as watcher,
+    ):
+        await watcher.execute(f"ALTER DATABASE {watcher.info.dbname} SET default_transaction_isolation = '{isolation}'")
+        async with PostgresStore(database_url) as other:
+            await user.execute("LOCK TABLE factory.sums_1m IN ACCESS EXCLUSIVE MODE")
+            commit = asyncio.create_task(commit_a_cell(owner, 2))
+            await waiting(watcher, "millpy commit")
+            turning = asyncio.create_task(other.turn_rings(epoch_s=0.0, epoch_bytes=1))
+            await waiting(watcher, "millpy fold")
+            await user.rollback()
+            await commit
+
+            freed = await turning
+
+    assert freed == 0
+    assert len(contents((await owner.opened(owner.deployment.of("sums")[0])).recovered)) == 2
+
+
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "mill.free_slot('deltas', 3)",
+        "mill.turn_ring('deltas', 0, 1)",
+        "mill.hold_grants(1, '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
+    ],
+)
+def test_functions_that_read_after_a_lock_refuse_a_snapshot_from_before_it(
+    database_url: str, isolation: str, call: str
+) -> None:
+    with psycopg.connect(database_url) as person:
+        person.execute(f"SET TRANSACTION ISOLATION LEVEL {isolation}")
+        with pytest.raises(psycopg.Error) as refused:
+            person.execute(f"SELECT {call}")
+
+    assert refused.value.sqlstate == "MW008"
+
+
+def test_no_function_of_ours_takes_an_advisory_lock(database_url: str) -> None:
+    # Any login can take one: there is no right to it.
+    with psycopg.connect(database_url) as connection:
+        found = connection.execute(
+            "SELECT p.oid::regprocedure FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace"
+            " WHERE n.nspname IN ('mill', 'millpy') AND p.prosrc ~ 'advisory'"
+        ).fetchall()
+
+    assert found == []
+
+
+async def test_reader_who_locks_all_that_it_can_stops_no_commit_and_delays_no_turn(database_url: str) -> None:
+    migrate(database_url, "millpy")
+    reader = database_url.replace("//millpy@", "//millpy_reader@")
+    worker = database_url.replace("//millpy@", "//millpy_worker@")
+    async with PostgresStore(database_url) as store:
+        await store.deploy(a_graph())
+    async with PostgresStore(worker) as store:
+        owner = Owner(store, await store.deploy(a_graph()))
+        await owner.register()
+        await owner.claim()
+        await commit_a_cell(owner, 0)
+        with ExitStack() as stack:
+            hostile = stack.enter_context(psycopg.connect(reader))
+            take_everything(hostile)
+
+            async with asyncio.timeout(20):
+                for number in range(1, 40):
+                    await commit_a_cell(owner, number)
+                    await owner.fold(owner.deployment.of("sums")[0])
+                    await store.turn_rings(epoch_s=0.0, epoch_bytes=1)
+        state = contents((await owner.opened(owner.deployment.of("sums")[0])).recovered)
+
+    assert len(state) == 40
+
+
+def take_everything(connection: psycopg.Connection) -> None:
+    """Every advisory lock that millpy has ever used, every relation in every mode, every row: what is allowed of it."""
+    for key in (7596565200000000, *range(7596565200000100, 7596565200000200)):
+        connection.execute("SELECT pg_advisory_lock(%s)", [key])
+    for family in ("factory", "names"):
+        for words in (f"millpy deploy {family}", f"millpy {family}"):
+            connection.execute("SELECT pg_advisory_lock(hashtextextended(%s, 0))", [words])
+    relations = connection.execute(
+        "SELECT n.nspname, c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace"
+        " WHERE n.nspname IN ('mill', 'millpy', 'factory') AND c.relkind IN ('r', 'p', 'v')"
+    ).fetchall()
+    modes = (
+        "ACCESS SHARE",
+        "ROW SHARE",
+        "ROW EXCLUSIVE",
+        "SHARE UPDATE EXCLUSIVE",
+        "SHARE",
+        "EXCLUSIVE",
+        "ACCESS EXCLUSIVE",
+    )
+    for schema, relation in relations:
+        statements = [f"LOCK TABLE {schema}.{relation} IN {mode} MODE NOWAIT" for mode in modes]
+        statements += [f"SELECT * FROM {schema}.{relation} FOR {lock}" for lock in ("UPDATE", "KEY SHARE")]
+        for statement in (*statements, f"SELECT * FROM {schema}.{relation}"):
+            try:
+                with connection.transaction():  # a savepoint: locks that were given stay
+                    connection.execute(statement)
+            except psycopg.errors.InsufficientPrivilege:
+                pass
+            except psycopg.errors.LockNotAvailable:
+                pass
