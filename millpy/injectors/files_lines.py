@@ -8,6 +8,7 @@ taken) costs its own line and no other.
 from __future__ import annotations
 
 import csv
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -307,43 +308,48 @@ def record_ends(data: bytes, record_bytes_max: int, *, at_end: bool) -> Position
     if quotes_are_regular(codes, quotes):
         ends: Positions = newlines[np.searchsorted(quotes, newlines) % 2 == 0]
         longest = int(np.diff(ends, prepend=-1).max(initial=0))
-        tail = len(data) - (int(ends[-1]) + 1 if len(ends) else 0)
-        closed = len(quotes) % 2 == 0 or not (at_end or tail > record_bytes_max)
-        if closed and longest <= record_bytes_max:
+        begin = int(ends[-1]) + 1 if len(ends) else 0
+        reaches = len(data) - begin <= record_bytes_max or not len(newlines) or int(newlines[-1]) < begin
+        if longest <= record_bytes_max and reaches and (len(quotes) % 2 == 0 or not at_end):
             return ends
-    return _ends_one_by_one(data, newlines, record_bytes_max, at_end=at_end)
+    return _ends_by_lines(data, newlines, record_bytes_max, at_end=at_end)
 
 
-def _ends_one_by_one(data: bytes, newlines: Positions, record_bytes_max: int, *, at_end: bool) -> Positions:
+# A field in quotes that begins and ends in one line, and what follows its closing quote up to the next comma; any other
+# field. Possessive, so that a line is looked at once.
+_QUOTED = rb'"(?:[^"\n]++|"")*+"[^,\n]*+'
+_FIELD = rb"(?:" + _QUOTED + rb'|(?!")[^,\n]*+)'
+_OUTSIDE = re.compile(rb"^" + _FIELD + rb"(?:," + _FIELD + rb")*+$", re.MULTILINE)
+_CLOSES = re.compile(rb'^(?:[^"\n]++|"")*+"[^,\n]*+(?:,' + _FIELD + rb")*+$", re.MULTILINE)
+
+
+def _ends_by_lines(data: bytes, newlines: Positions, record_bytes_max: int, *, at_end: bool) -> Positions:
+    """Where records end when quotes stand anywhere: a record is one line, or goes to the first that closes its quotes.
+
+    Two things about each line, found in one pass each, decide everything: whether a record that begins with it ends
+    with it, and whether a field in quotes that goes over its beginning is over at its end. So the cost is linear in the
+    bytes, whatever they are.
+    """
+    starts = np.concatenate([np.zeros(1, np.int64), newlines + 1])
+    whole = np.zeros(len(starts), bool)
+    whole[np.searchsorted(starts, [match.start() for match in _OUTSIDE.finditer(data)])] = True
+    closing = np.searchsorted(starts, [match.start() for match in _CLOSES.finditer(data)])
+    closing = closing[closing < len(newlines) + at_end].tolist()
+    stops = [*newlines.tolist(), len(data)]
     found: list[int] = []
-    start = 0
-    while start < len(data):
-        end = _end_of_record(data, start)
-        if end is None and not at_end and len(data) - start <= record_bytes_max:
-            break
-        if end is None or end - start > record_bytes_max:
-            line = int(np.searchsorted(newlines, start))
-            if line == len(newlines):
+    start = line = at = 0
+    for_whole = whole.tolist()
+    while line < len(newlines):
+        last = line
+        if not for_whole[line]:
+            while at < len(closing) and closing[at] <= line:
+                at += 1
+            if at < len(closing) and stops[closing[at]] - start <= record_bytes_max:
+                last = closing[at]
+            elif at == len(closing) and not at_end and len(data) - start <= record_bytes_max:
                 break
-            end = int(newlines[line])
-        found.append(end)
-        start = end + 1
+        if last == len(newlines):
+            break  # the end of the data ends it
+        found.append(stops[last])
+        line, start = last + 1, stops[last] + 1
     return np.array(found, np.int64)
-
-
-def _end_of_record(data: bytes, start: int) -> int | None:
-    """The newline that ends a record; None when there is none yet."""
-    at = start
-    while True:
-        if data[at : at + 1] == b'"':
-            closing = data.find(b'"', at + 1)
-            while closing >= 0 and data[closing + 1 : closing + 2] == b'"':
-                closing = data.find(b'"', closing + 2)
-            if closing < 0 or closing + 1 == len(data):
-                return None
-            at = closing + 1
-        newline = data.find(b"\n", at)
-        comma = data.find(b",", at, newline if newline >= 0 else len(data))
-        if comma < 0:
-            return newline if newline >= 0 else None
-        at = comma + 1
