@@ -277,9 +277,14 @@ class KeyedStream:
             allowed_lateness: how long past a window's end late records still amend it.
             name: the step's name; without it, that of its table.
             intervals: key intervals, the unit of ownership.
+
+        Raises:
+            GraphError: a negative lateness; or panes that may come again or be taken back, which would count twice.
         """
         if name:
             checked_name(name, "step")
+        for route in self.stream.routes:
+            _refuse_amended_panes(route)
         if allowed_lateness < timedelta(0):
             raise GraphError("allowed_lateness is negative", hint="use zero or a positive duration")
         return WindowedStream(self, windows, allowed_lateness, name, intervals)
@@ -316,6 +321,18 @@ class WindowedStream:
         node.outputs.append(stream)
         keyed.stream.graph.add(node)
         return stream
+
+
+def _refuse_amended_panes(route: Route) -> None:
+    """Refuse to group panes that are not the last of their window: each would be a record, and so would retractions."""
+    producer = route.stream.producer
+    if isinstance(producer, StageNode) and producer.windowed and producer.allowed_lateness_us:
+        lateness = timedelta(microseconds=producer.allowed_lateness_us)
+        raise GraphError(
+            f"windows over the panes of {route.stream.name!r}: with allowed_lateness={lateness!r} a window has several "
+            "panes, or one that is taken back, and each would count",
+            hint="leave allowed_lateness out there, or keep the newest pane of each window in a Computation between",
+        )
 
 
 def _check_function(function: Callable[[Any], Any], what: str) -> None:
