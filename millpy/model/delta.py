@@ -24,6 +24,7 @@ from millpy.model.checkpoint import Delta, Entries, Kind
 
 _encode = msgspec.json.Encoder().encode
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_TEXT_OR_ZERO = re.compile(rb'"(?:[^"\\]|\\.)*"|-0\.0(?![0-9eE])')
 
 
 class _Columns(msgspec.Struct, forbid_unknown_fields=True):
@@ -59,6 +60,9 @@ def encode_value(value: Any) -> bytes:
         _refuse_lost_floats(value)
     if b"\\u" in encoded:
         refuse_unstorable(encoded)
+    if b"-0.0" in encoded:
+        # jsonb has no negative zero: a value would have another sign once it is folded.
+        return _TEXT_OR_ZERO.sub(lambda found: b"0.0" if found[0] == b"-0.0" else found[0], encoded)
     return encoded
 
 

@@ -8,6 +8,7 @@ collector nothing. A value is checked by decoding it again before it is taken: w
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -302,9 +303,14 @@ class MapView(MutableMapping[Any, Any]):
     def _subkey(self, name: Any) -> str:
         text = encode_value(name)
         try:
-            self._store.decode_key(text)
+            key = self._store.decode_key(text)
         except (msgspec.DecodeError, ValueError) as error:
             raise RefusedValueError(f"{name!r} is no key of cell {self._store.name!r}: {error}") from error
+        # Keys that are equal are one entry: 1 and 1.0 where keys are floats, one instant in two time zones.
+        if type(key) is float:
+            text = encode_value(key)
+        elif type(key) is datetime and key.tzinfo is not None:
+            text = encode_value(key.astimezone(UTC))
         return text.decode()
 
 

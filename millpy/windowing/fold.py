@@ -84,8 +84,10 @@ class Fold:
         return None
 
     def value_of(self, record: Any) -> Any:
-        """What of a record is folded: numbers, text, µs; None is left out."""
+        """What of a record is folded: numbers, text, µs; None is left out. Zero has no sign, as in the database."""
         value = self._read(record) if self._read is not None else 1
+        if self.kind is float:
+            return None if value is None else value + 0.0
         return instant(value) if isinstance(value, datetime) else value
 
     def add(self, accumulator: Any, value: Any, at: int) -> Any:

@@ -201,14 +201,17 @@ def unbounded(values: Column) -> Column:
 
 
 def _numpy(column: pa.Array) -> Column:
-    """A column as numpy, times as int64 µs, what is no number as Python objects; nulls as anything."""
+    """A column as numpy, times as int64 µs, what is no number as Python objects; nulls as anything.
+
+    Zero has no sign: -0.0 and 0.0 are equal, and which of them an aggregate had would depend on order.
+    """
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.int64())
     if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
         if column.null_count:
             column = pc.fill_null(column, 0)
         values: Column = column.to_numpy(zero_copy_only=False)
-        return values
+        return values + 0.0 if values.dtype.kind == "f" else values
     values = np.empty(len(column), object)
     values[:] = column.to_pylist()
     return values
