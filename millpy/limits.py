@@ -33,7 +33,6 @@ class Limits:
     state_preload_rows_max: int = 50_000
     epoch_s: float = 60.0
     epoch_bytes: int = 256_000_000
-    future_tolerance_us: int = 3_600_000_000
     backlog_records_high: int = 500_000
     backlog_bytes_high: int = 256_000_000
     record_attempts_max: int = 3

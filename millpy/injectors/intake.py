@@ -7,8 +7,9 @@ Pure but for its own soft state: one Intake is one source partition under one gr
 Every record that was read is counted once: injected = accepted + duplicate + dead-lettered (I8).
 
 Watermark of a row: the largest event time *before* it minus the disorder bound, never below the watermark published
-before (I9: a bundle has the effect of one record at a time). An event time beyond the tolerance in the future of its
-arrival is set aside and moves nothing. A finished source reports the greatest time.
+before (I9: a bundle has the effect of one record at a time). A record that is ahead of its arrival counts here as one
+that happens when it arrives, so it makes no punctual record late; beyond the tolerance it is set aside. A finished
+source reports the greatest time.
 
 Idle: under `AdvanceWithClock(after)`, once the source was quiet (connected, drained, nothing waiting) for the whole of
 `after`, the watermark follows now - after - max_disorder, as if a record that happened `after` ago had just come.
@@ -69,7 +70,8 @@ class SourcePosition(msgspec.Struct, kw_only=True):
 
     Attributes:
         position: the source's own, as it made it; null when the broker keeps it.
-        max_event_time, max_event_record: the largest event time and where it came from: this holds the watermark.
+        max_event_time, max_event_record: the largest event time, at most that of arrival, and where it came from: this
+            holds the watermark.
         last_event_time, last_record, arrived_at: the newest accepted record.
         dedupe_shift_us: the dedupe clock of a source that names none is its time of arrival plus this: a clock that is
             set right, or wrong, must neither forget ids nor keep them.
@@ -365,6 +367,7 @@ class Intake:
             letters.add(~timed, "refused", f"dedupe time {settings.time} names no time")
             letters.add(future, "future", f"dedupe time {settings.time} after {describe(latest)}")
             timed &= ~future
+            clocks = np.minimum(clocks, taken.arrived_at)  # nor may one that is ahead by less
         letters.judged, letters.ids = self._identify(decoded, timed)
         held = letters.keep_original_ids(timed)
         duplicates, run = self._seen.check(letters.ids, clocks[letters.judged])
@@ -386,7 +389,7 @@ class Intake:
 
     def _latest(self, taken: Taken) -> Instant:
         """What is later than this was not there yet, by any clock."""
-        return Instant(taken.arrived_at + self._unsure_us + self._settings.limits.future_tolerance_us)
+        return Instant(taken.arrived_at + self._unsure_us + self._settings.event_time.future_tolerance_us)
 
     def _event_times(self, letters: Letters, fresh: Mask) -> tuple[Instants, Mask]:
         """Event times of all rows, and which of the fresh ones are accepted."""
@@ -399,7 +402,9 @@ class Intake:
         accepted = fresh & timed & ~future
         if settings.sorted and not letters.again:
             # A record that falls below the maximum would not have moved it: the maximum over all is that over the kept.
-            highest = np.maximum.accumulate(np.where(accepted, times, INSTANT_MIN))
+            highest = np.maximum.accumulate(
+                np.where(accepted, np.minimum(times, letters.taken.arrived_at), INSTANT_MIN)
+            )
             unordered = accepted & (times < np.maximum(highest, self._source.max_event_time))
             detail = f"{settings.field} is earlier than one before it in a sorted source"
             letters.add(unordered, "event_time", detail, times)
@@ -409,12 +414,13 @@ class Intake:
     def _row_watermarks(self, times: Instants, rows: npt.NDArray[np.int64], taken: Taken) -> Instants:
         """The watermark before each row; moves the maximum and the watermark past the last."""
         source = self._source
+        happened = np.minimum(times, taken.arrived_at)
         before = np.empty(len(times) + 1, np.int64)
-        before[0], before[1:] = source.max_event_time, times
+        before[0], before[1:] = source.max_event_time, happened
         np.maximum.accumulate(before, out=before)
         watermarks = np.maximum(before - self._settings.event_time.max_disorder_us, source.watermark)
         if before[-1] > source.max_event_time:
-            source.max_event_record = taken.describe(int(rows[int(np.argmax(times))]))
+            source.max_event_record = taken.describe(int(rows[int(np.argmax(happened))]))
         source.max_event_time = int(before[-1])
         source.last_event_time, source.last_record = int(times[-1]), taken.describe(int(rows[-1]))
         source.watermark = int(watermarks[-1])

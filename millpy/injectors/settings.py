@@ -12,10 +12,11 @@ from typing import Literal
 from millpy.errors import GraphError, SchemaError
 from millpy.model.keys import KEY_TYPES
 from millpy.model.record import RecordType
-from millpy.model.time import microseconds
+from millpy.model.time import microseconds, minutes
 
 Unit = Literal["s", "ms", "us", "ns"]
 UNITS = ("s", "ms", "us", "ns")
+FUTURE_TOLERANCE = minutes(10)
 _DURATIONS = (("hours", 3_600_000_000), ("minutes", 60_000_000), ("seconds", 1_000_000), ("milliseconds", 1_000))
 
 
@@ -62,20 +63,32 @@ class EventTime:
 
     A `datetime` field must name its zone: naive values are dead-lettered. Numbers need a unit.
 
+    A record may be ahead of its arrival, because its device's clock is, by up to `future_tolerance`; beyond that it is
+    dead-lettered with reason "future". It keeps its event time, but moves the watermark no further than a record that
+    happens at its arrival: one wrong clock must not make the others' records late.
+
     Args:
         field: a `datetime`, or a number with `unit`.
         unit: "s", "ms", "us" or "ns" since the epoch, for numbers.
         max_disorder: how far an event time may lie behind the largest one before it and still be on time.
         sorted: event times never fall.
+        future_tolerance: how far ahead of its arrival an event time may be.
     """
 
     field: str
     unit: Unit | None
     max_disorder: timedelta | None
     sorted: bool
+    future_tolerance: timedelta
 
     def __init__(
-        self, field: str, *, unit: Unit | None = None, max_disorder: timedelta | None = None, sorted: bool = False
+        self,
+        field: str,
+        *,
+        unit: Unit | None = None,
+        max_disorder: timedelta | None = None,
+        sorted: bool = False,
+        future_tolerance: timedelta = FUTURE_TOLERANCE,
     ) -> None:
         if unit is not None and unit not in UNITS:
             raise GraphError(f"unknown unit {unit!r}", hint=f"units are {', '.join(UNITS)}")
@@ -86,10 +99,13 @@ class EventTime:
             )
         if max_disorder is not None and max_disorder < timedelta(0):
             raise GraphError(f"event time {field!r}: max_disorder is negative")
+        if future_tolerance < timedelta(0):
+            raise GraphError(f"event time {field!r}: future_tolerance is negative")
         object.__setattr__(self, "field", field)
         object.__setattr__(self, "unit", unit)
         object.__setattr__(self, "max_disorder", max_disorder)
         object.__setattr__(self, "sorted", sorted)
+        object.__setattr__(self, "future_tolerance", future_tolerance)
 
     def __repr__(self) -> str:
         unit = f", unit={self.unit!r}" if self.unit else ""
@@ -97,13 +113,21 @@ class EventTime:
 
     @property
     def promise(self) -> str:
-        """What the source promises about order, as it is written."""
-        return "sorted=True" if self.max_disorder is None else f"max_disorder={duration_text(self.max_disorder)}"
+        """What the source promises about order and the future, as it is written."""
+        order = "sorted=True" if self.max_disorder is None else f"max_disorder={duration_text(self.max_disorder)}"
+        if self.future_tolerance == FUTURE_TOLERANCE:
+            return order
+        return f"{order}, future_tolerance={duration_text(self.future_tolerance)}"
 
     @property
     def max_disorder_us(self) -> int:
         """The bound in µs; 0 for a sorted source."""
         return 0 if self.max_disorder is None else microseconds(self.max_disorder)
+
+    @property
+    def future_tolerance_us(self) -> int:
+        """The tolerance in µs."""
+        return microseconds(self.future_tolerance)
 
     def validate(self, record_type: RecordType) -> None:
         """Refuse a field that does not exist or is no time.

@@ -8,8 +8,7 @@ from typing import Any
 import psycopg
 
 from millpy.assembly import run_worker
-from millpy.limits import Limits
-from tests.crash.test_replay import LIMITS, Faults, a_graph, as_dict, payload, world_now
+from tests.crash.test_replay import LIMITS, Faults, a_graph, payload, world_now
 from tests.feed import Feed
 
 
@@ -24,8 +23,7 @@ COUNTS = "SELECT device, records, duplicates, late, dead_letters FROM millpy.fle
 async def test_fleet_shows_what_became_of_each_device(database_url: str) -> None:
     Faults.decoding = Faults.computing = Faults.mapping = True
     feed, stop = Feed(batch_max=100), asyncio.Event()
-    limits = Limits(**{**as_dict(LIMITS), "future_tolerance_us": 1_000_000})
-    worker = asyncio.create_task(run_worker(a_graph(feed), database_url, limits=limits, stop=stop))
+    worker = asyncio.create_task(run_worker(a_graph(feed), database_url, limits=LIMITS, stop=stop))
     future = world_now() + 3_600_000_000
     feed.push(*(payload(n, at=5_000_000 + n) for n in range(200)), *(payload(n) for n in range(10)))
     feed.push(payload(1_001, at=0), payload(2_002, at=future), payload(3_003, kind="compute"), b"{")

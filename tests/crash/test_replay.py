@@ -170,8 +170,7 @@ async def test_dead_letter_is_replayed_after_a_fix_and_counted_as_accepted() -> 
 async def test_record_that_was_set_aside_behind_its_id_is_no_duplicate_of_itself() -> None:
     feed = Feed()
     future = world_now() + 3_600_000_000
-    limits = Limits(**{**as_dict(LIMITS), "future_tolerance_us": 1_000_000})
-    async with running(feed, limits) as world:
+    async with running(feed) as world:
         feed.push(payload(1, at=future), payload(1, at=future))
         await until(world, lambda: source(world)["injected"] == 2, "both are read")
         assert source(world) == {"injected": 2, "duplicate": 1, "dead_lettered": 1}

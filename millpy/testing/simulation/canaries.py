@@ -229,6 +229,13 @@ def _always_quiet(observe: Any) -> Any:
     return observed
 
 
+def _ahead_of_arrival(row_watermarks: Any) -> Any:
+    def moved(self: Intake, times: Any, rows: Any, taken: Any) -> Any:
+        return row_watermarks(self, times, rows, replace(taken, arrived_at=Instant(2**62)))
+
+    return moved
+
+
 def _never_too_late(initialize: Any) -> Any:
     def initialized(self: Any, *arguments: Any) -> None:
         initialize(self, *arguments)
@@ -279,6 +286,11 @@ CANARIES = (
     Canary("regresses a watermark", "I5", SavesWatermarksWhenFolding),
     Canary("uses a watermark ahead of its position", "I5", ReadsHeadsLater),
     Canary("lets the clock overtake a backlog", "I5", patches=((Intake, "observe", _always_quiet),)),
+    Canary(
+        "lets a record carry the watermark ahead of its arrival",
+        "I5",
+        patches=((Intake, "_row_watermarks", _ahead_of_arrival),),
+    ),
     Canary("fires a timer early", "I6", patches=((calls, "_next_due", _next_due_early),)),
     Canary("forgets that a timer is deleted", "I6", patches=((timers.TimerBook, "take_entries", _without_tombstones),)),
     Canary("lets an expired window emit", "I7", patches=((aligned.AlignedInterval, "__init__", _never_too_late),)),

@@ -37,6 +37,7 @@ class Evidence:
     Attributes:
         file: the lines of the file, when that is the source.
         idle: whether the clock may move the watermark of a silent source.
+        ahead: whether some readings are ahead of their arrival: what waited while the broker was away is late then.
         latest_us: what the server's clock shows, had it never been set back: a worker may go by an older reading.
         batches, lines: of the broker and of the file, in committed positions.
         emitted: (device, start) -> newest row of `per_window`, also when people have deleted it since.
@@ -49,6 +50,7 @@ class Evidence:
     source: SourceOracle
     lateness_us: int
     idle: bool
+    ahead: bool = False
     latest_us: int = BEGINNING
     windows: dict[int, WindowOracle] = field(default_factory=dict)
     watchers: dict[int, WatchOracle] = field(default_factory=dict)
@@ -243,7 +245,7 @@ def watermarks(evidence: Evidence, landing: Landing) -> Iterator[str]:
         promised = evidence.source.watermark
         if book.low_watermark > promised:
             yield f"{_name(landing)}: the source publishes {book.low_watermark}, its records say {promised}"
-        if evidence.idle and evidence.source.overtaken:
+        if evidence.idle and not evidence.ahead and evidence.source.overtaken:
             yield f"{_name(landing)}: the clock has overtaken readings {evidence.source.overtaken} that waited"
         return
     for producer, (seq, watermark) in book.cursors.items():

@@ -14,6 +14,10 @@ from millpy.testing.simulation.graphs import DISORDER_US
 
 STEP_US = 40_000
 FUTURE_US = 7_200_000_000
+HISTORY_US = 3_600_000_000
+"""What is not live has happened so long ago: no record of it is ahead of its arrival."""
+AHEAD_US = 300_000_000
+"""As far ahead of their arrival as that are readings of devices whose clock is fast."""
 DEVICES = 5
 GROUPS = 2
 
@@ -62,7 +66,7 @@ def encoded(truth: Truth) -> bytes:
     ).encode()
 
 
-def feed(rng: random.Random, count: int, start_us: int, *, live: bool) -> Feed:
+def feed(rng: random.Random, count: int, start_us: int, *, live: bool, ahead: bool) -> Feed:
     """So many readings, with what goes wrong at the devices.
 
     Args:
@@ -70,15 +74,18 @@ def feed(rng: random.Random, count: int, start_us: int, *, live: bool) -> Feed:
         count: how many readings, duplicates and rubbish not counted.
         start_us: event time of the first.
         live: event times come with publication, and keep the promise: nothing is late.
+        ahead: of a live feed, some devices' clocks are fast.
     """
     payloads: list[tuple[int, bytes]] = []
     truths: dict[bytes, Truth | None] = {}
     for seq in range(count):
         jitter = int(rng.random() * DISORDER_US)
+        if ahead and rng.random() < 0.05:
+            jitter = -int(rng.random() * AHEAD_US)
         device = int(rng.random() * DEVICES)
         if (seq // 40 + device) % 4 == 0:  # devices fall silent
             device = (device + 1) % DEVICES
-        at = jitter if live else start_us + seq * STEP_US + jitter + _misplaced(rng)
+        at = jitter if live else start_us - HISTORY_US + seq * STEP_US + jitter + _misplaced(rng)
         truth = Truth(f"d{device}", device % GROUPS, seq, at, int(rng.random() * 100))
         payload = encoded(truth)
         truths[payload] = truth

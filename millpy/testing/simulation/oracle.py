@@ -16,7 +16,7 @@ from millpy.testing.simulation.graphs import CANCELS, DISORDER_US, EVERY, QUIET_
 
 BEGINNING = -(2**62)
 END = 2**62
-FUTURE_TOLERANCE_US = 3_600_000_000
+FUTURE_TOLERANCE_US = 600_000_000
 
 Judged = tuple[Truth, int]
 """An accepted reading and the watermark before it."""
@@ -69,7 +69,8 @@ class SourceOracle:
             if truth is None or (not self.by_arrival and truth.at > latest):
                 self.dead += 1
                 continue
-            if self._seen_before(truth, arrived_at + shift_us):
+            clock_us = arrived_at + shift_us if self.by_arrival else min(truth.at, arrived_at)
+            if self._seen_before(truth, clock_us):
                 self.duplicate += 1
             elif truth.at > latest:
                 self.dead += 1
@@ -82,7 +83,7 @@ class SourceOracle:
                     judged.append((truth, self.watermark))
                 if truth.at < self.watermark:
                     self.overtaken.append(truth.seq)
-                self.newest = max(self.newest, truth.at)
+                self.newest = max(self.newest, min(truth.at, arrived_at))
                 self.watermark = max(self.watermark, self.newest - DISORDER_US)
         if finished:
             self.watermark = END
@@ -94,7 +95,7 @@ class SourceOracle:
         self.by_bundle[bundle] = ([], self.watermark)
 
     def _seen_before(self, truth: Truth, clock_us: int) -> bool:
-        self.clock = max(self.clock, clock_us if self.by_arrival else truth.at)
+        self.clock = max(self.clock, clock_us)
         last = self.seen.get(truth.seq)
         self.seen[truth.seq] = self.clock
         return last is not None and self.clock - last <= self.within_us

@@ -57,6 +57,7 @@ class Schedule:
         records: readings that are published.
         placed: whether sources and stages run in different workers only, so that all goes through segments.
         few_cells: whether state does not fit in memory and is loaded again and again.
+        ahead: whether the clocks of some devices are fast.
         poison: whether the database refuses what some readings lead to.
     """
 
@@ -68,6 +69,7 @@ class Schedule:
     lateness_us: int
     by_arrival: bool
     idle: bool
+    ahead: bool
     deep: bool
     placed: bool
     few_cells: bool
@@ -97,6 +99,7 @@ def draw(seed: int) -> Schedule:
         lateness_us=rng.choice((0, 400_000, 2_000_000)),
         by_arrival=rng.random() < 0.5,
         idle=idle,
+        ahead=idle and rng.random() < 0.4,
         deep=rng.random() < 0.4,
         placed=rng.random() < 0.2,
         few_cells=rng.random() < 0.15,

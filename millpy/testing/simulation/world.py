@@ -94,7 +94,7 @@ class World:
         self._count = 0
         self._worker_type = worker_type
         self._store_type: type[Recording] = type("Store", (Recording, store_type), {})
-        self._feed = feed(self.rng, schedule.records, self.clock.now_us(), live=schedule.idle)
+        self._feed = feed(self.rng, schedule.records, self.clock.now_us(), live=schedule.idle, ahead=schedule.ahead)
         self._published = 0
         self._path = path
         self.graph: Graph = build(
@@ -122,6 +122,7 @@ class World:
             source=SourceOracle(self._feed.truths, schedule.by_arrival, DEDUPE_US[schedule.idle]),
             lateness_us=schedule.lateness_us,
             idle=schedule.idle,
+            ahead=schedule.ahead,
         )
         self._last = max((fault.step for fault in schedule.faults), default=0) + 60
         self._healed_at: float | None = None

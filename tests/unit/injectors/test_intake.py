@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from millpy.injectors.intake import Intake, IntakeResult, IntakeSettings, SourcePosition
 from millpy.injectors.protocol import Taken
 from millpy.injectors.settings import AdvanceWithClock, Dedupe, EventTime
-from millpy.limits import Limits
 from millpy.model.checkpoint import DedupeRun, Kind
 from millpy.model.record import RecordType
 from millpy.model.stage import Recovered
@@ -89,14 +88,24 @@ def test_watermark_is_never_below_the_one_published() -> None:
 
 
 def test_record_from_the_future_is_set_aside_and_moves_nothing() -> None:
-    limits = Limits(future_tolerance_us=60 * S)
+    tolerant = EventTime("s", unit="s", max_disorder=seconds(10), future_tolerance=seconds(60))
 
-    result = step(an_intake(limits=limits), (1, 100), (2, 1061), (3, 1060))
+    result = step(an_intake(event_time=tolerant), (1, 100), (2, 1061))
 
     assert [(d.reason, d.payload, d.event_time) for d in result.dead_letters] == [
         ("future", b'{"id":2,"s":1061}', 1061 * S)
     ]
-    assert result.watermark == 1050 * S
+    assert result.watermark == 90 * S
+
+
+def test_record_ahead_of_its_arrival_moves_the_watermark_as_one_that_happens_then() -> None:
+    result = step(an_intake(), (1, 100), (2, 1060), (3, 985), (4, 1001), describe=str)
+
+    assert result.records.event_times.tolist() == [100 * S, 1060 * S, 985 * S, 1001 * S]
+    assert result.records.watermarks.tolist() == [INSTANT_MIN, 90 * S, 990 * S, 990 * S]
+    assert result.watermark == 990 * S
+    position = msgspec.json.decode(result.delta[0].values[0] or b"", type=SourcePosition)
+    assert (position.max_event_record, position.max_event_time) == ("1", NOW)
 
 
 @pytest.mark.parametrize("s", [None, 10**15, -(10**15), 2**63 - 1])
