@@ -23,7 +23,7 @@ SIGMAS_SQUARED = 9.0
 RECORDS_MIN = 10
 UNFOLDED = "SELECT count(*) FROM mill.intervals WHERE folded_bundle < bundle"
 STATE = """
-SELECT k.key, k.value FROM mill.keyed AS k
+SELECT k.key, k.value::json FROM mill.keyed AS k
   JOIN mill.intervals AS i USING (interval_id) JOIN mill.computations AS c USING (computation_id)
  WHERE c.name = 'deviation' AND k.kind = 'state'
 """

@@ -206,11 +206,14 @@ CREATE TABLE mill.keyed (
     key_hash    bigint NOT NULL,
     fire_at     bigint NOT NULL,
     bundle      bigint NOT NULL,
-    value       json NOT NULL
+    value       text COLLATE "C" NOT NULL  -- JSON
 ) WITH (fillfactor = 70);
 CREATE UNIQUE INDEX keyed_identity ON mill.keyed (
     interval_id, hashtextextended(key, 0), kind, namespace, hashtextextended(subkey, 0), key_hash
 );
+-- A publication of all tables has to name the row that is changed, and an index of expressions cannot. It costs nothing
+-- while nothing is published; text, because json has no equality by which a subscriber would find the row.
+ALTER TABLE mill.keyed REPLICA IDENTITY FULL;
 -- Timers, windows, positions and counters are few beside state; an owner reads them all, people ask for them by kind.
 CREATE INDEX keyed_others ON mill.keyed (kind, interval_id) WHERE kind <> 'state';
 

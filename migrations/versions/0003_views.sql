@@ -26,7 +26,7 @@ SELECT d.interval_id, d.bundle, e.kind, e.namespace, c.key::text AS key, c.subke
 CREATE VIEW mill.entries AS
 SELECT interval_id, kind, namespace, key, subkey, fire_at, value
   FROM (SELECT DISTINCT ON (interval_id, kind, namespace, key, subkey) *
-          FROM (SELECT interval_id, kind, namespace, key, subkey, fire_at, bundle, value FROM mill.keyed
+          FROM (SELECT interval_id, kind, namespace, key, subkey, fire_at, bundle, value::json AS value FROM mill.keyed
                  UNION ALL
                 SELECT interval_id, kind, namespace, key, subkey, fire_at, bundle, value -> 0 FROM mill.changes) AS stored
          ORDER BY interval_id, kind, namespace, key, subkey, bundle DESC) AS newest

@@ -277,7 +277,7 @@ keyed = Table(
     _bigint("key_hash"),
     _bigint("fire_at"),
     _bigint("bundle"),
-    Column("value", JSON, nullable=False),
+    Column("value", Text(collation="C"), nullable=False),
     Index(
         "keyed_identity",
         "interval_id",

@@ -176,7 +176,7 @@ SELECT i.interval_id, i.sequencer, i.bundle FROM mill.intervals AS i JOIN mill.c
 
 -- name: read_state
 -- All folded cells of an interval, a key's together. Zero rows: no key has any.
-SELECT key_hash, key, namespace, subkey, value::text FROM mill.keyed
+SELECT key_hash, key, namespace, subkey, value FROM mill.keyed
  WHERE interval_id = %(interval)s AND kind = 'state' ORDER BY key_hash, key, namespace, subkey;
 
 -- name: delete_state
@@ -188,6 +188,6 @@ DELETE FROM mill.keyed AS k USING unnest(%(key_hashes)s, %(keys)s) AS gone (key_
 -- name: insert_state
 -- Cells as they are from the next bundle on. Zero rows: all have their defaults.
 INSERT INTO mill.keyed (interval_id, kind, namespace, key, subkey, key_hash, fire_at, bundle, value)
-SELECT %(interval)s, 'state', e.namespace, e.key, e.subkey, e.key_hash, 4611686018427387904, %(bundle)s, e.value::json
+SELECT %(interval)s, 'state', e.namespace, e.key, e.subkey, e.key_hash, 4611686018427387904, %(bundle)s, e.value
   FROM unnest(%(key_hashes)s, %(keys)s, %(namespaces)s, %(subkeys)s, %(documents)s)
     AS e (key_hash, key, namespace, subkey, value);

@@ -49,7 +49,7 @@ WITH parts AS MATERIALIZED (
             WHERE n.value::text = 'null'))
 )
 INSERT INTO mill.keyed AS k (interval_id, kind, namespace, key, subkey, key_hash, fire_at, bundle, value)
-SELECT %(interval)s, kind, namespace, key, subkey, key_hash, fire_at, bundle, value -> 0
+SELECT %(interval)s, kind, namespace, key, subkey, key_hash, fire_at, bundle, (value -> 0)::text
   FROM newest
  WHERE value::text <> 'null'
 ON CONFLICT (interval_id, hashtextextended(key, 0), kind, namespace, hashtextextended(subkey, 0), key_hash)

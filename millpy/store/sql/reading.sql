@@ -30,12 +30,12 @@ SELECT d.interval_id, d.bundle, d.document::text AS document
 
 -- name: read_keyed
 -- Folded rows; `with_state` names the intervals whose state is read too. Zero rows: nothing is folded.
-SELECT interval_id, kind, namespace, key, subkey, key_hash, fire_at, value::text AS value
+SELECT interval_id, kind, namespace, key, subkey, key_hash, fire_at, value
   FROM mill.keyed
  WHERE interval_id = ANY (%(intervals)s) AND kind <> 'state'
    AND kind IN ('timer', 'window', 'position', 'counter', 'parked', 'fleet')
 UNION ALL
-SELECT interval_id, kind, namespace, key, subkey, key_hash, fire_at, value::text AS value
+SELECT interval_id, kind, namespace, key, subkey, key_hash, fire_at, value
   FROM mill.keyed
  WHERE interval_id = ANY (%(with_state)s) AND kind = 'state';
 
@@ -45,7 +45,7 @@ SELECT bundle, folded_bundle FROM mill.intervals WHERE interval_id = %(interval)
 
 -- name: load_state
 -- Folded state of some keys. Zero rows: none is folded.
-SELECT k.namespace, k.key, k.subkey, k.key_hash, k.fire_at, k.value::text AS value
+SELECT k.namespace, k.key, k.subkey, k.key_hash, k.fire_at, k.value
   FROM unnest(%(keys)s) AS asked (key)
   JOIN mill.keyed AS k
     ON k.interval_id = %(interval)s AND k.kind = 'state'
