@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 from psycopg.types.string import TextLoader
@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from millpy.database_url import unreadable
 from millpy.errors import ConfigError, MillError, StoreUnavailableError, UsageError
+from millpy.store.admin_question import answer
 from millpy.store.engine import make_engine
 from millpy.store.unreachable import unreachable
 
@@ -22,7 +23,6 @@ NOT_MIGRATED = {NO_TABLE, "42883", "3F000"}  # no such table, function, schema
 NOT_ONE_COMPUTATION = {"P0002", "42P09"}  # no such computation, or in several graphs
 NOT_A_VALUE = {"22P02", "22007", "22008", "22003"}  # text that is no number, moment, uuid, …
 CANCELLED = "57014"
-READ_ONLY = "25006"
 RIGHTS_HINT = "log in as a member of a role that may: `millpy migrate --roles` makes them"
 NO_RIGHTS = "42501"
 REFUSED_BY_POOL = "08"
@@ -121,23 +121,21 @@ class Admin:
         return self._execute(statement, {}, commit=False)
 
     def read(self, statement: str) -> list[Row]:
-        """Rows of a person's own statement, in a transaction that can only read.
+        """Rows of a person's own statement, which cannot change anything (`admin_question.py`).
 
         Raises:
             UsageError: it is no SQL, names what is not there, or would change something.
         """
         try:
             with self._engine.connect() as connection:
-                connection.execute(text("SET TRANSACTION READ ONLY"))
-                result = connection.exec_driver_sql(statement.replace("%", "%%"))  # there are no parameters
-                return [dict(row) for row in result.mappings()] if result.returns_rows else []
-        except DBAPIError as error:
-            state = getattr(error.orig, "sqlstate", None) or ""
-            if state == READ_ONLY:
-                raise UsageError("this would change something", hint="use psql for that") from None
+                connection.execute(text("SELECT"))  # begins the transaction, with its settings
+                return list(answer(cast("psycopg.Connection[Any]", connection.connection.driver_connection), statement))
+        except (DBAPIError, psycopg.Error) as error:
+            wrapped = error if isinstance(error, DBAPIError) else DBAPIError(None, None, error)
+            state = getattr(wrapped.orig, "sqlstate", None) or ""
             if state.startswith(("22", "42")) and state != NO_RIGHTS:
-                raise UsageError(_first_line(error), hint="correct the statement") from None
-            raise _translated(error) from None
+                raise UsageError(_first_line(wrapped), hint="correct the statement") from None
+            raise _translated(wrapped) from None
 
     def _rows(self, statement: str, parameters: Mapping[str, Any], *, commit: bool) -> list[Row]:
         return self._execute(text(statement), parameters, commit=commit)

@@ -1,0 +1,230 @@
+"""`millpy sql` as the owner of everything: whatever is asked, nothing changes."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from millpy.embedded import EmbeddedPostgres
+from millpy.errors import UsageError
+from millpy.store.admin import Admin, Row
+from millpy.store.admin_question import ACTING, HARMLESS, functions_in
+from tests.databases import fresh_database
+
+MADE = """
+CREATE TABLE kept (n integer);
+INSERT INTO kept VALUES (1);
+CREATE TABLE target (n integer);
+CREATE SEQUENCE counted;
+CREATE FUNCTION acts() RETURNS integer LANGUAGE plpgsql AS $$ BEGIN PERFORM lo_export(0, 'FILE'); RETURN 1; END $$;
+CREATE FUNCTION "Acts (too)"() RETURNS integer LANGUAGE plpgsql
+  AS $$ BEGIN PERFORM pg_advisory_lock(7); RETURN 1; END $$;
+CREATE FUNCTION looks() RETURNS bigint LANGUAGE sql STABLE AS $$ SELECT count(*) FROM public.kept $$;
+CREATE VIEW hidden AS SELECT acts() AS n;
+CREATE PROCEDURE leaves() LANGUAGE plpgsql AS $$ BEGIN COMMIT; INSERT INTO kept VALUES (2); COMMIT; END $$;
+"""
+WRITES = [
+    "INSERT INTO kept VALUES (2)",
+    "CREATE TABLE left_over (n integer)",
+    "COPY (SELECT 1) TO PROGRAM 'touch FILE'",
+    "SELECT lo_export(lo_from_bytea(0, 'x'), 'FILE')",
+]
+LEAVES = ["COMMIT", "ROLLBACK", "END", "ABORT", "SET TRANSACTION READ WRITE", "SET transaction_read_only = off",
+          "RESET transaction_read_only", "SELECT set_config('transaction_read_only', 'off', true)", "DISCARD ALL",
+          "SELECT 1", "/* SELECT */", ""]  # fmt: skip
+JOINTS = [";", " ; ", "; --\n", ";/**/"]
+TRICKS = [
+    *(f"{leave}{joint}{write}" for leave, joint, write in itertools.product(LEAVES, JOINTS, WRITES)),
+    *WRITES,
+    "DO $$ BEGIN COMMIT; INSERT INTO kept VALUES (2); COMMIT; END $$",
+    "DO $$ BEGIN SET TRANSACTION READ WRITE; INSERT INTO kept VALUES (2); COMMIT; END $$",
+    "DO $$ BEGIN PERFORM set_config('transaction_read_only', 'off', false); INSERT INTO kept VALUES (2); END $$",
+    "DO $$ BEGIN COPY (SELECT 1) TO PROGRAM 'touch FILE'; END $$",
+    "CALL leaves()",
+    "/* SELECT */ DO $$ BEGIN COPY (SELECT 1) TO PROGRAM 'touch FILE'; END $$",
+    "COPY kept TO 'FILE'",
+    "COPY (SELECT 1) TO 'FILE'",
+    "COPY target FROM PROGRAM 'touch FILE; echo 1'",
+    "WITH written AS (INSERT INTO kept VALUES (2) RETURNING n) SELECT * FROM written",
+    "SELECT 3 AS n INTO left_over",
+    "CREATE TABLE left_over AS SELECT 1",
+    "EXPLAIN ANALYZE INSERT INTO kept VALUES (2)",
+    "EXPLAIN (ANALYZE) SELECT acts()",
+    "EXPLAIN /* */ (VERBOSE, analyse true) SELECT acts()",
+    "SELECT acts()",
+    "SELECT 1 WHERE (SELECT acts()) = 1",
+    "SELECT * FROM acts()",
+    "SELECT * FROM hidden",
+    'SELECT "Acts (too)"()',
+    "SELECT public . acts ( )",
+    "SELECT s.\"a'\" || acts() || s.\"b'\" FROM (SELECT 'x' AS \"a'\", 'y' AS \"b'\" OFFSET 0) AS s",
+    r"SELECT E'\'' || acts()",
+    "SELECT CASE WHEN acts() = 1 THEN 1 END",
+    "SELECT n FROM kept ORDER BY acts()",
+    "VALUES (acts())",
+    "TABLE hidden",
+    "SELECT sum(n) FILTER (WHERE acts() = 1) FROM kept",
+    "SELECT nextval('public.counted')",
+    "SELECT setval('public.counted', 7)",
+    "SELECT set_config('role', 'none', true), pg_advisory_lock(7)",
+    "SELECT pg_advisory_lock(7)",
+    "SELECT pg_terminate_backend(OTHER)",
+    "SELECT pg_cancel_backend(OTHER)",
+    "SELECT pg_reload_conf()",
+    "SELECT pg_switch_wal()",
+    "SELECT pg_stat_reset()",
+    "SELECT pg_create_physical_replication_slot('left_over')",
+    "SELECT pg_logical_emit_message(false, 'a', 'b')",
+    "SELECT pg_notify('a', 'b')",
+    "SELECT lo_create(77)",
+    "SELECT query_to_xml('SELECT pg_advisory_lock(7)', true, true, '')",
+    "SELECT * FROM kept FOR UPDATE",
+    "LOCK TABLE kept IN ACCESS EXCLUSIVE MODE",
+    "NOTIFY a",
+    "TRUNCATE kept",
+    "VACUUM",
+    "ALTER SYSTEM SET work_mem = '1GB'",
+    "CREATE DATABASE left_over_too",
+    "ALTER ROLE millpy SET work_mem = '1GB'",
+    "PREPARE later AS INSERT INTO kept VALUES (2)",
+    "REFRESH MATERIALIZED VIEW nothing",
+    "COMMENT ON TABLE kept IS 'changed'",
+]
+
+
+@dataclass(frozen=True)
+class Database:
+    """One with MADE in it.
+
+    Attributes:
+        named: a file of the server's, as the server names it.
+        file: the same, as we do.
+    """
+
+    url: str
+    named: str
+    file: Path
+
+    def read(self, question: str) -> list[Row]:
+        return Admin(self.url, statement_s_max=5).read(qualified(question))
+
+
+@pytest.fixture(scope="module")
+def database(postgres: EmbeddedPostgres) -> Iterator[Database]:
+    with fresh_database(postgres, "template1") as name:
+        with psycopg.connect(postgres.url(name), autocommit=True) as connection:
+            ((data,),) = connection.execute("SHOW data_directory").fetchall()
+            made = Database(postgres.url(name), f"{data}/written", postgres.data / "written")
+            connection.execute(MADE.replace("FILE", made.named))  # type: ignore[call-overload]
+        yield made
+
+
+def qualified(text: str) -> str:
+    """With its schema: a command has no search_path of a person's."""
+    return re.sub(
+        r"""(?<![\w."'])(?<!\. )(kept|target|hidden|counted|leaves|left_over|(?:acts|looks)(?= ?\()|"Acts)\b""",
+        r"public.\1",
+        text,
+    )
+
+
+def world(connection: psycopg.Connection) -> object:
+    """All that a trick might change."""
+    queries = [
+        "SELECT array_agg(n) FROM kept", "SELECT array_agg(relname::text ORDER BY 1) FROM pg_class WHERE oid > 16000",
+        "SELECT count(*) FROM target", "SELECT is_called, last_value FROM counted",
+        "SELECT count(*) FROM pg_largeobject_metadata", "SELECT count(*) FROM pg_replication_slots",
+        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'", "SELECT array_agg(datname) FROM pg_database",
+        "SELECT count(*) FROM pg_db_role_setting", "SELECT count(*) FROM pg_description WHERE objoid > 16000",
+        "SELECT pg_conf_load_time(), current_setting('work_mem')", "SELECT stats_reset FROM pg_stat_database"
+        " WHERE datname = current_database()",
+    ]  # fmt: skip
+    return [connection.execute(sql.SQL(qualified(query))).fetchall() for query in queries]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+def test_nothing_changes_whatever_is_asked(database: Database, trick: str) -> None:
+    with psycopg.connect(database.url, autocommit=True) as other:
+        before = world(other)
+
+        with pytest.raises(UsageError):
+            database.read(trick.replace("FILE", database.named).replace("OTHER", str(other.info.backend_pid)))
+
+        assert world(other) == before
+    assert not database.file.exists()
+
+
+@pytest.mark.parametrize(
+    ("question", "first"),
+    [
+        ("SELECT n, '%:x' AS other FROM kept", {"n": 1, "other": "%:x"}),
+        ("  -- a remark\n TABLE kept;", {"n": 1}),
+        ("VALUES (1)", {"column1": 1}),
+        ("(SELECT 1 AS n) UNION ALL (SELECT 2)", {"n": 1}),
+        ("WITH RECURSIVE t AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM t WHERE n < 3) SELECT max(n) FROM t",
+         {"max": 3}),
+        ("SHOW timezone", {"TimeZone": "UTC"}),
+        ("EXPLAIN (COSTS OFF) SELECT acts()", {"QUERY PLAN": "Result"}),
+        ("SELECT looks()", {"looks": 1}),
+        ("SELECT count(*) > 0 AS some FROM pg_stat_activity, pg_locks, pg_settings", {"some": True}),
+        ("SELECT pg_total_relation_size('public.kept') >= 0 AS b, random() < 2 AS r, now() IS NULL AS n",
+         {"b": True, "r": True, "n": False}),
+        ("SELECT 'acts()' AS text, \"acts()\" AS quoted FROM (SELECT 1 AS \"acts()\") AS s",
+         {"text": "acts()", "quoted": 1}),
+        ("SELECT '{1,2}'::int[] AS a, NULL AS n, 1.50 AS d", None),
+    ],
+)  # fmt: skip
+def test_a_question_is_answered(database: Database, question: str, first: dict[str, object] | None) -> None:
+    found = database.read(question)
+
+    assert first is None or dict(found[0]) == first
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        ("SELEC 1", 'syntax error at or near "SELEC"'),
+        ("SELECT nope FROM kept", 'column "nope" does not exist'),
+        ("SELECT 1; SELECT 2", "one statement at a time"),
+        ("COMMIT; CREATE TABLE left_over ()", "this would change something"),
+        ("DELETE FROM kept", "this would change something"),
+    ],
+)
+def test_what_is_no_question_is_told(database: Database, question: str, said: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        database.read(question)
+
+    assert raised.value.message == said
+
+
+def test_every_function_of_the_server_that_acts_is_refused(database: Database) -> None:
+    # By their names: what a later version adds, and what changes something, has to be among the harmless to be asked.
+    with psycopg.connect(database.url) as connection:
+        names = [
+            name
+            for (name,) in connection.execute(
+                "SELECT DISTINCT proname FROM pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace AND"
+                " proname ~ '^(lo_(?!get|tell|lseek|close|open)|lowrite|set_config|setval|nextval|query_to_xml$|ts_stat"
+                "|pg_(terminate|cancel|reload|rotate|switch|create|drop|copy|promote|wal_replay|backup|advisory"
+                "|try_advisory|notify$|logical_emit|replication_(slot|origin_(adv|create|drop))|stat_reset|file_|import"
+                "|export|log_|restore|clear|sync|stop|read_))'"
+            )
+        ]
+
+    assert len(names) > 50
+    for name in names:
+        with psycopg.connect(database.url) as connection:
+            assert connection.execute(ACTING, {"names": [name], "harmless": HARMLESS}).fetchone() is not None, name
+
+
+def test_names_of_functions_are_found_in_what_the_server_prints() -> None:
+    text = r'''((s."a'(" || f(1)) || 'g('::text) || "H ""x"""(s."b'") || E'\'i(' || mill.j((2))'''
+
+    assert list(functions_in(text)) == ["f", 'H "x"', "j"]
