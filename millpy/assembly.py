@@ -68,8 +68,8 @@ async def run_worker(
     observer = observer or Observers()
     left = 0  # the version that the worker before this one has left
     while True:
-        store = PostgresStore(database_url, limits=limits)
         lease = Lease(limits, clock)
+        store = PostgresStore(database_url, limits=limits, progressed=lease.progressed)
         begin = partial(_begin, store, graph, limits, lease, clock, probe or NoProbe(), only, start, observer)
         try:
             worker = await _patiently(begin, stop, limits, observer) if patient else await begin()

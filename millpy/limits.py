@@ -14,6 +14,7 @@ class Limits:
     """Bounds of one worker. Frozen; relations are asserted when it is made."""
 
     lease_ttl_s: float = 5.0
+    statement_s: float = 60.0
     bundle_records_max: int = 65_536
     bundle_bytes_max: int = 16_000_000
     step_s_max: float = 2.0
@@ -51,6 +52,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         assert self.lease_ttl_s >= 0.5, f"a lease of {self.lease_ttl_s} s is shorter than 0.5 s"
+        assert self.statement_s > 0, "a statement needs time"
         assert self.bundle_records_max > 0, "a bundle must hold a record"
         assert self.bundle_bytes_max >= self.record_bytes_max, "a legal record must fit in a bundle"
         assert self.message_records_max > 0, "a message must hold a record"

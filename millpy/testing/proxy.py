@@ -6,6 +6,7 @@ called (`hold_grants`), ended by COMMIT in a simple query or in a pipeline, or b
     proxy.cut()            close all connections now
     proxy.stall(True)      forward nothing until stall(False)
     proxy.forsake()        the present connections stay open and silent for ever; new ones work
+    proxy.bytes_per_s = n  each connection passes so much in each direction, as a slow link does; None: all of it
     proxy.arm(Fault.SWALLOW)         the next checkpoint commits, its answer is lost with the connection
     proxy.arm(Fault.LATE_COMMIT)     the next COMMIT reaches the server only `delay_s` after the client lost it
     proxy.arm(Fault.LATE_PIPELINE)   the same for its whole last pipeline, fence included
@@ -15,13 +16,17 @@ called (`hold_grants`), ended by COMMIT in a simple query or in a pipeline, or b
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 import threading
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from enum import StrEnum
 from types import TracebackType
 from typing import Any, Self
 
+BUFFER_BYTES = 65_536
+"""What a connection takes in ahead of what it has passed on: a slow link has no room for whole messages."""
+AT_ONCE_BYTES = 16_384
 ENCRYPTION_REQUESTS = {80877103, 80877104}
 CANCEL_REQUEST = 80877102
 
@@ -39,16 +44,26 @@ class PostgresProxy:
     """Listens on a free port of 127.0.0.1 in a thread of its own, and forwards to one server.
 
     Attributes:
+        bytes_per_s: how much a connection passes, in each direction; None for as much as there is.
         struck: how many armed faults have happened.
         commits: how many commits of checkpoints have been seen.
         lost_answers: what the server said to each commit whose client was gone.
         landed: set when that answer is complete.
     """
 
-    def __init__(self, host: str, port: int, *, marker: bytes = b"hold_grants", delay_s: float = 0.3) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        marker: bytes = b"hold_grants",
+        delay_s: float = 0.3,
+        bytes_per_s: float | None = None,
+    ) -> None:
         self.server_address = (host, port)
         self.marker = marker
         self.delay_s = delay_s
+        self.bytes_per_s = bytes_per_s
         self.port = 0
         self.struck = 0
         self.commits = 0
@@ -114,7 +129,11 @@ class PostgresProxy:
 
     async def _listen(self) -> None:
         self._flowing.set()
-        self._listener = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        listening = socket.create_server(("127.0.0.1", 0))
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self.bytes_per_s is not None:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+        self._listener = await asyncio.start_server(self._accept, sock=listening)
         self.port = self._listener.sockets[0].getsockname()[1]
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -187,6 +206,19 @@ class _Link:
             if self.server_writer is not None and not self.detached:
                 self.server_writer.close()
 
+    async def _parts(self, reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+        """One typed message, whole, or as it comes over a slow link; first its type and length."""
+        head = await reader.readexactly(5)
+        yield head
+        left = struct.unpack("!I", head[1:])[0] - 4
+        while left:
+            rate = self.proxy.bytes_per_s
+            part = await reader.readexactly(min(left, AT_ONCE_BYTES) if rate else left)
+            if rate:
+                await asyncio.sleep(len(part) / rate)
+            left -= len(part)
+            yield part
+
     def cut(self) -> None:
         for writer in (self.client_writer, self.server_writer):
             if writer is not None and writer.transport is not None:
@@ -210,7 +242,8 @@ class _Link:
         """Client to server, message by message."""
         assert self.server_writer is not None
         while True:
-            kind, message = await _message(self.client_reader)
+            message = b"".join([part async for part in self._parts(self.client_reader)])
+            kind = message[:1]
             await self.proxy.flowing(self)
             ends, commits = self._read(kind, message)
             self.held.append(message)
@@ -317,16 +350,18 @@ class _Link:
         self.proxy.landed.set()
 
     async def _backward(self) -> None:
-        """Server to client; whole messages, so that an answer can be dropped."""
+        """Server to client, message by message, so that an answer can be dropped."""
         assert self.server_reader is not None and self.server_writer is not None
         try:
             while True:
-                kind, message = await _message(self.server_reader)
-                await self.proxy.flowing(self)
-                if self.detached or (self.swallow_at and self.answers >= self.swallow_at - 1):
-                    self.lost += message
-                elif not self.client_writer.is_closing():
-                    self.client_writer.write(message)
+                kind = b""
+                async for part in self._parts(self.server_reader):
+                    kind = kind or part[:1]
+                    await self.proxy.flowing(self)
+                    if self.detached or (self.swallow_at and self.answers >= self.swallow_at - 1):
+                        self.lost += part
+                    elif not self.client_writer.is_closing():
+                        self.client_writer.write(part)
                 if kind == b"Z":
                     self.answers += 1
                     if self.swallow_at and self.answers >= self.swallow_at:
@@ -340,9 +375,3 @@ class _Link:
             self.client_writer.close()
         finally:
             self.hung_up.set()
-
-
-async def _message(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    """One typed message, whole."""
-    head = await reader.readexactly(5)
-    return head[:1], head + await reader.readexactly(struct.unpack("!I", head[1:])[0] - 4)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psycopg
 import pytest
@@ -63,7 +65,7 @@ async def test_fold_is_given_up_when_another_lane_finds_the_network_silent(
     # A fold may take a minute; behind a pooler that hung, a worker that had finished waited a minute for it.
     name = conninfo.conninfo_to_dict(database_url)["dbname"]
     parts = conninfo.conninfo_to_dict(postgres.tcp_url())
-    outages, settings = Outages(), ConnectionSettings(statement_s=0.1)
+    outages, settings = Outages(), ConnectionSettings(answer_s=1.0)
     with PostgresProxy(str(parts["host"]), int(str(parts["port"]))) as proxy:
         url = through(postgres.tcp_url(str(name)), proxy.port)
         fold = Lane(url, "fold", settings, long=True, outages=outages)
@@ -84,3 +86,50 @@ async def test_fold_is_given_up_when_another_lane_finds_the_network_silent(
         await poll.close()
 
     assert [type(outcome) for outcome in outcomes] == [StoreUnavailableError, StoreUnavailableError]
+
+
+async def test_statement_that_takes_longer_than_the_lease_is_waited_for(database_url: str) -> None:
+    moved: list[float] = []
+    lane = Lane(database_url, "commit", ConnectionSettings(answer_s=0.2), progressed=lambda: moved.append(0.0))
+    async with lane.use() as connection:
+        await (await connection.execute("SELECT 1")).fetchall()
+        moved.clear()
+        slept = await (await connection.execute("SELECT 'slept' FROM pg_sleep(1.5)")).fetchall()
+    await lane.close()
+
+    assert slept == [("slept",)]
+    assert len(moved) > 3, "the worker's watchdog would not know that something happens"
+
+
+async def test_answer_that_trickles_is_waited_for(database_url: str, postgres: EmbeddedPostgres) -> None:
+    with slow_link(postgres, database_url, bytes_per_s=400_000) as url:
+        lane = Lane(url, "poll", ConnectionSettings(answer_s=1.5))
+        async with lane.use() as connection:
+            ((text,),) = await (await connection.execute("SELECT repeat('x', 1200000)")).fetchall()
+            ((length,),) = await (await connection.execute("SELECT length(%s)", [text])).fetchall()
+        await lane.close()
+
+    assert length == 1_200_000
+
+
+async def test_lane_is_given_up_when_the_server_waits_for_what_the_network_has_swallowed(
+    database_url: str, postgres: EmbeddedPostgres
+) -> None:
+    parts = conninfo.conninfo_to_dict(postgres.tcp_url())
+    with PostgresProxy(str(parts["host"]), int(str(parts["port"]))) as proxy:
+        name = str(conninfo.conninfo_to_dict(database_url)["dbname"])
+        lane = Lane(through(postgres.tcp_url(name), proxy.port), "commit", ConnectionSettings(answer_s=0.5))
+        with pytest.raises(StoreUnavailableError):
+            async with lane.use() as connection, connection.transaction():
+                await connection.execute("SELECT 1")
+                proxy.forsake()
+                await connection.execute("SELECT 2")
+        await lane.close()
+
+
+@contextmanager
+def slow_link(server: EmbeddedPostgres, url: str, *, bytes_per_s: float) -> Iterator[str]:
+    """URL of the same database by way of a slow link."""
+    parts = conninfo.conninfo_to_dict(server.tcp_url())
+    with PostgresProxy(str(parts["host"]), int(str(parts["port"])), bytes_per_s=bytes_per_s) as proxy:
+        yield through(server.tcp_url(str(conninfo.conninfo_to_dict(url)["dbname"])), proxy.port)

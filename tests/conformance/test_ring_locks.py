@@ -143,7 +143,7 @@ async def test_reader_who_locks_all_that_it_can_stops_no_commit_and_delays_no_tu
             hostile = stack.enter_context(psycopg.connect(reader))
             take_everything(hostile)
 
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 for number in range(1, 40):
                     await commit_a_cell(owner, number)
                     await owner.fold(owner.deployment.of("sums")[0])

@@ -292,7 +292,13 @@ def missing_docstrings(name: str, tree: ast.Module) -> Iterator[str]:
             yield f"{name}:{node.lineno} {node.name} has no docstring"  # type: ignore[attr-defined]
 
 
-CONNECTS = ("psycopg.connect", "BoundedConnection.connect", "BoundedAsyncConnection.connect", "adbc.AdbcConnection")
+CONNECTS = (
+    "psycopg.connect",
+    "AsyncConnection.connect",
+    "BoundedConnection.connect",
+    "BoundedAsyncConnection.connect",
+    "adbc.AdbcConnection",
+)
 PINS = {"pin", "pin_async", "pin_transaction", "settings_query"}
 ASKS_FOR_ITS_PROCESS_ONLY = "store.postgres.pooling"
 

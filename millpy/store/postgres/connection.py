@@ -4,9 +4,10 @@ A worker needs few connections, and each has another temper: the commit lane is 
 the listen lane blocks for as long as it likes, folding may take a minute. A lane connects when it is first used, and
 again after it was lost; it never retries by itself, because only the caller knows whether a retry is safe.
 
-Timeouts on the server keep a frozen or vanished worker from holding row locks: `statement_timeout` and
-`idle_in_transaction_session_timeout` are below the lease, and TCP gives up as early. A connection that is open but
-silent is given up by `silence.py`.
+What keeps a frozen or vanished worker from holding row locks: `idle_in_transaction_session_timeout`, which is below
+the lease, the server's own keepalives, and a successor, who terminates the backend that the worker recorded. A
+statement may take longer than the lease: heartbeats go on beside it, and the fence makes a late commit harmless. None
+is of unbounded size, so `statement_timeout` is for what hangs. A connection that is silent is given up by `silence.py`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -24,12 +26,14 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 
 from millpy.errors import StoreUnavailableError
+from millpy.limits import Limits
 from millpy.session_settings import ENCODING
 from millpy.store.postgres import pooling
 from millpy.store.postgres.arrays import register_arrays
 from millpy.store.postgres.errors import not_connected, translate
 from millpy.store.postgres.session import pin_async
 from millpy.store.postgres.silence import BoundedAsyncConnection, hang_up
+from millpy.store.postgres.statements import statement
 
 Connection = AsyncConnection[TupleRow]
 STALE_PLAN = ("0A000", "26000", "42P05")
@@ -50,20 +54,26 @@ class ConnectionSettings:
 
     Attributes:
         connect_s: how long a connection attempt may take.
-        statement_s: server-side limit of a statement, and of idling in a transaction; below the lease.
+        statement_s: server-side limit of a statement.
         long_statement_s: limit of a statement that folds or deploys.
+        idle_s: server-side limit of idling in a transaction; below the lease.
+        answer_s: how long no byte may move while the server does not work for us.
         prepare_threshold: None behind a transaction pooler that cannot keep prepared statements.
     """
 
     connect_s: float = 5.0
-    statement_s: float = 4.0
-    long_statement_s: float = 60.0
+    statement_s: float = 60.0
+    long_statement_s: float = 600.0
+    idle_s: float = 4.0
+    answer_s: float = 10.0
     prepare_threshold: int | None = 1
 
-    @property
-    def answer_s(self) -> float:
-        """How long an answer may take; a pipeline has several statements, and the server ends each of them."""
-        return 2 * self.statement_s + 2
+    @classmethod
+    def under(cls, limits: Limits) -> ConnectionSettings:
+        """As a worker's lease demands."""
+        idle_s = limits.lease_ttl_s - limits.lease_margin_s
+        statement_s = limits.statement_s
+        return cls(statement_s=statement_s, long_statement_s=10 * statement_s, idle_s=idle_s, answer_s=2 * idle_s + 2)
 
 
 class _NoEcho(logging.Filter):
@@ -110,6 +120,7 @@ class Lane:
         listens: bool = False,
         prepare: Callable[[Connection], Awaitable[None]] | None = None,
         outages: Outages | None = None,
+        progressed: Callable[[], None] | None = None,
     ) -> None:
         self._url = url
         self._name = name
@@ -117,7 +128,8 @@ class Lane:
         self._plans = "force_custom_plan" if long else "force_generic_plan"
         self._statement_s = settings.long_statement_s if long else settings.statement_s
         self._synchronous_commit = "on" if durable else "off"
-        self._answer_s = None if listens else settings.answer_s + (self._statement_s if long else 0)
+        self._answer_s = None if listens else settings.answer_s
+        self._progressed = progressed
         self._prepare = prepare
         self._outages = outages or Outages()
         self._outages_seen = 0
@@ -169,6 +181,7 @@ class Lane:
                 keepalives_idle=5,
                 keepalives_interval=2,
                 keepalives_count=3,
+                # Not less: a server that is busy and does not read acknowledges nothing new either.
                 tcp_user_timeout=timeout_ms,
                 client_encoding=ENCODING,
             )
@@ -187,6 +200,8 @@ class Lane:
             if self._prepare is not None:
                 await self._prepare(connection)
             connection.answer_s, connection.on_silence = self._answer_s, self._outages.silent
+            connection.works = partial(self._works, connection.info.backend_pid)
+            connection.on_progress = self._progressed
         except psycopg.OperationalError as error:
             await connection.close()
             raise (translate(error) if error.sqlstate else _no_answer()) from error
@@ -201,10 +216,33 @@ class Lane:
         return {
             "statement_timeout": str(int(self._statement_s * 1000)),
             # Long statements may be, long idling never: it would hold row locks of a process that is frozen.
-            "idle_in_transaction_session_timeout": str(int(self._settings.statement_s * 1000)),
+            "idle_in_transaction_session_timeout": str(int(self._settings.idle_s * 1000)),
+            # A server that writes to a peer that is gone would hold them, too.
+            "tcp_keepalives_idle": "5",
+            "tcp_keepalives_interval": "2",
+            "tcp_keepalives_count": "3",
             "synchronous_commit": self._synchronous_commit,
             "plan_cache_mode": self._plans,
         }
+
+    async def _works(self, backend_pid: int) -> bool:
+        """Whether the server is at work for a connection of this lane; asked over another."""
+        try:
+            async with asyncio.timeout(self._settings.answer_s):
+                asking = await AsyncConnection.connect(
+                    self._url,
+                    autocommit=True,
+                    connect_timeout=max(2, int(self._settings.connect_s)),
+                    application_name="millpy asks",
+                    client_encoding=ENCODING,
+                )
+                async with asking:
+                    await pin_async(asking, {})
+                    answer = await asking.execute(statement("is_at_work"), {"backend_pid": backend_pid})
+                    row = await answer.fetchone()
+        except (psycopg.Error, TimeoutError):
+            return False
+        return row is not None and bool(row[0])
 
     async def close(self) -> None:
         """Disconnect."""

@@ -7,7 +7,7 @@ records, so that others can end its frozen transaction.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any
@@ -52,19 +52,27 @@ LOST_BACKENDS_MAX = 8
 class PostgresStore:
     """The store of one worker process."""
 
-    def __init__(self, url: str, *, limits: Limits | None = None, settings: ConnectionSettings | None = None) -> None:
-        limits = limits or Limits()
+    def __init__(
+        self,
+        url: str,
+        *,
+        limits: Limits | None = None,
+        settings: ConnectionSettings | None = None,
+        progressed: Callable[[], None] | None = None,
+    ) -> None:
+        """Take where it is; `progressed` is called while something moves that a turn or a takeover waits for."""
         if settings is None:
-            # Whatever the server does for us has to end before others may take our intervals over.
-            settings = ConnectionSettings(statement_s=limits.lease_ttl_s - limits.lease_margin_s)
+            settings = ConnectionSettings.under(limits or Limits())
         self._identity = fresh_identity().hex
         self._worker_id: UUID | None = None
         self._backends: list[ownership.Backend] = []
         self._tables: dict[int, ResultTable] = {}
         self._states = reading.StateReader()
         outages = Outages()
-        self._commit = Lane(url, "commit", settings, prepare=self._record_backend, outages=outages)
-        self._poll = Lane(url, "poll", settings, outages=outages)
+        self._commit = Lane(
+            url, "commit", settings, prepare=self._record_backend, outages=outages, progressed=progressed
+        )
+        self._poll = Lane(url, "poll", settings, outages=outages, progressed=progressed)
         self._admin = Lane(url, "admin", settings, outages=outages)
         self._fold = Lane(url, "fold", settings, long=True, outages=outages)
         self._hint = Lane(url, "hint", settings, durable=False, outages=outages)

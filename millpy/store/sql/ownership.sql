@@ -31,6 +31,11 @@ UPDATE mill.workers SET backend_pid = a.pid, backend_start = a.backend_start
 -- The identity of this connection's backend. Always one row.
 SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid();
 
+-- name: is_at_work
+-- Whether a backend works for its client, and does not wait for it. Zero rows: there is none.
+SELECT state = 'active' AND coalesce(wait_event, '') NOT IN ('ClientRead', 'ClientWrite')
+  FROM pg_stat_activity WHERE pid = %(backend_pid)s;
+
 -- name: renew_lease
 -- Zero rows: the lease had expired already, or the worker is unknown.
 UPDATE mill.workers SET lease_deadline = clock_timestamp() + make_interval(secs => %(ttl_s)s)
