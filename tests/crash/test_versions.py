@@ -63,10 +63,10 @@ def after(feed: Feed) -> Graph:
     return graph
 
 
-async def fed(url: str, graph: Graph, feed: Feed) -> None:
+async def fed(url: str, graph: Graph, feed: Feed, limits: Limits = LIMITS) -> None:
     """One worker, until everything that was pushed is committed."""
     stop = asyncio.Event()
-    worker = asyncio.create_task(run_worker(graph, url, limits=LIMITS, stop=stop))
+    worker = asyncio.create_task(run_worker(graph, url, limits=limits, stop=stop))
     async with asyncio.timeout(30):
         while feed.unacknowledged and not worker.done():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
