@@ -5,9 +5,10 @@
     │                                                · BrokenFileError · NotMigratedError
     ├── OwnershipError        drop work, re-acquire  LeaseExpiredError · StaleSequencerError
     ├── TransientError        retry with backoff     StoreUnavailableError · SourceUnavailableError
-    │   │                                            · RequestWithdrawnError · TableSwitchedError
+    │   │                                            · RequestWithdrawnError · TableSwitchedError · StepStuckError
     │   └── CommitUnknownError   take over from yourself, then read
     ├── RecordError           quarantine the record  UndecodableRecordError · OversizeRecordError · RefusedValueError
+    │                                                · CallTimeoutError
     ├── ComputationError      user code raised       original as __cause__
     ├── GraphVersionError     stop: another version of the graph runs
     └── CorruptionError       stop the worker        SegmentChecksumError · CursorGapError
@@ -96,6 +97,10 @@ class TableSwitchedError(TransientError):
     """The name of a table that is being read means another one by now: read it again, from its beginning."""
 
 
+class StepStuckError(TransientError):
+    """A step has not moved for too long: it is given up, and taken again smaller."""
+
+
 class CommitUnknownError(TransientError):
     """The connection was lost around COMMIT: it may have happened, or may happen later."""
 
@@ -114,6 +119,10 @@ class OversizeRecordError(RecordError):
 
 class RefusedValueError(RecordError):
     """A value that JSON or PostgreSQL cannot hold (NaN, infinity, NUL in text)."""
+
+
+class CallTimeoutError(RecordError):
+    """A call of user code did not return within `Limits.call_s_max`."""
 
 
 class PoisonError(RecordError):

@@ -71,6 +71,11 @@ class Limits:
         return self.lease_ttl_s / 5
 
     @property
+    def call_s_max(self) -> float:
+        """How long one call of user code may take; longer, it is taken for one that never returns."""
+        return self.watchdog_s * 2
+
+    @property
     def lease_margin_s(self) -> float:
         """How long before the server's deadline a worker stops believing in itself."""
         return self.lease_ttl_s / 5

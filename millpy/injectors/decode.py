@@ -24,7 +24,9 @@ from millpy.injectors.columns import CsvColumns, JsonColumns, fields_of, takes
 from millpy.injectors.protocol import Refused, Taken
 from millpy.injectors.tables import TableColumns, long_rows, row_of, row_text
 from millpy.limits import RECORD_BYTES_MAX
+from millpy.model.quarantine import error_text
 from millpy.model.record import SMALL_RECORDS_MAX, RecordType, without_none
+from millpy.model.step_progress import is_users
 
 # How long a field may be is ours to say (`record_bytes_max`); the columnar reader knows no such bound either.
 csv.field_size_limit(2**31 - 1)
@@ -193,10 +195,11 @@ class _OneByOne:
         self._json = msgspec.json.Decoder(record_type.struct)
         self._fields = fields_of(record_type)
         self._time_field = time_field
-        # Hooks of a record class are user code and may raise anything.
-        self._refusals: tuple[type[Exception], ...] = (
-            (Exception,)
-            if hasattr(record_type.struct, "__post_init__")
+        # Hooks of a record class and what makes its defaults are user code and may raise anything.
+        made = any(f.default_factory not in _PLAIN_FACTORIES for f in msgspec.structs.fields(record_type.struct))
+        self._refusals: tuple[type[BaseException], ...] = (
+            (BaseException,)
+            if made or hasattr(record_type.struct, "__post_init__")
             else (msgspec.DecodeError, RecursionError, ValueError, OverflowError, csv.Error)
         )
         self._checks = [
@@ -221,7 +224,9 @@ class _OneByOne:
             try:
                 record = read(payload(row))
             except self._refusals as error:
-                refused.append(Refused(row, "undecodable", f"{type(error).__name__}: {error}"))
+                if not is_users(error):
+                    raise
+                refused.append(Refused(row, "undecodable", error_text(error)))
                 continue
             problem = self._problem(record)
             if problem is not None:
@@ -316,6 +321,7 @@ def _check_nested(value: Any) -> str | None:
     return next((problem for problem in map(_check_nested, members) if problem is not None), None)
 
 
+_PLAIN_FACTORIES = (msgspec.NODEFAULT, list, dict, set)
 _PLAIN_CHECKS: dict[Any, Callable[[Any], str | None]] = {
     str: _check_text,
     int: _check_int,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -11,6 +11,7 @@ import msgspec
 from millpy.errors import RefusedValueError
 from millpy.model.checkpoint import DeadLetter
 from millpy.model.delta import refuse_unstorable
+from millpy.model.step_progress import is_users
 
 TRACEBACK_CHARACTERS_MAX = 20_000
 
@@ -20,7 +21,22 @@ def payload_of(record: Any) -> bytes:
     try:
         return msgspec.json.encode(record)
     except (TypeError, ValueError, OverflowError, RecursionError):
-        return printable(repr(record)).encode()
+        return printable(_words(repr, record)).encode()
+
+
+def error_text(error: BaseException) -> str:
+    """The class of an error and what it says, if it can say anything."""
+    return f"{type(error).__name__}: {_words(str, error)}"
+
+
+def _words(speak: Callable[[Any], str], value: Any) -> str:
+    """`repr` or `str` of what belongs to a user, whose methods may raise, too."""
+    try:
+        return speak(value)
+    except BaseException as error:
+        if not is_users(error):
+            raise
+        return f"{type(value).__name__} whose {speak.__name__}() raises {type(error).__name__}"
 
 
 def printable(text: str) -> str:
@@ -44,7 +60,7 @@ def _is_storable(text: bytes) -> bool:
 
 
 def dead_letter_of(
-    error: Exception,
+    error: BaseException,
     payload: bytes,
     *,
     stream: str,
@@ -53,11 +69,11 @@ def dead_letter_of(
     key: bytes | None,
     input: int = 0,
 ) -> DeadLetter:
-    """What user code did not survive: "refused" for a value that cannot be stored, else "user_error"."""
+    """What user code did not survive: "refused" for a value that cannot be stored, else (any class) "user_error"."""
     trace = "".join(traceback.format_exception(error))
     return DeadLetter(
         reason="refused" if isinstance(error, RefusedValueError) else "user_error",
-        detail=printable(f"{type(error).__name__}: {error}".splitlines()[0])[:1000],
+        detail=printable(error_text(error).splitlines()[0])[:1000],
         payload=payload,
         stream=stream,
         computation=computation,

@@ -22,6 +22,7 @@ from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import AbsorbedRows, DeadLetter, DedupeRun, Delta, Entries, LateRows, ResultRows
 from millpy.model.deployment import Meaning
 from millpy.model.record import Records, RecordType
+from millpy.model.step_progress import StepProgress
 from millpy.model.time import INSTANT_MIN, Instant
 
 UNBOUNDED = 2**62
@@ -193,6 +194,7 @@ class Binding:
 
     `tables`: output stream -> id of its result table, for streams that have one.
     `subscribed`: output streams that somebody consumes; productions to others need not be kept.
+    `progress`: what calls of user code are told to.
     """
 
     computation: str
@@ -201,6 +203,7 @@ class Binding:
     tables: Mapping[str, int]
     subscribed: frozenset[str]
     limits: Limits
+    progress: StepProgress = field(default_factory=StepProgress)
 
 
 class StageLogic(Protocol):

@@ -16,24 +16,24 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import threading
-import weakref
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from millpy.computation import Cell, Computation, Context, Outlet, Produced
-from millpy.errors import TimerError
+from millpy.errors import CallTimeoutError, TimerError
 from millpy.model.checkpoint import DeadLetter
 from millpy.model.keys import Key, key_text
 from millpy.model.quarantine import dead_letter_of, payload_of
 from millpy.model.stage import Binding, Work
+from millpy.model.step_progress import UNRETURNED_MAX, Call, StepAbandoned, is_users
 from millpy.model.time import INSTANT_MIN, Instant
 from millpy.model.timer import Timer, due_order
 from millpy.runtime.cells import Store
+from millpy.runtime.private_loop import PrivateLoop
 from millpy.runtime.rows import Rows
 from millpy.runtime.timers import TimerBook
 
@@ -42,8 +42,10 @@ CONCURRENT_KEYS_MAX = 256
 TIMER_CHAIN_MAX = 1_000
 """So many timers of a key may fire in a row without their time rising: one that sets itself again stops there."""
 
+NONE: frozenset[bytes] = frozenset()
+
 Job = tuple[int, Sequence[int]]
-Failures = dict[int | Timer, tuple[int, Exception]]
+Failures = dict[int | Timer, tuple[int, BaseException]]
 
 
 @dataclass(slots=True)
@@ -75,7 +77,7 @@ class Stopped:
     """What a key did not survive, and its rows from there on."""
 
     item: int | Timer
-    error: Exception
+    error: BaseException
     rows: Sequence[int]
 
 
@@ -107,6 +109,7 @@ class Calls:
         self._outlets = outlets
         self._book = book
         self._loop = loop
+        self._progress = binding.progress
         self._context = self._fresh_context()
 
     def take_rows(self, turn: Turn, jobs: Iterable[Job]) -> None:
@@ -123,6 +126,7 @@ class Calls:
             self._loop.run(self._run_concurrently(turn, jobs, final=True))
             return
         self._context.now_us = turn.work.now_us
+        self._progress.in_hand = partial(self._in_hand, turn, self._context)
         for job in jobs:
             _drive(self._run_key(self._context, turn, job, final=True))
 
@@ -132,6 +136,8 @@ class Calls:
     def _run_plain(self, turn: Turn, jobs: Iterable[Job]) -> None:
         """The hot loop: rows of keys without timers, no awaiting, no bookkeeping but for the context's fields."""
         rows, context, timed, process = turn.rows, self._context, self._book.by_key, self._process_record
+        progress, run, suspects = self._progress, self._progress.run, self._suspects()
+        progress.in_hand = partial(self._in_hand, turn, context)
         objects, times, watermarks, inputs = rows.objects, rows.times, rows.watermarks, rows.inputs
         keys, finish = turn.keys, self._finish
         context.now_us = turn.work.now_us
@@ -140,7 +146,7 @@ class Calls:
         for job in jobs:
             code, mine = job
             context.key = key = keys[code]
-            if timed and key in timed:
+            if (timed and key in timed) or (suspects and key_text(key) in suspects):
                 _drive(self._run_key(context, turn, job, final=False))
                 context.stream = stream
                 continue
@@ -154,6 +160,9 @@ class Calls:
                         context.stream, clone = self._streams[inputs[row]], self._clones[inputs[row]]
                     record = objects[row]
                     process(context, record if clone is None else clone(record))
+                    progress.units += 1
+                    if progress.run != run:
+                        raise StepAbandoned
                     if context._timers is not None:
                         self._settle(context)
                         # Its timers may be due before its next row: go on the way that looks.
@@ -166,29 +175,59 @@ class Calls:
                         self._settle(context)
                 else:
                     finish(context, turn, code, False)
-            except Exception as error:  # user code: quarantined, see the module
+            except BaseException as error:  # user code: quarantined, see the module
+                self._check_is_users(error, run)
                 _drive(self._run_carefully(context, turn, job, False, error))
                 context.stream = stream
 
     async def _run_concurrently(self, turn: Turn, jobs: Iterable[Job], *, final: bool) -> None:
         waiting: Iterator[Job] = iter(jobs)
+        in_hand: dict[asyncio.Task[Any] | None, tuple[Context, Job]] = {}
+
+        def call_in_hand() -> Call | None:
+            found = in_hand.get(self._loop.task_in_hand())
+            return None if found is None else self._in_hand(turn, found[0])
 
         async def run_some() -> None:
-            context = self._fresh_context()
+            context, task = self._fresh_context(), asyncio.current_task()
             context.now_us = turn.work.now_us
             for job in waiting:
+                in_hand[task] = (context, job)
                 await self._run_key(context, turn, job, final=final)
 
-        await asyncio.gather(*(run_some() for _ in range(min(CONCURRENT_KEYS_MAX, len(turn.keys)))))
+        self._progress.in_hand = call_in_hand
+        tasks = [asyncio.ensure_future(run_some()) for _ in range(min(CONCURRENT_KEYS_MAX, len(turn.keys)))]
+        while tasks:
+            ended, _ = await asyncio.wait(tasks)
+            tasks = []
+            for task in ended:
+                error = task.exception()
+                if error is None:
+                    continue
+                if not isinstance(error, RuntimeError) or task not in in_hand:
+                    raise error
+                # A task of the callback's was closed by GeneratorExit, and took ours along.
+                context, job = in_hand[task]
+                await self._run_carefully(context, turn, job, final, error)
+                tasks.append(asyncio.ensure_future(run_some()))
 
     async def _run_key(self, context: Context, turn: Turn, job: Job, *, final: bool) -> None:
         context.key = turn.keys[job[0]]
+        run = self._progress.run
+        failures = self._hopeless(turn, context.key, job) if self._progress.unreturned else None
         try:
-            await self._run_on(context, turn, job, final, None)
-        except Exception as error:  # user code: quarantined, see the module
+            await self._run_on(context, turn, job, final, failures)
+        except BaseException as error:  # user code: quarantined, see the module
+            self._check_is_users(error, run)
             await self._run_carefully(context, turn, job, final, error)
 
-    async def _run_carefully(self, context: Context, turn: Turn, job: Job, final: bool, error: Exception) -> None:
+    def _check_is_users(self, error: BaseException, run: int) -> None:
+        """Let pass what no call of this step has raised: an error of ours, or the end of a step that was given up."""
+        if not is_users(error) or self._progress.run != run:
+            raise error
+        self._progress.units += 1
+
+    async def _run_carefully(self, context: Context, turn: Turn, job: Job, final: bool, error: BaseException) -> None:
         """Run a key from the start, with its state taken after each row, because it raised `error`."""
         failed: Timer | int = context._row if context._firing is None else context._firing
         failures: Failures = {failed: (1, error)}
@@ -256,12 +295,14 @@ class Calls:
         timers = None if context._timers is None else dict(context._timers)
         produced = len(context._produced)
         count, error = failures.get(item, (0, None))
+        run = self._progress.run
         while count < self._binding.limits.record_attempts_max:
             try:
-                await self._call(context, turn, item, watermark)
+                await self._call(context, turn, item, watermark, apart=True)
                 self._take_cells(context, code)
                 return
-            except Exception as raised:  # user code: quarantined, see the module
+            except BaseException as raised:  # user code: quarantined, see the module
+                self._check_is_users(raised, run)
                 count, error = count + 1, raised
                 context._values.clear()
                 del context._produced[produced:]
@@ -269,8 +310,11 @@ class Calls:
         assert error is not None, item
         self._quarantine(context, turn, item, error)
 
-    async def _call(self, context: Context, turn: Turn, item: int | Timer, watermark: Instant) -> None:
+    async def _call(
+        self, context: Context, turn: Turn, item: int | Timer, watermark: Instant, *, apart: bool = False
+    ) -> None:
         context.input_watermark_us = watermark
+        run = self._progress.run
         if isinstance(item, Timer):
             context._firing = item
             context._late = not item.holds
@@ -287,7 +331,11 @@ class Calls:
             record = turn.rows.objects[item]
             result = self._process_record(context, record if clone is None else clone(record))
         if result is not None and self.awaits:
-            await result
+            if apart:
+                await self._loop.wait_apart(asyncio.ensure_future(result))
+            else:
+                await self._loop.wait(result)
+        self._progress.done(run)
 
     def _settle(self, context: Context) -> None:
         """Pass what was touched through its encoding: the next call sees what another worker would read."""
@@ -321,7 +369,40 @@ class Calls:
             self._book.replace(context.key, code, context._timers)
             context._timers = None
 
-    def _quarantine(self, context: Context, turn: Turn, item: int | Timer, error: Exception) -> None:
+    # -- calls that do not return ---------------------------------------------------------------------------------
+
+    def _in_hand(self, turn: Turn, context: Context) -> Call | None:
+        """Which call a context is making."""
+        item: int | Timer = context._row if context._firing is None else context._firing
+        if isinstance(item, int) and item >= len(turn.rows):
+            return None
+        return self._call_of(turn, context.key, item)
+
+    def _call_of(self, turn: Turn, key: Key, item: int | Timer) -> Call:
+        if isinstance(item, Timer):
+            return self._binding.computation, (key_text(key), *item.id, item.at_us)
+        return self._binding.computation, (key_text(key), turn.rows.times[item], payload_of(turn.rows.objects[item]))
+
+    def _suspects(self) -> frozenset[bytes]:
+        """Keys (JSON text) with a call that has not returned before; nearly always none."""
+        unreturned = self._progress.unreturned
+        return frozenset(call[0] for of, call in unreturned if of == self._binding.computation) if unreturned else NONE
+
+    def _hopeless(self, turn: Turn, key: Key, job: Job) -> Failures | None:
+        """What of a key's rows and timers is not to be called any more; None for nothing."""
+        if key_text(key) not in self._suspects():
+            return None
+        items: list[int | Timer] = [*job[1], *self._book.by_key.get(key, {}).values()]
+        limits = self._binding.limits
+        error = CallTimeoutError(f"the call has not returned within {limits.call_s_max:g} s, {UNRETURNED_MAX} times")
+        found: Failures = {
+            item: (limits.record_attempts_max, error)
+            for item in items
+            if self._progress.is_hopeless(self._call_of(turn, key, item))
+        }
+        return found or None
+
+    def _quarantine(self, context: Context, turn: Turn, item: int | Timer, error: BaseException) -> None:
         if self._parks:
             raise _StopKey(item, error)
         if isinstance(item, Timer):
@@ -348,7 +429,7 @@ class Calls:
 class _StopKey(BaseException):
     """Leaves the calls of a key that stops; not an Exception, so that no user code catches it."""
 
-    def __init__(self, item: int | Timer, error: Exception) -> None:
+    def __init__(self, item: int | Timer, error: BaseException) -> None:
         self.item = item
         self.error = error
 
@@ -358,28 +439,6 @@ def payload_of_timer(timer: Timer) -> bytes:
     return msgspec.json.encode(
         {"timer": timer.name, "domain": timer.domain, "at": timer.at_us, "event_time": timer.event_time_us}
     )
-
-
-class PrivateLoop:
-    """An event loop for the `async def` callbacks of one computation: clients that they keep live on it."""
-
-    def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._lock = threading.Lock()
-
-    def run(self, calls: Coroutine[Any, Any, None]) -> None:
-        """Run to the end, also when called from a thread in which another loop is running."""
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                weakref.finalize(self, self._loop.close)
-            try:
-                asyncio.get_running_loop()
-            except RuntimeError:
-                self._loop.run_until_complete(calls)
-            else:
-                with ThreadPoolExecutor(1) as elsewhere:
-                    elsewhere.submit(self._loop.run_until_complete, calls).result()
 
 
 def _drive(calls: Coroutine[Any, Any, None]) -> None:

@@ -24,10 +24,11 @@ from millpy.model.keys import Key, KeyHasher, key_from_text, key_text, key_texts
 from millpy.model.quarantine import dead_letter_of, payload_of, unstorable_keys
 from millpy.model.stage import Binding, Recovered, Release, StepResult, Work
 from millpy.model.time import Instant
-from millpy.runtime.calls import Calls, PrivateLoop, Turn, payload_of_timer
+from millpy.runtime.calls import Calls, Turn, payload_of_timer
 from millpy.runtime.cells import ENTRY_BYTES, Store, meaning_of, store_of
 from millpy.runtime.outlets import StreamOutlet, outlets_of
 from millpy.runtime.parking import ParkedRow, Parking, Released, discarded, failure_of, with_released
+from millpy.runtime.private_loop import PrivateLoop
 from millpy.runtime.rows import gather
 from millpy.runtime.timers import TimerBook
 from millpy.runtime.upgrades import StateFunction, StateUpgrade
@@ -69,7 +70,7 @@ class ComputationStage:
         self._computation = computation
         self._parks = parks
         self._binding = binding
-        self._loop = PrivateLoop()
+        self._loop = PrivateLoop(binding.progress, binding.limits.call_s_max)
 
     def open(self, recovered: Recovered) -> KeyedInterval:
         """Build the soft state of one interval from what is stored."""

@@ -76,13 +76,13 @@ class Map(Operator):
             parents,
         )
 
-    def _many(self, records: Records) -> tuple[Part, Mapping[int, Exception]]:
+    def _many(self, records: Records) -> tuple[Part, Mapping[int, BaseException]]:
         return self._taken(records, self.function(records.batch()), np.arange(len(records)))
 
-    def _taken(self, records: Records, answer: Any, parents: Rows) -> tuple[Part, Mapping[int, Exception]]:
+    def _taken(self, records: Records, answer: Any, parents: Rows) -> tuple[Part, Mapping[int, BaseException]]:
         """Columns that the function made, without the rows that cannot be carried."""
         batch = self._batch(answer, len(parents))
-        refused: dict[int, Exception] = dict(self._admission.refused(batch))
+        refused: dict[int, BaseException] = dict(self._admission.refused(batch))
         times = records.event_times[parents]
         if self._event_time is not None:
             column = column_of(batch, self._event_time)
@@ -154,7 +154,7 @@ class FlatMap(Map):
         parents = np.repeat(np.array(rows, np.int64), [len(made) for made in values])
         return self._made(records, [pair for made in values for pair in made], parents)
 
-    def _many(self, records: Records) -> tuple[Part, Mapping[int, Exception]]:
+    def _many(self, records: Records) -> tuple[Part, Mapping[int, BaseException]]:
         answer = self.function(records.batch())
         if not (isinstance(answer, tuple) and len(answer) == 2):
             raise SchemaError(

@@ -24,14 +24,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpy.errors import RefusedValueError, SchemaError
+from millpy.errors import CallTimeoutError, RefusedValueError, SchemaError
 from millpy.model.identity import function_text
+from millpy.model.quarantine import payload_of
 from millpy.model.record import Records, RecordType, concat
+from millpy.model.step_progress import UNRETURNED_MAX, StepAbandoned, StepProgress, is_users
 from millpy.model.time import Instant
 
 Rows = npt.NDArray[np.int64]
 Function = Callable[[Any], Any]
-Failures = list[tuple[int, Exception]]
+Failures = list[tuple[int, BaseException]]
 
 
 @dataclass(slots=True)
@@ -87,14 +89,14 @@ class Operator:
         """What a change of the graph shows as text: what it does, and the columns that it makes."""
         return f"{self!r}: {', '.join(self.output.field_texts())}"
 
-    def apply(self, before: Passed, attempts_max: int) -> Passed:
+    def apply(self, before: Passed, attempts_max: int, progress: StepProgress) -> Passed:
         """Let records through; what the function does not survive becomes a failure."""
         parts: list[Part] = []
         failures: Failures = []
         if self._columns:
-            self._take_columns(before.records, 0, attempts_max, parts, failures)
+            self._take_columns(before.records, 0, attempts_max, parts, failures, progress)
         else:
-            parts.append(self._take_objects(before.records, attempts_max, failures))
+            parts.append(self._take_objects(before.records, attempts_max, failures, progress))
         rows = np.concatenate([part.parents for part in parts]) if parts else np.empty(0, np.int64)
         labels = [part.labels for part in parts if part.labels is not None]
         failures.sort(key=lambda failure: failure[0])
@@ -108,32 +110,54 @@ class Operator:
             np.concatenate(labels) if labels else None,
         )
 
-    def _take_objects(self, records: Records, attempts_max: int, failures: Failures) -> Part:
+    def _take_objects(self, records: Records, attempts_max: int, failures: Failures, progress: StepProgress) -> Part:
         """Call for each record."""
-        one, clone = self._one, self._clone
+        one, clone, run = self._one, self._clone, progress.run
         values: list[Any] = []
         rows: list[int] = []
+        row, record, at = 0, None, Instant(0)
+        progress.in_hand = lambda: (self.word, (repr(self), at, payload_of(record)))
         for row, (record, at) in enumerate(zip(records.objects(), records.event_times.tolist(), strict=True)):
+            if progress.unreturned and progress.is_hopeless((self.word, (repr(self), at, payload_of(record)))):
+                failures.append((row, CallTimeoutError(f"{self!r} has not returned, {UNRETURNED_MAX} times")))
+                continue
             for attempt in range(1, attempts_max + 1):
                 try:
                     values.append(one(record if clone is None else clone(record), at))
                     rows.append(row)
                     break
-                except Exception as error:  # user code: set aside, see the module
+                except BaseException as error:  # user code: set aside, see the module
+                    if not is_users(error):
+                        raise
                     if attempt == attempts_max:
                         failures.append((row, error))
+            progress.units += 1
+            if progress.run != run:
+                raise StepAbandoned
+        progress.in_hand = None
         return self._gathered(records, values, rows)
 
     def _take_columns(
-        self, records: Records, start: int, attempts_max: int, parts: list[Part], failures: Failures
+        self,
+        records: Records,
+        start: int,
+        attempts_max: int,
+        parts: list[Part],
+        failures: Failures,
+        progress: StepProgress,
     ) -> None:
         """Call for all at once; when that raises, for halves, down to the record at fault."""
+        run = progress.run
         for attempt in range(1, (1 if len(records) > 1 else attempts_max) + 1):
             try:
                 part, refused = self._many(records)
+                progress.done(run)
             except SchemaError:
                 raise
-            except Exception as error:  # user code: set aside, see the module
+            except BaseException as error:  # user code: set aside, see the module
+                if not is_users(error):
+                    raise
+                progress.done(run)
                 if len(records) == 1 and attempt == attempts_max:
                     failures.append((start, error))
                 continue
@@ -143,8 +167,9 @@ class Operator:
             return
         if len(records) > 1:
             middle = len(records) // 2
-            self._take_columns(records.slice(0, middle), start, attempts_max, parts, failures)
-            self._take_columns(records.slice(middle, len(records)), start + middle, attempts_max, parts, failures)
+            self._take_columns(records.slice(0, middle), start, attempts_max, parts, failures, progress)
+            rest = records.slice(middle, len(records))
+            self._take_columns(rest, start + middle, attempts_max, parts, failures, progress)
 
     def _one(self, record: Any, at: Instant) -> Any:
         """What becomes of one record."""
@@ -154,7 +179,7 @@ class Operator:
         """The answers of `_one` for those rows, joined."""
         raise NotImplementedError
 
-    def _many(self, records: Records) -> tuple[Part, Mapping[int, Exception]]:
+    def _many(self, records: Records) -> tuple[Part, Mapping[int, BaseException]]:
         """What becomes of many records, and rows of which nothing does."""
         raise NotImplementedError
 
@@ -185,7 +210,7 @@ class Filter(Operator):
     def _gathered(self, records: Records, values: list[Any], rows: list[int]) -> Part:
         return self._kept(records, np.array([row for row, keep in zip(rows, values, strict=True) if keep], np.int64))
 
-    def _many(self, records: Records) -> tuple[Part, Mapping[int, Exception]]:
+    def _many(self, records: Records) -> tuple[Part, Mapping[int, BaseException]]:
         mask = self._answer(self.function(records.batch()), len(records), "bool")
         rows = np.flatnonzero(pc.fill_null(mask.cast(pa.bool_()), False).to_numpy(zero_copy_only=False))
         return self._kept(records, rows), {}
@@ -225,7 +250,7 @@ class Split(Operator):
         places = np.array(rows, np.int64)
         return Part(records if len(rows) == len(records) else records.take(places), places, np.array(values, np.int64))
 
-    def _many(self, records: Records) -> tuple[Part, Mapping[int, Exception]]:
+    def _many(self, records: Records) -> tuple[Part, Mapping[int, BaseException]]:
         names = self._answer(self.function(records.batch()), len(records), "string", "large_string")
         encoded = names.cast(pa.string()).dictionary_encode()
         places = np.full(len(encoded.dictionary) + 1, -1, np.int64)
@@ -254,7 +279,7 @@ class Branch(Operator):
     def __repr__(self) -> str:
         return f"branch({self.name!r})"
 
-    def apply(self, before: Passed, attempts_max: int) -> Passed:
+    def apply(self, before: Passed, attempts_max: int, progress: StepProgress) -> Passed:
         """Let the branch's records through."""
         assert before.labels is not None, "a branch is behind its split"
         rows = np.flatnonzero(before.labels == self._place)
@@ -268,7 +293,10 @@ Chain = tuple[Operator, ...]
 class Chains:
     """The productions of one bundle behind their chains of operators; what chains share runs once."""
 
-    def __init__(self, productions: Mapping[str, Records], attempts_max: int) -> None:
+    def __init__(
+        self, productions: Mapping[str, Records], attempts_max: int, progress: StepProgress | None = None
+    ) -> None:
+        self._progress = progress or StepProgress()
         self._productions = productions
         self._attempts_max = attempts_max
         self._known: dict[tuple[str, Chain], Passed] = {}
@@ -283,7 +311,7 @@ class Chains:
             known = self._known.get((stream, chain[:end]))
             if known is None:
                 if len(passed.records):
-                    known = operator.apply(passed, self._attempts_max)
+                    known = operator.apply(passed, self._attempts_max, self._progress)
                 else:
                     nothing = np.empty(0, np.int64)
                     known = Passed(Records.none(operator.output), nothing, passed.failures, nothing)

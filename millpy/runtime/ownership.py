@@ -3,7 +3,9 @@
 The server's clock decides expiry. Local trust ends at *attempt start + ttl - margin* on the monotonic clock, so a slow
 answer cannot stretch it. Trust is a courtesy that saves useless work: what protects the data is the fence in every
 commit (I1, I2). A thread sends heartbeats on a connection of its own, so neither a long step nor a slow commit loses
-the lease; a watchdog stops it when the worker's loop makes no progress, so a stuck worker does.
+the lease; a watchdog stops it when neither the worker's loop nor the step that it waits for makes progress, so a stuck
+worker does. A step reports each call of user code (`StepProgress`), so a long one is not stuck; a call that does not
+return within `Limits.call_s_max` is.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from uuid import UUID
 from millpy.clock import Clock
 from millpy.errors import MillError
 from millpy.limits import Limits
+from millpy.model.step_progress import StepProgress
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +43,13 @@ class Lease:
         self._clock = clock
         self._trusted_until = float("-inf")
         self._progress_at = clock.monotonic()
+        self._progress = StepProgress()
+        self._units = 0
         self.expired = False
+
+    def watch(self, progress: StepProgress) -> None:
+        """Take a step whose units rise for alive."""
+        self._progress = progress
 
     def renewed(self, attempt_started: float) -> None:
         """The server has answered an attempt that began then."""
@@ -61,8 +70,12 @@ class Lease:
         self._progress_at = self._clock.monotonic()
 
     def is_stuck(self) -> bool:
-        """Whether the loop has not come round for longer than the watchdog allows."""
-        return self._clock.monotonic() - self._progress_at > self._limits.watchdog_s
+        """Whether nothing has moved for too long: neither the loop nor, by its units, the step that it waits for."""
+        now, progress = self._clock.monotonic(), self._progress
+        if progress.units != self._units:
+            self._units, self._progress_at = progress.units, now
+        allowed_s = self._limits.call_s_max if progress.stepping else self._limits.watchdog_s
+        return now - self._progress_at > allowed_s
 
 
 class Heartbeat:

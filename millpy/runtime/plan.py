@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ from millpy.limits import Limits
 from millpy.model.deployment import DeployedInterval, Deployment
 from millpy.model.record import RecordType
 from millpy.model.stage import Binding, Stage
+from millpy.model.step_progress import StepProgress
 from millpy.model.time import microseconds
 from millpy.runtime.operators import Chain
 
@@ -89,6 +90,7 @@ class Plan:
     computations: tuple[ComputationPlan, ...]
     by_interval: dict[int, ComputationPlan]
     max_skew_us: int | None = None
+    progress: StepProgress = field(default_factory=StepProgress)
 
     def names(self) -> tuple[str, ...]:
         """Computation names in topological order."""
@@ -115,6 +117,7 @@ class Plan:
 
 def plan(graph: Graph, deployment: Deployment, limits: Limits) -> Plan:
     """Join a graph with the ids under which it is deployed."""
+    progress = StepProgress()
     stages = [node for node in graph.nodes if isinstance(node, StageNode)]
     computations = []
     for node in graph.nodes:
@@ -124,7 +127,7 @@ def plan(graph: Graph, deployment: Deployment, limits: Limits) -> Plan:
         consumers = tuple(dict.fromkeys(c for outlet in outlets for c in outlet.consumer_ids))
         stage = None
         if isinstance(node, StageNode):
-            stage = node.logic.bind(_binding(node, deployment, frozenset(o.stream for o in outlets), limits))
+            stage = node.logic.bind(_binding(node, deployment, frozenset(o.stream for o in outlets), limits, progress))
         immediate = all(operator.immediate for outlet in outlets for operator in outlet.operators)
         computations.append(
             ComputationPlan(
@@ -141,7 +144,7 @@ def plan(graph: Graph, deployment: Deployment, limits: Limits) -> Plan:
         )
     by_interval = {interval.interval_id: c for c in computations for interval in c.intervals}
     max_skew_us = None if graph.max_skew is None else microseconds(graph.max_skew)
-    return Plan(deployment, graph.own_name, graph.generation, tuple(computations), by_interval, max_skew_us)
+    return Plan(deployment, graph.own_name, graph.generation, tuple(computations), by_interval, max_skew_us, progress)
 
 
 def _outlets(consumer: StageNode, deployment: Deployment) -> list[Outlet]:
@@ -175,7 +178,9 @@ def _inlets(node: StageNode, deployment: Deployment) -> tuple[dict[int, Inlet], 
     return inlets, producers
 
 
-def _binding(node: StageNode, deployment: Deployment, subscribed: frozenset[str], limits: Limits) -> Binding:
+def _binding(
+    node: StageNode, deployment: Deployment, subscribed: frozenset[str], limits: Limits, progress: StepProgress
+) -> Binding:
     return Binding(
         computation=node.name,
         inputs=tuple(
@@ -186,4 +191,5 @@ def _binding(node: StageNode, deployment: Deployment, subscribed: frozenset[str]
         tables={stream.name: deployment.table_ids[stream.table] for stream in node.outputs if stream.table},
         subscribed=subscribed,
         limits=limits,
+        progress=progress,
     )

@@ -18,6 +18,7 @@ from millpy.model.checkpoint import DeadLetter, Segment, StoredSlice
 from millpy.model.keys import KeyColumn, KeyHasher
 from millpy.model.quarantine import dead_letter_of, payload_of
 from millpy.model.record import Records, concat
+from millpy.model.step_progress import StepProgress
 from millpy.model.time import Instant
 from millpy.runtime.operators import Chains, Passed
 from millpy.runtime.plan import Outlet
@@ -40,7 +41,8 @@ class Mail:
 class Router:
     """Hands on what the intervals of one worker produce."""
 
-    def __init__(self, limits: Limits, hasher: KeyHasher) -> None:
+    def __init__(self, limits: Limits, hasher: KeyHasher, progress: StepProgress) -> None:
+        self._progress = progress
         self._limits = limits
         self._hasher = hasher
 
@@ -64,13 +66,14 @@ class Router:
         }
         segments = []
         letters: list[DeadLetter] = []
-        chains = Chains(productions, self._limits.record_attempts_max)
+        chains = Chains(productions, self._limits.record_attempts_max, self._progress)
         for outlet in producer.plan.outlets:
             parts = _through(producer, outlet, chains, productions, letters)
             if (retried := again.get(outlet.subscription_id)) is not None:
                 _uncount_emitted(producer, outlet, len(retried))
                 before = {outlet.stream: retried}
-                parts += _through(producer, outlet, Chains(before, self._limits.record_attempts_max), before, letters)
+                again_through = Chains(before, self._limits.record_attempts_max, self._progress)
+                parts += _through(producer, outlet, again_through, before, letters)
             if not parts:
                 continue
             records = concat(parts)

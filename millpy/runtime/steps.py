@@ -83,6 +83,7 @@ class Steps:
         self, plan: Plan, limits: Limits, load: LoadState, probe: Probe, budget: TurnBudget, clock: Clock
     ) -> None:
         self._plan = plan
+        self.progress = plan.progress
         self._limits = limits
         self._budget = budget
         self._clock = clock
@@ -92,12 +93,14 @@ class Steps:
         self._load = load
         self._probe = probe
         self._hasher = KeyHasher()
-        self._router = Router(limits, self._hasher)
+        self._router = Router(limits, self._hasher, plan.progress)
 
     def run(self, inbox: Inbox, intervals: Mapping[int, Owned], isolation: Isolation) -> list[Checkpoint]:
         """Step everything once; returns the checkpoints that this turn has to commit, in topological order."""
         self._ends_at = self._clock.monotonic() + self._limits.step_s_max
         self.records = 0
+        progress, run = self.progress, self.progress.run
+        progress.in_hand = None
         # Received first of all: whether a consumer is current with a local producer depends on what it has read.
         mail = {
             interval_id: self._receive(interval, inbox.polled.get(interval_id, ()), intervals)
@@ -115,6 +118,7 @@ class Steps:
                     checkpoint = self._inject(interval, inbox, intervals, mail, isolation)
                 else:
                     checkpoint = self._step(interval, inbox, intervals, mail, isolation)
+                progress.done(run)
                 if checkpoint is not None:
                     checkpoints.append(checkpoint)
         return checkpoints
@@ -223,6 +227,7 @@ class Steps:
                     keys = records.keys(inlet.key_fields, self._hasher)
                     bundle = Bundle(inlet.input, producer, segment.seq, segment.watermark, records, keys)
                     received += len(records)
+                    self.progress.units += 1
                 last_of_seq = place + 1 == len(segments) or segments[place + 1].seq != segment.seq
                 inbound.append(Mail(producer, segment.seq, segment.watermark, bundle, last_of_seq, polled=True))
             if whole and answer.head_seq > at:

@@ -125,13 +125,18 @@ async def step(
     probe: Probe,
 ) -> Turn | None:
     """Step in the worker's thread, or here without one; None when nothing has to be committed."""
+    stepped = dict(intervals)  # a step that was given up must not meet those that come after it
 
     def run() -> list[Checkpoint]:
         probe.reach_now(Point.AFTER_POLL)
-        return steps.run(inbox, intervals, isolation)
+        return steps.run(inbox, stepped, isolation)
 
     isolation.seen = 0
-    checkpoints = run() if executor is None else await asyncio.get_running_loop().run_in_executor(executor, run)
+    steps.progress.stepping = True
+    try:
+        checkpoints = run() if executor is None else await asyncio.get_running_loop().run_in_executor(executor, run)
+    finally:
+        steps.progress.stepping = False
     await probe.reach(Point.AFTER_STEP)
     if not checkpoints:
         return None

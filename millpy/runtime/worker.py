@@ -17,7 +17,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from uuid import UUID
@@ -29,6 +28,7 @@ from millpy.errors import (
     LeaseExpiredError,
     OwnershipError,
     PoisonError,
+    StepStuckError,
     TransientError,
     UsageError,
 )
@@ -47,12 +47,14 @@ from millpy.runtime.poison import Hunt
 from millpy.runtime.probe import Probe
 from millpy.runtime.set_aside_log import SetAsideLog
 from millpy.runtime.skew import Skew
+from millpy.runtime.step_thread import StepThread
 from millpy.runtime.steps import Inbox, LoadState, Steps
 from millpy.runtime.turn import Turn
 from millpy.runtime.turn_budget import TurnBudget
 from millpy.store.protocol import Event, Store
 
 log = logging.getLogger(__name__)
+WATCH_EVERY_S = 0.25
 ATTEND_EVERY_S = 0.25
 """How often a worker looks for what people ask of it."""
 STEP_HERE_S_MAX = 0.005
@@ -97,7 +99,8 @@ class Worker:
         self._skew = Skew(plan.max_skew_us)
         self.housekeeping = Housekeeping(store, plan, self.holdings, limits, self._clock, probe, self._skew)
         self._set_aside = SetAsideLog()
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="steps")
+        self._executor = StepThread()
+        lease.watch(plan.progress)
         self._steps = Steps(plan, limits, load or self._load_state, probe, self.budget, self._clock)
         self._in_flight: asyncio.Task[None] | None = None
         self._flying: Turn | None = None
@@ -138,6 +141,7 @@ class Worker:
             asyncio.create_task(self._repeat(self.housekeeping.relieve, 0.25)),
             asyncio.create_task(self._repeat(self._attend, ATTEND_EVERY_S)),
             asyncio.create_task(self._listen()),
+            asyncio.create_task(self._watch_step(stop)),
         ]
         stopping: asyncio.Task[bool] = asyncio.create_task(stop.wait())
         stopping.add_done_callback(self._awake)
@@ -193,11 +197,24 @@ class Worker:
             await self._react(self._recover())
         except TransientError as error:
             log.warning("%s: %s", type(error).__name__, error)
+            if isinstance(error, StepStuckError):
+                self._observer.failed(error)
+                await self._react(self._hand_over())
+                return True
             self._void_turn()
             self._observer.failed(error)
             await self._back_off()
             await self._react(self._recover())
         return True
+
+    async def _hand_over(self) -> None:
+        """Let others have what this worker holds: with what does not return here they may have better luck."""
+        self._void_turn()
+        await self._abandon_turn()
+        await self.holdings.release(list(self.holdings.intervals))
+        self._observer.holds(self.holdings.intervals, 0)
+        self._claim_at = self._clock.monotonic() + self._limits.lease_ttl_s
+        await self._store.notify(self._graph_id)
 
     def _void_turn(self) -> None:
         """What was stepped or polled will come again, but smaller: it may have been too large, or too slow."""
@@ -289,11 +306,10 @@ class Worker:
         self._stepped_here = here
         started = self._clock.monotonic()
         try:
-            turn = await turns.step(self._steps, inbox, intervals, Isolation(), executor, self._probe)
+            return await turns.step(self._steps, inbox, intervals, Isolation(), executor, self._probe)
         finally:
             self._stepped = (started, self._clock.monotonic())
-        self.budget.stepped(self._steps.records, self._stepped[1] - started)
-        return turn
+            self.budget.stepped(self._steps.records, self._stepped[1] - started)
 
     def _launch(self, turn: Turn) -> None:
         for checkpoint in turn.checkpoints:
@@ -450,6 +466,24 @@ class Worker:
             except (TransientError, OwnershipError) as error:
                 log.debug("housekeeping: %s", error)
 
+    async def _watch_step(self, stop: asyncio.Event) -> None:
+        """Give up a step that does not move any more, or that moves for too long when the worker is to leave."""
+        leave_at = float("inf")
+        while True:
+            await self._clock.sleep(WATCH_EVERY_S)
+            now = self._clock.monotonic()
+            if stop.is_set():
+                leave_at = min(leave_at, now + self._limits.drain_grace_s / 2)
+            if not self._executor.is_busy():
+                continue
+            if self.lease.is_stuck():
+                call = self._plan.progress.begin_anew()
+                where = "" if call is None else f", in {call[0]} of {call[1][0]!r}"
+                self._executor.give_up(StepStuckError(f"a call does not return{where}"))
+            elif now > leave_at:
+                self._plan.progress.begin_anew(blame=False)
+                self._executor.give_up(StepStuckError("the step takes longer than the worker may stay"))
+
     async def _attend(self) -> None:
         self._set_aside.tell(self._clock.monotonic())
         if await self.housekeeping.attend():
@@ -490,7 +524,7 @@ class Worker:
             await asyncio.gather(self._in_flight, return_exceptions=True)
         self._set_aside.tell(self._clock.monotonic(), everything=True)
         await self.holdings.close()
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._executor.shutdown()
 
     # -- events and state ---------------------------------------------------------------------------------------
 

@@ -15,10 +15,12 @@ from uuid import UUID
 
 import msgspec
 
-from millpy.errors import SchemaError
+from millpy.errors import CallTimeoutError, SchemaError
 from millpy.model.delta import encode_value
 from millpy.model.identity import parameters_text, type_text
+from millpy.model.quarantine import payload_of
 from millpy.model.record import RecordType, arrow_type
+from millpy.model.step_progress import UNRETURNED_MAX, Call, is_users
 from millpy.windowing.fold import Aggregate, Fold, Folds, Partial, RowsRefusedError
 from millpy.windowing.grouping import Groups
 
@@ -96,6 +98,7 @@ class CombinerFold(Fold):
         self.result = combiner.result_type
         self._combiner = combiner
         self._clone = clone
+        self._row = 0
         self._decode = msgspec.json.Decoder(combiner.accumulator).decode
 
     def empty(self) -> msgspec.Raw:
@@ -137,32 +140,52 @@ class CombinerFold(Fold):
             RowsRefusedError: all records that `add` does not take, or whose accumulator cannot be stored.
         """
         objects = groups.records.objects()
-        refused: dict[int, Exception] = {}
+        refused: dict[int, BaseException] = {}
+        self.progress.in_hand = lambda: self._call_of(objects[self._row])
         found = [self._added(rows, objects, refused) for rows in groups.rows_by_group()]
         if refused:
             raise RowsRefusedError(refused)
         return Partial(found)
 
-    def _added(self, rows: Sequence[int], objects: Sequence[Any], refused: dict[int, Exception]) -> msgspec.Raw:
+    def _added(self, rows: Sequence[int], objects: Sequence[Any], refused: dict[int, BaseException]) -> msgspec.Raw:
         """The accumulator of some rows; when one of them raises, again with an eye on each."""
+        run = self.progress.run
+        if self.progress.unreturned:
+            error = CallTimeoutError(f"{type(self._combiner).__name__}.add has not returned, {UNRETURNED_MAX} times")
+            hopeless = [row for row in rows if self.progress.is_hopeless(self._call_of(objects[row]))]
+            refused.update(dict.fromkeys(hopeless, error))
+            rows = [row for row in rows if row not in refused]
         try:
             accumulator = self._combiner.create()
-            for row in rows:
+            for self._row in rows:
+                row = self._row
                 accumulator = self._combiner.add(accumulator, self._clone(objects[row]))
+                self.progress.done(run)
             return self._encoded(accumulator)
-        except Exception as error:
+        except BaseException as error:
+            if not is_users(error):
+                raise
             trouble = error
         try:
             encoded = self.empty()
-        except Exception:
+        except BaseException as error:
+            if not is_users(error):
+                raise
             refused.update(dict.fromkeys(rows, trouble))
             return msgspec.Raw(b"null")
-        for row in rows:
+        for self._row in rows:
+            row = self._row
             try:
                 encoded = self.add(encoded, objects[row], 0)
-            except Exception as error:
+            except BaseException as error:
+                if not is_users(error):
+                    raise
                 refused[row] = error
+            self.progress.done(run)
         return encoded
+
+    def _call_of(self, record: Any) -> Call:
+        return type(self._combiner).__name__, (payload_of(record),)
 
     def check(self, accumulator: msgspec.Raw) -> None:
         """Raise when there is no result of an accumulator that its column can hold."""
@@ -189,16 +212,20 @@ def try_merges(
     Raises:
         RowsRefusedError: all rows of the groups for which a method raises.
     """
-    failed: dict[int, Exception] = {}
+    failed: dict[int, BaseException] = {}
     for place, fold in enumerate(folds.folds):
         if not isinstance(fold, CombinerFold):
             continue
         for group, accumulator in enumerate(partials[place].accumulators(slice(None))):
+            run = fold.progress.run
             try:
                 parts = [*(other[place] for other in others(group) if place < len(other)), accumulator]
                 fold.check(reduce(fold.merge, parts))
-            except Exception as error:
+            except BaseException as error:
+                if not is_users(error):
+                    raise
                 failed[group] = error
+            fold.progress.done(run)
     if failed:
         rows_of = groups.rows_by_group()
         raise RowsRefusedError({row: error for group, error in failed.items() for row in rows_of[group]})

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from millpy.errors import RefusedValueError, SchemaError
 from millpy.model.record import RecordType, arrow_type, getter
+from millpy.model.step_progress import StepProgress
 from millpy.model.time import instant
 from millpy.windowing.grouping import Column, Groups, Integers
 
@@ -67,6 +68,7 @@ class Fold:
         keeps_values: values themselves are in accumulators, so text has to be storable.
         calls_user: `partial`, `merge` and `result_of` run code of the user, which may raise.
         shares: folds of equal `shares` have one accumulator between them; None for one of its own.
+        progress: what calls of user code are told to.
     """
 
     result: Any
@@ -78,6 +80,7 @@ class Fold:
         self.field = field
         self.kind = kind
         self._read = getter(field) if field is not None else None
+        self.progress = StepProgress()
 
     def empty(self) -> Any:
         """The accumulator of no records."""
@@ -136,7 +139,7 @@ class Fold:
 class RowsRefusedError(RefusedValueError):
     """Code of the user did not take some rows: they are set aside, and the turn is stepped without them."""
 
-    def __init__(self, errors: Mapping[int, Exception]) -> None:
+    def __init__(self, errors: Mapping[int, BaseException]) -> None:
         super().__init__(f"{len(errors)} rows were refused")
         self.errors = dict(errors)
 
@@ -263,6 +266,11 @@ class Folds:
             self.columns.append((place, fold))
         self.texts = sorted({f.field for f in self.folds if f.keeps_values and f.kind is str and f.field})
         self.calls_user = any(fold.calls_user for fold in self.folds)
+
+    def report_to(self, progress: StepProgress) -> None:
+        """Tell the calls of user code to this progress."""
+        for fold in self.folds:
+            fold.progress = progress
 
     def empty(self) -> list[Any]:
         """Accumulators of no records."""

@@ -171,6 +171,7 @@ class WindowedInterval(Generic[OpenT]):
         self._input = binding.inputs[0]
         self._allowed_us = microseconds(windowing.allowed_lateness)
         self._folds = Folds(windowing.aggregates, self._input.record_type)
+        self._folds.report_to(binding.progress)
         self._few_records_max = -1 if self._folds.calls_user else windowing.few_records_max
         ((self._stream, self._output),) = binding.outputs.items()
 
@@ -302,7 +303,9 @@ class WindowedInterval(Generic[OpenT]):
             return rows
         out = np.flatnonzero(mask)
         nul = RefusedValueError("text with a NUL character cannot be stored")
-        errors = {row: None if int(rows.codes[row]) in bad_keys else nul for row in out.tolist()}
+        errors: dict[int, BaseException | None] = {
+            row: None if int(rows.codes[row]) in bad_keys else nul for row in out.tolist()
+        }
         self._quarantine(result, rows, out, errors)
         return rows.take(np.flatnonzero(~mask))
 
@@ -312,7 +315,7 @@ class WindowedInterval(Generic[OpenT]):
         return rows.take(np.setdiff1d(np.arange(len(rows)), out))
 
     def _quarantine(
-        self, result: StepResult, rows: Rows, out: npt.NDArray[np.int64], errors: Mapping[int, Exception | None]
+        self, result: StepResult, rows: Rows, out: npt.NDArray[np.int64], errors: Mapping[int, BaseException | None]
     ) -> None:
         """Set rows aside, each for its error; None says that its key cannot be stored."""
         records = rows.records.take(out)

@@ -204,6 +204,8 @@ CATCHES_ALL = (
     "runtime.worker",
     "runtime.calls",
     "runtime.upgrades",
+    "runtime.step_thread",
+    "model.quarantine",
     "runtime.operators",
     "graph_file",
     "windowing.combiner",
