@@ -196,7 +196,7 @@ BEGIN
 END $$;
 
 -- Folded rows. Keys and subkeys can be long, so the unique index holds their hashes (64 bits beside the 32 of
--- key_hash); text is compared byte by byte.
+-- key_hash); text is compared byte by byte. An owner reads a kind piece by piece in the order of the index.
 CREATE TABLE mill.keyed (
     interval_id bigint NOT NULL,
     kind        text COLLATE "C" NOT NULL,
@@ -209,12 +209,12 @@ CREATE TABLE mill.keyed (
     value       text COLLATE "C" NOT NULL  -- JSON
 ) WITH (fillfactor = 70);
 CREATE UNIQUE INDEX keyed_identity ON mill.keyed (
-    interval_id, hashtextextended(key, 0), kind, namespace, hashtextextended(subkey, 0), key_hash
+    interval_id, kind, hashtextextended(key, 0), namespace, hashtextextended(subkey, 0), key_hash
 );
 -- A publication of all tables has to name the row that is changed, and an index of expressions cannot. It costs nothing
 -- while nothing is published; text, because json has no equality by which a subscriber would find the row.
 ALTER TABLE mill.keyed REPLICA IDENTITY FULL;
--- Timers, windows, positions and counters are few beside state; an owner reads them all, people ask for them by kind.
+-- Timers, windows, positions and counters are few beside state; people ask for them by kind.
 CREATE INDEX keyed_others ON mill.keyed (kind, interval_id) WHERE kind <> 'state';
 
 CREATE TABLE mill.dead_letters (

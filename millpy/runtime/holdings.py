@@ -139,16 +139,19 @@ class Holdings:
         """Read everything again under the same grants, keeping live sources (nothing was committed)."""
         kept = {interval_id: interval.injector for interval_id, interval in self.intervals.items()}
         grants = [interval.grant for interval in self.intervals.values()]
+        for interval in self.intervals.values():
+            interval.stage = None  # not in memory twice
         await self._open(grants, kept)
 
     async def _open(self, grants: Sequence[Grant], kept: dict[int, Injector | None]) -> None:
         if not grants:
             return
-        opened = await self._store.read(grants, state_rows_max=self._limits.state_preload_rows_max)
         recovered = []
-        for grant, found in zip(grants, opened, strict=True):
+        for grant in grants:
+            (found,) = await self._store.read([grant], state_rows_max=self._limits.state_preload_rows_max)
             self._lease.progressed()  # each may take its time, and together they may take long
             recovered.append(await self._recovered(grant, found, kept.get(grant.interval_id)))
+            del found  # what was read of one interval is not kept while the next is read
         await self._connect(recovered)
         sources = [grant.interval_id for grant in grants if self.intervals[grant.interval_id].intake is not None]
         if sources:

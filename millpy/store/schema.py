@@ -281,8 +281,8 @@ keyed = Table(
     Index(
         "keyed_identity",
         "interval_id",
-        text("hashtextextended(key, 0)"),
         "kind",
+        text("hashtextextended(key, 0)"),
         "namespace",
         text("hashtextextended(subkey, 0)"),
         "key_hash",

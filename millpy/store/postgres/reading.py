@@ -1,14 +1,18 @@
-"""What an owner reads: folded rows overlaid by the documents that are not folded yet.
+"""What an owner reads: folded rows overlaid by the documents that are not folded yet, in pieces of bounded size.
 
-Every read is one REPEATABLE READ transaction that locks `mill.deltas` first: folding moves things from documents to
-rows, and freeing a slot empties documents behind a snapshot's back. One snapshot under that lock sees each change
-in exactly one of the two places.
+Reading after a claim is no transaction. What belongs to an interval changes only under its sequencer: by commits, which
+this worker does not send while it reads, by folding, and by whoever owns the interval next. So pieces that are read one
+after the other are one state, if sequencer, bundle and folded bundle are the same before and after; if only a fold of
+our own came between, it is read again. No snapshot is pinned and no slot is kept for as long as that takes.
+
+State on demand is read while commits and folds go on: one REPEATABLE READ transaction that locks `mill.deltas` first,
+because freeing a slot empties documents behind a snapshot's back.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from psycopg.rows import TupleRow
@@ -18,65 +22,151 @@ from millpy.model.checkpoint import DedupeRun, Delta, Entries, Grant, Kind
 from millpy.model.delta import decode_document
 from millpy.model.stage import Recovered
 from millpy.model.time import Instant
-from millpy.store.postgres.arrays import Bigints, Texts
+from millpy.store.postgres.arrays import Texts
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.statements import statement
 from millpy.store.protocol import Opened
 
-OVERLAYS_MAX = 64
+ENTRY_BYTES = 500
+"""What an entry costs in memory beside its texts."""
+OVERLAYS_BYTES_MAX = 256_000_000
+"""Text of unfolded state that is remembered for loading on demand; what the last load needed is kept in any case."""
+PIECE_ROWS = 20_000
+PIECE_BYTES = 4_000_000
+"""What one statement reads; a single row or document may have more."""
+LOAD_KEYS = 1_000
+PRELOAD_BYTES_MAX = 128_000_000
+"""An interval with more state than this is loaded on demand, however few its rows."""
+_OTHERS = (("", "state"), ("state\x01", "\x7f"))
+"""[from, to) of the names of kinds: all but STATE."""
+_STATE = ("state", "state\x01")
 _BEGIN = b"BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+_MAY_IDLE = b"SET LOCAL idle_in_transaction_session_timeout = '60s'"
+"""It locks nothing that others write to, and a slow link has the server wait while we receive."""
 
 Identity = tuple[str, str, bytes, str]
 """(kind, namespace, key, subkey)."""
 Newest = dict[Identity, tuple[int, bytes | None, int]]
 """Identity -> (key hash, value or None for a tombstone, fire_at)."""
+Groups = dict[tuple[str, str], Entries]
+"""(kind, namespace) -> entries."""
 
 
-async def read(connection: Connection, grants: Sequence[Grant], state_rows_max: int) -> list[Opened]:
-    """Everything an owner needs; see `Store.read`."""
-    ids = [g.interval_id for g in grants]
-    of_intervals: dict[str, Any] = {"intervals": Bigints(ids)}
-    await connection.execute(_BEGIN)
-    await connection.execute(statement("lock_deltas"))
-    header_rows = await all_rows(
-        connection, statement("read_headers"), of_intervals | {"state_rows_max": state_rows_max}
-    )
-    headers = {row[0]: row for row in header_rows}
-    stale = [g.interval_id for g in grants if g.interval_id not in headers or headers[g.interval_id][1] != g.sequencer]
-    if stale:
-        await connection.execute(b"ROLLBACK")
-        raise StaleSequencerError(f"stale grants {stale}", stale=stale)
-    documents = await all_rows(connection, statement("read_deltas"), of_intervals | {"afters": Bigints([0] * len(ids))})
-    newest, unfolded_bytes = _newest_by_interval(documents)
-    with_state = [i for i in ids if headers[i][7] + _states(newest.get(i, {})) <= state_rows_max]
-    folded = await all_rows(connection, statement("read_keyed"), of_intervals | {"with_state": Bigints(with_state)})
-    cursors = await all_rows(connection, statement("read_cursors"), of_intervals)
-    last_segments = await all_rows(connection, statement("read_last_segments"), of_intervals)
-    await connection.execute(b"COMMIT")
+async def read(
+    connection: Connection, grants: Sequence[Grant], state_rows_max: int, progressed: Callable[[], None]
+) -> list[Opened]:
+    """Everything an owner needs; see `Store.read`. `progressed` is called after each piece."""
+    return [await _read_one(connection, grant, state_rows_max, progressed) for grant in grants]
 
-    rows_of: dict[int, list[TupleRow]] = {}
-    for row in folded:
-        rows_of.setdefault(row[0], []).append(row[1:])
-    return [
-        Opened(
-            recovered=_recovered(headers[i], rows_of.get(i, []), newest.get(i, {}), i in with_state),
-            cursors={
-                producer: (seq, Instant(watermark)) for consumer, producer, seq, watermark in cursors if consumer == i
-            },
-            last_segments={subscription: seq for producer, subscription, seq in last_segments if producer == i},
-            unfolded_bytes=unfolded_bytes.get(i, 0),
+
+async def _read_one(
+    connection: Connection, grant: Grant, state_rows_max: int, progressed: Callable[[], None]
+) -> Opened:
+    header = await _header(connection, grant)
+    while True:
+        opened = await _read_under(connection, grant, header, state_rows_max, progressed)
+        before, header = header, await _header(connection, grant)
+        if header == before:
+            return opened
+
+
+async def _header(connection: Connection, grant: Grant) -> TupleRow:
+    """Raises StaleSequencerError."""
+    found = await all_rows(connection, statement("read_header"), {"interval": grant.interval_id})
+    if not found or found[0][0] != grant.sequencer:
+        raise StaleSequencerError(f"stale grants {[grant.interval_id]}", stale=[grant.interval_id])
+    return found[0]
+
+
+async def _read_under(
+    connection: Connection, grant: Grant, header: TupleRow, state_rows_max: int, progressed: Callable[[], None]
+) -> Opened:
+    """What belongs to a header, if that is still the same afterwards."""
+    _, bundle, folded_bundle, input_watermark, low_watermark, processing_floor = header
+    of_interval: dict[str, Any] = {"interval": grant.interval_id}
+    newest: Newest = {}
+    unfolded_bytes = 0
+    async for documents in _documents(connection, grant.interval_id, folded_bundle, bundle):
+        for _, document in documents:
+            _overlay(newest, decode_document(document))
+            unfolded_bytes += len(document.encode())
+        progressed()
+    ((states,),) = await all_rows(connection, statement("count_state"), of_interval | {"rows_max": state_rows_max})
+    groups: Groups = {}
+    for kinds in _OTHERS:
+        await _read_kinds(connection, grant.interval_id, kinds, newest, groups, progressed)
+    complete = states + _states(newest) <= state_rows_max
+    if complete and states:
+        complete = await _read_kinds(
+            connection, grant.interval_id, _STATE, newest, groups, progressed, PRELOAD_BYTES_MAX
         )
-        for i in ids
-    ]
+    cursors = await all_rows(connection, statement("read_cursors"), of_interval)
+    last_segments = await all_rows(connection, statement("read_last_segments"), of_interval)
+    return Opened(
+        recovered=Recovered(
+            interval_id=grant.interval_id,
+            sequencer=grant.sequencer,
+            bundle=bundle,
+            folded_bundle=folded_bundle,
+            input_watermark=Instant(input_watermark),
+            low_watermark=Instant(low_watermark),
+            processing_floor=Instant(processing_floor),
+            entries=_entries(newest, groups, complete),
+            state_complete=complete,
+        ),
+        cursors={producer: (seq, Instant(watermark)) for producer, seq, watermark in cursors},
+        last_segments=dict(last_segments),
+        unfolded_bytes=unfolded_bytes,
+    )
 
 
-def _newest_by_interval(documents: Iterable[TupleRow]) -> tuple[dict[int, Newest], dict[int, int]]:
-    newest: dict[int, Newest] = {}
-    sizes: dict[int, int] = {}
-    for interval_id, _, document in documents:
-        _overlay(newest.setdefault(interval_id, {}), decode_document(document))
-        sizes[interval_id] = sizes.get(interval_id, 0) + len(document.encode())
-    return newest, sizes
+async def _documents(connection: Connection, interval_id: int, after: int, upto: int) -> AsyncIterator[list[TupleRow]]:
+    """Documents of (after, upto], oldest first, in pieces of (bundle, text)."""
+    while after < upto:
+        span = {"interval": interval_id, "after": after, "upto": upto, "bytes_max": PIECE_BYTES}
+        documents = await all_rows(connection, statement("read_deltas"), span)
+        if not documents:
+            return
+        yield documents
+        after = documents[-1][0]
+
+
+async def _read_kinds(
+    connection: Connection,
+    interval_id: int,
+    kinds: tuple[str, str],
+    newest: Newest,
+    groups: Groups,
+    progressed: Callable[[], None],
+    bytes_max: int | None = None,
+) -> bool:
+    """Folded rows that no document overlays; False when they have more than bytes_max."""
+    place: dict[str, Any] = {"interval": interval_id, "rows_max": PIECE_ROWS, "bytes_max": PIECE_BYTES}
+    kind, place["kind_end"] = kinds
+    place |= {"kind": kind, "text_hash": -(2**63), "namespace": "", "subkey_hash": -(2**63), "key_hash": -1}
+    size = 0
+    subkeys: dict[str, str] = {}
+    while True:
+        rows = await all_rows(connection, statement("read_keyed"), place)
+        progressed()
+        for kind, namespace, key, subkey, key_hash, fire_at, value, _, _, _ in rows:
+            name = key.encode()
+            size += len(value)
+            if newest and (kind, namespace, name, subkey) in newest:
+                continue
+            group = groups.get((kind, namespace))
+            if group is None:
+                group = groups[kind, namespace] = Entries(Kind(kind), namespace)
+            group.add(name, key_hash, subkeys.setdefault(subkey, subkey), value.encode(), fire_at)
+        if bytes_max is not None and size > bytes_max:
+            return False
+        if not rows or len(rows) == rows[-1][-1] < PIECE_ROWS:
+            return True
+        kind, namespace, _, _, key_hash, _, _, text_hash, subkey_hash, _ = rows[-1]
+        place |= {"kind": kind, "text_hash": text_hash, "namespace": namespace, "subkey_hash": subkey_hash}
+        place["key_hash"] = key_hash
+        if len(subkeys) > PIECE_ROWS:
+            subkeys.clear()
 
 
 def _overlay(newest: Newest, delta: Delta) -> None:
@@ -92,71 +182,48 @@ def _states(newest: Newest) -> int:
     return sum(1 for identity, (_, value, _) in newest.items() if identity[0] == "state" and value is not None)
 
 
-def _recovered(header: TupleRow, rows: Sequence[TupleRow], newest: Newest, with_state: bool) -> Recovered:
-    interval_id, sequencer, bundle, folded_bundle, input_watermark, low_watermark, processing_floor, _ = header
-    merged: Newest = {
-        (kind, namespace, key.encode(), subkey): (hashed, value.encode(), fire_at)
-        for kind, namespace, key, subkey, hashed, fire_at, value in rows
-    }
-    merged.update(newest)
-    if not with_state:
-        merged = {identity: entry for identity, entry in merged.items() if identity[0] != "state"}
-    return Recovered(
-        interval_id=interval_id,
-        sequencer=sequencer,
-        bundle=bundle,
-        folded_bundle=folded_bundle,
-        input_watermark=Instant(input_watermark),
-        low_watermark=Instant(low_watermark),
-        processing_floor=Instant(processing_floor),
-        entries=_entries(merged),
-        state_complete=with_state,
-    )
-
-
-def _entries(newest: Newest) -> tuple[Entries, ...]:
-    """By kind and namespace, tombstones left out."""
-    groups: dict[tuple[str, str], Entries] = {}
+def _entries(newest: Newest, groups: Groups, with_state: bool = True) -> tuple[Entries, ...]:
+    """By kind and namespace, those of documents with the rows that they do not overlay; tombstones left out."""
     for (kind, namespace, key, subkey), (hashed, value, fire_at) in newest.items():
         if value is not None:
             group = groups.get((kind, namespace))
             if group is None:
                 group = groups[kind, namespace] = Entries(Kind(kind), namespace)
             group.add(key, hashed, subkey, value, fire_at)
-    return tuple(groups.values())
+    return tuple(group for (kind, _), group in groups.items() if with_state or kind != "state")
 
 
 class StateReader:
     """Loads state on demand. Remembers the unfolded documents of each grant, decoded once."""
 
     def __init__(self) -> None:
-        self._overlays: OrderedDict[Grant, tuple[int, dict[bytes, dict[Identity, tuple[int, int, bytes | None, int]]]]]
-        self._overlays = OrderedDict()
+        self._overlays: OrderedDict[Grant, tuple[int, _Overlay, int]] = OrderedDict()
 
     async def load(self, connection: Connection, grant: Grant, keys: Sequence[bytes]) -> tuple[Entries, ...]:
         """STATE entries of some keys; see `Store.load_state`."""
-        seen, by_key = self._overlays.pop(grant, (0, {}))
+        seen, by_key, size = self._overlays.pop(grant, (0, {}, 0))
         of_grant: dict[str, Any] = {"interval": grant.interval_id, "sequencer": grant.sequencer}
         await connection.execute(_BEGIN)
+        await connection.execute(_MAY_IDLE)
         await connection.execute(statement("lock_deltas"))
         header = await all_rows(connection, statement("read_folded_bundle"), of_grant)
         if not header:
             await connection.execute(b"ROLLBACK")
             raise StaleSequencerError(f"stale grants {[grant.interval_id]}", stale=[grant.interval_id])
         bundle, folded = header[0]
-        documents: list[TupleRow] = []
-        if bundle > max(folded, seen):
-            afters = {"intervals": Bigints([grant.interval_id]), "afters": Bigints([seen])}
-            documents = await all_rows(connection, statement("read_deltas"), afters)
-        rows = await all_rows(connection, statement("load_state"), {"interval": grant.interval_id, "keys": Texts(keys)})
+        async for documents in _documents(connection, grant.interval_id, max(folded, seen), bundle):
+            for at, document in documents:
+                size += _remember(by_key, at, decode_document(document))
+        rows: list[TupleRow] = []
+        for start in range(0, len(keys), LOAD_KEYS):
+            asked = {"interval": grant.interval_id, "keys": Texts(keys[start : start + LOAD_KEYS])}
+            rows += await all_rows(connection, statement("load_state"), asked)
         await connection.execute(b"COMMIT")
 
-        for _, at, document in documents:
-            _remember(by_key, at, decode_document(document))
         if folded > 0:
-            by_key = _forget(by_key, folded)
-        self._overlays[grant] = (bundle, by_key)
-        while len(self._overlays) > OVERLAYS_MAX:
+            by_key, size = _forget(by_key, folded)
+        self._overlays[grant] = (bundle, by_key, size)
+        while len(self._overlays) > 1 and sum(kept[2] for kept in self._overlays.values()) > OVERLAYS_BYTES_MAX:
             self._overlays.popitem(last=False)
         merged: Newest = {
             ("state", namespace, key.encode(), subkey): (hashed, value.encode(), fire_at)
@@ -165,7 +232,7 @@ class StateReader:
         for key in keys:
             for identity, (_, hashed, value, fire_at) in by_key.get(key, {}).items():
                 merged[identity] = (hashed, value, fire_at)
-        return _entries(merged)
+        return _entries(merged, {})
 
     def forget(self) -> None:
         """Grants have changed hands: drop everything."""
@@ -175,24 +242,36 @@ class StateReader:
 _Overlay = dict[bytes, dict[Identity, tuple[int, int, bytes | None, int]]]
 
 
-def _remember(by_key: _Overlay, bundle: int, delta: Delta) -> None:
+def _remember(by_key: _Overlay, bundle: int, delta: Delta) -> int:
+    """Take a document's state in; about how many bytes that is more."""
+    size = 0
     for entries in delta:
         if entries.kind is not Kind.STATE:
             continue
         for key, hashed, subkey, value, fire_at in zip(
             entries.keys, entries.key_hashes, entries.subkeys, entries.values, entries.fire_ats, strict=True
         ):
-            by_key.setdefault(key, {})["state", entries.namespace, key, subkey] = (bundle, hashed, value, fire_at)
+            of_key, identity = by_key.setdefault(key, {}), ("state", entries.namespace, key, subkey)
+            before = of_key.get(identity)
+            size += _size(key, value) - (0 if before is None else _size(key, before[2]))
+            of_key[identity] = (bundle, hashed, value, fire_at)
+    return size
 
 
-def _forget(by_key: _Overlay, folded: int) -> _Overlay:
-    """Without what is in rows by now."""
+def _size(key: bytes, value: bytes | None) -> int:
+    return ENTRY_BYTES + len(key) + len(value or b"")
+
+
+def _forget(by_key: _Overlay, folded: int) -> tuple[_Overlay, int]:
+    """Without what is in rows by now, and its bytes."""
     kept: _Overlay = {}
+    size = 0
     for key, entries in by_key.items():
         unfolded = {identity: entry for identity, entry in entries.items() if entry[0] > folded}
         if unfolded:
             kept[key] = unfolded
-    return kept
+            size += sum(_size(key, entry[2]) for entry in unfolded.values())
+    return kept, size
 
 
 async def load_dedupe_runs(connection: Connection, grant: Grant) -> list[DedupeRun]:

@@ -64,6 +64,7 @@ class PostgresStore:
         if settings is None:
             settings = ConnectionSettings.under(limits or Limits())
         self._identity = fresh_identity().hex
+        self._progressed = progressed or _nobody
         self._worker_id: UUID | None = None
         self._backends: list[ownership.Backend] = []
         self._tables: dict[int, ResultTable] = {}
@@ -203,7 +204,7 @@ class PostgresStore:
         if not grants:
             return []
         async with self._admin.use() as connection:
-            return await reading.read(connection, grants, state_rows_max)
+            return await reading.read(connection, grants, state_rows_max, self._progressed)
 
     async def load_state(self, grant: Grant, keys: Sequence[bytes]) -> Sequence[Entries]:
         """STATE entries of these keys."""
@@ -318,6 +319,10 @@ class PostgresStore:
         del self._backends[:-LOST_BACKENDS_MAX]
         if self._worker_id is not None:
             await connection.execute(statement("record_backend"), {"worker_id": self._worker_id})
+
+
+def _nobody() -> None:
+    """Nobody waits for progress."""
 
 
 def _channel(graph_id: int) -> str:

@@ -1,43 +1,55 @@
--- What an owner reads, all in one snapshot (a REPEATABLE READ transaction that has locked mill.deltas first, so
--- that no slot is emptied under it).
+-- What an owner reads, in pieces that are one state as long as the header is the same (see reading.py); state on demand
+-- in one snapshot, in a transaction that has locked mill.deltas first, so that no slot is emptied under it.
 
 -- name: lock_deltas
 -- Keeps slots from being emptied until the end of the transaction. TRUNCATE is invisible to snapshots.
 LOCK TABLE mill.deltas IN ACCESS SHARE MODE;
 
--- name: read_headers
+-- name: read_header
 -- Zero rows: no such interval.
-SELECT interval_id, sequencer, bundle, folded_bundle, input_watermark, low_watermark, processing_floor,
-       (SELECT count(*) FROM (SELECT FROM mill.keyed AS k WHERE k.interval_id = i.interval_id AND k.kind = 'state'
-                               LIMIT %(state_rows_max)s::bigint + 1) AS counted) AS states
-  FROM mill.intervals AS i WHERE interval_id = ANY (%(intervals)s);
+SELECT sequencer, bundle, folded_bundle, input_watermark, low_watermark, processing_floor
+  FROM mill.intervals WHERE interval_id = %(interval)s;
+
+-- name: count_state
+-- Folded rows of state, at most one more than rows_max. Always one row.
+SELECT count(*) FROM (SELECT FROM mill.keyed WHERE interval_id = %(interval)s AND kind = 'state'
+                       LIMIT %(rows_max)s::bigint + 1) AS counted;
 
 -- name: read_cursors
--- Zero rows: these consumers have no producer.
-SELECT consumer, producer, seq, watermark FROM mill.cursors WHERE consumer = ANY (%(intervals)s);
+-- Zero rows: this consumer has no producer.
+SELECT producer, seq, watermark FROM mill.cursors WHERE consumer = %(interval)s;
 
 -- name: read_last_segments
 -- Zero rows: nothing was ever written.
-SELECT producer, subscription_id, seq FROM mill.last_segments WHERE producer = ANY (%(intervals)s);
+SELECT subscription_id, seq FROM mill.last_segments WHERE producer = %(interval)s;
 
 -- name: read_deltas
--- Unfolded documents after a bundle, oldest first. Zero rows: everything is folded.
-SELECT d.interval_id, d.bundle, d.document::text AS document
-  FROM mill.intervals AS i
-  JOIN unnest(%(intervals)s, %(afters)s) AS e (interval_id, after) ON e.interval_id = i.interval_id
-  JOIN mill.deltas AS d ON d.interval_id = i.interval_id AND d.bundle > greatest(i.folded_bundle, e.after)
- ORDER BY d.interval_id, d.bundle;
+-- Documents of (after, upto], oldest first, of about bytes_max, at least one. Zero rows: there is none.
+SELECT p.bundle, p.document::text AS document
+  FROM (SELECT d.bundle, d.document, sum(d.bytes) OVER (ORDER BY d.bundle) - d.bytes AS before
+          FROM mill.deltas AS d
+         WHERE d.interval_id = %(interval)s AND d.bundle > %(after)s AND d.bundle <= %(upto)s) AS p
+ WHERE p.before < %(bytes_max)s::bigint
+ ORDER BY p.bundle;
 
 -- name: read_keyed
--- Folded rows; `with_state` names the intervals whose state is read too. Zero rows: nothing is folded.
-SELECT interval_id, kind, namespace, key, subkey, key_hash, fire_at, value
-  FROM mill.keyed
- WHERE interval_id = ANY (%(intervals)s) AND kind <> 'state'
-   AND kind IN ('timer', 'window', 'position', 'counter', 'parked', 'fleet')
-UNION ALL
-SELECT interval_id, kind, namespace, key, subkey, key_hash, fire_at, value
-  FROM mill.keyed
- WHERE interval_id = ANY (%(with_state)s) AND kind = 'state';
+-- The next folded rows of some kinds, in the order of the index, of about bytes_max, at least one, and how many there
+-- are of at most rows_max. Zero rows: no more.
+SELECT p.kind, p.namespace, p.key, p.subkey, p.key_hash, p.fire_at, p.value, p.text_hash, p.subkey_hash,
+       p.found
+  FROM (SELECT f.*, count(*) OVER () AS found,
+               sum(f.bytes) OVER (ORDER BY f.kind, f.text_hash, f.namespace, f.subkey_hash, f.key_hash) - f.bytes AS before
+          FROM (SELECT k.kind, k.namespace, k.key, k.subkey, k.key_hash, k.fire_at, k.value,
+                       pg_column_size(k.value) AS bytes,
+                       hashtextextended(k.key, 0) AS text_hash, hashtextextended(k.subkey, 0) AS subkey_hash
+                  FROM mill.keyed AS k
+                 WHERE k.interval_id = %(interval)s AND k.kind < %(kind_end)s
+                   AND (k.kind, hashtextextended(k.key, 0), k.namespace, hashtextextended(k.subkey, 0), k.key_hash)
+                       > (%(kind)s::text, %(text_hash)s::bigint, %(namespace)s::text, %(subkey_hash)s::bigint, %(key_hash)s::bigint)
+                 ORDER BY k.kind, hashtextextended(k.key, 0), k.namespace, hashtextextended(k.subkey, 0), k.key_hash
+                 LIMIT %(rows_max)s::integer) AS f) AS p
+ WHERE p.before < %(bytes_max)s::bigint
+ ORDER BY p.kind, p.text_hash, p.namespace, p.subkey_hash, p.key_hash;
 
 -- name: read_folded_bundle
 -- Zero rows: the grant is stale.

@@ -1,0 +1,39 @@
+"""What is too large for a bound, or too slow for it, takes longer; it is never repeated unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from psycopg import conninfo
+
+from millpy.embedded import EmbeddedPostgres
+from millpy.testing.crash_test.database import through
+from millpy.testing.proxy import PostgresProxy
+from tests.crash.sizes import Feed, stored_windows, worker
+
+
+@pytest.fixture
+def link(postgres: EmbeddedPostgres) -> Iterator[PostgresProxy]:
+    """A slow link to the database."""
+    parts = conninfo.conninfo_to_dict(postgres.tcp_url())
+    with PostgresProxy(str(parts["host"]), int(str(parts["port"])), bytes_per_s=300_000) as proxy:
+        yield proxy
+
+
+@pytest.mark.parametrize("stored", ["folded", "unfolded"])
+def test_windows_are_taken_over_by_a_slow_link(
+    tmp_path: Path, database_url: str, postgres: EmbeddedPostgres, link: PostgresProxy, stored: str
+) -> None:
+    # Longer than the lease of a second, and than the silence that is too long.
+    feed = Feed(tmp_path / "feed.ndjson", keys=10_000).write()
+    settings = {"fold_every_s": 60.0} if stored == "unfolded" else {"fold_every_s": 0.1}
+    with worker(feed, database_url, bundle_records_max=2_000, **settings) as first:
+        first.await_while_running(lambda: stored_windows(database_url, stored) >= 9_000, "windows are stored", 60)
+        first.kill()
+    tcp = postgres.tcp_url(str(conninfo.conninfo_to_dict(database_url)["dbname"]))
+    with worker(feed, through(tcp, link.port), bundle_records_max=10_000) as second:
+        second.await_finished(within_s=100)
+
+    assert feed.faults(database_url) == []
