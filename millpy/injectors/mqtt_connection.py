@@ -18,12 +18,14 @@ import asyncio
 import logging
 import socket
 import ssl
+import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
 import aiomqtt
 from aiomqtt.exceptions import MqttConnectError
+from paho.mqtt import MQTTException
 from paho.mqtt.client import MQTT_CLEAN_START_FIRST_ONLY
 from paho.mqtt.client import Client as PahoClient
 from paho.mqtt.packettypes import PacketTypes
@@ -33,7 +35,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from millpy.errors import ConfigError, SourceUnavailableError
 from millpy.injectors.mqtt_address import BrokerAddress, tls_context
-from millpy.injectors.mqtt_packets import PacketCutter, Published
+from millpy.injectors.mqtt_packets import PacketCutter, PacketError, Published
 from millpy.injectors.mqtt_socket import PacketSocket
 
 log = logging.getLogger(__name__)
@@ -41,6 +43,8 @@ log = logging.getLogger(__name__)
 _CONNECT_S_MAX = 5.0
 _FAREWELL_S_MAX = 3.0
 _SUBSCRIBE_S_MAX = 60.0  # the answer may stand behind a session's whole backlog
+# What the library raises when a packet of the broker's is none.
+_NO_PACKET = (MQTTException, struct.error, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _SESSION_TAKEN_OVER = 142
 _BAD_CREDENTIALS = {4, 5, 134, 135}
 _BAD_PROTOCOL = {1, 132}
@@ -194,6 +198,12 @@ class Connection:
             raise ConfigError(f"{topic_filter!r} is no MQTT topic filter: {error}") from error
         except aiomqtt.MqttError as error:
             raise SourceUnavailableError(f"cannot subscribe to {topic_filter!r}: {error}") from error
+        if len(granted) != 1:
+            raise SourceUnavailableError(
+                f"the MQTT broker at {self.address} answers the subscription to {topic_filter!r} "
+                f"with {len(granted)} codes",
+                hint="is it an MQTT broker?",
+            )
         code = _value_of(granted[0])
         if code != 1:
             raise ConfigError(
@@ -235,6 +245,8 @@ class Connection:
                 pass
         except OSError as error:
             self._failed(error)
+        except _NO_PACKET as error:
+            self._failed(PacketError(f"a packet of the broker cannot be read: {error!r}"))
 
     def _write(self) -> None:
         try:

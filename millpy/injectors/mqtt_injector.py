@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 _HEAD_BYTES_MAX = 66_000  # of a message: topic, properties
 _WATCH_GAP_S = 2.0
+_CANCEL_AGAIN_S = 1.0
 _MARKER_PATIENCE_S = 10.0
 
 
@@ -287,9 +288,10 @@ class MqttInjector:
         tasks: Sequence[asyncio.Task[None]] = [task for task in (self._asking, self._keeper) if task is not None]
         self._asking = self._keeper = None
         for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+            # A cancellation is lost when what the library waits for (`asyncio.wait_for`) ends in the same moment.
+            while not task.done():
+                task.cancel()
+                await asyncio.wait([task], timeout=_CANCEL_AGAIN_S)
         for task in tasks:
             if not task.cancelled():
                 task.exception()  # said in `take`, or of no interest any more

@@ -20,6 +20,7 @@ _RETAINED = 0x01
 _QOS = 0x06
 _QOS_2 = 0x04
 _LENGTH_BYTES_MAX = 4
+_OTHER_BYTES_MAX = 1 << 18  # of a packet that is no message: a few reason codes, and properties
 _PUBACK = 0x4002  # type and flags, and a remaining length of two
 
 
@@ -111,6 +112,8 @@ class PacketCutter:
                     break
             stop = kept = start + length
             is_message = first & 0xF0 == _PUBLISH
+            if not is_message and length > _OTHER_BYTES_MAX:
+                raise PacketError(f"a packet of type {first >> 4} with {length} bytes came from the broker")
             if is_message and stop - at > self._packet_bytes_max:
                 kept = at + self._packet_bytes_max  # the rest is passed over, and need not be here yet
             if kept > end:

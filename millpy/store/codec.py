@@ -70,21 +70,43 @@ def decode_slice(record_type: RecordType, payload: bytes, checksum: int) -> Reco
             f"a slice of {len(payload)} bytes has checksum {found}, written was {checksum}",
             hint="the storage below PostgreSQL may be damaged; keep everything and restore from a backup",
         )
+    try:
+        return _decoded(record_type, payload)
+    except (pa.ArrowException, EOFError, MemoryError, OSError, OverflowError, ValueError, struct.error) as error:
+        raise SegmentChecksumError(
+            f"a slice of {len(payload)} bytes has the right checksum and is none: {error}",
+            hint="it was not written by millpy; keep everything and restore from a backup",
+        ) from error
+
+
+def _decoded(record_type: RecordType, payload: bytes) -> Records:
+    """The records of bytes that may be anything. Raises ValueError and its like for what is no slice."""
     version, flags, fields, count, runs, stored_length, times_length = _FRAME.unpack_from(payload)
-    assert version == _VERSION, version
+    schema = record_type.schema
+    start = _FRAME.size + stored_length + -stored_length % 8
+    if version != _VERSION or start > len(payload) or fields > len(schema):
+        # The fence lets nobody read what a newer version of the graph has written.
+        raise ValueError(f"version {version}, {fields} fields, {stored_length} bytes of times")
+    if times_length != _times_length(count, flags, runs):
+        raise ValueError(f"{times_length} bytes of times for {count} records in {runs} runs")
     times: bytes = payload[_FRAME.size : _FRAME.size + stored_length]
     if flags & _TIMES_COMPRESSED:
         times = pa.decompress(times, decompressed_size=times_length, codec="lz4", asbytes=True)
     event_times, watermarks = _decode_times(times, count, flags, runs)
-    start = _FRAME.size + stored_length + -stored_length % 8
-    schema = record_type.schema
-    assert fields <= len(schema), "the fence lets nobody read what a newer version has written"
-    if fields == len(schema):
-        batch = pa.ipc.read_record_batch(pa.py_buffer(payload).slice(start), schema)
-    else:
-        earlier = pa.schema([schema.field(place) for place in range(fields)])
-        batch = record_type.completed(pa.ipc.read_record_batch(pa.py_buffer(payload).slice(start), earlier))
+    written = schema if fields == len(schema) else pa.schema([schema.field(place) for place in range(fields)])
+    batch = pa.ipc.read_record_batch(pa.py_buffer(payload).slice(start), written)
+    if len(batch) != count:
+        raise ValueError(f"{len(batch)} rows for {count} records")
+    batch.validate(full=True)  # Arrow takes lengths and offsets on trust
+    if fields < len(schema):
+        batch = record_type.completed(batch)
     return Records(record_type, event_times, watermarks=watermarks, batch=batch)
+
+
+def _times_length(count: int, flags: int, runs: int) -> int:
+    if not flags & _HAS_WATERMARKS:
+        return 8 * count
+    return 8 * count + (12 * runs if flags & _WATERMARK_RUNS else 8 * count)
 
 
 def _encode_times(records: Records) -> tuple[bytes, int, int]:
@@ -116,7 +138,10 @@ def _decode_times(times: bytes, count: int, flags: int, runs: int) -> tuple[Inst
         return event_times, np.frombuffer(times, "<i8", count, offset=8 * count)
     values: Instants = np.frombuffer(times, "<i8", runs, offset=8 * count)
     ends = np.frombuffer(times, "<i4", runs, offset=8 * (count + runs))
-    return event_times, np.repeat(values, np.diff(ends, prepend=0))
+    lengths = np.diff(ends, prepend=0)
+    if (int(ends[-1]) if runs else 0) != count or (lengths < 0).any():
+        raise ValueError(f"runs of watermarks for {int(ends[-1]) if runs else 0} of {count} records")
+    return event_times, np.repeat(values, lengths)
 
 
 def _encode_batch(batch: pa.RecordBatch) -> bytes | memoryview:

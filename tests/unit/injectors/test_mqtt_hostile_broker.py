@@ -1,0 +1,88 @@
+"""A broker that answers nonsense: the injector goes on trying, and takes no memory for it."""
+
+from __future__ import annotations
+
+import asyncio
+import tracemalloc
+
+import pytest
+
+from millpy.clock import SystemClock
+from millpy.injectors import mqtt_connection
+from millpy.injectors.mqtt import Mqtt
+from millpy.injectors.mqtt_packets import PacketCutter, PacketError
+from millpy.injectors.protocol import SourceSetup
+from millpy.limits import Limits
+
+CONNACK = b"\x20\x03\x00\x00\x00"
+ANSWERS = {
+    "no codes": b"\x90\x03\x00\x01\x00",
+    "no properties": b"\x90\x02\x00\x01",
+    "no packet id": b"\x90\x00",
+    "two codes": b"\x90\x05\x00\x01\x00\x01\x01",
+    "an unknown code": b"\x90\x04\x00\x01\x00\x7b",
+    "cut properties": b"\x90\x04\x00\x01\x7f\x01",
+    "a packet of no type": b"\x00\x00",
+    "a CONNACK again": CONNACK,
+    "a packet without an end": b"\x90\xff\xff\xff\x7f",
+    "an authentication nobody asked for": b"\xf0\x02\x00\x00",
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+async def test_nonsense_of_a_broker_ends_the_connection_and_not_the_injector(
+    answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mqtt_connection, "_SUBSCRIBE_S_MAX", 0.3)  # what the library passes over is not waited for
+    subscriptions = 0
+    again = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal subscriptions
+        try:
+            while head := await reader.readexactly(2):
+                body = await reader.readexactly(head[1])
+                if head[0] == 0x10:
+                    writer.write(CONNACK)
+                elif head[0] & 0xF0 == 0x80:
+                    subscriptions += 1
+                    again.set() if subscriptions > 1 else None
+                    packet_id = body[:2]
+                    writer.write(ANSWERS[answer].replace(b"\x00\x01", packet_id, 1))
+                elif head[0] == 0xC0:
+                    writer.write(b"\xd0\x00")
+                elif head[0] == 0xE0:
+                    break
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    limits = Limits(lease_ttl_s=0.5, retry_s_min=0.01, retry_s_max=0.05)
+    setup = SourceSetup(
+        graph="g", stream="s", partition="sensors/#", limits=limits, clock=SystemClock(), ready=asyncio.Event()
+    )
+    injector = Mqtt("sensors/#", host="127.0.0.1", port=port).connect(setup)
+    try:
+        async with asyncio.timeout(20):
+            await injector.open(None)
+            await again.wait()
+        assert await injector.take() is None
+    finally:
+        await injector.close()
+        server.close()
+
+
+def test_packet_that_is_no_message_is_not_waited_for_when_it_is_large() -> None:
+    cutter = PacketCutter(five=True, packet_bytes_max=16_000_000, kept_bytes=1_000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(PacketError, match="type 9"):
+            for _ in range(1_000):
+                cutter.feed(b"\x90\xff\xff\xff\x7f" + bytes(100_000))
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
