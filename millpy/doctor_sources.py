@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from millpy.clock import SystemClock, fresh_identity
 from millpy.doctor import Finding, Severity
@@ -13,6 +14,7 @@ from millpy.extras import to_install
 from millpy.graph import Graph, InjectorNode
 from millpy.injectors.kafka import Kafka
 from millpy.injectors.mqtt import Mqtt
+from millpy.injectors.mqtt_address import BrokerAddress
 from millpy.injectors.mqtt_packets import Published
 from millpy.injectors.protocol import SourceSetup
 from millpy.limits import Limits
@@ -87,6 +89,49 @@ async def _mqtt(source: Mqtt, graph: str, stream: str, found: list[Finding]) -> 
     name = said.get(VERSION, b"a broker").decode(errors="replace")
     found.append(Finding(Severity.OK, "broker", f"{stream}: {name} at {ours} allows {', '.join(filters)}"))
     found.append(_queues(stream, said))
+    found.append(_session(stream, source))
+    anonymous = replace(address, username=None, password=None, tls_certificate=None, tls_key=None)
+    found.append(
+        _login(
+            stream, ours, await _lets_in(Connection(anonymous, deliver, packet_bytes_max=1_000_000, kept_bytes=1_000))
+        )
+    )
+
+
+async def _lets_in(connection: Any) -> bool:
+    """Whether the broker takes a client that says nothing of itself."""
+    try:
+        await connection.open()
+    except MillError:
+        return False
+    await connection.close()
+    return True
+
+
+def _login(stream: str, ours: BrokerAddress, open_to_all: bool) -> Finding:
+    if not open_to_all:
+        return Finding(Severity.OK, "broker login", f"{stream}: {ours} lets nobody in without a login")
+    return Finding(
+        Severity.WARNING if is_other_machine(ours.host) else Severity.NOTE,
+        "broker login",
+        f"{stream}: {ours} lets everybody in",
+        "whoever reaches it can publish records, and read those of others",
+        "give devices logins that may only publish, and millpy one of its own (compose/mosquitto/start.sh does)",
+    )
+
+
+def _session(stream: str, source: Mqtt) -> Finding:
+    if source.client_id is None:
+        return Finding(
+            Severity.OK, "broker session", f"{stream}: its name at the broker has a secret of this deployment"
+        )
+    return Finding(
+        Severity.WARNING,
+        "broker session",
+        f"{stream}: its name at the broker is the client_id= of the graph's file",
+        "whoever may log in to the broker and knows it can end the session, with all readings that are queued in it",
+        "leave client_id= out, or make it one that nobody can guess",
+    )
 
 
 def _queues(stream: str, said: dict[bytes, bytes]) -> Finding:

@@ -12,6 +12,8 @@ CREATE TABLE mill.graphs (
     fingerprint text NOT NULL,
     description jsonb NOT NULL,
     deployed_at timestamptz NOT NULL DEFAULT now(),
+    -- What names at brokers are made from: whoever could guess a session's name could end it. Not for readers.
+    secret      uuid NOT NULL DEFAULT gen_random_uuid(),
     UNIQUE (family, generation),
     CHECK (name IN (family, family || '_' || generation))
 );

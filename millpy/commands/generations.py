@@ -129,8 +129,8 @@ def _sessions(remains: Any) -> list[str]:
     """What is left at MQTT brokers: the names of sessions, where the user has given none."""
     from millpy.injectors.mqtt import session_name
 
-    return [session_name(remains.own_name, stream, partition) for stream, partition, source in remains.sources
-            if source.startswith("Mqtt(")]  # fmt: skip
+    return [session_name(remains.own_name, stream, partition, remains.secret)
+            for stream, partition, source in remains.sources if source.startswith("Mqtt(")]  # fmt: skip
 
 
 def _words(remains: Any) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import combinations
 from typing import TYPE_CHECKING, Literal
 
@@ -48,9 +49,10 @@ class Mqtt:
         tls_ca: a file with the certificates to trust instead of the system's.
         tls_certificate: a file with our own certificate, for brokers that ask for it.
         tls_key: the file with its key.
-        client_id: the session's name at the broker; by default made of graph, stream and filter. With several
-            filters each gets its own ending, and so does the second generation of a graph (`ID_2`) and every later
-            one. Two deployments on one broker need different ones.
+        client_id: the session's name at the broker; by default made of graph, stream, filter and a secret of the
+            deployment. With several filters each gets its own ending, and so does the second generation of a graph
+            (`ID_2`) and every later one. Two deployments on one broker need different ones, and whoever may log in to
+            the broker and knows one can end its session: choose one that cannot be guessed.
         protocol: 5, or 311 for brokers that speak MQTT 3.1.1 only (mosquitto then keeps but 20 messages in flight).
         retained: take retained messages too when a subscription is new; left out by default, as they are old news.
         session_expiry_s: how long the broker keeps messages for us while we are away (MQTT 5).
@@ -167,14 +169,19 @@ class Mqtt:
 
     def _client_id(self, setup: SourceSetup) -> str:
         if self.client_id is None:
-            return session_name(setup.graph, setup.stream, setup.partition)
+            return session_name(setup.graph, setup.stream, setup.partition, setup.secret)
         ours = own_name(self.client_id, setup.generation)
         return ours if len(self.filters) == 1 else f"{ours}-{_ending(setup.partition)}"
 
 
-def session_name(graph: str, stream: str, partition: str) -> str:
-    """The client id of one filter's session where the user has given none; `graph`: what brokers know it by."""
-    return f"millpy-{graph}-{stream}-{_ending(partition)}"
+def session_name(graph: str, stream: str, partition: str, secret: str) -> str:
+    """The client id of one filter's session where the user has given none; `graph`: what brokers know it by.
+
+    Whoever may log in to a broker and knows a client id can take its session, and what is queued in it, away. So the
+    ending cannot be guessed, and says nothing of the secret or of another session's ending.
+    """
+    ending = blake2b(partition.encode(), key=secret.encode(), digest_size=16).hexdigest()
+    return f"millpy-{graph}-{stream}-{ending}"
 
 
 def _ending(partition: str) -> str:

@@ -26,7 +26,7 @@ class BrokerAddress:
     tls_ca: str | None
     tls_certificate: str | None
     tls_key: str | None
-    client_id: str
+    client_id: str = field(repr=False)
     protocol: int
     keepalive_s: int
     session_expiry_s: int

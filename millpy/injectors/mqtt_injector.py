@@ -25,6 +25,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 from millpy.clock import fresh_identity
@@ -65,7 +66,7 @@ class _Session:
             packet_bytes_max=max(limits.bundle_bytes_max, limits.record_bytes_max + _HEAD_BYTES_MAX),
             kept_bytes=limits.record_bytes_max + 1,
         )
-        self.marker_topic = (MARKER_PREFIX + address.client_id).encode()
+        self.marker_topic = marker_topic(address.client_id).encode()
         self.marker = b""
         self.marker_sent_at = 0.0
         self.connected_at = setup.clock.monotonic()
@@ -131,6 +132,11 @@ class _Session:
         except SourceUnavailableError as error:
             # Late behind a large backlog, or lost with the connection: `quiet` asks again.
             log.debug("mqtt marker unconfirmed", extra={"topic": self.marker_topic.decode(), "why": error.message})
+
+
+def marker_topic(client_id: str) -> str:
+    """A topic that only this session reads. Others may see it; the client id cannot be found from it."""
+    return MARKER_PREFIX + blake2b(client_id.encode(), digest_size=16).hexdigest()
 
 
 @dataclass(slots=True, eq=False)
@@ -229,9 +235,10 @@ class MqttInjector:
             else "our mqtt connection ended soon after it began"
         )
         log.warning(
-            "%s (client id %s); waiting for a lease",
+            "%s (stream %s, filter %r); waiting for a lease",
             why,
-            self._address.client_id,
+            self._setup.stream,
+            self._setup.partition,
             extra={"hint": "two deployments on one broker need different client ids: client_id="},
         )
 

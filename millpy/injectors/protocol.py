@@ -107,6 +107,7 @@ class SourceSetup:
         notes: what `Taken.notes` has left behind.
         start: event or publication time at which a source partition without a position begins, for sources that can.
         tell: notes an event of this source (kind, detail) for people, in `millpy.events`.
+        secret: what names at brokers are made from, so that nobody else can guess them.
         bound: how much a take may bring, asked before each; None for a whole bundle of `limits` (see `take_bound`).
     """
 
@@ -122,6 +123,7 @@ class SourceSetup:
     start: Instant | None = None
     tell: Callable[[str, dict[str, object]], None] = field(default=lambda _kind, _detail: None)
     generation: int = 1
+    secret: str = field(default="", repr=False)
     bound: TakeBound | None = None
 
     @property

@@ -224,6 +224,8 @@ class Deployment:
     """Table name -> id."""
     changes: tuple[str, ...] = field(default=(), compare=False)
     """What deploying it has changed, in words."""
+    secret: str = field(default="", compare=False, repr=False)
+    """What names at brokers are made from, so that nobody else can guess them; its own for each generation."""
 
     def of(self, computation: str) -> tuple[DeployedInterval, ...]:
         """A computation's intervals, by index."""

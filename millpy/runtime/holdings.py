@@ -223,6 +223,7 @@ class Holdings:
         return SourceSetup(
             graph=self._plan.own_name,
             generation=self._plan.generation,
+            secret=self._plan.deployment.secret,
             stream=node.name,
             partition=partition,
             limits=self._limits,

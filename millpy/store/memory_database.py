@@ -239,7 +239,7 @@ class MemoryDatabase:
         known = [deployed.spec.generation for deployed in self.graphs.values() if deployed.spec.name == spec.name]
         refuse_older(spec, max(known, default=0))
         name = name_beside(spec.name, spec.generation) if known else spec.name
-        empty = Deployment(len(self.graphs) + 1, 0, name, (), {}, {})
+        empty = Deployment(len(self.graphs) + 1, 0, name, (), {}, {}, secret=f"of {name} in memory")
         deployed = DeployedGraph(replace(spec, computations=(), subscriptions=(), tables=()), empty, ())
         self.graphs[empty.graph_id] = deployed
         self._migrate(deployed, spec)

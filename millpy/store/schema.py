@@ -88,6 +88,7 @@ graphs = Table(
     _text("fingerprint"),
     Column("description", JSONB, nullable=False),
     _moment("deployed_at", func.now()),
+    Column("secret", UUID(as_uuid=True), nullable=False, server_default=func.gen_random_uuid()),
     UniqueConstraint("family", "generation"),
     CheckConstraint("generation > 0"),
     CheckConstraint("name IN (family, family || '_' || generation)"),

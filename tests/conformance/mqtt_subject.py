@@ -42,11 +42,12 @@ def an_injector(
     trusted: Callable[[], bool] = lambda: True,
     limits: Limits | None = None,
     host: str | None = "127.0.0.1",
+    secret: str = "",
     **how: Any,
 ) -> MqttInjector:
     setup = SourceSetup(
         graph="g", stream="s", partition=filter, limits=limits or Limits(), clock=SystemClock(), ready=asyncio.Event(),
-        trusted=trusted,
+        trusted=trusted, secret=secret,
     )  # fmt: skip
     return Mqtt(filter, host=host, port=port, **how).connect(setup)
 

@@ -15,6 +15,7 @@ from millpy.doctor import Finding, Severity
 from millpy.doctor_sources import COUNTS, DROPPED, STORED, _queues, examine_sources
 from millpy.embedded import EmbeddedBroker, free_port
 from millpy.injectors.kafka_client import Client
+from tests.conformance.guarded_broker import PASSWORD, GuardedBroker
 
 GRAPH = """
 import msgspec
@@ -58,6 +59,20 @@ def test_a_broker_that_answers_is_well_and_leaves_no_session_behind(
     assert result.exit_code == 0, result.output
     assert f"at 127.0.0.1:{broker.port} allows sensors/+/reading" in result.output
     assert "broker queues" in result.output
+
+
+async def test_names_that_can_be_guessed_and_brokers_that_let_everybody_in_are_told(
+    broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    known = await findings_of(Mqtt("a", host="127.0.0.1", port=broker.port, client_id="plant"))
+    unknown = await findings_of(Mqtt("a", host="127.0.0.1", port=broker.port))
+
+    assert known["broker session"].severity is Severity.WARNING
+    assert unknown["broker session"].severity is Severity.OK
+    assert unknown["broker login"].severity is Severity.NOTE  # on this machine
+    with GuardedBroker(tmp_path / "guarded") as guarded:
+        mine = {"host": "127.0.0.1", "port": guarded.port, "username": "millpy", "password": PASSWORD}
+        assert (await findings_of(Mqtt("sensors/#", **mine)))["broker login"].severity is Severity.OK
 
 
 async def test_a_broker_that_nobody_reaches_is_an_error_with_what_to_do() -> None:

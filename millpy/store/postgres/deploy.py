@@ -118,6 +118,7 @@ async def _read_deployment(connection: Connection, graph_id: int, version: int, 
         _check_tiling([i.keys for i in intervals if i.computation == computation and i.keys is not None])
     subscriptions = await all_rows(connection, statement("read_subscriptions"), ids)
     tables = await all_rows(connection, statement("read_result_tables"), ids)
+    (secret,) = (await all_rows(connection, statement("read_secret"), ids))[0]
     return Deployment(
         graph_id=graph_id,
         version=version,
@@ -125,6 +126,7 @@ async def _read_deployment(connection: Connection, graph_id: int, version: int, 
         intervals=intervals,
         subscription_ids={(stream, consumer, place): id_ for id_, stream, consumer, place in subscriptions},
         table_ids={row[1]: row[0] for row in tables},
+        secret=secret,
     )
 
 

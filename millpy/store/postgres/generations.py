@@ -15,7 +15,7 @@ the other. Nothing that is stored is changed, so the way back is another switch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -71,6 +71,7 @@ class Remains:
     Attributes:
         graph: what it was called.
         own_name: what brokers know it by.
+        secret: what its names at brokers are made from.
         sources: (stream, source partition, source in words) of each partition that it read.
     """
 
@@ -80,6 +81,7 @@ class Remains:
     dead_letters: int
     late_records: int
     sources: tuple[tuple[str, str, str], ...]
+    secret: str = field(repr=False)
 
 
 async def read_generations(connection: Connection, family: str) -> list[Generation]:
@@ -199,6 +201,7 @@ async def drop(connection: Connection, name: str) -> Remains:
         )
     dead_letters, late_records = (await all_rows(connection, statement("count_set_aside"), ids))[0]
     sources = await all_rows(connection, statement("read_partitions"), ids)
+    (secret,) = (await all_rows(connection, statement("read_secret"), ids))[0]
     try:
         for table in tables:
             for kind, relation in (("VIEW", f"{table}_status"), ("TABLE", table)):
@@ -214,7 +217,7 @@ async def drop(connection: Connection, name: str) -> Remains:
         await connection.execute(statement("forget_state"), {"interval": interval})  # each may take its time
     await connection.execute(statement("forget_graph"), ids)
     known_as = own_name(family[0][0], dropped.generation)
-    return Remains(name, known_as, tuple(tables), dead_letters, late_records, tuple(sources))
+    return Remains(name, known_as, tuple(tables), dead_letters, late_records, tuple(sources), secret)
 
 
 def _check_watermarks(before: Generation, after: Generation, behind_us_max: int) -> None:

@@ -153,6 +153,10 @@ SELECT i.interval_id, c.name AS computation, i.place, i.key_lo, i.key_hi, i.sour
   FROM mill.intervals AS i JOIN mill.computations AS c USING (computation_id)
  WHERE i.graph_id = %(graph_id)s ORDER BY c.place, i.place;
 
+-- name: read_secret
+-- Of a graph: what its names at brokers are made from. Always one row.
+SELECT secret::text FROM mill.graphs WHERE graph_id = %(graph_id)s;
+
 -- name: read_subscriptions
 -- Zero rows: no stream is consumed.
 SELECT u.subscription_id, s.name AS stream, c.name AS consumer, u.input

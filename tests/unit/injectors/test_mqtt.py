@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import traceback
 
 import pytest
@@ -10,14 +11,18 @@ from millpy.errors import ConfigError, SourceUnavailableError
 from millpy.injectors.mqtt import Mqtt
 from millpy.injectors.mqtt_address import BrokerAddress
 from millpy.injectors.mqtt_connection import Connection
+from millpy.injectors.mqtt_injector import marker_topic
 from millpy.injectors.protocol import SourceSetup
 from millpy.limits import Limits
 
 
-def address(source: Mqtt, partition: str = "a/#", graph: str = "g", generation: int = 1) -> BrokerAddress:
+def address(
+    source: Mqtt, partition: str = "a/#", graph: str = "g", generation: int = 1, secret: str = "s"
+) -> BrokerAddress:
     setup = SourceSetup(
         graph=graph,
         generation=generation,
+        secret=secret,
         stream="s",
         partition=partition,
         limits=Limits(),
@@ -29,6 +34,22 @@ def address(source: Mqtt, partition: str = "a/#", graph: str = "g", generation: 
 
 def test_each_filter_is_a_source_partition() -> None:
     assert Mqtt("a/#", "b/#").partitions() == ("a/#", "b/#")
+
+
+def test_a_sessions_name_cannot_be_guessed_and_stays() -> None:
+    names = {
+        address(Mqtt("a/#", "b/#"), partition, graph=graph, secret=secret).client_id
+        for partition in ("a/#", "b/#")
+        for graph in ("g", "h")
+        for secret in ("one", "two")
+    }
+
+    assert len(names) == 8
+    assert all(re.fullmatch(r"millpy-[gh]-s-[0-9a-f]{32}", name) for name in names)
+    known = address(Mqtt("a/#"), secret="one")
+    assert known.client_id == address(Mqtt("a/#"), secret="one").client_id
+    assert known.client_id not in repr(known)
+    assert known.client_id[-32:] not in marker_topic(known.client_id)
 
 
 def test_generations_with_a_client_id_of_their_own_do_not_take_each_others_session() -> None:
