@@ -195,6 +195,15 @@ class CombinerFold(Fold):
             encode_value(result)
 
 
+def failure_of(folds: Folds, values: Sequence[Any]) -> Exception | None:
+    """Why a combiner makes no result of a window's accumulators that its column can hold; None when all do."""
+    try:
+        folds.check(values)
+    except Exception as error:  # user code: the pane is set aside
+        return error
+    return None
+
+
 def _itself(record: Any) -> Any:
     return record
 

@@ -15,6 +15,7 @@ from millpy.model.checkpoint import AbsorbedRows, ResultRows
 from millpy.model.keys import Key
 from millpy.model.record import SMALL_RECORDS_MAX, Instants, Records, RecordType, column_name
 from millpy.model.time import to_datetime
+from millpy.windowing.combiner import failure_of
 from millpy.windowing.fold import Aggregate, Folds, Partial
 from millpy.windowing.grouping import Integers
 from millpy.windowing.pane import DuePane
@@ -58,6 +59,10 @@ class Emission:
     Columns are in the order of the record type: keys, window_start and window_end in µs, aggregates, pane_index,
     pane_timing, late_count. First panes come first: direct ones (from a group-by as they are), then those of open
     windows.
+
+    Attributes:
+        failed: panes of which a combiner makes no result, and why. What it was asked when their records came may have
+            been other code. They count as emitted, so that nobody asks again, and have no pane index.
     """
 
     def __init__(self, folds: Folds, key_fields: int) -> None:
@@ -67,7 +72,9 @@ class Emission:
         self._direct_count = 0
         self._direct_first = 0
         self._open: list[DuePane] = []
+        self._absorbed: list[DuePane] = []
         self._retracted: list[DuePane] = []
+        self.failed: list[tuple[DuePane, Exception]] = []
         self._retracted_columns: list[Column] = []
 
     def add_direct(
@@ -116,14 +123,25 @@ class Emission:
 
     def add_open(self, due: Sequence[DuePane]) -> None:
         """Emit panes of open windows, and count them as emitted."""
+        if self._folds.calls_user:
+            due = [item for item in due if self._has_results(item)]
         self._open = sorted(due, key=lambda item: item[3].emitted)
+
+    def _has_results(self, due: DuePane) -> bool:
+        """Whether there is a result for every column; if not, the pane has failed."""
+        error = failure_of(self._folds, due[3].values)
+        if error is not None:
+            self.failed.append((due, error))
+            due[3].emitted = True
+        return error is None
 
     def retract(self, panes: Sequence[DuePane]) -> None:
         """Take back the newest panes of windows that others absorb; their accumulators may change afterwards."""
-        assert not self._retracted, "panes are retracted once a turn"
-        self._retracted = list(panes)
-        if panes:
-            self._retracted_columns = self._columns_of(self._retracted, [RETRACTED] * len(panes))
+        assert not self._absorbed, "panes are retracted once a turn"
+        self._absorbed = list(panes)
+        self._retracted = [item for item in panes if not self._folds.calls_user or self._has_results(item)]
+        if self._retracted:
+            self._retracted_columns = self._columns_of(self._retracted, [RETRACTED] * len(self._retracted))
 
     def __len__(self) -> int:
         return self._direct_count + len(self._open)
@@ -149,8 +167,8 @@ class Emission:
 
     def absorbed(self, table_id: int) -> list[AbsorbedRows]:
         """The rows of the panes taken back."""
-        columns = self._retracted_columns[: self._key_fields + 2]
-        return [AbsorbedRows(table_id, columns, len(self._retracted))] if self._retracted else []
+        columns = self._names_of(self._absorbed) if self._absorbed else []
+        return [AbsorbedRows(table_id, columns, len(self._absorbed))] if self._absorbed else []
 
     def retractions(self, record_type: RecordType) -> list[Records]:
         """The panes taken back, as records."""
@@ -163,12 +181,15 @@ class Emission:
             return [list(keys)]
         return [list(column) for column in zip(*keys, strict=True)]
 
+    def _names_of(self, due: Sequence[DuePane]) -> list[Column]:
+        """The columns that say which panes they are."""
+        keys = self._key_columns([key for _, _, key, _ in due])
+        return [*keys, [start for start, _, _, _ in due], [end for _, end, _, _ in due]]
+
     def _columns_of(self, due: Sequence[DuePane], timings: list[str]) -> list[Column]:
         panes = [pane for _, _, _, pane in due]
         return [
-            *self._key_columns([key for _, _, key, _ in due]),
-            [start for start, _, _, _ in due],
-            [end for _, end, _, _ in due],
+            *self._names_of(due),
             *([self._folds.result(p.values, place, fold) for p in panes] for place, fold in self._folds.columns),
             [pane.pane_index for pane in panes],
             timings,

@@ -131,6 +131,9 @@ class Fold:
         bounds = zip(offsets.tolist(), [*offsets[1:].tolist(), len(accumulators)], strict=True)
         return Partial([reduce(self.merge, accumulators[lo:hi]) for lo, hi in bounds])
 
+    def check(self, accumulator: Any) -> None:
+        """Raise when there is no result of an accumulator that its column can hold; only code of the user may fail."""
+
     def column(self, results: Sequence[Any]) -> pa.Array:
         """Results as a column."""
         return pa.array(results, arrow_type(self.result))
@@ -295,6 +298,12 @@ class Folds:
     def result(values: Sequence[Any], place: int, fold: Fold) -> Any:
         """The result of one column."""
         return fold.result_of(values[place]) if place < len(values) else None
+
+    def check(self, values: Sequence[Any]) -> None:
+        """Raise when a fold that calls the user makes no result of its accumulator that its column can hold."""
+        for fold, value in zip(self.folds, values, strict=False):
+            if fold.calls_user:
+                fold.check(value)
 
     def stored(self, values: Sequence[Any]) -> list[Any]:
         """Accumulators as JSON can hold them."""

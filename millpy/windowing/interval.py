@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Generic, Protocol, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
@@ -22,6 +23,7 @@ from millpy.errors import RefusedValueError
 from millpy.model.arrivals import joined_keys, judging_watermarks
 from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import DeadLetter, Entries, Kind, LateRows
+from millpy.model.delta import encode_value
 from millpy.model.deployment import Meaning
 from millpy.model.keys import Key, key_text, key_texts
 from millpy.model.quarantine import dead_letter_of, payload_of, unstorable_keys
@@ -220,6 +222,7 @@ class WindowedInterval(Generic[OpenT]):
             self._take(result, emission, self._storable(result, rows), work)
         self._add_due(emission, work.watermark)
         self._emit(result, emission)
+        result.dead_letters += [self._letter_of(due, error) for due, error in emission.failed]
         entries = self._open.take_entries(work.watermark, work.bundle)
         if entries is not None:
             result.delta = (entries,)
@@ -308,6 +311,21 @@ class WindowedInterval(Generic[OpenT]):
         }
         self._quarantine(result, rows, out, errors)
         return rows.take(np.flatnonzero(~mask))
+
+    def _letter_of(self, due: DuePane, error: Exception) -> DeadLetter:
+        """A pane of which a combiner makes no result: what is stored of it. It is no record, and is not replayed."""
+        start, end, key, pane = due
+        values = [msgspec.Raw(encode_value(value)) for value in self._folds.stored(pane.values)]
+        payload = {"window_start": start, "window_end": end, "key": msgspec.Raw(key_text(key)), "values": values}
+        computation = self._binding.computation
+        return dead_letter_of(
+            error,
+            msgspec.json.encode(payload),
+            stream="",
+            computation=computation,
+            event_time=end - 1,
+            key=key_text(key),
+        )
 
     def _without_refused(self, result: StepResult, rows: Rows, refused: RowsRefusedError) -> Rows:
         out = np.array(sorted(refused.errors), np.int64)

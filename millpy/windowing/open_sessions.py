@@ -89,7 +89,7 @@ class OpenSessions:
         for old in olds:
             pane.late_count += old.pane.late_count
             self._let_go(old)
-            if old.pane.emitted:
+            if old.pane.pane_index:  # what has failed was counted as emitted and has none
                 self._retracted.append(old.due())
         self.open(first.key, start, end, pane)
 
