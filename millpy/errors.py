@@ -6,6 +6,7 @@
     ├── OwnershipError        drop work, re-acquire  LeaseExpiredError · StaleSequencerError
     ├── TransientError        retry with backoff     StoreUnavailableError · SourceUnavailableError
     │   │                                            · RequestWithdrawnError · TableSwitchedError · StepStuckError
+    │   │                                            · ResultTableError
     │   └── CommitUnknownError   take over from yourself, then read
     ├── RecordError           quarantine the record  UndecodableRecordError · OversizeRecordError · RefusedValueError
     │                                                · CallTimeoutError
@@ -101,6 +102,10 @@ class StepStuckError(TransientError):
     """A step has not moved for too long: it is given up, and taken again smaller."""
 
 
+class ResultTableError(TransientError):
+    """A result table is not as it was deployed (dropped, altered, rights revoked): wait until a person restores it."""
+
+
 class CommitUnknownError(TransientError):
     """The connection was lost around COMMIT: it may have happened, or may happen later."""
 
@@ -126,7 +131,7 @@ class CallTimeoutError(RecordError):
 
 
 class PoisonError(RecordError):
-    """The database refused a value of this turn (SQLSTATE class 22, or 23 on a user's constraint)."""
+    """The database refused a value of this turn: its type, or a constraint, trigger or row of the user's."""
 
     def __init__(self, message: str, *, table: str = "", sqlstate: str = "", hint: str = "") -> None:
         super().__init__(message, hint=hint)

@@ -115,15 +115,25 @@ BEGIN
           USING ERRCODE = 'MW001', DETAIL = array_to_string(p_intervals, ',');
 END $$;
 
--- Raises MW004 unless every pane found no row or the pane before it (I7).
-CREATE FUNCTION mill.check_panes(p_table text, p_written bigint, p_sent bigint) RETURNS void
+-- Raises when panes have found rows that they do not follow (I7): MW004 when the interval that sends them has written
+-- one of these rows, MW009 when they are all the user's.
+CREATE FUNCTION mill.check_panes(p_table text, p_own bigint, p_all bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF p_written <> p_sent THEN
-        RAISE EXCEPTION '% of % panes do not follow the pane stored in %', p_sent - p_written, p_sent, p_table
+    IF p_own > 0 THEN
+        RAISE EXCEPTION '% panes do not follow the pane stored in %', p_own, p_table
               USING ERRCODE = 'MW004', DETAIL = p_table;
+    ELSIF p_all > 0 THEN
+        RAISE EXCEPTION 'another row has the key of a window in %', p_table USING ERRCODE = 'MW009', DETAIL = p_table;
     END IF;
 END $$;
+
+-- Whether a trigger of the user's may keep single rows from being written.
+CREATE FUNCTION mill.has_filter(p_table regclass) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT EXISTS (SELECT FROM pg_trigger AS t
+                    WHERE t.tgrelid = p_table AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 3 = 3)
+$$;
 
 -- Raises unless every cursor moved forward (I3): a cursor that is missing or ahead means a broken invariant.
 CREATE FUNCTION mill.check_cursors(p_written bigint, p_sent bigint) RETURNS void

@@ -164,6 +164,8 @@ def _check_order(table: Table, stored: Row | None, row: Row, *, first: bool) -> 
     if table.spec.kind == "records":
         raise CorruptionError(f"a row of {table.spec.name} is stored twice: {row}")
     if first or row["pane_index"] != stored["pane_index"] + 1:
+        if stored["interval_id"] != row["interval_id"] or not 1 <= stored["bundle"] <= row["bundle"]:
+            raise PoisonError(f"another row has the key of {row}", table=table.spec.name, sqlstate="MW009")
         raise PaneOrderError(
             f"pane {row['pane_index']} of {table.spec.name} does not follow pane {stored['pane_index']}: {row}"
         )

@@ -29,7 +29,7 @@ def type_oid(name: str, statement: str) -> int:
         return Moments.array_oid
     if name == "details" and statement == "append_events":
         return Jsonbs.array_oid
-    if statement == "register_worker" or name in ("slots", "key_fields", "names"):
+    if statement == "register_worker" or name in ("slots", "key_fields", "names", "types"):
         return 0
     if name in BYTEAS:
         return Byteas.array_oid

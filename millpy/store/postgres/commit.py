@@ -19,14 +19,16 @@ from typing import Any
 
 import numpy as np
 import psycopg
+from psycopg import AsyncCursor
+from psycopg.rows import TupleRow
 
-from millpy.errors import CommitUnknownError
+from millpy.errors import CommitUnknownError, PaneOrderError
 from millpy.model.checkpoint import AbsorbedRows, Checkpoint, Segment, StoredSlice
 from millpy.model.delta import encode_document
 from millpy.store.postgres import requests
 from millpy.store.postgres.arrays import Bigints, Byteas, PgArray, Texts
 from millpy.store.postgres.connection import Connection, Lane
-from millpy.store.postgres.errors import OwnConstraints, SlotMovedError, translate, translate_commit
+from millpy.store.postgres.errors import OwnConstraints, SlotMovedError, altered, translate, translate_commit
 from millpy.store.postgres.requests import storable
 from millpy.store.postgres.results import (
     COPY_ROWS_MIN,
@@ -34,6 +36,7 @@ from millpy.store.postgres.results import (
     ResultTable,
     copy_data,
     delete_parameters,
+    identity_parameters,
     insert_parameters,
 )
 from millpy.store.postgres.statements import statement
@@ -44,6 +47,8 @@ ENCODE_APART_MIN = 2_000
 SLOT_ATTEMPTS_MAX = 5
 BEGIN = b"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 """A trigger of the user's could have changed what plain ones are."""
+DEFERRED, COMMIT = b"SET CONSTRAINTS ALL IMMEDIATE", b"COMMIT"
+"""What the user has deferred to the end runs in these."""
 
 Parameters = dict[str, Any] | list[Any]
 Command = tuple[bytes, Parameters]
@@ -51,12 +56,17 @@ Command = tuple[bytes, Parameters]
 
 @dataclass(slots=True)
 class EncodedTurn:
-    """A turn as it goes over the wire; the slots of its logs are filled in when it is sent."""
+    """A turn as it goes over the wire; the slots of its logs are filled in when it is sent.
+
+    Attributes:
+        firsts: the statement that writes rows which must not be there yet -> those rows.
+    """
 
     fence: dict[str, Any]
     logs: list[Command]
     appends: list[Command]
     copies: list[tuple[bytes, bytes]]
+    firsts: dict[bytes, list[Block]]
 
 
 def encode_turn(checkpoints: Sequence[Checkpoint], graph_version: int, tables: dict[int, ResultTable]) -> EncodedTurn:
@@ -82,8 +92,8 @@ def encode_turn(checkpoints: Sequence[Checkpoint], graph_version: int, tables: d
         *requests.settling(checkpoints),
         *requests.pausing(checkpoints),
     ]
-    inserts, copies = _results(checkpoints, tables)
-    return EncodedTurn(fence, logs, appends + inserts, copies)
+    inserts, copies, firsts = _results(checkpoints, tables)
+    return EncodedTurn(fence, logs, appends + inserts, copies, firsts)
 
 
 def _deltas(checkpoints: Sequence[Checkpoint]) -> list[Command]:
@@ -208,7 +218,7 @@ def _dead_letters(checkpoints: Sequence[Checkpoint]) -> list[Command]:
 
 def _results(
     checkpoints: Sequence[Checkpoint], tables: dict[int, ResultTable]
-) -> tuple[list[Command], list[tuple[bytes, bytes]]]:
+) -> tuple[list[Command], list[tuple[bytes, bytes]], dict[bytes, list[Block]]]:
     groups: dict[tuple[int, bool], list[Block]] = {}
     for c in checkpoints:
         for rows in c.results:
@@ -217,16 +227,19 @@ def _results(
                 groups.setdefault((rows.table_id, plain), []).append(Block(rows, c.grant.interval_id, c.bundle))
     inserts: list[Command] = _deletes(checkpoints, tables)
     copies: list[tuple[bytes, bytes]] = []
+    firsts: dict[bytes, list[Block]] = {}
     for (table_id, plain), blocks in sorted(groups.items()):
         table = tables[table_id]
         count = sum(block.rows.count for block in blocks)
         if plain and table.copies and count >= COPY_ROWS_MIN:
             copies.append((table.copy, copy_data(table, blocks)))
+            firsts[table.copy] = blocks
         elif plain:
             inserts.append((table.insert, list(insert_parameters(table, blocks))))
+            firsts[table.insert] = blocks
         else:
             inserts.append((table.upsert, [*insert_parameters(table, blocks), count]))
-    return inserts, copies
+    return inserts, copies, firsts
 
 
 def _deletes(checkpoints: Sequence[Checkpoint], tables: dict[int, ResultTable]) -> list[Command]:
@@ -290,34 +303,74 @@ class Committer:
                 slots = await self._current_slots(connection)
                 commands = _commands(turn, slots)
                 if trial:
-                    await self._send_in_parts(connection, commands, turn, inside)
-                    await _pipeline(connection, [(b"SET CONSTRAINTS ALL IMMEDIATE", []), (b"ROLLBACK", [])])
+                    await self._send_in_parts(connection, commands, turn, inside, sending)
+                    await _pipeline(connection, [(DEFERRED, []), (b"ROLLBACK", [])], sending)
                 elif inside is None and not turn.copies:
                     sending.commit_sent = True
-                    await _pipeline(connection, [(BEGIN, []), *commands, (b"COMMIT", [])])
+                    await _pipeline(connection, [(BEGIN, []), *commands, (COMMIT, [])], sending)
                 else:
-                    await self._send_in_parts(connection, commands, turn, inside)
-                    sending.commit_sent = True
-                    await connection.execute(b"COMMIT", prepare=False)
+                    await self._send_in_parts(connection, commands, turn, inside, sending)
+                    sending.commit_sent, sending.failed = True, COMMIT
+                    await connection.execute(COMMIT, prepare=False)
         except psycopg.Error as error:
-            raise translate_commit(error, self._own(), commit_sent=sending.commit_sent) from error
+            table = next((t for t in self._tables.values() if sending.failed in t.writes), None)
+            if table is not None and error.diag.constraint_name == table.primary_key:
+                await self._refuse_twice(turn.firsts.get(sending.failed, []), table)
+            if table is not None and sending.failed == table.copy and (error.sqlstate or "")[:2] in ("22", "54"):
+                await self._refuse_altered(table)
+            raise translate_commit(
+                error,
+                self._own(),
+                commit_sent=sending.commit_sent,
+                users=table is not None or sending.failed in (DEFERRED, COMMIT),
+                table="" if table is None else table.name,
+            ) from error
         except asyncio.CancelledError as cancelled:
             if sending.commit_sent:
                 raise CommitUnknownError("the commit was cancelled after COMMIT was sent") from cancelled
             raise
 
+    async def _refuse_twice(self, blocks: Sequence[Block], table: ResultTable) -> None:
+        """Raise PaneOrderError when a first pane is there already by the very interval that sends it (I7).
+
+        Any other row with its key is the user's.
+        """
+        if table.kind == "windowed" and blocks:
+            async with self._lane.use() as connection:
+                cursor = await connection.execute(table.find_own, identity_parameters(table, blocks))
+                if (found := await cursor.fetchone()) is not None:
+                    raise PaneOrderError(f"a first pane of {table.name} is stored already, by bundle {found[0]}")
+
+    async def _refuse_altered(self, table: ResultTable) -> None:
+        """Raise ResultTableError when columns have other types now: what COPY sends is read as something else then."""
+        types = {
+            "relation": table.relation,
+            "names": [column.name for column in table.columns],
+            "types": [column.sql_type for column in table.columns],
+        }
+        async with self._lane.use() as connection:
+            rows = await (await connection.execute(statement("find_altered"), types)).fetchall()
+        if rows:
+            raise altered(table.name, f"column {rows[0][0]} has another type")
+
     async def _send_in_parts(
-        self, connection: Connection, commands: list[Command], turn: EncodedTurn, inside: CommitProbe | None
+        self,
+        connection: Connection,
+        commands: list[Command],
+        turn: EncodedTurn,
+        inside: CommitProbe | None,
+        sending: _Sending,
     ) -> None:
         fence, *appends = commands
         if inside is None:
-            await _pipeline(connection, [(BEGIN, []), fence, *appends])
+            await _pipeline(connection, [(BEGIN, []), fence, *appends], sending)
         else:
-            await _pipeline(connection, [(BEGIN, []), fence])
+            await _pipeline(connection, [(BEGIN, []), fence], sending)
             await inside()
             if appends:
-                await _pipeline(connection, appends)
+                await _pipeline(connection, appends, sending)
         for copy_sql, data in turn.copies:
+            sending.failed = copy_sql
             try:
                 async with connection.cursor() as cursor, cursor.copy(copy_sql) as copy:
                     await copy.write(memoryview(data))
@@ -342,9 +395,10 @@ class Committer:
 
 @dataclass(slots=True)
 class _Sending:
-    """Whether COMMIT may have left this machine."""
+    """Whether COMMIT may have left this machine, and which statement failed."""
 
     commit_sent: bool = False
+    failed: bytes = b""
 
 
 def _commands(turn: EncodedTurn, slots: list[int]) -> list[Command]:
@@ -364,8 +418,14 @@ def _commands(turn: EncodedTurn, slots: list[int]) -> list[Command]:
     return commands + turn.appends
 
 
-async def _pipeline(connection: Connection, commands: Sequence[Command]) -> None:
-    """Send commands in one round trip; raises the first error."""
-    async with connection.pipeline():
-        for query, parameters in commands:
-            await connection.execute(query, parameters or None)
+async def _pipeline(connection: Connection, commands: Sequence[Command], sending: _Sending) -> None:
+    """Send commands in one round trip; raises the first error, and notes whose it is."""
+    cursors: list[AsyncCursor[TupleRow]] = []
+    try:
+        async with connection.pipeline():
+            for query, parameters in commands:
+                cursors.append(await connection.execute(query, parameters or None))
+    except psycopg.Error:
+        done = next((place for place, cursor in enumerate(cursors) if cursor.pgresult is None), len(cursors))
+        sending.failed = commands[min(done, len(commands) - 1)][0]
+        raise

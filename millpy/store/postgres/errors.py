@@ -8,12 +8,18 @@ MW005 watermark                        WatermarkRegressedError
 MW006 cursor, 23 on our own tables     CorruptionError
 MW007 a request is gone                RequestWithdrawnError
 MW008 not READ COMMITTED               CorruptionError: our connections are
+MW009 a row of somebody else's         PoisonError: it has the key of a window
 08, 57P, connection lost               StoreUnavailableError, or CommitUnknownError around COMMIT
 40, 55P03, 57014, 25P0x                TransientError
 0A000, 26000, 42P05                    TransientError: a prepared statement is gone or stale, the lane connects anew
 53, 58                                 StoreUnavailableError
-22, 54, P0001, 23 on a user's own      PoisonError, in a commit
+22, 54, 23 on a user's own             PoisonError, in a commit
 42, others                             UsageError (missing rights), with a hint
+
+A statement that writes a result table, and COMMIT, run what the user has put there: triggers, constraints, functions of
+either. Whatever these raise, of whatever class, is the row's fault (PoisonError), and MW codes mean ours only where our
+function raised them. What the server itself says of the table (it is gone, a column is, we may not) is no row's fault:
+ResultTableError, which waits.
 """
 
 from __future__ import annotations
@@ -32,6 +38,7 @@ from millpy.errors import (
     PaneOrderError,
     PoisonError,
     RequestWithdrawnError,
+    ResultTableError,
     StaleSequencerError,
     StoreUnavailableError,
     TransientError,
@@ -40,6 +47,8 @@ from millpy.errors import (
 from millpy.store.unreachable import unreachable
 
 OUR_SCHEMA = "mill"
+OUR_CHECK = "mill.check_panes"
+FOREIGN_ROW = "MW009"
 OwnConstraints = Mapping[tuple[str, str], frozenset[str]]
 """(schema, result table) -> names of the constraints, and columns that are not null, that millpy made."""
 
@@ -87,24 +96,60 @@ def not_connected(error: psycopg.Error) -> MillError:
     return unreadable() if isinstance(error, psycopg.ProgrammingError) else unreachable(str(error))
 
 
-def translate_commit(error: psycopg.Error, own: OwnConstraints, *, commit_sent: bool) -> MillError:
+def translate_commit(
+    error: psycopg.Error, own: OwnConstraints, *, commit_sent: bool, users: bool = False, table: str = ""
+) -> MillError:
     """What an error means inside a turn's transaction.
 
     Args:
         error: as psycopg raised it.
         own: which constraints of result tables are ours.
         commit_sent: whether COMMIT may have reached the server.
+        users: whether the statement that failed runs what users have made: it writes a result table, or commits.
+        table: the result table, when it is one.
     """
     state = error.sqlstate or ""
+    if users and state and _raised(error):
+        return PoisonError(_line(error), table=error.diag.table_name or table, sqlstate=state)
     if _connection_lost(error, state):
         if commit_sent:
             return CommitUnknownError(f"the connection was lost around COMMIT: {_line(error)}")
         return StoreUnavailableError(f"the connection was lost before COMMIT: {_line(error)}")
     if state[:2] == "23":
         return _constraint(error, own, state)
-    if state[:2] in ("22", "54") or state == "P0001":
+    if users:
+        return _of_users(error, state, table)
+    if state[:2] in ("22", "54"):
         return PoisonError(_line(error), table=error.diag.table_name or "", sqlstate=state)
     return translate(error)
+
+
+def _raised(error: psycopg.Error) -> bool:
+    """Whether a user's function raised it on purpose, by RAISE or ASSERT; these names are never translated."""
+    where = (error.diag.context or "").partition("\n")[0]
+    return error.diag.source_function in ("exec_stmt_raise", "exec_stmt_assert") and f" {OUR_CHECK}(" not in where
+
+
+def _of_users(error: psycopg.Error, state: str, table: str) -> MillError:
+    """What a statement on a user's table says that nobody raised on purpose."""
+    inside = bool(error.diag.context)
+    if state == FOREIGN_ROW:
+        return PoisonError(_line(error), table=table, sqlstate=state)
+    if state.startswith("MW") or state[:2] in ("40", "25", "53", "58") or state in ("55P03", "57014", "26000", "42P05"):
+        return translate(error)
+    if not inside and state[:2] in ("42", "3F", "55"):
+        return altered(table, _line(error))
+    if not inside and state[:2] not in ("22", "38", "39", "44", "54", "P0"):
+        return translate(error)
+    return PoisonError(_line(error), table=error.diag.table_name or table, sqlstate=state)
+
+
+def altered(table: str, detail: str) -> ResultTableError:
+    """Of a result table that is not as it was deployed."""
+    return ResultTableError(
+        f"result table {table!r} is not as it was deployed: {detail}",
+        hint="restore it, or deploy the graph as a new generation; nothing is lost, its workers try again",
+    )
 
 
 def _ours(error: psycopg.Error, state: str) -> MillError:
@@ -133,9 +178,8 @@ def _constraint(error: psycopg.Error, own: OwnConstraints, state: str) -> MillEr
     column = diag.column_name or ""
     ours = own.get((schema, table), frozenset())
     # Up to version 17 a violated NOT NULL names its column and no constraint.
-    if name in ours or (state == "23502" and column in ours):
-        kind = PaneOrderError if state == "23505" else CorruptionError
-        return kind(f"{_line(error)} in {schema}.{table}")
+    if state != "23505" and (name in ours or (state == "23502" and column in ours)):
+        return CorruptionError(f"{_line(error)} in {schema}.{table}")
     return PoisonError(_line(error), table=table, sqlstate=state)
 
 

@@ -71,6 +71,30 @@ _CONVERTED: dict[str, Callable[[Any], bytes]] = {
 }
 _FIXED_WIDTH = ("bigint", "double precision", "timestamptz")
 SQL_TYPES = frozenset(_ARRAYS)
+# A row that is there is replaced when it holds the pane before; or an older one, where a trigger may have kept a pane
+# from being written. What was not written is looked at only when something was not: a trigger may leave rows out, and
+# what is in the way may be ours (MW004) or the user's (MW009). `stored` is as it was before this statement.
+_UPSERT = """
+WITH sent AS MATERIALIZED (
+    SELECT * FROM unnest({values}) AS e ({columns})
+), written AS (
+    INSERT INTO {table} AS stored ({columns}) SELECT * FROM sent
+    ON CONFLICT ({identity}) DO UPDATE SET {changes}, emitted_at = now()
+     WHERE stored.pane_index = excluded.pane_index - 1
+        OR (stored.pane_index < excluded.pane_index AND mill.has_filter({relation}))
+    RETURNING 1
+)
+SELECT CASE WHEN (SELECT count(*) FROM written) < %s THEN (
+       SELECT mill.check_panes({name}, count(*) FILTER (WHERE stored.interval_id = sent.interval_id
+                                                          AND stored.bundle BETWEEN 1 AND sent.bundle), count(*))
+         FROM sent JOIN {table} AS stored ON {same}
+        WHERE stored.pane_index >= sent.pane_index
+           OR (stored.pane_index < sent.pane_index - 1 AND NOT mill.has_filter({relation}))) END
+"""
+_FIND_OWN = """
+SELECT stored.bundle FROM unnest({values}) AS sent ({columns}) JOIN {table} AS stored ON {same}
+ WHERE stored.interval_id = sent.interval_id AND stored.bundle BETWEEN 1 AND sent.bundle LIMIT 1
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +124,7 @@ class ResultTable:
     upsert: bytes = field(init=False)
     delete: bytes = field(init=False)
     copy: bytes = field(init=False)
+    find_own: bytes = field(init=False)
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns] + ["interval_id", "bundle"]
@@ -117,21 +142,30 @@ class ResultTable:
             .format(table, named, placeholders)
             .as_bytes()
         )
+        changed = [name for name in names if name not in identity]
         self.upsert = (
-            sql.SQL(
-                "WITH written AS ({} ON CONFLICT ({}) DO UPDATE SET {}, emitted_at = now()"
-                " WHERE stored.pane_index = excluded.pane_index - 1 RETURNING 1)"
-                " SELECT mill.check_panes({}, (SELECT count(*) FROM written), %s)"
-            )
+            sql.SQL(_UPSERT)
             .format(
-                insert,
-                sql.SQL(", ").join(map(sql.Identifier, identity)),
-                sql.SQL(", ").join(
-                    sql.SQL("{} = {}").format(sql.Identifier(n), sql.Identifier("excluded", n))
-                    for n in names
-                    if n not in identity
+                table=table,
+                columns=listed,
+                values=arrays,
+                identity=named,
+                changes=sql.SQL(", ").join(
+                    sql.SQL("{} = {}").format(sql.Identifier(n), sql.Identifier("excluded", n)) for n in changed
                 ),
-                sql.Literal(self.name),
+                same=_same(identity),
+                name=sql.Literal(self.name),
+                relation=sql.Literal(self.relation),
+            )
+            .as_bytes()
+        )
+        self.find_own = (
+            sql.SQL(_FIND_OWN)
+            .format(
+                table=table,
+                values=sql.SQL(", ").join(sql.Placeholder() * (len(identity) + 2)),
+                columns=sql.SQL(", ").join(map(sql.Identifier, (*identity, "interval_id", "bundle"))),
+                same=_same(identity),
             )
             .as_bytes()
         )
@@ -145,6 +179,16 @@ class ResultTable:
     def primary_key(self) -> str:
         """The name of the table's own constraint."""
         return f"{self.name}_pkey"
+
+    @property
+    def relation(self) -> str:
+        """Its name as SQL reads it."""
+        return sql.Identifier(self.schema, self.name).as_string()
+
+    @property
+    def writes(self) -> tuple[bytes, ...]:
+        """The statements that run what the user has put on the table."""
+        return self.insert, self.upsert, self.delete, self.copy
 
     def own_constraints(self) -> frozenset[str]:
         """Names that tell our constraints from a user's; a column's name stands for its NOT NULL."""
@@ -162,6 +206,19 @@ def insert_parameters(table: ResultTable, blocks: Sequence[Block]) -> list[PgArr
     arrays.append(Bigints(np.repeat(np.array([b.interval_id for b in blocks], np.int64), counts)))
     arrays.append(Bigints(np.repeat(np.array([b.bundle for b in blocks], np.int64), counts)))
     return arrays
+
+
+def identity_parameters(table: ResultTable, blocks: Sequence[Block]) -> list[PgArray]:
+    """The arrays of `table.find_own`: key columns, window_start, window_end, interval, bundle."""
+    arrays = insert_parameters(table, blocks)
+    return [*arrays[: len(table.keys) + 2], *arrays[-2:]]
+
+
+def _same(identity: Sequence[str]) -> sql.Composed:
+    """That two rows are of one key and window; none of these is ever null."""
+    return sql.SQL(" AND ").join(
+        sql.SQL("{} = {}").format(sql.Identifier("stored", name), sql.Identifier("sent", name)) for name in identity
+    )
 
 
 def delete_parameters(table: ResultTable, parts: Sequence[AbsorbedRows]) -> list[PgArray]:

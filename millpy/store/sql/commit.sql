@@ -69,3 +69,9 @@ SELECT * FROM unnest(%(intervals)s, %(bundles)s, %(streams)s, %(computations)s, 
 -- name: read_slots
 -- The current slot of each ring, by the ring's name. Always three rows.
 SELECT slot FROM mill.epochs WHERE state = 'current' ORDER BY ring;
+
+-- name: find_altered
+-- Columns of a result table that have another type than they were deployed with. Zero rows: none.
+SELECT e.name FROM unnest(%(names)s::text[], %(types)s::text[]) AS e (name, type)
+  LEFT JOIN pg_attribute AS a ON a.attrelid = to_regclass(%(relation)s::text) AND a.attname = e.name
+ WHERE a.atttypid IS DISTINCT FROM e.type::regtype;

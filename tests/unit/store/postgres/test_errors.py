@@ -56,9 +56,9 @@ def test_deploy_that_the_server_breaks_off_ends_in_one_line_and_what_to_do(error
     assert (len(translated.message.splitlines()), "\t" in translated.message, bool(translated.hint)) == (1, False, True)
 
 
-@pytest.mark.parametrize("sqlstate", ["22003", "22021", "22P02", "54000", "P0001", "23505"])
+@pytest.mark.parametrize("sqlstate", ["22003", "22021", "22P02", "54000", "P0001", "P0004", "23505"])
 def test_value_that_is_refused_in_a_commit_is_poison(sqlstate: str) -> None:
-    error = translate_commit(an_error(sqlstate), {}, commit_sent=True)
+    error = translate_commit(an_error(sqlstate), {}, commit_sent=True, users=True)
 
     assert isinstance(error, PoisonError)
     assert error.sqlstate == sqlstate
