@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from millpy.errors import RefusedValueError, TimerError, UsageError
+from millpy.limits import KEY_BYTES_MAX
 from millpy.model.keys import Key
 from millpy.model.time import EPOCH, INSTANT_MAX, INSTANT_MIN, Instant, instant, to_datetime
 from millpy.model.timer import TimeDomain, Timer, TimerId
@@ -338,6 +339,8 @@ class Context:
             raise TimerError(f"{timer.name!r} is no name for a timer", hint="a name is text that is not empty")
         if "\x00" in timer.name or not timer.name.isprintable():
             raise RefusedValueError(f"{timer.name!r} cannot be stored as a timer's name")
+        if len(timer.name.encode()) > KEY_BYTES_MAX:
+            raise RefusedValueError(f"the name of timer {timer.name[:40]!r}… has more than {KEY_BYTES_MAX:,} bytes")
         if self._timers is None:
             self._timers = dict(self._timers_of.get(self.key, {}))
         self._timers[timer.id] = timer

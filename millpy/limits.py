@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 RECORD_BYTES_MAX = 1_000_000
+KEY_BYTES_MAX = 1_024
+"""Of a key as JSON text, and of a timer's name: what an index of the database holds with room to spare."""
 KEY_INTERVALS_DEFAULT = 4
 RING_SLOTS = 16
 

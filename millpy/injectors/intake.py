@@ -37,6 +37,7 @@ from millpy.injectors.settings import AdvanceWithClock, Dedupe, EventTime, IdleP
 from millpy.limits import RING_SLOTS, Limits
 from millpy.model.checkpoint import DeadLetter, DedupeRun, Delta, Entries, Kind, Pause, Request, Settled
 from millpy.model.keys import KeyColumn, KeyHasher
+from millpy.model.quarantine import key_problem
 from millpy.model.record import Instants, Records, RecordType, column_of, getter
 from millpy.model.stage import Recovered
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, ClockReading, Instant, describe, instant
@@ -313,6 +314,7 @@ class Intake:
         fresh = np.ones(len(rows), bool)
         if self._ids is not None:
             fresh, result.dedupe_run = self._without_duplicates(letters)
+        self._refuse_long_keys(letters, fresh)
         duplicates = len(rows) - int(np.count_nonzero(fresh)) - (len(letters) - len(decoded.refused))
         if duplicates and settings.devices:
             self._fleet.take_duplicates(self._devices_of(letters, fresh), clock.now_us)
@@ -340,6 +342,15 @@ class Intake:
         if settings.devices:
             self._fleet.take(result.records.keys(settings.devices, self._hasher), of_kept, clock.now_us)
         return letters
+
+    def _refuse_long_keys(self, letters: Letters, fresh: Mask) -> None:
+        """Set fresh records aside whose key is too long for an index; they are not fresh then."""
+        for index in letters.long_devices().tolist():
+            if fresh[index] and (problem := key_problem(letters.device_of(index) or b"")):
+                which = np.zeros(len(fresh), bool)
+                which[index] = True
+                letters.add(which, "key", problem)
+                fresh[index] = False
 
     def _devices_of(self, letters: Letters, fresh: Mask) -> KeyColumn:
         """The devices of the records that are neither fresh nor set aside."""

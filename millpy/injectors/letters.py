@@ -9,9 +9,12 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from millpy.injectors.decode import Decoded
 from millpy.injectors.protocol import Taken
+from millpy.limits import KEY_BYTES_MAX
 from millpy.model.checkpoint import DeadLetter, Request
 from millpy.model.ids import ID_BYTES
 from millpy.model.keys import key_text
@@ -94,9 +97,23 @@ class Letters:
     def of(self, index: int, reason: str, detail: str, event_time: int | None) -> DeadLetter:
         """A letter for a decoded record."""
         letter = self._of(int(self.decoded.rows[index]), reason, detail)
-        return replace(letter, event_time=event_time, dedupe_id=self.id_of(index), key=self._device_of(index))
+        return replace(letter, event_time=event_time, dedupe_id=self.id_of(index), key=self.device_of(index))
 
-    def _device_of(self, index: int) -> bytes | None:
+    def long_devices(self) -> npt.NDArray[np.int64]:
+        """Decoded records whose key may be too long; JSON writes a byte of text as up to six."""
+        sizes = np.zeros(len(self.decoded.rows), np.int64)
+        for name in self.devices:
+            if self.decoded.objects is not None:
+                values = map(getter(name), self.decoded.objects)
+                sizes += np.array([len(v) if isinstance(v, str | bytes) else 0 for v in values], np.int64)
+                continue
+            column = column_of(self.decoded.batch, name)
+            if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+                sizes += pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
+        return np.flatnonzero(sizes > KEY_BYTES_MAX // 6)
+
+    def device_of(self, index: int) -> bytes | None:
+        """The key (JSON text) of a decoded record, when the source has one."""
         if not self.devices:
             return None
         if self._named is None:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from millpy.errors import RefusedValueError
+from millpy.limits import KEY_BYTES_MAX
 from millpy.model.checkpoint import DeadLetter
 from millpy.model.delta import refuse_unstorable
 from millpy.model.step_progress import is_users
@@ -44,11 +45,19 @@ def printable(text: str) -> str:
     return text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
 
 
-def unstorable_keys(texts: Sequence[bytes]) -> list[int]:
-    """Indexes of keys (JSON text) that could not be stored; one substring test when there are none."""
-    if b"\\u" not in b"".join(texts):
-        return []
-    return [index for index, text in enumerate(texts) if not _is_storable(text)]
+def unstorable_keys(texts: Sequence[bytes]) -> dict[int, str]:
+    """Index -> what is wrong with a key (JSON text) that cannot be stored; two quick tests when there are none."""
+    if b"\\u" not in b"".join(texts) and max(map(len, texts), default=0) <= KEY_BYTES_MAX:
+        return {}
+    found = {index: key_problem(text) for index, text in enumerate(texts)}
+    return {index: problem for index, problem in found.items() if problem}
+
+
+def key_problem(text: bytes) -> str:
+    """Why a key (JSON text) cannot be stored; empty when it can."""
+    if len(text) > KEY_BYTES_MAX:
+        return f"the key has {len(text):,} bytes; at most {KEY_BYTES_MAX:,} are stored"
+    return "" if _is_storable(text) else "the key has a character that cannot be stored"
 
 
 def _is_storable(text: bytes) -> bool:

@@ -286,15 +286,15 @@ class KeyedInterval:
 
     def _refuse_keys(self, turn: Turn, texts: Sequence[bytes]) -> set[int]:
         """Set aside records whose key cannot be stored."""
-        refused = set(unstorable_keys(texts))
-        for code in refused:
+        refused = unstorable_keys(texts)
+        for code, problem in refused.items():
             for row in turn.rows.of(code):
                 origin = turn.rows.input_of(row)
                 turn.quarantined[origin] = turn.quarantined.get(origin, 0) + 1
                 turn.letters.append(
                     DeadLetter(
                         reason="key",
-                        detail="the key has a character that cannot be stored",
+                        detail=problem,
                         payload=payload_of(turn.rows.objects[row]),
                         stream=self._binding.inputs[origin].stream,
                         computation=self._binding.computation,
@@ -302,7 +302,7 @@ class KeyedInterval:
                         input=origin,
                     )
                 )
-        return refused
+        return set(refused)
 
     def _due_codes(self, turn: Turn, texts: list[bytes]) -> list[int]:
         """Codes of the keys with due timers, in due order; keys without rows in this turn get codes here."""

@@ -44,33 +44,36 @@ class Hunt:
         """How many result rows are refused without any record, as far as is known."""
         return len(self._rows)
 
-    async def run(self, records_max: int, error: PoisonError) -> Turn | None:
+    async def run(self, records_max: int, error: PoisonError, is_over: Callable[[], bool]) -> Turn | None:
         """The turn without what is refused, its tokens being those of the last trial; None: nothing is to commit.
 
         Args:
             records_max: how many refused records and rows are looked for.
             error: why the turn was refused at first.
+            is_over: whether the search has taken its time; asked before another refused record or row is looked for.
 
         Raises:
-            TransientError: there are more.
+            TransientError: there are more, or it took too long: a smaller turn has less of them.
             CorruptionError: the turn is refused without any record or result row: what millpy writes is at fault.
         """
         for _ in range(records_max):
             refused = await self._trial(self._isolation)
             if refused is None:
+                final = await self._step(self._isolation)
+                if final is None:
+                    return None
+                return replace(final, checkpoints=self._without(final.checkpoints, EVERYTHING))
+            if is_over():
                 break
             if await find_refused(self._trial, self._isolation, self._isolation.seen, refused) is None:
                 continue
             found = await self._step(self._isolation)
             assert found is not None
             await self._find_row(found.checkpoints)
-        else:
-            raise TransientError(
-                f"the database refuses more than {records_max} records of one turn: {error}",
-                hint="look at the constraints of the result tables; nothing is lost, the turn is tried again",
-            )
-        final = await self._step(self._isolation)
-        return None if final is None else replace(final, checkpoints=self._without(final.checkpoints, EVERYTHING))
+        raise TransientError(
+            f"the database refuses {self.records} records and {self.rows} rows of one turn, and more: {error}",
+            hint="look at the constraints of the result tables; nothing is lost, a smaller turn is tried",
+        )
 
     async def _trial(self, under: Isolation) -> PoisonError | None:
         found = await self._step(under)

@@ -50,11 +50,14 @@ from millpy.runtime.skew import Skew
 from millpy.runtime.step_thread import StepThread
 from millpy.runtime.steps import Inbox, LoadState, Steps
 from millpy.runtime.turn import Turn
-from millpy.runtime.turn_budget import TurnBudget
+from millpy.runtime.turn_budget import FACTOR_MIN, TurnBudget
 from millpy.store.protocol import Event, Store
 
 log = logging.getLogger(__name__)
 WATCH_EVERY_S = 0.25
+POISON_SEARCH_S_MAX = 5.0
+"""After so long, what the database refuses is looked for in a smaller turn."""
+POISON_HALVINGS = 3
 ATTEND_EVERY_S = 0.25
 """How often a worker looks for what people ask of it."""
 STEP_HERE_S_MAX = 0.005
@@ -408,6 +411,7 @@ class Worker:
             )
 
         async def refusal(checkpoints: Sequence[Checkpoint]) -> PoisonError | None:
+            self.lease.progressed()
             try:
                 await self._store.commit(checkpoints, graph_version=self._plan.deployment.version, trial=True)
             except PoisonError as refused:
@@ -415,7 +419,16 @@ class Worker:
             return None
 
         hunt = Hunt(step, refusal, self._plan.table_writers())
-        final = await hunt.run(self._limits.poison_records_max, error)
+        # A turn that cannot be halved any more is searched to the end, however long that takes.
+        smallest = self.budget.factor <= FACTOR_MIN
+        records_max = 2**62 if smallest else self._limits.poison_records_max
+        ends_at = float("inf") if smallest else self._clock.monotonic() + POISON_SEARCH_S_MAX
+        try:
+            final = await hunt.run(records_max, error, lambda: self._clock.monotonic() >= ends_at)
+        except TransientError:
+            for _ in range(POISON_HALVINGS):
+                self.budget.voided()
+            raise
         if final is not None:
             log.warning("quarantined %d records and %d rows: %s", hunt.records, hunt.rows, error)
             final = replace(final, tokens=turn.tokens)

@@ -26,7 +26,7 @@ from millpy.model.checkpoint import DeadLetter, Entries, Kind, LateRows
 from millpy.model.delta import encode_value
 from millpy.model.deployment import Meaning
 from millpy.model.keys import Key, key_text, key_texts
-from millpy.model.quarantine import dead_letter_of, payload_of, unstorable_keys
+from millpy.model.quarantine import dead_letter_of, key_problem, payload_of, unstorable_keys
 from millpy.model.record import SMALL_RECORDS_MAX, Instants, Records, RecordType, column_of, concat, getter
 from millpy.model.stage import Binding, Recovered, StepResult, Work
 from millpy.model.time import INSTANT_MAX, Instant, microseconds
@@ -295,7 +295,7 @@ class WindowedInterval(Generic[OpenT]):
         records, mask = rows.records, np.zeros(len(rows), np.bool_)
         bad_keys = unstorable_keys(key_texts(rows.keys))
         if bad_keys:
-            mask |= np.isin(rows.codes, bad_keys)
+            mask |= np.isin(rows.codes, list(bad_keys))
         for field in self._folds.texts:
             if len(records) <= SMALL_RECORDS_MAX:
                 mask |= np.array(["\x00" in (getter(field)(o) or "") for o in records.objects()], np.bool_)
@@ -342,7 +342,7 @@ class WindowedInterval(Generic[OpenT]):
             stream, computation = self._binding.inputs[place].stream, self._binding.computation
             error, payload = errors[row], payload_of(record)
             if error is None:
-                detail = "the key has a character that cannot be stored"
+                detail = key_problem(key_text(rows.keys[int(rows.codes[row])]))
                 letter = DeadLetter("key", detail, payload, stream, computation, event_time=at, input=place)
             else:
                 key = key_text(rows.keys[int(rows.codes[row])])

@@ -1,0 +1,137 @@
+"""Records that the database refuses, more of them than a search is for: each costs itself, none costs the rest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from millpy.computation import Computation, Context
+from millpy.graph import Graph, Stream
+from millpy.injectors.files import File
+from millpy.injectors.settings import EventTime
+from millpy.limits import KEY_BYTES_MAX, Limits
+from millpy.model.time import milliseconds
+from millpy.model.timer import Timer
+from millpy.windowing.aggregate import Count
+from millpy.windowing.window import FixedWindows, SessionWindows
+from tests.crash.memory_world import World, readings, two_stages
+
+LIMITS = Limits(
+    lease_ttl_s=5,
+    bundle_records_max=4_096,
+    poison_records_max=5,
+    retry_s_min=0.001,
+    retry_s_max=0.01,
+    fold_every_s=0.05,
+)
+
+
+@pytest.mark.parametrize("of_ten", [1, 9, 10], ids=lambda share: f"{share} of 10")
+async def test_more_refused_records_than_a_search_finds_cost_only_themselves(tmp_path: Path, of_ten: int) -> None:
+    records = readings(60)
+    world = World(two_stages(tmp_path / "in", records), LIMITS)
+    world.start()
+    await world.deployed.wait()
+    world.database.constrain("largest", "few", lambda row: row["value"] % 10 >= of_ten)
+
+    await world.finish()
+
+    assert len(world.database.rows("largest")) == sum(record.value % 10 >= of_ten for record in records)
+    assert len(world.database.dead_letters) == sum(record.value % 10 < of_ten for record in records)
+
+
+class Reading(msgspec.Struct):
+    device: str
+    at: int
+    length: int
+
+
+class Out(msgspec.Struct):
+    device: str
+    length: int
+
+
+class Passes(Computation):
+    def process_record(self, context: Context, record: Any) -> None:
+        context.produce(Out("x" * record.length, record.length))
+
+
+class Notes(Computation):
+    def process_record(self, context: Context, record: Any) -> None:
+        context.set_timer("t" * record.length, at=context.event_time_us)
+
+    def process_timer(self, context: Context, timer: Timer) -> None:
+        pass
+
+
+class Reread(Reading):
+    """Another record class, behind a map."""
+
+
+def fixed(stream: Stream) -> None:
+    stream.key_by("device").window(FixedWindows(milliseconds(1))).aggregate(n=Count()).to_table("out")
+
+
+def sessions(stream: Stream) -> None:
+    stream.key_by("device").window(SessionWindows(milliseconds(1))).aggregate(n=Count()).to_table("out")
+
+
+def keyed(stream: Stream) -> None:
+    stream.key_by("device").process(Passes(), name="stage", output=Out).to_table("out")
+
+
+def two_fields(stream: Stream) -> None:
+    stream.key_by("device", "length").window(FixedWindows(milliseconds(1))).aggregate(n=Count()).to_table("out")
+
+
+def after_map(stream: Stream) -> None:
+    fixed(stream.map(lambda r: Reread("é" * (r.length // 2), r.at, r.length), Reread))
+
+
+def after_produce(stream: Stream) -> None:
+    made = stream.key_by("length").process(Passes(), name="stage", output=Out)
+    made.key_by("device").window(FixedWindows(milliseconds(1))).aggregate(n=Count()).to_table("out")
+
+
+def timers(stream: Stream) -> None:
+    stream.key_by("length").process(Notes(), name="stage", output=Out).to_table("out")
+
+
+PLACES: dict[str, Callable[[Stream], None]] = {
+    found.__name__: found for found in (fixed, sessions, keyed, two_fields, after_map, after_produce, timers)
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_a_key_that_no_index_can_hold_is_dead_lettered_wherever_it_is_made(tmp_path: Path, place: str) -> None:
+    lengths = [10, KEY_BYTES_MAX // 2, KEY_BYTES_MAX - 20, KEY_BYTES_MAX + 1, 3 * KEY_BYTES_MAX, 4_000] * 10
+    lines = [
+        json.dumps(
+            {"device": "x" * n if place not in ("after_produce", "timers") else "x", "at": 1_000 * at, "length": n}
+        )
+        for at, n in enumerate(lengths)
+    ]
+    (tmp_path / "in").write_text("\n".join(lines))
+    graph = Graph("keys")
+    PLACES[place](
+        graph.inject(
+            "readings", File(tmp_path / "in"), schema=Reading, event_time=EventTime("at", unit="us", sorted=True)
+        )
+    )
+    world = World(graph, LIMITS)
+
+    world.start()
+    await world.finish()
+
+    long = sum(n > KEY_BYTES_MAX for n in lengths)
+    assert len(world.database.dead_letters) == long
+    assert {letter.reason for _, _, letter in world.database.dead_letters} == {
+        "refused" if place == "timers" else "key"
+    }
+    if place != "timers":
+        assert len(world.database.rows("out")) == len(lengths) - long
