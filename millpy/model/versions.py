@@ -76,12 +76,20 @@ def only_grows(stored: Description, wanted: Description, changes: Sequence[Chang
 
 
 def merged(stored: Description, wanted: Description) -> dict[str, Any]:
-    """The description of the deployed graph after its changes: no source partition is lost."""
+    """The description of the deployed graph after its changes: no source partition is lost.
+
+    `grown`: aggregates that were added live, which windows from before do not know.
+    """
     added = new_partitions(stored, wanted)
     computations = {}
     for name, computation in wanted["computations"].items():
-        before = stored["computations"].get(name, {}).get("partitions", computation["partitions"])
-        computations[name] = {**computation, "partitions": [*before, *added.get(name, ())]}
+        before = stored["computations"].get(name, {})
+        partitions = before.get("partitions", computation["partitions"])
+        computations[name] = {**computation, "partitions": [*partitions, *added.get(name, ())]}
+        known = {own for own, _ in before["meaning"].get("aggregates", ())} if before else set()
+        new = [own for own, _ in computation["meaning"].get("aggregates", ()) if before and own not in known]
+        if grown := [*before.get("grown", ()), *new]:
+            computations[name]["grown"] = grown
     return {**wanted, "computations": computations}
 
 
@@ -306,6 +314,9 @@ def _subscriptions(stored: Description, wanted: Description) -> Iterator[Change]
             yield Change("meaning", f"computation {consumer!r}", f"does not read {stream!r} any more")
     for (stream, consumer, place), now in after.items():
         if consumer not in known:
+            if unknown := _unknown_to_some_windows(stream, stored):
+                words = f"would read {stream!r}: windows from before {_list(unknown)} was added have no value for it"
+                yield Change("meaning", f"computation {consumer!r}", words)
             continue
         subject = f"computation {consumer!r}"
         was = before.get((stream, consumer, place))
@@ -316,6 +327,14 @@ def _subscriptions(stored: Description, wanted: Description) -> Iterator[Change]
             yield Change("meaning", subject, f"has another key on {stream!r}: {_change(_list(was[0]), _list(now[0]))}")
         if was[1:] != now[1:]:
             yield Change("meaning", subject, f"reads {stream!r} through other operators: {_change(was[1:], now[1:])}")
+
+
+def _unknown_to_some_windows(stream: str, stored: Description) -> list[str]:
+    """Aggregates that were added live and are never None in a stream of panes: some windows lack them."""
+    found = stored["streams"].get(stream, {"producer": "", "schema": []})
+    grown = stored["computations"].get(found["producer"], {}).get("grown", ())
+    types = dict(field.split(": ", 1) for field in found["schema"])
+    return [name for name in grown if not types.get(name, "None").endswith("None")]
 
 
 def _tables(stored: Description, wanted: Description) -> Iterator[Change]:

@@ -288,6 +288,21 @@ def test_new_aggregate_of_a_step_that_is_read_by_another_is_refused() -> None:
     assert "stream 'per_minute' has new fields high, and is read by hours" in map(str, changes)
 
 
+@pytest.mark.parametrize(("aggregate", "refused"), [(Count("value"), True), (Max("value"), False)])
+def test_step_cannot_read_windows_that_lack_what_is_never_none(aggregate: Any, refused: bool) -> None:
+    def read(graph: Graph, stream: Stream, panes: Stream, found: Stream) -> None:
+        panes.key_by("device").window(FixedWindows(minutes(60)), name="hours").aggregate(n=Count())
+
+    more = {"n": Count(), "mean": Mean("value"), "more": aggregate}
+    deployed = merged(spec(base), spec(varied(more)))
+
+    changes = changes_between(deployed, spec(varied(more, more=read)))
+
+    assert changes_between(deployed, spec(varied(more))) == []
+    assert ("meaning" in [change.kind for change in changes]) == refused
+    assert merged(deployed, spec(varied(more)))["computations"]["per_minute"]["grown"] == ["more"]
+
+
 def test_graph_as_it_was_before_an_addition_is_named_as_older() -> None:
     stored, wanted = spec(varied(more=hourly)), spec(base)
 
