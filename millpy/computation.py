@@ -19,13 +19,13 @@ So a call may run more than once: what it does outside its context is not exactl
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, MutableMapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from millpy.errors import RefusedValueError, TimerError, UsageError
 from millpy.limits import KEY_BYTES_MAX
 from millpy.model.keys import Key
-from millpy.model.time import EPOCH, INSTANT_MAX, INSTANT_MIN, Instant, instant, to_datetime
+from millpy.model.time import EPOCH, INSTANT_MIN, YEARS_HI, YEARS_LO, Instant, instant, to_datetime
 from millpy.model.timer import TimeDomain, Timer, TimerId
 
 T = TypeVar("T")
@@ -34,8 +34,6 @@ V = TypeVar("V")
 
 _ABSENT: Any = object()
 NO_DEFAULT: Any = object()
-_LATEST = instant(datetime.max.replace(tzinfo=UTC))
-_EARLIEST = instant(datetime.min.replace(tzinfo=UTC))
 
 
 class Cell(Generic[T]):
@@ -211,7 +209,7 @@ class Context:
     @property
     def input_watermark(self) -> datetime:
         """What lateness and event timers go by, within the years that a datetime has."""
-        return to_datetime(Instant(min(max(self.input_watermark_us, _EARLIEST), _LATEST)))
+        return to_datetime(Instant(min(max(self.input_watermark_us, YEARS_LO), YEARS_HI)))
 
     @property
     def now(self) -> datetime:
@@ -364,12 +362,14 @@ def _instant(at: datetime | int) -> Instant:
     """The time that a user named.
 
     Raises:
-        TimerError: a naive datetime, or not a time.
+        TimerError: a naive datetime, or no time of the years 1 to 9999.
     """
     if isinstance(at, datetime):
         if at.tzinfo is None:
             raise TimerError(f"naive datetime {at!r} names no instant", hint="give it a time zone")
         return instant(at)
-    if isinstance(at, bool) or not isinstance(at, int) or not INSTANT_MIN < at < INSTANT_MAX:
+    if isinstance(at, bool) or not isinstance(at, int):
         raise TimerError(f"{at!r} is not a time", hint=f"an aware datetime, or whole µs since {EPOCH:%Y-%m-%d}")
+    if not YEARS_LO <= at <= YEARS_HI:
+        raise TimerError(f"{at} µs is outside of the years 1 to 9999", hint="is it in ns?")
     return Instant(at)

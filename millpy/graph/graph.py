@@ -24,6 +24,7 @@ from millpy.injectors.settings import AdvanceWithClock, Dedupe, EventTime, Rate,
 from millpy.limits import KEY_INTERVALS_DEFAULT
 from millpy.model.deployment import GraphSpec, own_name
 from millpy.model.record import RecordType
+from millpy.model.time import check_length
 from millpy.runtime.keyed import ComputationLogic
 from millpy.runtime.upgrades import StateFunction, StateUpgrade
 
@@ -47,6 +48,7 @@ class Graph:
         checked_name(name, "graph")
         if max_skew is not None and max_skew <= timedelta(0):
             raise GraphError("max_skew is not positive", hint="leave it out, or give a duration")
+        check_length("a skew", max_skew or timedelta(0))
         if type(generation) is not int or not 1 <= generation <= GENERATION_MAX:  # a bool is an int, too
             raise GraphError(
                 f"there is no generation {generation!r}", hint=f"it is a whole number from 1 to {GENERATION_MAX:,}"

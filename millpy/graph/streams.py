@@ -16,7 +16,7 @@ from millpy.graph.names import RESERVED_COLUMNS, checked_name
 from millpy.graph.nodes import FailurePolicy, InjectorNode, Input, StageNode
 from millpy.limits import KEY_INTERVALS_DEFAULT
 from millpy.model.record import RecordType, column_name
-from millpy.model.time import microseconds
+from millpy.model.time import check_length, microseconds
 from millpy.runtime.deduplicate import DeduplicateLogic
 from millpy.runtime.mapping import FlatMap, Map
 from millpy.runtime.operators import Chain, Filter, Operator, Split
@@ -186,6 +186,7 @@ class Stream:
         checked_name(name, "step")
         if within <= timedelta(0):
             raise GraphError(f"deduplicate {name!r}: within must be positive")
+        check_length("a horizon", within)
         fields = (by,) if isinstance(by, str) else tuple(by)
         node = StageNode(name, self.key_by(*fields).inputs(), DeduplicateLogic(fields, within), intervals)
         stream = Stream(self.graph, node, self.record_type)
@@ -287,6 +288,7 @@ class KeyedStream:
             _refuse_amended_panes(route)
         if allowed_lateness < timedelta(0):
             raise GraphError("allowed_lateness is negative", hint="use zero or a positive duration")
+        check_length("a lateness", allowed_lateness)
         return WindowedStream(self, windows, allowed_lateness, name, intervals)
 
 

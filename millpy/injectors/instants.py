@@ -7,10 +7,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpy.model.record import Instants
+from millpy.model.time import YEARS_HI, YEARS_LO
 
-# 0001-01-01 and 9999-12-31T23:59:59.999999, the times that a Python datetime can name.
-DATETIME_LO = -62_135_596_800_000_000
-DATETIME_HI = 253_402_300_799_999_999
+DATETIME_LO, DATETIME_HI = int(YEARS_LO), int(YEARS_HI)
 _US_PER_UNIT = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 Digits = npt.NDArray[np.int64]

@@ -12,7 +12,7 @@ from typing import Literal
 from millpy.errors import GraphError, SchemaError
 from millpy.model.keys import KEY_TYPES
 from millpy.model.record import RecordType
-from millpy.model.time import microseconds, minutes
+from millpy.model.time import check_length, microseconds, minutes
 
 Unit = Literal["s", "ms", "us", "ns"]
 UNITS = ("s", "ms", "us", "ns")
@@ -97,6 +97,8 @@ class EventTime:
                 f"event time {field!r}: say either max_disorder= or sorted=True",
                 hint=f'EventTime("{field}", max_disorder=seconds(10))',
             )
+        check_length("a disorder", max_disorder or timedelta(0))
+        check_length("a tolerance", future_tolerance)
         if max_disorder is not None and max_disorder < timedelta(0):
             raise GraphError(f"event time {field!r}: max_disorder is negative")
         if future_tolerance < timedelta(0):
@@ -164,6 +166,7 @@ class Dedupe:
             raise GraphError("dedupe: which fields are the id?", hint='Dedupe("id", within=hours(1))')
         if within <= timedelta(0):
             raise GraphError("dedupe: within must be positive")
+        check_length("a horizon", within)
         if unit is not None and (time is None or unit not in UNITS):
             raise GraphError(
                 f"dedupe: unit {unit!r} belongs to a number field in time=", hint=f"units are {', '.join(UNITS)}"
@@ -239,6 +242,7 @@ class AdvanceWithClock:
     def __post_init__(self) -> None:
         if self.after <= timedelta(0):
             raise GraphError("AdvanceWithClock: after must be positive")
+        check_length("a time of quiet", self.after)
 
     def __repr__(self) -> str:
         return f"AdvanceWithClock(after={duration_text(self.after)})"

@@ -6,11 +6,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import NewType
 
+from millpy.errors import GraphError
+
 Instant = NewType("Instant", int)
 
 # Far inside int64, so that adding any duration to a sentinel cannot overflow.
 INSTANT_MIN = Instant(-(2**62))
 INSTANT_MAX = Instant(2**62)
+
+# 0001-01-01 and 9999-12-31T23:59:59.999999: every time of a record, timer, hold or window can be a datetime.
+YEARS_LO = Instant(-62_135_596_800_000_000)
+YEARS_HI = Instant(253_402_300_799_999_999)
+DURATION_MAX = timedelta(days=366 * 1_000)
+"""No window, gap, lateness or horizon is longer, so that instants added to them do not overflow."""
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _US = timedelta(microseconds=1)
@@ -41,6 +49,12 @@ class ClockReading:
     def elapsed_us(self) -> int:
         """Runs evenly, from an arbitrary origin: differences of it are elapsed time."""
         return self.now_us - self.stepped_us
+
+
+def check_length(what: str, duration: timedelta) -> None:
+    """Refuse a duration that instants cannot be added to. Raises GraphError."""
+    if duration > DURATION_MAX:
+        raise GraphError(f"{what} of {duration!r} is longer than a thousand years", hint="say a shorter one")
 
 
 def microseconds(duration: timedelta) -> int:

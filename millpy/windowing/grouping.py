@@ -172,6 +172,11 @@ def aligned_groups(
     lo = int(starts.min())
     windows = (starts - lo) // every_us
     span = int(windows.max()) + 1
+    if span * keys >= 2**62:  # windows centuries apart: they are numbered one after the other
+        used_windows, windows = np.unique(windows, return_inverse=True)
+        span = len(used_windows)
+    else:
+        used_windows = None
     combined = windows * keys + codes
     if span * keys <= _DENSE_FACTOR * len(starts) + 1024:
         counts = np.bincount(combined, minlength=span * keys)
@@ -182,7 +187,8 @@ def aligned_groups(
         counts = counts[used]
     else:
         used, group_of, counts = np.unique(combined, return_inverse=True, return_counts=True)
-    group_starts = used // keys * every_us + lo
+    group_windows = used // keys if used_windows is None else used_windows[used // keys]
+    group_starts = group_windows * every_us + lo
     return Groups(group_starts, group_starts + size_us, used % keys, group_of, counts, records, rows)
 
 

@@ -34,7 +34,7 @@ from millpy.windowing.emission import Emission, output_type, records_of, result_
 from millpy.windowing.fold import Aggregate, Folds, RowsRefusedError
 from millpy.windowing.grouping import Integers
 from millpy.windowing.pane import DuePane
-from millpy.windowing.window import SlidingWindows, Windows
+from millpy.windowing.window import Assigner, Gaps, SessionWindows, SlidingWindows, Windows
 
 Mask = npt.NDArray[np.bool_]
 
@@ -172,6 +172,9 @@ class WindowedInterval(Generic[OpenT]):
         self._binding = binding
         self._input = binding.inputs[0]
         self._allowed_us = microseconds(windowing.allowed_lateness)
+        windows = windowing.windows
+        where = Gaps(windows) if isinstance(windows, SessionWindows) else Assigner(windows)
+        self._earliest, self._latest = where.lasting()
         self._folds = Folds(windowing.aggregates, self._input.record_type)
         self._folds.report_to(binding.progress)
         self._few_records_max = -1 if self._folds.calls_user else windowing.few_records_max
@@ -291,8 +294,12 @@ class WindowedInterval(Generic[OpenT]):
         return found
 
     def _storable(self, result: StepResult, rows: Rows) -> Rows:
-        """Rows whose key and text can be stored; the others become dead letters."""
-        records, mask = rows.records, np.zeros(len(rows), np.bool_)
+        """Rows whose key, text and window can be stored; the others become dead letters."""
+        records, times = rows.records, rows.records.event_times
+        outside = np.zeros(len(rows), np.bool_)
+        if int(times.min()) < self._earliest or int(times.max()) > self._latest:
+            outside = (times < self._earliest) | (times > self._latest)
+        mask = outside.copy()
         bad_keys = unstorable_keys(key_texts(rows.keys))
         if bad_keys:
             mask |= np.isin(rows.codes, list(bad_keys))
@@ -306,8 +313,9 @@ class WindowedInterval(Generic[OpenT]):
             return rows
         out = np.flatnonzero(mask)
         nul = RefusedValueError("text with a NUL character cannot be stored")
+        far = RefusedValueError("its window is not within the years 1 to 9999")
         errors: dict[int, BaseException | None] = {
-            row: None if int(rows.codes[row]) in bad_keys else nul for row in out.tolist()
+            row: None if int(rows.codes[row]) in bad_keys else far if outside[row] else nul for row in out.tolist()
         }
         self._quarantine(result, rows, out, errors)
         return rows.take(np.flatnonzero(~mask))

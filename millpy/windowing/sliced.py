@@ -233,9 +233,11 @@ class SlicedInterval(WindowedInterval[OpenSlices]):
             stored.add(arrived)
         total = int(stored.counts.sum())
         first, last = int(stored.starts.min()), int((stored.starts + (stored.counts - 1) * self._every_us).max())
-        # As many windows at once as have ENTRIES_MAX pairs on average.
-        step = max(1, (last - first + self._every_us) // self._every_us * ENTRIES_MAX // total) * self._every_us
-        found = [self._reduced(stored, lo, lo + step, len(code_of)) for lo in range(first, last + 1, step)]
+        # As many windows at once as have ENTRIES_MAX pairs on average, and as can be numbered by key in 64 bits.
+        windows = (last - first + self._every_us) // self._every_us * ENTRIES_MAX // total
+        step = min(max(1, windows), 2**62 // len(code_of)) * self._every_us
+        parts = ((lo, min(lo + step, last + self._every_us)) for lo in range(first, last + 1, step))
+        found = [self._reduced(stored, lo, hi, len(code_of)) for lo, hi in parts]
         return reduce(lambda one, more: one.with_more(more, self._folds), [part for part in found if len(part)])
 
     def _stored(self, arrived: Panes | None, code_of: dict[Key, int], watermark: Instant) -> Parts | None:

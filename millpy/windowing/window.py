@@ -17,7 +17,7 @@ import numpy.typing as npt
 from millpy.errors import GraphError
 from millpy.model.keys import Key
 from millpy.model.record import Instants
-from millpy.model.time import microseconds
+from millpy.model.time import YEARS_HI, YEARS_LO, check_length, microseconds
 
 WINDOWS_PER_RECORD_MAX = 1_000
 """A record in more windows than this is a mistake in the settings."""
@@ -28,6 +28,7 @@ def _positive(duration: object, what: str, hint: str) -> None:
         raise GraphError(f"{what} of {duration!r}: that is no duration", hint=hint)
     if microseconds(duration) <= 0:
         raise GraphError(f"{what} of {duration!r} holds nothing", hint=hint)
+    check_length(what, duration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,12 @@ class Assigner:
             return starts[inside], rows[inside]
         return starts, rows
 
+    def lasting(self) -> tuple[int, int]:
+        """Windows of event times from the one to the other begin and end in the years 1 to 9999."""
+        first = -(-YEARS_LO // self.every_us) * self.every_us
+        last = (YEARS_HI - self.size_us) // self.every_us * self.every_us
+        return first + self.size_us - self.every_us, last + self.every_us - 1
+
 
 class Gaps:
     """Session gaps of keys, in µs."""
@@ -167,3 +174,7 @@ class Gaps:
         if not self._by_key:
             return np.full(len(keys), self._gap_us, np.int64)
         return np.array([self.of(key) for key in keys], np.int64)
+
+    def lasting(self) -> tuple[int, int]:
+        """The same: sessions begin and end in the years 1 to 9999."""
+        return YEARS_LO, YEARS_HI - max([self._gap_us, *self._by_key.values()])
