@@ -3,21 +3,29 @@
 /live      200, or 503 when the process should be started again
 /ready     200, or 503 while it can do no work; JSON says why
 /metrics   for Prometheus
+
+The process has descriptors and threads for few connections. Beyond CONNECTIONS_MAX the oldest one of the client that
+has the most gives way, and every request has a deadline from its first byte to its last: whoever sends slowly or not at
+all keeps nobody else off.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import socket
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from socketserver import TCPServer, ThreadingMixIn
-from threading import Thread
-from typing import TYPE_CHECKING
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
+from millpy.clock import SystemClock
 from millpy.errors import ConfigError
 from millpy.observe.vitals import Verdict
 
@@ -26,6 +34,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 PORT_MAX = 65_535
+CONNECTIONS_MAX = 32
+REQUEST_S_MAX = 10.0
 
 
 def address_of(text: str) -> tuple[str, int]:
@@ -65,8 +75,56 @@ def application(
     return answer
 
 
+@dataclass(slots=True, eq=False)
+class _Client:
+    """A connection: whose, since when, and whether it was told to end."""
+
+    host: str
+    since: float
+    ended: bool = False
+
+
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, *arguments: Any) -> None:
+        self._clock = SystemClock()
+        self._lock = Lock()
+        self._clients: dict[socket.socket, _Client] = {}
+        super().__init__(*arguments)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Make room for a connection. None is taken while threads of those that were ended are still about."""
+        with self._lock:
+            if len(self._clients) >= 2 * CONNECTIONS_MAX:
+                return False
+            live = {taken: client for taken, client in self._clients.items() if not client.ended}
+            if len(live) >= CONNECTIONS_MAX:
+                ((most, _),) = Counter(client.host for client in live.values()).most_common(1)
+                self._end(next(taken for taken, client in live.items() if client.host == most))
+            self._clients[request] = _Client(str(client_address[0]), self._clock.monotonic())
+        return True
+
+    def service_actions(self) -> None:
+        """Twice a second: end what takes too long."""
+        due = self._clock.monotonic() - REQUEST_S_MAX
+        with self._lock:
+            for taken, client in self._clients.items():
+                if client.since <= due and not client.ended:
+                    self._end(taken)
+
+    def _end(self, taken: socket.socket) -> None:
+        """Wake the thread that reads or writes; it closes the connection."""
+        self._clients[taken].ended = True
+        with suppress(OSError):  # the other side was faster
+            taken.shutdown(socket.SHUT_RDWR)
+
+    def shutdown_request(self, request: Any) -> None:
+        """A connection is over."""
+        with self._lock:
+            self._clients.pop(request, None)
+        super().shutdown_request(request)
 
     def server_bind(self) -> None:
         """Without the look-up of our own name that the library makes here; a resolver may take its time."""
@@ -79,9 +137,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 
 class _Handler(WSGIRequestHandler):
-    """Bounded, so that a client that says nothing keeps no thread; probes are not worth a line each."""
-
-    timeout = 30
+    """Probes are not worth a line each."""
 
     def log_message(self, format: str, *args: object) -> None:
         log.debug("%s: " + format, self.client_address[0], *args)
