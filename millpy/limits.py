@@ -42,6 +42,10 @@ class Limits:
     poison_records_max: int = 1_000
     replay_records_max: int = 1_000
     settled_kept_s: float = 7 * 86_400.0
+    set_aside_records_max: int = 10_000
+    set_aside_bytes_max: int = 64_000_000
+    set_aside_kept_s: float = 30 * 86_400.0
+    events_kept_s: float = 30 * 86_400.0
     parked_records_max: int = 100_000
     drain_grace_s: float = 10.0
     watchdog_s: float = 60.0

@@ -242,6 +242,7 @@ CREATE TABLE mill.dead_letters (
     dead_lettered_at timestamptz NOT NULL DEFAULT now()
 );
 CREATE INDEX dead_letters_requested ON mill.dead_letters (interval_id, dead_letter_id) WHERE state = 'requested';
+CREATE INDEX dead_letters_age ON mill.dead_letters (dead_lettered_at);
 CREATE INDEX dead_letters_settled ON mill.dead_letters (state_at) WHERE state IN ('replayed', 'discarded');
 
 CREATE TABLE mill.late_records (
@@ -264,6 +265,7 @@ CREATE TABLE mill.late_records (
     recorded_at    timestamptz NOT NULL DEFAULT now()
 );
 CREATE INDEX late_records_requested ON mill.late_records (interval_id, late_record_id) WHERE state = 'requested';
+CREATE INDEX late_records_age ON mill.late_records (recorded_at);
 CREATE INDEX late_records_settled ON mill.late_records (state_at) WHERE state IN ('replayed', 'discarded');
 
 -- Source partitions that stand still until a person resumes them.
@@ -309,3 +311,15 @@ CREATE TABLE mill.events (
     at       timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 CREATE INDEX events_at ON mill.events (graph_id, at);
+CREATE INDEX events_age ON mill.events (at);
+
+-- How many dead letters, late records and events were removed because of their age; reason is an event's kind.
+CREATE TABLE mill.expired (
+    graph_id    integer NOT NULL REFERENCES mill.graphs ON DELETE CASCADE,
+    pile        text NOT NULL CHECK (pile IN ('dead_letters', 'late_records', 'events')),
+    stream      text NOT NULL,
+    computation text NOT NULL,
+    reason      text NOT NULL,
+    count       bigint NOT NULL,
+    PRIMARY KEY (graph_id, pile, stream, computation, reason)
+);

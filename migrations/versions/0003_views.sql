@@ -314,6 +314,22 @@ SELECT g.name AS graph, l.computation, l.stream, l.key, mill.moment(l.event_time
   JOIN mill.intervals AS i USING (interval_id)
   JOIN mill.graphs AS g ON g.graph_id = i.graph_id;
 
+-- Of each cause, what was seen, what of it was kept (the rest is only counted), and what has been removed since by age.
+CREATE VIEW millpy.set_aside AS
+SELECT graph, pile, stream, computation, reason, sum(seen)::bigint AS seen, sum(kept)::bigint AS kept,
+       sum(seen - kept)::bigint AS not_kept, sum(expired)::bigint AS expired
+  FROM (SELECT g.name AS graph, e.namespace AS pile, c.cause ->> 0 AS stream, c.cause ->> 1 AS computation,
+               c.cause ->> 2 AS reason, (e.value ->> 0)::bigint AS seen, (e.value ->> 1)::bigint AS kept, 0 AS expired
+          FROM mill.entries AS e
+          JOIN mill.intervals AS i USING (interval_id)
+          JOIN mill.graphs AS g ON g.graph_id = i.graph_id
+         CROSS JOIN LATERAL (SELECT e.subkey::json AS cause) AS c
+         WHERE e.kind = 'set_aside'
+         UNION ALL
+        SELECT g.name, x.pile, x.stream, x.computation, x.reason, 0, 0, x.count
+          FROM mill.expired AS x JOIN mill.graphs AS g USING (graph_id)) AS counted
+ GROUP BY graph, pile, stream, computation, reason;
+
 -- Asks for dead letters to be taken again; how many were waiting for it. The owner of the interval that set a record
 -- aside takes it as it takes any other, in one transaction with marking it replayed, or set aside again. What is no
 -- record (a timer, a result row) cannot be replayed.

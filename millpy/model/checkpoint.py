@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ class Kind(StrEnum):
     POSITION = "position"  # a source partition's position and running maximum
     COUNTER = "counter"  # namespace: what is counted, e.g. "consumed"; subkey: stream; value: absolute count
     PARKED = "parked"
+    SET_ASIDE = "set_aside"  # namespace: the pile; subkey: cause; value: what was seen and kept of it
     FLEET = "fleet"  # namespace: what names a device; key: the device; value: see injectors.fleet
 
 
@@ -189,6 +190,19 @@ class LateRows:
     def __len__(self) -> int:
         return len(self.payloads)
 
+    def select(self, rows: Sequence[int]) -> LateRows:
+        """Some of the rows."""
+        return replace(
+            self,
+            keys=[self.keys[row] for row in rows],
+            payloads=[self.payloads[row] for row in rows],
+            event_times=[self.event_times[row] for row in rows],
+            watermarks=[self.watermarks[row] for row in rows],
+            window_starts=[self.window_starts[row] for row in rows],
+            window_ends=[self.window_ends[row] for row in rows],
+            whole=[self.whole[row] for row in rows] if self.whole else [],
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
@@ -288,5 +302,9 @@ class Checkpoint:
     dead_letters: Sequence[DeadLetter] = ()
     settled: Sequence[Settled] = ()
     pause: Pause | None = None
+    unkept: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """(computation, reason) -> dead letters that are counted and not kept."""
+    late_unkept: int = 0
+    """Late rows that are counted and not kept."""
     release_ids: Sequence[int] = ()
     """Requests to release parked keys that are done with, whether or not they did anything."""

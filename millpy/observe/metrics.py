@@ -114,9 +114,11 @@ class Metrics:
         name, known = self._names[interval_id], self._known.setdefault(interval_id, {})
         for outcome, records in _risen(known, checkpoint):
             self._records.labels(self._graph, name, outcome).inc(records)
-        for (computation, reason), letters in Tally((x.computation, x.reason) for x in checkpoint.dead_letters).items():
+        dead = Tally((x.computation, x.reason) for x in checkpoint.dead_letters)
+        dead.update(checkpoint.unkept)
+        for (computation, reason), letters in dead.items():
             self._dead.labels(self._graph, computation, reason).inc(letters)
-        late = sum(map(len, checkpoint.late))
+        late = sum(map(len, checkpoint.late)) + checkpoint.late_unkept
         if late:
             self._late.labels(self._graph, name).inc(late)
 

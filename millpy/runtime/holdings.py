@@ -195,7 +195,7 @@ class Holdings:
     async def _recovered(self, grant: Grant, found: Opened, injector: Injector | None) -> Owned:
         plan = self._plan.by_interval[grant.interval_id]
         deployed = next(i for i in plan.intervals if i.interval_id == grant.interval_id)
-        interval = owned(grant, deployed, plan, found, self._clock.monotonic())
+        interval = owned(grant, deployed, plan, found, self._clock.monotonic(), self._limits)
         node = plan.node
         if plan.stage is not None:
             recovered = found.recovered

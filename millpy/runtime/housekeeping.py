@@ -21,6 +21,9 @@ from millpy.store.protocol import Backlog, Store
 
 log = logging.getLogger(__name__)
 
+FORGET_PIECES = 20
+"""Pieces of what is beyond its time that are removed at once; the next turn goes on."""
+
 
 class Housekeeping:
     """What a worker does beside its turns."""
@@ -85,7 +88,13 @@ class Housekeeping:
     async def turn_rings(self) -> None:
         """Start new epochs and free slots where that is due."""
         freed = await self._store.turn_rings(epoch_s=self._limits.epoch_s, epoch_bytes=self._limits.epoch_bytes)
-        await self._store.forget_settled(kept_s=self._limits.settled_kept_s)
+        for _ in range(FORGET_PIECES):
+            if not await self._store.forget_old(
+                set_aside_kept_s=self._limits.set_aside_kept_s,
+                settled_kept_s=self._limits.settled_kept_s,
+                events_kept_s=self._limits.events_kept_s,
+            ):
+                break
         if freed:
             await self._probe.reach(Point.AFTER_SLOT_FREED)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby, takewhile
 
 import numpy as np
@@ -220,22 +220,9 @@ def _without_settled(
                     break
             else:
                 kept.append(row)
-        yield rows if len(kept) == len(rows) else _take(rows, kept)
+        yield rows if len(kept) == len(rows) else rows.select(kept)
     for request, windows, watermark in again.values():
         if windows:
             settled.append(Settled(request, watermark=watermark))
             for requests in open_requests.values():
                 requests[:] = [other for other in requests if other is not request]
-
-
-def _take(rows: LateRows, kept: Sequence[int]) -> LateRows:
-    return replace(
-        rows,
-        keys=[rows.keys[row] for row in kept],
-        payloads=[rows.payloads[row] for row in kept],
-        event_times=[rows.event_times[row] for row in kept],
-        watermarks=[rows.watermarks[row] for row in kept],
-        window_starts=[rows.window_starts[row] for row in kept],
-        window_ends=[rows.window_ends[row] for row in kept],
-        whole=[rows.whole[row] for row in kept] if rows.whole else [],
-    )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
 
 import msgspec
 
-from millpy.model.checkpoint import DeadLetter, Entries, Kind
+from millpy.model.checkpoint import Checkpoint, Kind
 from millpy.runtime.parking import KEY_NAMESPACE, Failure
 
 log = logging.getLogger(__name__)
@@ -27,18 +26,20 @@ class SetAsideLog:
         self._details: dict[What, str] = {}
         self._told_at: dict[What, float] = {}
 
-    def add(self, computation: str, letters: Sequence[DeadLetter], delta: Sequence[Entries]) -> None:
+    def add(self, computation: str, checkpoint: Checkpoint) -> None:
         """Take what a computation has just committed; `tell` says it."""
-        for letter in letters:
+        for letter in checkpoint.dead_letters:
             self._add((DEAD_LETTERS, letter.computation, letter.reason), letter.detail)
-        for entries in delta:
+        for (of, reason), count in checkpoint.unkept.items():
+            self._add((DEAD_LETTERS, of, reason), "counted and not kept: too many of one cause", count)
+        for entries in checkpoint.delta:
             if entries.kind is Kind.PARKED and entries.namespace == KEY_NAMESPACE:
                 for value in filter(None, entries.values):
                     failure = msgspec.json.decode(value, type=Failure)
                     self._add((PARKED, computation, failure.reason), failure.detail)
 
-    def _add(self, what: What, detail: str) -> None:
-        self._untold[what] += 1
+    def _add(self, what: What, detail: str, count: int = 1) -> None:
+        self._untold[what] += count
         self._details.setdefault(what, detail)
 
     def tell(self, now: float, *, everything: bool = False) -> None:

@@ -12,10 +12,12 @@ from enum import Enum
 
 from millpy.injectors.intake import Intake
 from millpy.injectors.protocol import Injector
+from millpy.limits import Limits
 from millpy.model.checkpoint import Cursor, Entries, Grant, Kind, Request
 from millpy.model.deployment import DeployedInterval
 from millpy.model.stage import Release, StageInterval
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
+from millpy.runtime.kept_letters import KeptLetters
 from millpy.runtime.plan import ComputationPlan
 from millpy.store.protocol import Opened
 
@@ -42,6 +44,7 @@ class Owned:
         moved: producers whose cursor has moved since the last checkpoint.
         last_segments: subscription -> seq of the last segment written for it, those in flight included.
         counters: (what, of what) -> absolute count (I8).
+        kept_letters: what is kept of what is set aside.
         counted: those that have changed since the last checkpoint.
         unfolded_since: when the last fold was.
         quiet: whether its source, when it was asked last, had nothing and was proven idle.
@@ -65,6 +68,7 @@ class Owned:
     last_segments: dict[int, int]
     counters: dict[tuple[str, str], int]
     unfolded_since: float
+    kept_letters: KeptLetters
     stage: StageInterval | None = None
     intake: Intake | None = None
     injector: Injector | None = None
@@ -137,7 +141,9 @@ class Owned:
         return list(changed.values())
 
 
-def owned(grant: Grant, deployed: DeployedInterval, plan: ComputationPlan, opened: Opened, now: float) -> Owned:
+def owned(
+    grant: Grant, deployed: DeployedInterval, plan: ComputationPlan, opened: Opened, now: float, limits: Limits
+) -> Owned:
     """Soft state as it was read from the store, without its stage or injector."""
     recovered = opened.recovered
     counters = {
@@ -163,6 +169,7 @@ def owned(grant: Grant, deployed: DeployedInterval, plan: ComputationPlan, opene
         last_segments=dict(opened.last_segments),
         counters=counters,
         unfolded_since=now,
+        kept_letters=KeptLetters.recovered(limits, recovered.entries),
         finished=plan.stage is None and recovered.low_watermark >= INSTANT_MAX,
     )
     if opened.unfolded_bytes:

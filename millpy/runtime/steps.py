@@ -120,7 +120,7 @@ class Steps:
                     checkpoint = self._step(interval, inbox, intervals, mail, isolation)
                 progress.done(run)
                 if checkpoint is not None:
-                    checkpoints.append(checkpoint)
+                    checkpoints.append(interval.kept_letters.keep(checkpoint, inbox.now_us))
         return checkpoints
 
     def _inject(

@@ -337,7 +337,7 @@ class Worker:
         self._observer.committed(turn, Moments(turn.inbox.monotonic, *stepped, sent, committed))
         for checkpoint in turn.checkpoints:
             if (interval := self.holdings.intervals.get(checkpoint.grant.interval_id)) is not None:
-                self._set_aside.add(interval.plan.name, checkpoint.dead_letters, checkpoint.delta)
+                self._set_aside.add(interval.plan.name, checkpoint)
         self._set_aside.tell(committed)
 
     def _awake(self, _: object) -> None:

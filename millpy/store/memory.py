@@ -276,9 +276,10 @@ class MemoryStore:
         database.dedupe_runs.turn(now, epoch_s=epoch_s, epoch_bytes=epoch_bytes)
         return freed
 
-    async def forget_settled(self, *, kept_s: float) -> None:
+    async def forget_old(self, *, set_aside_kept_s: float, settled_kept_s: float, events_kept_s: float) -> int:
         """Nothing: ids are places here, so what was set aside stays."""
         await self._reach_server()
+        return 0
 
     async def record_events(self, graph_id: int, events: Sequence[Event]) -> None:
         """Write events for people."""

@@ -286,8 +286,12 @@ class Store(Protocol):
         """Start a new epoch where one is due and a slot is free; free what can be freed. Returns slots freed."""
         ...
 
-    async def forget_settled(self, *, kept_s: float) -> None:
-        """Remove what was set aside, and replayed or discarded so long ago."""
+    async def forget_old(self, *, set_aside_kept_s: float, settled_kept_s: float, events_kept_s: float) -> int:
+        """Remove dead letters, late records and events beyond their time, and what was settled long ago; in pieces.
+
+        What people have asked for is not removed. What goes by age is counted. Returns how many rows went: when it is
+        not 0, there may be more.
+        """
         ...
 
     async def finished(self, graph_id: int) -> bool:

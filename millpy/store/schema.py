@@ -17,6 +17,7 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    PrimaryKeyConstraint,
     SmallInteger,
     Table,
     Text,
@@ -307,6 +308,7 @@ dead_letters = Table(
     Column("corrected", LargeBinary),
     *_settling(),
     _moment("dead_lettered_at", func.now()),
+    Index("dead_letters_age", "dead_lettered_at"),
     Index("dead_letters_requested", "interval_id", "dead_letter_id", postgresql_where=text(REQUESTED)),
     Index("dead_letters_settled", "state_at", postgresql_where=text(SETTLED)),
 )
@@ -328,6 +330,7 @@ late_records = Table(
     *_settling(),
     _moment("recorded_at", func.now()),
     Index("late_records_requested", "interval_id", "late_record_id", postgresql_where=text(REQUESTED)),
+    Index("late_records_age", "recorded_at"),
     Index("late_records_settled", "state_at", postgresql_where=text(SETTLED)),
 )
 
@@ -379,4 +382,14 @@ events = Table(
     Column("detail", JSONB, nullable=False),
     _moment("at", func.clock_timestamp()),
     Index("events_at", "graph_id", "at"),
+    Index("events_age", "at"),
+)
+
+expired = Table(
+    "expired",
+    metadata,
+    _graph(),
+    *(_text(n) for n in ("pile", "stream", "computation", "reason")),
+    _bigint("count"),
+    PrimaryKeyConstraint("graph_id", "pile", "stream", "computation", "reason"),
 )

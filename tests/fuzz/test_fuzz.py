@@ -27,7 +27,13 @@ from tests.fuzz.payloads import batches, tables
 
 MINUTES = float(os.environ.get("FUZZ_MINUTES", "0"))
 LIMITS = Limits(
-    record_bytes_max=4_000, bundle_bytes_max=1_000_000, fold_every_s=1.0, progress_every_s=0.02, retry_s_max=0.5
+    record_bytes_max=4_000,
+    bundle_bytes_max=1_000_000,
+    fold_every_s=1.0,
+    progress_every_s=0.02,
+    retry_s_max=0.5,
+    set_aside_records_max=10**9,
+    set_aside_bytes_max=10**12,
 )
 WAIT_S = 60.0
 REFUSED = "SELECT dead_letter_id, stream, computation, reason, payload FROM mill.dead_letters WHERE dead_letter_id > %s"

@@ -12,6 +12,10 @@ FREE_LOCK_MS = 20
 """How long writers and readers may have to queue behind an attempt to empty a slot."""
 
 
+FORGET_ROWS = 1_000
+"""Of each pile in one transaction: people wait for none of these rows, and a commit for at most so many."""
+
+
 async def turn_rings(connection: Connection, *, epoch_s: float, epoch_bytes: int) -> int:
     """Begin new epochs where due, empty slots where possible; see `Store.turn_rings`."""
     for ring in RINGS:
@@ -21,6 +25,24 @@ async def turn_rings(connection: Connection, *, epoch_s: float, epoch_bytes: int
     for ring, slot in await all_rows(connection, statement("find_unneeded_slots"), {}):
         freed += await _free(connection, ring, slot)
     return freed
+
+
+async def forget_old(
+    connection: Connection, set_aside_kept_s: float, settled_kept_s: float, events_kept_s: float
+) -> int:
+    """Remove one piece of each pile; see `Store.forget_old`."""
+    times = {"settled_kept_s": settled_kept_s, "rows_max": FORGET_ROWS}
+    gone = 0
+    for forgetting, kept_s in (
+        (statement("forget_dead_letters"), set_aside_kept_s),
+        (statement("forget_late_records"), set_aside_kept_s),
+        (statement("forget_events"), events_kept_s),
+    ):
+        try:
+            gone += int((await all_rows(connection, forgetting, {**times, "kept_s": kept_s}))[0][0])
+        except psycopg.errors.DeadlockDetected:
+            continue  # another worker counts in another order: the next turn tries again
+    return gone
 
 
 async def _free(connection: Connection, ring: str, slot: int) -> bool:

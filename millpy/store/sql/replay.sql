@@ -63,16 +63,69 @@ INSERT INTO mill.pauses (interval_id, bundle, reason)
 SELECT interval_id, bundle, reason FROM sent
 ON CONFLICT (interval_id) DO UPDATE SET bundle = excluded.bundle, reason = excluded.reason, paused_at = now();
 
--- name: forget_settled
--- Removes what was replayed or discarded long ago. Always one row.
-WITH letters AS (
-    DELETE FROM mill.dead_letters
-     WHERE state IN ('replayed', 'discarded') AND state_at < clock_timestamp() - make_interval(secs => %(kept_s)s)
-), late AS (
-    DELETE FROM mill.late_records
-     WHERE state IN ('replayed', 'discarded') AND state_at < clock_timestamp() - make_interval(secs => %(kept_s)s)
+-- name: forget_dead_letters
+-- Removes the oldest of those beyond their time, which are counted, and of those settled long ago; at most rows_max of
+-- each. How many. Always one row.
+WITH old AS (
+    SELECT dead_letter_id, true AS counts FROM
+           (SELECT dead_letter_id FROM mill.dead_letters WHERE dead_lettered_at < clock_timestamp() - make_interval(secs => %(kept_s)s) AND state <> 'requested'
+             ORDER BY dead_lettered_at LIMIT %(rows_max)s::integer FOR UPDATE SKIP LOCKED) AS aged
+     UNION ALL
+    SELECT dead_letter_id, false FROM
+           (SELECT dead_letter_id FROM mill.dead_letters
+             WHERE state IN ('replayed', 'discarded') AND state_at < clock_timestamp() - make_interval(secs => %(settled_kept_s)s)
+               AND dead_lettered_at >= clock_timestamp() - make_interval(secs => %(kept_s)s)
+             ORDER BY state_at LIMIT %(rows_max)s::integer FOR UPDATE SKIP LOCKED) AS settled
+), gone AS (
+    DELETE FROM mill.dead_letters AS d USING old WHERE d.dead_letter_id = old.dead_letter_id
+    RETURNING d.interval_id, d.stream, d.computation, d.reason AS reason, old.counts
+), noted AS (
+    INSERT INTO mill.expired AS x (graph_id, pile, stream, computation, reason, count)
+    SELECT i.graph_id, 'dead_letters', stream, computation, reason, count(*)
+      FROM gone JOIN mill.intervals AS i USING (interval_id)
+     WHERE counts GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5
+    ON CONFLICT (graph_id, pile, stream, computation, reason) DO UPDATE SET count = x.count + excluded.count
 )
-SELECT 1;
+SELECT count(*) FROM gone;
+
+-- name: forget_late_records
+-- Removes the oldest of those beyond their time, which are counted, and of those settled long ago; at most rows_max of
+-- each. How many. Always one row.
+WITH old AS (
+    SELECT late_record_id, true AS counts FROM
+           (SELECT late_record_id FROM mill.late_records WHERE recorded_at < clock_timestamp() - make_interval(secs => %(kept_s)s) AND state <> 'requested'
+             ORDER BY recorded_at LIMIT %(rows_max)s::integer FOR UPDATE SKIP LOCKED) AS aged
+     UNION ALL
+    SELECT late_record_id, false FROM
+           (SELECT late_record_id FROM mill.late_records
+             WHERE state IN ('replayed', 'discarded') AND state_at < clock_timestamp() - make_interval(secs => %(settled_kept_s)s)
+               AND recorded_at >= clock_timestamp() - make_interval(secs => %(kept_s)s)
+             ORDER BY state_at LIMIT %(rows_max)s::integer FOR UPDATE SKIP LOCKED) AS settled
+), gone AS (
+    DELETE FROM mill.late_records AS d USING old WHERE d.late_record_id = old.late_record_id
+    RETURNING d.interval_id, d.stream, d.computation, 'late' AS reason, old.counts
+), noted AS (
+    INSERT INTO mill.expired AS x (graph_id, pile, stream, computation, reason, count)
+    SELECT i.graph_id, 'late_records', stream, computation, reason, count(*)
+      FROM gone JOIN mill.intervals AS i USING (interval_id)
+     WHERE counts GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5
+    ON CONFLICT (graph_id, pile, stream, computation, reason) DO UPDATE SET count = x.count + excluded.count
+)
+SELECT count(*) FROM gone;
+
+-- name: forget_events
+-- The same for events. How many. Always one row.
+WITH old AS (
+    SELECT event_id FROM mill.events WHERE at < clock_timestamp() - make_interval(secs => %(kept_s)s)
+     ORDER BY at LIMIT %(rows_max)s::integer FOR UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM mill.events AS d USING old WHERE d.event_id = old.event_id RETURNING d.graph_id, d.kind
+), noted AS (
+    INSERT INTO mill.expired AS x (graph_id, pile, stream, computation, reason, count)
+    SELECT graph_id, 'events', '', '', kind, count(*) FROM gone GROUP BY 1, 5 ORDER BY 1, 5
+    ON CONFLICT (graph_id, pile, stream, computation, reason) DO UPDATE SET count = x.count + excluded.count
+)
+SELECT count(*) FROM gone;
 
 -- name: read_releases
 -- Parked keys that people let go on, oldest request first. Zero rows: none.
