@@ -253,6 +253,9 @@ class _OneByOne:
 
     def _problem(self, record: Any) -> tuple[str, str] | None:
         """Why a valid record cannot be stored: reason and detail."""
+        misfit = self._type.misfit(record)
+        if misfit is not None:
+            return "refused", misfit
         for name, check in self._checks:
             value = getattr(record, name)
             if value is None:

@@ -150,6 +150,18 @@ def _field_text(annotation: Any) -> str:
     return type_text(annotation)
 
 
+def _check_default(struct: str, name: str, field: Any, annotation: Any) -> None:
+    """Raise SchemaError for a default that msgspec would not take from outside: it takes it unseen."""
+    value = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+    try:
+        msgspec.convert(msgspec.to_builtins(value, builtin_types=(datetime, bytes)), annotation)
+    except (msgspec.ValidationError, TypeError, ValueError) as error:
+        raise SchemaError(
+            f"the default of {name!r} of {struct} is not of its type: {error}",
+            hint=f"{name}: ... | None = None for a field that may be missing",
+        ) from error
+
+
 class RecordType:
     """A stream's record class, its Arrow schema, and the way between the two."""
 
@@ -167,9 +179,25 @@ class RecordType:
         self.wide = [n for n in self.fields if is_wide(hints[n])]
         self._moments = [n for n in self.fields if without_none(hints[n])[0] is datetime]
         self.defaults = {field.name: field for field in msgspec.structs.fields(struct) if not field.required}
+        for name, field in self.defaults.items():
+            _check_default(struct.__name__, name, field, hints[name])
+        hooked = hasattr(struct, "__post_init__")
+        plain = {name: without_none(hints[name])[0] for name in self.fields} if hooked else {}
+        self._of_hook = {name: kind for name, kind in plain.items() if kind in ARROW_TYPES}
 
     def __repr__(self) -> str:
         return f"RecordType({self.struct.__name__})"
+
+    def misfit(self, record: Any) -> str | None:
+        """Which field a `__post_init__` has given a value that is not of its type; msgspec has checked all others."""
+        for name, kind in self._of_hook.items():
+            value = getattr(record, name)
+            if value is None and self.is_nullable(name):
+                continue
+            fits = isinstance(value, (float, int) if kind is float else kind)
+            if not fits or (isinstance(value, bool) and kind is not bool):
+                return f"{name}: {value!r} is no {kind.__name__}"
+        return None
 
     def along(self, path: str) -> list[Any]:
         """The annotations of a field and of the structs that it is nested in, outermost first.

@@ -52,6 +52,8 @@ class Admission:
             copied = self._decode(encode_value(record))
         except (msgspec.DecodeError, ValueError) as error:
             raise RefusedValueError(f"not a {self._struct.__name__}: {error}") from error
+        if (misfit := self._type.misfit(copied)) is not None:
+            raise RefusedValueError(misfit)
         for name in self._struct.__struct_fields__:
             _refuse_unfit(getattr(copied, name))
         return msgspec.structs.replace(copied, **wide) if wide else copied
