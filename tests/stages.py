@@ -16,7 +16,7 @@ from millpy.model.checkpoint import DedupeRun, Entries, Kind
 from millpy.model.delta import decode_document, encode_document
 from millpy.model.keys import KeyHasher
 from millpy.model.record import Records, RecordType
-from millpy.model.stage import Arrived, Binding, InputSpec, Recovered, Release, StageLogic, StepResult, Work
+from millpy.model.stage import UNBOUNDED, Arrived, Binding, InputSpec, Recovered, Release, StageLogic, StepResult, Work
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 
 SOURCE = 7
@@ -60,6 +60,7 @@ class StageDriver:
         self.watermark = INSTANT_MIN
         self.largest: int | None = None
         self.now_us = 0
+        self.panes_max = UNBOUNDED
         self.state_complete = True
         self.interval = self.stage.open(Recovered(1, 1))
         self.runs: list[DedupeRun] = []
@@ -105,14 +106,18 @@ class StageDriver:
         if missing:
             self.interval.absorb(missing, self.entries({Kind.STATE}, set(missing)))
         self.bundle += 1
-        result = self.interval.step(Work(self.bundle, arrived, before, self.watermark, Instant(self.now_us), releases))
+        work = Work(self.bundle, arrived, before, self.watermark, Instant(self.now_us), releases, self.panes_max)
+        result = self.interval.step(work)
         self.commit(result)
         self.results.append(result)
         return result
 
     def finish(self) -> StepResult:
-        """The source has ended."""
-        return self.feed([], watermark=INSTANT_MAX)
+        """The source has ended; what a turn leaves undone is done in the next ones."""
+        result = self.feed([], watermark=INSTANT_MAX)
+        while result.unfinished:
+            result = self.feed([])
+        return result
 
     def commit(self, result: StepResult) -> None:
         if result.dedupe_run is not None:

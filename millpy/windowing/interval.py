@@ -143,12 +143,12 @@ class Open(Protocol):
         """Take stored windows."""
         ...
 
-    def due(self, watermark: Instant) -> list[DuePane]:
-        """Panes that the watermark makes due."""
+    def due(self, watermark: Instant, panes_max: int) -> list[DuePane]:
+        """Panes that the watermark makes due, about so many."""
         ...
 
-    def take_entries(self, watermark: Instant, bundle: int) -> Entries | None:
-        """What has changed since the last time."""
+    def take_entries(self, watermark: Instant, bundle: int, panes_max: int) -> Entries | None:
+        """What has changed since the last time; about so many windows expire."""
         ...
 
     def oldest_hold(self) -> Instant:
@@ -212,7 +212,9 @@ class WindowedInterval(Generic[OpenT]):
     def step(self, work: Work) -> StepResult:
         """Apply one turn's work to the open windows and say what has to be committed for it."""
         result = StepResult()
+        reached = work.watermark
         emission = Emission(self._folds, len(self._input.key_fields))
+        rows: Rows | None = None
         arrived = [arrival for arrival in work.arrived if len(arrival.bundle)]
         if arrived:
             records = concat([arrival.bundle.records for arrival in arrived])
@@ -221,15 +223,23 @@ class WindowedInterval(Generic[OpenT]):
             inputs = None
             if len(self._binding.inputs) > 1:
                 inputs = np.concatenate([np.full(len(a.bundle), a.bundle.input, np.int64) for a in arrived])
-            rows = Rows(records, codes, keys, watermarks, inputs)
-            self._take(result, emission, self._storable(result, rows), work)
-        self._add_due(emission, work.watermark)
+            rows = self._storable(result, Rows(records, codes, keys, watermarks, inputs))
+        work = self._bounded(work, rows)
+        if rows is not None:
+            self._take(result, emission, rows, work)
+        self._add_due(emission, work.watermark, work.panes_max)
         self._emit(result, emission)
         result.dead_letters += [self._letter_of(due, error) for due, error in emission.failed]
-        entries = self._open.take_entries(work.watermark, work.bundle)
+        entries = self._open.take_entries(work.watermark, work.bundle, work.panes_max)
         if entries is not None:
             result.delta = (entries,)
+        due = self._open.next_due()
+        result.unfinished = due <= reached and due < INSTANT_MAX
         return result
+
+    def _bounded(self, work: Work, rows: Rows | None) -> Work:
+        """Work whose watermark makes no more panes due at once than it may, where they cannot leave one by one."""
+        return work
 
     def _take(self, result: StepResult, emission: Emission, rows: Rows, work: Work) -> None:
         """Set aside what is too late, and bring the rest into its windows."""
@@ -252,9 +262,9 @@ class WindowedInterval(Generic[OpenT]):
         """
         raise NotImplementedError
 
-    def _add_due(self, emission: Emission, watermark: Instant) -> None:
-        """Emit the panes of open windows that the watermark makes due."""
-        emission.add_open(self._open.due(watermark))
+    def _add_due(self, emission: Emission, watermark: Instant, panes_max: int) -> None:
+        """Emit the panes of open windows that the watermark makes due, about so many."""
+        emission.add_open(self._open.due(watermark, panes_max))
 
     def _emit(self, result: StepResult, emission: Emission) -> None:
         table_id = self._binding.tables.get(self._stream)

@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from millpy.model.checkpoint import Entries, Kind
 from millpy.model.keys import Key, KeyHasher, key_from_text, key_texts
+from millpy.model.stage import UNBOUNDED
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.windowing.fold import Folds
 from millpy.windowing.pane import DuePane, OpenPane, decode_pane, encode_panes
@@ -93,10 +94,11 @@ class OpenSessions:
                 self._retracted.append(old.due())
         self.open(first.key, start, end, pane)
 
-    def due(self, watermark: Instant) -> list[DuePane]:
-        """Panes to emit now: those of sessions that the watermark has reached, and those changed since."""
+    def due(self, watermark: Instant, panes_max: int = UNBOUNDED) -> list[DuePane]:
+        """Panes to emit now: those changed since, and of sessions that the watermark has reached, up to panes_max."""
         due = {session: None for session in self._touched if session.end <= watermark}
-        while (session := self._next(self._unfired)) is not None and session.end <= watermark:
+        panes_max += len(due)
+        while (session := self._next(self._unfired)) is not None and session.end <= watermark and len(due) < panes_max:
             heappop(self._unfired)
             if not session.pane.emitted:
                 due[session] = None
@@ -108,9 +110,12 @@ class OpenSessions:
         retracted, self._retracted = self._retracted, []
         return retracted
 
-    def take_entries(self, watermark: Instant, bundle: int) -> Entries | None:
-        """Expire what the watermark has passed; changes of this bundle as entries."""
+    def take_entries(self, watermark: Instant, bundle: int, panes_max: int = UNBOUNDED) -> Entries | None:
+        """Expire what the watermark has passed, up to panes_max; changes of this bundle as entries."""
         while (session := self._next(self._unexpired)) is not None and session.end + self._allowed_us <= watermark:
+            if not session.pane.emitted or panes_max <= 0:
+                break
+            panes_max -= 1
             self._let_go(session)
         sessions, self._touched = list(self._touched), {}
         gone, self._gone = self._gone, []
@@ -165,7 +170,7 @@ class OpenSessions:
             self._gone.append((session.key, session.start, session.end))
 
     def _next(self, heap: _Heap) -> OpenSession | None:
-        """The first session of a heap that is still what it says."""
-        while heap and not heap[0][2].alive:
+        """The first session of a heap that is still what it says; one that has left with a change is not unfired."""
+        while heap and (not heap[0][2].alive or (heap is self._unfired and heap[0][2].pane.emitted)):
             heappop(heap)
         return heap[0][2] if heap else None

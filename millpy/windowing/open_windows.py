@@ -14,6 +14,7 @@ from heapq import heapify, heappop, heappush
 
 from millpy.model.checkpoint import Entries, Kind
 from millpy.model.keys import Key, KeyHasher, key_from_text, key_texts
+from millpy.model.stage import UNBOUNDED
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.windowing.fold import Folds
 from millpy.windowing.pane import DuePane, OpenPane, decode_pane, encode_panes
@@ -33,6 +34,7 @@ class OpenWindows:
         self._unexpired: list[int] = []
         self._opened: dict[int, Panes] = {}
         self._changed: dict[int, Panes] = {}
+        self._waiting: dict[int, list[Key]] = {}
         self._hasher = KeyHasher()
 
     def recover(self, entries: Entries, key_types: tuple[type, ...]) -> None:
@@ -68,12 +70,27 @@ class OpenWindows:
         """Where to note panes of a window that have changed in this bundle."""
         return self._changed.setdefault(start, {})
 
-    def due(self, watermark: Instant) -> list[DuePane]:
-        """Panes to emit now: those of windows that the watermark has reached, and those changed since."""
+    def due(self, watermark: Instant, panes_max: int = UNBOUNDED) -> list[DuePane]:
+        """Panes to emit now: those changed since, and of windows that the watermark has reached, up to panes_max.
+
+        A window of which some panes wait for a later turn is unfired still: it holds the low watermark, and does not
+        expire.
+        """
         size_us = self._size_us
-        while self._unfired and self._unfired[0] + size_us <= watermark:
-            start = heappop(self._unfired)
-            self.changed(start).update((key, pane) for key, pane in self.panes[start].items() if not pane.emitted)
+        while self._unfired and self._unfired[0] + size_us <= watermark and panes_max > 0:
+            start = self._unfired[0]
+            panes, waiting = self.panes[start], self._waiting.pop(start, None)
+            if waiting is None:
+                waiting = [key for key, pane in panes.items() if not pane.emitted]
+            leaving, left = waiting[-panes_max:], waiting[:-panes_max]
+            self.changed(start).update((key, panes[key]) for key in leaving if not panes[key].emitted)
+            panes_max -= len(leaving)
+            if left:
+                self._waiting[start] = left
+            else:
+                heappop(self._unfired)
+        while self._unfired and self._unfired[0] + size_us <= watermark and self._leaves_whole(self._unfired[0]):
+            self._waiting.pop(heappop(self._unfired), None)
         return [
             (start, start + size_us, key, pane)
             for start, panes in self._changed.items()
@@ -81,27 +98,45 @@ class OpenWindows:
             for key, pane in panes.items()
         ]
 
-    def take_entries(self, watermark: Instant, bundle: int) -> Entries | None:
-        """Expire what the watermark has passed; changes of this bundle as entries.
+    def _leaves_whole(self, start: int) -> bool:
+        """Whether every pane of a window has left, or leaves in this turn because it has changed."""
+        changed = self._changed.get(start, {})
+        return all(pane.emitted or key in changed for key, pane in self.panes[start].items())
+
+    def take_entries(self, watermark: Instant, bundle: int, panes_max: int = UNBOUNDED) -> Entries | None:
+        """Expire what the watermark has passed, up to panes_max; changes of this bundle as entries.
 
         A window that opened and expired within the bundle leaves no trace.
         """
         opened, self._opened = self._opened, {}
         changed, self._changed = self._changed, {}
         gone: list[tuple[int, list[Key]]] = []
-        while self._unexpired and self._unexpired[0] + self._size_us + self._allowed_us <= watermark:
-            start = heappop(self._unexpired)
-            opened.pop(start, None)
-            changed.pop(start, None)
-            gone.append((start, [key for key, pane in self.panes.pop(start).items() if pane.bundle]))
+        while self._unexpired and self._unexpired[0] + self._size_us + self._allowed_us <= watermark and panes_max > 0:
+            start = self._unexpired[0]
+            if self._unfired and start >= self._unfired[0]:
+                break  # its panes have to leave first
+            panes = self.panes[start]
+            if len(panes) <= panes_max:
+                expired = self.panes.pop(heappop(self._unexpired))
+                opened.pop(start, None)
+                changed.pop(start, None)
+            else:
+                expired = {}
+                while len(expired) < panes_max:
+                    key, pane = panes.popitem()
+                    expired[key] = pane
+                    opened.get(start, {}).pop(key, None)
+                    changed.get(start, {}).pop(key, None)
+            panes_max -= len(expired)
+            gone.append((start, [key for key, pane in expired.items() if pane.bundle]))
         touched: list[OpenPane] = []
         entries = Entries(Kind.WINDOW, "")
         keys: list[Key] = []
         for start, panes in (*opened.items(), *changed.items()):
             touched.extend(panes.values())
             self._name(entries, keys, start, list(panes))
-        for start, expired in gone:
-            self._name(entries, keys, start, expired)
+        for start, of_window in gone:
+            self._name(entries, keys, start, of_window)
         if not keys:
             return None
         for pane in touched:

@@ -8,7 +8,7 @@ for that window though not for all of theirs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import pairwise
 from typing import Any
@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from millpy.model.checkpoint import Entries, Kind
 from millpy.model.keys import Key
 from millpy.model.record import Instants
-from millpy.model.stage import Binding, Recovered, Work
-from millpy.model.time import Instant
+from millpy.model.stage import Binding, Recovered, StepResult, Work
+from millpy.model.time import INSTANT_MAX, Instant
 from millpy.windowing.emission import Emission
 from millpy.windowing.fold import Folds, Partial
 from millpy.windowing.grouping import Groups, Integers, aligned_groups, stable_order
@@ -30,6 +31,8 @@ from millpy.windowing.window import SlidingWindows
 ENTRIES_MAX = 1_000_000
 """So many (slice, window) pairs are merged at once: when a stream goes on after a gap, all of its windows are due."""
 
+FIRED = "fired"
+"""Namespace of the position up to which windows have fired, while that stays behind the input watermark."""
 _NONE = np.empty(0, np.int64)
 
 
@@ -122,7 +125,9 @@ class SlicedInterval(WindowedInterval[OpenSlices]):
         assert not self._folds.calls_user, "a combiner merges in order of arrival"
         self._size_us, self._every_us = windows.size_us, windows.every_us
         self._most = self._size_us // self._every_us
-        self._open = OpenSlices(self._folds, self._size_us, self._every_us, self._allowed_us, recovered.input_watermark)
+        fired = [int(e.values[0]) for e in recovered.entries if e.namespace == FIRED and e.values[0] is not None]
+        reached = Instant(min([recovered.input_watermark, *fired]))
+        self._open = OpenSlices(self._folds, self._size_us, self._every_us, self._allowed_us, reached)
         self._arrived: Panes | None = None
         self._slices: list[tuple[int, list[Key], list[list[Any]]]] = []
         self._keys: list[Key] = []
@@ -205,7 +210,46 @@ class SlicedInterval(WindowedInterval[OpenSlices]):
         partials = [fold.gathered([one[place] for one in values]) for place, fold in enumerate(self._folds.folds)]
         return Panes(starts, codes, np.array(late, np.int64), partials, self._size_us)
 
-    def _add_due(self, emission: Emission, watermark: Instant) -> None:
+    def step(self, work: Work) -> StepResult:
+        """As any; and where the firing of windows stays behind the watermark, that is stored."""
+        behind = self._open.watermark < work.watermark_before
+        result = super().step(work)
+        if behind or self._open.watermark < work.watermark:
+            fired = None if self._open.watermark >= work.watermark else b"%d" % self._open.watermark
+            stays = Entries(Kind.POSITION, FIRED, [b'""'], [0], [""], [fired], [INSTANT_MAX])
+            result.delta = (*result.delta, stays)
+        return result
+
+    def _bounded(self, work: Work, rows: Rows | None) -> Work:
+        """Fire only the first windows, of about as many panes as a turn may emit, at least one window."""
+        firing = self._open.firing(work.watermark)
+        if not firing:
+            return work
+        panes: dict[int, int] = {}
+        spans = [
+            (max(s - self._size_us + self._every_us, firing.start), s, len(p)) for s, p in self._open.panes.items()
+        ]
+        if sum(count * self._most for _, _, count in spans) <= work.panes_max:
+            return work
+        for lo, start, count in spans:
+            for window in range(lo, min(start, firing.stop - 1) + 1, self._every_us):
+                panes[window] = max(panes.get(window, 0), count)
+        fired, left = work.watermark, work.panes_max
+        for window in sorted(panes):
+            if left <= 0:
+                break
+            left -= panes[window]
+            fired = Instant(window + self._size_us)
+        else:
+            return work
+        if rows is not None:
+            # A record that is late for a window finds it fired: else it would count among those on time.
+            starts = rows.records.event_times // self._every_us * self._every_us
+            late = rows.watermarks[rows.watermarks >= starts + self._every_us]
+            fired = Instant(max(fired, int(late.max(initial=fired))))
+        return replace(work, watermark=min(fired, work.watermark))
+
+    def _add_due(self, emission: Emission, watermark: Instant, panes_max: int) -> None:
         """Emit the panes that are due, then bring the turn's rows into their slices."""
         arrived, self._arrived = self._arrived, None
         slices, self._slices = self._slices, []

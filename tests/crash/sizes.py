@@ -65,3 +65,12 @@ def stored_windows(url: str, where: str) -> int:
     with psycopg.connect(url, autocommit=True) as connection:
         ((count,),) = connection.execute(query).fetchall()
     return int(count)
+
+
+def result_rows(url: str) -> int:
+    """How many windows the result table has; 0 before it is there."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        if connection.execute("SELECT to_regclass('sizes.windows')").fetchone() == (None,):
+            return 0
+        ((count,),) = connection.execute("SELECT count(*) FROM sizes.windows").fetchall()
+    return int(count)

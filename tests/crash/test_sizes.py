@@ -11,7 +11,7 @@ from psycopg import conninfo
 from millpy.embedded import EmbeddedPostgres
 from millpy.testing.crash_test.database import through
 from millpy.testing.proxy import PostgresProxy
-from tests.crash.sizes import Feed, stored_windows, worker
+from tests.crash.sizes import Feed, result_rows, stored_windows, worker
 
 
 @pytest.fixture
@@ -37,3 +37,21 @@ def test_windows_are_taken_over_by_a_slow_link(
         second.await_finished(within_s=100)
 
     assert feed.faults(database_url) == []
+
+
+@pytest.mark.parametrize("windows", ["fixed", "sliding", "session"])
+def test_windows_that_close_at_once_leave_in_several_turns(tmp_path: Path, database_url: str, windows: str) -> None:
+    # A worker is killed while they leave: what has left stays, the rest leaves later.
+    feed = Feed(tmp_path / "feed.ndjson", keys=2_000).write()
+    settings = {"turn_panes_max": 150, "bundle_records_max": 2_000, "fold_every_s": 0.1}
+    environment = {"SIZES_WINDOWS": windows}
+    with worker(feed, database_url, environment, **settings) as first:
+        first.await_while_running(lambda: result_rows(database_url) > 0, "the first windows are there", 60)
+        first.kill()
+    left_before = result_rows(database_url)
+    with worker(feed, database_url, environment, **settings) as second:
+        second.await_finished(within_s=60)
+
+    assert feed.faults(database_url, windows=2 if windows == "sliding" else 1) == []
+    if windows != "sliding":  # all keys of a sliding window leave together
+        assert 0 < left_before < feed.keys

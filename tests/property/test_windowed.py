@@ -275,12 +275,14 @@ def columnar(
     *,
     few: int,
     aggregates: dict[str, Aggregate] = AGGREGATES,
+    panes_max: int | None = None,
 ) -> Outcome:
     logic = WindowedLogic(windows, allowed * us, aggregates, few_records_max=few)
     outputs = {"windows": logic.output_type(RecordType(Reading), ("key", "site"))}
     subject = StageDriver(
         logic, Reading, key=("key", "site"), outputs=outputs, tables={"windows": 1}, max_disorder=MAX_DISORDER
     )
+    subject.panes_max = panes_max or subject.panes_max
     run(subject, feed, where, columns=few == 0)
     panes = newest_panes(subject, aggregates)
     assert table_of(subject) == panes.keys()
@@ -379,3 +381,15 @@ def test_windows_by_a_computation_agree_with_columnar_ones(
     windows: Windows, feed: list[Any], where: list[str], elsewhere: list[str], allowed: int
 ) -> None:
     assert_same(keyed(windows, feed, where, allowed), columnar(windows, feed, elsewhere, allowed, few=3))
+
+
+@kinds
+@pytest.mark.parametrize("few", [0, 10_000], ids=["columns", "few"])
+@settings(max_examples=40, deadline=None)
+@given(feed=rows, where=breaks, allowed=lateness, panes_max=st.integers(1, 4))
+def test_panes_that_leave_in_several_turns_are_the_same(
+    windows: Windows, feed: list[Any], where: list[str], allowed: int, panes_max: int, few: int
+) -> None:
+    outcome = columnar(windows, feed, where, allowed, few=few, panes_max=panes_max)
+
+    assert_same(outcome, oracle(windows, feed, allowed))
