@@ -85,7 +85,8 @@ CREATE TABLE mill.workers (
     backend_pid    integer,
     backend_start  timestamptz,
     registered_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
-    lease_deadline timestamptz NOT NULL
+    lease_deadline timestamptz NOT NULL,
+    lease_s        double precision NOT NULL DEFAULT 5
 ) WITH (fillfactor = 50);
 
 -- The checkpoint header. Fixed width and no index on a changing column: a commit is one HOT update that is

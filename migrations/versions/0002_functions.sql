@@ -15,9 +15,11 @@ RETURN CASE WHEN p_moment = timestamptz '-infinity' THEN -4611686018427387904
             ELSE (extract(epoch FROM p_moment) * 1000000)::bigint
        END;
 
--- Whether a worker's lease lasts, on the server's clock.
+-- Whether a worker's lease lasts, on the server's clock. One that ends later than a lease can was given before the clock
+-- was set back: it would keep a dead worker's intervals from the others until the clock is there again.
 CREATE FUNCTION mill.alive(p_worker uuid) RETURNS boolean LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT EXISTS (SELECT FROM mill.workers WHERE worker_id = p_worker AND lease_deadline > clock_timestamp())
+    SELECT EXISTS (SELECT FROM mill.workers WHERE worker_id = p_worker AND lease_deadline > clock_timestamp()
+                     AND lease_deadline <= clock_timestamp() + 2 * make_interval(secs => lease_s))
 $$;
 
 -- Raises MW008 unless each statement sees what was committed before it: what is read after a lock was waited for would
@@ -214,7 +216,8 @@ BEGIN
     size := pg_table_size(format('mill.%I', p_ring || '_' || turned.slot)::regclass);
     -- An empty TOASTed table has 8 kB, the page of its TOAST index.
     IF size <= 8192 OR (size < p_epoch_bytes
-                        AND turned.started_at > clock_timestamp() - make_interval(secs => p_epoch_s)) THEN
+                        AND turned.started_at > clock_timestamp() - make_interval(secs => p_epoch_s)
+                        AND turned.started_at <= clock_timestamp()) THEN
         RETURN false;
     END IF;
     SELECT slot INTO next_slot FROM mill.epochs WHERE ring = p_ring AND state = 'free'

@@ -83,14 +83,15 @@ class MemoryStore:
                     self._disown(header)
                 else:
                     await self.database.released()
-        self.database.workers[worker.worker_id] = Worker(worker, self._deadline(ttl_s))
+        self.database.workers[worker.worker_id] = Worker(worker, self._deadline(ttl_s), int(ttl_s * 1_000_000))
 
     async def heartbeat(self, worker_id: UUID, ttl_s: float) -> bool:
         """Renew the lease unless it has expired."""
         await self._reach_server()
-        if not self.database.is_live(worker_id):
+        worker = self.database.workers.get(worker_id)
+        if worker is None or worker.expires_at <= self.database.clock.now_us():
             return False
-        self.database.workers[worker_id].expires_at = self._deadline(ttl_s)
+        worker.expires_at = self._deadline(ttl_s)
         return True
 
     async def unregister(self, worker_id: UUID) -> None:

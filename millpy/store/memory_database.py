@@ -196,7 +196,8 @@ class MemoryDatabase:
     def is_live(self, worker_id: UUID | None) -> bool:
         """Whether a worker's lease has not expired on the server's clock."""
         worker = None if worker_id is None else self.workers.get(worker_id)
-        return worker is not None and self.clock.now_us() < worker.expires_at
+        # One that ends later than a lease can was given before the clock was set back.
+        return worker is not None and 0 < worker.expires_at - self.clock.now_us() <= 2 * worker.lease_us
 
     def unfolded(self, header: Header) -> list[StoredDelta]:
         """Deltas of an interval that are not rows yet, in bundle order."""

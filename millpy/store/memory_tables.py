@@ -132,7 +132,7 @@ class Ring(Generic[T]):
     def turn(self, now: Instant, *, epoch_s: float, epoch_bytes: int) -> bool:
         """Start a new epoch when one is due and the next slot is free."""
         filled = self._slots[self._current]
-        due = now - self._since >= epoch_s * 1_000_000 or sum(item.size for item in filled) >= epoch_bytes
+        due = not 0 <= now - self._since < epoch_s * 1_000_000 or sum(item.size for item in filled) >= epoch_bytes
         following = (self._current + 1) % RING_SLOTS
         if not (due and filled) or self._slots[following]:
             return False
@@ -168,6 +168,7 @@ class Worker:
 
     info: WorkerInfo
     expires_at: Instant
+    lease_us: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    Double,
     ForeignKey,
     Identity,
     Index,
@@ -177,6 +178,7 @@ workers = Table(
     _moment("backend_start", nullable=True),
     _moment("registered_at", func.clock_timestamp()),
     _moment("lease_deadline"),
+    Column("lease_s", Double, nullable=False, server_default=text("5")),
 )
 
 intervals = Table(

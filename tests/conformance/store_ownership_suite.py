@@ -212,6 +212,15 @@ class OwnershipSuite:
 
         assert grant.sequencer > old.grants[world.a.interval_id].sequencer
 
+    async def test_a_lease_from_before_the_clock_was_set_back_keeps_nobody_out(self, world: World) -> None:
+        old = await world.owner(world.a)
+        assert await old.store.heartbeat(old.worker_id, 3_600.0), "as if the clock had been an hour ahead"
+
+        new = await world.owner(world.a)
+
+        assert new.grants[world.a.interval_id].sequencer > old.grants[world.a.interval_id].sequencer
+        assert await old.store.heartbeat(old.worker_id, 5.0), "one that lives is not lost for it"
+
     async def test_expired_worker_claims_nothing_and_hears_it_from_its_heartbeat(self, world: World) -> None:
         worker = await world.worker()
         await worker.expire()

@@ -1,12 +1,12 @@
 -- name: register_worker
 -- Announces a worker. Zero rows: another version of the graph is deployed than it knows.
-INSERT INTO mill.workers (worker_id, graph_id, graph_version, computations, host, pid, lease_deadline)
+INSERT INTO mill.workers (worker_id, graph_id, graph_version, computations, host, pid, lease_deadline, lease_s)
 SELECT %(worker_id)s, g.graph_id, g.version, %(computations)s, %(host)s, %(pid)s,
-       clock_timestamp() + make_interval(secs => %(ttl_s)s)
+       clock_timestamp() + make_interval(secs => %(ttl_s)s), %(ttl_s)s
   FROM mill.graphs AS g WHERE g.graph_id = %(graph_id)s AND g.version = %(graph_version)s
 ON CONFLICT (worker_id) DO UPDATE
    SET graph_id = excluded.graph_id, graph_version = excluded.graph_version, computations = excluded.computations, host = excluded.host, pid = excluded.pid,
-       lease_deadline = excluded.lease_deadline;
+       lease_deadline = excluded.lease_deadline, lease_s = excluded.lease_s;
 
 -- name: disown
 -- A worker that registers owns nothing. Zero rows: it owned nothing.
@@ -46,12 +46,16 @@ UPDATE mill.workers SET lease_deadline = clock_timestamp() + make_interval(secs 
 DELETE FROM mill.workers WHERE worker_id = %(worker_id)s;
 
 -- name: read_ownership
--- Live workers (interval_id null) and intervals (computations null) in one snapshot, with the graph's version.
+-- Live workers (interval_id null) and intervals (computations null) in one snapshot, with the graph's version. As mill.alive has it.
 SELECT w.worker_id, w.computations, NULL::bigint AS interval_id, true AS live, w.graph_version
   FROM mill.workers AS w
  WHERE w.graph_id = %(graph_id)s AND w.lease_deadline > clock_timestamp()
+   AND w.lease_deadline <= clock_timestamp() + 2 * make_interval(secs => w.lease_s)
 UNION ALL
-SELECT i.worker_id, NULL, i.interval_id, coalesce(w.lease_deadline > clock_timestamp(), false), i.graph_version
+SELECT i.worker_id, NULL, i.interval_id,
+       coalesce(w.lease_deadline > clock_timestamp()
+                AND w.lease_deadline <= clock_timestamp() + 2 * make_interval(secs => w.lease_s), false),
+       i.graph_version
   FROM mill.intervals AS i LEFT JOIN mill.workers AS w USING (worker_id)
  WHERE i.graph_id = %(graph_id)s
  ORDER BY interval_id;

@@ -137,3 +137,19 @@ def test_processing_time_goes_on_after_a_worker_began_with_a_wrong_clock(step_s:
 
     floors = [header.processing_floor for header in world.database.headers.values()]
     assert all(floor <= now_us + 2_000_000 for floor in floors)
+
+
+@pytest.mark.parametrize("step_s", [HOUR_S, 10 * YEAR_S])
+def test_intervals_of_a_worker_that_died_while_the_clock_was_ahead_are_taken_over(step_s: float) -> None:
+    world = ClockWorld(a_graph())
+    with world.running():
+        first = world.start()
+        world.server.jump(step_s)
+        world.pass_time(20)
+        world.kill(first)
+        world.server.jump(-step_s)
+        world.start()
+        world.pass_time(20)
+        world.publish(1)
+
+    assert world.counts()["accepted"] == 1
