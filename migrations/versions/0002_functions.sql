@@ -137,12 +137,12 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                     WHERE t.tgrelid = p_table AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 3 = 3)
 $$;
 
--- Raises unless every cursor moved forward (I3): a cursor that is missing or ahead means a broken invariant.
+-- Raises unless every cursor moved forward, and not past its producer (I3): anything else is a broken invariant.
 CREATE FUNCTION mill.check_cursors(p_written bigint, p_sent bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF p_written <> p_sent THEN
-        RAISE EXCEPTION '% of % cursors are missing or would move back', p_sent - p_written, p_sent
+        RAISE EXCEPTION '% of % cursors are missing, or would move back or past their producer', p_sent - p_written, p_sent
               USING ERRCODE = 'MW006';
     END IF;
 END $$;
@@ -250,5 +250,3 @@ BEGIN
     UPDATE mill.epochs SET state = 'free', started_at = NULL WHERE ring = p_ring AND slot = p_slot;
     RETURN true;
 END $$;
-
-REVOKE EXECUTE ON FUNCTION mill.turn_ring(text, double precision, bigint), mill.free_slot(text, integer) FROM PUBLIC;

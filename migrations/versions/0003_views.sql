@@ -510,3 +510,8 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$ SELECT mill.ask_release
 -- The same without what it stopped at, which becomes a dead letter.
 CREATE FUNCTION millpy.discard_parked(p_graph text, p_computation text, p_key text DEFAULT NULL) RETURNS bigint
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$ SELECT mill.ask_release(p_graph, p_computation, p_key, true) $$;
+
+-- Functions are for whom they are granted to. What everybody may call only reckons: the views beside result tables have
+-- the rights of whoever asks.
+REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA mill, millpy FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION mill.moment(bigint), mill.instant(timestamptz), mill.readable(bytea) TO PUBLIC;

@@ -10,6 +10,7 @@ import pytest
 from millpy.errors import (
     CommitUnknownError,
     CorruptionError,
+    CursorGapError,
     GraphVersionError,
     OwnershipError,
     PaneOrderError,
@@ -18,7 +19,7 @@ from millpy.errors import (
     TransientError,
     WatermarkRegressedError,
 )
-from millpy.model.checkpoint import AbsorbedRows, DeadLetter, Kind, LateRows
+from millpy.model.checkpoint import AbsorbedRows, Cursor, DeadLetter, Kind, LateRows
 from millpy.model.time import Instant
 from tests.conformance.store_builders import (
     MINUTE,
@@ -35,6 +36,23 @@ from tests.conformance.store_builders import (
 
 class FenceSuite:
     """Who may commit what. Mix into a test class that has a `world` fixture."""
+
+    async def test_cursor_goes_neither_back_nor_past_its_producer(self, world: World) -> None:
+        owner = await world.owner()
+
+        def reading(seq: int) -> Any:
+            return owner.checkpoint(world.sums[0], cursors=[Cursor(world.a.interval_id, seq, Instant(0))])
+
+        for _ in range(2):
+            await owner.commit(owner.checkpoint(world.a))
+        await owner.commit(reading(2))
+
+        for seq in (0, 1, 3, 2**40):
+            with pytest.raises(CursorGapError):
+                await owner.commit(reading(seq))
+        await owner.commit(owner.checkpoint(world.a), reading(3))  # in one turn it has got so far
+
+        assert (await owner.opened(world.sums[0])).cursors[world.a.interval_id][0] == 3
 
     async def test_stale_sequencer_cannot_commit(self, world: World) -> None:
         old = await world.owner(world.a, world.b)

@@ -9,8 +9,6 @@ import pytest
 import pytest_asyncio
 
 from millpy.errors import CommitUnknownError, StoreUnavailableError
-from millpy.model.checkpoint import Cursor
-from millpy.model.time import Instant
 from millpy.store.memory import MemoryDatabase
 from tests.conformance.memory_subject import MemorySubject
 from tests.conformance.store_builders import World, a_world
@@ -133,12 +131,3 @@ async def test_cancelled_commit_leaves_no_lock(world: World) -> None:
     await owner.take_over_from_self()
 
     assert (await owner.opened(world.a)).recovered.bundle == 0
-
-
-async def test_cursor_cannot_pass_its_producer(world: World) -> None:
-    from millpy.errors import CursorGapError
-
-    owner = await world.owner()
-
-    with pytest.raises(CursorGapError):
-        await owner.commit(owner.checkpoint(world.sums[0], cursors=[Cursor(world.a.interval_id, 1, Instant(0))]))

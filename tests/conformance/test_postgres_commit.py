@@ -12,7 +12,9 @@ import pytest_asyncio
 
 from millpy.errors import CommitUnknownError, StoreUnavailableError
 from millpy.model.checkpoint import Entries, Kind
+from millpy.store.postgres.arrays import Bigints
 from millpy.store.postgres.heart import Heart
+from millpy.store.postgres.statements import statement
 from millpy.store.postgres.store import PostgresStore
 from tests.conformance.store_builders import Owner, a_graph, a_segment, a_slice, entries
 
@@ -106,6 +108,20 @@ async def test_commit_goes_on_when_another_worker_turned_the_rings(owner: Owner,
     async with await psycopg.AsyncConnection.connect(database_url) as connection:
         slots = await (await connection.execute("SELECT slot FROM mill.segments ORDER BY seq")).fetchall()
     assert slots == [(0,), (1,), (2,)]
+
+
+async def test_commit_of_an_owner_that_is_alive_is_never_ended(owner: Owner, database_url: str) -> None:
+    interval = owner.deployment.intervals[0]
+
+    async def end_whoever_is_frozen() -> None:
+        async with PostgresStore(database_url) as other, other._admin.use() as connection:
+            intervals = Bigints([interval.interval_id])
+            cursor = await connection.execute(statement("terminate_owners"), {"intervals": intervals})
+            assert await cursor.fetchall() == []
+
+    await owner.commit(owner.checkpoint(interval, delta=some_state()), inside=end_whoever_is_frozen)
+
+    assert (await owner.opened(interval)).recovered.bundle == 1
 
 
 async def test_heart_renews_the_lease_and_says_when_it_is_over(owner: Owner, database_url: str) -> None:

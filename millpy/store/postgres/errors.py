@@ -5,7 +5,8 @@ MW002 graph version                    GraphVersionError
 MW003 slot moved, 23514 no partition   SlotMovedError (transient: the commit tries again by itself)
 MW004 pane order                       PaneOrderError
 MW005 watermark                        WatermarkRegressedError
-MW006 cursor, 23 on our own tables     CorruptionError
+MW006 cursor                           CursorGapError
+23 on our own tables                   CorruptionError
 MW007 a request is gone                RequestWithdrawnError
 MW008 not READ COMMITTED               CorruptionError: our connections are
 MW009 a row of somebody else's         PoisonError: it has the key of a window
@@ -33,6 +34,7 @@ from millpy.errors import (
     CommitUnknownError,
     ConfigError,
     CorruptionError,
+    CursorGapError,
     GraphVersionError,
     MillError,
     PaneOrderError,
@@ -163,6 +165,7 @@ def _ours(error: psycopg.Error, state: str) -> MillError:
         "MW003": SlotMovedError,
         "MW004": PaneOrderError,
         "MW005": WatermarkRegressedError,
+        "MW006": CursorGapError,
         "MW007": RequestWithdrawnError,
     }
     return known.get(state, CorruptionError)(message)

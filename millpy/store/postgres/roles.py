@@ -34,6 +34,8 @@ READ_ONLY = (
     "epochs",
 )
 """Tables of the machinery that workers only read: what is deployed, and the slots of the rings."""
+_EVERYBODYS = sql.SQL("mill.moment(bigint), mill.instant(timestamptz), mill.readable(bytea)")
+"""Functions that only reckon, of views that have the rights of whoever asks."""
 APPEND_ONLY = ("segments", "deltas", "dedupe_runs")
 _SET_OPTION_SINCE = 160_000
 _NAME_BYTES_MAX = 56
@@ -116,9 +118,15 @@ def grant(connection: Connection, roles: Roles) -> None:
         ("GRANT USAGE ON SCHEMA mill TO {worker}", ()),
         ("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA mill TO {worker}", ()),
         ("REVOKE INSERT, UPDATE, DELETE ON {tables} FROM {worker}", READ_ONLY),
-        ("REVOKE INSERT, DELETE ON {tables} FROM {worker}", ("graphs",)),
+        # Its name is that of a schema, which migrations trust: workers change what a new source partition changes.
+        ("REVOKE INSERT, UPDATE, DELETE ON {tables} FROM {worker}", ("graphs",)),
+        ("GRANT UPDATE (version, fingerprint, description, deployed_at) ON {tables} TO {worker}", ("graphs",)),
+        ("REVOKE DELETE ON {tables} FROM {worker}", ("intervals", "cursors", "last_segments")),
         ("REVOKE UPDATE, DELETE ON {tables} FROM {worker}", rings),
-        ("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA mill TO {worker}", ()),
+        ("REVOKE ALL ON ALL TABLES IN SCHEMA mill FROM {reader}, PUBLIC", ()),
+        ("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA mill, millpy FROM {reader}, PUBLIC", ()),
+        ("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA mill, millpy TO {worker}", ()),
+        ("GRANT EXECUTE ON FUNCTION {everybodys} TO PUBLIC", ()),
         ("GRANT USAGE ON SCHEMA millpy TO {worker}, {reader}", ()),
         ("GRANT SELECT ON ALL TABLES IN SCHEMA millpy TO {worker}, {reader}", ()),
         ("ALTER DEFAULT PRIVILEGES GRANT USAGE ON SCHEMAS TO {worker}, {reader}", ()),
@@ -126,7 +134,10 @@ def grant(connection: Connection, roles: Roles) -> None:
         ("ALTER DEFAULT PRIVILEGES GRANT SELECT ON TABLES TO {reader}", ()),
     ):
         named = sql.SQL(", ").join(sql.Identifier("mill", name) for name in tables)
-        connection.execute(sql.SQL(text).format(worker=worker, reader=reader, tables=named))
+        connection.execute(sql.SQL(text).format(worker=worker, reader=reader, tables=named, everybodys=_EVERYBODYS))
+    # A view runs its functions with the rights of whoever reads it.
+    for (function,) in connection.execute(statement("find_functions_of_views")).fetchall():
+        connection.execute(sql.SQL("GRANT EXECUTE ON FUNCTION {} TO {}").format(sql.SQL(function), reader))
     for schema, table in connection.execute(statement("find_ungranted"), {"worker": roles.worker}).fetchall():
         both = [sql.Identifier(schema, name) for name in (table, f"{table}_status")]
         for text in (

@@ -11,10 +11,12 @@ SELECT mill.hold_grants(%(graph_version)s::integer, %(intervals)s, %(sequencers)
 SELECT mill.check_slots(%(slots)s::integer[]);
 
 -- name: advance_cursors
--- Moves cursors; raises MW006 when one is missing or would not move forward (I3). Always one row.
+-- Moves cursors; raises MW006 when one is missing, would move back, or past what its producer has committed (I3). Always
+-- one row.
 WITH moved AS (
     UPDATE mill.cursors AS c SET seq = e.seq, watermark = e.watermark
       FROM unnest(%(consumers)s, %(producers)s, %(seqs)s, %(watermarks)s) AS e (consumer, producer, seq, watermark)
+      JOIN mill.intervals AS p ON p.interval_id = e.producer AND p.bundle >= e.seq
      WHERE c.consumer = e.consumer AND c.producer = e.producer AND c.seq <= e.seq
     RETURNING 1
 )

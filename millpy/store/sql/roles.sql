@@ -22,7 +22,9 @@ ON CONFLICT (alone) DO NOTHING;
 WITH spaces AS (
     SELECT n.oid, n.nspname, n.nspowner FROM pg_namespace AS n
      WHERE n.nspname IN ('mill', 'millpy')
-        OR n.nspname IN (SELECT g.name FROM mill.graphs AS g JOIN mill.result_tables AS t USING (graph_id))
+        OR (n.nspname IN (SELECT g.name FROM mill.graphs AS g JOIN mill.result_tables AS t USING (graph_id))
+            -- Names that no graph can have, whoever has written them.
+            AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('public', 'information_schema'))
 )
 SELECT kind, named FROM (
     SELECT 0 AS place, 'SCHEMA' AS kind, format('%%I', nspname) AS named, nspowner AS owner FROM spaces
@@ -47,3 +49,15 @@ SELECT g.name AS schema, t.name AS table
  WHERE to_regclass(format('%%I.%%I', g.name, t.name)) IS NOT NULL
    AND NOT has_table_privilege(%(worker)s, format('%%I.%%I', g.name, t.name), 'INSERT')
  ORDER BY 1, 2;
+
+-- name: find_functions_of_views
+-- Ours that views of ours call, and the one that explains a watermark. Always at least one row.
+SELECT DISTINCT format('%I.%I(%s)', n.nspname, p.proname, pg_get_function_identity_arguments(p.oid)) AS function
+  FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
+ WHERE n.nspname IN ('mill', 'millpy')
+   AND (p.proname = 'explain_watermark' OR EXISTS (
+        SELECT FROM pg_depend AS d
+          JOIN pg_rewrite AS r ON d.classid = 'pg_rewrite'::regclass AND r.oid = d.objid
+          JOIN pg_class AS c ON c.oid = r.ev_class
+         WHERE d.refclassid = 'pg_proc'::regclass AND d.refobjid = p.oid
+           AND c.relnamespace IN (to_regnamespace('mill'), to_regnamespace('millpy'))));

@@ -1,0 +1,212 @@
+"""Who may do what: every role against everything that the catalogue knows, and one table of what is right.
+
+An object that this table does not know fails: say here who may what with it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from millpy.store.migrate import migrate
+from millpy.store.postgres.store import PostgresStore
+from tests.conformance.store_builders import a_graph
+
+PRIVILEGES = {
+    "S": "SELECT",
+    "I": "INSERT",
+    "U": "UPDATE",
+    "D": "DELETE",
+    "T": "TRUNCATE",
+    "R": "REFERENCES",
+    "G": "TRIGGER",
+}
+ALL = "SIUDTRG"
+# Pattern of a relation -> what worker, reader and a stranger may with it, by the letters above. The owner may all.
+RELATIONS = {
+    r"mill\.(alembic_version|roles|computations|streams|subscriptions|result_tables|schemas|epochs|graphs)": (
+        "S",
+        "",
+        "",
+    ),
+    r"mill\.(segments|deltas|dedupe_runs)(_\d+)?": ("SI", "", ""),
+    r"mill\.(intervals|cursors|last_segments)": ("SIU", "", ""),
+    r"mill\.(workers|keyed|dead_letters|late_records|pauses|outbox|source_states|releases|events)": ("SIUD", "", ""),
+    r"mill\.(changes|entries|places|pending)": ("SIUD", "", ""),  # views, none of which can be written to
+    r"millpy\.input_watermarks": ("S", "S", "S"),
+    r"millpy\.\w+": ("S", "S", ""),
+    r"factory\.(sums_1m|alarms)(_status)?": ("SIUD", "S", ""),
+}
+COLUMNS = {"mill.graphs": ({"version", "fingerprint", "description", "deployed_at"}, "UPDATE")}
+# Pattern of a function -> who may call it, besides the owner.
+FUNCTIONS = {
+    r"mill\.(moment|instant|readable)\(.*": {"worker", "reader", "stranger"},
+    r"mill\.(account|devices)\(.*": {"worker", "reader"},
+    r"millpy\.explain_watermark\(.*": {"worker", "reader"},
+    r"mill\.\w+\(.*": {"worker"},
+    r"millpy\.(replay|discard|release|resume)_\w+\(.*": {"worker"},
+}
+SCHEMAS = {  # USAGE; nobody but the owner has CREATE
+    "mill": {"worker"},
+    "millpy": {"worker", "reader"},
+    "factory": {"worker", "reader"},
+}
+KNOWN_FUNCTIONS = set(
+    "alive check_isolation hold_grants check_slots refuse check_panes has_filter check_cursors check_settled end_fold "
+    "unneeded turn_ring free_slot moment instant readable account devices oldest_entry ask_release explain_watermark "
+    "replay_dead_letters replay_dead_letter replay_late_records discard_dead_letters discard_late_records "
+    "resume_source release_parked discard_parked".split()
+)
+ROLES = {"owner": "millpy_owner", "worker": "millpy_worker", "reader": "millpy_reader", "stranger": "stranger"}
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[str]:
+    """A database with its roles, a graph, and a login that nothing was granted to; as superuser."""
+    migrate(database_url, "millpy")
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("CREATE ROLE stranger LOGIN")
+    yield database_url
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("DROP OWNED BY stranger CASCADE")
+        connection.execute("DROP ROLE stranger")
+
+
+def expected(table: dict[str, object], name: str) -> object:
+    for pattern, rights in table.items():
+        if re.fullmatch(pattern, name):
+            return rights
+    raise AssertionError(f"{name} is not in the table of rights: say who may what with it")
+
+
+async def test_every_role_may_what_the_table_says_and_nothing_else(database: str) -> None:
+    async with PostgresStore(database) as store:
+        await store.deploy(a_graph())
+    found, wanted = {}, {}
+    with psycopg.connect(database) as connection:
+        relations = connection.execute(
+            "SELECT n.nspname || '.' || c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace"
+            " WHERE n.nspname IN ('mill', 'millpy', 'factory') AND c.relkind IN ('r', 'p', 'v', 'm', 'f')"
+        ).fetchall()
+        for (name,) in relations:
+            rights = (ALL, *expected(RELATIONS, name))  # type: ignore[misc]
+            for role, may in zip(ROLES, rights, strict=True):
+                wanted[name, role] = may
+                found[name, role] = "".join(
+                    letter
+                    for letter, privilege in PRIVILEGES.items()
+                    if connection.execute(
+                        "SELECT has_table_privilege(%s, %s, %s)", [ROLES[role], name, privilege]
+                    ).fetchone()
+                    == (True,)
+                )
+        for name, (columns, privilege) in COLUMNS.items():
+            allowed = connection.execute(
+                "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0"
+                " AND has_column_privilege('millpy_worker', attrelid, attnum, %s)",
+                [name, privilege],
+            ).fetchall()
+            wanted[name, "columns"], found[name, "columns"] = columns, {column for (column,) in allowed}
+
+    assert {key: may for key, may in found.items() if may != wanted[key]} == {}
+    assert len(relations) > 80
+
+
+async def test_functions_schemas_and_sequences_are_for_whom_the_table_says(database: str) -> None:
+    async with PostgresStore(database) as store:
+        await store.deploy(a_graph())
+    differing = []
+    with psycopg.connect(database) as connection:
+        functions = connection.execute(
+            "SELECT n.nspname || '.' || p.proname || '(' || pg_get_function_identity_arguments(p.oid) || ')', p.oid,"
+            " p.proname FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace"
+            " WHERE n.nspname IN ('mill', 'millpy', 'factory')"
+        ).fetchall()
+        for name, oid, short in functions:
+            assert short in KNOWN_FUNCTIONS, f"{name} is not known: say who may call it"
+            allowed = {"owner"} | expected(FUNCTIONS, name)  # type: ignore[operator]
+            for role, login in ROLES.items():
+                asked = connection.execute("SELECT has_function_privilege(%s, %s::oid, 'EXECUTE')", [login, oid])
+                if asked.fetchone() != (role in allowed,):
+                    differing.append((name, role))
+        for name, users in SCHEMAS.items():
+            for role, login in ROLES.items():
+                asked = connection.execute(
+                    "SELECT has_schema_privilege(%s, %s, 'USAGE'), has_schema_privilege(%s, %s, 'CREATE')",
+                    [login, name, login, name],
+                )
+                if asked.fetchone() != (role in {"owner", *users}, role == "owner"):
+                    differing.append((name, role))
+        open_sequences = connection.execute(
+            "SELECT c.oid::regclass::text, r.login FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace"
+            " CROSS JOIN unnest(%s::text[]) AS r (login) WHERE n.nspname IN ('mill', 'millpy', 'factory')"
+            " AND c.relkind = 'S' AND has_sequence_privilege(r.login, c.oid, 'USAGE, SELECT, UPDATE')",
+            [[ROLES["worker"], ROLES["reader"], ROLES["stranger"]]],
+        ).fetchall()
+
+    assert differing == []
+    assert open_sequences == []
+
+
+@pytest.mark.parametrize("role", ["worker", "reader", "stranger"])
+async def test_nobody_but_the_owner_locks_a_table_against_reading(database: str, role: str) -> None:
+    async with PostgresStore(database) as store:
+        await store.deploy(a_graph())
+    with psycopg.connect(database.replace("//millpy@", f"//{ROLES[role]}@")) as connection:
+        relations = connection.execute(
+            "SELECT n.nspname, c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace"
+            " WHERE n.nspname IN ('mill', 'millpy', 'factory') AND c.relkind IN ('r', 'p', 'v')"
+        ).fetchall()
+        locked = {mode: set() for mode in ("ROW EXCLUSIVE", "SHARE", "ACCESS EXCLUSIVE")}  # type: ignore[var-annotated]
+        for schema, relation in relations:
+            for mode, names in locked.items():
+                try:
+                    with connection.transaction(force_rollback=True):
+                        connection.execute(f"LOCK TABLE {schema}.{relation} IN {mode} MODE")
+                    names.add(f"{schema}.{relation}")
+                except psycopg.errors.InsufficientPrivilege:
+                    pass
+
+    if role == "worker":  # who may change rows may lock them all: this is what PostgreSQL gives with the right
+        assert "mill.graphs" not in locked["ACCESS EXCLUSIVE"]
+        assert {"mill.segments", "mill.epochs", "mill.result_tables"} & locked["SHARE"] == set()
+    else:
+        assert locked == {mode: set() for mode in locked}
+
+
+RENAMES = (
+    "UPDATE mill.graphs SET name = 'victim'",
+    "UPDATE mill.graphs SET family = 'victim', name = 'victim'",
+    "INSERT INTO mill.graphs (name, family, generation, fingerprint, description) VALUES ('v', 'v', 1, '', '{}')",
+    "UPDATE mill.result_tables SET name = 'victim'",
+)
+
+
+async def test_schema_of_somebody_else_is_never_taken_over(database: str) -> None:
+    async with PostgresStore(database) as store:
+        await store.deploy(a_graph())
+    with psycopg.connect(database, autocommit=True) as administrator:
+        administrator.execute("CREATE SCHEMA victim AUTHORIZATION stranger; CREATE TABLE victim.sums_1m ()")
+        for statement in RENAMES:
+            with (
+                psycopg.connect(database.replace("//millpy@", "//millpy_worker@")) as worker,
+                pytest.raises(psycopg.errors.InsufficientPrivilege),
+            ):
+                worker.execute(statement)  # type: ignore[call-overload]
+        for name in ("public", "pg_catalog"):  # whoever wrote it
+            administrator.execute("UPDATE mill.graphs SET name = %s, family = %s", [name, name])
+            migrate(database, "millpy")
+        administrator.execute("UPDATE mill.graphs SET name = 'factory', family = 'factory'")
+        owners = dict(
+            administrator.execute(
+                "SELECT nspname, nspowner::regrole::text FROM pg_namespace"
+                " WHERE nspname IN ('victim', 'public', 'pg_catalog', 'factory')"
+            ).fetchall()
+        )
+
+    assert owners["victim"] == "stranger"
+    assert owners["factory"] == "millpy_owner"
+    assert "millpy_owner" not in (owners["public"], owners["pg_catalog"])
