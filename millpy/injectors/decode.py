@@ -195,6 +195,7 @@ class _OneByOne:
         self._json = msgspec.json.Decoder(record_type.struct)
         self._fields = fields_of(record_type)
         self._time_field = time_field
+        self._whole_numbers = [info.encode_name for n, info in self._fields.items() if record_type.field_type(n) is int]
         # Hooks of a record class and what makes its defaults are user code and may raise anything.
         made = any(f.default_factory not in _PLAIN_FACTORIES for f in msgspec.structs.fields(record_type.struct))
         self._refusals: tuple[type[BaseException], ...] = (
@@ -214,7 +215,7 @@ class _OneByOne:
         """The rows that are records, and the records; appends the others to `refused`."""
         read: Callable[[Any], Any] = self._json.decode
         if (batch := taken.batch) is not None:
-            payload = lambda row: row_of(batch, row)  # noqa: E731
+            payload = lambda row: self._with_whole_numbers(row_of(batch, row))  # noqa: E731
             read = lambda values: msgspec.convert(values, self._type.struct)  # noqa: E731
         elif taken.format == "csv":
             header = list(taken.header)
@@ -235,6 +236,14 @@ class _OneByOne:
             kept.append(row)
             objects.append(record)
         return np.array(kept, np.int64), objects
+
+    def _with_whole_numbers(self, values: dict[str, Any]) -> dict[str, Any]:
+        """A row of columns, with doubles that are whole as whole numbers where these are wanted."""
+        for name in self._whole_numbers:
+            value = values.get(name)
+            if isinstance(value, float) and value.is_integer():
+                values[name] = int(value)
+        return values
 
     def _from_csv(self, header: list[str], line: bytes) -> Any:
         text = line.removesuffix(b"\r").decode()

@@ -11,7 +11,9 @@ from itertools import accumulate
 from typing import BinaryIO
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from millpy.errors import BrokenFileError, SourceUnavailableError
@@ -20,6 +22,8 @@ from millpy.injectors.files_lines import Piece
 from millpy.injectors.protocol import FixedBound, TakeBound
 from millpy.injectors.tables import plain
 from millpy.limits import Limits
+
+_VALUE_BYTES = 16
 
 
 class ParquetReader:
@@ -44,7 +48,7 @@ class ParquetReader:
         self._at = msgspec.structs.replace(start, size=0)
         self._waiting: pa.RecordBatch | None = None
         with _defects(start):
-            self._file = pq.ParquetFile(opened, page_checksum_verification=True)
+            self._file = _opened(opened, fields)
         metadata = self._file.metadata
         ends = list(accumulate(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)))
         self._rows = ends[-1] if ends else 0
@@ -57,7 +61,7 @@ class ParquetReader:
         self._skip = start.offset - (ends[groups[0] - 1] if groups and groups[0] else 0)
         columns = [name for name in self._file.schema_arrow.names if not fields or name in fields]
         self._batches = self._file.iter_batches(
-            batch_size=limits.bundle_records_max, row_groups=groups, columns=columns, use_threads=False
+            batch_size=_rows_at_once(self._file, columns, limits), row_groups=groups, columns=columns, use_threads=False
         )
 
     @property
@@ -79,15 +83,12 @@ class ParquetReader:
         batch = self._next()
         if batch is None:
             return Piece(self._at, format="columns", ended=True)
-        count, bytes_max = len(batch), self._bound.bytes
-        if batch.nbytes > bytes_max:
-            count = max(1, count * bytes_max // batch.nbytes)
-        count = min(count, self._bound.records)
+        count = min(_rows_within(batch, self._bound.bytes), self._bound.records)
         self._waiting = batch.slice(count) if count < len(batch) else None
         before, batch = self._at, batch.slice(0, count)
         self._at = msgspec.structs.replace(before, offset=before.offset + count, line=before.line + count)
         ended = self._at.offset == self._rows
-        return Piece(self._at, _describer(before), batch=batch, format="columns", ended=ended)
+        return Piece(self._at, _describer(before), batch=plain(batch), format="columns", ended=ended)
 
     def _next(self) -> pa.RecordBatch | None:
         while self._waiting is None:
@@ -98,8 +99,52 @@ class ParquetReader:
             passed = min(self._skip, len(batch))
             self._skip -= passed
             if passed < len(batch):
-                self._waiting = plain(batch.slice(passed))
+                self._waiting = batch.slice(passed)
         return self._waiting
+
+
+def _opened(opened: BinaryIO, fields: Sequence[str]) -> pq.ParquetFile:
+    """A file whose texts come as dictionaries: one long text that is named in a million rows is there once."""
+    file = pq.ParquetFile(opened, page_checksum_verification=True)
+    schema = file.schema
+    texts = [
+        column.path
+        for column in map(schema.column, range(len(schema)))
+        if column.physical_type == "BYTE_ARRAY"
+        and column.max_repetition_level == 0
+        and (column.path in fields or (not fields and column.path in file.schema_arrow.names))
+    ]
+    return pq.ParquetFile(opened, page_checksum_verification=True, read_dictionary=texts) if texts else file
+
+
+def _rows_at_once(file: pq.ParquetFile, names: Sequence[str], limits: Limits) -> int:
+    """How many rows fit into a bundle by what every row takes of each column, whatever the file says of its sizes."""
+    wanted = [
+        column for column in map(file.schema.column, range(len(file.schema))) if column.path.partition(".")[0] in names
+    ]
+    row_bytes = sum(max(_VALUE_BYTES, column.length or 0) for column in wanted)
+    return max(1, min(limits.bundle_records_max, limits.bundle_bytes_max // max(1, row_bytes)))
+
+
+def _rows_within(batch: pa.RecordBatch, bytes_max: int) -> int:
+    """How many rows, at least one, have so many bytes when dictionaries are written out."""
+    sizes = np.zeros(len(batch), np.int64)
+    for column in batch.columns:
+        if pa.types.is_dictionary(column.type) and _is_bytes(column.type.value_type):
+            lengths = pc.binary_length(column.dictionary).cast(pa.int64()).fill_null(0)
+            sizes += lengths.take(column.indices.fill_null(0)).to_numpy(zero_copy_only=False) if len(lengths) else 0
+        else:
+            sizes += column.nbytes // max(1, len(column))
+    return max(1, int(np.searchsorted(np.cumsum(sizes), bytes_max, side="right")))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_large_binary(kind)
+    )
 
 
 @contextmanager

@@ -62,7 +62,8 @@ def _suits(kind: type, found: pa.DataType) -> bool:
     if kind is str or kind is UUID:
         return bool(pa.types.is_string(found))
     if kind is int:
-        return bool(pa.types.is_integer(found))
+        # Whole numbers as doubles, as other tools store a column that once had a gap; a fraction does not cast.
+        return bool(pa.types.is_integer(found) or pa.types.is_floating(found))
     if kind is float:
         return bool(pa.types.is_floating(found) or pa.types.is_integer(found))
     if kind is bool:

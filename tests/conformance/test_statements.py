@@ -47,6 +47,7 @@ SINGULAR = (
     "segments_max",
     "state_rows_max",
     "kept_s",
+    "settled_kept_s",
     "allowed_lateness_us",
 )
 

@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -208,3 +209,54 @@ def test_columns_are_what_msgspec_makes_of_every_row(rows: list[dict[str, Any]])
         assert len(slow) == len(rows)
         assert TYPE.objects_of(whole) == [record for found in slow for record in records(found)]
     assert len(records(decoded(batch))) == len(slow)
+
+
+async def test_long_text_that_many_rows_name_is_expanded_in_pieces_only(tmp_path: Path) -> None:
+    # A file of 671 bytes became 1.9 GB.
+    table = pa.table({"s": pa.DictionaryArray.from_arrays(pa.array(np.zeros(65_536, np.int32)), ["x" * 30_000])})
+    pq.write_table(table, tmp_path / "a.parquet", compression="zstd")
+    assert (tmp_path / "a.parquet").stat().st_size < 2_000
+    before = pa.total_allocated_bytes()
+    largest = rows = 0
+
+    injector = connect(File(tmp_path / "a.parquet"))
+    await injector.open(None)
+    while rows < 65_536:
+        taken = await take(injector)
+        assert taken.batch is not None
+        rows += len(taken.batch)
+        largest = max(largest, pa.total_allocated_bytes() - before)
+    await injector.close()
+
+    assert rows == 65_536
+    assert largest < 100_000_000
+
+
+def test_whole_numbers_stored_as_doubles_are_whole_numbers_however_they_are_read() -> None:
+    class Numbered(msgspec.Struct):
+        i: int
+
+    kind = RecordType(Numbered)
+    values = [1.0, -3.0, 2.0**53, 1.5, float("nan"), 1e300]
+
+    for count, accepted in ((3, 3), (6, 3)):
+        batch = pa.record_batch({"i": pa.array(values[:count] * 50, pa.float64())})
+        found = Decoder(kind).decode(Taken("columns", Instant(0), batch=batch))
+        numbers = [r.i for r in (found.objects if found.objects is not None else kind.objects_of(found.batch))]
+        assert numbers == [1, -3, 2**53] * 50
+        assert len(found.refused) == (count - accepted) * 50
+
+
+async def test_dictionaries_of_any_type_are_read(tmp_path: Path) -> None:
+    columns = {
+        "i": pa.array([1, 2, None, 1], pa.int64()).dictionary_encode(),
+        "s": pa.array(["a", None, "b", "a"]).dictionary_encode(),
+        "b": pa.array([b"a", None, b"", b"a"], pa.large_binary()).dictionary_encode(),
+        "f": pa.array([0.5, None, 1.5, 0.5]).dictionary_encode(),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+
+    found = await read_all(File(tmp_path / "a.parquet"), bundle_bytes_max=1_000_000)
+
+    (batch,) = [taken.batch for taken in found if taken.batch is not None]
+    assert batch.to_pydict() == {name: column.to_pylist() for name, column in columns.items()}
