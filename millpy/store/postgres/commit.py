@@ -45,6 +45,8 @@ from millpy.store.protocol import CommitProbe
 ENCODE_APART_MIN = 2_000
 """A turn with more entries and rows than this is encoded in a thread, so that the event loop goes on."""
 SLOT_ATTEMPTS_MAX = 5
+STATEMENT_BYTES = 4_000_000
+"""Deltas of so many bytes go in one statement."""
 BEGIN = b"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 """A trigger of the user's could have changed what plain ones are."""
 DEFERRED, COMMIT = b"SET CONSTRAINTS ALL IMMEDIATE", b"COMMIT"
@@ -100,12 +102,31 @@ def _deltas(checkpoints: Sequence[Checkpoint]) -> list[Command]:
     changed = [c for c in checkpoints if any(len(entries) for entries in c.delta)]
     if not changed:
         return []
-    parameters = {
-        "intervals": Bigints([c.grant.interval_id for c in changed]),
-        "bundles": Bigints([c.bundle for c in changed]),
-        "documents": Texts([encode_document(c.delta) for c in changed]),
-    }
-    return [(statement("append_deltas"), parameters)]
+    documents = [(c.grant.interval_id, c.bundle, encode_document(c.delta)) for c in changed]
+    return [
+        (
+            statement("append_deltas"),
+            {
+                "intervals": Bigints([interval for interval, _, _ in piece]),
+                "bundles": Bigints([bundle for _, bundle, _ in piece]),
+                "documents": Texts([document for _, _, document in piece]),
+            },
+        )
+        for piece in _pieces(documents)
+    ]
+
+
+def _pieces(documents: Sequence[tuple[int, int, bytes]]) -> list[list[tuple[int, int, bytes]]]:
+    """Documents for one statement each time: about STATEMENT_BYTES, at least one."""
+    pieces: list[list[tuple[int, int, bytes]]] = []
+    size = STATEMENT_BYTES
+    for document in documents:
+        if size >= STATEMENT_BYTES:
+            pieces.append([])
+            size = 0
+        pieces[-1].append(document)
+        size += len(document[2])
+    return pieces
 
 
 def _cursors(checkpoints: Sequence[Checkpoint]) -> list[Command]:
@@ -232,7 +253,7 @@ def _results(
         table = tables[table_id]
         count = sum(block.rows.count for block in blocks)
         if plain and table.copies and count >= COPY_ROWS_MIN:
-            copies.append((table.copy, copy_data(table, blocks)))
+            copies += [(table.copy, data) for data in copy_data(table, blocks)]
             firsts[table.copy] = blocks
         elif plain:
             inserts.append((table.insert, list(insert_parameters(table, blocks))))

@@ -22,6 +22,8 @@ from millpy.store.postgres.arrays import PG_EPOCH_US, SIGN_NEGATIVE, numeric_byt
 
 HEAD = b"PGCOPY\n\xff\r\n\0" + struct.pack("!ii", 0, 0)
 TAIL = struct.pack("!h", -1)
+PIECE_BYTES = 2_000_000
+"""What one COPY brings: over a slow link it is one statement for as long as its data comes."""
 ROWS_AT_ONCE = 8_192
 """So many rows are joined at once: what is written is read again while it is still in the processor's cache."""
 
@@ -72,17 +74,22 @@ def bytes_field(column: pa.Array) -> pa.Array:
     return column.cast(pa.large_binary())
 
 
-def copy_rows(fields: Sequence[Field], order: npt.NDArray[np.int64] | None = None) -> bytes:
-    """Rows of these fields, all of one length; `order`: which row comes when."""
+def copy_rows(
+    fields: Sequence[Field], order: npt.NDArray[np.int64] | None = None, *, bytes_max: int = PIECE_BYTES
+) -> list[bytes]:
+    """Rows of these fields, all of one length, as files of about bytes_max; `order`: which row comes when."""
     count = len(fields[0])
     if order is not None:
         fields = [field[order] if isinstance(field, np.ndarray) else field.take(pa.array(order)) for field in fields]
-    blocks: list[bytes | memoryview] = [HEAD]
+    files: list[bytes] = []
+    blocks: list[bytes | memoryview] = []
     for start in range(0, count, ROWS_AT_ONCE):
         rows = min(ROWS_AT_ONCE, count - start)
         blocks.append(_joined([field[start : start + rows] for field in fields], rows))
-    blocks.append(TAIL)
-    return b"".join(blocks)
+        if start + rows == count or sum(map(len, blocks)) >= bytes_max:
+            files.append(b"".join([HEAD, *blocks, TAIL]))
+            blocks = []
+    return files
 
 
 def _joined(fields: Sequence[Field], rows: int) -> memoryview:

@@ -227,8 +227,8 @@ def delete_parameters(table: ResultTable, parts: Sequence[AbsorbedRows]) -> list
     return [_array(sql_type, [part.columns[place] for part in parts]) for place, sql_type in enumerate(types)]
 
 
-def copy_data(table: ResultTable, blocks: Sequence[Block]) -> bytes:
-    """The rows as `table.copy` reads them; of a windowed table key by key."""
+def copy_data(table: ResultTable, blocks: Sequence[Block]) -> list[bytes]:
+    """The rows as `table.copy` reads them, in pieces; of a windowed table key by key."""
     columns = [
         _joined(column.sql_type, [b.rows.columns[place] for b in blocks]) for place, column in enumerate(table.columns)
     ]

@@ -56,7 +56,7 @@ def test_rows_are_what_the_columns_say() -> None:
     whole = [None if row % 3 == 0 else row - 10 for row in range(count)]
     real = [row / 3 for row in range(count)]
 
-    data = copy_rows(
+    (data,) = copy_rows(
         [
             packed_field(pa.array(whole, pa.int64()), ">i8"),
             bytes_field(pa.array(words)),
@@ -75,7 +75,7 @@ def test_rows_are_what_the_columns_say() -> None:
 def test_rows_come_in_the_order_asked_for() -> None:
     fields = [packed_field(pa.array([1, 2, 3]), ">i8"), bytes_field(pa.array(["a", None, "c"]))]
 
-    rows = fields_of(copy_rows(fields, np.array([2, 0, 1])))
+    rows = fields_of(copy_rows(fields, np.array([2, 0, 1]))[0])
 
     assert [(loaded(a, "int8"), loaded(b, "text")) for a, b in rows] == [(3, "c"), (1, "a"), (2, None)]
 
@@ -85,11 +85,21 @@ def test_whole_numbers_of_any_width_are_numeric() -> None:
     narrow = [number for number in numbers if number is None or abs(number) <= 2**63]
 
     for values in (numbers, narrow):
-        rows = fields_of(copy_rows([numeric_field(pa.array(values, pa.decimal128(38, 0)))]))
+        rows = fields_of(copy_rows([numeric_field(pa.array(values, pa.decimal128(38, 0)))])[0])
         assert [loaded(row[0], "numeric") for row in rows] == values
 
 
 def test_moments_count_from_the_year_2000() -> None:
-    rows = fields_of(copy_rows([moment_field(pa.array([946_684_800_000_001, None], pa.int64()))]))
+    rows = fields_of(copy_rows([moment_field(pa.array([946_684_800_000_001, None], pa.int64()))])[0])
 
     assert rows == [[struct.pack("!q", 1)], [None]]
+
+
+def test_many_rows_are_several_files() -> None:
+    numbers = np.arange(2 * ROWS_AT_ONCE + 1)
+
+    files = copy_rows([packed_field(pa.array(numbers), ">i8")], numbers[::-1], bytes_max=1)
+
+    rows = [int.from_bytes(row[0] or b"", "big") for data in files for row in fields_of(data)]
+    assert len(files) == 3
+    assert rows == numbers[::-1].tolist()
