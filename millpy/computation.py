@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from millpy.errors import RefusedValueError, TimerError, UsageError
 from millpy.limits import KEY_BYTES_MAX
+from millpy.model.due_timers import DueTimers
 from millpy.model.keys import Key
 from millpy.model.time import EPOCH, INSTANT_MIN, YEARS_HI, YEARS_LO, Instant, instant, to_datetime
 from millpy.model.timer import TimeDomain, Timer, TimerId
@@ -160,6 +161,9 @@ class Context:
     """
 
     __slots__ = (
+        "_chain",
+        "_chains",
+        "_due",
         "_firing",
         "_late",
         "_outlets",
@@ -168,6 +172,7 @@ class Context:
         "_stores",
         "_timers",
         "_timers_of",
+        "_undo",
         "_values",
         "event_time_us",
         "input_watermark_us",
@@ -189,6 +194,11 @@ class Context:
         self._produced: list[Produced] = []
         self._timers: dict[TimerId, Timer] | None = None
         self._firing: Timer | None = None
+        # Of what a firing timer sets at a time that is due already: how many such stand behind it, and the latest time.
+        self._chain: tuple[int, Instant] = (0, INSTANT_MIN)
+        self._chains: dict[TimerId, tuple[int, Instant]] = {}
+        self._due: DueTimers | None = None
+        self._undo: list[tuple[TimerId, Timer | None]] | None = None
         self._late: bool | None = None
         self._row = 0
         self.key: Any = None
@@ -341,13 +351,37 @@ class Context:
             raise RefusedValueError(f"the name of timer {timer.name[:40]!r}… has more than {KEY_BYTES_MAX:,} bytes")
         if self._timers is None:
             self._timers = dict(self._timers_of.get(self.key, {}))
+        if self._undo is not None:
+            self._undo.append((timer.id, self._timers.get(timer.id)))
         self._timers[timer.id] = timer
+        if self._due is not None:
+            self._due.add(timer)
+        behind, latest = self._chain
+        if self._firing is not None and timer.at_us <= latest:
+            self._chains[timer.id] = (behind + 1, latest)
+        elif self._chains:
+            self._chains.pop(timer.id, None)
 
     def _discard(self, timer_id: TimerId) -> None:
         if timer_id in self._pending():
             if self._timers is None:
                 self._timers = dict(self._timers_of[self.key])
+            if self._undo is not None:
+                self._undo.append((timer_id, self._timers[timer_id]))
             del self._timers[timer_id]
+
+    def _undo_timers(self) -> None:
+        """Take back what was set and deleted since `_undo` was emptied."""
+        assert self._undo is not None
+        for timer_id, before in reversed(self._undo):
+            assert self._timers is not None
+            if before is None:
+                del self._timers[timer_id]
+            else:
+                self._timers[timer_id] = before
+                if self._due is not None:
+                    self._due.add(before)
+        self._undo.clear()
 
     def _reset(self) -> None:
         """Forget all effects of the key in hand."""
@@ -356,6 +390,9 @@ class Context:
         self._timers = None
         self._firing = None
         self._late = None
+        self._due = None
+        self._undo = None
+        self._chains.clear()
 
 
 def _instant(at: datetime | int) -> Instant:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -26,12 +27,13 @@ import msgspec
 from millpy.computation import Cell, Computation, Context, Outlet, Produced
 from millpy.errors import CallTimeoutError, TimerError
 from millpy.model.checkpoint import DeadLetter
+from millpy.model.due_timers import DueTimers
 from millpy.model.keys import Key, key_text
 from millpy.model.quarantine import dead_letter_of, payload_of
 from millpy.model.stage import Binding, Work
 from millpy.model.step_progress import UNRETURNED_MAX, Call, StepAbandoned, is_users
-from millpy.model.time import INSTANT_MIN, Instant
-from millpy.model.timer import Timer, due_order
+from millpy.model.time import Instant
+from millpy.model.timer import Timer, TimerId
 from millpy.runtime.cells import Store
 from millpy.runtime.private_loop import PrivateLoop
 from millpy.runtime.rows import Rows
@@ -40,7 +42,7 @@ from millpy.runtime.timers import TimerBook
 CONCURRENT_KEYS_MAX = 256
 """So many keys of one interval may be inside `async def` callbacks at a time."""
 TIMER_CHAIN_MAX = 1_000
-"""So many timers of a key may fire in a row without their time rising: one that sets itself again stops there."""
+"""A timer that is set by one that fires, at a time that is due already, may have so many such before it."""
 
 NONE: frozenset[bytes] = frozenset()
 
@@ -58,6 +60,8 @@ class Turn:
         quarantined: input index -> records.
         stopped: code -> where the key stopped, under the policy "park".
         parked: input index -> records that were parked, less those released.
+        timers: how many have fired at the end.
+        cut: whether that is all that this turn may hold; what is left is due in the next.
     """
 
     work: Work
@@ -70,6 +74,13 @@ class Turn:
     quarantined: dict[int, int] = field(default_factory=dict)
     stopped: dict[int, Stopped] = field(default_factory=dict)
     parked: dict[int, int] = field(default_factory=dict)
+    timers: int = 0
+    cut: bool = False
+
+    def is_full(self) -> bool:
+        """Whether no more timers may fire at the end of this turn; one always may."""
+        self.cut = self.timers > 0 and (self.timers >= self.work.timers_max or self.work.overdue())
+        return self.cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +121,7 @@ class Calls:
         self._book = book
         self._loop = loop
         self._progress = binding.progress
+        self._chains: dict[Key, dict[TimerId, tuple[int, Instant]]] = {}
         self._context = self._fresh_context()
 
     def take_rows(self, turn: Turn, jobs: Iterable[Job]) -> None:
@@ -128,7 +140,8 @@ class Calls:
         self._context.now_us = turn.work.now_us
         self._progress.in_hand = partial(self._in_hand, turn, self._context)
         for job in jobs:
-            _drive(self._run_key(self._context, turn, job, final=True))
+            if not turn.cut:
+                _drive(self._run_key(self._context, turn, job, final=True))
 
     def _fresh_context(self) -> Context:
         return Context(self._stores, self._outlets, self._book.by_key)
@@ -191,9 +204,10 @@ class Calls:
         async def run_some() -> None:
             context, task = self._fresh_context(), asyncio.current_task()
             context.now_us = turn.work.now_us
-            for job in waiting:
-                in_hand[task] = (context, job)
-                await self._run_key(context, turn, job, final=final)
+            with suppress(StepAbandoned):  # whoever runs the step looks, too
+                for job in waiting:
+                    in_hand[task] = (context, job)
+                    await self._run_key(context, turn, job, final=final)
 
         self._progress.in_hand = call_in_hand
         tasks = [asyncio.ensure_future(run_some()) for _ in range(min(CONCURRENT_KEYS_MAX, len(turn.keys)))]
@@ -213,12 +227,13 @@ class Calls:
 
     async def _run_key(self, context: Context, turn: Turn, job: Job, *, final: bool) -> None:
         context.key = turn.keys[job[0]]
-        run = self._progress.run
+        run, timers = self._progress.run, turn.timers
         failures = self._hopeless(turn, context.key, job) if self._progress.unreturned else None
         try:
             await self._run_on(context, turn, job, final, failures)
         except BaseException as error:  # user code: quarantined, see the module
             self._check_is_users(error, run)
+            turn.timers = timers  # they fire again
             await self._run_carefully(context, turn, job, final, error)
 
     def _check_is_users(self, error: BaseException, run: int) -> None:
@@ -237,23 +252,25 @@ class Calls:
     async def _run_on(self, context: Context, turn: Turn, job: Job, final: bool, failures: Failures | None) -> None:
         """Rows with due timers in between, from what the context has so far; carefully when given `failures`."""
         code, mine = job
-        rest = mine
+        place = 0
         try:
-            for place, row in enumerate(mine):
-                rest = mine[place:]
+            for row in mine:
                 context._row = row
                 if context._pending():
                     await self._fire(context, turn, code, turn.rows.watermarks[row], None, failures)
                 await self._take(context, turn, code, row, turn.rows.watermarks[row], failures)
-            rest = ()
+                place += 1
             if final:
                 context._row = len(turn.rows)
                 await self._fire(context, turn, code, turn.work.watermark, turn.work.now_us, failures)
         except _StopKey as stop:
-            turn.stopped[code] = Stopped(stop.item, stop.error, rest)
+            turn.stopped[code] = Stopped(stop.item, stop.error, mine[place:])
         self._finish(context, turn, code, final)
         context._firing = None
         context._late = None
+        context._due = None
+        context._undo = None
+        context._chains.clear()
 
     async def _fire(
         self,
@@ -265,11 +282,19 @@ class Calls:
         failures: Failures | None,
     ) -> None:
         """Fire the key's due timers in order, those that they set included."""
-        chain, latest = 0, INSTANT_MIN
-        while (timer := _next_due(context, watermark, now_us)) is not None:
-            chain = chain + 1 if timer.at_us <= latest else 0
-            latest = max(latest, timer.at_us)
-            if chain <= TIMER_CHAIN_MAX:
+        if context._due is None:
+            context._due = DueTimers(context._pending())
+        if now_us is not None:
+            context._chains.update(self._chains.get(context.key, {}))
+        while (timer := context._due.next(context._pending(), watermark, now_us)) is not None:
+            if now_us is not None:
+                if turn.is_full():
+                    if context._chains:
+                        self._chains[context.key] = dict(context._chains)
+                    return
+                turn.timers += 1
+            context._chain = context._chains.pop(timer.id, (0, timer.at_us))
+            if context._chain[0] < TIMER_CHAIN_MAX:
                 await self._take(context, turn, code, timer, watermark, failures)
                 continue
             error = TimerError(f"timer {timer.name!r} is set again and again at a time that is due already")
@@ -277,6 +302,8 @@ class Calls:
                 context._firing = timer
                 raise error
             self._quarantine(context, turn, timer, error)
+        if now_us is not None:
+            self._chains.pop(context.key, None)
 
     async def _take(
         self,
@@ -292,7 +319,7 @@ class Calls:
             await self._call(context, turn, item, watermark)
             self._settle(context)
             return
-        timers = None if context._timers is None else dict(context._timers)
+        context._undo = []
         produced = len(context._produced)
         count, error = failures.get(item, (0, None))
         run = self._progress.run
@@ -306,7 +333,7 @@ class Calls:
                 count, error = count + 1, raised
                 context._values.clear()
                 del context._produced[produced:]
-                context._timers = None if timers is None else dict(timers)
+                context._undo_timers()
         assert error is not None, item
         self._quarantine(context, turn, item, error)
 
@@ -448,14 +475,3 @@ def _drive(calls: Coroutine[Any, Any, None]) -> None:
     except StopIteration:
         return
     raise AssertionError("a callback that is not async def has awaited")
-
-
-def _next_due(context: Context, watermark: Instant, now_us: Instant | None) -> Timer | None:
-    """The key's first timer that is due: event timers before processing timers; without `now_us`, only event timers."""
-    pending = context._pending()
-    if not pending:
-        return None
-    due = [timer for timer in pending.values() if timer.domain == "event" and timer.at_us <= watermark]
-    if not due and now_us is not None:
-        due = [timer for timer in pending.values() if timer.domain == "processing" and timer.at_us <= now_us]
-    return min(due, key=due_order, default=None)

@@ -159,6 +159,7 @@ class KeyedInterval:
             dead_letters=turn.letters,
             quarantined_by_input=turn.quarantined,
             parked_by_input=turn.parked,
+            unfinished=turn.cut,
         )
         self._emit(result, turn, due)
         self._evict(turn)
