@@ -7,8 +7,8 @@ STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.docs-installed
 PYTEST := $(BIN)/python -m pytest
 # What depends on the server's version; the rest of the conformance tests runs on one.
-STORE_TESTS := doctor durability lanes postgres_commit postgres_results postgres_store roles schema statements \
-               store_canaries views windowed_tables
+STORE_TESTS := doctor durability foreign_settings lanes postgres_commit postgres_results postgres_store publications rights ring_locks roles schema search_path statements \
+               store_canaries users_tables views windowed_tables
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check lint format types unit test docs store-suite crash crash-long deploy-matrix fuzz sim feeds compose-test demo ci clean \
