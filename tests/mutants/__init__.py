@@ -1,0 +1,11 @@
+"""Mutants of the kernel: each breaks one promise, and the tests named beside it have to notice (`make mutants`)."""
+
+from __future__ import annotations
+
+from tests.mutants import injectors, model, runtime, store, windowing
+from tests.mutants.mutant import Mutant
+
+
+def everything() -> list[Mutant]:
+    """All of them, by the part of the kernel that they break."""
+    return [mutant for part in (model, injectors, windowing, runtime, store) for mutant in part.MUTANTS]

@@ -1,0 +1,80 @@
+"""Mutants of `millpy/model`: keys, ids, watermarks, deltas."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = [
+    Mutant(
+        "millpy/model/arrivals.py",
+        "        column = arrived[0].bundle.keys",
+        "        column = arrived[1].bundle.keys",
+        killers=("tests/unit/model/test_record.py::test_nested_fields_are_aggregated",),
+    ),
+    Mutant(
+        "millpy/model/arrivals.py",
+        "        parts.append(np.array([code_of[key] for key in column.keys], np.int64)[column.codes])",
+        "        pass",
+        killers=("tests/unit/windowing/test_union.py::test_late_and_refused_records_are_those_of_their_input",),
+    ),
+    Mutant(
+        "millpy/model/arrivals.py",
+        "    if len(arrived) == 1:",
+        "    if len(arrived) != 1:",
+        killers=("tests/unit/windowing/test_union.py::test_late_and_refused_records_are_those_of_their_input",),
+    ),
+    Mutant(
+        "millpy/model/delta.py",
+        "            pending.extend(part.values())",
+        "            pass",
+        killers=("tests/property/test_delta.py::test_exactly_the_storable_values_encode",),
+    ),
+    Mutant(
+        "millpy/model/delta.py",
+        "            values=[None if value is None else bytes(value[0]) for value in columns.value],",
+        "            values=[None if value is not None else bytes(value[0]) for value in columns.value],",
+        killers=("tests/unit/model/test_record.py::test_nested_fields_are_aggregated",),
+    ),
+    Mutant(
+        "millpy/model/delta.py",
+        "        _refuse_lost_floats(value)",
+        "        pass",
+        killers=("tests/property/test_delta.py::test_a_float_that_json_loses_is_refused_wherever_it_is",),
+    ),
+    Mutant(
+        "millpy/model/delta.py",
+        '    if b"null" in encoded and value is not None:',
+        '    if b"null" in encoded and value is None:',
+        killers=("tests/property/test_delta.py::test_a_float_that_json_loses_is_refused_wherever_it_is",),
+    ),
+    Mutant(
+        "millpy/model/delta.py",
+        '    values = [b"null" if value is None else b"[%b]" % value for value in entries.values]',
+        '    values = [b"null" if value is not None else b"[%b]" % value for value in entries.values]',
+        killers=("tests/unit/model/test_record.py::test_nested_fields_are_aggregated",),
+    ),
+    Mutant(
+        "millpy/model/ids.py",
+        "        bits = max(2 * count, self._ids_min).bit_length()",
+        "        bits = min(2 * count, self._ids_min).bit_length()",
+        killers=("tests/property/test_ids.py::test_filter_knows_most_ids_that_were_never_added",),
+    ),
+    Mutant(
+        "millpy/model/ids.py",
+        "        self._shift = np.uint64(64 - bits - _SPARSENESS_BITS)",
+        "        self._shift = np.uint64(64 + bits - _SPARSENESS_BITS)",
+        killers=("tests/property/test_ids.py::test_filter_knows_most_ids_that_were_never_added",),
+    ),
+    Mutant(
+        "millpy/model/ids.py",
+        "    first[1:] = (hi[1:] != hi[:-1]) | (lo[1:] != lo[:-1])",
+        "    first[2:] = (hi[1:] != hi[:-1]) | (lo[1:] != lo[:-1])",
+        killers=("tests/property/test_ids.py::test_order_is_that_of_the_bytes_and_within_one_id_the_order_given",),
+    ),
+    Mutant(
+        "millpy/model/keys.py",
+        "            missing = {key: key_hash(key) for key, hashed in zip(keys, found, strict=True) if hashed is None}",
+        "            missing = {key: key_hash(key) for key, hashed in zip(keys, found, strict=True) if hashed is not None}",
+        killers=("tests/unit/model/test_keys.py::test_true_and_one_are_different_keys",),
+    ),
+]

@@ -1,0 +1,130 @@
+"""Play the mutants: `make mutants`, or python -m tests.mutants.run [--only WORDS] [--jobs N].
+
+Each mutant is made in a private copy of the tree and its killers are run there. First the killers run on the tree as it
+is: a test that fails by itself would kill everything. Prints a line for each mutant, the survivors last, and ends with
+status 1 when one has survived or cannot be played.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+
+from tests.mutants import everything
+from tests.mutants.mutant import ROOT, Mutant
+
+RUN_S_MAX = 300
+NO_TESTS = (2, 3, 4, 5)
+"""Statuses by which pytest says that it could not run the tests that were named: that kills nothing."""
+
+
+def copy_tree(into: Path) -> Path:
+    """What git knows of, and what it does not ignore, as it is now."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if (ROOT / name).is_file():
+            (into / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, into / name)
+    return into
+
+
+def run_tests(tree: Path, names: Sequence[str]) -> int | None:
+    """pytest's status; None when it had to be stopped, as by a mutant that waits for ever."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:randomly", "-p", "no:cacheprovider", *names]
+    temporary = tree.parent / f"{tree.name}.tmp"
+    temporary.mkdir(exist_ok=True)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tree),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "TMPDIR": str(temporary),
+        "HYPOTHESIS_STORAGE_DIRECTORY": str(temporary / "hypothesis"),
+    }
+    process = subprocess.Popen(
+        command, cwd=tree, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        return process.wait(RUN_S_MAX)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
+        process.wait()
+        return None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def play(mutant: Mutant, tree: Path) -> str:
+    """`killed`, or what happened instead."""
+    path = tree / mutant.file
+    whole = path.read_text()
+    path.write_text(whole.replace(mutant.old, mutant.new))
+    try:
+        status = run_tests(tree, mutant.killers)
+    finally:
+        path.write_text(whole)
+    if status == 0:
+        return "SURVIVED"
+    return "killed" if status in (1, None) else f"NOT PLAYED (pytest ended with {status})"
+
+
+def failing(killers: Iterable[str], tree: Path) -> list[str]:
+    """Killers that fail although nothing is broken."""
+    names = sorted(set(killers))
+    if run_tests(tree, names) == 0:
+        return []
+    return [name for name in names if run_tests(tree, [name]) != 0]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Play what was asked for; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="tests.mutants.run", description=__doc__)
+    parser.add_argument("--only", default="", help="those whose file or text contains these words")
+    parser.add_argument("--jobs", type=int, default=2, help="how many at a time (default 2)")
+    options = parser.parse_args(arguments)
+    chosen = [m for m in everything() if options.only in str(m) and not m.equivalent]
+    if faults := [f"{mutant}: {fault}" for mutant in everything() if (fault := mutant.fault())]:
+        print("\n".join(faults))
+        return 1
+    outcomes: dict[Mutant, str] = {}
+    with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
+        trees: SimpleQueue[Path] = SimpleQueue()
+        for number in range(options.jobs):
+            trees.put(copy_tree(Path(directory) / str(number)))
+        if broken := failing((name for m in chosen for name in m.killers), Path(directory) / "0"):
+            print("these fail on the tree as it is:", *broken, sep="\n  ")
+            return 1
+
+        def job(mutant: Mutant) -> None:
+            tree, started = trees.get(), time.monotonic()
+            try:
+                outcomes[mutant] = play(mutant, tree)
+            finally:
+                trees.put(tree)
+            print(f"{outcomes[mutant]:9} {time.monotonic() - started:5.1f} s  {mutant}", flush=True)
+
+        with ThreadPoolExecutor(options.jobs) as jobs:
+            list(jobs.map(job, chosen))
+    alive = [mutant for mutant in chosen if outcomes[mutant] != "killed"]
+    equivalent = sum(1 for mutant in everything() if mutant.equivalent)
+    print(f"\n{len(chosen)} mutants, {len(chosen) - len(alive)} killed; {equivalent} equivalent ones not played")
+    for mutant in alive:
+        print(f"{outcomes[mutant]}: {mutant}")
+    return 1 if alive else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

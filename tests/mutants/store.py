@@ -1,0 +1,50 @@
+"""Mutants of `millpy/store`: what a commit checks and changes."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = [
+    Mutant(
+        "millpy/store/memory_commit.py",
+        "        if header is None or (running == graph_version and not expects(header, checkpoint)):",
+        "        if header is None or (running == graph_version and expects(header, checkpoint)):",
+        killers=("tests/conformance/test_memory_store.py::TestMemoryStore::test_request_is_what_was_set_aside",),
+    ),
+    Mutant(
+        "millpy/store/memory_commit.py",
+        '    if first or row["pane_index"] != stored["pane_index"] + 1:',
+        '    if first or row["pane_index"] == stored["pane_index"] + 1:',
+        killers=("tests/conformance/test_memory_store.py::TestMemoryStore::test_pane_replaces_the_pane_before_it",),
+    ),
+    Mutant(
+        "millpy/store/memory_commit.py",
+        '    if first or row["pane_index"] != stored["pane_index"] + 1:',
+        '    if first and row["pane_index"] != stored["pane_index"] + 1:',
+        killers=("tests/conformance/test_memory_store.py::TestMemoryStore::test_pane_that_does_not_follow_is_refused",),
+    ),
+    Mutant(
+        "millpy/store/memory_database.py",
+        "            total += 0 if row is None or row.value is None else int(row.value)",
+        "            total += 0 if row is None or row.value is not None else int(row.value)",
+        killers=("tests/conformance/test_memory_store.py::TestMemoryStore::test_accounting_adds_up",),
+    ),
+    Mutant(
+        "millpy/store/memory_database.py",
+        "        found = [t for t in self.tables.values() if t.spec.name == name and graph in (None, t.graph)]",
+        "        found = [t for t in self.tables.values() if t.spec.name != name and graph in (None, t.graph)]",
+        killers=("tests/conformance/test_memory_store.py::TestMemoryStore::test_pane_replaces_the_pane_before_it",),
+    ),
+    Mutant(
+        "millpy/store/memory_database.py",
+        "        return self.workers[worker_id].info.graph_version == deployed.version",
+        "        return self.workers[worker_id].info.graph_version != deployed.version",
+        killers=("tests/conformance/test_memory_store.py::TestMemoryStore::test_request_is_what_was_set_aside",),
+    ),
+    Mutant(
+        "millpy/store/memory_database.py",
+        "        self.clock: Clock = clock if clock is not None else SystemClock()",
+        "        self.clock: Clock = clock if clock is None else SystemClock()",
+        killers=("tests/conformance/test_memory_store.py::TestMemoryStore::test_request_is_what_was_set_aside",),
+    ),
+]

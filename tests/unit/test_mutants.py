@@ -1,0 +1,39 @@
+"""The list of mutants stays true while the kernel changes; `make mutants` plays it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.mutants import everything
+from tests.mutants.mutant import Mutant
+from tests.mutants.run import play
+
+
+def test_every_mutant_can_be_made() -> None:
+    assert [f"{mutant}: {fault}" for mutant in everything() if (fault := mutant.fault())] == []
+
+
+def test_mutants_differ() -> None:
+    changes = [(mutant.file, mutant.old, mutant.new) for mutant in everything()]
+
+    assert len(changes) == len(set(changes))
+
+
+def test_mutant_that_no_test_notices_survives(tmp_path: Path) -> None:
+    outcomes = [play(mutant, tmp_path) for mutant in trial(tmp_path)]
+
+    assert outcomes == ["killed", "SURVIVED", "NOT PLAYED (pytest ended with 4)"]
+    assert (tmp_path / "one.py").read_text() == "ONE = 1\nTWO = 2\n", "the tree is as it was"
+
+
+def trial(tree: Path) -> list[Mutant]:
+    """A tree whose only test looks at one of two numbers, and a mutant of each; the last names no test."""
+    (tree / "one.py").write_text("ONE = 1\nTWO = 2\n")
+    (tree / "test_one.py").write_text("from one import ONE\n\ndef test_one():\n    assert ONE == 1\n")
+    (tree / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
+    killers = ("test_one.py::test_one",)
+    return [
+        Mutant("one.py", "ONE = 1", "ONE = 2", killers),
+        Mutant("one.py", "TWO = 2", "TWO = 3", killers),
+        Mutant("one.py", "ONE = 1", "ONE = 2", ("test_one.py::test_nothing",)),
+    ]
