@@ -11,7 +11,7 @@ STORE_TESTS := doctor durability foreign_settings lanes postgres_commit postgres
                store_canaries users_tables views windowed_tables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check lint format types unit test docs store-suite crash crash-long deploy-matrix fuzz sim feeds compose-test demo ci clean \
+.PHONY: help setup check lint format types unit test docs store-suite crash crash-long deploy-matrix fuzz sim mutants feeds compose-test demo ci clean \
         bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w2 bench-w3 bench-kafka bench-w4 bench-w5 bench-spark bench-soak
 
 help: ## show this list
@@ -68,6 +68,9 @@ crash-long: $(STAMP) ## random SIGKILLs of three workers under a steady load; MI
 
 sim: $(STAMP) ## the simulator: SEEDS=10000 runs, or SEED=n to replay one
 	$(BIN)/python -m millpy.testing.simulator $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),2000))
+
+mutants: $(STAMP) ## break the kernel in every listed way, and see the tests named beside it notice; ONLY="words", JOBS=n
+	$(BIN)/python -m tests.mutants.run --only "$(ONLY)" --jobs $(or $(JOBS),2)
 
 feeds: $(STAMP) ## the recorded feeds through mosquitto, workers killed meanwhile, against tables computed without us
 	$(BIN)/python -m tests.feeds.whole
