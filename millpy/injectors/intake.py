@@ -74,6 +74,7 @@ class SourcePosition(msgspec.Struct, kw_only=True):
         max_event_time, max_event_record: the largest event time, at most that of arrival, and where it came from: this
             holds the watermark.
         last_event_time, last_record, arrived_at: the newest accepted record.
+        unsure_us: by so much it may have been later, as far as was known: what decides who is from the future.
         dedupe_shift_us: the dedupe clock of a source that names none is its time of arrival plus this: a clock that is
             set right, or wrong, must neither forget ids nor keep them.
     """
@@ -85,6 +86,7 @@ class SourcePosition(msgspec.Struct, kw_only=True):
     last_event_time: int = INSTANT_MIN
     last_record: str = ""
     arrived_at: int = INSTANT_MIN
+    unsure_us: int = 0
     dedupe_shift_us: int = 0
     finished: bool = False
 
@@ -327,7 +329,7 @@ class Intake:
             int(kept[record]), reason, detail, int(times[kept[record]])
         )
         if not again:
-            self._source.arrived_at = taken.arrived_at
+            self._source.arrived_at, self._source.unsure_us = taken.arrived_at, self._unsure_us
         if not len(kept):
             return letters
         everything = len(kept) == len(rows)

@@ -101,7 +101,7 @@ class Evidence:
             payloads = [message.payload for message in self.broker.batches[position - 1].messages]
         if payloads or finished:
             refused = self.refused(landing.book.interval_id, landing.bundle)
-            clocks = (stored["arrived_at"], stored["dedupe_shift_us"])
+            clocks = (stored["arrived_at"], stored["unsure_us"], stored["dedupe_shift_us"])
             self.source.take(landing.bundle, payloads, *clocks, finished=finished, refused=refused)
         else:
             allowed = self.latest_us + CLOCK_SLACK_US - IDLE_US - DISORDER_US if self.idle else BEGINNING

@@ -52,6 +52,7 @@ class SourceOracle:
         bundle: int,
         payloads: Sequence[bytes],
         arrived_at: int,
+        unsure_us: int,
         shift_us: int,
         *,
         finished: bool,
@@ -59,13 +60,14 @@ class SourceOracle:
     ) -> None:
         """Take what one bundle took, in order; the database has refused readings with these ids.
 
-        The dedupe clock is the time of arrival and `shift_us`, unless it is the readings' own.
+        They may have arrived later by `unsure_us`. The dedupe clock is the time of arrival and `shift_us`, unless it is
+        the readings' own.
         """
         judged: list[Judged] = []
         for payload in payloads:
             self.injected += 1
             truth = self.truths[payload]
-            latest = arrived_at + FUTURE_TOLERANCE_US
+            latest = arrived_at + unsure_us + FUTURE_TOLERANCE_US
             if truth is None or (not self.by_arrival and truth.at > latest):
                 self.dead += 1
                 continue
