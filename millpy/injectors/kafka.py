@@ -212,6 +212,7 @@ class KafkaInjector:
         self._offset = -1  # fetched
         self._moved = False  # there is a position to hand over, without records
         self._moved_at = 0.0
+        self._one_by_one = False
         self._inbox: deque[_Chunk] = deque()
         self._room = asyncio.Event()
         self._proven_at = float("-inf")
@@ -346,7 +347,7 @@ class KafkaInjector:
 
     async def _read(self, client: Client) -> None:
         """Fetch as long as there is room, and prove from time to time that nothing is left."""
-        from millpy.injectors.kafka_client import OutOfRangeError
+        from millpy.injectors.kafka_client import BatchTooLargeError, OutOfRangeError
 
         limits, clock = self._setup.limits, self._setup.clock
         looked_at = clock.monotonic()
@@ -357,7 +358,14 @@ class KafkaInjector:
                 self._room.clear()
                 await self._room.wait()
             try:
-                records = await client.fetch(limits.bundle_records_max, _WAIT_S)
+                records = await client.fetch(1 if self._one_by_one else limits.bundle_records_max, _WAIT_S)
+            except BatchTooLargeError as error:
+                if self._one_by_one:
+                    self._tell_once(
+                        "source_stuck", f"{self._setup.partition} at offset {self._offset}: {error.message}"
+                    )
+                self._one_by_one = True  # what was fetched before that batch is still to come
+                raise
             except OutOfRangeError:
                 self._check(*await client.bounds())
                 client.assign(self._offset)

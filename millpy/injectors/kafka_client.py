@@ -30,6 +30,7 @@ from aiokafka.errors import (
 
 from millpy.errors import ConfigError, SourceUnavailableError
 from millpy.extras import to_install
+from millpy.injectors.kafka_expansion import ExpansionError, bound_expansion
 from millpy.injectors.kafka_reasons import reason, verifying
 
 log = logging.getLogger(__name__)
@@ -80,11 +81,16 @@ class OutOfRangeError(SourceUnavailableError):
     """The offset that was to be read next is not there (any more)."""
 
 
+class BatchTooLargeError(SourceUnavailableError):
+    """A compressed batch would become larger than is taken."""
+
+
 class Client:
     """A connected reader of one partition."""
 
     def __init__(self, cluster: Cluster, topic: str, partition: int, client_id: str) -> None:
         _quieten()
+        bound_expansion()
         self._place = TopicPartition(topic, partition)
         self._options = cluster.options()
         self._consumer = AIOKafkaConsumer(
@@ -104,7 +110,11 @@ class Client:
     async def stop(self) -> None:
         """Disconnect."""
         closing = asyncio.create_task(self._consumer.stop(), name="millpy-kafka-stop")
-        await asyncio.wait([closing])
+        try:
+            await asyncio.wait([closing])
+        except asyncio.CancelledError:
+            await asyncio.wait([closing])  # nobody else would wait for it
+            raise
         if closing.cancelled():
             # aiokafka 0.14 cancels a fetch that is backing off, takes that for its own cancellation, and leaves the
             # rest open.
@@ -166,6 +176,7 @@ class Client:
 
         Raises:
             OutOfRangeError: the log does not hold the offset.
+            BatchTooLargeError: a batch would become larger than is taken.
             SourceUnavailableError, ConfigError: anything else.
         """
         async with _answers(None):
@@ -187,5 +198,9 @@ async def _answers(within_s: float | None = _ANSWER_S_MAX) -> AsyncIterator[None
         raise ConfigError(f"Kafka refuses us: {error!r}", hint="check user, password and rights") from error
     except UnsupportedCodecError as error:
         raise ConfigError(f"Kafka: {error!r}", hint=to_install("kafka")) from error
+    except ExpansionError as error:
+        raise BatchTooLargeError(
+            f"Kafka: {error}", hint="delete the batch, or let its producer send smaller ones"
+        ) from error
     except (KafkaError, OSError) as error:
         raise SourceUnavailableError(f"Kafka: {error!r}", hint="is the broker running?") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import resource
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -368,3 +369,22 @@ async def test_broker_that_crashes_and_comes_back_is_read_on_and_is_not_quiet_wh
 
         assert values(await reader.records(1)) == [2]
         await reader.until_quiet()
+
+
+async def test_batch_that_would_become_huge_is_not_expanded_and_what_came_before_it_is_read(feed: Feed) -> None:
+    # 16.5 kB of zstd became a gigabyte, in whoever read the partition.
+    await feed.make()
+    await feed.send(1, 2, 3, compression_type="zstd")
+    async with feed.producer(
+        compression_type="zstd", max_request_size=200_000_000, max_batch_size=200_000_000
+    ) as sender:
+        await sender.send_and_wait(feed.topic, bytes(100_000_000), partition=0)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    async with feed.reader() as reader:
+        assert values(await reader.records(3)) == [1, 2, 3]
+        while not any(kind == "source_stuck" for kind, _ in feed.events):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+    assert "offset 3" in str(feed.events)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000  # kB
