@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from millpy.errors import CorruptionError, MillError, UsageError
 from millpy.secret import redacted
+from millpy.visible import visible
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -31,9 +32,9 @@ def complain(error: MillError, *, as_json: bool = False) -> int:
         found = {"kind": kind, "message": message, "hint": error.hint, "exit_status": status}
         print(json.dumps({"error": found}), file=sys.stderr)
         return status
-    print(f"millpy: {message}", file=sys.stderr)
+    print(f"millpy: {visible(message)}", file=sys.stderr)
     if error.hint:
-        print(f"  hint: {error.hint}", file=sys.stderr)
+        print(f"  hint: {visible(error.hint)}", file=sys.stderr)
     return status
 
 

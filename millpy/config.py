@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import io
 import logging
 import os
 import sys
 import typing
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import structlog
 from pydantic import Field, ValidationError
@@ -26,7 +27,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from millpy.database_url import complete
 from millpy.errors import ConfigError
 from millpy.limits import Limits
-from millpy.secret import FILE, redacted, secret
+from millpy.secret import FILE, redacted, redacted_value, secret
+from millpy.visible import visible, visible_lines
 
 PREFIX = "MILLPY_"
 DATABASE_URL = PREFIX + "DATABASE_URL"
@@ -101,18 +103,18 @@ def configure_logging(settings: Settings) -> None:
     renderer: Any
     if settings.log_format == "json":
         shared.append(structlog.processors.format_exc_info)
-        renderer = structlog.processors.JSONRenderer()
+        renderer = structlog.processors.JSONRenderer(default=lambda value: redacted(repr(value)))
     else:
-        renderer = structlog.dev.ConsoleRenderer(
-            colors=_wants_colours(), exception_formatter=structlog.dev.plain_traceback
-        )
+        renderer = structlog.dev.ConsoleRenderer(colors=_wants_colours(), exception_formatter=_visible_traceback)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()],
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                lambda logger, name, event: redacted(renderer(logger, name, event)),
+                _redacted_values,
+                *([] if settings.log_format == "json" else [_visible_values]),  # JSON has escapes of its own
+                renderer,
             ],
         )
     )
@@ -128,6 +130,23 @@ def configure_logging(settings: Settings) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
+
+
+def _redacted_values(_logger: object, _name: str, event: Any) -> Any:
+    """What is said, and the values with it, without passwords; a traceback is taken care of where it is written."""
+    return {name: value if name == "exc_info" else redacted_value(value, str(name)) for name, value in event.items()}
+
+
+def _visible_values(_logger: object, _name: str, event: Any) -> Any:
+    """What is said, and texts with it, on one line that acts on no terminal; of other values reprs are shown."""
+    return {visible(name): visible(value) if isinstance(value, str) else value for name, value in event.items()}
+
+
+def _visible_traceback(out: TextIO, error: Any) -> None:
+    """Indented, so that no line of an error's text begins as one of the log's."""
+    text = io.StringIO()
+    structlog.dev.plain_traceback(text, error)
+    out.write(visible_lines(redacted(text.getvalue()), indent="  "))
 
 
 def _wants_colours() -> bool:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Self, TextIO, cast
 
+from millpy.visible import visible
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
@@ -72,7 +74,7 @@ class _Line:
 
         self._real = sys.stderr
         self._console = Console(file=self._real)
-        self._text = text
+        self._text = visible(text)
         self._moves = moves
         self._began = self._console.get_time()
         self._live = Live(
@@ -110,7 +112,7 @@ class _Line:
 
     def say(self, text: str) -> None:
         """Show this from now on."""
-        self._text = text
+        self._text = visible(text)
         if not self._moves:
             with suppress(OSError):  # the terminal is gone
                 self._live.refresh()

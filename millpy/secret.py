@@ -9,12 +9,21 @@ import ipaddress
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from millpy.errors import ConfigError
 
 FILE = "_FILE"
-_IN_URL = re.compile(r"""(://[^\s/:@'"]*):(?!password@)[^\s'"]*@""")
-_NAMED = re.compile(r"""(\bpassword ?= ?)('[^']*'|"[^"]*"|[^\s,;&'")]+)""", re.IGNORECASE)
+_IN_URL = re.compile(r"(://[^\s/:@]*):(?!password@)\S*@")
+_NAMES = ("password", "passwd", "passphrase", "secret")
+_ENCODED = "|".join("".join(f"(?:{c}|%{ord(c):x}|%{ord(c.upper()):x})" for c in name) for name in _NAMES)
+# Of what is quoted, to its end (a quote behind a backslash is none); of what is quoted in a quoted text, to the last
+# such quote of its line; else up to a space.
+_QUOTED = "|".join(rf"[bru]{{0,2}}{q}(?:(?:[^{q}\\]|\\++{q}?|{q}{q})*{q}|[\s\S]*)" for q in "'\"")
+_VALUE = rf"{_QUOTED}|[bru]{{0,2}}\\+(['\"])(?:.*\\+\2|.*)|(?:\\\s|\S)+"
+_NAMED = re.compile(rf"((?:{_ENCODED})(?:\\*['\"])?(?:\s*(?:=>?|:)\s*|\s+(?=\\*['\"])))(?:{_VALUE})", re.IGNORECASE)
+_IS_NAME = re.compile(rf"(?:{_ENCODED})$", re.IGNORECASE)
+HIDDEN = "***"
 
 
 def secret(variable: str) -> str | None:
@@ -41,8 +50,37 @@ def secret(variable: str) -> str | None:
 
 
 def redacted(text: str) -> str:
-    """Text of somebody else's (an error, a line of code) without the passwords in its URLs, or after `password=`."""
-    return _NAMED.sub(r"\1***", _IN_URL.sub(r"\1:***@", text))
+    """Text of somebody else's (an error, a line of code) without the passwords in it.
+
+    These are those of URLs, and what follows = or a colon behind `password`, `passwd`, `passphrase` or `secret`, or a
+    name that ends so (also percent-encoded, in quotes, in a repr, or in SQL). Rather more is hidden than necessary.
+    """
+    return _NAMED.sub(rf"\1{HIDDEN}", _IN_URL.sub(rf"\1:{HIDDEN}@", text))
+
+
+def redacted_value(value: Any, name: str = "") -> Any:
+    """The same for a value with texts in it (a mapping, a sequence); all is hidden where its name is a password's."""
+    if _IS_NAME.search(name):
+        return HIDDEN
+    if isinstance(value, str):
+        return redacted(value)
+    if isinstance(value, bytes):
+        return redacted(repr(value))
+    if isinstance(value, dict):
+        return {key: redacted_value(inner, str(key)) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [redacted_value(inner) for inner in value]
+    return value if value is None or isinstance(value, bool | int | float) else _Redacted(value)
+
+
+class _Redacted:
+    """Shows a value's repr."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __repr__(self) -> str:
+        return redacted(repr(self._value))
 
 
 def is_other_machine(host: str) -> bool:

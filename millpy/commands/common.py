@@ -145,10 +145,10 @@ def show(
         return
     for title, rows in answers.items():
         if len(answers) > 1:
-            typer.echo(f"{title}\n")
+            tables.say(f"{title}\n")
         tables.echo(rows)
         if len(answers) > 1:
-            typer.echo("")
+            tables.say("")
 
 
 def print_json(value: object) -> None:

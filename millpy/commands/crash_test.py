@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from millpy.clock import SystemClock
+from millpy.commands import tables
 from millpy.commands.common import JsonOption
 from millpy.config import Settings, configure_logging
 from millpy.launch import EMBEDDED_DIRECTORY
@@ -92,8 +93,8 @@ def _run(options: Options, *, as_json: bool) -> int:
     if as_json:
         typer.echo(document(found).decode())
         return 0 if found.passed else 1
-    typer.echo(words(found))
-    typer.echo(f"\n  report: {options.report} and {as_json_too}")
+    tables.say(words(found))
+    tables.say(f"\n  report: {options.report} and {as_json_too}")
     if found.files is not None:
-        typer.echo(f"  data and logs of the run: {found.files}")
+        tables.say(f"  data and logs of the run: {found.files}")
     return 0 if found.passed else 1

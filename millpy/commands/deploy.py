@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from millpy.commands import tables
 from millpy.commands.common import DatabaseOption, JsonOption, print_json, settings_of, worded
 from millpy.errors import GraphError
 from millpy.model.deployment import GraphSpec, Upgrade
@@ -98,22 +99,22 @@ def _show(
     if version is None:
         steps = f"{len(spec.computations)} computations and {len(spec.tables)} result tables"
         which = f"generation {spec.generation} of graph" if spec.generation > 1 else "graph"
-        typer.echo(f"{which} {spec.name} is new: {steps}")
+        tables.say(f"{which} {spec.name} is new: {steps}")
     elif not changes:
-        typer.echo(f"graph {spec.name} is deployed like this: version {version}")
+        tables.say(f"graph {spec.name} is deployed like this: version {version}")
     else:
-        typer.echo(
+        tables.say(
             f"graph {spec.name}, version {version}, would change" if deployed == version else f"graph {spec.name}:"
         )
         for change in changes:
-            typer.echo(f"  {MARKS[change.kind]} {change}")
+            tables.say(f"  {MARKS[change.kind]} {change}")
     if deployed != version:
-        typer.echo(f"version {deployed} is deployed")
+        tables.say(f"version {deployed} is deployed")
         for note in notes:
-            typer.echo(f"  {note}")
+            tables.say(f"  {note}")
         if notes:
-            typer.echo(f"when it has caught up: millpy switch {spec.name} {spec.generation}")
+            tables.say(f"when it has caught up: millpy switch {spec.name} {spec.generation}")
         if version is not None:
-            typer.echo(f"workers of version {version} stop at their next commit: start them with the new file")
+            tables.say(f"workers of version {version} stop at their next commit: start them with the new file")
     elif dry_run and (version is None or changes):
-        typer.echo("nothing was changed (--dry-run)")
+        tables.say("nothing was changed (--dry-run)")

@@ -58,11 +58,11 @@ def _print(finding: Finding) -> None:
     first, *rest = _wrapped(f"{finding.severity.value:<{INDENT}}{finding.check}: {finding.found}")
     if not os.environ.get("NO_COLOR"):
         first = typer.style(first[:INDENT], fg=_COLOURS[finding.severity]) + first[INDENT:]
-    typer.echo(first)
+    tables.say(first)
     if finding.meaning:
         rest += [*_wrapped(" " * INDENT + finding.meaning), *_wrapped(f"{'':{INDENT}}do: {finding.action}")]
     for line in rest:
-        typer.echo(line)
+        tables.say(line)
 
 
 def _wrapped(line: str) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from millpy.commands import tables
 from millpy.commands.common import DatabaseOption, JsonOption, print_json, settings_of, show, worded
 from millpy.progress import working
 from millpy.store.admin import Admin, Row
@@ -70,19 +71,19 @@ def switch(
         print_json(answer)
         return
     if found is None:
-        typer.echo(f"generation {generation} of graph {graph} is the current one already")
+        tables.say(f"generation {generation} of graph {graph} is the current one already")
         return
     beside = f"{graph}_{found.before.generation}"
     done, are = ("would be", "would be") if dry_run else ("is", "are")
-    typer.echo(
+    tables.say(
         f"generation {generation} of graph {graph} {done} the current one; its result tables {are} in schema {graph}"
     )
-    typer.echo(f"generation {found.before.generation} {done} {beside}, with its result tables in schema {beside}:")
+    tables.say(f"generation {found.before.generation} {done} {beside}, with its result tables in schema {beside}:")
     for words in found.left or ("nothing of yours depends on them",):
-        typer.echo(f"  {words}")
+        tables.say(f"  {words}")
     if not dry_run:
-        typer.echo(f"its workers go on until you stop them; then: millpy drop {beside}")
-        typer.echo(f"the way back: millpy switch {graph} {found.before.generation}")
+        tables.say(f"its workers go on until you stop them; then: millpy drop {beside}")
+        tables.say(f"the way back: millpy switch {graph} {found.before.generation}")
 
 
 @worded
@@ -115,14 +116,14 @@ def drop(
         print_json({"graph": graph, "dry_run": dry_run, "tables": remains.tables, "dead_letters": remains.dead_letters,
                     "late_records": remains.late_records, "mqtt_sessions": _sessions(remains)})  # fmt: skip
         return
-    typer.echo(f"{_words(remains)}: {'would be dropped' if dry_run else 'dropped'}")
+    tables.say(f"{_words(remains)}: {'would be dropped' if dry_run else 'dropped'}")
     if sessions := _sessions(remains):
-        typer.echo(
+        tables.say(
             "the MQTT broker goes on queueing for its sessions until they expire; to end them now, with the broker's"
         )
-        typer.echo("address and login (and with its own names, where the graph's file has a client_id=):")
+        tables.say("address and login (and with its own names, where the graph's file has a client_id=):")
         for session in sessions:
-            typer.echo(f"  mosquitto_sub -i {session} -t none -E")
+            tables.say(f"  mosquitto_sub -i {session} -t none -E")
 
 
 def _sessions(remains: Any) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from millpy.commands import tables
 from millpy.commands.common import FULL, JsonOption, print_json, worded
 from millpy.errors import UsageError
 
@@ -48,10 +49,10 @@ def init(
     if as_json:
         print_json({"directory": directory, "wrote": list(project)})
         return
-    typer.echo(f"wrote {', '.join(str(directory / name) for name in project)}\n")
-    typer.echo("next:" + ("" if directory == Path() else f" cd {directory}, then"))
-    typer.echo("  millpy run        reads the readings to their end")
-    typer.echo("  millpy windows    shows the table that it made")
+    tables.say(f"wrote {', '.join(str(directory / name) for name in project)}\n")
+    tables.say("next:" + ("" if directory == Path() else f" cd {directory}, then"))
+    tables.say("  millpy run        reads the readings to their end")
+    tables.say("  millpy windows    shows the table that it made")
 
 
 def contents() -> Mapping[str, str]:

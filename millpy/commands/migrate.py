@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from millpy.commands import tables
 from millpy.commands.common import DatabaseOption, JsonOption, print_json, settings_of, worded
 from millpy.errors import UsageError
 from millpy.progress import working
@@ -44,7 +45,7 @@ def migrate(
         named = None if made is None else dataclasses.asdict(made)
         print_json({"revision": HEAD, "applied": done.applied, "roles": named})
         return
-    typer.echo("the database is up to date")
+    tables.say("the database is up to date")
     if roles and made is not None:
-        typer.echo(f"owner {made.owner} migrates and deploys, {made.worker} runs workers, {made.reader} reads")
-        typer.echo("they have no passwords: give them some (\\password in psql), or make your logins members")
+        tables.say(f"owner {made.owner} migrates and deploys, {made.worker} runs workers, {made.reader} reads")
+        tables.say("they have no passwords: give them some (\\password in psql), or make your logins members")

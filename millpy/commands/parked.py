@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from millpy.commands import tables
 from millpy.commands.common import (
     DatabaseOption,
     GraphArgument,
@@ -55,7 +56,7 @@ def release(
     if as_json:
         print_json(asked)
     else:
-        typer.echo(f"{asked['keys']} keys of {computation} go on")
+        tables.say(f"{asked['keys']} keys of {computation} go on")
 
 
 @parked.command("discard")
@@ -72,7 +73,7 @@ def discard(
     if as_json:
         print_json(asked)
     else:
-        typer.echo(f"{asked['keys']} keys of {computation} go on without what they stopped at")
+        tables.say(f"{asked['keys']} keys of {computation} go on without what they stopped at")
 
 
 def _ask(graph: str | None, database: str | None, computation: str, key: str | None, *, discard: bool) -> Row:

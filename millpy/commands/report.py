@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from millpy.clock import SystemClock
+from millpy.commands import tables
 from millpy.commands.common import DatabaseOption, GraphArgument, JsonOption, print_json, settings_of, worded
 from millpy.commands.moments import moment
 from millpy.errors import MillError, UsageError
@@ -79,9 +80,9 @@ def report(
     if as_json:
         print_json(dataclasses.asdict(found))
         return
-    typer.echo(as_text(found))
+    tables.say(as_text(found))
     if html is not None:
-        typer.echo(f"\nwritten to {html}")
+        tables.say(f"\nwritten to {html}")
 
 
 def _check(table: str, html: Path | None) -> None:

@@ -84,7 +84,7 @@ def _show(pile: Pile, number: int, graph: str | None, database: str | None, as_j
         return
     for name, value in found[0].items():
         if name != "payload" and value not in (None, ""):
-            typer.echo(f"{name:>16}: {str(value).rstrip().replace(chr(10), chr(10) + ' ' * 18)}")
+            tables.say(f"{name:>16}: {str(value).rstrip().replace(chr(10), chr(10) + ' ' * 18)}")
 
 
 def _replay(pile: Pile, ids: Sequence[int], admin: Admin, payload: str, wait_s: float, *, as_json: bool) -> int:
@@ -95,16 +95,16 @@ def _replay(pile: Pile, ids: Sequence[int], admin: Admin, payload: str, wait_s: 
     else:
         asked = pile.replay(admin, ids)
     if not as_json:
-        typer.echo(f"{asked} of {len(ids)} to be taken again" + ("" if wait_s else " by a running worker"))
+        tables.say(f"{asked} of {len(ids)} to be taken again" + ("" if wait_s else " by a running worker"))
         if asked < len(ids):
-            typer.echo(f"the others are settled already, or are no records: see `millpy {pile.command} show ID`")
+            tables.say(f"the others are settled already, or are no records: see `millpy {pile.command} show ID`")
     states = _await(pile, ids, admin, wait_s) if asked and wait_s else None
     if as_json:
         print_json({"asked": asked, "of": len(ids), "states": states})
     elif states is not None:
-        typer.echo(_counted(states))
+        tables.say(_counted(states))
         if states.get("requested"):
-            typer.echo("nobody has taken them yet: does a worker of this graph run?")
+            tables.say("nobody has taken them yet: does a worker of this graph run?")
     if states is None:
         return 0 if asked else EXIT_FAILED
     return EXIT_FAILED if states.get("requested") or states.get("set_aside") else 0
@@ -142,7 +142,7 @@ def _discard(pile: Pile, ids: Sequence[int], admin: Admin, *, as_json: bool) -> 
     if as_json:
         print_json({"discarded": gone, "of": len(ids)})
     else:
-        typer.echo(f"{gone} of {len(ids)} discarded; they stay counted")
+        tables.say(f"{gone} of {len(ids)} discarded; they stay counted")
     return 0 if gone else EXIT_FAILED
 
 

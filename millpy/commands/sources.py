@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from millpy.commands import tables
 from millpy.commands.common import (
     DatabaseOption,
     GraphArgument,
@@ -51,7 +52,7 @@ def resume(
     if as_json:
         print_json({"graph": whose, "stream": stream, "resumed": resumed})
         return
-    typer.echo(f"{resumed} source partitions of {stream} go on")
+    tables.say(f"{resumed} source partitions of {stream} go on")
 
 
 COLUMNS = (

@@ -40,9 +40,9 @@ def state(
         return
     whose = computation if key is None else f"key {key} of {computation}"
     if not any(found.values()):
-        typer.echo(f"nothing is stored for {whose}")
+        tables.say(f"nothing is stored for {whose}")
     for title, rows in found.items():
         if rows:
-            typer.echo(f"{title}\n")
+            tables.say(f"{title}\n")
             tables.echo(rows)
-            typer.echo("")
+            tables.say("")

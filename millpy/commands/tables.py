@@ -17,6 +17,8 @@ from typing import Any
 
 import typer
 
+from millpy.visible import visible, visible_lines
+
 Row = Mapping[str, Any]
 SENTINELS = {"infinity": "the end", "-infinity": "the beginning"}
 COLUMN_CHARACTERS_MIN = 12
@@ -27,7 +29,12 @@ _UTC = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?)\+00$")
 def echo(rows: Sequence[Row], *, none: str = "(none)") -> None:
     """Print rows as a table that fits the terminal; `none` when there are none."""
     width = terminal_width()
-    typer.echo((table(rows) if width is None else fitted(rows, width)) or none)
+    say((table(rows) if width is None else fitted(rows, width)) or none)
+
+
+def say(text: str) -> None:
+    """Print lines; whatever is in them acts on no terminal."""
+    typer.echo(visible_lines(text))
 
 
 def terminal_width() -> int | None:
@@ -65,7 +72,7 @@ def continued(rows: Sequence[Row], widths: Sequence[int]) -> tuple[str, list[int
 
 def _texts(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     names = list(rows[0])
-    return names, [[_cell(row[name]) for name in names] for row in rows]
+    return [visible(name) for name in names], [[_cell(row[name]) for name in names] for row in rows]
 
 
 def _cell(value: object) -> str:
@@ -76,9 +83,9 @@ def _cell(value: object) -> str:
     if isinstance(value, timedelta) and value < timedelta():
         return f"-{-value}"  # Python's own words would be those of a day less
     if isinstance(value, dict | list):
-        return json.dumps(value, ensure_ascii=False)
+        return visible(json.dumps(value, ensure_ascii=False))
     text = SENTINELS.get(str(value), str(value))
-    return " ".join(_UTC.sub(r"\1Z", text).split("\n"))
+    return visible(" ".join(_UTC.sub(r"\1Z", text).split("\n")))
 
 
 def _numeric(rows: Sequence[Row]) -> frozenset[str]:

@@ -177,5 +177,5 @@ def _print(rows: Sequence[Row], widths: list[int], *, as_json: bool) -> list[int
             typer.echo(json.dumps(row, default=plain))
         return widths
     text, grown = tables.continued(rows, widths)
-    typer.echo(text)
+    tables.say(text)
     return grown

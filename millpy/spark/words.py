@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from millpy.spark.report import Report
+from millpy.visible import visible
 
 DEVICES_SHOWN = 15
 OUTLIERS_SHOWN = 10
@@ -112,7 +113,7 @@ def _more(count: int, what: str) -> list[str]:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """The first column to the left, the others to the right."""
-    lines = [head, *rows]
+    lines = [[visible(cell) for cell in line] for line in (head, *rows)]
     widths = [max(len(line[place]) for line in lines) for place in range(len(head))]
     return [
         "  " + "  ".join(

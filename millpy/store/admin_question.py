@@ -58,6 +58,7 @@ def answer(connection: psycopg.Connection[Any], statement: str) -> list[dict[str
         UsageError: it is not one question, or it would change something.
         psycopg.Error: what else the server says.
     """
+    statement.encode()  # what is no text is told as it was given
     try:
         _run(connection, "SET TRANSACTION READ ONLY")
         if not _UNEXPLAINED.match(statement):

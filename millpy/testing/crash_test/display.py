@@ -24,6 +24,7 @@ from rich.text import Text
 from millpy.clock import Clock
 from millpy.testing.crash_test.faults import Struck
 from millpy.testing.crash_test.trial import Progress
+from millpy.visible import visible
 
 TITLES = {
     "reference": "Reference: one worker, no faults",
@@ -78,7 +79,7 @@ class Lines:
 
     def say(self, line: str) -> None:
         """One line."""
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
     def trial(self, name: str) -> Iterator[None]:
@@ -119,7 +120,7 @@ class Live_:  # noqa: N801 - rich's own class has the name
 
     def say(self, line: str) -> None:
         """One line above what moves."""
-        self._console.print(line, markup=False, highlight=False)
+        self._console.print(visible(line), markup=False, highlight=False)
 
     @contextmanager
     def trial(self, name: str) -> Iterator[None]:
