@@ -59,8 +59,9 @@ Found = Iterator[Finding]
 def examine(facts: Facts, limits: Limits) -> list[Finding]:
     """All findings, in the order of the checks."""
     checks: tuple[Callable[[Facts, Limits], Found], ...] = (
-        _version, _durability, _connections, _write_ahead_log, _disk, _pooler, _encryption, _clock, _snapshots, _tables,
-        _rights, _roles, _result_tables, _workers, _unfolded, _rings, _set_aside, _standstills, _balance,
+        _version, _durability, _settings, _connections, _write_ahead_log, _disk, _pooler, _encryption, _clock,
+        _snapshots, _tables, _rights, _roles, _result_tables, _workers, _unfolded, _rings, _set_aside,
+        _standstills, _balance,
     )  # fmt: skip
     return [finding for check in checks for finding in check(facts, limits)]
 
@@ -120,6 +121,28 @@ def _durability(facts: Facts, _: Limits) -> Found:
             "no synchronous standby",
             "a failover to an asynchronous standby loses the last commits, also those that a broker has forgotten",
             "set synchronous_standby_names when a failover must lose nothing",
+        )
+
+
+def _settings(facts: Facts, _: Limits) -> Found:
+    """Defaults that millpy does not follow; people's own sessions do."""
+    replica = facts.settings.get("session_replication_role")
+    if replica is not None:
+        yield Finding(
+            Severity.WARNING,
+            "settings",
+            f"session_replication_role is {replica} for this role or database",
+            "unless this role may set it back, no trigger fires: dropping a graph leaves rows behind",
+            "ALTER ROLE or DATABASE … RESET session_replication_role",
+        )
+    others = {name: value for name, value in facts.settings.items() if name != "session_replication_role"}
+    if others:
+        yield Finding(
+            Severity.NOTE,
+            "settings",
+            ", ".join(f"{name} = {value}" for name, value in others.items()),
+            "defaults of this database or role; millpy sets its own on every connection, your sessions follow them",
+            "nothing, for millpy",
         )
 
 

@@ -15,7 +15,9 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from millpy.clock import SystemClock
+from millpy.doctor import Severity, examine
 from millpy.embedded import EmbeddedPostgres
+from millpy.limits import Limits
 from millpy.session_settings import PINNED
 from millpy.store.admin import Admin
 from millpy.store.postgres.diagnosis import look
@@ -132,3 +134,12 @@ def test_people_and_the_doctor_are_answered(database_url: str) -> None:
 
     assert Admin(database_url).graphs() == []
     assert look(database_url, SystemClock()).revision is not None
+
+
+def test_the_doctor_names_the_defaults_that_millpy_does_not_follow(database_url: str) -> None:
+    make_foreign(database_url)
+
+    found = {f.severity: f.found for f in examine(look(database_url, SystemClock()), Limits()) if f.check == "settings"}
+
+    assert "default_transaction_isolation = serializable" in found[Severity.NOTE]
+    assert "session_replication_role is replica" in found[Severity.WARNING]

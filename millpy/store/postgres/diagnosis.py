@@ -43,6 +43,7 @@ class Facts:
         pool_spares: how many connections a pooler gave us beside this one, at most as many as a worker needs.
         clock_difference_s: the server's clock less this machine's, as of the middle of a round trip.
         round_trip_s: how long that round trip took.
+        settings: defaults of this database and role that millpy sets otherwise on its connections.
         revision: of the tables of millpy, or None without any; what follows is then empty.
         needed_by: ring -> computations that need its oldest slot.
     """
@@ -54,6 +55,7 @@ class Facts:
     round_trip_s: float
     server: Row
     old_snapshots: list[Row]
+    settings: dict[str, str] = field(default_factory=dict)
     revision: str | None = None
     rights: Row = field(default_factory=dict)
     roles: Roles | None = None
@@ -134,6 +136,7 @@ def _look(connection: psycopg.Connection[Row], clock: Clock) -> Facts:
         server=server,
         old_snapshots=_rows(connection, statement("look_for_old_snapshots")),
     )
+    facts.settings = {row["name"]: row["value"] for row in _rows(connection, statement("look_at_settings"))}
     if server["migrated"] is None:
         return facts
     (facts.rights,) = _rows(connection, statement("look_at_rights"))

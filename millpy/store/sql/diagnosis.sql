@@ -25,6 +25,16 @@ SELECT current_setting('server_version_num')::integer AS version,
             THEN current_setting('data_directory') END AS data_directory,
        to_regclass('mill.alembic_version')::text AS migrated;
 
+-- name: look_at_settings
+-- Defaults of this database and role that would change what sessions do. Zero rows: none.
+SELECT name, reset_val AS value FROM pg_settings
+ WHERE (name = 'default_transaction_isolation' AND reset_val <> 'read committed')
+    OR (name = 'default_transaction_read_only' AND reset_val <> 'off')
+    OR (name = 'row_security' AND reset_val <> 'on')
+    OR (name = 'session_replication_role' AND reset_val <> 'origin')
+    OR (name IN ('statement_timeout', 'lock_timeout', 'transaction_timeout', 'idle_session_timeout') AND reset_val <> '0')
+ ORDER BY name;
+
 -- name: look_for_old_snapshots
 -- Who keeps the oldest rows from being cleaned up, the oldest first. Zero rows: nobody for longer than a minute.
 SELECT 'session' AS kind, pid::text AS name, usename::text AS role, application_name AS application, state,
