@@ -34,7 +34,11 @@ RELATIONS = {
     ),
     r"mill\.(segments|deltas|dedupe_runs)(_\d+)?": ("SI", "", ""),
     r"mill\.(intervals|cursors|last_segments)": ("SIU", "", ""),
-    r"mill\.(workers|keyed|dead_letters|late_records|pauses|outbox|source_states|releases|events)": ("SIUD", "", ""),
+    r"mill\.(workers|keyed|dead_letters|late_records|pauses|outbox|source_states|releases|events|expired)": (
+        "SIUD",
+        "",
+        "",
+    ),
     r"mill\.(changes|entries|places|pending)": ("SIUD", "", ""),  # views, none of which can be written to
     r"millpy\.input_watermarks": ("S", "S", "S"),
     r"millpy\.\w+": ("S", "S", ""),
