@@ -93,9 +93,9 @@ def test_all_that_the_wheel_is_made_of_is_in_the_build() -> None:
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     build, *_ = re.split(r"(?m)^FROM .* AS base$", (COMPOSE / "Dockerfile").read_text())
     copied = set(re.findall(r"(?m)^COPY (\w+) ", build))
-    let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    let_in = {line[1:].split("/")[0] for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"}
 
-    assert {*wheel["packages"], *wheel["force-include"]} <= copied
+    assert {path.lstrip("/").split("/")[0] for path in (*wheel["include"], *wheel["force-include"])} <= copied
     assert copied <= let_in
 
 
