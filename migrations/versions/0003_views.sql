@@ -85,16 +85,21 @@ SELECT g.name AS graph, s.name AS stream, c.name AS consumer, u.key_fields, p.se
   JOIN mill.computations AS c ON c.computation_id = u.consumer_id
   JOIN mill.graphs AS g ON g.graph_id = u.graph_id;
 
--- I8. A source partition: injected = accepted + duplicate + dead_lettered. A subscription: produced = consumed + late
--- + quarantined + parked + pending; `duplicate` of those consumed were dropped by a deduplicate step. Counts that do not
--- apply are null; so is `parked` while nothing is.
+-- I8. Both sides of each comparison are counted by themselves, where it happens; none is what another leaves over.
+--   a source partition   injected = accepted + duplicate + dead_lettered
+--                        (by the source before decoding; by the intake behind it)
+--   a subscription       produced + added = filtered + consumed + late + quarantined + parked + pending
+--                        (where records come into being, operators for `added` and `filtered`; where they reach a step's
+--                        state; parked and pending: as stored). `duplicate` of those consumed were dropped by a deduplicate step.
+--   a result table       produced = consumed: rows that came into being, and rows that were given to the table
+-- Counts that do not apply are null; so are `parked`, `filtered` and `added` while there are none.
 -- A function, because the planner takes the functions over documents for expensive and would compile the query (JIT)
 -- for longer than it runs. VOLATILE, so that its snapshot is taken after its locks: a slot of a ring is emptied by
 -- TRUNCATE, which older snapshots see too, and what was folded or consumed between would be missing on both sides.
 CREATE FUNCTION mill.account()
-RETURNS TABLE (graph text, stream text, source_partition text, consumer text, key_fields text[], injected bigint,
-               accepted bigint, duplicate bigint, dead_lettered bigint, produced bigint, consumed bigint, late bigint,
-               quarantined bigint, parked bigint, pending bigint, balanced boolean)
+RETURNS TABLE (graph text, stream text, source_partition text, consumer text, key_fields text[], result_table text,
+               injected bigint, accepted bigint, duplicate bigint, dead_lettered bigint, produced bigint, added bigint,
+               filtered bigint, consumed bigint, late bigint, quarantined bigint, parked bigint, pending bigint, balanced boolean)
 LANGUAGE sql VOLATILE ROWS 20 SET jit = off
 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 WITH counters AS MATERIALIZED (
@@ -116,6 +121,8 @@ WITH counters AS MATERIALIZED (
     SELECT g.name AS graph, s.name AS stream, c.name AS consumer, u.key_fields,
            sum(k.count) FILTER (WHERE k.namespace = 'duplicate')::bigint AS duplicate,
            coalesce(sum(k.count) FILTER (WHERE k.namespace = 'produced'), 0)::bigint AS produced,
+           sum(k.count) FILTER (WHERE k.namespace = 'added')::bigint AS added,
+           sum(k.count) FILTER (WHERE k.namespace = 'filtered')::bigint AS filtered,
            coalesce(sum(k.count) FILTER (WHERE k.namespace = 'consumed'), 0)::bigint AS consumed,
            coalesce(sum(k.count) FILTER (WHERE k.namespace = 'late'), 0)::bigint AS late,
            coalesce(sum(k.count) FILTER (WHERE k.namespace = 'quarantined'), 0)::bigint AS quarantined,
@@ -127,18 +134,32 @@ WITH counters AS MATERIALIZED (
       JOIN mill.graphs AS g ON g.graph_id = u.graph_id
       LEFT JOIN counters AS k
         ON k.subkey = u.subscription_id::text
-       AND k.namespace IN ('produced', 'consumed', 'late', 'quarantined', 'duplicate')
+       AND k.namespace IN ('produced', 'added', 'filtered', 'consumed', 'late', 'quarantined', 'duplicate')
      GROUP BY g.name, s.name, c.name, u.subscription_id
+), tables AS (
+    SELECT g.name AS graph, s.name AS stream, t.name AS result_table,
+           coalesce(sum(k.count) FILTER (WHERE k.namespace = 'emitted'), 0)::bigint AS produced,
+           coalesce(sum(k.count) FILTER (WHERE k.namespace = 'written'), 0)::bigint AS consumed
+      FROM mill.result_tables AS t
+      JOIN mill.streams AS s USING (stream_id)
+      JOIN mill.graphs AS g ON g.graph_id = t.graph_id
+      LEFT JOIN counters AS k ON k.subkey = t.table_id::text AND k.namespace IN ('emitted', 'written')
+     GROUP BY g.name, s.name, t.table_id
 )
-SELECT graph, stream, source_partition, NULL::text AS consumer, NULL::text[] AS key_fields,
-       injected, accepted, duplicate, dead_lettered, NULL::bigint AS produced, NULL::bigint AS consumed,
-       NULL::bigint AS late, NULL::bigint AS quarantined, NULL::bigint AS parked, NULL::bigint AS pending,
-       injected = accepted + duplicate + dead_lettered AS balanced
+SELECT graph, stream, source_partition, NULL::text AS consumer, NULL::text[] AS key_fields, NULL::text AS result_table,
+       injected, accepted, duplicate, dead_lettered, NULL::bigint AS produced, NULL::bigint AS added,
+       NULL::bigint AS filtered, NULL::bigint AS consumed, NULL::bigint AS late, NULL::bigint AS quarantined,
+       NULL::bigint AS parked, NULL::bigint AS pending, injected = accepted + duplicate + dead_lettered AS balanced
   FROM sources
  UNION ALL
-SELECT graph, stream, NULL, consumer, key_fields, NULL, NULL, duplicate, NULL, produced, consumed, late, quarantined, parked,
-       pending, produced = consumed + late + quarantined + coalesce(parked, 0) + pending
+SELECT graph, stream, NULL, consumer, key_fields, NULL, NULL, NULL, duplicate, NULL, produced, added, filtered, consumed, late,
+       quarantined, parked, pending,
+       produced + coalesce(added, 0) = coalesce(filtered, 0) + consumed + late + quarantined + coalesce(parked, 0) + pending
   FROM subscribed
+ UNION ALL
+SELECT graph, stream, NULL, NULL, NULL, result_table, NULL, NULL, NULL, NULL, produced, NULL, NULL, consumed, NULL, NULL, NULL,
+       NULL, produced = consumed
+  FROM tables
 $$;
 
 CREATE VIEW millpy.accounting AS SELECT * FROM mill.account();

@@ -86,6 +86,9 @@ class DedupeIndex:
         within_us: the horizon.
         runs: what the store holds, oldest first.
         recent_ids_max: ids of small bundles are sorted into a tier when there are so many.
+
+    Attributes:
+        found: how many duplicates there were when it was asked last.
     """
 
     def __init__(self, within_us: int, runs: Sequence[DedupeRun] = (), *, recent_ids_max: int = RECENT_IDS_MAX) -> None:
@@ -95,6 +98,7 @@ class DedupeIndex:
         self._tiers: list[_Tier] = []
         self.clock: Instant = max((run.clock for run in runs), default=INSTANT_MIN)
         self._filter = IdFilter()
+        self.found = 0
         ids = b"".join(run.ids for run in runs)
         if ids:
             self._push(_newest(*halves_of(ids), np.concatenate([_times_of(run) for run in runs])))
@@ -114,6 +118,7 @@ class DedupeIndex:
             Which records are duplicates, and the run to commit; None when there were no records.
         """
         count = len(clocks)
+        self.found = 0
         if not count:
             return np.zeros(0, bool), None
         hi, lo = halves_of(ids)
@@ -132,7 +137,9 @@ class DedupeIndex:
         before[1:] = seen[:-1]
         before[first] = self._last_seen(hi[first], lo[first])
         duplicates = np.empty(count, bool)
-        duplicates[order] = (before != _NEVER) & (seen - before <= self._within_us)
+        again = (before != _NEVER) & (seen - before <= self._within_us)
+        self.found = int(np.count_nonzero(again))
+        duplicates[order] = again
         tier = _Tier(hi[last], lo[last], seen[last])
         if small:
             self._add_recent(tier)

@@ -220,6 +220,7 @@ class FileInjector:
         self._closing = asyncio.Event()
         self._idle = False
         self._ended = False
+        self._total = 0
 
     async def open(self, position: bytes | None) -> None:
         """Go to a stored position and start reading.
@@ -280,6 +281,7 @@ class FileInjector:
         self._ahead = None
         if piece is None:
             return None
+        self._total += piece.records
         if piece.finished:
             self._ended = True
         else:
@@ -296,6 +298,8 @@ class FileInjector:
             position=msgspec.json.encode(piece.after),
             notes=piece.notes,
             finished=piece.finished,
+            records=piece.records,
+            total=self._total,
         )
 
     async def acknowledge(self, token: Any) -> None:

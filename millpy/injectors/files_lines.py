@@ -31,6 +31,7 @@ NONE: Positions = np.empty(0, np.int64)
 _READ_BYTES = 4_000_000
 _BOM = b"\xef\xbb\xbf"
 _QUOTE, _NEWLINE = b'"\n'
+_IS_BLANK = np.array([bytes([code]).isspace() for code in range(256)])
 
 
 @dataclass(slots=True)
@@ -39,6 +40,7 @@ class Piece:
 
     Attributes:
         describe: the place of row i; only dead letters pay for it.
+        records: as `Taken` has them.
         ended: this is the last of the file.
         notes, finished: see `Taken`.
     """
@@ -54,6 +56,7 @@ class Piece:
     ended: bool = False
     notes: dict[str, bytes | None] = field(default_factory=dict)
     finished: bool = False
+    records: int = 0
 
 
 class LineReader:
@@ -192,6 +195,7 @@ class LineReader:
         block, ends = self._cut()
         ended = self._at_end and self._defect is None and self._start == len(self._buffer)
         piece = Piece(self._at, header=self._header, format="csv" if self._kind == "csv" else "json", ended=ended)
+        piece.records = records_in(block, ends)
         if self._kind == "csv" and block.count(b"\n") > len(ends):
             return _with_payloads(piece, block, ends, before)
         piece.block = block
@@ -250,6 +254,18 @@ class LineReader:
         newlines = len(ends) if self._kind == "json" else block.count(b"\n")
         self._advance(len(block), newlines + (not block.endswith(b"\n")))
         return block, ends
+
+
+def records_in(block: bytes, ends: Positions) -> int:
+    """How many of the records that end there, with one behind the last end, are not blank."""
+    starts = np.concatenate([[0], ends + 1])
+    stops = np.concatenate([ends, [len(block)]])
+    if starts[-1] == len(block):
+        starts, stops = starts[:-1], stops[:-1]
+    first = np.frombuffer(block, np.uint8)[np.minimum(starts, len(block) - 1)]
+    suspects = np.flatnonzero(_IS_BLANK[first])
+    blank = sum(not block[starts[place] : stops[place]].strip() for place in suspects.tolist())
+    return len(starts) - blank
 
 
 def _with_payloads(piece: Piece, block: bytes, ends: Positions, before: FilePosition) -> Piece:

@@ -88,7 +88,7 @@ class ParquetReader:
         before, batch = self._at, batch.slice(0, count)
         self._at = msgspec.structs.replace(before, offset=before.offset + count, line=before.line + count)
         ended = self._at.offset == self._rows
-        return Piece(self._at, _describer(before), batch=plain(batch), format="columns", ended=ended)
+        return Piece(self._at, _describer(before), batch=plain(batch), format="columns", ended=ended, records=count)
 
     def _next(self) -> pa.RecordBatch | None:
         while self._waiting is None:

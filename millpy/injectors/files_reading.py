@@ -185,6 +185,7 @@ class Reading:
             refused=(Refused(0, BROKEN, error.message),),
             notes=notes,
             finished=self._agenda.is_over(),
+            records=1,
         )
 
     def _changed_ns(self) -> int:

@@ -4,7 +4,8 @@ Pure but for its own soft state: one Intake is one source partition under one gr
 
     decode -> dedupe -> event time -> row watermarks
 
-Every record that was read is counted once: injected = accepted + duplicate + dead-lettered (I8).
+Every record ends in one place, and is counted there: accepted, duplicate or dead-lettered. How many were injected is
+the source's own count, made before anything was decoded; that the sum is the same is for the account to find out (I8).
 
 Watermark of a row: the largest event time *before* it minus the disorder bound, never below the watermark published
 before (I9: a bundle has the effect of one record at a time). A record that is ahead of its arrival counts here as one
@@ -100,6 +101,7 @@ class IntakeResult:
         delta: position and counters.
         watermark: after the step; what the injector publishes.
         changed: there is something to commit.
+        accepted: how many records were accepted, whatever becomes of `records` on their way.
         rows: of each accepted record, its row in what was taken.
         letter_of: (record, reason, detail) -> a dead letter for an accepted record that is refused after all.
         settled: what became of the requests, when it was a replay.
@@ -109,6 +111,7 @@ class IntakeResult:
     records: Records
     watermark: Instant
     changed: bool
+    accepted: int = 0
     delta: Delta = ()
     dead_letters: list[DeadLetter] = field(default_factory=list)
     dedupe_run: DedupeRun | None = None
@@ -141,6 +144,7 @@ class Intake:
         self._fleet = Fleet(settings.devices, device_types, recovered.entries)
         self._hasher = KeyHasher()
         self._counts = dict.fromkeys(COUNTERS, 0)
+        self._handed_over: int | None = None
         self._source = SourcePosition()
         self._noted: Mapping[str, bytes | None] = {}
         self.notes: dict[str, bytes] = {}  # as recovered, for the source that is about to be opened
@@ -223,10 +227,9 @@ class Intake:
         self._follow(clock)
         result = IntakeResult(Records.none(self._settings.record_type), self.watermark, False)
         if taken is not None:
+            injected = self._injected(taken)
             if arrived:
-                before_counts = self._counts["injected"]
                 self._take(taken, result, clock)
-                injected = self._counts["injected"] - before_counts
                 result.pause = None if taken.finished else self._health.count(injected, len(result.dead_letters))
             if taken.position is not None:
                 self._source.position = msgspec.Raw(taken.position)
@@ -264,6 +267,20 @@ class Intake:
             source.dedupe_shift_us -= clock.stepped_us - self._stepped_us
         self._stepped_us = clock.stepped_us
 
+    def source_opened(self) -> None:
+        """Note that its source has been opened, and so has handed over nothing yet."""
+        self._handed_over = 0
+
+    def _injected(self, taken: Taken) -> int:
+        """Count what the source says that it has handed over since it was asked last."""
+        injected = taken.records
+        if taken.total is not None:
+            before = self._handed_over
+            injected = taken.records if before is None else taken.total - before
+            self._handed_over = taken.total
+        self._counts["injected"] += injected
+        return injected
+
     def _quiet_ids(self, quiet_us: int) -> DedupeRun | None:
         """What the store is told of the ids of a source that has brought nothing for so long, so that slots are freed.
 
@@ -298,7 +315,7 @@ class Intake:
         its id stands for, so it is no duplicate of itself; any other is dropped when its id was seen.
         """
         result = self.standing()
-        self._count(0, 0, -len(requests))
+        self._counts["dead_lettered"] -= len(requests)
         self._follow(clock)
         letters = self._take(taken_again(requests, arrived_at), result, clock, requests)
         result.settled = [Settled(request, letters.of_row(row)) for row, request in enumerate(requests)]
@@ -313,15 +330,17 @@ class Intake:
         letters.devices = settings.devices
         letters.add_refused()
         rows = decoded.rows
-        fresh = np.ones(len(rows), bool)
+        fresh, duplicates = np.ones(len(rows), bool), 0
         if self._ids is not None:
-            fresh, result.dedupe_run = self._without_duplicates(letters)
+            fresh, duplicates, result.dedupe_run = self._without_duplicates(letters)
         self._refuse_long_keys(letters, fresh)
-        duplicates = len(rows) - int(np.count_nonzero(fresh)) - (len(letters) - len(decoded.refused))
         if duplicates and settings.devices:
             self._fleet.take_duplicates(self._devices_of(letters, fresh), clock.now_us)
         times, accepted = self._event_times(letters, fresh)
-        self._count(duplicates, int(np.count_nonzero(accepted)), len(letters))
+        result.accepted = int(np.count_nonzero(accepted))
+        self._counts["accepted"] += result.accepted
+        self._counts["duplicate"] += duplicates
+        self._counts["dead_lettered"] += len(letters)
         result.dead_letters = letters.in_order()
         kept = np.flatnonzero(accepted)
         result.rows = rows[kept]
@@ -366,8 +385,8 @@ class Intake:
         )
         return records.keys(self._settings.devices, self._hasher)
 
-    def _without_duplicates(self, letters: Letters) -> tuple[Mask, DedupeRun | None]:
-        """Which records are neither duplicates nor without a place on the dedupe clock."""
+    def _without_duplicates(self, letters: Letters) -> tuple[Mask, int, DedupeRun | None]:
+        """Which records are neither duplicates nor without a place on the dedupe clock; how many are duplicates."""
         settings = self._settings.dedupe
         assert settings is not None
         taken, decoded = letters.taken, letters.decoded
@@ -386,7 +405,8 @@ class Intake:
         duplicates, run = self._seen.check(letters.ids, clocks[letters.judged])
         fresh = timed.copy()
         fresh[letters.judged] = ~duplicates
-        return fresh | held, run
+        kept_all_the_same = int(np.count_nonzero(held[letters.judged] & duplicates))
+        return fresh | held, self._seen.found - kept_all_the_same, run
 
     def _identify(self, decoded: Decoded, timed: Mask) -> tuple[Mask, bytes]:
         """Which of the timed rows have an id, and these ids."""
@@ -443,14 +463,9 @@ class Intake:
         """Row watermarks of records that are taken again: where the source stands."""
         return np.full(count, self._source.watermark, np.int64)
 
-    def _count(self, duplicates: int, accepted: int, dead_lettered: int) -> None:
-        self._counts["injected"] += duplicates + accepted + dead_lettered
-        self._counts["accepted"] += accepted
-        self._counts["duplicate"] += duplicates
-        self._counts["dead_lettered"] += dead_lettered
-
     def set_aside(self, result: IntakeResult, count: int) -> Delta:
         """Count accepted records of the last step as dead-lettered after all; the delta to commit instead."""
+        result.accepted -= count
         self._counts["accepted"] -= count
         self._counts["dead_lettered"] += count
         return (*self._delta(), *(entries for entries in result.delta if entries.kind is Kind.FLEET))

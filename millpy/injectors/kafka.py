@@ -214,6 +214,7 @@ class KafkaInjector:
         self._moved_at = 0.0
         self._one_by_one = False
         self._inbox: deque[_Chunk] = deque()
+        self._fetched = self._total = 0  # records, since it was opened
         self._room = asyncio.Event()
         self._proven_at = float("-inf")
         self._beyond_since: float | None = None
@@ -372,6 +373,7 @@ class KafkaInjector:
                 continue
             if records:
                 self._offset = records[-1].offset + 1
+                self._fetched += len(records)
                 self._inbox.append(_Chunk(records, sum(len(r.value) for r in records if r.value is not None)))
                 self._setup.ready.set()
                 continue
@@ -421,6 +423,8 @@ class KafkaInjector:
         self._position = KafkaPosition(after, self._position.begun)
         counted, payloads, refused = self._payloads.of(records)
         partition = self._setup.partition
+        waiting = sum(len(chunk.records) for chunk in self._inbox)
+        before, self._total = self._total, self._fetched - waiting - self._payloads.skipped
         return Taken(
             format="json",
             arrived_at=self._setup.clock.now_us(),
@@ -428,6 +432,8 @@ class KafkaInjector:
             refused=refused,
             describe=lambda row: f"{partition}@{counted[row].offset}",
             position=msgspec.json.encode(self._position),
+            records=self._total - before,
+            total=self._total,
         )
 
     def _take_records(self) -> Sequence[Any]:

@@ -67,10 +67,14 @@ class Payloads:
 
     Args:
         record_type: None where only bytes are looked at (tests); then nothing is filled.
+
+    Attributes:
+        skipped: how many tombstones were none that count.
     """
 
     def __init__(self, fills: Fills, record_type: RecordType | None, tombstones: Tombstones) -> None:
         self._tombstones = tombstones
+        self.skipped = 0
         self._keys: dict[bytes | None, bytes] = {}
         self._key = self._timestamp = b""
         self._headers: list[tuple[str, bytes, bool]] = []
@@ -93,6 +97,7 @@ class Payloads:
         gone: list[int] = []
         if None in values:
             if self._tombstones == "skip":
+                self.skipped += values.count(None)
                 records = [record for record in records if record.value is not None]
                 values = [record.value for record in records]
             gone = [row for row, value in enumerate(values) if value is None]

@@ -101,6 +101,8 @@ class Bundle:
 
     Attributes:
         refused: (row, why) of payloads that are messages beyond a bound.
+        records: how many there are in it.
+        counted: how many have left the inbox with it, by the count of what was received.
     """
 
     runs: list[Run] = field(default_factory=list)
@@ -108,6 +110,7 @@ class Bundle:
     markers: list[tuple[bytes, bytes]] = field(default_factory=list)
     refused: list[tuple[int, str]] = field(default_factory=list)
     records: int = 0
+    counted: int = 0
 
     def add(self, run: Run) -> None:
         """Append a run."""
@@ -179,6 +182,8 @@ class Inbox:
         """The first topic that nobody asked for."""
         self.records = 0
         self.bytes = 0
+        self.received = 0
+        """How many records came, by messages: one each, but for those that were told apart (I8)."""
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -186,6 +191,7 @@ class Inbox:
     def put(self, published: Published) -> None:
         """Append messages."""
         apart = self._apart(published)
+        self.received += len(published) + sum(len(run) - 1 for run in apart.values())
         if not apart:
             self._append(Run(published.topics, published.payloads, published.packet_ids))
             return

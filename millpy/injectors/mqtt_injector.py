@@ -76,6 +76,7 @@ class _Session:
         self._told_foreign = False
         self.subscribed = False
         self.drained = False
+        self._handed_over = 0
 
     def _deliver(self, published: Published) -> None:
         self.inbox.put(published)
@@ -106,6 +107,8 @@ class _Session:
         bound = self._setup.take_bound
         bundle = self.inbox.take(records_max=min(self._take_max, bound.records), bytes_max=bound.bytes)
         self.drained |= (self.marker_topic, self.marker) in bundle.markers
+        left = self.inbox.received - self.inbox.records
+        bundle.counted, self._handed_over = left - self._handed_over, left
         low = (
             self.inbox.records <= self._limits.bundle_records_max // 2
             and self.inbox.bytes <= self._limits.bundle_bytes_max // 2
@@ -159,6 +162,7 @@ class MqttInjector:
         self._keeper: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None
         self._watched_at = 0.0
+        self._total = 0
 
     async def open(self, position: bytes | None) -> None:
         """Connect; when the broker is away, keep trying in the background.
@@ -250,6 +254,7 @@ class MqttInjector:
         if session is None or not session.inbox:
             return None
         bundle = session.take()
+        self._total += bundle.counted
         if not bundle.records:
             session.settle(bundle.packet_ids)
             return None
@@ -262,6 +267,8 @@ class MqttInjector:
             refused=[Refused(row, "oversize", why) for row, why in bundle.refused],
             describe=bundle.describe(),
             token=token,
+            records=bundle.counted,
+            total=self._total,
         )
 
     async def acknowledge(self, token: Any) -> None:

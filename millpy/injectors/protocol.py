@@ -50,6 +50,10 @@ class Taken:
         notes: small facts beside the position, as JSON text by name, committed with it; None forgets one.
         token: what to hand back to `acknowledge`.
         arrived_at: wall time of taking.
+        records: how many records these are, as the source has counted them when it received them, before anything is
+            decoded; by default as many as are in here. A blank line is none.
+        total: how many it has handed over since it was opened, these included, also by its own count; with it, a batch
+            that is lost or comes twice on its way shows in the account (I8). None for a source that keeps no count.
         finished: the source has ended and this is the last of it (may be empty).
     """
 
@@ -65,6 +69,16 @@ class Taken:
     batch: pa.RecordBatch | None = None
     refused: Sequence[Refused] = ()
     notes: Mapping[str, bytes | None] = field(default_factory=dict)
+    records: int = -1
+    total: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.records >= 0:
+            return
+        if self.batch is not None:
+            self.records = len(self.batch)
+        else:
+            self.records = len(self.payloads) + sum(1 for line in self.block.split(b"\n") if line.strip())
 
     @property
     def has_records(self) -> bool:

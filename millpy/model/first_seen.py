@@ -44,6 +44,9 @@ class FirstSeen:
     Args:
         within_us: the horizon.
         runs: what the store holds.
+
+    Attributes:
+        let_in: how many were accepted when it was asked last.
     """
 
     def __init__(self, within_us: int, runs: Sequence[DedupeRun] = ()) -> None:
@@ -52,6 +55,7 @@ class FirstSeen:
         self._filter = IdFilter()
         self._newest = INSTANT_MIN
         self._clock = max((run.clock for run in runs), default=INSTANT_MIN)
+        self.let_in = 0
         ids = b"".join(run.ids for run in runs)
         if ids:
             times = np.concatenate([np.frombuffer(run.times, "<i8") for run in runs]).astype(np.int64)
@@ -76,6 +80,7 @@ class FirstSeen:
         hi, lo = halves_of(ids)
         accepted = self._accepted(hi, lo, times)
         rows = np.flatnonzero(accepted)
+        self.let_in = len(rows)
         if not len(rows):
             return accepted, self._expire()
         tier = _Tier(hi[rows], lo[rows], times[rows]).in_order()

@@ -89,7 +89,11 @@ class Work:
 
 @dataclass(slots=True)
 class StepResult:
-    """All effects of a step, as data. The runtime adds cursors, segments, counters `consumed` and the header."""
+    """All effects of a step, as data. The runtime adds cursors, segments and the header.
+
+    The counts are those of I8. Each is taken where the thing counted happens, never as what is left of others: a record
+    that gets lost is in none of them, and the account says so.
+    """
 
     delta: Delta = ()
     productions: dict[str, Records] = field(default_factory=dict)
@@ -98,11 +102,15 @@ class StepResult:
     absorbed: list[AbsorbedRows] = field(default_factory=list)
     late: list[LateRows] = field(default_factory=list)
     dead_letters: list[DeadLetter] = field(default_factory=list)
+    consumed_by_input: dict[int, int] = field(default_factory=dict)
+    """Input index -> records that have been applied to the state, or judged by it."""
+    emitted_by_stream: dict[str, int] = field(default_factory=dict)
+    """Output stream -> records that came into being for its consumers."""
+    emitted_by_table: dict[int, int] = field(default_factory=dict)
+    """Result table -> rows that came into being for it."""
     late_by_input: dict[int, int] = field(default_factory=dict)
     """Input index -> records that went to `late_records` for every one of their windows (I8)."""
     quarantined_by_input: dict[int, int] = field(default_factory=dict)
-    parked_by_input: dict[int, int] = field(default_factory=dict)
-    """Input index -> records that were parked, less those that were released."""
     duplicates_by_input: dict[int, int] = field(default_factory=dict)
     """Input index -> consumed records that were duplicates of others."""
     dedupe_run: DedupeRun | None = None

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections import Counter
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -58,8 +59,9 @@ class Turn:
         keys, hashes: by code; those of the rows first, then keys that only have due timers.
         fired: code -> productions of the timers that fired at the end.
         quarantined: input index -> records.
+        applied: rows of which the effects were taken; in any order.
+        made: outlet -> productions that were taken.
         stopped: code -> where the key stopped, under the policy "park".
-        parked: input index -> records that were parked, less those released.
         timers: how many have fired at the end.
         cut: whether that is all that this turn may hold; what is left is due in the next.
     """
@@ -72,8 +74,9 @@ class Turn:
     fired: dict[int, list[Produced]] = field(default_factory=dict)
     letters: list[DeadLetter] = field(default_factory=list)
     quarantined: dict[int, int] = field(default_factory=dict)
+    applied: list[int] = field(default_factory=list)
+    made: dict[Outlet, int] = field(default_factory=dict)
     stopped: dict[int, Stopped] = field(default_factory=dict)
-    parked: dict[int, int] = field(default_factory=dict)
     timers: int = 0
     cut: bool = False
 
@@ -81,6 +84,12 @@ class Turn:
         """Whether no more timers may fire at the end of this turn; one always may."""
         self.cut = self.timers > 0 and (self.timers >= self.work.timers_max or self.work.overdue())
         return self.cut
+
+    def consumed(self) -> dict[int, int]:
+        """Input -> records that were applied (I8)."""
+        if self.rows.inputs is None:
+            return {self.rows.input: len(self.applied)}
+        return dict(Counter(map(self.rows.inputs.__getitem__, self.applied)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +127,7 @@ class Calls:
         self._clones = [spec.record_type.clone() for spec in binding.inputs]
         self._stores = stores
         self._outlets = outlets
+        self._only_outlet = outlets.get(None)
         self._book = book
         self._loop = loop
         self._progress = binding.progress
@@ -152,7 +162,7 @@ class Calls:
         progress, run, suspects = self._progress, self._progress.run, self._suspects()
         progress.in_hand = partial(self._in_hand, turn, context)
         objects, times, watermarks, inputs = rows.objects, rows.times, rows.watermarks, rows.inputs
-        keys, finish = turn.keys, self._finish
+        keys, finish, applied = turn.keys, self._finish, turn.applied
         context.now_us = turn.work.now_us
         context.stream = stream = self._streams[rows.input]
         clone = self._clones[rows.input]
@@ -179,8 +189,9 @@ class Calls:
                     if context._timers is not None:
                         self._settle(context)
                         # Its timers may be due before its next row: go on the way that looks.
-                        rest = mine[mine.index(row) + 1 :]
-                        _drive(self._run_on(context, turn, (code, rest), False, None))
+                        done = mine.index(row) + 1
+                        _drive(self._run_on(context, turn, (code, mine[done:]), False, None))
+                        applied += mine[:done]
                         context.stream = stream
                         break
                     left -= 1
@@ -188,6 +199,7 @@ class Calls:
                         self._settle(context)
                 else:
                     finish(context, turn, code, False)
+                    applied += mine
             except BaseException as error:  # user code: quarantined, see the module
                 self._check_is_users(error, run)
                 _drive(self._run_carefully(context, turn, job, False, error))
@@ -253,12 +265,14 @@ class Calls:
         """Rows with due timers in between, from what the context has so far; carefully when given `failures`."""
         code, mine = job
         place = 0
+        applied = []
         try:
             for row in mine:
                 context._row = row
                 if context._pending():
                     await self._fire(context, turn, code, turn.rows.watermarks[row], None, failures)
-                await self._take(context, turn, code, row, turn.rows.watermarks[row], failures)
+                if await self._take(context, turn, code, row, turn.rows.watermarks[row], failures):
+                    applied.append(row)
                 place += 1
             if final:
                 context._row = len(turn.rows)
@@ -266,6 +280,7 @@ class Calls:
         except _StopKey as stop:
             turn.stopped[code] = Stopped(stop.item, stop.error, mine[place:])
         self._finish(context, turn, code, final)
+        turn.applied += applied
         context._firing = None
         context._late = None
         context._due = None
@@ -313,12 +328,12 @@ class Calls:
         item: int | Timer,
         watermark: Instant,
         failures: Failures | None,
-    ) -> None:
-        """Call for a row or timer; carefully: undo, try again, at last quarantine."""
+    ) -> bool:
+        """Call for a row or timer; carefully: undo, try again, at last quarantine, which is False."""
         if failures is None:
             await self._call(context, turn, item, watermark)
             self._settle(context)
-            return
+            return True
         context._undo = []
         produced = len(context._produced)
         count, error = failures.get(item, (0, None))
@@ -327,7 +342,7 @@ class Calls:
             try:
                 await self._call(context, turn, item, watermark, apart=True)
                 self._take_cells(context, code)
-                return
+                return True
             except BaseException as raised:  # user code: quarantined, see the module
                 self._check_is_users(raised, run)
                 count, error = count + 1, raised
@@ -336,6 +351,7 @@ class Calls:
                 context._undo_timers()
         assert error is not None, item
         self._quarantine(context, turn, item, error)
+        return False
 
     async def _call(
         self, context: Context, turn: Turn, item: int | Timer, watermark: Instant, *, apart: bool = False
@@ -387,6 +403,7 @@ class Calls:
         if context._values:
             self._take_cells(context, code)
         if context._produced:
+            self._note_made(turn, context._produced)
             if final:
                 turn.fired[code] = context._produced[:]
             else:
@@ -395,6 +412,14 @@ class Calls:
         if context._timers is not None:
             self._book.replace(context.key, code, context._timers)
             context._timers = None
+
+    def _note_made(self, turn: Turn, produced: Sequence[Produced]) -> None:
+        """Count what is produced, by outlet (I8)."""
+        if self._only_outlet is not None:
+            turn.made[self._only_outlet] = turn.made.get(self._only_outlet, 0) + len(produced)
+            return
+        for _, _, outlet, _ in produced:
+            turn.made[outlet] = turn.made.get(outlet, 0) + 1
 
     # -- calls that do not return ---------------------------------------------------------------------------------
 

@@ -95,10 +95,14 @@ class DeduplicateInterval:
         accepted, result.dedupe_run = self._seen.check(ids, records.event_times, work.watermark)
         start = 0
         for arrival, part in zip((a for a in work.arrived if len(a.bundle)), judged, strict=True):
-            duplicates = len(part) - int(np.count_nonzero(accepted[start : start + len(part)]))
-            counts = result.duplicates_by_input
-            counts[arrival.bundle.input] = counts.get(arrival.bundle.input, 0) + duplicates
+            place, mine = arrival.bundle.input, accepted[start : start + len(part)]
+            duplicates, consumed = result.duplicates_by_input, result.consumed_by_input
+            duplicates[place] = duplicates.get(place, 0) + int(np.count_nonzero(~mine))
+            consumed[place] = consumed.get(place, 0) + len(mine)
             start += len(part)
+        result.emitted_by_stream[self._outlet.stream] = self._seen.let_in
+        if self._outlet.table_id is not None:
+            result.emitted_by_table[self._outlet.table_id] = self._seen.let_in
         if accepted.any():
             self._emit(result, records if accepted.all() else records.take(np.flatnonzero(accepted)))
         return result

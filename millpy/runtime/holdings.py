@@ -190,6 +190,7 @@ class Holdings:
             await injector.open(intake.position)
             opening.pop_all()
         interval.injector = injector
+        intake.source_opened()
         self._lease.progressed()
 
     async def _recovered(self, grant: Grant, found: Opened, injector: Injector | None) -> Owned:

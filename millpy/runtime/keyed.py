@@ -158,7 +158,7 @@ class KeyedInterval:
             delta=tuple(delta),
             dead_letters=turn.letters,
             quarantined_by_input=turn.quarantined,
-            parked_by_input=turn.parked,
+            consumed_by_input=turn.consumed(),
             unfinished=turn.cut,
         )
         self._emit(result, turn, due)
@@ -221,10 +221,8 @@ class KeyedInterval:
         return key, int(self._hasher.hashes([key])[0]), rows
 
     def _account_released(self, turn: Turn, key: Key, released: Released) -> None:
-        """Count the records of a released key, and set aside what it stopped at if a person wants that."""
+        """Set aside what a released key stopped at, if a person wants that."""
         failure, computation = released.parked.failure, self._binding.computation
-        for row in released.parked.rows:
-            turn.parked[row.input] = turn.parked.get(row.input, 0) - 1
         head = released.discarded
         if head is not None:
             turn.quarantined[head.input] = turn.quarantined.get(head.input, 0) + 1
@@ -258,7 +256,6 @@ class KeyedInterval:
             if self._parking.records >= self._binding.limits.parked_records_max:
                 raise RefusedValueError(f"{self._parking.records} records of parked keys wait already")
             self._parking.wait(key, rows, row, turn.work.bundle)
-            turn.parked[origin] = turn.parked.get(origin, 0) + 1
             return True
         except RefusedValueError as error:
             turn.quarantined[origin] = turn.quarantined.get(origin, 0) + 1
@@ -343,6 +340,11 @@ class KeyedInterval:
             records, times = by_outlet.setdefault(outlet, ([], []))
             records.append(record)
             times.append(time)
+        for outlet, made in turn.made.items():
+            assert isinstance(outlet, StreamOutlet), outlet
+            result.emitted_by_stream[outlet.stream] = made
+            if outlet.table_id is not None:
+                result.emitted_by_table[outlet.table_id] = made
         for outlet, (records, times) in by_outlet.items():
             assert isinstance(outlet, StreamOutlet), outlet
             productions, rows = outlet.gather(records, times)

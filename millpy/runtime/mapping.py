@@ -151,8 +151,11 @@ class FlatMap(Map):
         return [self._admitted(made, at) for made in self.function(record)]
 
     def _gathered(self, records: Records, values: list[Any], rows: list[int]) -> Part:
-        parents = np.repeat(np.array(rows, np.int64), [len(made) for made in values])
-        return self._made(records, [pair for made in values for pair in made], parents)
+        counts = np.array([len(made) for made in values], np.int64)
+        parents = np.repeat(np.array(rows, np.int64), counts)
+        part = self._made(records, [pair for made in values for pair in made], parents)
+        part.filtered, part.added = _none_and_more(counts)
+        return part
 
     def _many(self, records: Records) -> tuple[Part, Mapping[int, BaseException]]:
         answer = self.function(records.batch())
@@ -171,4 +174,12 @@ class FlatMap(Map):
                 f"{self!r} returned rows that are out of order or not among the {len(records)}",
                 hint="rows are counted from 0 and rise",
             )
-        return self._taken(records, columns, parents)
+        part, refused = self._taken(records, columns, parents)
+        counts = np.bincount(parents, minlength=len(records))
+        part.filtered, part.added = _none_and_more(np.delete(counts, list(refused)))
+        return part, refused
+
+
+def _none_and_more(counts: Rows) -> tuple[int, int]:
+    """How many records became nothing, and how many there are beyond one of each; `counts` by record."""
+    return int(np.count_nonzero(counts == 0)), int(np.maximum(counts - 1, 0).sum())

@@ -44,6 +44,8 @@ class Passed:
         records: what is left, in order.
         rows: which row of the producer's records each of them comes from; None for one by one.
         failures: (row of the producer's records, error) of what was set aside.
+        filtered, added: how many records operators have let go, and made beyond one of each; by their answers, not by
+            what is left (I8).
         labels: behind a split, the index of each record's branch; -1 for none.
     """
 
@@ -51,15 +53,19 @@ class Passed:
     rows: Rows | None = None
     failures: Failures = field(default_factory=list)
     labels: Rows | None = None
+    filtered: int = 0
+    added: int = 0
 
 
 @dataclass(slots=True)
 class Part:
-    """What a function made of some records: `parents` says of which row each is."""
+    """What a function made of some records: `parents` says of which row each is; the rest as in `Passed`."""
 
     records: Records
     parents: Rows
     labels: Rows | None = None
+    filtered: int = 0
+    added: int = 0
 
 
 class Operator:
@@ -108,6 +114,8 @@ class Operator:
             rows,
             [*before.failures, *failures],
             np.concatenate(labels) if labels else None,
+            before.filtered + sum(part.filtered for part in parts),
+            before.added + sum(part.added for part in parts),
         )
 
     def _take_objects(self, records: Records, attempts_max: int, failures: Failures, progress: StepProgress) -> Part:
@@ -208,16 +216,18 @@ class Filter(Operator):
         return bool(self.function(record))
 
     def _gathered(self, records: Records, values: list[Any], rows: list[int]) -> Part:
-        return self._kept(records, np.array([row for row, keep in zip(rows, values, strict=True) if keep], np.int64))
+        kept = np.array([row for row, keep in zip(rows, values, strict=True) if keep], np.int64)
+        return self._kept(records, kept, values.count(False))
 
     def _many(self, records: Records) -> tuple[Part, Mapping[int, BaseException]]:
         mask = self._answer(self.function(records.batch()), len(records), "bool")
-        rows = np.flatnonzero(pc.fill_null(mask.cast(pa.bool_()), False).to_numpy(zero_copy_only=False))
-        return self._kept(records, rows), {}
+        keep = pc.fill_null(mask.cast(pa.bool_()), False)
+        rows = np.flatnonzero(keep.to_numpy(zero_copy_only=False))
+        return self._kept(records, rows, keep.false_count), {}
 
     @staticmethod
-    def _kept(records: Records, rows: Rows) -> Part:
-        return Part(records if len(rows) == len(records) else records.take(rows), rows)
+    def _kept(records: Records, rows: Rows, filtered: int) -> Part:
+        return Part(records if len(rows) == len(records) else records.take(rows), rows, filtered=filtered)
 
 
 class Split(Operator):
@@ -282,9 +292,12 @@ class Branch(Operator):
     def apply(self, before: Passed, attempts_max: int, progress: StepProgress) -> Passed:
         """Let the branch's records through."""
         assert before.labels is not None, "a branch is behind its split"
-        rows = np.flatnonzero(before.labels == self._place)
+        ours = before.labels == self._place
+        rows = np.flatnonzero(ours)
         parents = rows if before.rows is None else before.rows[rows]
-        return Passed(before.records.take(rows), parents, before.failures)
+        others = len(ours) - int(np.count_nonzero(ours))
+        filtered = before.filtered + others
+        return Passed(before.records.take(rows), parents, before.failures, filtered=filtered, added=before.added)
 
 
 Chain = tuple[Operator, ...]
@@ -314,7 +327,9 @@ class Chains:
                     known = operator.apply(passed, self._attempts_max, self._progress)
                 else:
                     nothing = np.empty(0, np.int64)
-                    known = Passed(Records.none(operator.output), nothing, passed.failures, nothing)
+                    known = Passed(
+                        Records.none(operator.output), nothing, passed.failures, nothing, passed.filtered, passed.added
+                    )
                 self._known[(stream, chain[:end])] = known
             passed = known
         return passed

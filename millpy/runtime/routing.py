@@ -50,14 +50,16 @@ class Router:
         self,
         producer: Owned,
         productions: Mapping[str, Records],
+        emitted: Mapping[str, int],
         intervals: Mapping[int, Owned],
         mail: dict[int, list[Mail]],
         again: Mapping[int, Records],
     ) -> tuple[list[Segment], list[DeadLetter]]:
         """Route a bundle's productions: to local consumers that are current in memory, to the others as segments.
 
-        On the way they go through the operators of each consumer; what those do not survive is set aside. `again` are
-        records, by subscription, that were set aside there before.
+        On the way they go through the operators of each consumer; what those do not survive is set aside. `emitted` is
+        how many there are of each stream, by the word of who has made them (I8). `again` are records, by subscription,
+        that were set aside by operators before.
         """
         current = {
             consumer
@@ -68,16 +70,16 @@ class Router:
         letters: list[DeadLetter] = []
         chains = Chains(productions, self._limits.record_attempts_max, self._progress)
         for outlet in producer.plan.outlets:
+            producer.count("produced", str(outlet.subscription_id), emitted.get(outlet.stream, 0))
             parts = _through(producer, outlet, chains, productions, letters)
             if (retried := again.get(outlet.subscription_id)) is not None:
-                _uncount_emitted(producer, outlet, len(retried))
+                producer.count("quarantined", str(outlet.subscription_id), -len(retried))
                 before = {outlet.stream: retried}
                 again_through = Chains(before, self._limits.record_attempts_max, self._progress)
                 parts += _through(producer, outlet, again_through, before, letters)
             if not parts:
                 continue
             records = concat(parts)
-            producer.count("produced", str(outlet.subscription_id), len(records))
             slices: list[StoredSlice | None] = [None] * len(outlet.consumer_ids)
             for index, part, keys in _split(records, records.keys(outlet.key_fields, self._hasher), outlet):
                 consumer = outlet.consumer_ids[index]
@@ -91,21 +93,18 @@ class Router:
                 else:
                     slices[index] = encode_slice(part)
             if any(part is not None for part in slices):
-                segments.append(
-                    Segment(
-                        outlet.subscription_id,
-                        producer.bundle,
-                        producer.last_segments.get(outlet.subscription_id, 0),
-                        producer.low_watermark,
-                        tuple(slices),
-                        Instant(int(records.event_times.min())),
-                        Instant(int(records.event_times.max())),
-                    )
-                )
-                producer.last_segments[outlet.subscription_id] = producer.bundle
+                segments.append(_segment(producer, outlet, records, slices))
         for consumer in current:
             mail[consumer].append(Mail(producer.interval_id, producer.bundle, producer.low_watermark, None, True))
         return segments, letters
+
+
+def _segment(producer: Owned, outlet: Outlet, records: Records, slices: Sequence[StoredSlice | None]) -> Segment:
+    """What the bundle leaves for consumers elsewhere; the next one of this subscription follows it."""
+    previous = producer.last_segments.get(outlet.subscription_id, 0)
+    producer.last_segments[outlet.subscription_id] = producer.bundle
+    lo, hi = Instant(int(records.event_times.min())), Instant(int(records.event_times.max()))
+    return Segment(outlet.subscription_id, producer.bundle, previous, producer.low_watermark, tuple(slices), lo, hi)
 
 
 def positions_of_local_producers(
@@ -146,16 +145,16 @@ def _through(
     passed = chains.behind(outlet.stream, outlet.operators)
     if passed is None:
         return []
+    producer.count("filtered", str(outlet.subscription_id), passed.filtered)
+    producer.count("added", str(outlet.subscription_id), passed.added)
     if passed.failures:
         letters.extend(_failed(producer, outlet, before[outlet.stream], passed))
     return [passed.records] if len(passed.records) else []
 
 
 def _failed(producer: Owned, outlet: Outlet, records: Records, passed: Passed) -> list[DeadLetter]:
-    """Dead letters for what operators did not survive, as it was before them; counted as produced and quarantined."""
-    count = len(passed.failures)
-    producer.count("produced", str(outlet.subscription_id), count)
-    producer.count("quarantined", str(outlet.subscription_id), count)
+    """Dead letters for what operators did not survive, as it was before them."""
+    producer.count("quarantined", str(outlet.subscription_id), len(passed.failures))
     failed = records.take(np.array([row for row, _ in passed.failures], np.int64))
     return [
         dead_letter_of(
@@ -169,12 +168,6 @@ def _failed(producer: Owned, outlet: Outlet, records: Records, passed: Passed) -
         )
         for (_, error), record, at in zip(passed.failures, failed.objects(), failed.event_times.tolist(), strict=True)
     ]
-
-
-def _uncount_emitted(producer: Owned, outlet: Outlet, count: int) -> None:
-    """The same for what an operator had set aside, which was counted as produced and quarantined."""
-    producer.count("produced", str(outlet.subscription_id), -count)
-    producer.count("quarantined", str(outlet.subscription_id), -count)
 
 
 def _split(records: Records, keys: KeyColumn, outlet: Outlet) -> list[tuple[int, Records, KeyColumn]]:

@@ -22,8 +22,8 @@ from millpy.runtime.plan import ComputationPlan
 from millpy.store.protocol import Opened
 
 NO_KEY = b'""'
-COUNTED = ("produced", "consumed", "late", "quarantined", "duplicate")
-"""Counters by subscription."""
+COUNTED = ("produced", "filtered", "added", "consumed", "late", "quarantined", "duplicate", "emitted", "written")
+"""Counters by subscription; the last two by result table."""
 
 
 class Halt(Enum):

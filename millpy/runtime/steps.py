@@ -156,9 +156,11 @@ class Steps:
         if result.pause is not None:
             interval.halt = Halt.STEPPED
         records, delta, refused = self._admitted(interval, result, isolation)
+        emitted = {interval.plan.name: result.accepted}
         interval.input_watermark = interval.low_watermark = advance(interval.low_watermark, result.watermark)
         interval.bundle += 1
-        segments, failed = self._router.emit(interval, {interval.plan.name: records}, intervals, mail, retaken.emitted)
+        productions = {interval.plan.name: records}
+        segments, failed = self._router.emit(interval, productions, emitted, intervals, mail, retaken.emitted)
         settled, failed, _ = settle(retaken, failed)
         return Checkpoint(
             grant=interval.grant,
@@ -271,9 +273,10 @@ class Steps:
         # A late record can hold nothing: the watermark has passed it (I5). What is due and still undone holds all.
         if not result.unfinished:
             interval.low_watermark = advance(interval.low_watermark, low_watermark(oldest, after))
-        self._count(interval, arrived, refused, result)
+        _count(interval, refused, result)
         _uncount(interval, retaken)
-        segments, failed = self._router.emit(interval, result.productions, intervals, mail, retaken.emitted)
+        made = (result.productions, result.emitted_by_stream)
+        segments, failed = self._router.emit(interval, *made, intervals, mail, retaken.emitted)
         settled, letters, late = settle(retaken, [*result.dead_letters, *failed], result.late)
         interval.committed_at = inbox.monotonic
         return Checkpoint(
@@ -358,24 +361,20 @@ class Steps:
             return True
         return bool(interval.moved) and inbox.monotonic - interval.committed_at >= CURSOR_ONLY_EVERY_S
 
-    def _count(
-        self,
-        interval: Owned,
-        arrived: Sequence[Arrived],
-        refused: Sequence[tuple[int, DeadLetter]],
-        result: StepResult,
-    ) -> None:
-        """Keep I8: whatever arrived was consumed, late, quarantined or parked; what was parked may be consumed now."""
-        for inlet in interval.plan.inlets.values():
-            received = sum(len(a.bundle) for a in arrived if a.bundle.input == inlet.input)
-            late = result.late_by_input.get(inlet.input, 0)
-            quarantined = result.quarantined_by_input.get(inlet.input, 0)
-            of = str(inlet.subscription_id)
-            parked = result.parked_by_input.get(inlet.input, 0)
-            interval.count("consumed", of, received - late - quarantined - parked)
-            interval.count("late", of, late)
-            interval.count("duplicate", of, result.duplicates_by_input.get(inlet.input, 0))
-            interval.count("quarantined", of, quarantined + sum(1 for i, _ in refused if i == inlet.input))
+
+def _count(interval: Owned, refused: Sequence[tuple[int, DeadLetter]], result: StepResult) -> None:
+    """Keep I8: what the stage says of what it took and made, and the rows that go to its tables."""
+    for inlet in interval.plan.inlets.values():
+        of, place = str(inlet.subscription_id), inlet.input
+        interval.count("consumed", of, result.consumed_by_input.get(place, 0))
+        interval.count("late", of, result.late_by_input.get(place, 0))
+        interval.count("duplicate", of, result.duplicates_by_input.get(place, 0))
+        set_aside = result.quarantined_by_input.get(place, 0) + sum(1 for i, _ in refused if i == place)
+        interval.count("quarantined", of, set_aside)
+    for table_id, rows in result.emitted_by_table.items():
+        interval.count("emitted", str(table_id), rows)
+    for part in result.results:
+        interval.count("written", str(part.table_id), len(part.columns[0]))
 
 
 def _uncount(interval: Owned, retaken: Retaken) -> None:

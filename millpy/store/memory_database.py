@@ -37,6 +37,7 @@ from millpy.store.memory_tables import (
     StoredSegment,
     SubscriptionAccount,
     Table,
+    TableAccount,
     Worker,
     overlaid,
 )
@@ -130,8 +131,9 @@ class MemoryDatabase:
             name = str(sub.subscription_id)
             produced = self._count(sub.producers, "produced", name)
             both = [*sub.producers, *sub.consumers]  # operators quarantine in the producer
-            consumed, late, quarantined, duplicate = (
-                self._count(both, kind, name) for kind in ("consumed", "late", "quarantined", "duplicate")
+            consumed, late, quarantined, duplicate, added, filtered = (
+                self._count(both, kind, name)
+                for kind in ("consumed", "late", "quarantined", "duplicate", "added", "filtered")
             )
             pending = self.pending([sub]).records
             subscriptions.append(
@@ -146,9 +148,19 @@ class MemoryDatabase:
                     pending,
                     duplicate,
                     self._parked(sub.consumers, name),
+                    added,
+                    filtered,
                 )
             )
-        return Accounting(tuple(sources), tuple(subscriptions))
+        return Accounting(tuple(sources), tuple(subscriptions), tuple(self._table_accounts(deployed)))
+
+    def _table_accounts(self, deployed: DeployedGraph) -> Iterable[TableAccount]:
+        writers = {s.name: s.producer for s in deployed.spec.streams}
+        for table in (t for t in self.tables.values() if t.graph_id == deployed.deployment.graph_id):
+            stream = table.spec.stream
+            owners = [interval.interval_id for interval in deployed.deployment.of(writers[stream])]
+            counts = (self._count(owners, kind, str(table.table_id)) for kind in ("emitted", "written"))
+            yield TableAccount(stream, table.spec.name, *counts)
 
     # Locks.
 

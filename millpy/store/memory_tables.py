@@ -198,7 +198,7 @@ class DeployedGraph:
 
 @dataclass(frozen=True, slots=True)
 class SourceAccount:
-    """I8 of one source partition: injected = accepted + duplicate + dead_lettered."""
+    """I8 of one source partition: injected = accepted + duplicate + dead_lettered, each counted by itself."""
 
     stream: str
     partition: str
@@ -215,7 +215,7 @@ class SourceAccount:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionAccount:
-    """I8 of one subscription: produced = consumed + late + quarantined + parked + pending."""
+    """I8 of one subscription: produced + added = filtered + consumed + late + quarantined + parked + pending."""
 
     subscription_id: int
     stream: str
@@ -227,11 +227,29 @@ class SubscriptionAccount:
     pending: int
     duplicate: int = 0
     parked: int = 0
+    added: int = 0
+    filtered: int = 0
 
     @property
     def balanced(self) -> bool:
         """Whether nothing is lost or doubled."""
-        return self.produced == self.consumed + self.late + self.quarantined + self.parked + self.pending
+        taken = self.filtered + self.consumed + self.late + self.quarantined
+        return self.produced + self.added == taken + self.parked + self.pending
+
+
+@dataclass(frozen=True, slots=True)
+class TableAccount:
+    """I8 of one result table: rows that came into being, and rows that were given to it."""
+
+    stream: str
+    table: str
+    produced: int
+    consumed: int
+
+    @property
+    def balanced(self) -> bool:
+        """Whether nothing is lost or doubled."""
+        return self.produced == self.consumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,11 +258,13 @@ class Accounting:
 
     sources: tuple[SourceAccount, ...]
     subscriptions: tuple[SubscriptionAccount, ...]
+    tables: tuple[TableAccount, ...]
 
     @property
     def balanced(self) -> bool:
         """Whether nothing is lost or doubled anywhere."""
-        return all(s.balanced for s in self.sources) and all(s.balanced for s in self.subscriptions)
+        parts: list[SourceAccount | SubscriptionAccount | TableAccount] = [*self.sources, *self.subscriptions]
+        return all(part.balanced for part in [*parts, *self.tables])
 
 
 def overlaid(keyed: dict[EntryName, KeyedRow], deltas: Iterable[StoredDelta]) -> dict[EntryName, KeyedRow]:

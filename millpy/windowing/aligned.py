@@ -44,6 +44,10 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
             starts, at = starts[inside], inside if at is None else at[inside]
         if not len(starts):
             return late
+        inside_rows = None if late is None else inside
+        if at is not None:
+            inside_rows = np.flatnonzero(np.bincount(at, minlength=len(rows)))
+        self._expect(rows, inside_rows, len(starts))
         if len(rows) <= self._few_records_max:
             self._take_few(rows, starts, at)
         else:
@@ -76,6 +80,7 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
             if watermarks[row] >= start + size_us:
                 pane.late_count += 1
             open_windows.changed(start)[key] = pane
+            self._tally.applied += 1
 
     def _take_many(
         self, emission: Emission, rows: Rows, starts: Instants, at: Integers | None, watermark: Instant
@@ -90,8 +95,10 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
         if self._folds.calls_user:
             try_merges(self._folds, groups, partials, lambda group: self._values(groups, group, rows.keys))
         leaving = ~kept
+        self._tally.applied += int(groups.counts[leaving].sum())
         if kept.any():
             self._bring(groups, partials, late, kept, leaving, rows.keys, watermark)
+        self._made += int(np.count_nonzero(leaving))
         emission.add_direct(groups, partials, late, np.flatnonzero(leaving), rows.keys)
 
     def _bring(
@@ -108,24 +115,26 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
         picks = np.flatnonzero(kept)
         values = list(map(list, zip(*(partial.accumulators(picks) for partial in partials), strict=True)))
         of_group = [keys[code] for code in groups.codes[picks].tolist()]
-        late_counts = late[picks].tolist()
+        late_counts, counts = late[picks].tolist(), groups.counts[picks].tolist()
         starts = groups.starts[picks]
         bounds = np.append(np.flatnonzero(np.diff(starts, prepend=starts[0] - 1)), len(picks))
         for lo, hi in pairwise(bounds.tolist()):
             start = int(starts[lo])
             if start in self._open.panes:
-                self._merge(start, of_group[lo:hi], values[lo:hi], late_counts[lo:hi])
+                self._merge(start, of_group[lo:hi], values[lo:hi], late_counts[lo:hi], counts[lo:hi])
                 continue
             due = start + self._size_us <= watermark
             panes = map(OpenPane, values[lo:hi], repeat(int(due)), late_counts[lo:hi], repeat(due))
-            self._open.open(start, dict(zip(of_group[lo:hi], panes, strict=True)), emitted=due)
+            opened = self._open.open(start, dict(zip(of_group[lo:hi], panes, strict=True)), emitted=due)
+            self._tally.applied += sum(counts[lo : lo + opened])
             leaving[picks[lo:hi]] = due
 
-    def _merge(self, start: int, keys: list[Key], values: list[list[Any]], late: list[int]) -> None:
-        """Merge into a window that is open."""
+    def _merge(self, start: int, keys: list[Key], values: list[list[Any]], late: list[int], counts: list[int]) -> None:
+        """Merge into a window that is open; `late` and `counts` are records."""
         panes, changed = self._open.of(start), self._open.changed(start)
         merge = self._folds.merge
-        for key, accumulators, late_count in zip(keys, values, late, strict=True):
+        applied = 0
+        for key, accumulators, late_count, count in zip(keys, values, late, counts, strict=True):
             pane = panes.get(key)
             if pane is None:
                 pane = panes[key] = OpenPane(accumulators)
@@ -133,6 +142,8 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
                 pane.values = merge(pane.values, accumulators)
             pane.late_count += late_count
             changed[key] = pane
+            applied += count
+        self._tally.applied += applied
 
     def _values(self, groups: Groups, group: int, keys: list[Key]) -> list[list[object]]:
         """Accumulators that a group will be merged into."""

@@ -10,7 +10,7 @@ brought in without them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Generic, Protocol, TypeVar
 
@@ -136,6 +136,28 @@ class TooLate:
     records: dict[int, int]
 
 
+@dataclass(slots=True)
+class Tally:
+    """What a turn has brought into windows (I8).
+
+    Attributes:
+        records: input -> records that are in a window at least.
+        entries, applied: (record, window) pairs that were to be brought in, and those that have reached the state or a
+            pane that leaves at once: counted there.
+    """
+
+    records: dict[int, int] = field(default_factory=dict)
+    entries: int = 0
+    applied: int = 0
+
+    def consumed(self) -> dict[int, int]:
+        """Input -> records; an entry that was lost, or was brought in twice, is one less or more on some input."""
+        if self.applied == self.entries:
+            return self.records
+        place = min(self.records, default=0)
+        return {**self.records, place: self.records.get(place, 0) + self.applied - self.entries}
+
+
 class Open(Protocol):
     """The open windows of a key interval, ordered by when they are due; all in memory."""
 
@@ -159,6 +181,10 @@ class Open(Protocol):
         """When the next window fires or expires."""
         ...
 
+    def take_silent(self) -> int:
+        """How many windows have expired since the last time without ever having emitted: always 0, or one is lost."""
+        ...
+
 
 OpenT = TypeVar("OpenT", bound=Open)
 
@@ -179,6 +205,8 @@ class WindowedInterval(Generic[OpenT]):
         self._folds.report_to(binding.progress)
         self._few_records_max = -1 if self._folds.calls_user else windowing.few_records_max
         ((self._stream, self._output),) = binding.outputs.items()
+        self._tally = Tally()
+        self._made = self._retracted = 0  # panes of the turn, where they come into being
 
     def _recover(self, recovered: Recovered) -> None:
         """Take the windows that were open."""
@@ -213,6 +241,7 @@ class WindowedInterval(Generic[OpenT]):
         """Apply one turn's work to the open windows and say what has to be committed for it."""
         result = StepResult()
         reached = work.watermark
+        self._tally, self._made, self._retracted = Tally(), 0, 0
         emission = Emission(self._folds, len(self._input.key_fields))
         rows: Rows | None = None
         arrived = [arrival for arrival in work.arrived if len(arrival.bundle)]
@@ -233,6 +262,11 @@ class WindowedInterval(Generic[OpenT]):
         entries = self._open.take_entries(work.watermark, work.bundle, work.panes_max)
         if entries is not None:
             result.delta = (entries,)
+        result.consumed_by_input = self._tally.consumed()
+        self._made += self._open.take_silent()
+        result.emitted_by_stream[self._stream] = self._made + self._retracted
+        if (table_id := self._binding.tables.get(self._stream)) is not None:
+            result.emitted_by_table[table_id] = self._made
         due = self._open.next_due()
         result.unfinished = due <= reached and due < INSTANT_MAX
         return result
@@ -244,6 +278,7 @@ class WindowedInterval(Generic[OpenT]):
     def _take(self, result: StepResult, emission: Emission, rows: Rows, work: Work) -> None:
         """Set aside what is too late, and bring the rest into its windows."""
         while len(rows):
+            self._tally = Tally()
             try:
                 too_late = self._take_rows(emission, rows, work)
             except RowsRefusedError as refused:
@@ -254,8 +289,17 @@ class WindowedInterval(Generic[OpenT]):
                 result.late_by_input.update(too_late.records)
             return
 
+    def _expect(self, rows: Rows, inside: npt.NDArray[np.int64] | None, entries: int) -> None:
+        """Note which rows are to be brought in (None: all), and how many entries they are."""
+        if rows.inputs is None:
+            self._tally.records = {0: len(rows) if inside is None else len(inside)}
+        else:
+            places = rows.inputs if inside is None else rows.inputs[inside]
+            self._tally.records = dict(enumerate(np.bincount(places).tolist()))
+        self._tally.entries = entries
+
     def _take_rows(self, emission: Emission, rows: Rows, work: Work) -> TooLate | None:
-        """Bring rows into their windows; those that are too late come back.
+        """Bring rows into their windows, and tally them; those that are too late come back.
 
         Raises:
             RowsRefusedError: by code of the user, and nothing has changed.
@@ -264,7 +308,9 @@ class WindowedInterval(Generic[OpenT]):
 
     def _add_due(self, emission: Emission, watermark: Instant, panes_max: int) -> None:
         """Emit the panes of open windows that the watermark makes due, about so many."""
-        emission.add_open(self._open.due(watermark, panes_max))
+        due, failed = self._open.due(watermark, panes_max), len(emission.failed)
+        emission.add_open(due)
+        self._made += len(due) - (len(emission.failed) - failed)
 
     def _emit(self, result: StepResult, emission: Emission) -> None:
         table_id = self._binding.tables.get(self._stream)
@@ -313,11 +359,11 @@ class WindowedInterval(Generic[OpenT]):
         bad_keys = unstorable_keys(key_texts(rows.keys))
         if bad_keys:
             mask |= np.isin(rows.codes, list(bad_keys))
-        for field in self._folds.texts:
+        for name in self._folds.texts:
             if len(records) <= SMALL_RECORDS_MAX:
-                mask |= np.array(["\x00" in (getter(field)(o) or "") for o in records.objects()], np.bool_)
+                mask |= np.array(["\x00" in (getter(name)(o) or "") for o in records.objects()], np.bool_)
             else:
-                found = pc.fill_null(pc.match_substring(column_of(records.batch(), field), "\x00"), False)
+                found = pc.fill_null(pc.match_substring(column_of(records.batch(), name), "\x00"), False)
                 mask |= found.to_numpy(zero_copy_only=False)
         if not mask.any():
             return rows

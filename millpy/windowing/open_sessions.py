@@ -132,6 +132,10 @@ class OpenSessions:
         entries.fire_ats = [end + self._allowed_us for _, _, end in names]
         return entries
 
+    def take_silent(self) -> int:
+        """None: a session expires only once it has emitted."""
+        return 0
+
     def oldest_hold(self) -> Instant:
         """Output time of the oldest session without its on-time pane."""
         session = self._next(self._unfired)

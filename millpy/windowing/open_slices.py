@@ -22,7 +22,7 @@ from millpy.model.checkpoint import Entries
 from millpy.model.keys import Key
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.windowing.fold import Folds
-from millpy.windowing.open_windows import OpenWindows
+from millpy.windowing.open_windows import OpenWindows, Panes
 from millpy.windowing.pane import OpenPane
 
 
@@ -55,20 +55,22 @@ class OpenSlices(OpenWindows):
         while self._unfired and self._unfired[0] + self._size_us <= watermark:
             heappop(self._unfired)
 
-    def add(self, start: int, keys: Sequence[Key], values: Sequence[list[Any]]) -> None:
-        """Bring accumulators into a slice."""
+    def add(self, start: int, keys: Sequence[Key], values: Sequence[list[Any]], counts: Sequence[int]) -> int:
+        """Bring accumulators into a slice; how many of their records, which are counted by key, are in it now."""
         panes = self.panes.get(start)
         if panes is None:
-            self.open(start, dict(zip(keys, map(OpenPane, values), strict=True)), emitted=False)
-            return
-        changed, merge = self.changed(start), self._folds.merge
-        for key, accumulators in zip(keys, values, strict=True):
+            opened = self.open(start, dict(zip(keys, map(OpenPane, values), strict=True)), emitted=False)
+            return sum(counts[:opened])
+        changed, merge, added = self.changed(start), self._folds.merge, 0
+        for key, accumulators, count in zip(keys, values, counts, strict=True):
             pane = panes.get(key)
             if pane is None:
                 pane = panes[key] = OpenPane(accumulators)
             else:
                 pane.values = merge(pane.values, accumulators) if pane.values else accumulators
             changed[key] = pane
+            added += count
+        return added
 
     def remember(self, start: int, key: Key, pane_index: int, late_count: int) -> None:
         """A window that has fired has had late records."""
@@ -82,6 +84,10 @@ class OpenSlices(OpenWindows):
         pane.pane_index, pane.late_count = pane_index, late_count
         if key not in self._opened.get(start, ()):
             self.changed(start)[key] = pane
+
+    def _without_pane(self, panes: Panes) -> int:
+        """None: a slice emits nothing itself."""
+        return 0
 
     def oldest_hold(self) -> Instant:
         """Output time of the oldest window that has a record and has not fired."""

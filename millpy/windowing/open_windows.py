@@ -36,6 +36,7 @@ class OpenWindows:
         self._changed: dict[int, Panes] = {}
         self._waiting: dict[int, list[Key]] = {}
         self._hasher = KeyHasher()
+        self._silent = 0
 
     def recover(self, entries: Entries, key_types: tuple[type, ...]) -> None:
         """Take stored windows."""
@@ -58,13 +59,14 @@ class OpenWindows:
             heappush(self._unexpired, start)
         return panes
 
-    def open(self, start: int, panes: Panes, emitted: bool) -> None:
-        """Open a window that nobody has opened, with all its panes; whether they have left already."""
+    def open(self, start: int, panes: Panes, emitted: bool) -> int:
+        """Open a window that nobody has opened, with all its panes, and whether they have left already; how many."""
         self.panes[start] = panes
         self._opened[start] = dict(panes)
         if not emitted:
             heappush(self._unfired, start)
         heappush(self._unexpired, start)
+        return len(panes)
 
     def changed(self, start: int) -> Panes:
         """Where to note panes of a window that have changed in this bundle."""
@@ -128,6 +130,7 @@ class OpenWindows:
                     opened.get(start, {}).pop(key, None)
                     changed.get(start, {}).pop(key, None)
             panes_max -= len(expired)
+            self._silent += self._without_pane(expired)
             gone.append((start, [key for key, pane in expired.items() if pane.bundle]))
         touched: list[OpenPane] = []
         entries = Entries(Kind.WINDOW, "")
@@ -148,6 +151,15 @@ class OpenWindows:
         entries.key_hashes = [hashes[key] for key in keys]
         entries.values = [*encode_panes(touched, self._folds), *([None] * (len(keys) - len(touched)))]
         return entries
+
+    def take_silent(self) -> int:
+        """How many windows have expired since the last time without ever having emitted."""
+        silent, self._silent = self._silent, 0
+        return silent
+
+    def _without_pane(self, panes: Panes) -> int:
+        """How many of these have not emitted."""
+        return sum(not pane.emitted for pane in panes.values())
 
     def _name(self, entries: Entries, keys: list[Key], start: int, of_window: list[Key]) -> None:
         end = start + self._size_us

@@ -35,7 +35,11 @@ class SessionInterval(WindowedInterval[OpenSessions]):
             late: Sequence[int] | Integers = self._take_few(rows)
         else:
             late = self._take_many(emission, rows, work.watermark)
-        emission.retract(self._open.take_retracted())
+        retracted = self._open.take_retracted()
+        failed = len(emission.failed)
+        emission.retract(retracted)
+        self._retracted += len(retracted) - (len(emission.failed) - failed)
+        self._expect(rows, np.delete(np.arange(len(rows)), late) if len(late) else None, len(rows) - len(late))
         return self._too_late(rows, late) if len(late) else None
 
     def _too_late(self, rows: Rows, late: Sequence[int] | Integers) -> TooLate:
@@ -63,6 +67,7 @@ class SessionInterval(WindowedInterval[OpenSessions]):
                     self._folds.add(pane.values, objects[row], times[row])
                 pane.late_count = sum(row in late for row in session.rows)
                 missed.difference_update(session.rows)
+                self._tally.applied += len(session.rows)
                 if session.open:
                     self._open.join(cast("list[OpenSession]", session.open), session.start, session.end, pane)
                 else:
@@ -104,14 +109,17 @@ class SessionInterval(WindowedInterval[OpenSessions]):
         kept = groups.ends + self._allowed_us > watermark
         kept[list(joined)] = True
         emission.add_direct(groups, partials, late, np.flatnonzero(~kept), rows.keys)
+        self._made += int(np.count_nonzero(~kept))
+        self._tally.applied += int(groups.counts[~kept].sum())
         picks = np.flatnonzero(kept)
         columns = (picks.tolist(), groups.codes[picks].tolist(), groups.starts[picks].tolist())
-        more = (groups.ends[picks].tolist(), late[picks].tolist())
+        more = (groups.ends[picks].tolist(), late[picks].tolist(), groups.counts[picks].tolist())
         accumulators = zip(*(partial.accumulators(picks) for partial in partials), strict=True)
-        for number, code, start, end, late_count, values in zip(*columns, *more, accumulators, strict=True):
+        for number, code, start, end, late_count, count, values in zip(*columns, *more, accumulators, strict=True):
             pane = OpenPane(list(values), late_count=late_count)
             olds = joined.get(number)
             if olds is None:
                 self._open.open(rows.keys[code], start, end, pane)
             else:
                 self._open.join(olds, start, end, pane)
+            self._tally.applied += count

@@ -7,6 +7,7 @@ for that window though not for all of theirs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -24,7 +25,7 @@ from millpy.model.time import INSTANT_MAX, Instant
 from millpy.windowing.emission import Emission
 from millpy.windowing.fold import Folds, Partial
 from millpy.windowing.grouping import Groups, Integers, aligned_groups, stable_order
-from millpy.windowing.interval import Rows, TooLate, WindowedInterval, Windowing
+from millpy.windowing.interval import Mask, Rows, TooLate, WindowedInterval, Windowing
 from millpy.windowing.open_slices import OpenSlices
 from millpy.windowing.window import SlidingWindows
 
@@ -129,7 +130,7 @@ class SlicedInterval(WindowedInterval[OpenSlices]):
         reached = Instant(min([recovered.input_watermark, *fired]))
         self._open = OpenSlices(self._folds, self._size_us, self._every_us, self._allowed_us, reached)
         self._arrived: Panes | None = None
-        self._slices: list[tuple[int, list[Key], list[list[Any]]]] = []
+        self._slices: list[tuple[int, list[Key], list[list[Any]], list[int]]] = []  # start; by key: values, records
         self._keys: list[Key] = []
         self._recover(recovered)
 
@@ -140,10 +141,14 @@ class SlicedInterval(WindowedInterval[OpenSlices]):
         over = rows.watermarks - (self._size_us + self._allowed_us) - (starts - (self._size_us - self._every_us))
         missed = np.clip(over // self._every_us + 1, 0, self._most)
         self._keys = rows.keys
+        waiting, leaving = self._due(starts, missed, work.watermark)
+        live = (missed < self._most) & (starts + (self._size_us + self._allowed_us) > work.watermark)
+        inside = np.flatnonzero(missed < self._most) if missed.any() else None
+        self._expect(rows, inside, int(np.count_nonzero(live) + leaving.sum()))
         if len(rows) <= self._few_records_max:
-            self._take_few(rows, starts, missed, work.watermark)
+            self._take_few(rows, starts, live, waiting, leaving)
         else:
-            self._take_many(rows, starts, missed, work.watermark)
+            self._take_many(rows, starts, live, waiting, leaving)
         return self._too_late(rows, starts, missed) if missed.any() else None
 
     def _too_late(self, rows: Rows, starts: Instants, missed: Integers) -> TooLate:
@@ -159,17 +164,19 @@ class SlicedInterval(WindowedInterval[OpenSlices]):
         waiting = np.maximum(-((watermark - self._size_us - starts) // self._every_us), 0)
         return waiting, np.maximum(self._most - missed - waiting, 0)
 
-    def _take_many(self, rows: Rows, starts: Instants, missed: Integers, watermark: Instant) -> None:
-        live = np.flatnonzero((missed < self._most) & (starts + (self._size_us + self._allowed_us) > watermark))
-        if len(live):
-            groups = self._grouped(rows, starts[live], live)
+    def _take_many(self, rows: Rows, starts: Instants, live: Mask, waiting: Integers, leaving: Integers) -> None:
+        kept = np.flatnonzero(live)
+        if len(kept):
+            groups = self._grouped(rows, starts[kept], kept)
             accumulators = [fold.partial(groups).accumulators(slice(None)) for fold in self._folds.folds]
             values = list(map(list, zip(*accumulators, strict=True)))
             keys = [rows.keys[code] for code in groups.codes.tolist()]
             bounds = [*np.flatnonzero(np.diff(groups.starts, prepend=groups.starts[0] - 1)).tolist(), len(groups)]
-            self._slices = [(int(groups.starts[lo]), keys[lo:hi], values[lo:hi]) for lo, hi in pairwise(bounds)]
-        waiting, counts = self._due(starts, missed, watermark)
-        at, place = _repeated(counts)
+            counts = groups.counts.tolist()
+            self._slices = [
+                (int(groups.starts[lo]), keys[lo:hi], values[lo:hi], counts[lo:hi]) for lo, hi in pairwise(bounds)
+            ]
+        at, place = _repeated(leaving)
         if not len(at):
             return
         window_starts = starts[at] - (waiting[at] + place) * self._every_us
@@ -177,30 +184,37 @@ class SlicedInterval(WindowedInterval[OpenSlices]):
         late = groups.counts_where(rows.watermarks[at] >= window_starts + self._size_us)
         partials = [fold.partial(groups) for fold in self._folds.folds]
         self._arrived = Panes(groups.starts, groups.codes, late, partials, self._size_us)
+        self._tally.applied += int(groups.counts.sum())
 
     def _grouped(self, rows: Rows, starts: Instants, at: Integers) -> Groups:
         codes, keys = rows.codes[at], len(rows.keys)
         return aligned_groups(starts, self._size_us, self._every_us, codes, keys, rows.records, at)
 
-    def _take_few(self, rows: Rows, starts: Instants, missed: Integers, watermark: Instant) -> None:
+    def _take_few(self, rows: Rows, starts: Instants, live: Mask, waiting: Integers, leaving: Integers) -> None:
         """One record after the other, in plain Python."""
         folds, every_us, size_us = self._folds, self._every_us, self._size_us
         objects, times, watermarks = rows.records.objects(), rows.records.event_times.tolist(), rows.watermarks.tolist()
-        waiting, counts = (column.tolist() for column in self._due(starts, missed, watermark))
+        waits, counts = waiting.tolist(), leaving.tolist()
         slices: dict[int, dict[Key, list[Any]]] = {}
         windows: dict[tuple[int, int], list[Any]] = {}
         late: dict[tuple[int, int], int] = {}
-        codes, lost = rows.codes.tolist(), (missed == self._most).tolist()
+        records_of: Counter[tuple[int, Key]] = Counter()
+        codes, is_live = rows.codes.tolist(), live.tolist()
         for row, start in enumerate(starts.tolist()):
             code = codes[row]
-            if not lost[row] and start + size_us + self._allowed_us > watermark:
+            if is_live[row]:
                 values = slices.setdefault(start, {}).setdefault(rows.keys[code], folds.empty())
                 folds.add(values, objects[row], times[row])
-            newest = start - waiting[row] * every_us
+                records_of[start, rows.keys[code]] += 1
+            newest = start - waits[row] * every_us
             for window in range(newest, newest - counts[row] * every_us, -every_us):
                 folds.add(windows.setdefault((window, code), folds.empty()), objects[row], times[row])
                 late[window, code] = late.get((window, code), 0) + (watermarks[row] >= window + size_us)
-        self._slices = [(start, list(found), list(found.values())) for start, found in slices.items()]
+                self._tally.applied += 1
+        self._slices = [
+            (start, list(found), list(found.values()), [records_of[start, key] for key in found])
+            for start, found in slices.items()
+        ]
         if windows:
             self._arrived = self._gathered(list(windows), list(windows.values()), list(late.values()))
 
@@ -258,9 +272,10 @@ class SlicedInterval(WindowedInterval[OpenSlices]):
         keys = list(code_of)
         indexes = _NONE if due is None else self._indexes(due, keys)
         if due is not None:
+            self._made += len(due)
             emission.add_direct(due, due.partials, due.late, np.arange(len(due)), keys, indexes, due.known)
-        for start, of_slice, values in slices:
-            self._open.add(start, of_slice, values)
+        for start, of_slice, values, counts in slices:
+            self._tally.applied += self._open.add(start, of_slice, values, counts)
         if due is not None:
             self._remember(due, indexes, keys, watermark)
         self._open.advance(watermark)

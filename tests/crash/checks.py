@@ -125,7 +125,7 @@ def _groups(connection: psycopg.Connection, expected: Expected) -> list[Fault]:
 def _sources(connection: psycopg.Connection, expected: Expected) -> list[Fault]:
     row = connection.execute(
         "SELECT injected, duplicate, dead_lettered, (SELECT count(*) FROM mill.dead_letters)"
-        " FROM millpy.accounting WHERE consumer IS NULL"
+        " FROM millpy.accounting WHERE source_partition IS NOT NULL"
     ).fetchone()
     names = ("injected", "duplicates", "dead-lettered", "dead letters")
     wanted = (expected.injected, expected.duplicates, expected.dead_letters, expected.dead_letters)

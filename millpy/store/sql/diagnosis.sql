@@ -183,4 +183,4 @@ SELECT 'keys', graph, computation, count(*)::bigint, min(detail) FROM millpy.par
 
 -- name: look_at_balance
 -- Where the accounting does not add up. Zero rows: it does.
-SELECT graph, stream, coalesce(consumer, source_partition) AS part FROM millpy.accounting WHERE NOT balanced;
+SELECT graph, stream, coalesce(consumer, source_partition, result_table) AS part FROM millpy.accounting WHERE NOT balanced;

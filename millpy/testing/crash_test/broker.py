@@ -99,6 +99,7 @@ class EndingInjector:
     def __init__(self, inner: Injector, greeted: Path) -> None:
         self._inner = inner
         self._greeted = greeted
+        self._marks = 0  # taken out since it was opened
 
     async def open(self, position: bytes | None) -> None:
         """Connect."""
@@ -107,15 +108,20 @@ class EndingInjector:
     async def take(self) -> Taken | None:
         """Everything that is waiting, without our own messages."""
         taken = await self._inner.take()
-        if taken is None or not any(payload.startswith(MARK) for payload in taken.payloads):
-            return taken
+        if taken is None:
+            return None
+        marks = sum(payload.startswith(MARK) for payload in taken.payloads)
+        self._marks += marks
+        total = None if taken.total is None else taken.total - self._marks
+        if not marks:
+            return replace(taken, total=total)
         self._greeted.touch()
         finished = any(_is(END, payload) for payload in taken.payloads)
         records = [payload for payload in taken.payloads if not payload.startswith(MARK)]
         if not records and not finished:
             await self._inner.acknowledge(taken.token)
             return None
-        return replace(taken, payloads=records, finished=finished)
+        return replace(taken, payloads=records, finished=finished, records=taken.records - marks, total=total)
 
     async def acknowledge(self, token: Any) -> None:
         """The batch with this token is committed."""

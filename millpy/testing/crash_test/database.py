@@ -46,10 +46,12 @@ LATE: LiteralString = """
     SELECT stream, computation, key, event_time, window_start, window_end, payload FROM mill.late_records
 """
 DEAD: LiteralString = "SELECT stream, computation, reason, key, payload FROM mill.dead_letters"
-UNBALANCED: LiteralString = "SELECT stream, source_partition, consumer FROM millpy.accounting WHERE NOT balanced"
+UNBALANCED: LiteralString = (
+    "SELECT stream, source_partition, consumer, result_table FROM millpy.accounting WHERE NOT balanced"
+)
 PENDING: LiteralString = """
     SELECT coalesce(sum(injected), 0)::bigint, coalesce(sum(duplicate), 0)::bigint,
-           coalesce(sum(dead_lettered), 0)::bigint FROM millpy.accounting WHERE consumer IS NULL
+           coalesce(sum(dead_lettered), 0)::bigint FROM millpy.accounting WHERE source_partition IS NOT NULL
 """
 TERMINATE: LiteralString = """
     SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity

@@ -175,6 +175,7 @@ class SimulatedInjector:
         self._retry_at: float | None = None
         self._drained = False
         self._ended = False
+        self._total = 0
         self._delivered: dict[int, tuple[Message, ...]] = {}
 
     async def open(self, position: bytes | None) -> None:
@@ -210,6 +211,7 @@ class SimulatedInjector:
             return None
         number = len(self._broker.batches)
         self._delivered[number] = batch.messages
+        self._total += len(batch.messages)
         self._ended = batch.finished
         return Taken(
             format="json",
@@ -219,6 +221,8 @@ class SimulatedInjector:
             position=b"%d" % number,
             token=number,
             finished=batch.finished,
+            records=len(batch.messages),
+            total=self._total,
         )
 
     async def acknowledge(self, token: Any) -> None:

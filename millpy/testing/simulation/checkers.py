@@ -317,7 +317,7 @@ def accounts(evidence: Evidence) -> Iterator[str]:
         produced = sum(books.by_interval[i].count("produced", name) for i in sub.producers)
         parts = {
             what: sum(books.by_interval[i].count(what, name) for i in sub.consumers)
-            for what in ("consumed", "late", "quarantined")
+            for what in ("filtered", "consumed", "late", "quarantined")
         }
         parts["pending"] = pending(books, sub)
         if produced != sum(parts.values()):

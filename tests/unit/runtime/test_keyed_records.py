@@ -81,4 +81,4 @@ def test_discarding_a_record_that_could_not_wait_gives_up_no_other() -> None:
     assert len(stopped.dead_letters) == 1  # JSON has no NaN, so it could not be parked
     assert discarded.dead_letters == []
     assert stored(driver, Kind.STATE) == {"seen": [1.0, 3.0, 4.0]}
-    assert (stopped.parked_by_input, discarded.parked_by_input) == ({0: 1}, {0: -1})
+    assert (stopped.consumed_by_input, discarded.consumed_by_input) == ({0: 1}, {0: 2})
