@@ -64,7 +64,8 @@ def _standby(world: World, primary: EmbeddedPostgres) -> EmbeddedPostgres:
     directory.mkdir()
     data = directory / "data"
     tool = binaries(primary.version) / "pg_basebackup"
-    command = [tool, "-d", primary.url(), "-D", data, "-R", "-X", "stream", "-c", "fast"]
+    # By TCP: where we are root, the standby runs as somebody who cannot reach the socket.
+    command = [tool, "-d", primary.tcp_url(), "-D", data, "-R", "-X", "stream", "-c", "fast"]
     subprocess.run([str(word) for word in command], check=True, capture_output=True)
     owner = primary.data.stat()
     for path in (data, *data.rglob("*")):
