@@ -1,20 +1,37 @@
 """Makes the secrets of the stack, each once: `python compose/make_secrets.py [DIRECTORY]`.
 
-One file each, as Docker mounts them under /run/secrets. The directory is closed to others; the files in it are
-readable, because the containers read them as users of their own. To change one, delete it, run this again, and tell
-the server that has the old one (ALTER ROLE in psql; the broker reads its own at every start).
+One file each, as Docker mounts them under /run/secrets. The directory is closed to others, also when it was there
+already; the files in it are readable, because the containers read them as users of their own. To change one, delete it,
+run this again, and tell the server that has the old one (ALTER ROLE in psql; the broker reads its own at every start).
 """
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 from pathlib import Path
 
+NAMES = frozenset(
+    [
+        "postgres_password",
+        "admin_database_url",
+        "worker_database_url",
+        "reader_database_url",
+        "mqtt_url",
+        "fleet_mqtt_url",
+    ]
+)
+
 
 def made(directory: Path) -> list[Path]:
-    """Write those that are missing; returns what was written."""
+    """Write those that are missing; returns what was written.
+
+    Raises:
+        SystemExit: the directory is there and somebody else's, or holds other things, so that closing it might harm.
+    """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _close(directory)
     admin = secrets.token_hex(24)
     texts = {
         "postgres_password": admin,
@@ -33,6 +50,17 @@ def made(directory: Path) -> list[Path]:
         path.write_text(texts[path.name])
         path.chmod(0o444)
     return missing
+
+
+def _close(directory: Path) -> None:
+    found = directory.stat()
+    if not found.st_mode & 0o077:
+        return
+    others = sorted(path.name for path in directory.iterdir() if path.name not in NAMES)
+    if found.st_uid != os.geteuid() or others:
+        what = f"has other files ({others[0]})" if others else "is somebody else's"
+        raise SystemExit(f"{directory} is open to others, and {what}: name a directory of its own for the secrets")
+    directory.chmod(0o700)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +73,109 @@ def test_commands_are_of_the_image(name: str) -> None:
     assert (ROOT / command[2].replace(".", "/")).with_suffix(".py").is_file()
 
 
+@each_service
+def test_memory_and_processes_are_bounded(service: dict[str, Any]) -> None:
+    assert re.fullmatch(r"(\$\{\w+_MEMORY:-)?\d+[mg]\}?", service["mem_limit"])
+    assert service["pids_limit"] > 0
+
+
+def test_images_can_be_pinned_by_digest() -> None:
+    images = {service["image"] for service in SERVICES.values()} | {SERVICES["worker"]["build"]["args"]["PYTHON_IMAGE"]}
+    assert all(re.match(r"\$\{\w+_IMAGE:-", image) for image in images)
+    page = (ROOT / "docs" / "operations.md").read_text()
+    assert "@sha256:" in page
+    assert all(name in page for name in ("POSTGRES_IMAGE", "MOSQUITTO_IMAGE", "PYTHON_IMAGE", "MILLPY_IMAGE"))
+
+
+PASSWORDS = {"mqtt_url": "geheim-one", "fleet_mqtt_url": "geheim-two", "worker_database_url": "geheim-three",
+             "reader_database_url": "geheim-four"}  # fmt: skip
+RECORDING = """#!/bin/sh
+echo "$0 $*" >> {seen}
+exec {program} "$@"
+"""
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Callable[..., str]:
+    """Runs a script of a container with its files here; what arguments programs were given, as everybody sees them."""
+    secrets, seen, programs = tmp_path / "secrets", tmp_path / "seen", tmp_path / "programs"
+    secrets.mkdir()
+    programs.mkdir()
+    seen.touch()
+    for name, password in PASSWORDS.items():
+        (secrets / name).write_text(f"mqtt://user-of-{name}:{password}@host:1883")
+
+    def run(script: str, **stubs: str) -> str:
+        for name in ("sed", "cat", "mkdir", "grep", *stubs):
+            program = stubs.get(name) or shutil.which(name)
+            (programs / name).write_text(RECORDING.format(seen=seen, program=program))
+            (programs / name).chmod(0o755)
+        text = script.replace("/tmp/", f"{tmp_path}/").replace("/run/secrets", str(secrets))
+        environment = {
+            **os.environ,
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "POSTGRES_USER": "u",
+            "POSTGRES_DB": "d",
+        }
+        subprocess.run(["sh", "-c", text], env=environment, check=True, capture_output=True)
+        return seen.read_text()
+
+    return run
+
+
+def test_the_brokers_start_gives_no_program_a_password(tmp_path: Path, recorded: Callable[..., str]) -> None:
+    tool = shutil.which("mosquitto_passwd")
+    if tool is None:
+        pytest.skip("mosquitto_passwd is not installed")
+
+    seen = recorded((COMPOSE / "mosquitto" / "start.sh").read_text(), mosquitto="true", mosquitto_passwd=tool)
+
+    assert "mosquitto_passwd -U" in seen
+    assert not any(password in seen for password in PASSWORDS.values()), seen
+    hashed = (tmp_path / "passwords").read_text()
+    assert hashed.count("$") > 4 and not any(password in hashed for password in PASSWORDS.values())
+    assert re.findall(r"^user (\S+)", (tmp_path / "acl").read_text(), re.M) == [
+        "user-of-mqtt_url",
+        "user-of-fleet_mqtt_url",
+    ]
+    options = tmp_path / "health" / "mosquitto_sub"
+    assert options.read_text() == f"-u user-of-mqtt_url\n-P {PASSWORDS['mqtt_url']}\n"
+    assert options.stat().st_mode & 0o077 == 0
+
+
+def test_the_databases_start_gives_no_program_a_password(tmp_path: Path, recorded: Callable[..., str]) -> None:
+    said = tmp_path / "said"
+    (tmp_path / "psql").write_text(f"#!/bin/sh\ncat > {said}\n")
+    (tmp_path / "psql").chmod(0o755)
+
+    seen = recorded((COMPOSE / "postgres" / "roles.sh").read_text(), psql=str(tmp_path / "psql"))
+
+    assert not any(password in seen + said.read_text() for password in PASSWORDS.values())
+
+
+def test_no_health_check_has_a_secret_in_its_command() -> None:
+    for service in SERVICES.values():
+        assert "/run/secrets" not in str(service.get("healthcheck", ""))
+        assert "/run/secrets" not in str(service.get("command", ""))
+
+
+def test_secrets_are_closed_in_a_directory_that_was_there(tmp_path: Path) -> None:
+    command = [sys.executable, str(COMPOSE / "make_secrets.py")]
+    (tmp_path / "secrets").mkdir(mode=0o755)
+    (tmp_path / "other").mkdir(mode=0o755)
+    (tmp_path / "other" / "letter.txt").touch()
+
+    subprocess.run([*command, str(tmp_path / "secrets")], check=True, capture_output=True)
+    refused = subprocess.run([*command, str(tmp_path / "other")], check=False, capture_output=True, text=True)
+
+    assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o700
+    assert refused.returncode != 0 and "letter.txt" in refused.stderr
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["letter.txt"]
+    (tmp_path / "secrets").chmod(0o755)
+    subprocess.run([*command, str(tmp_path / "secrets")], check=True, capture_output=True)
+    assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o700
+
+
 def test_what_is_beside_the_stack_is_behind_a_profile() -> None:
     assert {name for name in SERVICES if "profiles" not in SERVICES[name]} == {*LONG_RUNNING, "migrate"}
 
@@ -105,7 +211,7 @@ def test_the_broker_lets_nobody_in_without_a_password_and_keeps_what_it_has() ->
 
     assert settings["allow_anonymous"] == "false"
     assert settings["persistence"] == "true"
-    assert int(settings["max_queued_messages"]) > 0, "0 would be without a bound"
+    assert int(settings["max_queued_messages"]) > 0 < int(settings["max_queued_bytes"]), "0 would be without a bound"
     assert settings.keys() >= {"password_file", "acl_file", "persistent_client_expiration"}
 
 
