@@ -31,8 +31,8 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/runtime/deduplicate.py",
-        "            duplicates = len(part) - int(np.count_nonzero(accepted[start : start + len(part)]))",
-        "            duplicates = len(part) - int(np.count_nonzero(accepted[start : start - len(part)]))",
+        "            place, mine = arrival.bundle.input, accepted[start : start + len(part)]",
+        "            place, mine = arrival.bundle.input, accepted[start : start - len(part)]",
         killers=(
             "tests/property/test_deduplicate.py::test_the_first_of_each_id_passes_whatever_the_bundles_and_restarts",
         ),
