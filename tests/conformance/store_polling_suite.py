@@ -267,6 +267,17 @@ class RetentionSuite:
         (run,) = await owner.store.load_dedupe_runs(owner.grants[world.a.interval_id])
         assert run.expires_at == 50
 
+    async def test_retention_keeps_a_dedupe_run_until_the_clock_is_past_it(self, world: World) -> None:
+        owner = await world.owner()
+        runs = [a_run(1, expires_at=10, clock=0), a_run(2, expires_at=20, clock=10)]
+        await owner.commit(owner.checkpoint(world.a, dedupe_run=runs[0]))
+        await owner.store.turn_rings(epoch_s=0.0, epoch_bytes=1)
+        await owner.commit(owner.checkpoint(world.a, dedupe_run=runs[1]))
+
+        await turn(owner)
+
+        assert list(await owner.store.load_dedupe_runs(owner.grants[world.a.interval_id])) == runs
+
     async def test_full_rings_still_take_commits(self, world: World) -> None:
         owner = await world.owner()
         for seq in range(1, RINGS_TURNED + 1):

@@ -79,7 +79,8 @@ async def test_people_look_replay_correct_and_discard(database_url: str, tmp_pat
 
         admin, rubbish = Admin(database_url), numbers["\\377\\000"]
         assert DEAD_LETTERS.discard(admin, [rubbish]) == 1
-        assert DEAD_LETTERS.replay(admin, [rubbish]) == 0
+        said = await millpy(database_url, "dead-letters", "replay", str(rubbish), "--json", status=1)
+        assert json.loads(said) == {"asked": 0, "of": 1, "states": None}
         assert account(database_url)["dead_lettered"] == 1
         late = LATE_RECORDS.ids(admin, Wanted(computation="windows"))
         assert late

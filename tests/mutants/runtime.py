@@ -205,4 +205,46 @@ MUTANTS = [
         "        pass",
         killers=("tests/unit/runtime/test_worker.py::test_a_bundle_that_was_in_flight_during_a_fold_is_folded_later",),
     ),
+    Mutant(
+        "millpy/computation.py",
+        "        return self.event_time_us < self.input_watermark_us if self._late is None else self._late",
+        "        return self.event_time_us <= self.input_watermark_us if self._late is None else self._late",
+        killers=(
+            "tests/unit/runtime/test_keyed_records.py"
+            "::test_a_record_at_the_watermark_is_not_late_and_the_one_before_it_is",
+        ),
+    ),
+    Mutant(
+        "millpy/runtime/parking.py",
+        "        late = self.waiting.event_time < self.waiting.watermark",
+        "        late = self.waiting.event_time <= self.waiting.watermark",
+        killers=("tests/property/test_parking.py::test_a_record_at_the_watermark_is_parked_in_time_and_holds_it",),
+    ),
+    Mutant(
+        "millpy/runtime/ownership.py",
+        "            self._lease.renewed(attempt_started)",
+        "            self._lease.renewed(self._clock.monotonic())",
+        killers=(
+            "tests/unit/runtime/test_ownership.py"
+            "::test_trust_ends_a_margin_before_the_lease_counted_from_the_attempt_not_from_its_answer",
+        ),
+    ),
+    Mutant(
+        "millpy/runtime/ownership.py",
+        "        self._trusted_until = attempt_started + self._limits.lease_ttl_s - self._limits.lease_margin_s",
+        "        self._trusted_until = attempt_started + self._limits.lease_ttl_s",
+        killers=(
+            "tests/unit/runtime/test_ownership.py"
+            "::test_trust_ends_a_margin_before_the_lease_counted_from_the_attempt_not_from_its_answer",
+        ),
+    ),
+    Mutant(
+        "millpy/runtime/ownership.py",
+        "        return self._clock.monotonic() < self._trusted_until",
+        "        return self._clock.monotonic() <= self._trusted_until",
+        killers=(
+            "tests/unit/runtime/test_ownership.py"
+            "::test_trust_ends_a_margin_before_the_lease_counted_from_the_attempt_not_from_its_answer",
+        ),
+    ),
 ]

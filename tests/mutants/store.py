@@ -47,4 +47,35 @@ MUTANTS = [
         "        self.clock: Clock = clock if clock is None else SystemClock()",
         killers=("tests/conformance/test_memory_store.py::TestMemoryStore::test_request_is_what_was_set_aside",),
     ),
+    Mutant(
+        "millpy/store/memory_tables.py",
+        "        return run.expires_at >= self.dedupe_clock and bundle >= self.dedupe_whole",
+        "        return run.expires_at > self.dedupe_clock and bundle >= self.dedupe_whole",
+        killers=(
+            "tests/conformance/test_memory_store.py::TestMemoryStore::test_retention_keeps_a_dedupe_run_until_the_clock_is_past_it",
+        ),
+    ),
+    Mutant(
+        "millpy/store/sql/reading.sql",
+        "   AND r.expires_at >= (SELECT max(l.clock)",
+        "   AND r.expires_at > (SELECT max(l.clock)",
+        killers=(
+            "tests/conformance/test_postgres_store.py::TestPostgresStore::test_run_is_dead_once_the_dedupe_clock_is_past_it",
+        ),
+    ),
+    Mutant(
+        "migrations/versions/0002_functions.sql",
+        "r.expires_at >= latest.clock",
+        "r.expires_at > latest.clock",
+        killers=(
+            "tests/conformance/test_postgres_store.py::TestPostgresStore"
+            "::test_retention_keeps_a_dedupe_run_until_the_clock_is_past_it",
+        ),
+    ),
+    Mutant(
+        "millpy/commands/set_aside.py",
+        '        print_json({"asked": asked, "of": len(ids), "states": states})',
+        '        print_json({"asked": asked, "of": asked, "states": states})',
+        killers=("tests/crash/test_set_aside_commands.py::test_people_look_replay_correct_and_discard",),
+    ),
 ]

@@ -182,6 +182,21 @@ def test_a_late_record_is_parked_and_holds_nothing() -> None:
     assert [record.what for record, _ in account.driver.produced("seen")] == ["put", "log late"]
 
 
+def test_a_record_at_the_watermark_is_parked_in_time_and_holds_it() -> None:
+    account = Account()
+    account.driver.max_disorder = 0
+    account.feed([(Act("y", "put", "a", 0), 100), (Act("x", "log", "a", 0), 100)])
+    assert account.driver.interval.oldest_work() == 100
+    account.feed([(Act("y", "put", "b", 0), 200)])
+    account.driver.restart()
+    assert account.driver.interval.oldest_work() == 100
+
+    account.computation.broken = False
+    account.check(account.driver.release())
+
+    assert [record.what for record, _ in account.driver.produced("seen")] == ["put", "put", "log"]
+
+
 def test_a_discarded_record_becomes_a_dead_letter_and_the_others_go_on() -> None:
     account = parked_once()
     account.driver.restart()

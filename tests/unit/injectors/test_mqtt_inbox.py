@@ -189,6 +189,20 @@ def test_retained_messages_are_records_only_when_wanted() -> None:
         assert (bundle.payloads(), bundle.packet_ids) == (expected, [1, 2])
 
 
+@pytest.mark.parametrize("retained", list(map(list, [(0,), (1,), (3,), (0, 2), (1, 2, 4), range(5)])))
+def test_retained_messages_are_acknowledged_in_the_order_received(retained: list[int]) -> None:
+    # Between arrays, markers and topics that nobody asked for, each of which is set apart by itself.
+    topics = [b"sensors/a", b"sensors/b", MARKERS + b"me", b"other", b"sensors/c", b"sensors/d"]
+    payloads = [b"{}", b"[{},{}]", b"token", b"{}", b"[{}]", b"{}"]
+    for records_max in (1, 2, 10):
+        inbox = an_inbox("sensors/#")
+        inbox.put(Published(topics, payloads, [11, 12, 13, 14, 15, 16], retained))
+
+        assert [number for bundle in take_all(inbox, records_max) for number in bundle.packet_ids] == [
+            11, 12, 13, 14, 15, 16
+        ]  # fmt: skip
+
+
 def test_markers_and_topics_of_an_older_filter_are_no_records() -> None:
     inbox = an_inbox("sensors/#")
     inbox.put(

@@ -82,3 +82,20 @@ def test_discarding_a_record_that_could_not_wait_gives_up_no_other() -> None:
     assert discarded.dead_letters == []
     assert stored(driver, Kind.STATE) == {"seen": [1.0, 3.0, 4.0]}
     assert (stopped.consumed_by_input, discarded.consumed_by_input) == ({0: 1}, {0: 2})
+
+
+class Late(Computation):
+    late = Value(list[bool])
+
+    def process_record(self, context: Context, record: Reading) -> None:
+        context[Late.late] = [*(context[Late.late] or []), context.late]
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_a_record_at_the_watermark_is_not_late_and_the_one_before_it_is(columns: bool) -> None:
+    driver = StageDriver(ComputationLogic(Late()), Reading)
+    driver.feed([(Reading("a", 1.0), 10)])
+
+    driver.feed([(Reading("a", 2.0), 10), (Reading("a", 3.0), 9), (Reading("a", 4.0), 11)], columns=columns)
+
+    assert stored(driver, Kind.STATE) == {"late": [False, False, True, False]}

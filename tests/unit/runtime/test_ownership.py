@@ -8,7 +8,8 @@ import pytest
 from millpy.clock import SystemClock
 from millpy.errors import ConfigError, CorruptionError, MillError, StoreUnavailableError
 from millpy.limits import Limits
-from millpy.runtime.ownership import HeartThread, Lease
+from millpy.runtime.ownership import Heartbeat, HeartThread, Lease
+from millpy.testing.clock import ManualClock
 
 LIMITS = Limits(lease_ttl_s=0.5)
 
@@ -41,3 +42,45 @@ def test_a_beat_that_fails_does_not_end_the_heart(error: MillError) -> None:
         thread.stop()
 
     assert lease.is_trusted()
+
+
+class Slow:
+    """Answers after a while."""
+
+    def __init__(self, clock: ManualClock, takes_s: float) -> None:
+        self._clock = clock
+        self._takes_s = takes_s
+
+    def beat(self, worker_id: UUID, ttl_s: float) -> bool:
+        self._clock.advance(self._takes_s)
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("takes_s", [0.0, 1.0, 3.0])
+def test_trust_ends_a_margin_before_the_lease_counted_from_the_attempt_not_from_its_answer(takes_s: float) -> None:
+    limits, clock = Limits(lease_ttl_s=5.0), ManualClock()
+    assert limits.lease_margin_s == 1.0
+    lease = Lease(limits, clock)
+    heartbeat = Heartbeat(Slow(clock, takes_s), UUID(int=1), lease, limits, clock)
+    assert not lease.is_trusted()
+
+    heartbeat.attempt()
+
+    assert lease.is_trusted()
+    clock.advance(4.0 - takes_s - 0.001)
+    assert lease.is_trusted()
+    clock.advance(0.001)
+    assert not lease.is_trusted(), "the margin is for what is sent before the lease ends, and lands behind it"
+
+
+@pytest.mark.parametrize("takes_s", [4.0, 6.0])
+def test_an_answer_that_takes_as_long_as_trust_gives_none(takes_s: float) -> None:
+    limits, clock = Limits(lease_ttl_s=5.0), ManualClock()
+    lease = Lease(limits, clock)
+
+    Heartbeat(Slow(clock, takes_s), UUID(int=1), lease, limits, clock).attempt()
+
+    assert not lease.is_trusted()

@@ -194,6 +194,24 @@ def test_whole_sum_beyond_64_bits_is_exact(few: int) -> None:
 
 
 @paths
+@pytest.mark.parametrize("cuts", [[4], [2, 2], [1, 1, 1, 1]], ids=["one bundle", "two", "many"])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_mean_of_whole_numbers_beyond_53_bits_is_rounded_once(few: int, cuts: list[int], restarts: bool) -> None:
+    subject = driver(few, aggregates={"mean": Mean("number")})
+    wide = 2**53 + 1
+    coming = [of(1, number=wide), of(2, number=wide), of(3, number=wide), of(10)]
+
+    for count in cuts:
+        if restarts:
+            subject.restart()
+        result = subject.feed(coming[:count])
+        del coming[:count]
+
+    assert float(3 * wide) / 3 != 3 * wide / 3, "rounding the sum first is seen"
+    assert [row[3] for row in rows(result)] == [3 * wide / 3]
+
+
+@paths
 def test_infinite_sum_is_a_result_and_survives_a_restart(few: int) -> None:
     subject = driver(few, aggregates={"total": Sum("value"), "low": Min("value")})
 
