@@ -25,15 +25,19 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/injectors/dedupe.py",
-        "        duplicates[order] = (before != _NEVER) & (seen - before <= self._within_us)",
-        "        duplicates[order] = (before != _NEVER) & (seen - before < self._within_us)",
-        killers=("tests/unit/injectors/test_dedupe_horizon.py::test_an_id_seen_exactly_the_horizon_ago_is_a_duplicate",),
+        "        again = (before != _NEVER) & (seen - before <= self._within_us)",
+        "        again = (before != _NEVER) & (seen - before < self._within_us)",
+        killers=(
+            "tests/unit/injectors/test_dedupe_horizon.py::test_an_id_seen_exactly_the_horizon_ago_is_a_duplicate",
+        ),
     ),
     Mutant(
         "millpy/injectors/dedupe.py",
         "        tiers = [old for old in self._tiers if old.newest >= horizon]",
         "        tiers = [old for old in self._tiers if old.newest > horizon]",
-        killers=("tests/unit/injectors/test_dedupe_horizon.py::test_a_tier_at_the_edge_of_the_horizon_outlives_those_that_are_added",),
+        killers=(
+            "tests/unit/injectors/test_dedupe_horizon.py::test_a_tier_at_the_edge_of_the_horizon_outlives_those_that_are_added",
+        ),
     ),
     Mutant(
         "millpy/injectors/dedupe.py",
@@ -48,12 +52,14 @@ MUTANTS = [
         "millpy/injectors/dedupe.py",
         "        if not len(self) or quiet_us <= self._within_us:",
         "        if not len(self) or quiet_us < self._within_us:",
-        killers=("tests/unit/injectors/test_dedupe_horizon.py::test_a_source_that_is_quiet_for_exactly_the_horizon_forgets_nothing",),
+        killers=(
+            "tests/unit/injectors/test_dedupe_horizon.py::test_a_source_that_is_quiet_for_exactly_the_horizon_forgets_nothing",
+        ),
     ),
     Mutant(
         "millpy/injectors/dedupe.py",
-        "ids_of(tier.hi, tier.lo), times.astype(\"<i8\").tobytes(), Instant(tier.newest + self._within_us), self.clock",
-        "ids_of(tier.hi, tier.lo), times.astype(\"<i8\").tobytes(), Instant(tier.newest + self._within_us - 1), self.clock",
+        'ids_of(tier.hi, tier.lo), times.astype("<i8").tobytes(), Instant(tier.newest + self._within_us), self.clock',
+        'ids_of(tier.hi, tier.lo), times.astype("<i8").tobytes(), Instant(tier.newest + self._within_us - 1), self.clock',
         killers=("tests/unit/injectors/test_dedupe_horizon.py::test_a_run_is_kept_for_as_long_as_its_newest_id",),
     ),
     Mutant(

@@ -213,16 +213,12 @@ MUTANTS = [
         "millpy/windowing/aggregate.py",
         "            return super().column_of(arrays)  # Python divides whole numbers without rounding them first",
         "            pass",
-        killers=(
-            "tests/unit/windowing/test_columnar.py::test_mean_of_whole_numbers_beyond_53_bits_is_rounded_once",
-        ),
+        killers=("tests/unit/windowing/test_columnar.py::test_mean_of_whole_numbers_beyond_53_bits_is_rounded_once",),
     ),
     Mutant(
         "millpy/windowing/aggregate.py",
         "        return total / count if count else None",
         "        return float(total) / count if count else None",
-        killers=(
-            "tests/unit/windowing/test_columnar.py::test_mean_of_whole_numbers_beyond_53_bits_is_rounded_once",
-        ),
+        killers=("tests/unit/windowing/test_columnar.py::test_mean_of_whole_numbers_beyond_53_bits_is_rounded_once",),
     ),
 ]

@@ -15,7 +15,9 @@ LARGE = 100
 
 
 def ids(first: int, count: int) -> bytes:
-    return b"".join((number * 0x9E3779B97F4A7C15 % 2**128).to_bytes(16, "big") for number in range(first, first + count))
+    return b"".join(
+        (number * 0x9E3779B97F4A7C15 % 2**128).to_bytes(16, "big") for number in range(first, first + count)
+    )
 
 
 def duplicates(index: DedupeIndex, first: int, count: int, *times: int) -> int:
