@@ -183,7 +183,9 @@ async def test_sound_engine_adds_up(name: str, bundle: int, tmp_path: Path, data
 
 def _cases() -> list[Any]:
     return [
-        pytest.param(canary, change, id=f"{change.__name__}-{canary.what}-{canary.bundle}".replace(" ", "_"))
+        pytest.param(
+            canary, change, id=f"{change.__name__}-{canary.what}-{canary.bundle}".replace(",", "").replace(" ", "_")
+        )
         for canary in CANARIES
         for change in canary.changes
     ]
