@@ -93,11 +93,24 @@ class Outages:
     A restarted server or a network that is back leaves dead connections behind in all lanes. Found out one by one, each
     would cost the worker a failed turn and another wait before it tries again. When one was silent for too long,
     whoever waits on another is woken, too: a fold would else wait for as long as a fold may take.
+
+    Attributes:
+        server: whose commits the worker's soft state was read from; None before anything was. After a failover to a
+            standby that lacks some, the lanes that depend on soft state raise until the worker has read all of it
+            again: `PostgresStore.register` and `take_over_from_self`, which come before that, say so.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.connections: set[BoundedAsyncConnection] = set()
+        self.server: str | None = None
+
+    async def read_anew(self, connection: Connection) -> None:
+        """The soft state is dropped, and read from this server from now on; what is connected to another goes."""
+        server = await server_of(connection)
+        if self.server not in (None, server):
+            self.count += 1
+        self.server = server
 
     def silent(self) -> None:
         """A connection does not answer."""
@@ -121,6 +134,7 @@ class Lane:
         prepare: Callable[[Connection], Awaitable[None]] | None = None,
         outages: Outages | None = None,
         progressed: Callable[[], None] | None = None,
+        soft: bool = False,
     ) -> None:
         self._url = url
         self._name = name
@@ -130,6 +144,7 @@ class Lane:
         self._synchronous_commit = "on" if durable else "off"
         self._answer_s = None if listens else settings.answer_s
         self._progressed = progressed
+        self._soft = soft
         self._prepare = prepare
         self._outages = outages or Outages()
         self._outages_seen = 0
@@ -199,6 +214,9 @@ class Lane:
             await pin_async(connection, self._own_settings())
             if self._prepare is not None:
                 await self._prepare(connection)
+            known = self._outages.server
+            if self._soft and known is not None and await server_of(connection) != known:
+                raise StoreUnavailableError("the database was restarted, or is another server: reading again")
             connection.answer_s, connection.on_silence = self._answer_s, self._outages.silent
             connection.works = partial(self._works, connection.info.backend_pid)
             connection.on_progress = self._progressed
@@ -273,6 +291,12 @@ class Lane:
             except psycopg.Error:
                 pass  # it is dropped below
         await self.drop()
+
+
+async def server_of(connection: Connection) -> str:
+    """Which run of which server a connection sees; a run that goes on has lost no commit."""
+    rows = await all_rows(connection, statement("read_server"), {})
+    return str(rows[0][0])
 
 
 async def all_rows(connection: Connection, query: bytes, parameters: dict[str, Any]) -> list[TupleRow]:

@@ -69,11 +69,11 @@ class PostgresStore:
         self._backends: list[ownership.Backend] = []
         self._tables: dict[int, ResultTable] = {}
         self._states = reading.StateReader()
-        outages = Outages()
+        outages = self._outages = Outages()
         self._commit = Lane(
-            url, "commit", settings, prepare=self._record_backend, outages=outages, progressed=progressed
+            url, "commit", settings, prepare=self._record_backend, outages=outages, progressed=progressed, soft=True
         )
-        self._poll = Lane(url, "poll", settings, outages=outages, progressed=progressed)
+        self._poll = Lane(url, "poll", settings, outages=outages, progressed=progressed, soft=True)
         self._admin = Lane(url, "admin", settings, outages=outages)
         self._fold = Lane(url, "fold", settings, long=True, outages=outages)
         self._hint = Lane(url, "hint", settings, durable=False, outages=outages)
@@ -157,6 +157,7 @@ class PostgresStore:
     async def register(self, worker: WorkerInfo, ttl_s: float) -> None:
         """Announce a worker; it owns nothing yet."""
         async with self._admin.use() as connection:
+            await self._outages.read_anew(connection)
             await ownership.register(connection, worker, ttl_s)
         self._worker_id = worker.worker_id
         async with self._commit.use() as connection:
@@ -197,6 +198,7 @@ class PostgresStore:
         if not grants:
             return []
         async with self._admin.use() as connection:
+            await self._outages.read_anew(connection)
             return await ownership.take_over_from_self(connection, worker_id, grants, self._backends)
 
     async def read(self, grants: Sequence[Grant], *, state_rows_max: int) -> Sequence[Opened]:

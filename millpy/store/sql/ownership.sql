@@ -36,6 +36,11 @@ SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid();
 SELECT state = 'active' AND coalesce(wait_event, '') NOT IN ('ClientRead', 'ClientWrite')
   FROM pg_stat_activity WHERE pid = %(backend_pid)s;
 
+-- name: read_server
+-- When this server was started. Another has another time: a standby that was promoted, a copy or a backup of whatever
+-- kind, and what goes on in the same directory after a crash. Needs no right. Always one row.
+SELECT extract(epoch FROM pg_postmaster_start_time())::text;
+
 -- name: renew_lease
 -- Zero rows: the lease had expired already, or the worker is unknown.
 UPDATE mill.workers SET lease_deadline = clock_timestamp() + make_interval(secs => %(ttl_s)s)

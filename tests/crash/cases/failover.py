@@ -71,6 +71,7 @@ def _standby(world: World, primary: EmbeddedPostgres) -> EmbeddedPostgres:
     for path in (data, *data.rglob("*")):
         shutil.chown(path, owner.st_uid, owner.st_gid)
     (directory / "version").write_text(f"{primary.version}\n")
+    shutil.copy2(primary.directory / "password", directory)
     standby = world.stack.enter_context(EmbeddedPostgres(directory, tcp=True))
     world.stack.callback(standby.kill)
     await_true(lambda: _one(primary, "SELECT count(*) FROM pg_stat_replication") == 1, "the standby listens")
