@@ -110,7 +110,7 @@ def _fill_log(world: World) -> None:
 
 def _timed_out(world: World, lock: str) -> None:
     """Somebody holds a lock for longer than a statement may take, twice."""
-    worker = world.worker(bundle_records_max=30)
+    worker = world.worker(bundle_records_max=30, statement_s=4)
     for times in (10, 60):
         worker.await_reached(Point.AFTER_COMMIT, times)
         with psycopg.connect(world.url) as other:
