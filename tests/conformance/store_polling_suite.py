@@ -234,6 +234,11 @@ class RetentionSuite:
         assert len(polled.segments) < 6
         assert (await owner.opened(world.a)).last_segments[world.by_device] == 3
 
+        for _ in range(3):
+            await turn(owner)
+        (polled,) = await owner.store.poll([world.want(world.sums[1], world.a)], 1_000_000)
+        assert list(polled.segments) == [], "the last that was consumed is not needed either"
+
     async def test_retention_keeps_deltas_until_they_are_folded(self, world: World) -> None:
         owner = await world.owner()
         for value in range(3):

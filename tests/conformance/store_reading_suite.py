@@ -213,6 +213,11 @@ class KeyedSuite:
         assert last.get(world.by_room, 0) == 0
         assert (await owner.opened(world.b)).last_segments.get(world.by_device, 0) == 0
 
+        await owner.commit(
+            owner.checkpoint(world.a, segments=[a_segment(world.by_device, 3, [a_slice(2.0), None], previous=1)])
+        )
+        assert (await owner.opened(world.a)).last_segments[world.by_device] == 3
+
 
 class DedupeSuite:
     """Dedupe runs. Mix into a test class that has a `world` fixture."""

@@ -148,6 +148,16 @@ async def test_source_is_quiet_only_after_its_backlog_was_taken(broker: Embedded
     await injector.close()
 
 
+async def test_source_is_not_quiet_before_its_marker_has_come_back(broker: EmbeddedBroker) -> None:
+    injector = an_injector(broker.port)
+
+    await injector.open(None)  # nothing is queued, and nothing has proven that yet
+
+    assert not injector.quiet()
+    await until_quiet(injector)
+    await injector.close()
+
+
 async def test_marker_is_no_record_even_under_a_filter_for_everything(broker: EmbeddedBroker) -> None:
     injector = an_injector(broker.port, filter="#")
     await injector.open(None)
@@ -195,8 +205,13 @@ async def test_retained_messages_are_old_news(broker: EmbeddedBroker, protocol: 
 
 
 async def test_untrusted_grant_never_connects(broker: EmbeddedBroker) -> None:
-    trust = [True]
-    injector = an_injector(broker.port, trusted=lambda: trust[0], limits=IMPATIENT)
+    trust, asked = [True], [0]
+
+    def trusted() -> bool:
+        asked[0] += 1
+        return trust[0]
+
+    injector = an_injector(broker.port, trusted=trusted, limits=IMPATIENT)
     await injector.open(None)
     trust[0] = False
 
@@ -206,6 +221,10 @@ async def test_untrusted_grant_never_connects(broker: EmbeddedBroker) -> None:
     other = an_injector(broker.port)
     await other.open(None)
     await until_quiet(other)  # nobody takes the session away from it
+    before = asked[0]
+    async with asyncio.timeout(20):
+        while asked[0] < before + 3:  # noqa: ASYNC110 - each time it could have connected
+            await asyncio.sleep(0)
 
     assert injector._session is None
     await other.close()

@@ -41,6 +41,19 @@ async def waits_for_a_lock(watcher: psycopg.AsyncConnection) -> None:
         pass
 
 
+async def test_fold_of_a_stale_owner_does_not_end(owner: Owner, database_url: str) -> None:
+    interval = owner.deployment.intervals[0]
+    await owner.commit(owner.checkpoint(interval, delta=some_state()))
+    grant = owner.grants[interval.interval_id]
+    async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
+        for sequencer in (grant.sequencer - 1, grant.sequencer + 1):
+            with pytest.raises(psycopg.Error) as refused:
+                await connection.execute("SELECT mill.end_fold(%s, %s, 0, 1)", [interval.interval_id, sequencer])
+            assert refused.value.sqlstate == "MW001"
+
+        await connection.execute("SELECT mill.end_fold(%s, %s, 0, 1)", [interval.interval_id, grant.sequencer])
+
+
 async def test_cancelled_commit_is_unknown(owner: Owner, database_url: str) -> None:
     interval = owner.deployment.intervals[0]
     async with (

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from tests.mutants import injectors, model, runtime, store, windowing
+from tests.mutants import injectors, model, postgres, runtime, sources, store, windowing
 from tests.mutants.mutant import Mutant
 
 
 def everything() -> list[Mutant]:
     """All of them, by the part of the kernel that they break."""
-    return [mutant for part in (model, injectors, windowing, runtime, store) for mutant in part.MUTANTS]
+    return [
+        mutant for part in (model, injectors, sources, windowing, runtime, store, postgres) for mutant in part.MUTANTS
+    ]

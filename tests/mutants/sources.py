@@ -1,0 +1,55 @@
+"""Mutants of sources: what an intake accepts and counts, and when a broker is told that it may forget."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+INTAKE = "millpy/injectors/intake.py"
+INBOX = "millpy/injectors/mqtt_inbox.py"
+INJECTOR = "millpy/injectors/mqtt_injector.py"
+MQTT = "millpy/injectors/mqtt.py"
+OF_INTAKE = ("tests/unit/injectors/test_intake.py",)
+OF_INBOX = ("tests/unit/injectors/test_mqtt_inbox.py",)
+OF_MQTT = "tests/conformance/test_mqtt.py::"
+
+MUTANTS = [
+    Mutant(INTAKE, "        watermarks = np.maximum(before - self._settings.event_time.max_disorder_us, source.watermark)",
+           "        watermarks = before - self._settings.event_time.max_disorder_us", OF_INTAKE),
+    Mutant(INTAKE, "        return watermarks[:-1]", "        return watermarks[1:]", OF_INTAKE),
+    Mutant(INTAKE, "        happened = np.minimum(times, taken.arrived_at)\n", "        happened = times\n", OF_INTAKE),
+    Mutant(INTAKE, "        future = times > latest\n", "        future = times > latest + 1_000_000_000\n", OF_INTAKE),
+    Mutant(INTAKE, "        accepted = fresh & timed & ~future\n", "        accepted = fresh & timed\n", OF_INTAKE),
+    Mutant(INTAKE, "            accepted &= ~unordered\n", "            pass\n", OF_INTAKE),
+    Mutant(INTAKE, "        fresh[letters.judged] = ~duplicates\n", "        pass\n", OF_INTAKE),
+    Mutant(INTAKE, "            timed &= ~future\n", "            pass\n", OF_INTAKE),
+    Mutant(INTAKE, '        self._counts["duplicate"] += duplicates\n', "        pass\n", OF_INTAKE),
+    Mutant(INTAKE, '        self._counts["dead_lettered"] += len(letters)\n', "        pass\n", OF_INTAKE),
+    Mutant(INTAKE, "        if clock.elapsed_us - self._quiet_since < idle.after_us:",
+           "        if clock.elapsed_us - self._quiet_since < 0:", OF_INTAKE),
+    Mutant(INTAKE, "        if not quiet:\n            self._quiet_since = None\n", "        if not quiet:\n            pass\n",
+           OF_INTAKE),
+    Mutant(INTAKE, "                self._source.finished, self._source.watermark = True, INSTANT_MAX",
+           "                self._source.finished = True", OF_INTAKE),
+    Mutant(INTAKE, "        self._source.watermark = max(self._source.watermark, recovered.low_watermark)\n", "", OF_INTAKE),
+    Mutant(INBOX, "        self.packet_ids += run.packet_ids\n", "        self.packet_ids += run.packet_ids[:1]\n", OF_INBOX),
+    Mutant(INBOX, "        for index in [*sorted(apart), len(published)]:", "        for index in sorted(apart):", OF_INBOX),
+    Mutant(INBOX, "                if is_marker or not self._topics.fullmatch(topic):", "                if is_marker:", OF_INBOX),
+    Mutant(INBOX, "        if not self._retained:\n", "        if self._retained:\n", OF_INBOX),
+    Mutant(INJECTOR, "        token = _Token(session, bundle.packet_ids)\n",
+           "        session.connection.acknowledge(bundle.packet_ids)\n        token = _Token(session, bundle.packet_ids)\n",
+           (f"{OF_MQTT}test_nothing_is_acknowledged_before_the_commit",)),
+    Mutant(INJECTOR, "        if session is self._session:\n            session.connection.acknowledge(token.packet_ids)\n", "",
+           (f"{OF_MQTT}test_acknowledged_messages_do_not_come_again_and_the_others_do",)),
+    Mutant(INJECTOR, "            if not self._setup.trusted():\n                continue\n", "",
+           (f"{OF_MQTT}test_untrusted_grant_never_connects",)),
+    Mutant(INJECTOR, "        session.outstanding.append(token)\n", "        session.outstanding.appendleft(token)\n",
+           ("tests/conformance/test_mqtt_order.py::test_a_message_without_records_waits_for_what_came_before_it",)),
+    Mutant(INJECTOR, "        return session.drained\n", "        return True\n",
+           (f"{OF_MQTT}test_source_is_not_quiet_before_its_marker_has_come_back",)),
+    Mutant(INJECTOR, "                    delay_s = limits.lease_ttl_s\n", "                    pass\n",
+           (f"{OF_MQTT}test_session_taken_over_is_not_fought_for",
+            f"{OF_MQTT}test_two_deployments_under_one_client_id_do_not_kick_each_other_in_a_loop")),
+    Mutant(MQTT, '    ending = blake2b(partition.encode(), key=secret.encode(), digest_size=16).hexdigest()\n',
+           '    ending = blake2b(partition.encode(), digest_size=16).hexdigest()\n',
+           ("tests/conformance/test_session_names.py::test_a_device_ends_no_session_by_any_name_that_it_can_guess",)),
+]  # fmt: skip
