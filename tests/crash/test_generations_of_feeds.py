@@ -63,7 +63,12 @@ WINDOWS = (60, 120)
 
 
 def consumed(url: str, graph: str) -> int:
-    return int(one(url, f"SELECT coalesce(sum(consumed), 0) FROM millpy.accounting WHERE graph = '{graph}'"))
+    return int(
+        one(
+            url,
+            f"SELECT coalesce(sum(consumed), 0) FROM millpy.accounting WHERE graph = '{graph}' AND consumer IS NOT NULL",
+        )
+    )
 
 
 async def produce(address: str, topic: str, ids: Sequence[int]) -> None:
