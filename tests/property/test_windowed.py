@@ -99,7 +99,7 @@ readings = st.builds(
     Reading,
     key=st.sampled_from("ab"),
     site=st.integers(1, 2),
-    # Zero without a sign: what is stored has none, so a late record's payload shows it or not. Aggregates: test_one_answer.
+    # Zero without a sign: stored values have none, so a late record's payload may show it or not.
     value=st.none() | st.floats(-1e6, 1e6, width=32).map(lambda value: value + 0.0),
     number=st.none() | st.integers(-(2**63), 2**63 - 1) | st.integers(-5, 5),
     text=st.none() | st.sampled_from(["x", "é", "😀", ""]),
