@@ -63,12 +63,8 @@ WINDOWS = (60, 120)
 
 
 def consumed(url: str, graph: str) -> int:
-    return int(
-        one(
-            url,
-            f"SELECT coalesce(sum(consumed), 0) FROM millpy.accounting WHERE graph = '{graph}' AND consumer IS NOT NULL",
-        )
-    )
+    by_steps = f"graph = '{graph}' AND consumer IS NOT NULL"
+    return int(one(url, f"SELECT coalesce(sum(consumed), 0) FROM millpy.accounting WHERE {by_steps}"))
 
 
 async def produce(address: str, topic: str, ids: Sequence[int]) -> None:
