@@ -21,6 +21,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -114,9 +115,8 @@ def hunt(name: str, seeds: int = CANARY_SEEDS) -> Counter[str]:
         Checker -> runs in which it found something, in the seeds up to then.
     """
     canary = next(canary for canary in CANARIES if canary.name == name)
-    logging.getLogger("millpy").setLevel(logging.CRITICAL + 1)
     caught: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as directory:
+    with silence(), tempfile.TemporaryDirectory() as directory:
         for seed in range(seeds):
             caught.update({violation.checker for violation in run_seed(seed, Path(directory), canary).violations})
             if canary.checker in caught:
@@ -124,13 +124,36 @@ def hunt(name: str, seeds: int = CANARY_SEEDS) -> Counter[str]:
     return caught
 
 
+@contextmanager
+def silence() -> Iterator[None]:
+    """Log nothing of millpy meanwhile: in a simulation everything goes wrong all the time."""
+    logger = logging.getLogger("millpy")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@contextmanager
+def gathering_rarely() -> Iterator[None]:
+    """Collect garbage after runs only: then little is alive, in the middle of one much."""
+    enabled = gc.isenabled()
+    gc.freeze()  # what is there before the first run stays
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if enabled:
+            gc.enable()
+
+
 def run_seeds(seeds: Iterable[int]) -> Tally:
     """Several runs, in this process."""
-    logging.getLogger("millpy").setLevel(logging.CRITICAL + 1)
-    gc.freeze()  # what is there before the first run stays
-    gc.disable()  # after a run little is alive, in the middle of it much
     tally = Tally()
-    with tempfile.TemporaryDirectory() as directory:
+    with silence(), gathering_rarely(), tempfile.TemporaryDirectory() as directory:
         for seed in seeds:
             try:
                 tally.add(run_seed(seed, Path(directory)))
@@ -221,8 +244,7 @@ def shortest(outcome: Outcome, directory: Path, canary: Canary | None = None) ->
 
 def _replay(schedule: Schedule) -> int:
     """Run once, tell all; a failure is made as short as can be."""
-    logging.getLogger("millpy").setLevel(logging.CRITICAL + 1)
-    with tempfile.TemporaryDirectory() as directory:
+    with silence(), tempfile.TemporaryDirectory() as directory:
         outcome = run_schedule(schedule, Path(directory))
         print("\n".join(outcome.trace))
         _tell(outcome)

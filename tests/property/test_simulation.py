@@ -62,6 +62,19 @@ class Keeper(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.records: list[logging.LogRecord] = []
+        self._logger = logging.getLogger("millpy")
+        self._level = self._logger.level
+
+    def __enter__(self) -> "Keeper":
+        """Listen, whatever the level that somebody has left."""
+        self._logger.addHandler(self)
+        self._logger.setLevel(logging.DEBUG)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave everything as it was."""
+        self._logger.removeHandler(self)
+        self._logger.setLevel(self._level)
 
     def emit(self, record: logging.LogRecord) -> None:
         self.records.append(record)
@@ -72,14 +85,10 @@ def test_a_killed_process_leaves_no_file_open_though_its_tracebacks_are_kept(
     tmp_path: Path, canary: str | None
 ) -> None:
     broken = next((found for found in CANARIES if found.name == canary), None)
-    keeper = Keeper()
-    logging.getLogger("millpy").addHandler(keeper)
-    try:
+    with Keeper() as keeper:
         for seed in range(12):
             run_seed(seed, tmp_path, broken)
             assert open_under(tmp_path) == [], seed
-    finally:
-        logging.getLogger("millpy").removeHandler(keeper)
 
     assert any(isinstance(word, BaseException) for record in keeper.records for word in record.args or ())
 

@@ -17,8 +17,9 @@ import numpy as np
 from millpy.errors import CommitUnknownError
 from millpy.injectors.intake import Intake
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant
+from millpy.model.due_timers import DueTimers
 from millpy.model.time import INSTANT_MIN, Instant
-from millpy.runtime import calls, holdings, soft_state, timers
+from millpy.runtime import holdings, soft_state, timers
 from millpy.runtime.turn import Turn
 from millpy.runtime.worker import Worker
 from millpy.store.memory import MemoryStore
@@ -188,9 +189,9 @@ def _forgets_counters(owned: Any) -> Any:
     return opened
 
 
-def _next_due_early(next_due: Any) -> Any:
-    def early(context: Any, watermark: Instant, now_us: Instant | None) -> Any:
-        return next_due(context, Instant(watermark + 200_000), now_us)
+def _next_early(next_due: Any) -> Any:
+    def early(self: DueTimers, pending: Any, watermark: Instant, now_us: Instant | None) -> Any:
+        return next_due(self, pending, Instant(watermark + 200_000), now_us)
 
     return early
 
@@ -291,7 +292,7 @@ CANARIES = (
         "I5",
         patches=((Intake, "_row_watermarks", _ahead_of_arrival),),
     ),
-    Canary("fires a timer early", "I6", patches=((calls, "_next_due", _next_due_early),)),
+    Canary("fires a timer early", "I6", patches=((DueTimers, "next", _next_early),)),
     Canary("forgets that a timer is deleted", "I6", patches=((timers.TimerBook, "take_entries", _without_tombstones),)),
     Canary("lets an expired window emit", "I7", patches=((aligned.AlignedInterval, "__init__", _never_too_late),)),
     Canary(
