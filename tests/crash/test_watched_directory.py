@@ -221,7 +221,7 @@ def test_every_record_counts_once_when_workers_die_in_the_middle_of_files(tmp_pa
                 assert [number for number, _, _ in rows] == list(range(1, len(rows) + 1))
                 assert sorted(id_ for _, id_, _ in rows) == sorted(expected[device])
         accepted = fleet.fetch(
-            "SELECT sum(accepted)::int8 FROM millpy.accounting WHERE consumer IS NULL GROUP BY stream"
+            "SELECT sum(accepted)::int8 FROM millpy.accounting WHERE source_partition IS NOT NULL GROUP BY stream"
         )
         assert accepted == [(sum(map(len, expected.values())),)] * len(SOURCES)
         with psycopg.connect(database_url, autocommit=True) as connection:

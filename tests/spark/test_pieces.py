@@ -141,11 +141,11 @@ def test_a_piece_that_turns_out_too_large_is_read_in_smaller_ones(url: str) -> N
 def test_an_answer_stops_after_so_many_bytes_and_the_next_is_whole(url: str) -> None:
     execute(url, WIDE)
     with connected(url) as connection:
-        some, complete = connection.batches("SELECT text FROM wide WHERE i > 25000", bytes_max=2_000_000)
+        some, complete = connection.batches("SELECT text FROM public.wide WHERE i > 25000", bytes_max=2_000_000)
 
         assert not complete
         assert 2_000_000 < sum(batch.nbytes for batch in some) < 6_000_000
-        assert connection.rows("SELECT count(*) FROM wide") == [(30_000,)]
+        assert connection.rows("SELECT count(*) FROM public.wide") == [(30_000,)]
         assert connection.batches("SELECT 1", bytes_max=2_000_000)[1]
 
 
