@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from millpy.clock import Clock
 from millpy.errors import OwnershipError
 from millpy.limits import Limits
+from millpy.runtime.guarded_clock import GuardedClock
 from millpy.runtime.holdings import Holdings
 from millpy.runtime.plan import Plan
 from millpy.runtime.probe import Point, Probe
@@ -29,7 +29,14 @@ class Housekeeping:
     """What a worker does beside its turns."""
 
     def __init__(
-        self, store: Store, plan: Plan, holdings: Holdings, limits: Limits, clock: Clock, probe: Probe, skew: Skew
+        self,
+        store: Store,
+        plan: Plan,
+        holdings: Holdings,
+        limits: Limits,
+        clock: GuardedClock,
+        probe: Probe,
+        skew: Skew,
     ) -> None:
         self._store = store
         self._plan = plan
@@ -90,6 +97,7 @@ class Housekeeping:
         freed = await self._store.turn_rings(epoch_s=self._limits.epoch_s, epoch_bytes=self._limits.epoch_bytes)
         for _ in range(FORGET_PIECES):
             if not await self._store.forget_old(
+                now_us=self._clock.read().earliest_us,
                 set_aside_kept_s=self._limits.set_aside_kept_s,
                 settled_kept_s=self._limits.settled_kept_s,
                 events_kept_s=self._limits.events_kept_s,

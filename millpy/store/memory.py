@@ -277,7 +277,9 @@ class MemoryStore:
         database.dedupe_runs.turn(now, epoch_s=epoch_s, epoch_bytes=epoch_bytes)
         return freed
 
-    async def forget_old(self, *, set_aside_kept_s: float, settled_kept_s: float, events_kept_s: float) -> int:
+    async def forget_old(
+        self, *, now_us: Instant, set_aside_kept_s: float, settled_kept_s: float, events_kept_s: float
+    ) -> int:
         """Nothing: ids are places here, so what was set aside stays."""
         await self._reach_server()
         return 0

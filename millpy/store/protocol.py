@@ -286,11 +286,19 @@ class Store(Protocol):
         """Start a new epoch where one is due and a slot is free; free what can be freed. Returns slots freed."""
         ...
 
-    async def forget_old(self, *, set_aside_kept_s: float, settled_kept_s: float, events_kept_s: float) -> int:
+    async def forget_old(
+        self, *, now_us: Instant, set_aside_kept_s: float, settled_kept_s: float, events_kept_s: float
+    ) -> int:
         """Remove dead letters, late records and events beyond their time, and what was settled long ago; in pieces.
 
         What people have asked for is not removed. What goes by age is counted. Returns how many rows went: when it is
         not 0, there may be more.
+
+        Args:
+            now_us: the earliest that it can be, by the worker's guarded clock: what is removed cannot be had again.
+            set_aside_kept_s: how old dead letters and late records may become.
+            settled_kept_s: how long they are kept after they were replayed or discarded.
+            events_kept_s: how old events may become.
         """
         ...
 

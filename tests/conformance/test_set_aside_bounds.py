@@ -13,8 +13,12 @@ from millpy.assembly import run_worker
 from millpy.graph import Graph
 from millpy.injectors.settings import EventTime
 from millpy.limits import Limits
-from millpy.model.time import minutes, seconds
+from millpy.model.time import Instant, minutes, seconds
+from millpy.runtime.guarded_clock import GuardedClock
+from millpy.runtime.housekeeping import Housekeeping
+from millpy.runtime.probe import NoProbe
 from millpy.store.postgres.store import PostgresStore
+from millpy.testing.clock import ManualClock
 from millpy.windowing.aggregate import Count
 from millpy.windowing.window import FixedWindows
 from tests.feed import Feed
@@ -99,11 +103,12 @@ async def test_what_is_old_is_removed_in_pieces_and_counted_but_not_what_people_
     old = {"set_aside_kept_s": 86_400.0, "settled_kept_s": 86_400.0, "events_kept_s": 86_400.0}
 
     async with PostgresStore(database_url) as store:
-        kept = await store.forget_old(**{name: 30 * 86_400.0 for name in old})
+        now = await store.now_us()
+        kept = await store.forget_old(now_us=now, **{name: 30 * 86_400.0 for name in old})
         assert kept == 0
         removed = 0
         async with asyncio.timeout(30):
-            while gone := await store.forget_old(**old):
+            while gone := await store.forget_old(now_us=now, **old):
                 removed += gone
 
     assert removed == 2 * KEPT - 1 + before
@@ -113,3 +118,33 @@ async def test_what_is_old_is_removed_in_pieces_and_counted_but_not_what_people_
     )
     assert expired == [("future", KEPT), ("undecodable", KEPT - 1)]
     assert fetch(database_url, "SELECT sum(expired)::int FROM millpy.set_aside WHERE pile = 'events'") == [(before,)]
+
+
+async def test_database_whose_clock_jumps_ahead_loses_nothing_that_was_set_aside(database_url: str) -> None:
+    await run(database_url, SENT["few"])
+    year_us = 365 * 86_400_000_000
+    with psycopg.connect(database_url, autocommit=True) as connection:  # of before the clock has jumped
+        connection.execute(
+            "UPDATE mill.dead_letters SET dead_lettered_at = now() - interval '365 days', state_at = now()"
+        )
+        connection.execute("UPDATE mill.events SET at = now() - interval '365 days'")
+    piles = "SELECT (SELECT count(*) FROM mill.dead_letters), (SELECT count(*) FROM mill.events)"
+    before = fetch(database_url, piles)
+
+    async with PostgresStore(database_url) as store:
+        jumps = [-year_us, 0]
+        host = ManualClock(await store.now_us() - year_us)
+
+        async def server_now() -> Instant:
+            return Instant(await store.now_us() + jumps[0])
+
+        clock = GuardedClock(host, server_now, LIMITS, lambda kind, detail: None)
+        await clock.synchronize()
+        del jumps[0]
+        host.advance(60.0)
+        await clock.synchronize()
+        nobody: Any = None
+        await Housekeeping(store, nobody, nobody, LIMITS, clock, NoProbe(), nobody).turn_rings()
+
+    assert before[0][0] and before[0][1]
+    assert fetch(database_url, piles) == before

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import psycopg
 
+from millpy.model.time import Instant
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.statements import statement
 
 RINGS = ("segments", "deltas", "dedupe_runs")
 FREE_LOCK_MS = 20
 """How long writers and readers may have to queue behind an attempt to empty a slot."""
-
-
 FORGET_ROWS = 1_000
 """Of each pile in one transaction: people wait for none of these rows, and a commit for at most so many."""
 
@@ -28,10 +27,10 @@ async def turn_rings(connection: Connection, *, epoch_s: float, epoch_bytes: int
 
 
 async def forget_old(
-    connection: Connection, set_aside_kept_s: float, settled_kept_s: float, events_kept_s: float
+    connection: Connection, now_us: Instant, set_aside_kept_s: float, settled_kept_s: float, events_kept_s: float
 ) -> int:
     """Remove one piece of each pile; see `Store.forget_old`."""
-    times = {"settled_kept_s": settled_kept_s, "rows_max": FORGET_ROWS}
+    times = {"now_us": now_us, "settled_kept_s": settled_kept_s, "rows_max": FORGET_ROWS}
     gone = 0
     for forgetting, kept_s in (
         (statement("forget_dead_letters"), set_aside_kept_s),

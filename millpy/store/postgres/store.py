@@ -232,10 +232,12 @@ class PostgresStore:
         async with self._admin.use() as connection:
             return await requests.read(connection, interval_ids, records_max, bytes_max)
 
-    async def forget_old(self, *, set_aside_kept_s: float, settled_kept_s: float, events_kept_s: float) -> int:
+    async def forget_old(
+        self, *, now_us: Instant, set_aside_kept_s: float, settled_kept_s: float, events_kept_s: float
+    ) -> int:
         """Remove what is beyond its time; see `Store.forget_old`."""
         async with self._fold.use() as connection:
-            return await retention.forget_old(connection, set_aside_kept_s, settled_kept_s, events_kept_s)
+            return await retention.forget_old(connection, now_us, set_aside_kept_s, settled_kept_s, events_kept_s)
 
     async def commit(
         self,

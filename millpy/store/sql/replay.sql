@@ -65,16 +65,17 @@ ON CONFLICT (interval_id) DO UPDATE SET bundle = excluded.bundle, reason = exclu
 
 -- name: forget_dead_letters
 -- Removes the oldest of those beyond their time, which are counted, and of those settled long ago; at most rows_max of
--- each. How many. Always one row.
+-- each. now_us is the worker's guarded time: by this server's clock a jump ahead would remove everything. How many.
+-- Always one row.
 WITH old AS (
     SELECT dead_letter_id, true AS counts FROM
-           (SELECT dead_letter_id FROM mill.dead_letters WHERE dead_lettered_at < clock_timestamp() - make_interval(secs => %(kept_s)s) AND state <> 'requested'
+           (SELECT dead_letter_id FROM mill.dead_letters WHERE dead_lettered_at < mill.moment(%(now_us)s) - make_interval(secs => %(kept_s)s) AND state <> 'requested'
              ORDER BY dead_lettered_at LIMIT %(rows_max)s::integer FOR UPDATE SKIP LOCKED) AS aged
      UNION ALL
     SELECT dead_letter_id, false FROM
            (SELECT dead_letter_id FROM mill.dead_letters
-             WHERE state IN ('replayed', 'discarded') AND state_at < clock_timestamp() - make_interval(secs => %(settled_kept_s)s)
-               AND dead_lettered_at >= clock_timestamp() - make_interval(secs => %(kept_s)s)
+             WHERE state IN ('replayed', 'discarded') AND state_at < mill.moment(%(now_us)s) - make_interval(secs => %(settled_kept_s)s)
+               AND dead_lettered_at >= mill.moment(%(now_us)s) - make_interval(secs => %(kept_s)s)
              ORDER BY state_at LIMIT %(rows_max)s::integer FOR UPDATE SKIP LOCKED) AS settled
 ), gone AS (
     DELETE FROM mill.dead_letters AS d USING old WHERE d.dead_letter_id = old.dead_letter_id
@@ -93,13 +94,13 @@ SELECT count(*) FROM gone;
 -- each. How many. Always one row.
 WITH old AS (
     SELECT late_record_id, true AS counts FROM
-           (SELECT late_record_id FROM mill.late_records WHERE recorded_at < clock_timestamp() - make_interval(secs => %(kept_s)s) AND state <> 'requested'
+           (SELECT late_record_id FROM mill.late_records WHERE recorded_at < mill.moment(%(now_us)s) - make_interval(secs => %(kept_s)s) AND state <> 'requested'
              ORDER BY recorded_at LIMIT %(rows_max)s::integer FOR UPDATE SKIP LOCKED) AS aged
      UNION ALL
     SELECT late_record_id, false FROM
            (SELECT late_record_id FROM mill.late_records
-             WHERE state IN ('replayed', 'discarded') AND state_at < clock_timestamp() - make_interval(secs => %(settled_kept_s)s)
-               AND recorded_at >= clock_timestamp() - make_interval(secs => %(kept_s)s)
+             WHERE state IN ('replayed', 'discarded') AND state_at < mill.moment(%(now_us)s) - make_interval(secs => %(settled_kept_s)s)
+               AND recorded_at >= mill.moment(%(now_us)s) - make_interval(secs => %(kept_s)s)
              ORDER BY state_at LIMIT %(rows_max)s::integer FOR UPDATE SKIP LOCKED) AS settled
 ), gone AS (
     DELETE FROM mill.late_records AS d USING old WHERE d.late_record_id = old.late_record_id
@@ -116,7 +117,7 @@ SELECT count(*) FROM gone;
 -- name: forget_events
 -- The same for events. How many. Always one row.
 WITH old AS (
-    SELECT event_id FROM mill.events WHERE at < clock_timestamp() - make_interval(secs => %(kept_s)s)
+    SELECT event_id FROM mill.events WHERE at < mill.moment(%(now_us)s) - make_interval(secs => %(kept_s)s)
      ORDER BY at LIMIT %(rows_max)s::integer FOR UPDATE SKIP LOCKED
 ), gone AS (
     DELETE FROM mill.events AS d USING old WHERE d.event_id = old.event_id RETURNING d.graph_id, d.kind
