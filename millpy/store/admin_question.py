@@ -5,7 +5,8 @@ and NOTIFY are allowed under it; and functions of the server write files, end se
 
     is one         it goes by the extended protocol, which takes no second
     is a question  EXPLAIN takes it, so that the server's own grammar decides, or it is SHOW or EXPLAIN itself
-    does not act   every volatile function in its plan, where views are open, is known to be harmless
+    does not act   every volatile function in its text, in the views that it names and in its plan is known to be
+                   harmless: the plan alone does not show what stands behind LIMIT, OFFSET or VALUES
 """
 
 from __future__ import annotations
@@ -32,7 +33,19 @@ HARMLESS = (
     r"|pg_(hba_file_rules|ident_file_mappings)|pg_replication_origin_(progress|session_progress|session_is_setup))$"
 )
 """The volatile functions of the server that only look, or only wait (and the statement's time is limited)."""
-_TOKEN = re.compile(r"""E'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|(?:"((?:[^"]|"")*)"|([^\W\d][\w$]*))\s*(\()?""", re.DOTALL)
+OURS = ("account", "alive", "devices")
+"""Ours that only look: they are volatile so that each takes a snapshot of its own, behind its locks."""
+_CALL = re.compile(r"""E'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|(?:"((?:[^"]|"")*)"|([^\W\d][\w$]*))\s*(\()?""", re.DOTALL)
+# A person's text as the server takes it apart. Where the two could differ, it is refused (`_UNCLEAR`): whether a quote
+# behind a backslash ends a text, and what a name means that is written in escapes.
+_PART = re.compile(
+    r"""'[^']*'|\$(?P<tag>(?:[A-Za-z_\x80-\U0010ffff][\w\x80-\U0010ffff]*)?)\$.*?\$(?P=tag)\$|--[^\n\r]*|(?P<remark>/\*)"""
+    r"""|"(?P<quoted>(?:[^"]|"")*)"|(?P<plain>[A-Za-z_\x80-\U0010ffff][\w$\x80-\U0010ffff]*)|(?P<sign>[.(])""",
+    re.DOTALL,
+)
+_REMARK_EDGE = re.compile(r"/\*|\*/")
+_UNCLEAR = re.compile(r"""\\'|u&\"""", re.IGNORECASE)
+_NAME_BYTES_MAX = 63
 _UNEXPLAINED = re.compile(r"\s*(show|explain)\b", re.IGNORECASE)
 _RUNS = re.compile(r"\banaly[sz]e\b", re.IGNORECASE)
 _COMMANDS = frozenset(
@@ -40,11 +53,26 @@ _COMMANDS = frozenset(
     " drop end fetch grant import insert listen load lock merge move notify prepare reassign refresh reindex release"
     " reset revoke rollback savepoint security select set start truncate unlisten update vacuum".split()
 )
-ACTING: LiteralString = """
-    SELECT proname FROM pg_catalog.pg_proc
-     WHERE proname = ANY (%(names)s) AND provolatile = 'v'
-       AND (pronamespace <> 'pg_catalog'::pg_catalog.regnamespace OR proname !~ %(harmless)s) LIMIT 1
+ACTING: LiteralString = r"""
+    WITH RECURSIVE views (oid) AS (
+        SELECT c.oid FROM pg_catalog.pg_class AS c WHERE c.relkind = 'v' AND c.relname = ANY (%(named)s)
+         UNION
+        SELECT c.oid FROM views AS v
+          JOIN pg_catalog.pg_rewrite AS r ON r.ev_class = v.oid AND r.ev_type = '1'
+          JOIN pg_catalog.pg_depend AS d ON d.classid = 'pg_catalog.pg_rewrite'::pg_catalog.regclass AND d.objid = r.oid
+          JOIN pg_catalog.pg_class AS c ON d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
+               AND c.oid = d.refobjid AND c.relkind = 'v'
+    ), inside (oid) AS (
+        SELECT (pg_catalog.regexp_matches(
+                   r.ev_action::text, ':(?:funcid|opfuncid|aggfnoid|winfnoid|tsmhandler) (\d+)', 'g'))[1]::oid
+          FROM views AS v JOIN pg_catalog.pg_rewrite AS r ON r.ev_class = v.oid AND r.ev_type = '1'
+    )
+    SELECT proname FROM pg_catalog.pg_proc AS p
+     WHERE provolatile = 'v' AND (proname = ANY (%(called)s) OR p.oid IN (SELECT i.oid FROM inside AS i))
+       AND (pronamespace <> 'pg_catalog'::pg_catalog.regnamespace OR proname !~ %(harmless)s)
+       AND NOT (pronamespace = pg_catalog.to_regnamespace('mill') AND proname = ANY (%(ours)s)) LIMIT 1
 """
+"""The name of one that acts, of those that are `called` and those inside of views that are `named`."""
 
 
 def answer(connection: psycopg.Connection[Any], statement: str) -> list[dict[str, Any]]:
@@ -59,6 +87,8 @@ def answer(connection: psycopg.Connection[Any], statement: str) -> list[dict[str
         psycopg.Error: what else the server says.
     """
     statement.encode()  # what is no text is told as it was given
+    if _UNCLEAR.search(statement):
+        raise UsageError("it can be read in two ways", hint="write '' for a quote, and no backslashes in names")
     try:
         _run(connection, "SET TRANSACTION READ ONLY")
         if not _UNEXPLAINED.match(statement):
@@ -78,8 +108,11 @@ def answer(connection: psycopg.Connection[Any], statement: str) -> list[dict[str
 
 def _refuse_acting(connection: psycopg.Connection[Any], statement: str) -> None:
     (row,) = _run(connection, f"EXPLAIN (VERBOSE, COSTS OFF, FORMAT JSON) {statement}")
-    names = sorted({name for text in _texts(row["QUERY PLAN"]) for name in functions_in(text)})
-    acting = connection.execute(ACTING, {"names": names, "harmless": HARMLESS}).fetchone()
+    named = dict(names_in(statement))
+    called = {name for text in _texts(row["QUERY PLAN"]) for name in functions_in(text)}
+    called.update(name for name, is_called in names_in(statement) if is_called)
+    given = {"called": sorted(called), "named": sorted(named), "harmless": HARMLESS, "ours": list(OURS)}
+    acting = connection.execute(ACTING, given).fetchone()
     if acting is not None:
         raise UsageError(
             f"{acting[0]}() may change something", hint=f"{HINT}; a function of yours that only reads may be STABLE"
@@ -95,9 +128,44 @@ def _run(connection: psycopg.Connection[Any], statement: str) -> list[dict[str, 
         return cursor.fetchall() if cursor.description is not None else []
 
 
+def names_in(statement: str) -> Iterator[tuple[str, bool]]:
+    """Names in a statement as the server understands them, and whether each may be that of a function.
+
+    It may when a parenthesis follows, or when it stands behind a dot: `row.name` is a call, too.
+    """
+    parts = [("", ""), *_parts(statement), ("", "")]
+    for (_, before), (name, _), (_, behind) in zip(parts, parts[1:], parts[2:], strict=False):
+        if name:
+            yield name, before == "." or behind == "("
+
+
+def _parts(statement: str) -> Iterator[tuple[str, str]]:
+    """(name, "") or ("", sign); texts are neither, and remarks nothing."""
+    at = 0
+    while part := _PART.search(statement, at):
+        at = part.end()
+        if part["remark"]:
+            at = _after_remark(statement, part.start())
+        elif part["plain"] is not None or part["quoted"] is not None:
+            name = (part["plain"] or "").encode().lower() or part["quoted"].replace('""', '"').encode()
+            yield name[:_NAME_BYTES_MAX].decode(errors="ignore"), ""
+        elif not part[0].startswith("--"):
+            yield "", part["sign"] or ""
+
+
+def _after_remark(statement: str, at: int) -> int:
+    """Where a remark ends that begins there; remarks hold remarks."""
+    depth = 0
+    for edge in _REMARK_EDGE.finditer(statement, at):
+        depth += 1 if edge[0] == "/*" else -1
+        if not depth:
+            return edge.end()
+    return len(statement)
+
+
 def functions_in(text: str) -> Iterator[str]:
     """Names before a parenthesis in an expression as the server prints it, outside literals and quoted names."""
-    for quoted, plain, called in _TOKEN.findall(text):
+    for quoted, plain, called in _CALL.findall(text):
         if called:
             yield quoted.replace('""', '"') if quoted else plain
 

@@ -15,7 +15,8 @@ from psycopg import sql
 from millpy.embedded import EmbeddedPostgres
 from millpy.errors import UsageError
 from millpy.store.admin import Admin, Row
-from millpy.store.admin_question import ACTING, HARMLESS, functions_in
+from millpy.store.admin_question import ACTING, HARMLESS, functions_in, names_in
+from millpy.store.migrate import migrate
 from tests.databases import fresh_database
 
 MADE = """
@@ -28,6 +29,9 @@ CREATE FUNCTION "Acts (too)"() RETURNS integer LANGUAGE plpgsql
   AS $$ BEGIN PERFORM pg_advisory_lock(7); RETURN 1; END $$;
 CREATE FUNCTION looks() RETURNS bigint LANGUAGE sql STABLE AS $$ SELECT count(*) FROM public.kept $$;
 CREATE VIEW hidden AS SELECT acts() AS n;
+CREATE VIEW hidden_behind AS SELECT n FROM kept LIMIT acts();
+CREATE VIEW "Hidden further" AS SELECT * FROM hidden_behind;
+CREATE FUNCTION acts(kept) RETURNS integer LANGUAGE sql VOLATILE AS $$ SELECT public.acts() $$;
 CREATE PROCEDURE leaves() LANGUAGE plpgsql AS $$ BEGIN COMMIT; INSERT INTO kept VALUES (2); COMMIT; END $$;
 """
 WRITES = [
@@ -71,6 +75,47 @@ TRICKS = [
     "VALUES (acts())",
     "TABLE hidden",
     "SELECT sum(n) FILTER (WHERE acts() = 1) FROM kept",
+    # What the server does not print in a plan.
+    *(
+        f"SELECT n FROM kept {limit}"
+        for limit in (
+            "LIMIT acts()",
+            "OFFSET acts()",
+            "FETCH FIRST (acts()) ROWS ONLY",
+            "ORDER BY n FETCH FIRST acts() ROWS WITH TIES",
+        )
+    ),
+    *(
+        f"SELECT {made}"
+        for made in (
+            "ARRAY(SELECT 1 LIMIT acts())",
+            "EXISTS (SELECT n FROM kept OFFSET acts())",
+            "sum(n) OVER (ORDER BY n ROWS BETWEEN acts() PRECEDING AND CURRENT ROW) FROM kept",
+            "* FROM kept AS k, LATERAL (SELECT 1 LIMIT acts()) AS s",
+            "* FROM kept AS k, LATERAL (VALUES (1), (k.acts)) AS s",
+            "* FROM (VALUES (1), (acts())) AS s",
+        )
+    ),
+    "VALUES (1), (acts())",
+    "SELECT * FROM hidden_behind",
+    'TABLE "Hidden further"',
+    *(
+        f"SELECT 1 LIMIT {call}"
+        for call in (
+            '"acts"()',
+            "ACTS /* ' */ ()",
+            "acts -- '\n ()",
+            "(public . acts)(NULL)",
+            "length($q$'$q$ || acts())",
+            "length('' || $$'$$ || acts()) + length('')",
+            "pg_advisory_lock(7) IS NULL",
+            "1 + /* /* */ ' */ acts() + length('')",
+            r"length(E'\\''' || acts() || '''')",
+        )
+    ),
+    r'SELECT 1 LIMIT U&"\0061cts"()',
+    r'EXPLAIN (U&"\0061nalyze") SELECT acts()',
+    """EXPLAIN (u&"!0061nalyze" UESCAPE '!', VERBOSE) SELECT acts()""",
     "SELECT nextval('public.counted')",
     "SELECT setval('public.counted', 7)",
     "SELECT set_config('role', 'none', true), pg_advisory_lock(7)",
@@ -106,14 +151,18 @@ class Database:
     Attributes:
         named: a file of the server's, as the server names it.
         file: the same, as we do.
+        admin: asks; keeps its connection, and so what a question leaves there.
+        other: somebody else's connection.
     """
 
     url: str
     named: str
     file: Path
+    admin: Admin
+    other: psycopg.Connection
 
     def read(self, question: str) -> list[Row]:
-        return Admin(self.url, statement_s_max=5).read(qualified(question))
+        return self.admin.read(qualified(question))
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +170,10 @@ def database(postgres: EmbeddedPostgres) -> Iterator[Database]:
     with fresh_database(postgres, "template1") as name:
         with psycopg.connect(postgres.url(name), autocommit=True) as connection:
             ((data,),) = connection.execute("SHOW data_directory").fetchall()
-            made = Database(postgres.url(name), f"{data}/written", postgres.data / "written")
+            url, admin = postgres.url(name), Admin(postgres.url(name), statement_s_max=5)
+            made = Database(url, f"{data}/written", postgres.data / "written", admin, connection)
             connection.execute(MADE.replace("FILE", made.named))  # type: ignore[call-overload]
-        yield made
+            yield made
 
 
 def qualified(text: str) -> str:
@@ -151,13 +201,12 @@ def world(connection: psycopg.Connection) -> object:
 
 @pytest.mark.parametrize("trick", TRICKS)
 def test_nothing_changes_whatever_is_asked(database: Database, trick: str) -> None:
-    with psycopg.connect(database.url, autocommit=True) as other:
-        before = world(other)
+    before = world(database.other)
 
-        with pytest.raises(UsageError):
-            database.read(trick.replace("FILE", database.named).replace("OTHER", str(other.info.backend_pid)))
+    with pytest.raises(UsageError):
+        database.read(trick.replace("FILE", database.named).replace("OTHER", str(database.other.info.backend_pid)))
 
-        assert world(other) == before
+    assert world(database.other) == before
     assert not database.file.exists()
 
 
@@ -179,6 +228,10 @@ def test_nothing_changes_whatever_is_asked(database: Database, trick: str) -> No
         ("SELECT 'acts()' AS text, \"acts()\" AS quoted FROM (SELECT 1 AS \"acts()\") AS s",
          {"text": "acts()", "quoted": 1}),
         ("SELECT '{1,2}'::int[] AS a, NULL AS n, 1.50 AS d", None),
+        ("SELECT 'LIMIT lo_put(1)' AS a, $a$lo_put()$a$ AS b /* acts( */ -- acts(",
+         {"a": "LIMIT lo_put(1)", "b": "lo_put()"}),
+        ("SELECT n FROM (VALUES (2), (abs(-1))) AS s (n) ORDER BY n LIMIT greatest(1, 0) OFFSET length('')", {"n": 1}),
+        ("SELECT acts FROM (SELECT 1 AS acts) AS s", {"acts": 1}),
     ],
 )  # fmt: skip
 def test_a_question_is_answered(database: Database, question: str, first: dict[str, object] | None) -> None:
@@ -220,8 +273,39 @@ def test_every_function_of_the_server_that_acts_is_refused(database: Database) -
 
     assert len(names) > 50
     for name in names:
-        with psycopg.connect(database.url) as connection:
-            assert connection.execute(ACTING, {"names": [name], "harmless": HARMLESS}).fetchone() is not None, name
+        given = {"called": [name], "named": [], "harmless": HARMLESS, "ours": []}
+        assert database.other.execute(ACTING, given).fetchone() is not None, name
+
+
+def test_views_of_the_server_and_of_ours_can_be_asked(postgres: EmbeddedPostgres) -> None:
+    with fresh_database(postgres, "template1") as name:
+        migrate(postgres.url(name))
+        asked = Admin(postgres.url(name), statement_s_max=60)
+        views = asked.ask(
+            "SELECT format('%I.%I', relnamespace::pg_catalog.regnamespace, relname) AS view FROM pg_catalog.pg_class"
+            " WHERE relkind = 'v' AND relname <> 'pg_shmem_allocations_numa'"
+        )
+        refused = []
+        for row in views:
+            try:
+                asked.read(f"SELECT * FROM {row['view']} LIMIT 1")
+            except UsageError as error:
+                refused.append((row["view"], error.message))
+
+    assert len(views) > 150
+    assert not refused
+
+
+def test_names_of_a_statement_are_found_as_the_server_reads_them() -> None:
+    text = (
+        r"""SELECT A.b, "C ""d"(1), e /* f( /* */ g( */ (2) -- h(
+        , 'i('' j(', $k$ l( $m$ $k$, n$o$(p), E'q(', é(), (r).s FROM """
+        + "t" * 70
+        + "(1)"
+    )
+
+    assert [name for name, called in names_in(text) if called] == ["b", 'C "d', "e", "n$o$", "é", "s", "t" * 63]
+    assert dict(names_in("TABLE Kept")) == {"table": False, "kept": False}
 
 
 def test_names_of_functions_are_found_in_what_the_server_prints() -> None:
