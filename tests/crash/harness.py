@@ -30,7 +30,7 @@ SETTINGS = {
 }
 
 
-def await_true(condition: Callable[[], bool], what: str, within_s: float = 30.0) -> float:
+def await_true(condition: Callable[[], bool], what: str, within_s: float = 60.0) -> float:
     """Poll until it holds; returns how long that took."""
     started = time.monotonic()
     while not condition():
@@ -89,10 +89,10 @@ class Worker:
     def reached(self, point: Point) -> int:
         return points_reached(self.reached_file)[point]
 
-    def await_reached(self, point: Point, times: int = 1, within_s: float = 30.0) -> None:
+    def await_reached(self, point: Point, times: int = 1, within_s: float = 60.0) -> None:
         self.await_while_running(lambda: self.reached(point) >= times, f"{point} {times} times", within_s)
 
-    def await_while_running(self, condition: Callable[[], bool], what: str, within_s: float = 30.0) -> None:
+    def await_while_running(self, condition: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
         """Poll until it holds; a worker that has ended cannot bring it about any more."""
 
         def holds() -> bool:
@@ -130,17 +130,17 @@ class Worker:
     def drain(self) -> None:
         self.process.send_signal(signal.SIGTERM)
 
-    def await_killed(self, within_s: float = 40.0) -> None:
+    def await_killed(self, within_s: float = 60.0) -> None:
         """Its probe has killed it."""
         self._await_end(within_s)
         assert self.process.returncode == -signal.SIGKILL, (self.process.returncode, self.log[-3000:])
 
-    def await_frozen(self, within_s: float = 30.0) -> None:
+    def await_frozen(self, within_s: float = 60.0) -> None:
         """Its probe has stopped it."""
         status = Path(f"/proc/{self.process.pid}/stat")
         await_true(lambda: status.read_text().rpartition(")")[2].split()[0] == "T", "frozen", within_s)
 
-    def await_finished(self, within_s: float = 60.0) -> None:
+    def await_finished(self, within_s: float = 120.0) -> None:
         """The graph has finished and the worker has left in good order."""
         self._await_end(within_s)
         assert self.process.returncode == 0, (self.process.returncode, self.log[-3000:])

@@ -9,22 +9,30 @@ from millpy.runtime.probe import Point
 from tests.crash.cases.freezing import freeze_and_thaw
 from tests.crash.checks import Observer, faults
 from tests.crash.harness import Worker
-from tests.crash.workload import Expected
+from tests.crash.workload import Expected, expected_of, write_input
 from tests.crash.world import Case, Inputs, World, play
 
 CANARIES = Path(__file__).with_name("canaries")
+SEEN_IN_TABLES = (
+    "violation: accounting does not add up",
+    "violation: beyond what was published",
+    "violation: watermark of another position",
+)
 
 
-def test_store_that_ignores_the_sequencer_is_caught(tmp_path: Path, postgres: EmbeddedPostgres, inputs: Inputs) -> None:
+def test_store_that_ignores_the_sequencer_is_caught(tmp_path: Path, postgres: EmbeddedPostgres) -> None:
+    source = write_input(tmp_path / "few.ndjson", 2_000)
+
     def run(world: World) -> None:
         freeze_and_thaw(world, Point.BEFORE_COMMIT, graph=CANARIES / "ignores_sequencer.py")
 
-    verdict = play(Case("canary", "ignores the sequencer", run), tmp_path, postgres, inputs)
+    case = Case("canary", "ignores the sequencer", run)
+    verdict = play(case, tmp_path / "case", postgres, Inputs(source, expected_of(source)))
 
-    # A result that is wrong, in a case that was played to its end: a worker that merely fails gives no result.
-    kinds = {fault.kind for fault in verdict.faults}
-    assert kinds & {"doubled", "lost"}, verdict.faults
-    assert not any("Error: " in fault for fault in verdict.faults), verdict.faults
+    # What the stranger's commit does is a matter of chance: results that are wrong at the end, or that the owner fails
+    # over it after the observer has seen it. That a worker fails, or a case does not end, shows nothing by itself.
+    seen = [fault for fault in verdict.faults if fault.kind in ("doubled", "lost") or fault.startswith(SEEN_IN_TABLES)]
+    assert seen, verdict.faults
 
 
 def test_store_that_commits_twice_is_caught(
