@@ -90,15 +90,20 @@ async def run_worker(
             await store.close()
 
 
-async def deploy(graph: Graph, database_url: str) -> None:
+async def deploy(graph: Graph, database_url: str, *, back: bool = False) -> None:
     """Deploy a graph, or what has changed in it: its result tables are there then, and workers need not make them.
+
+    Args:
+        graph: what to deploy.
+        database_url: where; migrated.
+        back: take away what was added to the deployed graph and is not in this one.
 
     Raises:
         UsageError: the graph cannot be deployed, or would change the meaning of what is.
         TransientError: the database cannot be reached.
     """
     async with PostgresStore(database_url) as store:
-        await store.deploy(graph.spec(), on_purpose=True)
+        await store.deploy(graph.spec(), on_purpose=True, back=back)
 
 
 async def _begin(

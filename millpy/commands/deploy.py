@@ -16,7 +16,8 @@ from millpy.model.versions import NEW_GENERATION, Change, only
 from millpy.progress import working
 from millpy.store.postgres.store import PostgresStore
 
-MARKS = {"addition": "+", "setting": "~", "state": "^", "meaning": "!"}
+WAY_BACK = "it lacks what was added since: bring the file up to date; or take that away: millpy deploy FILE --back"
+MARKS = {"addition": "+", "setting": "~", "state": "^", "meaning": "!", "back": "-"}
 
 
 @worded
@@ -25,6 +26,9 @@ def deploy(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
     upgrade: Annotated[
         bool, typer.Option("--upgrade", help="Migrate state by what the graph's upgrade() says.")
+    ] = False,
+    back: Annotated[
+        bool, typer.Option("--back", help="Take away what was added since this file, with what that has stored.")
     ] = False,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
@@ -39,25 +43,37 @@ def deploy(
     loaded = load_graph(graph)
     upgrades = loaded.upgrades if upgrade else {}
     with connected(settings_of(database), graph, create=not dry_run) as url, working(f"deploying graph {loaded.name}"):
-        asyncio.run(_deploy(url, loaded.spec(), upgrades, dry_run=dry_run, as_json=as_json))
+        asyncio.run(_deploy(url, loaded.spec(), upgrades, back=back, dry_run=dry_run, as_json=as_json))
 
 
-async def _deploy(url: str, spec: GraphSpec, upgrades: Mapping[str, Upgrade], *, dry_run: bool, as_json: bool) -> None:
+async def _deploy(
+    url: str, spec: GraphSpec, upgrades: Mapping[str, Upgrade], *, back: bool, dry_run: bool, as_json: bool
+) -> None:
     async with PostgresStore(url) as store:
-        found = await store.compare(spec)
-        version, changes = found if found is not None else (None, [])
+        found = await store.compare(spec, upgrades=upgrades, back=back)
+        version, changes = found if found is not None else (None, ())
         refused = refusals(changes, upgrades)
         deployed = version
         notes: Sequence[str] = ()
         if not (dry_run or refused) and (version is None or changes):
-            deployment = await store.deploy(spec, on_purpose=True, upgrades=upgrades)
+            deployment = await store.deploy(spec, on_purpose=True, upgrades=upgrades, back=back)
             deployed = deployment.version
             notes = deployment.changes if version is None else ()
+        lacks = bool(refused) and await _only_lacks(store, spec, upgrades)
     _show(spec, version, deployed, changes, notes, refused=bool(refused), dry_run=dry_run, as_json=as_json)
     if refused:
         raise GraphError(
-            f"graph {spec.name!r} would not mean the same: refused changes: {len(refused)}", hint=_hint(refused)
+            f"graph {spec.name!r} would not mean the same: refused changes: {len(refused)}",
+            hint=WAY_BACK if lacks else _hint(refused),
         )
+
+
+async def _only_lacks(store: PostgresStore, spec: GraphSpec, upgrades: Mapping[str, Upgrade]) -> bool:
+    """Whether the file is the deployed graph without something that was added."""
+    try:
+        return await store.compare(spec, upgrades=upgrades, back=True) is not None
+    except GraphError:
+        return False
 
 
 def refusals(changes: Sequence[Change], upgrades: Collection[str]) -> list[Change]:

@@ -21,6 +21,7 @@ from millpy.model.deployment import (
 )
 from millpy.model.record import RecordType, column_name, is_wide, without_none
 from millpy.windowing.columnar import WindowedLogic
+from millpy.windowing.fold import Folds
 
 SQL_TYPES: dict[Any, str] = {
     str: "text",
@@ -49,7 +50,15 @@ def graph_spec(name: str, nodes: Sequence[InjectorNode | StageNode]) -> GraphSpe
             )
             streams.append(_stream_spec(node.name, node.name, node.record_type))
             continue
-        computations.append(ComputationSpec(node.name, "stage", intervals=node.intervals, meaning=node.logic.meaning()))
+        computations.append(
+            ComputationSpec(
+                node.name,
+                "stage",
+                intervals=node.intervals,
+                meaning=node.logic.meaning(),
+                accumulators=_accumulators(node),
+            )
+        )
         for stream in node.outputs:
             streams.append(_stream_spec(stream.name, node.name, stream.record_type))
             if stream.table is not None:
@@ -59,6 +68,12 @@ def graph_spec(name: str, nodes: Sequence[InjectorNode | StageNode]) -> GraphSpe
             types = tuple(kind.__name__ for kind in taken.key_types)
             subscriptions.append(SubscriptionSpec(taken.stream.name, node.name, index, taken.fields, operators, types))
     return GraphSpec(name, tuple(computations), tuple(streams), tuple(subscriptions), tuple(tables))
+
+
+def _accumulators(node: StageNode) -> int:
+    if not isinstance(node.logic, WindowedLogic):
+        return 0
+    return len(Folds(node.logic.aggregates, node.inputs[0].record_type).folds)
 
 
 def _stream_spec(name: str, producer: str, record_type: RecordType) -> StreamSpec:

@@ -75,7 +75,7 @@ class ComputationSpec:
     """One computation: an injector with its source partitions, or a stage with its key intervals.
 
     `meaning` is what must not change under stored state: windows, aggregators, cells. `settings` say how it goes on
-    from now, and may change when a person says so.
+    from now, and may change when a person says so. `accumulators`: how many a stored window has; 0 without windows.
     """
 
     name: str
@@ -84,6 +84,7 @@ class ComputationSpec:
     intervals: int = 0
     meaning: Meaning = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
+    accumulators: int = 0
 
 
 @dataclass(frozen=True, slots=True)

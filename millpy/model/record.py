@@ -179,6 +179,7 @@ class RecordType:
         self.wide = [n for n in self.fields if is_wide(hints[n])]
         self._moments = [n for n in self.fields if without_none(hints[n])[0] is datetime]
         self.defaults = {field.name: field for field in msgspec.structs.fields(struct) if not field.required}
+        self._aliases = {field.name: field.encode_name for field in msgspec.structs.fields(struct)}
         for name, field in self.defaults.items():
             _check_default(struct.__name__, name, field, hints[name])
         hooked = hasattr(struct, "__post_init__")
@@ -260,6 +261,22 @@ class RecordType:
             plain = msgspec.to_builtins(value, builtin_types=(datetime, bytes))
             columns.append(pa.array([plain] * batch.num_rows, self.schema.field(name).type))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def with_none(self, encoded: bytes | msgspec.Raw) -> Any:
+        """An object from JSON in which fields that may not be None may be.
+
+        Raises:
+            msgspec.ValidationError: another value is not of its type.
+        """
+        plain: Any = msgspec.json.decode(encoded)
+        if not isinstance(plain, dict):
+            plain = dict(zip(self._aliases.values(), plain, strict=False))
+        values = {}
+        for name, alias in self._aliases.items():
+            if alias in plain:
+                value = plain[alias]
+                values[name] = None if value is None else msgspec.convert(value, self.annotations[name], strict=False)
+        return self.struct(**values)
 
     def clone(self) -> Callable[[Any], Any] | None:
         """Copies an object of the struct before user code gets it, which may change it in place; None: nothing can."""

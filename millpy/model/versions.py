@@ -5,6 +5,7 @@
     setting    what is stored stays; from now on the watermark is estimated in another way
     state      cells of a computation have other types, or are gone: goes in with a function that migrates them
     meaning    stored state, positions or result rows would mean something else: refused
+    back       an addition is gone, and what it has stored goes with it: only when a person says so (`taking_back.py`)
 
 What an addition has brought is missing in the graph as it was, and missing things are a change of meaning. So the two
 never take turns on one state; settings could, and change only when a person says so.
@@ -22,7 +23,7 @@ import msgspec
 from millpy.errors import GraphError, GraphVersionError
 from millpy.model.deployment import GraphSpec
 
-Kind = Literal["addition", "setting", "state", "meaning"]
+Kind = Literal["addition", "setting", "state", "meaning", "back"]
 Description = Mapping[str, Any]
 CHANGES_SAID_MAX = 5
 FROM_NOW = "it begins with what comes from now on"
@@ -88,7 +89,8 @@ def merged(stored: Description, wanted: Description) -> dict[str, Any]:
         computations[name] = {**computation, "partitions": [*partitions, *added.get(name, ())]}
         known = {own for own, _ in before["meaning"].get("aggregates", ())} if before else set()
         new = [own for own, _ in computation["meaning"].get("aggregates", ()) if before and own not in known]
-        if grown := [*before.get("grown", ()), *new]:
+        own = {own for own, _ in computation["meaning"].get("aggregates", ())}
+        if grown := [*(known for known in before.get("grown", ()) if known in own), *new]:
             computations[name]["grown"] = grown
     return {**wanted, "computations": computations}
 
@@ -125,7 +127,7 @@ def refuse(
         if since and len(only("addition", since)) == len(since):
             raise GraphVersionError(
                 f"version {version} of graph {name!r} is deployed, which has more than this one: {said(since)}",
-                hint="an older file is to be brought up to date; a deployed graph cannot lose anything",
+                hint="bring this file up to date; or take back what it lacks: millpy deploy FILE --back",
             )
     if meanings:
         raise GraphError(

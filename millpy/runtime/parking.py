@@ -180,8 +180,11 @@ class Parking:
         return parked
 
     def record_of(self, row: ParkedRow) -> Any:
-        """The record as an object."""
-        return self._decode[row.input](row.waiting.record)
+        """The record as an object. One from when a field could be None has it still, as those on their way have."""
+        try:
+            return self._decode[row.input](row.waiting.record)
+        except msgspec.ValidationError:
+            return self._inputs[row.input].record_type.with_none(row.waiting.record)
 
     def oldest_hold(self) -> Instant:
         """Smallest event time that a waiting record holds the low watermark at."""

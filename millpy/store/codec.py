@@ -103,6 +103,28 @@ def _decoded(record_type: RecordType, payload: bytes) -> Records:
     return Records(record_type, event_times, watermarks=watermarks, batch=batch)
 
 
+def without_fields(piece: StoredSlice, schema: pa.Schema, kept: int) -> StoredSlice:
+    """A slice with the first `kept` columns of those with which it was written, the first of `schema`.
+
+    Raises:
+        SegmentChecksumError: the bytes are not those that were written.
+    """
+    if not piece.records or _FRAME.unpack_from(piece.payload)[2] <= kept:
+        return piece
+    payload = piece.payload
+    if checksum_of(payload) != piece.checksum:
+        raise SegmentChecksumError(
+            f"a slice of {len(payload)} bytes is not what was written", hint="restore from a backup"
+        )
+    version, flags, fields, count, runs, stored_length, times_length = _FRAME.unpack_from(payload)
+    start = _FRAME.size + stored_length + -stored_length % 8
+    written = pa.schema([schema.field(place) for place in range(fields)])
+    batch = pa.ipc.read_record_batch(pa.py_buffer(payload).slice(start), written).select(list(range(kept)))
+    frame = _FRAME.pack(version, flags, kept, count, runs, stored_length, times_length)
+    shorter = b"".join((frame, payload[_FRAME.size : start], _encode_batch(batch)))
+    return StoredSlice(count, shorter, checksum_of(shorter))
+
+
 def _times_length(count: int, flags: int, runs: int) -> int:
     if not flags & _HAS_WATERMARKS:
         return 8 * count

@@ -49,6 +49,7 @@ SINGULAR = (
     "kept_s",
     "settled_kept_s",
     "allowed_lateness_us",
+    "accumulators",
 )
 
 

@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import msgspec
@@ -113,7 +114,7 @@ ADDITIONS: dict[str, Shape] = {
     "a field that may be None": Shape(schema=ReadingMaybe),
     "all of them": Shape(added=tuple(ADDED), sums=SumsMore, schema=ReadingMore, more=True),
 }
-SHORT = ("steps and tables", "a field that may be None", "all of them")
+SHORT = ("a field that may be None", "all of them")
 if WHOLE:
     ADDITIONS |= {f"aggregate {name}": Shape(added=(name,)) for name in ADDED}
     ADDITIONS["aggregates in another order"] = Shape(added=tuple(reversed(ADDED)))
@@ -133,6 +134,66 @@ async def test_addition_is_exact_over_what_is_stored(database_url: str, change: 
     assert_exact(database_url, records, middle, shape.added)
     with pytest.raises(GraphVersionError, match="has more than this one"):
         await run_worker(Shape().graph(feed), database_url, limits=LIMITS[stored])
+
+
+BACK = "take back what it lacks: millpy deploy FILE --back"
+
+
+@seeds
+@stored_as
+@pytest.mark.parametrize("change", list(ADDITIONS) if WHOLE else ["all of them"])
+async def test_addition_is_taken_back_and_brought_in_again(
+    database_url: str, change: str, stored: Stored, seed: int
+) -> None:
+    """Records are on their way each time: what the one version has written, the other one reads."""
+    records, new, old = records_of(seed), ADDITIONS[change], Shape()
+    places = [len(records) * part // 5 for part in range(6)]
+    parts = [records[lo:hi] for lo, hi in pairwise(places)]
+    feed = await begun(database_url, stored, parts[0])
+    feed.push(*lines(parts[1]))
+    await fed(database_url, new.graph(feed), feed, LIMITS[stored])
+    feed.push(*lines(parts[2]))
+    await fed(database_url, new.graph(feed), feed, LIMITS[stored], only=("readings",))
+    with pytest.raises(GraphVersionError) as refused:
+        await run_worker(old.graph(feed), database_url, limits=LIMITS[stored])
+    assert refused.value.hint is not None
+    assert BACK in refused.value.hint
+    with pytest.raises(GraphError):
+        await deploy(old.graph(feed), database_url)
+
+    await deploy(old.graph(feed), database_url, back=True)
+
+    assert one(database_url, "SELECT version FROM mill.graphs") == 3
+    assert sorted(relations(database_url)) == relations_of(old)
+    with pytest.raises(GraphVersionError, match="has been taken back"):
+        await run_worker(new.graph(feed), database_url, limits=LIMITS[stored])
+    feed.push(*lines(parts[3]))
+    await fed(database_url, old.graph(feed), feed, LIMITS[stored])
+    assert rows(database_url, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []
+    await deploy(new.graph(feed), database_url)
+    assert sorted(relations(database_url)) == relations_of(new)
+    await ended(database_url, stored, new, feed, parts[4])
+    assert_exact(database_url, records, places[4], new.added)
+
+
+async def test_what_was_not_added_is_not_taken_back(database_url: str) -> None:
+    feed = Feed()
+    await deploy(Shape().graph(feed), database_url)
+    before = rows(database_url, "SELECT version, fingerprint FROM mill.graphs")
+    for what, shape in REFUSED.items():
+        if what not in ("aggregate gone", "step gone"):
+            with pytest.raises(GraphError, match="was not made of this one by additions"):
+                await deploy(shape.graph(feed), database_url, back=True)
+    assert rows(database_url, "SELECT version, fingerprint FROM mill.graphs") == before
+
+
+def relations(url: str) -> list[str]:
+    return [row[0] for row in rows(url, "SELECT relname FROM pg_class WHERE relnamespace = 'factory'::regnamespace")]
+
+
+def relations_of(shape: Shape) -> list[str]:
+    tables = [*KINDS, "sums", *(("more", "of_sums") if shape.more else ())]
+    return sorted(f"{table}{ending}" for table in tables for ending in ("", "_pkey", "_status"))
 
 
 @seeds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import psycopg
@@ -63,12 +64,17 @@ def after(feed: Feed) -> Graph:
     return graph
 
 
-async def fed(url: str, graph: Graph, feed: Feed, limits: Limits = LIMITS) -> None:
-    """One worker, until everything that was pushed is committed."""
+PENDING = "SELECT coalesce(sum(pending), 0) FROM millpy.accounting"
+
+
+async def fed(url: str, graph: Graph, feed: Feed, limits: Limits = LIMITS, only: Sequence[str] = ()) -> None:
+    """One worker, until everything that was pushed is committed, and consumed unless it is one of some computations."""
     stop = asyncio.Event()
-    worker = asyncio.create_task(run_worker(graph, url, limits=limits, stop=stop))
+    worker = asyncio.create_task(run_worker(graph, url, limits=limits, only=only, stop=stop))
     async with asyncio.timeout(30):
         while feed.unacknowledged and not worker.done():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        while not (only or worker.done()) and await asyncio.to_thread(one, url, PENDING):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     stop.set()
     await worker
@@ -148,6 +154,53 @@ def test_rolling_restart_with_two_versions_on_disk_is_exact(place: Path, databas
     assert one(database_url, "SELECT version FROM mill.graphs") == 2
     assert rows(database_url, EVERY_MINUTE) == [row for start in range(0, END, 60) for row in sums(start, start + 60)]
     assert rows(database_url, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []
+
+
+DIES = (
+    COLUMN
+    + """
+import os
+
+class Dies(Computation):
+    n = Value(int, default=0)
+
+    def process_record(self, context, record):
+        os._exit(7)
+
+graph.process(Dies(), name="dies", inputs=[source.key_by("device")], output=Reading).to_table("dead")
+"""
+)
+
+
+def test_deployment_whose_workers_die_at_once_is_taken_back(place: Path, database_url: str) -> None:
+    (place / "new.py").write_text(DIES)
+    drop(place, 0, MIDDLE)
+    with Worker(place, database_url, place, graph=place / "old.py") as old:
+        old.await_while_running(consumed(database_url, MIDDLE * DEVICES), "the first part")
+    drop(place, MIDDLE, END)
+    with Worker(place, database_url, place, graph=place / "new.py") as new:
+        await_true(lambda: new.process.poll() is not None, "it has died")
+    assert new.process.returncode == 7, new.log
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("CREATE ROLE reader_of_status")
+        connection.execute("GRANT SELECT (device, high) ON factory.minutes_status TO reader_of_status")
+    status, _, err = done(millpy(place, "deploy", "old.py", "--database", database_url))
+    assert (status, "it lacks what was added since" in err) == (2, True), err
+
+    status, out, err = done(millpy(place, "deploy", "old.py", "--back", "--database", database_url))
+
+    assert (status, "- computation 'dies' is gone" in out, "version 3 is deployed" in out) == (0, True, True), err
+    status, _, err = done(millpy(place, "run", "new.py", "--database", database_url))
+    assert (status, "this has been taken back from graph 'factory'" in err) == (1, True), err
+    drop(place, 1_000, 1_001)
+    with Worker(place, database_url, place, graph=place / "old.py") as again:
+        again.await_while_running(consumed(database_url, (END + 1) * DEVICES), "the rest")
+    assert rows(database_url, EVERY_MINUTE) == [row for start in range(0, END, 60) for row in sums(start, start + 60)]
+    assert rows(database_url, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []
+    query = "SELECT has_column_privilege('reader_of_status', 'factory.minutes_status', 'device', 'SELECT')"
+    assert one(database_url, query)
+    left = "SELECT count(*) FROM mill.keyed WHERE interval_id NOT IN (SELECT interval_id FROM mill.intervals)"
+    assert one(database_url, left) == 0
 
 
 def test_deploy_that_is_killed_leaves_the_old_version_whole(place: Path, database_url: str) -> None:

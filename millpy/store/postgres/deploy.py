@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -12,6 +12,7 @@ import msgspec
 from millpy.errors import ConfigError
 from millpy.model.deployment import DeployedInterval, Deployment, GraphSpec, Upgrade
 from millpy.model.keys import KEY_SPACE, KeyInterval
+from millpy.model.taking_back import refuse_back, refuse_taken_back, ways_back
 from millpy.model.versions import Change, changes_between, only_grows, refuse, said
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.generations import begin_beside, name_of_new
@@ -27,7 +28,12 @@ from millpy.store.postgres.statements import statement
 
 
 async def deploy(
-    connection: Connection, spec: GraphSpec, *, on_purpose: bool = False, upgrades: Mapping[str, Upgrade] | None = None
+    connection: Connection,
+    spec: GraphSpec,
+    *,
+    on_purpose: bool = False,
+    upgrades: Mapping[str, Upgrade] | None = None,
+    back: bool = False,
 ) -> Deployment:
     """Register a graph, find it, or migrate it; see `Store.deploy`. The connection is in autocommit mode."""
     check_names(spec)
@@ -39,10 +45,12 @@ async def deploy(
             await check_rights(connection, f"graph {spec.name!r} is not deployed")
             return await _begin(connection, spec)
         before, after = stored.description, spec.description()
-        changes = changes_between(before, after)
+        changes = _changes(stored, spec, upgrades or {}, back=back)
         refuse(
             spec.name, stored.version, before, after, on_purpose=on_purpose, changes=changes, upgrades=upgrades or {}
         )
+        if not on_purpose:
+            refuse_taken_back(spec.name, stored.version, before, changes)
         version = stored.version
         if changes:
             if not only_grows(before, after, changes):
@@ -62,13 +70,26 @@ async def check_rights(connection: Connection, missing: str, command: str = "dep
         )
 
 
-async def compare(connection: Connection, spec: GraphSpec) -> tuple[int, list[Change]] | None:
+def _changes(stored: StoredGraph, spec: GraphSpec, upgrades: Mapping[str, Upgrade], *, back: bool) -> Sequence[Change]:
+    before, after = stored.description, spec.description()
+    changes = changes_between(before, after)
+    if not back:
+        return changes
+    found = ways_back(before, after, changes, upgrades)
+    if found is None:
+        raise refuse_back(spec.name, stored.version, before, after)
+    return found
+
+
+async def compare(
+    connection: Connection, spec: GraphSpec, *, upgrades: Mapping[str, Upgrade] | None = None, back: bool = False
+) -> tuple[int, Sequence[Change]] | None:
     """The version that is deployed, and what deploying would change; None when the graph, or its generation, is new."""
     check_names(spec)
     stored = await _read_graph(connection, spec)
     if stored is None:
         await name_of_new(connection, spec)
-    return None if stored is None else (stored.version, changes_between(stored.description, spec.description()))
+    return None if stored is None else (stored.version, _changes(stored, spec, upgrades or {}, back=back))
 
 
 async def _read_graph(connection: Connection, spec: GraphSpec) -> StoredGraph | None:

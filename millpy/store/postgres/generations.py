@@ -29,7 +29,7 @@ from millpy.model.versions import refuse_older
 from millpy.store.postgres.arrays import Jsonbs, Texts
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.migrating import LOCK_S, limit_lock_wait, lock_headers
-from millpy.store.postgres.registering import check_free
+from millpy.store.postgres.registering import check_free, drop_tables, forget_intervals
 from millpy.store.postgres.rights import Rights, copy_schema_grants, differences, give_rights, read_rights
 from millpy.store.postgres.statements import statement
 
@@ -193,28 +193,13 @@ async def drop(connection: Connection, name: str) -> Remains:
     await lock_headers(connection, dropped.graph_id)
     await limit_lock_wait(connection, LOCK_S)
     tables = await _tables_of(connection, dropped)
-    readers = await all_rows(connection, statement("find_readers"), {"schema": name, "names": _relations(tables)})
-    if readers:
-        raise GraphError(
-            f"views read the result tables of graph {name!r}: {', '.join(row[0] for row in readers)}",
-            hint="drop them, or make them read other tables",
-        )
     dead_letters, late_records = (await all_rows(connection, statement("count_set_aside"), ids))[0]
     sources = await all_rows(connection, statement("read_partitions"), ids)
     (secret,) = (await all_rows(connection, statement("read_secret"), ids))[0]
-    try:
-        for table in tables:
-            for kind, relation in (("VIEW", f"{table}_status"), ("TABLE", table)):
-                query = sql.SQL("DROP {} IF EXISTS {}").format(sql.SQL(kind), sql.Identifier(name, relation))
-                await connection.execute(query)
-    except psycopg.errors.DependentObjectsStillExist as error:
-        detail = (error.diag.message_detail or "").replace("\n", "; ")
-        raise GraphError(
-            f"something depends on the result tables of graph {name!r}: {detail}", hint="drop that first"
-        ) from error
+    await drop_tables(connection, name, tables)
     await _drop_if_empty(connection, name)
-    for interval, *_ in await all_rows(connection, statement("read_intervals"), ids):
-        await connection.execute(statement("forget_state"), {"interval": interval})  # each may take its time
+    intervals = [row[0] for row in await all_rows(connection, statement("read_intervals"), ids)]
+    await forget_intervals(connection, intervals)
     await connection.execute(statement("forget_graph"), ids)
     known_as = own_name(family[0][0], dropped.generation)
     return Remains(name, known_as, tuple(tables), dead_letters, late_records, tuple(sources), secret)

@@ -1,4 +1,4 @@
-"""Migrating a deployed graph: its additions, in the transaction that raises its version.
+"""Migrating a deployed graph: its additions (or the way back), in the transaction that raises its version.
 
     1. the headers are locked, which waits for the commits in flight, and the version is raised: from COMMIT on the
        fence refuses every worker that knows the graph as it was (MW002), and until then they wait
@@ -21,7 +21,8 @@ from psycopg import sql
 
 from millpy.errors import TransientError
 from millpy.model.deployment import GraphSpec, TableSpec, Upgrade, fingerprint_of
-from millpy.model.versions import Change, merged, new_columns, new_partitions, nullable_columns, only, only_grows
+from millpy.model.taking_back import description_after
+from millpy.model.versions import Change, new_columns, new_partitions, nullable_columns, only, only_grows
 from millpy.store.postgres.arrays import Bigints, Jsonbs, Texts
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.registering import (
@@ -35,6 +36,7 @@ from millpy.store.postgres.registering import (
     status_view,
 )
 from millpy.store.postgres.statements import statement
+from millpy.store.postgres.taking_back import take_back
 from millpy.store.postgres.upgrading import upgrade
 
 LOCK_S = 2.0
@@ -60,9 +62,11 @@ async def migrate(
     changes: Sequence[Change],
     upgrades: Mapping[str, Upgrade],
 ) -> int:
-    """Bring in additions and settings, and migrate state; the new version. In the caller's transaction."""
+    """Bring in additions and settings, migrate state, or take additions back; the new version. In the caller's
+    transaction.
+    """
     before, after = stored.description, spec.description()
-    description = merged(before, after)
+    description = description_after(before, after, changes)
     ids = {"graph_id": stored.graph_id}
     await lock_headers(connection, stored.graph_id)
     await limit_lock_wait(connection, LOCK_S)
@@ -72,6 +76,8 @@ async def migrate(
         "description": msgspec.json.encode(description).decode(),
     }
     version = int((await all_rows(connection, statement("raise_version"), parameters))[0][0])
+    if only("back", changes):
+        await take_back(connection, stored.graph_id, stored.name, spec, before)
     await _grow(connection, stored.graph_id, version, new_partitions(before, after))
     if not only_grows(before, after, changes):
         await _add_computations(connection, stored.graph_id, version, spec, before)

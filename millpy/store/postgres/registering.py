@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
+import psycopg
 import xxhash
 from psycopg import sql
 
@@ -128,6 +130,43 @@ async def create_tables(connection: Connection, graph_id: int, schema: str, tabl
         await connection.execute(status_view(schema, table, names))
         for recorded in roles:
             await connection.execute(worker_policy(schema, table.name, Roles(*recorded)))
+
+
+async def drop_tables(connection: Connection, schema: str, tables: Sequence[str]) -> None:
+    """Drop result tables and their status views.
+
+    Raises:
+        GraphError: somebody's views read them, or something else depends on them.
+    """
+    relations = [name for table in tables for name in (table, f"{table}_status")]
+    readers = await all_rows(connection, statement("find_readers"), {"schema": schema, "names": relations})
+    if readers:
+        raise GraphError(
+            f"views read result tables that would go: {', '.join(row[0] for row in readers)}",
+            hint="drop them, or make them read other tables",
+        )
+    for table in tables:
+        async with nothing_depends(f"result table {table!r}"):
+            for kind, relation in (("VIEW", f"{table}_status"), ("TABLE", table)):
+                query = sql.SQL("DROP {} IF EXISTS {}").format(sql.SQL(kind), sql.Identifier(schema, relation))
+                await connection.execute(query)
+
+
+@asynccontextmanager
+async def nothing_depends(what: str) -> AsyncIterator[None]:
+    """Say in our words that something of somebody depends on what is dropped here."""
+    try:
+        yield
+    except psycopg.errors.DependentObjectsStillExist as error:
+        detail = (error.diag.message_detail or "").replace("\n", "; ")
+        raise GraphError(f"something depends on {what}: {detail}", hint="drop that first") from error
+
+
+async def forget_intervals(connection: Connection, intervals: Sequence[int]) -> None:
+    """Delete all that intervals have stored; their rows in the catalogue are the caller's."""
+    for interval in intervals:
+        await connection.execute(statement("forget_state"), {"interval": interval})  # each may take its time
+    await connection.execute(statement("forget_intervals"), {"intervals": Bigints(intervals)})
 
 
 async def check_free(connection: Connection, schema: str, tables: Sequence[str]) -> None:

@@ -111,19 +111,28 @@ class PostgresStore:
             await lane.close()
 
     async def deploy(
-        self, spec: GraphSpec, *, on_purpose: bool = False, upgrades: Mapping[str, Upgrade] | None = None
+        self,
+        spec: GraphSpec,
+        *,
+        on_purpose: bool = False,
+        upgrades: Mapping[str, Upgrade] | None = None,
+        back: bool = False,
     ) -> Deployment:
-        """Register the graph, find it deployed, or bring its additions in; `upgrades` migrate state, by computation."""
+        """Register the graph, find it deployed, or bring its additions in; `upgrades` migrate state, by computation;
+        `back` takes away what the deployed graph has more.
+        """
         async with self._fold.use() as connection:
-            deployment = await deploying.deploy(connection, spec, on_purpose=on_purpose, upgrades=upgrades)
+            deployment = await deploying.deploy(connection, spec, on_purpose=on_purpose, upgrades=upgrades, back=back)
         for table in spec.tables:
             self._tables[deployment.table_ids[table.name]] = ResultTable.of(deployment.name, table)
         return deployment
 
-    async def compare(self, spec: GraphSpec) -> tuple[int, list[Change]] | None:
+    async def compare(
+        self, spec: GraphSpec, *, upgrades: Mapping[str, Upgrade] | None = None, back: bool = False
+    ) -> tuple[int, Sequence[Change]] | None:
         """The version that is deployed, and what deploying would change; None when the graph is new."""
         async with self._admin.use() as connection:
-            return await deploying.compare(connection, spec)
+            return await deploying.compare(connection, spec, upgrades=upgrades, back=back)
 
     async def generations(self, family: str) -> list[generating.Generation]:
         """All generations of a graph, the oldest first."""

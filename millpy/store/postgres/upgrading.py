@@ -32,11 +32,12 @@ async def upgrade(connection: Connection, graph_id: int, upgrades: Mapping[str, 
         named = {"graph_id": graph_id, "computation": computation}
         for interval_id, sequencer, bundle in await all_rows(connection, statement("read_headers_of"), named):
             progress.debug("bringing what %s has stored into rows", computation)
-            await _fold(connection, interval_id, sequencer)
+            await fold(connection, interval_id, sequencer)
             await _rewrite(connection, interval_id, bundle, computation, function)
 
 
-async def _fold(connection: Connection, interval_id: int, sequencer: int) -> None:
+async def fold(connection: Connection, interval_id: int, sequencer: int) -> None:
+    """Bring all that an interval has stored into rows, in the caller's transaction."""
     of_grant: dict[str, Any] = {"interval": interval_id, "sequencer": sequencer, "piece_bytes": PIECE_BYTES}
     while True:
         folded, upto, _, slots = (await all_rows(connection, statement("choose_piece"), of_grant))[0]

@@ -125,29 +125,28 @@ SELECT graph_id FROM mill.graphs WHERE name = %(name)s FOR UPDATE;
 -- Zero rows: the interval has none.
 DELETE FROM mill.keyed WHERE interval_id = %(interval)s;
 
--- name: forget_graph
--- All that is stored of a graph beside what its own row takes along. Slots of the rings are emptied when they are due:
--- nobody needs what is in them. Always one row.
-WITH gone AS (
-    SELECT interval_id FROM mill.intervals WHERE graph_id = %(graph_id)s
-), c AS (
-    DELETE FROM mill.cursors
-     WHERE consumer IN (SELECT interval_id FROM gone) OR producer IN (SELECT interval_id FROM gone)
+-- name: forget_intervals
+-- All that is stored of intervals beside what their own rows take along. Slots of the rings are emptied when they are
+-- due: nobody needs what is in them. Zero rows: no request waited for them.
+WITH c AS (
+    DELETE FROM mill.cursors WHERE consumer = ANY (%(intervals)s) OR producer = ANY (%(intervals)s)
 ), s AS (
-    DELETE FROM mill.last_segments WHERE producer IN (SELECT interval_id FROM gone)
+    DELETE FROM mill.last_segments WHERE producer = ANY (%(intervals)s)
 ), d AS (
-    DELETE FROM mill.dead_letters WHERE interval_id IN (SELECT interval_id FROM gone)
+    DELETE FROM mill.dead_letters WHERE interval_id = ANY (%(intervals)s)
 ), l AS (
-    DELETE FROM mill.late_records WHERE interval_id IN (SELECT interval_id FROM gone)
+    DELETE FROM mill.late_records WHERE interval_id = ANY (%(intervals)s)
 ), p AS (
-    DELETE FROM mill.pauses WHERE interval_id IN (SELECT interval_id FROM gone)
+    DELETE FROM mill.pauses WHERE interval_id = ANY (%(intervals)s)
 ), o AS (
-    DELETE FROM mill.outbox WHERE interval_id IN (SELECT interval_id FROM gone)
+    DELETE FROM mill.outbox WHERE interval_id = ANY (%(intervals)s)
 ), q AS (
-    DELETE FROM mill.source_states WHERE interval_id IN (SELECT interval_id FROM gone)
-), r AS (
-    DELETE FROM mill.releases WHERE interval_id IN (SELECT interval_id FROM gone)
+    DELETE FROM mill.source_states WHERE interval_id = ANY (%(intervals)s)
 )
+DELETE FROM mill.releases WHERE interval_id = ANY (%(intervals)s);
+
+-- name: forget_graph
+-- With what its own row takes along. Always one row.
 DELETE FROM mill.graphs WHERE graph_id = %(graph_id)s;
 
 -- name: count_set_aside

@@ -124,3 +124,22 @@ def test_the_column_of_a_nested_key_is_named_after_its_path() -> None:
     assert [column.name for column in graph.spec().tables[0].keys] == ["unit_site", "unit_number"]
     with pytest.raises(GraphError, match="column 'unit_site' is taken"):
         by_unit.aggregate(unit_site=Count())
+
+
+class Renamed(msgspec.Struct, rename="camel"):
+    device_id: str
+    at_all: datetime
+    tags: list[int]
+    unit: str = "mm"
+
+
+class InOrder(msgspec.Struct, array_like=True):
+    device: str
+    tags: list[int]
+
+
+def test_fields_that_may_not_be_none_any_more_may_be_in_what_is_stored() -> None:
+    stored = b'{"deviceId":null,"atAll":"2026-01-01T00:00:00Z","tags":[1]}'
+    found = RecordType(Renamed).with_none(stored)
+    assert found == Renamed(None, datetime(2026, 1, 1, tzinfo=UTC), [1])  # type: ignore[arg-type]
+    assert RecordType(InOrder).with_none(b'["d",null,7]') == InOrder("d", None)  # type: ignore[arg-type]
