@@ -46,6 +46,7 @@ SINGULAR = (
     "piece_bytes",
     "segments_max",
     "state_rows_max",
+    "now_us",
     "kept_s",
     "settled_kept_s",
     "allowed_lateness_us",

@@ -33,7 +33,7 @@ OVERLAYS_BYTES_MAX = 256_000_000
 """Text of unfolded state that is remembered for loading on demand; what the last load needed is kept in any case."""
 PIECE_ROWS = 20_000
 PIECE_BYTES = 4_000_000
-"""What one statement reads; a single row or document may have more."""
+"""What one statement reads; a single row, document or run may have more."""
 LOAD_KEYS = 1_000
 PRELOAD_BYTES_MAX = 128_000_000
 """An interval with more state than this is loaded on demand, however few its rows."""
@@ -274,10 +274,20 @@ def _forget(by_key: _Overlay, folded: int) -> tuple[_Overlay, int]:
     return kept, size
 
 
-async def load_dedupe_runs(connection: Connection, grant: Grant) -> list[DedupeRun]:
-    """Runs within the horizon, oldest first."""
-    rows = await all_rows(connection, statement("load_dedupe_runs"), {"interval": grant.interval_id})
-    return [
-        DedupeRun(ids, times, Instant(expires_at), Instant(clock), whole)
-        for ids, times, expires_at, clock, whole in rows
-    ]
+async def load_dedupe_runs(connection: Connection, grant: Grant, progressed: Callable[[], None]) -> list[DedupeRun]:
+    """Runs within the horizon, oldest first; in pieces, each of which is told to `progressed`.
+
+    A slot that is emptied between two pieces has none that matters.
+    """
+    place: dict[str, Any] = {"interval": grant.interval_id, "rows_max": PIECE_ROWS, "bytes_max": PIECE_BYTES}
+    ((clock, whole),) = await all_rows(connection, statement("read_dedupe_bounds"), place)
+    place |= {"clock": clock, "after": (whole or 0) - 1}
+    found: list[DedupeRun] = []
+    while rows := await all_rows(connection, statement("read_dedupe_runs"), place):
+        found += [
+            DedupeRun(ids, times, Instant(expires_at), Instant(clock), whole)
+            for _, ids, times, expires_at, clock, whole in rows
+        ]
+        place["after"] = rows[-1][0]
+        progressed()
+    return found

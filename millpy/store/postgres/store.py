@@ -227,7 +227,7 @@ class PostgresStore:
     async def load_dedupe_runs(self, grant: Grant) -> Sequence[DedupeRun]:
         """Runs of this source partition within the horizon, oldest first."""
         async with self._admin.use() as connection:
-            return await reading.load_dedupe_runs(connection, grant)
+            return await reading.load_dedupe_runs(connection, grant, self._progressed)
 
     async def poll(self, wants: Sequence[Want], bytes_max: int) -> Sequence[Polled]:
         """Headers and segments above the cursors."""

@@ -64,11 +64,18 @@ SELECT k.namespace, k.key, k.subkey, k.key_hash, k.fire_at, k.value
    AND hashtextextended(k.key, 0) = hashtextextended(asked.key COLLATE "C", 0)
    AND k.key = asked.key;
 
--- name: load_dedupe_runs
--- Runs that still matter by the latest dedupe clock, oldest first. Zero rows: nothing was seen within the horizon.
-SELECT r.ids, r.times, r.expires_at, r.clock, r.whole
-  FROM mill.dedupe_runs AS r
- WHERE r.interval_id = %(interval)s
-   AND r.expires_at >= (SELECT max(l.clock) FROM mill.dedupe_runs AS l WHERE l.interval_id = %(interval)s)
-   AND r.bundle >= coalesce((SELECT max(l.bundle) FROM mill.dedupe_runs AS l WHERE l.interval_id = %(interval)s AND l.whole), 0)
- ORDER BY r.bundle;
+-- name: read_dedupe_bounds
+-- The latest dedupe clock, and the newest run that stands for all before it. Always one row.
+SELECT max(clock), max(bundle) FILTER (WHERE whole) FROM mill.dedupe_runs WHERE interval_id = %(interval)s;
+
+-- name: read_dedupe_runs
+-- The next runs that still matter by these bounds, oldest first, of about bytes_max, at least one. Zero rows: no more.
+SELECT p.bundle, p.ids, p.times, p.expires_at, p.clock, p.whole
+  FROM (SELECT f.*, sum(f.bytes) OVER (ORDER BY f.bundle) - f.bytes AS before
+          FROM (SELECT r.*, octet_length(r.ids) + octet_length(r.times) AS bytes
+                  FROM mill.dedupe_runs AS r
+                 WHERE r.interval_id = %(interval)s AND r.bundle > %(after)s AND r.expires_at >= %(clock)s
+                 ORDER BY r.bundle
+                 LIMIT %(rows_max)s::integer) AS f) AS p
+ WHERE p.before < %(bytes_max)s::bigint
+ ORDER BY p.bundle;
