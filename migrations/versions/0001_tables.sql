@@ -99,6 +99,7 @@ CREATE TABLE mill.intervals (
     key_lo           bigint CHECK (key_lo >= 0),
     key_hi           bigint CHECK (key_hi <= 4294967296),
     source_partition text NOT NULL DEFAULT '',
+    joined           boolean NOT NULL DEFAULT false,  -- a source partition that was added to a deployed source
     worker_id        uuid,
     sequencer        bigint NOT NULL DEFAULT 0,
     graph_version    integer NOT NULL,

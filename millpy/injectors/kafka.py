@@ -4,7 +4,8 @@ So nothing is acknowledged at the broker: after a crash the next owner goes on a
 without a consumer group. Records of aborted transactions are not seen.
 
     connect   with backoff, in the background when the broker is away; aiokafka reconnects to one that restarts
-    begin     the committed offset; without one `start=`, resolved once and committed at once
+    begin     the committed offset; without one `start=`, resolved once and committed at once. A partition that came
+              to be after its source has begun is read from its beginning: nothing in it is older than the source
     lost      the committed offset is gone (retention, a topic made anew): stop, or go on at the oldest by `lost=`
     drained   the end, asked for when nothing came, has been reached; the proof is good for a few seconds
 """
@@ -68,7 +69,8 @@ class Kafka:
         key: the field that gets the record's key (str, int or UUID; UTF-8 text).
         headers: header name -> the field that gets it; the last one of a name counts, a missing one is null.
         timestamp: the field that gets the record's timestamp: an int (ms since the epoch) or a datetime.
-        start: where a partition begins that has no committed offset: "earliest", "latest" or a moment.
+        start: where a partition begins that has no committed offset: "earliest", "latest" or a moment. One that comes
+            to be later begins at its beginning, also with "latest".
         tombstones: records without a value: "dead_letter", "skip", or "record" (an object of key, headers and
             timestamp only).
         lost: when the committed offset is gone: "stop", or "continue" at the oldest there is, with an event.
@@ -191,6 +193,10 @@ class Kafka:
         return bool(self.ca_file) or (username is not None and goes_elsewhere(servers))
 
 
+class _NotThereError(SourceUnavailableError):
+    """The broker says that there is no such partition."""
+
+
 @dataclass(slots=True)
 class _Chunk:
     """Records as they were fetched, and the bytes of their values."""
@@ -266,43 +272,60 @@ class KafkaInjector:
 
     async def _begin(self, client: Client) -> None:
         """Check that the partition is there, and go to where reading goes on."""
-        await self._look(client)
+        try:
+            await self._look(client)
+        except _NotThereError:
+            if self._position is None and self._begins() == "latest":
+                self._begin_at(0)  # whatever will be in it comes from now on
+            raise
         oldest, end = await client.bounds()
         if self._position is None:
-            self._offset = await self._first(client, oldest, end)
-            self._position = KafkaPosition(self._offset, self._setup.start)
-            self._moved = True  # committed before anything else comes: "latest" must not be looked for again
-            self._setup.ready.set()
+            self._begin_at(await self._first(client, oldest, end))
         elif self._offset < 0:
             self._offset = self._position.offset
         self._check(oldest, end)
         client.assign(self._offset)
 
+    def _begin_at(self, offset: int) -> None:
+        """Begin there, which is committed before anything else comes: it must not be looked for again."""
+        self._offset = offset
+        self._position = KafkaPosition(offset, self._setup.start)
+        self._moved = True
+        self._setup.ready.set()
+
     async def _look(self, client: Client) -> None:
         """How many partitions the topic has by now.
 
         Raises:
-            SourceUnavailableError: ours is not among them.
+            _NotThereError: ours is not among them.
+            SourceUnavailableError: nobody answers.
+            ConfigError: we may not know.
         """
         found = await client.partitions()
         topic = self._source.topic
         if found <= self._number:
             has = f"has {found} partitions" if found else "is not there"
-            raise SourceUnavailableError(f"{self._setup.partition} cannot be read: topic {topic!r} {has}")
+            raise _NotThereError(f"{self._setup.partition} cannot be read: topic {topic!r} {has}")
         if found > self._source.count and self._number == 0:
             self._tell_once(
                 "source_grown", f"topic {topic!r} has {found} partitions, {self._source.count} of them are read: "
                 f"run with Kafka({topic!r}, partitions={found})",
             )  # fmt: skip
 
-    async def _first(self, client: Client, oldest: int, end: int) -> int:
+    def _begins(self) -> Start | Instant:
+        """Where a partition begins that has no committed offset."""
         start = self._source.start if self._setup.start is None else self._setup.start
+        return "earliest" if start == "latest" and self._setup.joined else start
+
+    async def _first(self, client: Client, oldest: int, end: int) -> int:
+        start = self._begins()
         if start == "earliest":
             return oldest
         if start == "latest":
             return end
         at = instant(start) if isinstance(start, datetime) else Instant(int(start))
-        return await client.at_time(-(-at // 1_000))
+        found = await client.at_time(-(-at // 1_000))
+        return end if found is None else found  # the end as it was before: what has come since may be of that time
 
     def _check(self, oldest: int, end: int) -> None:
         """Whether the log holds our offset.

@@ -24,9 +24,12 @@ from aiokafka.errors import (
     OffsetOutOfRangeError,
     SaslAuthenticationFailed,
     TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
     UnsupportedCodecError,
     UnsupportedSaslMechanismError,
+    for_code,
 )
+from aiokafka.protocol.metadata import MetadataRequest
 
 from millpy.errors import ConfigError, SourceUnavailableError
 from millpy.extras import to_install
@@ -123,12 +126,31 @@ class Client:
             log.debug("kafka: %r while closing", error)
 
     async def partitions(self) -> int:
-        """How many partitions the topic has; 0 when there is none. Asks for all topics, because asking for one by
-        name would make it on a broker that makes topics by itself.
+        """How many partitions the topic has; 0 when a broker says that there is none.
+
+        Asked by name, so that a topic that we may not see is not taken for one that is not there; and without making
+        it on a broker that makes topics by itself.
+
+        Raises:
+            SourceUnavailableError: no broker knows just now.
+            ConfigError: we may not see it.
         """
         async with self._answers_with_reason():
-            cluster = await self._consumer._client.fetch_all_metadata()  # the public `topics()` keeps but the names
-        return len(cluster.partitions_for_topic(self._place.topic) or ())
+            client = self._consumer._client
+            error: KafkaError = NodeNotReadyError("no broker is known")
+            for broker in client.cluster.brokers():
+                try:
+                    answer = await client.send(broker.nodeId, MetadataRequest([self._place.topic], False))
+                except (KafkaConnectionError, NodeNotReadyError) as unreached:
+                    error = unreached
+                    continue
+                ((code, *_, partitions),) = answer.topics
+                if code == UnknownTopicOrPartitionError.errno:
+                    return 0
+                if code:
+                    raise for_code(code)(self._place.topic)
+                return len(partitions)
+            raise error
 
     @asynccontextmanager
     async def _answers_with_reason(self) -> AsyncIterator[None]:
@@ -160,11 +182,11 @@ class Client:
         async with _answers():
             return int((await self._consumer.end_offsets([self._place]))[self._place])
 
-    async def at_time(self, ms: int) -> int:
-        """The first offset with a timestamp of at least this; the end when there is none."""
+    async def at_time(self, ms: int) -> int | None:
+        """The first offset with a timestamp of at least this; None when there is none yet."""
         async with _answers():
             found = (await self._consumer.offsets_for_times({self._place: ms}))[self._place]
-        return await self.end() if found is None else int(found.offset)
+        return None if found is None else int(found.offset)
 
     async def position(self) -> int:
         """The offset that is read next; behind transaction markers and what compaction has removed."""

@@ -119,6 +119,7 @@ class SourceSetup:
         trusted: whether the grant may still be believed; checked before every (re)connect.
         record_type: of the stream's records; None in tests that look at bytes only.
         notes: what `Taken.notes` has left behind.
+        joined: the source ran before it had this partition, so nothing in it is older than the source.
         start: event or publication time at which a source partition without a position begins, for sources that can.
         tell: notes an event of this source (kind, detail) for people, in `millpy.events`.
         secret: what names at brokers are made from, so that nobody else can guess them.
@@ -135,6 +136,7 @@ class SourceSetup:
     record_type: RecordType | None = None
     notes: Mapping[str, bytes] = field(default_factory=dict)
     start: Instant | None = None
+    joined: bool = False
     tell: Callable[[str, dict[str, object]], None] = field(default=lambda _kind, _detail: None)
     generation: int = 1
     secret: str = field(default="", repr=False)

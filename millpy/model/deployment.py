@@ -201,7 +201,7 @@ class DeployedInterval:
     """One interval as deployed: the unit of ownership.
 
     `index` is its place among its computation's intervals; `keys` the range of a stage's interval, None for an
-    injector's, whose `partition` names the source partition.
+    injector's, whose `partition` names the source partition; `joined`: added to a deployed source.
     """
 
     interval_id: int
@@ -209,6 +209,7 @@ class DeployedInterval:
     index: int
     keys: KeyInterval | None
     partition: str
+    joined: bool = False
 
 
 @dataclass(frozen=True, slots=True)

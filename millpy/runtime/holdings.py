@@ -24,6 +24,7 @@ from millpy.injectors.intake import Intake, IntakeSettings
 from millpy.injectors.protocol import Injector, SourceSetup
 from millpy.limits import Limits
 from millpy.model.checkpoint import Grant
+from millpy.model.deployment import DeployedInterval
 from millpy.model.time import Instant
 from millpy.runtime.balance import moves
 from millpy.runtime.ownership import Lease
@@ -184,7 +185,7 @@ class Holdings:
         assert isinstance(node, InjectorNode)
         assert intake is not None
         deployed = next(i for i in interval.plan.intervals if i.interval_id == interval.interval_id)
-        injector = node.source.connect(self._setup(node, deployed.partition, intake))
+        injector = node.source.connect(self._setup(node, deployed, intake))
         async with AsyncExitStack() as opening:
             opening.push_async_callback(injector.close)
             await injector.open(intake.position)
@@ -220,13 +221,14 @@ class Holdings:
         interval.injector = injector
         return interval
 
-    def _setup(self, node: InjectorNode, partition: str, intake: Intake) -> SourceSetup:
+    def _setup(self, node: InjectorNode, deployed: DeployedInterval, intake: Intake) -> SourceSetup:
         return SourceSetup(
             graph=self._plan.own_name,
             generation=self._plan.generation,
             secret=self._plan.deployment.secret,
             stream=node.name,
-            partition=partition,
+            partition=deployed.partition,
+            joined=deployed.joined,
             limits=self._limits,
             clock=self._clock,
             ready=self._wake,

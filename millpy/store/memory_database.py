@@ -323,7 +323,9 @@ class MemoryDatabase:
         published = min((self.headers[i.interval_id].low_watermark for i in siblings), default=INSTANT_MIN)
         found = []
         for index, (keys, partition) in enumerate(parts[len(siblings) :], start=len(siblings)):
-            interval = DeployedInterval(len(self.headers) + 1, computation.name, index, keys, partition)
+            interval = DeployedInterval(
+                len(self.headers) + 1, computation.name, index, keys, partition, joined=bool(siblings)
+            )
             header = Header(interval, graph_id, input_watermark=published, low_watermark=published)
             self.headers[interval.interval_id] = header
             found.append(interval)

@@ -191,6 +191,7 @@ intervals = Table(
     _bigint("key_lo", nullable=True),
     _bigint("key_hi", nullable=True),
     Column("source_partition", Text, nullable=False, server_default=""),
+    Column("joined", Boolean, nullable=False, server_default=text("false")),
     Column("worker_id", UUID),
     _bigint("sequencer", default=text("0")),
     Column("graph_version", Integer, nullable=False),

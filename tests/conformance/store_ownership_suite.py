@@ -60,6 +60,7 @@ class OwnershipSuite:
 
         assert (world.deployment.name, new.name) == ("factory", "factory_2")
         assert new.graph_id != world.deployment.graph_id
+        assert not any(interval.joined for interval in new.intervals)
         assert not {i.interval_id for i in new.intervals} & {i.interval_id for i in world.deployment.intervals}
         assert await world.store.deploy(beside) == new
         assert await world.store.deploy(a_graph()) == world.deployment
@@ -88,7 +89,7 @@ class OwnershipSuite:
         await new.claim()
 
         added = grown.of("readings")[2]
-        assert [i.partition for i in grown.of("readings")] == ["a", "b", "c"]
+        assert [(i.partition, i.joined) for i in grown.of("readings")] == [("a", False), ("b", False), ("c", True)]
         assert grown.of("readings")[:2] == world.deployment.of("readings")
         assert (await new.opened(added)).recovered.low_watermark == 7 * MINUTE
         cursors = [(await new.opened(stage)).cursors[added.interval_id] for stage in (*world.sums, world.alarms)]

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
 
 from millpy.clock import SystemClock
@@ -59,6 +59,14 @@ class Feed:
             await admin.create_topics([NewTopic(self.topic, partitions, 1, topic_configs=settings)])
         return self
 
+    async def make_more(self, partitions: int) -> None:
+        """Make it one of so many partitions, or make it at all."""
+        async with self.admin() as admin:
+            if self.topic in await admin.list_topics():
+                await admin.create_partitions({self.topic: NewPartitions(partitions)})
+            else:
+                await admin.create_topics([NewTopic(self.topic, partitions, 1)])
+
     @asynccontextmanager
     async def admin(self) -> AsyncIterator[AIOKafkaAdminClient]:
         client = AIOKafkaAdminClient(bootstrap_servers=self.server.address)
@@ -93,12 +101,13 @@ class Feed:
         begin: Instant | None = None,
         clock: SystemClock | None = None,
         limits: Limits | None = None,
+        joined: bool = False,
         **options: Any,
     ) -> AsyncIterator[Reader]:
         source = Kafka(self.topic, **{"partitions": 1, "key": "device", "servers": self.server.address, **options})
         setup = SourceSetup(
             graph="g", stream="s", partition=f"{self.topic}/{partition}", limits=limits or Limits(),
-            clock=clock or SystemClock(), ready=asyncio.Event(), record_type=TYPE, start=begin,
+            clock=clock or SystemClock(), ready=asyncio.Event(), record_type=TYPE, start=begin, joined=joined,
             tell=lambda kind, detail: self.events.append((kind, detail)),
         )  # fmt: skip
         reader = Reader(source.connect(setup), setup)
@@ -311,8 +320,7 @@ async def test_topic_that_is_not_there_is_waited_for(feed: Feed) -> None:
 
 async def test_partitions_added_later_are_announced_by_the_first(feed: Feed) -> None:
     await feed.make()
-    async with feed.admin() as admin:
-        await admin.create_partitions({feed.topic: NewPartitions(3)})
+    await feed.make_more(3)
 
     async with asyncio.timeout(30):
         while not feed.events:  # the broker's metadata may be a little behind
@@ -335,6 +343,55 @@ async def test_partition_without_a_position_begins_where_the_source_says(feed: F
         rest = await reader.records(10 - expected - len(records_of(first)))
 
     assert values([*records_of(first), *rest]) == list(range(expected, 10))
+
+
+@pytest.mark.parametrize("there_before", [0, 1])
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_partition_that_comes_to_be_is_read_from_its_beginning_also_with_latest(
+    feed: Feed, there_before: int, restarted: bool
+) -> None:
+    # Whoever reads it sees it only some time after its first records have come.
+    if there_before:
+        await feed.make()
+    async with feed.reader(partition=1, partitions=2, start="latest") as reader:
+        began = await reader.take()
+        assert began.payloads == []
+        if not restarted:
+            await feed.make_more(2)
+            await feed.send(*range(6), partition=1)
+            assert values(await reader.records(6)) == list(range(6))
+    if restarted:
+        await feed.make_more(2)
+        await feed.send(*range(6), partition=1)
+        async with feed.reader(began.position, partition=1, partitions=2, start="latest") as reader:
+            assert values(await reader.records(6)) == list(range(6))
+
+
+async def test_partition_that_is_added_to_a_source_is_read_from_its_beginning_also_with_latest(feed: Feed) -> None:
+    await feed.make(2)
+    await feed.send(*range(6), partition=1)
+
+    async with feed.reader(partition=1, partitions=2, start="latest", joined=True) as reader:
+        assert values(await reader.records(6)) == list(range(6))
+
+
+async def test_record_that_comes_while_a_moment_is_looked_up_is_read(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # There was none of that time; then it came; then the end was asked for, which is behind it.
+    await feed.make()
+    await feed.send(1)
+    look_up = AIOKafkaConsumer.offsets_for_times
+
+    async def with_a_record_behind(consumer: AIOKafkaConsumer, times: Any) -> Any:
+        found = await look_up(consumer, times)
+        await feed.send(5)
+        return found
+
+    monkeypatch.setattr(AIOKafkaConsumer, "offsets_for_times", with_a_record_behind)
+    async with feed.reader(start=datetime.fromtimestamp((MS + 4) / 1000, UTC)) as reader:
+        await feed.send(6)
+        assert values(await reader.records(2)) == [5, 6]
 
 
 async def test_going_back_is_refused_where_a_position_is_committed(feed: Feed) -> None:

@@ -13,11 +13,11 @@ class Reading(msgspec.Struct):
     value: int
 
 
-address, topic, partitions = os.environ["CRASH_INPUT"].split(",")
+address, topic, partitions, start = os.environ["CRASH_INPUT"].split(",")
 graph = Graph("kafka_crash")
 readings = graph.inject(
     "readings",
-    Kafka(topic, partitions=int(partitions), key="device", timestamp="at_ms", servers=address),
+    Kafka(topic, partitions=int(partitions), key="device", timestamp="at_ms", start=start, servers=address),
     schema=Reading,
     event_time=EventTime("at_ms", unit="ms", max_disorder=seconds(5)),
 )

@@ -112,7 +112,7 @@ def test_windows_are_exact_while_workers_are_killed_and_the_broker_crashes(
 ) -> None:
     records = workload(seed=5)
     asyncio.run(make_topic(kafka.address, TOPIC, PARTITIONS))
-    source = Path(f"{kafka.address},{TOPIC},{PARTITIONS}")
+    source = Path(f"{kafka.address},{TOPIC},{PARTITIONS},earliest")
 
     def worker() -> Worker:
         return Worker(tmp_path, database_url, source, graph=GRAPH, poll_s_max=0.05)
@@ -144,20 +144,29 @@ def test_windows_are_exact_while_workers_are_killed_and_the_broker_crashes(
     assert stored(database_url) == oracle(records)
 
 
-def test_partitions_added_later_are_read_by_all_workers_when_one_is_started_with_more(
+def begun(url: str) -> bool:
+    select = "SELECT max(bundle) > 0 FROM mill.intervals JOIN mill.computations USING (computation_id) WHERE name = %s"
+    with psycopg.connect(url, autocommit=True) as connection:
+        row = connection.execute(select, ["readings"]).fetchone()
+    return bool(row and row[0])
+
+
+def test_partitions_added_later_are_read_from_their_beginning_when_a_worker_is_started_with_more(
     tmp_path: Path, database_url: str, kafka: KafkaServer
 ) -> None:
     topic = "growing"
     asyncio.run(make_topic(kafka.address, topic, 1))
     first = [("d1", START_MS + 1_000 * second, 1) for second in range(60)]
     second = [("d2", START_MS + 60_000 + 1_000 * second, 1) for second in range(60)]
-    asyncio.run(publish_plainly(kafka.address, topic, [(0, record) for record in first]))
+    asyncio.run(publish_plainly(kafka.address, topic, [(0, ("d0", START_MS, 1))]))  # before it began with "latest"
 
     def worker(partitions: int, only: str = "") -> Worker:
-        source = Path(f"{kafka.address},{topic},{partitions}")
+        source = Path(f"{kafka.address},{topic},{partitions},latest")
         return Worker(tmp_path, database_url, source, graph=GRAPH, only=only)
 
     with worker(1) as old:
+        old.await_while_running(lambda: begun(database_url), "where it begins is committed", 60)
+        asyncio.run(publish_plainly(kafka.address, topic, [(0, record) for record in first]))
         old.await_while_running(lambda: injected(database_url) == 60, "the only partition is read", 60)
         asyncio.run(make_topic(kafka.address, topic, 2, more=True))
         asyncio.run(publish_plainly(kafka.address, topic, [(1, record) for record in second]))

@@ -130,8 +130,10 @@ async def _insert_graph(connection: Connection, spec: GraphSpec, name: str) -> t
 async def _read_deployment(connection: Connection, graph_id: int, version: int, name: str) -> Deployment:
     ids = {"graph_id": graph_id}
     intervals = tuple(
-        DeployedInterval(interval_id, computation, place, None if lo is None else KeyInterval(lo, hi), partition)
-        for interval_id, computation, place, lo, hi, partition in await all_rows(
+        DeployedInterval(
+            interval_id, computation, place, None if lo is None else KeyInterval(lo, hi), partition, joined
+        )
+        for interval_id, computation, place, lo, hi, partition, joined in await all_rows(
             connection, statement("read_intervals"), ids
         )
     )

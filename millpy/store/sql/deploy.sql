@@ -83,7 +83,8 @@ SELECT c.computation_id, count(*) AS places, min(i.low_watermark) AS published
 
 -- name: join_intervals
 -- New producers join at the watermark that their stream has published (I5). Zero rows: there are none.
-UPDATE mill.intervals SET input_watermark = %(published)s::bigint, low_watermark = %(published)s::bigint
+UPDATE mill.intervals
+   SET joined = true, input_watermark = %(published)s::bigint, low_watermark = %(published)s::bigint
  WHERE computation_id = %(computation_id)s AND place >= %(first_place)s::integer;
 
 -- name: join_cursors
@@ -149,7 +150,7 @@ SELECT c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnames
 
 -- name: read_intervals
 -- Zero rows: the graph has no computation.
-SELECT i.interval_id, c.name AS computation, i.place, i.key_lo, i.key_hi, i.source_partition
+SELECT i.interval_id, c.name AS computation, i.place, i.key_lo, i.key_hi, i.source_partition, i.joined
   FROM mill.intervals AS i JOIN mill.computations AS c USING (computation_id)
  WHERE i.graph_id = %(graph_id)s ORDER BY c.place, i.place;
 
