@@ -53,6 +53,16 @@ class Entries:
         self.values.append(value)
         self.fire_ats.append(fire_at)
 
+    def part(self, lo: int, hi: int) -> Entries:
+        """Those of [lo, hi)."""
+        columns = (self.keys, self.key_hashes, self.subkeys, self.values, self.fire_ats)
+        return Entries(self.kind, self.namespace, *(column[lo:hi] for column in columns))  # type: ignore[arg-type]
+
+    def clear(self) -> None:
+        """Let all of them go."""
+        for column in (self.keys, self.key_hashes, self.subkeys, self.values, self.fire_ats):
+            column.clear()
+
     def __len__(self) -> int:
         return len(self.keys)
 

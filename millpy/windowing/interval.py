@@ -162,7 +162,11 @@ class Open(Protocol):
     """The open windows of a key interval, ordered by when they are due; all in memory."""
 
     def recover(self, entries: Entries, key_types: tuple[type, ...]) -> None:
-        """Take stored windows."""
+        """Take stored windows, some of several."""
+        ...
+
+    def recovered(self) -> None:
+        """All stored windows are here."""
         ...
 
     def due(self, watermark: Instant, panes_max: int) -> list[DuePane]:
@@ -209,10 +213,12 @@ class WindowedInterval(Generic[OpenT]):
         self._made = self._retracted = 0  # panes of the turn, where they come into being
 
     def _recover(self, recovered: Recovered) -> None:
-        """Take the windows that were open."""
+        """Take the windows that were open, out of what was recovered."""
         for entries in recovered.entries:
             if entries.kind is Kind.WINDOW:
                 self._open.recover(entries, self._input.key_types)
+                entries.clear()  # not in memory twice
+        self._open.recovered()
 
     @property
     def immediate(self) -> bool:

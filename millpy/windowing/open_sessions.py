@@ -61,13 +61,16 @@ class OpenSessions:
         self._hasher = KeyHasher()
 
     def recover(self, entries: Entries, key_types: tuple[type, ...]) -> None:
-        """Take stored sessions."""
+        """Take stored sessions, some of several."""
         for text, subkey, value in zip(entries.keys, entries.subkeys, entries.values, strict=True):
             if value is None:
                 continue
             start, _, end = subkey.partition("/")
             pane = decode_pane(value, self._folds)
             self._add(OpenSession(key_from_text(text, key_types), int(start), int(end), pane))
+
+    def recovered(self) -> None:
+        """All stored sessions are here."""
 
     def open(self, key: Key, start: int, end: int, pane: OpenPane) -> None:
         """Open a session that intersects none."""

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Any
 
-from millpy.model.checkpoint import Entries
 from millpy.model.keys import Key
 from millpy.model.time import INSTANT_MAX, Instant
+from millpy.windowing.ahead import KeysAhead
 from millpy.windowing.fold import Folds
 from millpy.windowing.open_windows import OpenWindows, Panes
 from millpy.windowing.pane import OpenPane
@@ -31,26 +31,69 @@ class OpenSlices(OpenWindows):
 
     Attributes:
         watermark: windows that end by then have fired.
+        ahead: keys of which more have.
     """
 
     def __init__(self, folds: Folds, size_us: int, every_us: int, allowed_lateness_us: int, watermark: Instant) -> None:
         super().__init__(folds, size_us, allowed_lateness_us)
         self._every_us = every_us
         self.watermark = watermark
+        self.ahead = KeysAhead()
+        self._leaving: tuple[int, list[Key]] | None = None
 
-    def recover(self, entries: Entries, key_types: tuple[type, ...]) -> None:
-        """Take stored slices."""
-        super().recover(entries, key_types)
+    def recovered(self) -> None:
+        """All stored slices are here."""
+        super().recovered()
         self.advance(self.watermark)
 
-    def firing(self, watermark: Instant) -> range:
-        """Starts of windows that end by a watermark and have not fired."""
+    def firing(self, watermark: Instant, fired: Instant | None = None) -> range:
+        """Starts of windows that end by a watermark and have not fired, or do not end by `fired`."""
         every_us = self._every_us
-        first = (self.watermark - self._size_us) // every_us * every_us + every_us
+        first = ((self.watermark if fired is None else fired) - self._size_us) // every_us * every_us + every_us
         return range(first, watermark - self._size_us + 1, every_us)
+
+    def bounded(self, watermark: Instant, panes_max: int) -> tuple[Instant, dict[Key, Instant]]:
+        """What leaves in a turn, about panes_max panes: all windows that end by (an instant), and more of some keys.
+
+        These are of a window that alone has too many.
+        """
+        if sum(map(len, self.panes.values())) * (self._size_us // self._every_us) <= panes_max:
+            return watermark, {}
+        firing = self.firing(watermark)
+        keys_of: dict[int, int] = {}
+        for start, panes in self.panes.items() if firing else ():
+            first = max(start - self._size_us + self._every_us, firing.start)
+            for window in range(first, min(start, firing.stop - 1) + 1, self._every_us):
+                keys_of[window] = max(keys_of.get(window, 0), len(panes))
+        reached, left = self.watermark, panes_max
+        for window in sorted(keys_of):
+            end = Instant(window + self._size_us)
+            if keys_of[window] > left:
+                keys = self._part_of(window, panes_max) if left == panes_max else []
+                if keys or left < panes_max:
+                    return reached, dict.fromkeys(keys, end)
+            left -= keys_of[window]
+            reached = end
+        return watermark, {}
+
+    def _part_of(self, window: int, panes_max: int) -> list[Key]:
+        """Keys of the next window that leave now, where it has too many; else []."""
+        end = Instant(window + self._size_us)
+        if self._leaving is None or self._leaving[0] != window:
+            slices = (self.panes.get(start, {}) for start in range(window, end, self._every_us))
+            keys = dict.fromkeys(key for panes in slices for key, pane in panes.items() if pane.values)
+            self._leaving = (window, [key for key in keys if self.ahead.of(key, self.watermark) < end])
+        keys_left = self._leaving[1]
+        if len(keys_left) <= panes_max:
+            return []
+        leaving = keys_left[-panes_max:]
+        del keys_left[-panes_max:]
+        return leaving
 
     def advance(self, watermark: Instant) -> None:
         """All windows that end by a watermark have fired."""
+        if self.ahead and watermark > self.watermark:
+            self.ahead.forget(watermark)
         self.watermark = watermark
         while self._unfired and self._unfired[0] + self._size_us <= watermark:
             heappop(self._unfired)
@@ -78,6 +121,7 @@ class OpenSlices(OpenWindows):
         if panes is None:
             panes = self.panes[start] = {}
             heappush(self._unexpired, start)
+            heappush(self._unfired, start)  # for other keys it may not have fired
         pane = panes.get(key)
         if pane is None:
             pane = panes[key] = OpenPane([])
@@ -95,9 +139,10 @@ class OpenSlices(OpenWindows):
         return INSTANT_MAX if fires == INSTANT_MAX else Instant(fires - 1)
 
     def next_due(self) -> Instant:
-        """When the next window fires or slice expires."""
+        """When the next window fires or slice expires; at once when something is stored that says nothing any more."""
         expires = self._unexpired[0] + self._size_us + self._allowed_us if self._unexpired else INSTANT_MAX
-        return Instant(min(self._next_fire(), expires))
+        stale = min(self.watermark, INSTANT_MAX - 1) if self.ahead.stale else INSTANT_MAX
+        return Instant(min(self._next_fire(), expires, stale))
 
     def _next_fire(self) -> int:
         """The end of the oldest window that has not fired and has the first slice of those that are in any."""

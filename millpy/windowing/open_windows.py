@@ -39,12 +39,15 @@ class OpenWindows:
         self._silent = 0
 
     def recover(self, entries: Entries, key_types: tuple[type, ...]) -> None:
-        """Take stored windows."""
+        """Take stored windows, some of several."""
         for text, subkey, value in zip(entries.keys, entries.subkeys, entries.values, strict=True):
             if value is None:
                 continue
             panes = self.panes.setdefault(int(subkey.partition("/")[0]), {})
             panes[key_from_text(text, key_types)] = decode_pane(value, self._folds)
+
+    def recovered(self) -> None:
+        """All stored windows are here."""
         self._unexpired = list(self.panes)
         self._unfired = [start for start, panes in self.panes.items() if not all(p.emitted for p in panes.values())]
         heapify(self._unexpired)

@@ -7,6 +7,7 @@ for that window though not for all of theirs.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -130,8 +131,10 @@ class SlicedInterval(WindowedInterval[OpenSlices]):
         reached = Instant(min([recovered.input_watermark, *fired]))
         self._open = OpenSlices(self._folds, self._size_us, self._every_us, self._allowed_us, reached)
         self._arrived: Panes | None = None
+        self._going: dict[Key, Instant] = {}
         self._slices: list[tuple[int, list[Key], list[list[Any]], list[int]]] = []  # start; by key: values, records
         self._keys: list[Key] = []
+        self._open.ahead.recover(recovered.entries, self._input.key_types, reached)
         self._recover(recovered)
 
     def _take_rows(self, emission: Emission, rows: Rows, work: Work) -> TooLate | None:
@@ -141,7 +144,10 @@ class SlicedInterval(WindowedInterval[OpenSlices]):
         over = rows.watermarks - (self._size_us + self._allowed_us) - (starts - (self._size_us - self._every_us))
         missed = np.clip(over // self._every_us + 1, 0, self._most)
         self._keys = rows.keys
-        waiting, leaving = self._due(starts, missed, work.watermark)
+        watermark: Instant | Instants = work.watermark
+        if self._going or self._open.ahead:
+            watermark = self._targets(rows.keys, work.watermark)[rows.codes]
+        waiting, leaving = self._due(starts, missed, watermark)
         live = (missed < self._most) & (starts + (self._size_us + self._allowed_us) > work.watermark)
         inside = np.flatnonzero(missed < self._most) if missed.any() else None
         self._expect(rows, inside, int(np.count_nonzero(live) + leaving.sum()))
@@ -159,7 +165,7 @@ class SlicedInterval(WindowedInterval[OpenSlices]):
         lost = np.flatnonzero(missed == self._most)
         return TooLate(late, {place: len(mine) for place, mine in rows.by_input(lost)})
 
-    def _due(self, starts: Instants, missed: Integers, watermark: Instant) -> tuple[Integers, Integers]:
+    def _due(self, starts: Instants, missed: Integers, watermark: Instant | Instants) -> tuple[Integers, Integers]:
         """Per row: (how many of its windows are not due yet, how many of the others it is not too late for)."""
         waiting = np.maximum(-((watermark - self._size_us - starts) // self._every_us), 0)
         return waiting, np.maximum(self._most - missed - waiting, 0)
@@ -232,36 +238,36 @@ class SlicedInterval(WindowedInterval[OpenSlices]):
             fired = None if self._open.watermark >= work.watermark else b"%d" % self._open.watermark
             stays = Entries(Kind.POSITION, FIRED, [b'""'], [0], [""], [fired], [INSTANT_MAX])
             result.delta = (*result.delta, stays)
+        ahead = self._open.ahead.take_entries(work.panes_max)
+        if ahead is not None:
+            result.delta = (*result.delta, ahead)
         return result
 
     def _bounded(self, work: Work, rows: Rows | None) -> Work:
-        """Fire only the first windows, of about as many panes as a turn may emit, at least one window."""
-        firing = self._open.firing(work.watermark)
-        if not firing:
-            return work
-        panes: dict[int, int] = {}
-        spans = [
-            (max(s - self._size_us + self._every_us, firing.start), s, len(p)) for s, p in self._open.panes.items()
-        ]
-        if sum(count * self._most for _, _, count in spans) <= work.panes_max:
-            return work
-        for lo, start, count in spans:
-            for window in range(lo, min(start, firing.stop - 1) + 1, self._every_us):
-                panes[window] = max(panes.get(window, 0), count)
-        fired, left = work.watermark, work.panes_max
-        for window in sorted(panes):
-            if left <= 0:
-                break
-            left -= panes[window]
-            fired = Instant(window + self._size_us)
-        else:
+        """Fire only the first windows, of about as many panes as a turn may emit; of a single one only some keys."""
+        reached, self._going = self._open.bounded(work.watermark, work.panes_max)
+        if reached >= work.watermark:
             return work
         if rows is not None:
-            # A record that is late for a window finds it fired: else it would count among those on time.
-            starts = rows.records.event_times // self._every_us * self._every_us
-            late = rows.watermarks[rows.watermarks >= starts + self._every_us]
-            fired = Instant(max(fired, int(late.max(initial=fired))))
-        return replace(work, watermark=min(fired, work.watermark))
+            self._let_late_ones_go(rows, reached)
+        return replace(work, watermark=reached)
+
+    def _let_late_ones_go(self, rows: Rows, reached: Instant) -> None:
+        """A record that is late for a window finds it fired for its key: else it would count among those on time."""
+        starts = rows.records.event_times // self._every_us * self._every_us
+        late = np.flatnonzero((rows.watermarks >= starts + self._every_us) & (rows.watermarks > reached))
+        for code, watermark in zip(rows.codes[late].tolist(), rows.watermarks[late].tolist(), strict=True):
+            key = rows.keys[code]
+            if watermark > self._going.get(key, self._open.ahead.of(key, reached)):
+                self._going[key] = Instant(watermark)
+
+    def _targets(self, keys: Sequence[Key], watermark: Instant) -> Instants:
+        """By key, how far its windows fire in this turn or have fired."""
+        targets = self._open.ahead.of_all(keys, watermark)
+        if self._going:
+            for code, key in enumerate(keys):
+                targets[code] = max(int(targets[code]), self._going.get(key, watermark))
+        return targets
 
     def _add_due(self, emission: Emission, watermark: Instant, panes_max: int) -> None:
         """Emit the panes that are due, then bring the turn's rows into their slices."""
@@ -279,6 +285,8 @@ class SlicedInterval(WindowedInterval[OpenSlices]):
         if due is not None:
             self._remember(due, indexes, keys, watermark)
         self._open.advance(watermark)
+        going, self._going = self._going, {}
+        self._open.ahead.go(going)
         self._keys = []
 
     def _merged(self, arrived: Panes | None, code_of: dict[Key, int], watermark: Instant) -> Panes | None:
@@ -301,23 +309,51 @@ class SlicedInterval(WindowedInterval[OpenSlices]):
 
     def _stored(self, arrived: Panes | None, code_of: dict[Key, int], watermark: Instant) -> Parts | None:
         """Stored slices of windows that fire now, and of those that had and have late rows; None for none."""
-        firing, panes = self._open.firing(watermark), self._open.panes
+        firing, panes, ahead = self._open.firing(watermark), self._open.panes, self._open.ahead
         found = Parts()
         for start in sorted(panes) if firing else ():
             lo, hi = max(start - self._size_us + self._every_us, firing.start), min(start, firing.stop - 1)
             if lo > hi:
                 continue
             of_slice = [
-                (code_of.setdefault(key, len(code_of)), p.values) for key, p in panes[start].items() if p.values
+                (code_of.setdefault(key, len(code_of)), p.values)
+                for key, p in panes[start].items()
+                if p.values and not (ahead and key in ahead) and key not in self._going
             ]
-            found.extend(lo, (hi - lo) // self._every_us + 1, of_slice)
+            if of_slice:
+                found.extend(lo, (hi - lo) // self._every_us + 1, of_slice)
+        self._add_apart(found, code_of, watermark)
         if arrived is not None:
             keys = list(code_of)
-            fired = np.flatnonzero(arrived.starts < firing.start)
+            fired = np.flatnonzero(arrived.ends <= ahead.of_all(keys, self._open.watermark)[arrived.codes])
             for window, code in zip(arrived.starts[fired].tolist(), arrived.codes[fired].tolist(), strict=True):
                 held = [panes.get(start, {}).get(keys[code]) for start in self._slices_of(window)]
                 found.extend(window, 1, [(code, pane.values) for pane in held if pane is not None and pane.values])
         return found.closed(self._folds) if found.values else None
+
+    def _add_apart(self, found: Parts, code_of: dict[Key, int], watermark: Instant) -> None:
+        """Stored slices of keys that are ahead of the others, or go ahead now."""
+        open_slices = self._open
+        parts: dict[tuple[Instant, Instant], list[Key]] = {}
+        for key, target in self._going.items():
+            parts.setdefault((open_slices.ahead.of(key, open_slices.watermark), target), []).append(key)
+        if open_slices.ahead and watermark > open_slices.watermark:
+            for key, reached in open_slices.ahead.before(watermark):
+                if key not in self._going:
+                    parts.setdefault((reached, watermark), []).append(key)
+        starts = sorted(open_slices.panes) if parts else []
+        for (reached, target), keys in parts.items():
+            firing = open_slices.firing(target, reached)
+            if not firing:
+                continue
+            begin, end = bisect_left(starts, firing.start), bisect_left(starts, firing[-1] + self._size_us)
+            for start in starts[begin:end]:
+                panes = open_slices.panes[start]
+                lo, hi = max(start - self._size_us + self._every_us, firing.start), min(start, firing[-1])
+                mine = [(key, pane.values) for key in keys if (pane := panes.get(key)) is not None and pane.values]
+                if mine:
+                    of_slice = [(code_of.setdefault(key, len(code_of)), values) for key, values in mine]
+                    found.extend(lo, (hi - lo) // self._every_us + 1, of_slice)
 
     def _slices_of(self, window: int) -> range:
         return range(window, window + self._size_us, self._every_us)
@@ -345,7 +381,7 @@ class SlicedInterval(WindowedInterval[OpenSlices]):
         """The pane index of each; those that had late panes before take over what these counted."""
         indexes = np.zeros(len(due), np.int64)
         panes = self._open.panes
-        fired = np.flatnonzero(due.starts < self._open.firing(self._open.watermark).start)
+        fired = np.flatnonzero(due.ends <= self._open.ahead.of_all(keys, self._open.watermark)[due.codes])
         for place, window, code in zip(
             fired.tolist(), due.starts[fired].tolist(), due.codes[fired].tolist(), strict=True
         ):

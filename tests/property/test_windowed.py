@@ -394,3 +394,33 @@ def test_panes_that_leave_in_several_turns_are_the_same(
     outcome = columnar(windows, feed, where, allowed, few=few, panes_max=panes_max)
 
     assert_same(outcome, oracle(windows, feed, allowed))
+
+
+@kinds
+@pytest.mark.parametrize("late", [False, True], ids=["on time", "late records meanwhile"])
+def test_no_turn_holds_more_panes_than_it_may(windows: Windows, late: bool) -> None:
+    # All keys of a window are due at once; another worker goes on after each turn.
+    count: dict[str, Aggregate] = {"n": Count()}
+    feed = [(Reading(f"k{n}", 1, None, None, None), 1 + n % 2) for n in range(60)]
+    last = (Reading("last", 1, None, None, None), 1000)
+    behind = [(Reading("k0", 1, None, None, None), 2)] if late else []
+    logic = WindowedLogic(windows, 1000 * us, count)
+    outputs = {"windows": logic.output_type(RecordType(Reading), ("key", "site"))}
+    subject = StageDriver(
+        logic, Reading, key=("key", "site"), outputs=outputs, tables={"windows": 1}, max_disorder=MAX_DISORDER
+    )
+    subject.panes_max = 7
+    subject.feed(feed)
+    subject.feed([last])
+    turns = 0
+    while subject.results[-1].unfinished:
+        subject.restart()
+        subject.feed(behind)
+        turns += 1
+    subject.finish()
+
+    wanted = oracle(windows, [*feed, last, *behind * turns], 1000, lambda group: (len(group.records),))
+    assert newest_panes(subject, count) == wanted.windows
+    counts = [sum(part.count for part in result.results) for result in subject.results]
+    assert max(counts) <= 7 + len(behind) * len({name[2:] for name in wanted.windows})
+    assert turns >= 60 // 7
