@@ -156,9 +156,10 @@ CREATE TABLE mill.deltas (
     slot        smallint NOT NULL,
     interval_id bigint NOT NULL,
     bundle      bigint NOT NULL,
+    part        integer NOT NULL,  -- of a bundle that changes more than one document holds; from 0
     bytes       integer NOT NULL,
     document    json NOT NULL,
-    PRIMARY KEY (interval_id, bundle, slot)
+    PRIMARY KEY (interval_id, bundle, part, slot)
 ) PARTITION BY LIST (slot);
 ALTER TABLE mill.deltas ALTER COLUMN document SET STORAGE EXTERNAL;
 

@@ -15,6 +15,9 @@ surrogates. Ordinary values pay only two substring tests; the exact checks run w
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -22,6 +25,8 @@ import msgspec
 from millpy.errors import RefusedValueError
 from millpy.model.checkpoint import Delta, Entries, Kind
 
+ENTRY_BYTES = 50
+"""What an entry takes in a document beside its texts, about."""
 _encode = msgspec.json.Encoder().encode
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _TEXT_OR_ZERO = re.compile(rb'"(?:[^"\\]|\\.)*"|-0\.0(?![0-9eE])')
@@ -97,6 +102,41 @@ def encode_document(delta: Delta) -> bytes:
     document = b"[" + b",".join(_columns_text(entries) for entries in delta if len(entries)) + b"]"
     refuse_unstorable(document)
     return document
+
+
+def encode_documents(delta: Delta, bytes_max: int) -> list[bytes]:
+    """The same as documents of about bytes_max, which take effect together; an entry may have more than that.
+
+    Raises:
+        RefusedValueError: as `encode_document`.
+    """
+    whole = encode_document(delta)
+    if len(whole) <= bytes_max:
+        return [whole]
+    del whole
+    return [encode_document(part) for part in _parts(delta, bytes_max)]
+
+
+def _parts(delta: Delta, bytes_max: int) -> Iterator[Delta]:
+    """A delta in parts of about bytes_max of text, at least an entry each."""
+    part: list[Entries] = []
+    room = bytes_max
+    for entries in delta:
+        columns = zip(entries.keys, entries.subkeys, entries.values, strict=True)
+        ends = list(accumulate(ENTRY_BYTES + len(k) + len(s) + (0 if v is None else len(v)) for k, s, v in columns))
+        lo = 0
+        while lo < len(entries):
+            before = ends[lo - 1] if lo else 0
+            hi = max(bisect_right(ends, before + room), lo if part else lo + 1)
+            if hi > lo:
+                part.append(entries.part(lo, hi))
+                room -= ends[hi - 1] - before
+                lo = hi
+            if lo < len(entries):
+                yield tuple(part)
+                part, room = [], bytes_max
+    if part:
+        yield tuple(part)
 
 
 def _columns_text(entries: Entries) -> bytes:

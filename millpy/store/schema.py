@@ -246,6 +246,7 @@ deltas = Table(
     _slot(),
     _bigint("interval_id", key=True),
     _bigint("bundle", key=True),
+    Column("part", Integer, primary_key=True, autoincrement=False),
     Column("bytes", Integer, nullable=False),
     Column("document", JSON, nullable=False),
     postgresql_partition_by="LIST (slot)",

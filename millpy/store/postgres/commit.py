@@ -24,7 +24,7 @@ from psycopg.rows import TupleRow
 
 from millpy.errors import CommitUnknownError, PaneOrderError
 from millpy.model.checkpoint import AbsorbedRows, Checkpoint, Segment, StoredSlice
-from millpy.model.delta import encode_document
+from millpy.model.delta import encode_documents
 from millpy.store.postgres import requests
 from millpy.store.postgres.arrays import Bigints, Byteas, PgArray, Texts
 from millpy.store.postgres.connection import Connection, Lane
@@ -46,7 +46,7 @@ ENCODE_APART_MIN = 2_000
 """A turn with more entries and rows than this is encoded in a thread, so that the event loop goes on."""
 SLOT_ATTEMPTS_MAX = 5
 STATEMENT_BYTES = 4_000_000
-"""Deltas of so many bytes go in one statement."""
+"""Deltas of so many bytes go in one statement, and of one interval in one document."""
 BEGIN = b"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 """A trigger of the user's could have changed what plain ones are."""
 DEFERRED, COMMIT = b"SET CONSTRAINTS ALL IMMEDIATE", b"COMMIT"
@@ -102,30 +102,39 @@ def _deltas(checkpoints: Sequence[Checkpoint]) -> list[Command]:
     changed = [c for c in checkpoints if any(len(entries) for entries in c.delta)]
     if not changed:
         return []
-    documents = [(c.grant.interval_id, c.bundle, encode_document(c.delta)) for c in changed]
+    documents = [
+        (c.grant.interval_id, c.bundle, part, document)
+        for c in changed
+        for part, document in enumerate(encode_documents(c.delta, STATEMENT_BYTES))
+    ]
     return [
         (
             statement("append_deltas"),
             {
-                "intervals": Bigints([interval for interval, _, _ in piece]),
-                "bundles": Bigints([bundle for _, bundle, _ in piece]),
-                "documents": Texts([document for _, _, document in piece]),
+                "intervals": Bigints([interval for interval, _, _, _ in piece]),
+                "bundles": Bigints([bundle for _, bundle, _, _ in piece]),
+                "parts": Bigints([part for _, _, part, _ in piece]),
+                "documents": Texts([document for _, _, _, document in piece]),
             },
         )
         for piece in _pieces(documents)
     ]
 
 
-def _pieces(documents: Sequence[tuple[int, int, bytes]]) -> list[list[tuple[int, int, bytes]]]:
+Document = tuple[int, int, int, bytes]
+"""(interval, bundle, part, text)."""
+
+
+def _pieces(documents: Sequence[Document]) -> list[list[Document]]:
     """Documents for one statement each time: about STATEMENT_BYTES, at least one."""
-    pieces: list[list[tuple[int, int, bytes]]] = []
+    pieces: list[list[Document]] = []
     size = STATEMENT_BYTES
     for document in documents:
         if size >= STATEMENT_BYTES:
             pieces.append([])
             size = 0
         pieces[-1].append(document)
-        size += len(document[2])
+        size += len(document[3])
     return pieces
 
 

@@ -34,6 +34,8 @@ OVERLAYS_BYTES_MAX = 256_000_000
 PIECE_ROWS = 20_000
 PIECE_BYTES = 4_000_000
 """What one statement reads; a single row, document or run may have more."""
+PARTS_MAX = 2**31 - 1
+"""No bundle has so many documents."""
 LOAD_KEYS = 1_000
 PRELOAD_BYTES_MAX = 128_000_000
 """An interval with more state than this is loaded on demand, however few its rows."""
@@ -48,8 +50,8 @@ Identity = tuple[str, str, bytes, str]
 """(kind, namespace, key, subkey)."""
 Newest = dict[Identity, tuple[int, bytes | None, int]]
 """Identity -> (key hash, value or None for a tombstone, fire_at)."""
-Groups = dict[tuple[str, str], Entries]
-"""(kind, namespace) -> entries."""
+Groups = dict[tuple[str, str], list[Entries]]
+"""(kind, namespace) -> entries, about PIECE_ROWS together: whoever takes them in one by one can let them go."""
 
 
 async def read(
@@ -87,7 +89,7 @@ async def _read_under(
     newest: Newest = {}
     unfolded_bytes = 0
     async for documents in _documents(connection, grant.interval_id, folded_bundle, bundle):
-        for _, document in documents:
+        for _, document, _, _ in documents:
             _overlay(newest, decode_document(document))
             unfolded_bytes += len(document.encode())
         progressed()
@@ -121,14 +123,15 @@ async def _read_under(
 
 
 async def _documents(connection: Connection, interval_id: int, after: int, upto: int) -> AsyncIterator[list[TupleRow]]:
-    """Documents of (after, upto], oldest first, in pieces of (bundle, text)."""
+    """Documents of bundles in (after, upto], oldest first, in pieces of (bundle, text, part, how many are left)."""
+    span = {"interval": interval_id, "after": after, "after_part": PARTS_MAX, "upto": upto, "bytes_max": PIECE_BYTES}
     while after < upto:
-        span = {"interval": interval_id, "after": after, "upto": upto, "bytes_max": PIECE_BYTES}
         documents = await all_rows(connection, statement("read_deltas"), span)
-        if not documents:
+        if documents:
+            yield documents
+        if not documents or len(documents) == documents[-1][3]:
             return
-        yield documents
-        after = documents[-1][0]
+        span |= {"after": documents[-1][0], "after_part": documents[-1][2]}
 
 
 async def _read_kinds(
@@ -146,6 +149,7 @@ async def _read_kinds(
     place |= {"kind": kind, "text_hash": -(2**63), "namespace": "", "subkey_hash": -(2**63), "key_hash": -1}
     size = 0
     subkeys: dict[str, str] = {}
+    instants: dict[int, int] = {}
     while True:
         rows = await all_rows(connection, statement("read_keyed"), place)
         progressed()
@@ -154,10 +158,8 @@ async def _read_kinds(
             size += len(value)
             if newest and (kind, namespace, name, subkey) in newest:
                 continue
-            group = groups.get((kind, namespace))
-            if group is None:
-                group = groups[kind, namespace] = Entries(Kind(kind), namespace)
-            group.add(name, key_hash, subkeys.setdefault(subkey, subkey), value.encode(), fire_at)
+            subkey, fire_at = subkeys.setdefault(subkey, subkey), instants.setdefault(fire_at, fire_at)
+            _group(groups, kind, namespace).add(name, key_hash, subkey, value.encode(), fire_at)
         if bytes_max is not None and size > bytes_max:
             return False
         if not rows or len(rows) == rows[-1][-1] < PIECE_ROWS:
@@ -165,8 +167,17 @@ async def _read_kinds(
         kind, namespace, _, _, key_hash, _, _, text_hash, subkey_hash, _ = rows[-1]
         place |= {"kind": kind, "text_hash": text_hash, "namespace": namespace, "subkey_hash": subkey_hash}
         place["key_hash"] = key_hash
-        if len(subkeys) > PIECE_ROWS:
+        if max(len(subkeys), len(instants)) > PIECE_ROWS:
             subkeys.clear()
+            instants.clear()
+
+
+def _group(groups: Groups, kind: str, namespace: str) -> Entries:
+    """Where the next entry goes."""
+    of_name = groups.setdefault((kind, namespace), [])
+    if not of_name or len(of_name[-1]) >= PIECE_ROWS:
+        of_name.append(Entries(Kind(kind), namespace))
+    return of_name[-1]
 
 
 def _overlay(newest: Newest, delta: Delta) -> None:
@@ -186,11 +197,8 @@ def _entries(newest: Newest, groups: Groups, with_state: bool = True) -> tuple[E
     """By kind and namespace, those of documents with the rows that they do not overlay; tombstones left out."""
     for (kind, namespace, key, subkey), (hashed, value, fire_at) in newest.items():
         if value is not None:
-            group = groups.get((kind, namespace))
-            if group is None:
-                group = groups[kind, namespace] = Entries(Kind(kind), namespace)
-            group.add(key, hashed, subkey, value, fire_at)
-    return tuple(group for (kind, _), group in groups.items() if with_state or kind != "state")
+            _group(groups, kind, namespace).add(key, hashed, subkey, value, fire_at)
+    return tuple(part for (kind, _), of_name in groups.items() if with_state or kind != "state" for part in of_name)
 
 
 class StateReader:
@@ -212,7 +220,7 @@ class StateReader:
             raise StaleSequencerError(f"stale grants {[grant.interval_id]}", stale=[grant.interval_id])
         bundle, folded = header[0]
         async for documents in _documents(connection, grant.interval_id, max(folded, seen), bundle):
-            for at, document in documents:
+            for at, document, _, _ in documents:
                 size += _remember(by_key, at, decode_document(document))
         rows: list[TupleRow] = []
         for start in range(0, len(keys), LOAD_KEYS):

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from millpy.model.checkpoint import Grant
 from millpy.model.deployment import StateRow, Upgrade
 from millpy.store.postgres.arrays import Bigints, Texts
 from millpy.store.postgres.connection import Connection, all_rows
-from millpy.store.postgres.folding import PIECE_BYTES
+from millpy.store.postgres.folding import PIECE_BYTES, Piece
 from millpy.store.postgres.statements import statement
 
 progress = logging.getLogger("millpy.progress")
@@ -38,14 +39,9 @@ async def upgrade(connection: Connection, graph_id: int, upgrades: Mapping[str, 
 
 async def fold(connection: Connection, interval_id: int, sequencer: int) -> None:
     """Bring all that an interval has stored into rows, in the caller's transaction."""
-    of_grant: dict[str, Any] = {"interval": interval_id, "sequencer": sequencer, "piece_bytes": PIECE_BYTES}
-    while True:
-        folded, upto, _, slots = (await all_rows(connection, statement("choose_piece"), of_grant))[0]
-        if upto is None:
-            return
-        piece = of_grant | {"folded": folded, "upto": upto, "slots": slots}
-        await connection.execute(statement("fold_piece"), piece)
-        await connection.execute(statement("end_fold"), piece)
+    piece = Piece(Grant(interval_id, sequencer))
+    while await piece.choose(connection, PIECE_BYTES):
+        await piece.fold(connection)
 
 
 async def _rewrite(connection: Connection, interval_id: int, bundle: int, computation: str, function: Upgrade) -> None:

@@ -23,10 +23,10 @@ WITH moved AS (
 SELECT mill.check_cursors((SELECT count(*) FROM moved), cardinality(%(consumers)s));
 
 -- name: append_deltas
--- One document per interval. Zero rows: nothing was sent.
-INSERT INTO mill.deltas (slot, interval_id, bundle, bytes, document)
-SELECT %(slot)s::smallint, interval_id, bundle, octet_length(document), document::json
-  FROM unnest(%(intervals)s, %(bundles)s, %(documents)s) AS e (interval_id, bundle, document);
+-- Zero rows: nothing was sent.
+INSERT INTO mill.deltas (slot, interval_id, bundle, part, bytes, document)
+SELECT %(slot)s::smallint, interval_id, bundle, part, octet_length(document), document::json
+  FROM unnest(%(intervals)s, %(bundles)s, %(parts)s, %(documents)s) AS e (interval_id, bundle, part, document);
 
 -- name: append_segments
 -- Also moves the end of each subscription's chain. Zero rows: nothing was sent.

@@ -1,18 +1,23 @@
 -- name: choose_piece
--- The next contiguous documents after the folded bundle, of about piece_bytes, at least one.
--- Zero rows: the grant is stale; a null end: nothing is unfolded.
-SELECT i.folded_bundle, piece.bundle AS upto, piece.bytes, piece.slots
+-- The next contiguous documents after the folded bundle, and after a part of one that is being folded, of about
+-- piece_bytes, at least one; and the bundle that is folded with them. Zero rows: the grant is stale; a null end: nothing
+-- is unfolded.
+SELECT i.folded_bundle, piece.upto, piece.upto_part, coalesce(piece.complete, i.folded_bundle) AS complete, piece.bytes, piece.slots
   FROM mill.intervals AS i
   LEFT JOIN LATERAL (
-       SELECT max(d.bundle) AS bundle, sum(d.bytes) AS bytes, array_agg(DISTINCT d.slot) AS slots
-         FROM (SELECT u.bundle, u.slot, u.bytes, sum(u.bytes) OVER (ORDER BY u.bundle) - u.bytes AS before
+       SELECT max(d.bundle) AS upto, (array_agg(d.part ORDER BY d.bundle DESC, d.part DESC))[1] AS upto_part,
+              max(d.bundle) FILTER (WHERE d.part = d.last_part) AS complete,
+              sum(d.bytes) AS bytes, array_agg(DISTINCT d.slot) AS slots
+         FROM (SELECT u.bundle, u.part, u.slot, u.bytes, max(u.part) OVER (PARTITION BY u.bundle) AS last_part,
+                      sum(u.bytes) OVER (ORDER BY u.bundle, u.part) - u.bytes AS before
                  FROM mill.deltas AS u
-                WHERE u.interval_id = i.interval_id AND u.bundle > i.folded_bundle) AS d
+                WHERE u.interval_id = i.interval_id AND u.bundle > i.folded_bundle
+                  AND (u.bundle, u.part) > (%(after)s::bigint, %(after_part)s::integer)) AS d
         WHERE d.before < %(piece_bytes)s::bigint) AS piece ON true
  WHERE i.interval_id = %(interval)s AND i.sequencer = %(sequencer)s;
 
 -- name: fold_piece
--- Brings the documents of (folded, upto] into rows, newest per key. Zero rows: only tombstones.
+-- Brings the documents of (after, upto] into rows, newest per key. Zero rows: only tombstones.
 -- Each document is parsed once into its parts: reading a member of json once a row would parse it again every time.
 WITH parts AS MATERIALIZED (
     SELECT d.bundle, e.*
@@ -21,6 +26,8 @@ WITH parts AS MATERIALIZED (
            (kind text, namespace text, hash json, key json, subkey json, value json, fire_at json)
      WHERE d.slot = ANY (%(slots)s::smallint[])  -- known when it is planned: other slots are not even locked
        AND d.interval_id = %(interval)s AND d.bundle > %(folded)s AND d.bundle <= %(upto)s
+       AND (d.bundle, d.part) > (%(after)s::bigint, %(after_part)s::integer)
+       AND (d.bundle, d.part) <= (%(upto)s::bigint, %(upto_part)s::integer)
 ), changes AS MATERIALIZED (
     SELECT p.bundle, p.kind, p.namespace, c.key::text AS key, c.subkey,
            hashtextextended(c.key::text COLLATE "C", 0) AS text_hash, c.key_hash::bigint AS key_hash, c.fire_at::bigint AS fire_at, c.value
@@ -58,4 +65,4 @@ DO UPDATE SET value = excluded.value, fire_at = excluded.fire_at, bundle = exclu
 
 -- name: end_fold
 -- Raises MW001 when the grant is stale; then the whole piece is undone. Always one row.
-SELECT mill.end_fold(%(interval)s, %(sequencer)s, %(folded)s, %(upto)s);
+SELECT mill.end_fold(%(interval)s, %(sequencer)s, %(folded)s, %(complete)s);

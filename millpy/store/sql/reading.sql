@@ -24,13 +24,15 @@ SELECT producer, seq, watermark FROM mill.cursors WHERE consumer = %(interval)s;
 SELECT subscription_id, seq FROM mill.last_segments WHERE producer = %(interval)s;
 
 -- name: read_deltas
--- Documents of (after, upto], oldest first, of about bytes_max, at least one. Zero rows: there is none.
-SELECT p.bundle, p.document::text AS document
-  FROM (SELECT d.bundle, d.document, sum(d.bytes) OVER (ORDER BY d.bundle) - d.bytes AS before
+-- Documents of (after, upto], oldest first, of about bytes_max, at least one, and how many there are. Zero rows: none.
+SELECT p.bundle, p.document::text AS document, p.part, p.found
+  FROM (SELECT d.bundle, d.part, d.document, count(*) OVER () AS found,
+               sum(d.bytes) OVER (ORDER BY d.bundle, d.part) - d.bytes AS before
           FROM mill.deltas AS d
-         WHERE d.interval_id = %(interval)s AND d.bundle > %(after)s AND d.bundle <= %(upto)s) AS p
+         WHERE d.interval_id = %(interval)s AND d.bundle >= %(after)s AND d.bundle <= %(upto)s
+           AND (d.bundle, d.part) > (%(after)s::bigint, %(after_part)s::integer)) AS p
  WHERE p.before < %(bytes_max)s::bigint
- ORDER BY p.bundle;
+ ORDER BY p.bundle, p.part;
 
 -- name: read_keyed
 -- The next folded rows of some kinds, in the order of the index, of about bytes_max, at least one, and how many there
