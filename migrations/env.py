@@ -6,15 +6,13 @@ import logging
 from typing import Any
 
 from alembic import context
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
 progress = logging.getLogger("millpy.progress")
 
 
 def run(connection: Connection) -> None:
     """Bring the database to the target revision in one transaction."""
-    # The version table lives in the schema that the first migration fills.
-    connection.execute(text("CREATE SCHEMA IF NOT EXISTS mill"))
     context.configure(connection=connection, version_table_schema="mill", on_version_apply=applied)
     with context.begin_transaction():
         context.run_migrations()

@@ -1,8 +1,8 @@
 """Brings a database to the schema that this version of millpy needs.
 
 The migrations are reviewed SQL under `migrations/`; the wheel ships the same folder as `millpy/_migrations`.
-They only go forward, and all that are missing run in one transaction under one advisory lock, so that several
-processes may start at once.
+They only go forward, and all that are missing run in one transaction that has their table locked, so that several
+processes may start at once. Nobody else can hold that up: whom no right was given cannot lock the table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import psycopg.conninfo
 import sqlalchemy
 from alembic import command
 from alembic.config import Config
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import IntegrityError, OperationalError
 
 from millpy.database_url import unreadable
 from millpy.errors import ConfigError
@@ -26,8 +26,16 @@ from millpy.store.postgres.roles import Roles, act_as_owner, establish, grant, r
 from millpy.store.revision import HEAD, newer_than_we_are
 from millpy.store.unreachable import unreachable
 
+HOLD = (
+    "CREATE SCHEMA IF NOT EXISTS mill",
+    "CREATE TABLE IF NOT EXISTS mill.alembic_version"
+    " (version_num varchar(32) CONSTRAINT alembic_version_pkc PRIMARY KEY)",
+    "LOCK TABLE mill.alembic_version IN SHARE ROW EXCLUSIVE MODE",
+)
+"""Who is not the first waits in one of these, and fails in it, or holds the table then."""
 progress = logging.getLogger("millpy.progress")
-_MIGRATION_LOCK = 7596565200000000
+ATTEMPTS = 10
+"""Each after somebody else has made the table meanwhile."""
 
 
 def migrations_folder() -> Path:
@@ -67,6 +75,15 @@ def migrate(url: str, role_prefix: str | None = None) -> Migrated:
         ConfigError: for a URL that is not one of PostgreSQL, a role without the rights, or tables of a newer millpy.
         StoreUnavailableError: when the database cannot be reached.
     """
+    for _ in range(ATTEMPTS):
+        try:
+            return _migrate(url, role_prefix)
+        except IntegrityError:
+            progress.debug("somebody else was the first to migrate")
+    raise ConfigError("something else keeps schema mill from being made", hint="is there a type mill.alembic_version?")
+
+
+def _migrate(url: str, role_prefix: str | None) -> Migrated:
     config = Config()
     config.set_main_option("script_location", str(migrations_folder()))
     config.set_main_option("path_separator", "os")
@@ -74,10 +91,11 @@ def migrate(url: str, role_prefix: str | None = None) -> Migrated:
     progress.debug("connecting to the database")
     try:
         with engine.begin() as connection:
-            progress.debug("waiting until nobody else migrates")
-            connection.execute(sqlalchemy.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
             driver: psycopg.Connection[Any] = connection.connection.driver_connection  # type: ignore[assignment]
             act_as_owner(driver)
+            progress.debug("waiting until nobody else migrates")
+            for statement in HOLD:
+                connection.execute(sqlalchemy.text(statement))
             _refuse_newer(connection)
             config.attributes["connection"] = connection
             progress.debug("migrating the database to revision %s", HEAD)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
+from dataclasses import replace
 
 import psycopg
 import pytest
@@ -13,6 +14,7 @@ import pytest_asyncio
 from millpy.model.checkpoint import Kind
 from millpy.store.migrate import migrate
 from millpy.store.postgres import retention
+from millpy.store.postgres.statements import statements
 from millpy.store.postgres.store import PostgresStore
 from tests.conformance.store_builders import Owner, a_graph, contents, entries, panes
 
@@ -117,7 +119,7 @@ def test_functions_that_read_after_a_lock_refuse_a_snapshot_from_before_it(
     assert refused.value.sqlstate == "MW008"
 
 
-def test_no_function_of_ours_takes_an_advisory_lock(database_url: str) -> None:
+def test_nothing_of_ours_takes_an_advisory_lock(database_url: str) -> None:
     # Any login can take one: there is no right to it.
     with psycopg.connect(database_url) as connection:
         found = connection.execute(
@@ -126,6 +128,7 @@ def test_no_function_of_ours_takes_an_advisory_lock(database_url: str) -> None:
         ).fetchall()
 
     assert found == []
+    assert [name for name, text in statements().items() if b"advisory" in text] == []
 
 
 async def test_reader_who_locks_all_that_it_can_stops_no_commit_and_delays_no_turn(database_url: str) -> None:
@@ -151,6 +154,37 @@ async def test_reader_who_locks_all_that_it_can_stops_no_commit_and_delays_no_tu
         state = contents((await owner.opened(owner.deployment.of("sums")[0])).recovered)
 
     assert len(state) == 40
+
+
+@pytest.mark.parametrize("role", ["reader", "stranger"])
+async def test_who_locks_all_that_it_can_holds_up_no_deployment_and_no_migration(database_url: str, role: str) -> None:
+    migrate(database_url, "millpy")
+    async with PostgresStore(database_url) as store:
+        await store.deploy(a_graph())
+        with psycopg.connect(database_url, autocommit=True) as administrator, ExitStack() as stack:
+            administrator.execute("DROP ROLE IF EXISTS stranger_to_locks; CREATE ROLE stranger_to_locks LOGIN")
+            login = "millpy_reader" if role == "reader" else "stranger_to_locks"
+            hostile = stack.enter_context(psycopg.connect(database_url.replace("//millpy@", f"//{login}@")))
+            take_everything(hostile)
+
+            async with asyncio.timeout(60):
+                await store.deploy(a_graph())
+                await store.deploy(replace(a_graph(), name="another"))
+                await store.deploy(replace(a_graph(), generation=2))
+                await store.drop("factory_2")
+            done = await asyncio.wait_for(asyncio.to_thread(migrate, database_url, "millpy"), 60)
+
+    assert done.roles is not None
+
+
+async def test_migrations_and_deployments_at_once_wait_for_each_other(empty_database_url: str) -> None:
+    async with asyncio.timeout(60):
+        done = await asyncio.gather(*(asyncio.to_thread(migrate, empty_database_url) for _ in range(4)))
+        assert sorted(len(migrated.applied) for migrated in done)[:3] == [0, 0, 0]
+        async with PostgresStore(empty_database_url) as one, PostgresStore(empty_database_url) as other:
+            specs = [a_graph(), replace(a_graph(), name="another"), replace(a_graph(), generation=2)]
+            await asyncio.gather(*(store.deploy(spec) for spec in specs for store in (one, other)))
+            assert [g.generation for g in await one.generations("factory")] == [1, 2]
 
 
 def take_everything(connection: psycopg.Connection) -> None:

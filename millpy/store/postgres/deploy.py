@@ -39,10 +39,12 @@ async def deploy(
     check_names(spec)
     async with connection.transaction():
         await connection.execute(statement("act_as_owner"))
-        await connection.execute(statement("lock_deployment"), {"name": spec.name})
-        stored = await _read_graph(connection, spec)
+        stored = await _locked_graph(connection, spec)
         if stored is None:
             await check_rights(connection, f"graph {spec.name!r} is not deployed")
+            await connection.execute(statement("lock_names"))
+            stored = await _locked_graph(connection, spec)  # somebody may have deployed it meanwhile
+        if stored is None:
             return await _begin(connection, spec)
         before, after = stored.description, spec.description()
         changes = _changes(stored, spec, upgrades or {}, back=back)
@@ -92,6 +94,12 @@ async def compare(
     return None if stored is None else (stored.version, _changes(stored, spec, upgrades or {}, back=back))
 
 
+async def _locked_graph(connection: Connection, spec: GraphSpec) -> StoredGraph | None:
+    """The graph as it is deployed; nobody else deploys it until the end of the transaction."""
+    await connection.execute(statement("lock_deployment"), {"name": spec.name})
+    return await _read_graph(connection, spec)
+
+
 async def _read_graph(connection: Connection, spec: GraphSpec) -> StoredGraph | None:
     ids = {"family": spec.name, "generation": spec.generation}
     found = await all_rows(connection, statement("read_graph"), ids)
@@ -99,8 +107,7 @@ async def _read_graph(connection: Connection, spec: GraphSpec) -> StoredGraph | 
 
 
 async def _begin(connection: Connection, spec: GraphSpec) -> Deployment:
-    """A graph that is new, or a new generation beside the one that there is."""
-    await connection.execute(statement("lock_names"))
+    """A graph that is new, or a new generation beside the one that there is; nobody else makes one meanwhile."""
     name = await name_of_new(connection, spec)
     graph_id, version = await _insert_graph(connection, spec, name)
     changes = await begin_beside(connection, spec, name) if name != spec.name else ()

@@ -1,10 +1,11 @@
 -- name: lock_deployment
--- One deployment or switch of a graph's generations at a time.
-SELECT pg_advisory_xact_lock(hashtextextended('millpy deploy ' || %(name)s, 0));
+-- One deployment or switch of a graph's generations at a time: only who may change their rows can hold it up. Zero rows:
+-- never deployed.
+SELECT graph_id FROM mill.graphs WHERE family = %(name)s ORDER BY graph_id FOR NO KEY UPDATE;
 
 -- name: lock_names
 -- One new graph or generation at a time: each looks for a name that is free now, and will be after a switch.
-SELECT pg_advisory_xact_lock(hashtextextended('millpy names', 0));
+LOCK TABLE mill.graphs IN SHARE ROW EXCLUSIVE MODE;
 
 -- name: read_graph
 -- Zero rows: never deployed.
