@@ -5,15 +5,15 @@ trial transactions that always roll back, with ever shorter prefixes of its inpu
 found whose presence makes it fail. That record is dead-lettered, the rest commits. Watermarks and positions are those
 of the whole turn in every trial, so leaving records out cannot change what closes or fires.
 
-When the turn fails without any record (a window or timer of earlier turns emits a refused row), the result row
-itself is dead-lettered instead.
+When the turn fails without any record (a window or timer of earlier turns emits a refused row, or makes one go), the
+result row itself is dead-lettered instead, or stays where it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -21,10 +21,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpy.errors import PoisonError
-from millpy.model.checkpoint import Checkpoint, DeadLetter, ResultRows
+from millpy.model.checkpoint import AbsorbedRows, Checkpoint, DeadLetter, ResultRows
 from millpy.model.record import Records
 
 EVERYTHING = 2**62
+RowsT = TypeVar("RowsT", ResultRows, AbsorbedRows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,48 +98,65 @@ async def find_refused(trial: Trial, isolation: Isolation, records: int, first: 
     return None
 
 
+def rows_of(checkpoints: Sequence[Checkpoint]) -> int:
+    """How many rows go to result tables, or are to be deleted from them."""
+    return sum(part.count for c in checkpoints for part in c.results) + sum(
+        part.count for c in checkpoints for part in c.absorbed
+    )
+
+
 def without_rows(
     checkpoints: Sequence[Checkpoint], upto: int, refused: dict[int, str], computations: Mapping[int, str]
 ) -> list[Checkpoint]:
-    """The checkpoints with result rows [0, upto) and without the refused ones, which become dead letters.
+    """The checkpoints with rows [0, upto) and without the refused ones, which become dead letters.
 
-    `computations` says which computation writes a result table.
+    Rows to delete count as well; one that is refused stays in its table. `computations` says which computation writes
+    a result table.
     """
     kept: list[Checkpoint] = []
     start = 0
     for checkpoint in checkpoints:
-        results: list[ResultRows] = []
         dead: list[DeadLetter] = []
-        for rows in checkpoint.results:
-            places = range(start, start + rows.count)
-            keep = [place - start for place in places if place < upto and place not in refused]
-            dead.extend(
-                DeadLetter(
-                    reason="refused",
-                    detail=refused[place],
-                    payload=msgspec.json.encode(_row(rows, place - start), enc_hook=str),
-                    stream="",
-                    computation=computations.get(rows.table_id, ""),
+
+        def select(parts: Sequence[RowsT], dead: list[DeadLetter] = dead) -> list[RowsT]:
+            nonlocal start
+            selected = []
+            for part in parts:
+                places = range(start, start + part.count)
+                start += part.count
+                keep = [place - places.start for place in places if place < upto and place not in refused]
+                dead.extend(
+                    _letter(part, place - places.start, refused[place], computations)
+                    for place in places
+                    if place in refused
                 )
-                for place in places
-                if place in refused
-            )
-            start += rows.count
-            if len(keep) == rows.count:
-                results.append(rows)
-            elif keep:
-                results.append(_take(rows, keep))
-        kept.append(replace(checkpoint, results=results, dead_letters=[*checkpoint.dead_letters, *dead]))
+                if keep:
+                    selected.append(part if len(keep) == part.count else _take(part, keep))
+            return selected
+
+        results, absorbed = select(checkpoint.results), select(checkpoint.absorbed)
+        letters = [*checkpoint.dead_letters, *dead]
+        kept.append(replace(checkpoint, results=results, absorbed=absorbed, dead_letters=letters))
     return kept
 
 
-def _row(rows: ResultRows, place: int) -> list[Any]:
-    return [column[place].as_py() if isinstance(column, pa.Array) else column[place] for column in rows.columns]
+def _letter(rows: ResultRows | AbsorbedRows, place: int, reason: str, computations: Mapping[int, str]) -> DeadLetter:
+    row = [column[place].as_py() if isinstance(column, pa.Array) else column[place] for column in rows.columns]
+    deleted = isinstance(rows, AbsorbedRows)
+    return DeadLetter(
+        reason="refused",
+        detail=f"the row of a session that has become part of another cannot be deleted: {reason}"
+        if deleted
+        else reason,
+        payload=msgspec.json.encode(row, enc_hook=str),
+        stream="",
+        computation=computations.get(rows.table_id, ""),
+    )
 
 
-def _take(rows: ResultRows, keep: list[int]) -> ResultRows:
+def _take(rows: RowsT, keep: list[int]) -> RowsT:
     columns = [
         column.take(pa.array(keep)) if isinstance(column, pa.Array) else [column[place] for place in keep]
         for column in rows.columns
     ]
-    return ResultRows(rows.table_id, columns, len(keep), rows.first)
+    return replace(rows, columns=columns, count=len(keep))

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from millpy.errors import CorruptionError, PoisonError, TransientError
 from millpy.model.checkpoint import Checkpoint
-from millpy.runtime.isolation import EVERYTHING, Isolation, find_refused, without_rows
+from millpy.runtime.isolation import EVERYTHING, Isolation, find_refused, rows_of, without_rows
 from millpy.runtime.turn import Turn
 
 Step = Callable[[Isolation], Awaitable[Turn | None]]
@@ -90,7 +90,7 @@ class Hunt:
                 f"the database refuses a turn without any record or result row in it: {error.message}",
                 hint="nothing is lost; please report this, with the statement in the server's log",
             )
-        passes, fails = 0, sum(r.count for checkpoint in checkpoints for r in checkpoint.results)
+        passes, fails = 0, rows_of(checkpoints)
         reason = "refused by the database"
         while fails - passes > 1:
             middle = (passes + fails) // 2

@@ -28,7 +28,14 @@ from millpy.model.delta import encode_documents
 from millpy.store.postgres import requests
 from millpy.store.postgres.arrays import Bigints, Byteas, PgArray, Texts
 from millpy.store.postgres.connection import Connection, Lane
-from millpy.store.postgres.errors import OwnConstraints, SlotMovedError, altered, translate, translate_commit
+from millpy.store.postgres.errors import (
+    OwnConstraints,
+    SlotMovedError,
+    altered,
+    is_queue_full,
+    translate,
+    translate_commit,
+)
 from millpy.store.postgres.requests import storable
 from millpy.store.postgres.results import (
     COPY_ROWS_MIN,
@@ -343,6 +350,9 @@ class Committer:
                     sending.commit_sent, sending.failed = True, COMMIT
                     await connection.execute(COMMIT, prepare=False)
         except psycopg.Error as error:
+            if is_queue_full(error):
+                async with self._lane.use() as connection:
+                    await connection.execute(statement("read_queue_usage"))
             table = next((t for t in self._tables.values() if sending.failed in t.writes), None)
             if table is not None and error.diag.constraint_name == table.primary_key:
                 await self._refuse_twice(turn.firsts.get(sending.failed, []), table)

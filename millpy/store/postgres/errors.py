@@ -14,6 +14,7 @@ MW009 a row of somebody else's         PoisonError: it has the key of a window
 40, 55P03, 57014, 25P0x                TransientError
 0A000, 26000, 42P05                    TransientError: a prepared statement is gone or stale, the lane connects anew
 53, 58                                 StoreUnavailableError
+54000 of NOTIFY                        TransientError: its queue is full, a hint is left out
 22, 54, 23 on a user's own             PoisonError, in a commit
 42, others                             UsageError (missing rights), with a hint
 
@@ -69,6 +70,8 @@ def translate(error: psycopg.Error) -> MillError:
             f"the database is not available: {_line(error)}",
             hint="try again when it is: what it has not committed is not done",
         )
+    if is_queue_full(error):
+        return _queue_full(error)
     if state[:2] in ("40", "25") or state in ("55P03", "57014", "0A000", "26000", "42P05"):
         return TransientError(
             f"the database asks to try again: {_line(error)}",
@@ -93,6 +96,19 @@ def translate(error: psycopg.Error) -> MillError:
     return CorruptionError(f"unexpected answer of the database ({state}): {_line(error)}")
 
 
+def is_queue_full(error: psycopg.Error) -> bool:
+    """Whether the server has no place for another notification: somebody listens in a transaction that does not end."""
+    return error.sqlstate == "54000" and error.diag.source_function == "PreCommit_Notify"
+
+
+def _queue_full(error: psycopg.Error) -> TransientError:
+    return TransientError(
+        f"a transaction that notifies cannot commit: {_line(error)}",
+        hint="nothing was changed, it is tried again; end the transaction that the server's log names, of one that has"
+        " said LISTEN (pg_stat_activity, backend_xmin is old), and the queue empties",
+    )
+
+
 def not_connected(error: psycopg.Error) -> MillError:
     """Why there is no connection, in one line."""
     return unreadable() if isinstance(error, psycopg.ProgrammingError) else unreachable(str(error))
@@ -111,6 +127,8 @@ def translate_commit(
         table: the result table, when it is one.
     """
     state = error.sqlstate or ""
+    if is_queue_full(error):
+        return _queue_full(error)
     if users and state and _raised(error):
         return PoisonError(_line(error), table=error.diag.table_name or table, sqlstate=state)
     if _connection_lost(error, state):

@@ -7,6 +7,7 @@ records, so that others can end its frozen transaction.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
@@ -29,7 +30,7 @@ from millpy.store.postgres import generations as generating
 from millpy.store.postgres.arrays import Bigints, Jsonbs, Texts
 from millpy.store.postgres.commit import Committer
 from millpy.store.postgres.connection import Connection, ConnectionSettings, Lane, Outages, all_rows
-from millpy.store.postgres.errors import translate
+from millpy.store.postgres.errors import is_queue_full, translate
 from millpy.store.postgres.results import ResultTable
 from millpy.store.postgres.statements import statement
 from millpy.store.protocol import (
@@ -46,6 +47,7 @@ from millpy.store.protocol import (
 )
 from millpy.store.revision import HEAD, newer_than_we_are
 
+log = logging.getLogger(__name__)
 LOST_BACKENDS_MAX = 8
 
 
@@ -64,6 +66,7 @@ class PostgresStore:
         if settings is None:
             settings = ConnectionSettings.under(limits or Limits())
         self._identity = fresh_identity().hex
+        self._queue_full = False
         self._progressed = progressed or _nobody
         self._worker_id: UUID | None = None
         self._backends: list[ownership.Backend] = []
@@ -299,9 +302,19 @@ class PostgresStore:
             return Instant((await all_rows(connection, statement("server_now"), {}))[0][0])
 
     async def notify(self, graph_id: int) -> None:
-        """Hint to others that there is something to read."""
+        """Hint to others that there is something to read. Where the server's queue is full they find it by polling."""
         async with self._hint.use() as connection:
-            await connection.execute(statement("hint"), {"channel": _channel(graph_id), "sender": self._identity})
+            try:
+                await connection.execute(statement("hint"), {"channel": _channel(graph_id), "sender": self._identity})
+            except psycopg.Error as error:
+                if not is_queue_full(error):
+                    raise
+                await connection.execute(statement("read_queue_usage"))
+                if not self._queue_full:
+                    log.warning("no hints to other workers until a transaction ends, they poll: %s", error)
+                self._queue_full = True
+            else:
+                self._queue_full = False
 
     async def wait_hint(self, graph_id: int, timeout_s: float) -> bool:
         """Wait for a hint from others; False on time-out."""

@@ -46,6 +46,11 @@ SELECT %(graph_id)s, kind, detail FROM unnest(%(kinds)s, %(details)s::jsonb[]) A
 -- A hint that there is something to read. Always one row.
 SELECT pg_notify(%(channel)s, %(sender)s);
 
+-- name: read_queue_usage
+-- How full the queue of notifications is. Asked that, the server lets go of what nobody waits for any more; else a full
+-- queue stays full when whoever held it up has gone. Always one row.
+SELECT pg_notification_queue_usage() AS usage;
+
 -- name: state_sources
 -- Zero rows: nothing has changed.
 INSERT INTO mill.source_states AS s (interval_id, quiet)

@@ -1,0 +1,177 @@
+"""Triggers of every kind on result tables of every kind: what they refuse is set aside, the rest commits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from millpy import (
+    Computation,
+    Context,
+    Count,
+    EventTime,
+    File,
+    FixedWindows,
+    Graph,
+    SessionWindows,
+    SlidingWindows,
+    Timer,
+    hours,
+    seconds,
+)
+from millpy.assembly import run_worker
+from millpy.limits import Limits
+from millpy.store.postgres.store import PostgresStore
+from tests.conformance.test_users_tables import fetch, run
+
+WINDOWS = {
+    "fixed": FixedWindows(seconds(10)),
+    "slices": SlidingWindows(seconds(10), every=seconds(5)),
+    "sliding": SlidingWindows(seconds(10), every=seconds(4)),
+    "sessions": SessionWindows(seconds(10)),
+}
+TABLES = (*WINDOWS, "echoed_sessions", "echoes")
+BODIES = {
+    "raise": "RAISE EXCEPTION 'no'",
+    "state": "RAISE EXCEPTION 'no' USING ERRCODE = 'ZZ123'",
+    "assert": "ASSERT false, 'no'",
+    "divide": "PERFORM 1 / 0",
+}
+BAD, FILTERED, GOOD = "bad", "filtered", "good"
+EVENTS = ("INSERT", "UPDATE", "DELETE")
+TRIGGERS = [
+    *((when, event, level) for when in ("BEFORE", "AFTER") for event in EVENTS for level in ("ROW", "STATEMENT")),
+    *(("DEFERRED", event, "ROW") for event in EVENTS),
+]
+SHORT = [("BEFORE", "INSERT", "ROW"), ("AFTER", "UPDATE", "STATEMENT")]
+SHORT += [("BEFORE", "DELETE", "ROW"), ("BEFORE", "DELETE", "STATEMENT"), ("DEFERRED", "DELETE", "ROW")]
+PLAYED = TRIGGERS if os.environ.get("TRIGGER_MATRIX") == "whole" else SHORT
+"""All of them take minutes: `make trigger-matrix`."""
+SESSIONS = ("sessions", "echoed_sessions")
+START, SECONDS = 1_700_000_000, (0, 7, 4)
+TURN = 8
+
+
+class Reading(msgspec.Struct):
+    device: str
+    at: datetime
+
+
+class Echo(Computation):
+    """Says each record; one that is late only when a timer fires, so in a turn without it."""
+
+    def process_record(self, context: Context, record: Reading) -> None:
+        if context.late:
+            context.set_timer("late", at=context.input_watermark + seconds(50), event_time=context.event_time)
+        else:
+            context.produce(record)
+
+    def process_timer(self, context: Context, timer: Timer) -> None:
+        device = context.key
+        assert isinstance(device, str), device
+        context.produce(Reading(device, context.event_time))
+
+
+def plant(path: Path) -> Graph:
+    graph = Graph("plant")
+    readings = graph.inject("readings", File(path), schema=Reading, event_time=EventTime("at", max_disorder=seconds(1)))
+    by_device = readings.filter(lambda reading: reading.device in (BAD, FILTERED, GOOD)).key_by("device")
+    for name, windows in WINDOWS.items():
+        stream = by_device.window(windows, name=f"{name}_windows", allowed_lateness=hours(1))
+        stream.aggregate(n=Count()).to_table(name)
+    echoing = readings.filter(lambda reading: reading.device.startswith("echo")).key_by("device")
+    echoes = echoing.process(Echo(), name="echo", output=Reading).to_table("echoes")
+    sessions = echoes.key_by("device").window(SessionWindows(seconds(10)), name="echoed", allowed_lateness=hours(1))
+    sessions.aggregate(n=Count()).to_table("echoed_sessions")
+    return graph
+
+
+def put_trigger(url: str, when: str, event: str, level: str, body: str) -> None:
+    """Refuse the rows of one device, leave out those of another; or refuse whatever a statement brings."""
+    row = "OLD" if event == "DELETE" else "NEW"
+    does = f"IF {row}.device LIKE '%{BAD}' THEN {body}; END IF;"
+    transition = ""
+    if when == "BEFORE" and level == "ROW":
+        does += f" IF {row}.device LIKE '%{FILTERED}' THEN RETURN NULL; END IF;"
+    elif when == "BEFORE":
+        does = f"{body};"
+    elif level == "STATEMENT":
+        does = f"IF EXISTS (SELECT FROM rows WHERE device LIKE '%{BAD}') THEN {body}; END IF;"
+        transition = f" REFERENCING {row} TABLE AS rows"
+    returned = row if level == "ROW" else "NULL"
+    run(
+        url,
+        f"CREATE FUNCTION public.mine() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {does} RETURN {returned}; END $$",
+    )
+    always = when == "BEFORE" and level == "STATEMENT"
+    for table in SESSIONS if always else TABLES:
+        head = f"CREATE TRIGGER mine {when} {event} ON plant.{table}{transition}"
+        if when == "DEFERRED":
+            head = f"CREATE CONSTRAINT TRIGGER mine AFTER {event} ON plant.{table} DEFERRABLE INITIALLY DEFERRED"
+        run(url, f"{head} FOR EACH {level} EXECUTE FUNCTION public.mine()")
+
+
+def feed(path: Path) -> None:
+    """Each device at its seconds; in between others bring the watermark far enough that all windows have emitted."""
+    lines = []
+    for place, second in enumerate(SECONDS):
+        lines += [(prefix + name, second) for prefix in ("", "echo ") for name in (BAD, FILTERED, GOOD)]
+        lines += [("tick", 100 * (place + 1))] * TURN
+    rows = ({"device": name, "at": datetime.fromtimestamp(START + at, UTC).isoformat()} for name, at in lines)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def complete(table: str) -> list[tuple[object, ...]]:
+    """What a device has when nothing is refused: (start, end, records), in seconds."""
+    if table == "echoes":
+        return [(second,) for second in sorted(SECONDS)]
+    if table in SESSIONS:
+        return [(min(SECONDS), max(SECONDS) + 10, len(SECONDS))]
+    every = {"fixed": 10, "slices": 5, "sliding": 4}[table]
+    found = Counter(
+        start - start % every for second in SECONDS for start in range(second - second % every, second - 10, -every)
+    )
+    return [(start, start + 10, n) for start, n in sorted(found.items())]
+
+
+async def play(url: str, path: Path) -> dict[str, list[tuple[object, ...]]]:
+    """What the device has of which nothing is refused, by table."""
+    async with asyncio.timeout(100):
+        await run_worker(plant(path), url, limits=Limits(bundle_records_max=TURN))
+    assert fetch(url, "SELECT count(*) FROM millpy.accounting WHERE NOT balanced") == [(0,)]
+    found: dict[str, list[tuple[object, ...]]] = {}
+    for table in TABLES:
+        columns = ["at"] if table == "echoes" else ["window_start", "window_end"]
+        seconds_of = ", ".join(f"extract(epoch FROM {column})::int - {START}" for column in columns)
+        count = "" if table == "echoes" else ", n::int"
+        found[table] = fetch(
+            url, f"SELECT {seconds_of}{count} FROM plant.{table} WHERE device LIKE '%{GOOD}' ORDER BY 1"
+        )
+    return found
+
+
+@pytest.mark.parametrize(("when", "event", "level"), PLAYED, ids=[" ".join(t).lower() for t in PLAYED])
+async def test_what_a_trigger_refuses_is_set_aside_and_the_rest_commits(
+    database_url: str, tmp_path: Path, when: str, event: str, level: str
+) -> None:
+    path = tmp_path / "readings.ndjson"
+    feed(path)
+    body = list(BODIES.values())[TRIGGERS.index((when, event, level)) % len(BODIES)]
+    async with PostgresStore(database_url) as store:
+        await store.deploy(plant(path).spec())
+    put_trigger(database_url, when, event, level, body)
+
+    found = await play(database_url, path)
+
+    refused = fetch(database_url, "SELECT DISTINCT computation FROM millpy.dead_letters WHERE reason = 'refused'")
+    assert refused
+    assert event != "DELETE" or ("echoed",) in refused
+    if (when, level) != ("BEFORE", "STATEMENT"):
+        assert found == {table: complete(table) for table in TABLES}
