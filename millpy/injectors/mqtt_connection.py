@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 import ssl
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
@@ -42,7 +43,7 @@ log = logging.getLogger(__name__)
 
 _CONNECT_S_MAX = 5.0
 _FAREWELL_S_MAX = 3.0
-_SUBSCRIBE_S_MAX = 60.0  # the answer may stand behind a session's whole backlog
+_SILENCE_S_MAX = 60.0  # of a broker that owes us an answer, which may stand behind a session's whole backlog
 # What the library raises when a packet of the broker's is none.
 _NO_PACKET = (MQTTException, struct.error, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _SESSION_TAKEN_OVER = 142
@@ -184,6 +185,8 @@ class Connection:
     async def subscribe(self, topic_filter: str, *, retained: bool) -> None:
         """Subscribe with QoS 1, never 2: paho would acknowledge those before anybody sees them.
 
+        The answer is waited for as long as something comes, or nothing is read.
+
         Raises:
             ConfigError: the broker does not allow it.
             SourceUnavailableError: the connection was lost meanwhile.
@@ -193,7 +196,9 @@ class Connection:
             handling = SubscribeOptions.RETAIN_SEND_IF_NEW_SUB if retained else SubscribeOptions.RETAIN_DO_NOT_SEND
             how = {"options": SubscribeOptions(qos=1, retainHandling=handling)}
         try:
-            granted = await self._client.subscribe(topic_filter, timeout=_SUBSCRIBE_S_MAX, **how)
+            granted: Sequence[ReasonCode | int] = await self._answer(
+                self._client.subscribe(topic_filter, timeout=math.inf, **how)
+            )
         except ValueError as error:
             raise ConfigError(f"{topic_filter!r} is no MQTT topic filter: {error}") from error
         except aiomqtt.MqttError as error:
@@ -210,6 +215,23 @@ class Connection:
                 f"the MQTT broker granted {code} instead of QoS 1 for {topic_filter!r}",
                 hint="allow this client to subscribe with QoS 1; with QoS 0 a crash would lose messages",
             )
+
+    async def _answer(self, question: Coroutine[Any, Any, Any]) -> Any:
+        """What the broker says to it. Raises MqttError when the connection is lost, or silent for too long."""
+        asked, gone = asyncio.ensure_future(question), self._client._disconnected
+        try:
+            while not asked.done():
+                heard = self._socket.reads if self._socket is not None else 0
+                await asyncio.wait([asked, gone], timeout=_SILENCE_S_MAX, return_when=asyncio.FIRST_COMPLETED)
+                if asked.done():
+                    break
+                if gone.done():
+                    raise aiomqtt.MqttError("the connection was lost")
+                if self._socket is None or (not self._socket.paused and self._socket.reads == heard):
+                    raise aiomqtt.MqttError("the broker does not answer")
+            return asked.result()
+        finally:
+            asked.cancel()
 
     async def publish(self, topic: str, payload: bytes) -> None:
         """Publish with QoS 1 and wait for the broker's acknowledgement. Raises SourceUnavailableError."""
@@ -257,6 +279,10 @@ class Connection:
     def _failed(self, error: OSError) -> None:
         if not self._client._disconnected.done():
             self._client._disconnected.set_exception(error)
+
+    def give_up(self, why: str) -> None:
+        """Let the connection count as lost."""
+        self._failed(OSError(why))
 
     async def lost(self) -> bool:
         """Wait until the connection is lost; True when another client took the session over."""

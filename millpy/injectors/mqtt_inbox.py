@@ -225,7 +225,9 @@ class Inbox:
                 is_marker = topic.startswith(_MARKERS)
                 if is_marker or not self._topics.fullmatch(topic):
                     apart[index] = _passed(published, index)
-                    apart[index].marker = published.payloads[index] if is_marker else None
+                    # At QoS 0 it may have overtaken what it is to prove read: ours come at QoS 1.
+                    ordered = is_marker and published.packet_ids[index]
+                    apart[index].marker = published.payloads[index] if ordered else None
                 elif index not in apart or len(apart[index]):
                     why = f"its topic has {len(topic)} bytes; at most {TOPIC_BYTES_MAX} are taken"
                     apart[index] = _refused(topic, published.payloads[index], published.packet_ids[index], why)

@@ -11,7 +11,8 @@ what was in them. A record that was committed but not yet acknowledged comes twi
                  that did not last for a lease is taken for this
     backlog      proven drained when a marker, published to a private topic of this very session after connecting,
                  has come back through the same queue; asked again when this process may have slept
-    too much     beyond two bundles we stop reading the socket; nothing is discarded on our side
+    too much     beyond two bundles we stop reading the socket; nothing is discarded on our side. A backlog comes before
+                 the answer to our subscription, which then is waited for while records are taken
 
 A bundle is at most a quarter of what the broker sends ahead of acknowledgements, so that it goes on sending while we
 step and commit. The broker's own limits are not ours: mosquitto drops beyond `max_queued_messages` while nobody is
@@ -23,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -68,13 +69,14 @@ class _Session:
         )
         self.marker_topic = marker_topic(address.client_id).encode()
         self.marker = b""
-        self.marker_sent_at = 0.0
+        self.marker_sent_at = float("inf")
         self.connected_at = setup.clock.monotonic()
         self.outstanding: deque[_Token] = deque()
         self._take_max = max(1, address.receive_max // 4)
         self._paused = False
         self._told_foreign = False
-        self.subscribed = False
+        self.full = asyncio.Event()
+        self.subscribing: asyncio.Task[None] | None = None
         self.drained = False
         self._handed_over = 0
 
@@ -97,10 +99,35 @@ class _Session:
         self._setup.ready.set()
 
     def pause(self) -> None:
-        """Stop reading when there is too much; not before the subscription stands, whose answer has to be read."""
-        if self.subscribed and not self._paused:
+        """Stop reading when there is too much."""
+        self.full.set()
+        if not self._paused:
             self._paused = True
             self.connection.pause()
+
+    @property
+    def refusal(self) -> BaseException | None:
+        """Why we are not subscribed, and will not be on this connection."""
+        task = self.subscribing
+        return None if task is None or not task.done() or task.cancelled() else task.exception()
+
+    def subscribe(self, subscribing: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin to; what fails ends the connection, because nobody may be waiting for it any more."""
+
+        def ended(_: object) -> None:
+            if self.refusal is not None:
+                self.connection.give_up(str(self.refusal))
+
+        self.subscribing = asyncio.create_task(subscribing, name="millpy-mqtt-subscribe")
+        self.subscribing.add_done_callback(ended)
+        return self.subscribing
+
+    async def close(self) -> None:
+        """Disconnect; before it, an answer that is on its way is still taken."""
+        await self.connection.close()
+        if self.subscribing is not None:
+            self.subscribing.cancel()
+            await asyncio.wait([self.subscribing])
 
     def take(self) -> Bundle:
         """The records of one bundle, and what was passed on the way to them."""
@@ -181,16 +208,24 @@ class MqttInjector:
     async def _connect(self) -> _Session:
         session = _Session(self._setup, self._address, self._pattern, retained=self._retained)
         await session.connection.open()
+        subscribing = session.subscribe(self._subscribe(session))
+        full = asyncio.create_task(session.full.wait(), name="millpy-mqtt-full")
         try:
-            await session.connection.subscribe(self._setup.partition, retained=self._retained)
-            await self._prepare_marker(session)
-            session.subscribed = True
+            await asyncio.wait([subscribing, full], return_when=asyncio.FIRST_COMPLETED)
+            if session.refusal is not None:
+                raise session.refusal
         except BaseException:
-            await session.connection.close()
+            await session.close()
             raise
+        finally:
+            full.cancel()
         log.info("mqtt connected", extra={"broker": str(self._address), "filter": self._setup.partition})
         self._setup.ready.set()
         return session
+
+    async def _subscribe(self, session: _Session) -> None:
+        await session.connection.subscribe(self._setup.partition, retained=self._retained)
+        await self._prepare_marker(session)
 
     async def _prepare_marker(self, session: _Session) -> None:
         try:
@@ -216,7 +251,9 @@ class MqttInjector:
                 taken_over = await self._session.connection.lost()
                 lost, self._session = self._session, None
                 self._setup.ready.set()
-                await lost.connection.close()
+                await lost.close()
+                if lost.refusal is not None and not isinstance(lost.refusal, SourceUnavailableError):
+                    raise lost.refusal
                 lasted_s = self._setup.clock.monotonic() - lost.connected_at
                 delay_s = limits.retry_s_min
                 if taken_over or lasted_s < limits.lease_ttl_s:
@@ -311,4 +348,4 @@ class MqttInjector:
                 task.exception()  # said in `take`, or of no interest any more
         session, self._session = self._session, None
         if session is not None:
-            await session.connection.close()
+            await session.close()

@@ -64,6 +64,8 @@ class PacketSocket:
         self._processed: asyncio.Future[None] | None = None
         self._processed_at = 0
         self.paused = False
+        self.reads = 0
+        """How often something came."""
 
     # -- what the library calls -----------------------------------------------------------------------------------
 
@@ -159,6 +161,7 @@ class PacketSocket:
             # What TLS holds back wakes nobody.
             data += self._raw.recv(self._raw.pending())
         self._ended = not data
+        self.reads += 1
         if self._pinged:
             self._answer_ping()
         published, others = self._cutter.feed(data)

@@ -10,6 +10,7 @@ import pytest
 from millpy.embedded import EmbeddedBroker
 from millpy.errors import ConfigError
 from millpy.injectors.mqtt_inbox import MARKER_PREFIX
+from millpy.injectors.mqtt_socket import READ_BYTES
 from millpy.limits import Limits
 from tests.conformance.mqtt_subject import (
     SettledBroker,
@@ -279,6 +280,37 @@ async def test_reading_stops_beyond_two_bundles_and_drops_nothing(broker: Embedd
     assert len(session.inbox) <= 20
     assert await take_payloads(injector, 200) == [b"%d" % i for i in range(200)]
     await injector.close()
+
+
+@pytest.mark.parametrize("protocol", [5, 311])
+async def test_backlog_is_not_read_at_once_before_the_subscription_is_answered(tmp_path: Path, protocol: int) -> None:
+    # The broker sends it as soon as the session is back, and its answer to our subscription behind that.
+    limits = Limits(bundle_bytes_max=100_000, record_bytes_max=20_000)
+    payloads = [b"%d " % i + b"x" * 10_000 for i in range(150)]
+    with SettledBroker(tmp_path, []) as broker:
+        injector = an_injector(broker.port, limits=limits, protocol=protocol)
+        await injector.open(None)
+        await injector.close()
+        await publish(broker.port, payloads)
+
+        for attempt in range(2):  # also when it was read and not acknowledged
+            injector = an_injector(broker.port, limits=limits, protocol=protocol)
+            await injector.open(None)
+            session = injector._session
+            assert session is not None
+            found: list[bytes] = []
+            while len(found) < len(payloads):
+                assert session.inbox.bytes <= 2 * limits.bundle_bytes_max + READ_BYTES + 20_000
+                assert not injector.quiet()
+                found += (await take(injector)).payloads
+            assert found == payloads
+            if attempt == 0:
+                await injector.close()
+
+        await until_quiet(injector)
+        await publish(broker.port, [b"later"])
+        assert await take_payloads(injector, 1) == [b"later"]
+        await injector.close()
 
 
 async def test_paused_longer_than_the_keepalive_the_connection_stands(broker: EmbeddedBroker) -> None:

@@ -8,6 +8,7 @@ import tracemalloc
 import pytest
 
 from millpy.clock import SystemClock
+from millpy.errors import ConfigError
 from millpy.injectors import mqtt_connection
 from millpy.injectors.mqtt import Mqtt
 from millpy.injectors.mqtt_packets import PacketCutter, PacketError
@@ -33,7 +34,7 @@ ANSWERS = {
 async def test_nonsense_of_a_broker_ends_the_connection_and_not_the_injector(
     answer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mqtt_connection, "_SUBSCRIBE_S_MAX", 0.3)  # what the library passes over is not waited for
+    monkeypatch.setattr(mqtt_connection, "_SILENCE_S_MAX", 0.3)  # what the library passes over is not waited for
     subscriptions = 0
     again = asyncio.Event()
 
@@ -74,6 +75,41 @@ async def test_nonsense_of_a_broker_ends_the_connection_and_not_the_injector(
     finally:
         await injector.close()
         server.close()
+
+
+async def test_refused_subscription_behind_a_backlog_is_told_when_it_has_been_taken() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected = await reader.readexactly(2)
+        await reader.readexactly(connected[1])
+        message = b"\x32\x08\x00\x01a%b\x00{}"
+        writer.write(CONNACK + b"".join(message % (i + 1).to_bytes(2, "big") for i in range(40_000)))
+        subscribe = await reader.readexactly(2)
+        packet_id = (await reader.readexactly(subscribe[1]))[:2]
+        writer.write(b"\x90\x04" + packet_id + b"\x00\x87")
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    setup = SourceSetup(
+        graph="g", stream="s", partition="a", limits=Limits(bundle_records_max=1_000), clock=SystemClock(),
+        ready=asyncio.Event(),
+    )  # fmt: skip
+    injector = Mqtt("a", host="127.0.0.1", port=port).connect(setup)
+    await injector.open(None)
+
+    taken = 0
+    with pytest.raises(ConfigError, match="granted 135"):
+        async with asyncio.timeout(60):
+            while True:
+                setup.ready.clear()
+                found = await injector.take()
+                taken += len(found.payloads) if found is not None else 0
+                if found is None:
+                    await setup.ready.wait()
+    assert taken == 40_000
+    await injector.close()
+    server.close()
 
 
 def test_packet_that_is_no_message_is_not_waited_for_when_it_is_large() -> None:

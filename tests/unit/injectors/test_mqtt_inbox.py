@@ -217,6 +217,16 @@ def test_markers_and_topics_of_an_older_filter_are_no_records() -> None:
     assert [bundle.describe()(row) for row in range(2)] == ["sensors/a (packet 1)", "sensors/b (packet 4)"]
 
 
+def test_marker_that_may_have_overtaken_others_proves_nothing() -> None:
+    inbox = an_inbox()
+    inbox.put(Published([MARKERS + b"me"] * 2, [b"forged", b"ours"], [0, 7]))
+
+    (bundle,) = take_all(inbox)
+
+    assert bundle.markers == [(MARKERS + b"me", b"ours")]
+    assert (bundle.records, bundle.packet_ids) == (0, [0, 7])
+
+
 def test_marker_comes_only_after_what_was_received_before_it() -> None:
     inbox = an_inbox()
     inbox.put(messages(b"1", b"2", b"3"))
