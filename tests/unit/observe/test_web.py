@@ -62,6 +62,24 @@ def test_connections_that_say_too_little_are_bounded_and_keep_no_probe_off(port:
     assert answer(port) == 200
 
 
+@pytest.mark.parametrize(
+    "head",
+    [b"GET /live HTTP/1.1\r\n" + b"X-Long: %b\r\n" % (b"x" * 60_000) * 90, b"GET /%b" % (b"x" * 60_000),
+     b"GET /live HTTP/1.1\r\n" + b"X: y\r\n" * 50_000],
+    ids=["long", "path", "many"],
+)  # fmt: skip
+def test_of_a_long_request_little_is_read(head: bytes, port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), 20) as client:
+        sent = 0
+        client.settimeout(20)
+        with suppress(ConnectionResetError, BrokenPipeError):
+            while sent < len(head):
+                sent += client.send(head[sent : sent + 10_000])
+            client.shutdown(socket.SHUT_WR)
+            assert client.recv(12)[9:10] in (b"", b"4")
+    assert answer(port) == 200
+
+
 @pytest.mark.parametrize("drop", [b"", b"x"])
 def test_a_request_that_is_sent_slowly_ends_at_its_deadline(
     drop: bytes, monkeypatch: pytest.MonkeyPatch, port: int
