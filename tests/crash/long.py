@@ -4,7 +4,8 @@
 
 A worker that was killed is started again at once. A publisher of its own process sends `rate` messages a second with
 QoS 1. The windows and the marks (a running count and sum by device, which depend on the order) are compared with
-numpy's. The last line is one JSON object: cases, kills, lost, doubled, changed, recovery_median_s, recovery_max_s, and
+numpy's. The last line is one JSON object: cases, intervals_recovered (that committed again after a kill), kills (of
+workers that owned one), idle_kills (of others), lost, doubled, changed, recovery_median_s, recovery_max_s, and
 violations, records, minutes, rate, behind_s_max (of the publisher), lease_s. The exit status is 0 only when nothing is
 lost, doubled, changed or violated. Recovery is counted from SIGKILL to the next commit of everything that was lost.
 """
@@ -138,7 +139,9 @@ def _summary(verdict: Verdict, figures: dict[str, float]) -> dict[str, float | N
     kinds = ("lost", "doubled", "changed")
     return {
         "cases": 1,
+        "intervals_recovered": sum(verdict.recovered),
         "kills": verdict.kills,
+        "idle_kills": verdict.idle_kills,
         **{kind: verdict.count(kind) for kind in kinds},
         "recovery_median_s": _median(recoveries),
         "recovery_max_s": round(max(recoveries), 3) if recoveries else None,

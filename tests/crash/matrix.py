@@ -3,9 +3,11 @@
     python -m tests.crash.matrix [--only WORDS] [--jobs 2] [--list] [--keep]
 
 Prints one line a case while it runs, then a table fault x outcome x recovery time, and as its last line one JSON
-object: cases, kills, lost, doubled, changed, recovery_median_s, recovery_max_s, and beyond them violations (an
-invariant broken, a worker that failed, a recovery that did not come), skipped, seconds. The exit status is 0 only when
-everything that was played came out equal, without violations. Under MILLPY_CI=1 a skipped case is a failure.
+object: cases, intervals_recovered (that committed again after a fault), kills (that hit an interval with something
+left to do), idle_kills (the others), lost, doubled, changed, recovery_median_s, recovery_max_s, and beyond them
+violations (an invariant broken, a worker that failed, a recovery that did not come), skipped, seconds. The exit status
+is 0 only when everything that was played came out equal, without violations. Under MILLPY_CI=1 a skipped case is a
+failure.
 """
 
 from __future__ import annotations
@@ -94,7 +96,9 @@ def _line(verdict: Verdict) -> str:
     recoveries = " ".join(f"{seconds:.2f}" for seconds in verdict.recoveries_s)
     words = [f"{outcome([verdict]):8} {verdict.case.name}: {verdict.took_s:.1f} s"]
     if recoveries:
-        words.append(f"recovered in {recoveries} s")
+        words.append(f"{sum(verdict.recovered)} intervals recovered in {recoveries} s")
+    if verdict.idle_kills:
+        words.append(f"{verdict.idle_kills} kills hit nothing")
     lines = [", ".join([*words, *verdict.notes])]
     lines += [f"         {fault}" for fault in verdict.faults[:SHOWN_FAULTS]]
     return "\n".join(lines)
@@ -129,7 +133,9 @@ def summary(verdicts: Sequence[Verdict], skipped: Sequence[str], seconds: float)
 
     return {
         "cases": len(verdicts),
+        "intervals_recovered": sum(sum(verdict.recovered) for verdict in verdicts),
         "kills": sum(verdict.kills for verdict in verdicts),
+        "idle_kills": sum(verdict.idle_kills for verdict in verdicts),
         "lost": total("lost"),
         "doubled": total("doubled"),
         "changed": total("changed"),

@@ -15,6 +15,7 @@ from tests.crash.checks import Observer, faults
 from tests.crash.conftest import Survives
 from tests.crash.harness import Worker
 from tests.crash.workload import Expected
+from tests.crash.world import Case, World
 
 PLACED = [
     *((OF_INJECTOR, point) for point in (Point.AFTER_DECODE, Point.AFTER_FENCE, Point.AFTER_COMMIT)),
@@ -62,18 +63,36 @@ def test_run_without_faults_reaches_every_point(
 def test_killed_worker_is_started_again(survives: Survives, point: Point) -> None:
     verdict = survives(find(*name(point, ONE)))
 
-    assert verdict.kills == 1
+    assert (verdict.kills, verdict.idle_kills) == (1, 0)
+    assert len(verdict.recovered) == 1
 
 
 @pytest.mark.parametrize("point", list(Point))
 def test_other_worker_goes_on(survives: Survives, point: Point) -> None:
     verdict = survives(find(*name(point, TWO)))
 
-    assert verdict.kills == 1
+    assert (verdict.kills, verdict.idle_kills) == (1, 0)
+    assert len(verdict.recovered) == 1
 
 
 @pytest.mark.parametrize(("placement", "point"), PLACED)
 def test_placed_worker_is_started_again(survives: Survives, placement: str, point: Point) -> None:
     verdict = survives(find(*name(point, placement)))
 
-    assert verdict.kills == 1
+    assert (verdict.kills, verdict.idle_kills) == (1, 0)
+    assert len(verdict.recovered) == 1
+
+
+def test_kill_that_hits_no_interval_is_none(survives: Survives) -> None:
+    def kill_a_worker_that_owns_nothing(world: World) -> None:
+        waiting = world.worker(gated=True)
+        waiting.await_ready()
+        recovery = world.kill(waiting)
+        again = world.worker(gated=False)
+        recovery.wait(watched=again)
+        world.await_finished(again)
+        world.kill(again)
+
+    verdict = survives(Case("a worker that owns nothing is killed", "", kill_a_worker_that_owns_nothing))
+
+    assert (verdict.kills, verdict.idle_kills, verdict.recovered) == (0, 2, [])

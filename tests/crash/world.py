@@ -62,11 +62,19 @@ class Case:
 
 @dataclass
 class Verdict:
-    """How a case went."""
+    """How a case went.
+
+    Attributes:
+        kills: those that hit somebody: an interval that had not finished.
+        idle_kills: the others, which show nothing.
+        recovered: of each recovery that was waited for, how many intervals committed again.
+    """
 
     case: Case
     faults: list[Fault]
     kills: int
+    idle_kills: int
+    recovered: list[int]
     recoveries_s: list[float]
     notes: list[str]
     took_s: float
@@ -88,7 +96,8 @@ class World:
         self.inputs = inputs
         self.stack = ExitStack()
         self.url = ""
-        self.kills = 0
+        self.kills = self.idle_kills = 0
+        self.recovered: list[int] = []
         self.recoveries_s: list[float] = []
         self.notes: list[str] = []
         self.workers: list[Worker] = []
@@ -147,7 +156,10 @@ class World:
 
     def _killed(self, worker: Worker) -> Recovery:
         recovery = self.hurt([worker.process.pid])
-        self.kills += 1
+        if recovery.unfinished:
+            self.kills += 1
+        else:
+            self.idle_kills += 1
         return recovery
 
     def hurt(self, pids: Iterable[int] | None = None, *, fenced: bool = True) -> Recovery:
@@ -190,13 +202,19 @@ class Recovery:
         self.hit: dict[int, tuple[int, int, int]] = {}
         await_true(lambda: self._read(pids), "the database answers", RECOVERY_S_MAX)
 
+    @property
+    def unfinished(self) -> dict[int, tuple[int, int, int]]:
+        """Those of the intervals that have something left to do, and so can recover."""
+        return {i: header for i, header in self.hit.items() if header[2] < END}
+
     def wait(self, *, watched: Worker | None = None) -> float:
         """Wait, record the seconds and return them.
 
         Args:
             watched: whoever brings it about; when it ends with an error there is nothing to wait for.
         """
-        left = {i: header for i, header in self.hit.items() if header[2] < END}
+        left = self.unfinished
+        intervals = len(left)
         if not left:
             return 0.0
         base: dict[int, int] = {} if self.fenced else {i: bundle for i, (_, bundle, _) in left.items()}
@@ -211,6 +229,7 @@ class Recovery:
             except psycopg.OperationalError:
                 time.sleep(LOOK_EVERY_S)  # the database is down
         took_s = time.monotonic() - self.started
+        self.world.recovered.append(intervals)
         self.world.recoveries_s.append(took_s)
         return took_s
 
@@ -265,4 +284,7 @@ def play(case: Case, directory: Path, server: EmbeddedPostgres, inputs: Inputs) 
             found = [Fault("violation", f"{type(error).__name__}: {error}")]
             if world.observer is not None:
                 found += world.observer.faults
-        return Verdict(case, found, world.kills, world.recoveries_s, world.notes, time.monotonic() - started)
+        took_s = time.monotonic() - started
+        return Verdict(
+            case, found, world.kills, world.idle_kills, world.recovered, world.recoveries_s, world.notes, took_s
+        )

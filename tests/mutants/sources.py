@@ -52,4 +52,12 @@ MUTANTS = [
     Mutant(MQTT, '    ending = blake2b(partition.encode(), key=secret.encode(), digest_size=16).hexdigest()\n',
            '    ending = blake2b(partition.encode(), digest_size=16).hexdigest()\n',
            ("tests/conformance/test_session_names.py::test_a_device_ends_no_session_by_any_name_that_it_can_guess",)),
+    Mutant("millpy/runtime/turn.py", "    await probe.reach(Point.BEFORE_COMMIT)\n",
+           "    for injector, token in turn.tokens:\n        await injector.acknowledge(token)\n"
+           "    await probe.reach(Point.BEFORE_COMMIT)\n",
+           ("tests/crash/test_sources.py::test_messages_of_a_turn_that_did_not_commit_come_again",)),
+    Mutant("millpy/injectors/kafka.py", "        self._position = KafkaPosition(after, self._position.begun)\n",
+           "        self._position = KafkaPosition(after + 1, self._position.begun)\n",
+           ("tests/conformance/test_kafka.py::test_reading_goes_on_at_every_committed_offset",
+            "tests/crash/test_sources.py::test_offsets_of_a_turn_that_did_not_commit_are_read_again")),
 ]  # fmt: skip

@@ -92,10 +92,11 @@ class Scene:
         queued_max: int = 1_000_000,
         idle_s: float = 0.0,
         settings: Mapping[str, float] | None = None,
+        graph: Path = GRAPH,
     ) -> None:
         if mosquitto_program() is None:
             raise Skipped("mosquitto is not installed")
-        self.world, self.shore = world, shore
+        self.world, self.shore, self.graph = world, shore, graph
         broker = EmbeddedBroker(world.directory / "broker", save_always=saves, queued_max=queued_max)
         self.broker = world.stack.enter_context(broker)
         self.environment = {
@@ -108,8 +109,8 @@ class Scene:
         self.workers: list[Worker] = []
         self.settings = settings or {}
 
-    def start_worker(self) -> Worker:
-        worker = self.world.worker(graph=GRAPH, environment=self.environment, **self.settings)
+    def start_worker(self, **options: str) -> Worker:
+        worker = self.world.worker(graph=self.graph, environment=self.environment, **self.settings, **options)
         self.workers.append(worker)
         return worker
 

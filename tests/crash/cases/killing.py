@@ -7,6 +7,7 @@ from functools import partial
 
 from millpy.runtime.probe import Point
 from millpy.testing.crash import Moment
+from tests.crash.harness import Worker
 from tests.crash.world import Case, World
 
 NTH = {  # the how-manieth time is in the middle of the work
@@ -65,10 +66,18 @@ def _trap(point: Point, moment: Moment) -> tuple[str, dict[str, float]]:
     return f"{point}:{min(10, NTH[point])}:kill:{moment}", ALONE if moment is Moment.ALONE else OVERLAPPED
 
 
+def spring(victim: Worker, point: Point) -> None:
+    """It comes to a point by itself, but for its release: that must be asked for while there is work, to hit any."""
+    if point is Point.BEFORE_RELEASE:
+        victim.await_reached(Point.AFTER_COMMIT, 10)
+        victim.drain()
+
+
 def _one(world: World, point: Point, moment: Moment) -> None:
     """A supervisor starts it again."""
     probe, settings = _trap(point, moment)
     victim = world.worker(probe=probe, **settings)
+    spring(victim, point)
     recovery = world.await_killed(victim)
     again = world.worker()
     recovery.wait(watched=again)
@@ -85,7 +94,7 @@ def _two(world: World, point: Point, moment: Moment) -> None:
     other.await_ready()
     victim.begin()
     victim.await_reached(Point.AFTER_CLAIM)
-    other.begin()
+    other.begin()  # it asks for its share, and the victim releases that in the midst of the work
     recovery = world.await_killed(victim)
     recovery.wait(watched=other)
     world.await_finished(other)
@@ -97,6 +106,7 @@ def _apart(world: World, point: Point, moment: Moment, of_injector: bool) -> Non
     mine, theirs = (INJECTOR, COMPUTATIONS) if of_injector else (COMPUTATIONS, INJECTOR)
     other = world.worker(only=theirs, epoch_s=60)
     victim = world.worker(only=mine, probe=probe, **settings)
+    spring(victim, point)
     recovery = world.await_killed(victim)
     again = world.worker(only=mine)
     recovery.wait(watched=again)

@@ -1,0 +1,157 @@
+"""SIGKILL of whoever reads a broker, at every Point: nothing is acknowledged or passed over before its commit.
+
+A file cannot tell: there acknowledging does nothing. What is read here waits at the broker when the worker starts, so
+every turn has records, and the one that is killed among them. Once the worker is started again the rest is published.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from functools import cache, partial
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+import psycopg
+from aiokafka import AIOKafkaProducer
+
+from millpy.runtime.probe import Point
+from tests.crash import test_kafka as kafka
+from tests.crash.cases.broker import GRAPH as MQTT_GRAPH
+from tests.crash.cases.broker import Scene
+from tests.crash.cases.killing import spring
+from tests.crash.checks import Fault, accounting_faults, differences
+from tests.crash.harness import Worker
+from tests.crash.shore import Shore
+from tests.crash.workload import START_US
+from tests.crash.world import Case, Skipped, World
+from tests.kafka_server import KafkaServer, NoKafkaError
+
+MESSAGES = 1_000
+NTH = {
+    Point.AFTER_CLAIM: 1,
+    Point.AFTER_SLOT_FREED: 1,
+    Point.BEFORE_RELEASE: 1,
+    Point.BEFORE_FOLD_END: 2,
+    Point.AFTER_FOLD: 2,
+}
+"""The how-manieth time; 10 where it is not said."""
+SETTINGS = {"bundle_records_max": 20, "fold_bytes": 1_000, "fold_every_s": 0.05}
+_START = threading.Lock()
+
+
+def cases() -> Iterator[Case]:
+    """Each point, on each broker."""
+    for point in Point:
+        yield mqtt_case(point)
+    for point in Point:
+        yield kafka_case(point)
+
+
+def mqtt_case(point: Point, graph: Path = MQTT_GRAPH) -> Case:
+    """One reader of mosquitto."""
+    return Case(f"SIGKILL at {point}, reading MQTT", "", partial(_mqtt, point=point, graph=graph))
+
+
+def kafka_case(point: Point, graph: Path = kafka.GRAPH, server: KafkaServer | None = None) -> Case:
+    """One reader of Kafka; by default of a broker that all cases of this process share."""
+    return Case(f"SIGKILL at {point}, reading Kafka", "", partial(_kafka, point=point, graph=graph, server=server))
+
+
+def _is_of_source(point: Point) -> bool:
+    """Only a stage loads state; all else an injector reaches by itself."""
+    return point is not Point.AFTER_LOAD
+
+
+def _trap(point: Point) -> str:
+    return f"{point}:{NTH.get(point, 10)}:kill"
+
+
+def _mqtt(world: World, point: Point, graph: Path) -> None:
+    scene = Scene(world, Shore(START_US, 10_000), saves=False, settings=SETTINGS, graph=graph)
+    source, rest = ("messages", "per_window,marker") if _is_of_source(point) else ("", "")
+    first = scene.start_worker()
+    scene.await_listening()
+    first.drain()
+    first.await_finished()
+    scene.publish(0, MESSAGES // 2)
+    scene.publisher.await_acknowledged()
+    if rest:
+        scene.start_worker(only=rest)
+    victim = scene.start_worker(only=source, probe=_trap(point))
+    spring(victim, point)
+    recovery = world.await_killed(victim)
+    again = scene.start_worker(only=source)
+    recovery.wait(watched=again)
+    scene.publish(MESSAGES // 2, MESSAGES)
+    scene.finish(np.arange(MESSAGES))
+    duplicates = world.connect().execute("SELECT sum(duplicate) FROM millpy.accounting").fetchone()
+    world.notes.append(f"{duplicates[0] if duplicates else 0} came again")
+
+
+def _kafka(world: World, point: Point, graph: Path, server: KafkaServer | None) -> None:
+    server = server or _broker()
+    topic = f"crash-{uuid4().hex}"
+    records = kafka.workload(seed=11)[:MESSAGES]
+    asyncio.run(kafka.make_topic(server.address, topic, 1))
+    asyncio.run(_send(server.address, topic, records[: MESSAGES // 2]))
+    environment = {"CRASH_INPUT": f"{server.address},{topic},1"}
+
+    def worker(only: str, probe: str = "") -> Worker:
+        return world.worker(graph=graph, environment=environment, only=only, probe=probe, **SETTINGS)
+
+    source, rest = ("readings", "sums") if _is_of_source(point) else ("", "")
+    others = [worker(rest)] if rest else []
+    victim = worker(source, _trap(point))
+    spring(victim, point)
+    recovery = world.await_killed(victim)
+    again = worker(source)
+    recovery.wait(watched=again)
+    asyncio.run(_send(server.address, topic, records[MESSAGES // 2 :]))
+    asyncio.run(_send(server.address, topic, [("end", kafka.START_MS + 20 * MESSAGES, 0)]))
+    over = kafka.START_MS + 10 * MESSAGES
+    again.await_while_running(lambda: kafka.low_watermark(world.url) >= over, "every window is closed", 60)
+    for left in (again, *others):
+        left.drain()
+        left.await_finished()
+    world.oracle = partial(_kafka_faults, world.url, records)
+
+
+async def _send(address: str, topic: str, records: Sequence[kafka.Record]) -> None:
+    producer = AIOKafkaProducer(bootstrap_servers=address, linger_ms=5)
+    await producer.start()
+    try:
+        for device, at_ms, value in records:
+            await producer.send(topic, b'{"value":%d}' % value, key=device.encode(), timestamp_ms=at_ms)
+    finally:
+        await producer.stop()
+
+
+def _kafka_faults(url: str, records: list[kafka.Record]) -> list[Fault]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        account = accounting_faults(connection)
+    return [*differences("sums", kafka.stored(url), kafka.oracle(records)), *account]
+
+
+def _broker() -> KafkaServer:
+    with _START:  # cases run side by side
+        return _shared_broker()
+
+
+@cache
+def _shared_broker() -> KafkaServer:
+    directory = Path(tempfile.mkdtemp(prefix="millpy-kafka-"))
+    server = KafkaServer(directory / "broker")
+    try:
+        server.start()
+    except NoKafkaError as error:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise Skipped(str(error)) from None
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    atexit.register(server.kill)
+    return server

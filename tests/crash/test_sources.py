@@ -1,0 +1,55 @@
+"""Whoever reads a broker is killed around a commit: what it read is acknowledged after it. All points: `make crash`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millpy.embedded import EmbeddedPostgres, mosquitto_program
+from millpy.runtime.probe import Point
+from tests.crash.cases.sources import kafka_case, mqtt_case
+from tests.crash.conftest import Survives
+from tests.crash.world import Inputs, play
+from tests.kafka_server import KafkaServer
+
+CANARIES = Path(__file__).with_name("canaries")
+
+
+def test_messages_of_a_turn_that_did_not_commit_come_again(survives: Survives) -> None:
+    verdict = survives(mqtt_case(Point.BEFORE_COMMIT))
+
+    assert verdict.kills == 1
+
+
+def test_messages_of_a_turn_that_did_commit_come_again_and_count_once(survives: Survives) -> None:
+    verdict = survives(mqtt_case(Point.AFTER_COMMIT))
+
+    assert verdict.notes[-1] != "0 came again"
+
+
+def test_offsets_of_a_turn_that_did_not_commit_are_read_again(survives: Survives, kafka: KafkaServer) -> None:
+    verdict = survives(kafka_case(Point.BEFORE_COMMIT, server=kafka))
+
+    assert verdict.kills == 1
+
+
+@pytest.mark.skipif(mosquitto_program() is None, reason="mosquitto is not installed")
+def test_worker_that_acknowledges_before_it_commits_is_caught(
+    tmp_path: Path, postgres: EmbeddedPostgres, inputs: Inputs
+) -> None:
+    case = mqtt_case(Point.BEFORE_COMMIT, CANARIES / "acknowledges_first.py")
+    verdict = play(case, tmp_path, postgres, inputs)
+
+    assert verdict.count("lost"), verdict.faults
+    assert verdict.count("doubled") == 0
+
+
+def test_worker_that_keeps_offsets_apart_from_its_commits_is_caught(
+    tmp_path: Path, postgres: EmbeddedPostgres, inputs: Inputs, kafka: KafkaServer
+) -> None:
+    case = kafka_case(Point.BEFORE_COMMIT, CANARIES / "keeps_offsets_apart.py", kafka)
+    verdict = play(case, tmp_path, postgres, inputs)
+
+    assert verdict.count("lost"), verdict.faults
+    assert verdict.count("doubled") == 0
