@@ -19,7 +19,7 @@ from millpy.model.time import minutes, seconds
 from millpy.runtime.worker import Worker
 from millpy.store.memory import MemoryDatabase, MemoryStore
 from millpy.testing.clock import ManualClock, SkewedClock
-from millpy.testing.simulation.broker import BROKER, Broker, Topic
+from millpy.testing.simulation.broker import BROKER, PARTITION, Broker, Topic
 from millpy.testing.simulation.loop import SimulatedLoop
 from millpy.testing.simulation.machine import Machine
 from millpy.windowing.aggregate import Count
@@ -68,7 +68,7 @@ class ClockWorld:
     @contextmanager
     def running(self) -> Iterator[None]:
         """While it is, workers may be started."""
-        token = BROKER.set(self.broker)
+        token = BROKER.set({PARTITION: self.broker})
         try:
             with self.loop.running():
                 yield

@@ -23,12 +23,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count, islice
 from pathlib import Path
 
 import msgspec
 
 from millpy.clock import SystemClock
-from millpy.testing.simulation.canaries import CANARIES, Canary
+from millpy.testing.simulation.canaries import Canary
+from millpy.testing.simulation.edges import CANARIES
 from millpy.testing.simulation.schedule import Schedule, draw
 from millpy.testing.simulation.shrink import shrink
 from millpy.testing.simulation.world import Outcome, World
@@ -47,6 +49,7 @@ class Tally:
 
     Attributes:
         counted: runs with enough steps and faults; `steps`, `commits`, `faults` and `points` are of these.
+        features: what graphs they had: how often each of `graphs.FEATURES`.
         failures: (seed, what was found first).
     """
 
@@ -56,6 +59,7 @@ class Tally:
     commits: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     points: Counter[str] = field(default_factory=Counter)
+    features: Counter[str] = field(default_factory=Counter)
     failures: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, outcome: Outcome) -> None:
@@ -72,6 +76,7 @@ class Tally:
         self.commits += outcome.commits
         self.faults += outcome.faults
         self.points += outcome.points
+        self.features.update(outcome.schedule.shape.features)
 
     def merge(self, other: Tally) -> None:
         """Add what another process has found."""
@@ -81,6 +86,7 @@ class Tally:
         self.commits += other.commits
         self.faults += other.faults
         self.points += other.points
+        self.features += other.features
         self.failures += other.failures
 
 
@@ -109,7 +115,7 @@ def run_schedule(schedule: Schedule, directory: Path, canary: Canary | None = No
 
 
 def hunt(name: str, seeds: int = CANARY_SEEDS) -> Counter[str]:
-    """Run with a canary until the checker that should find it does.
+    """Run with a canary until the checker that should find it does, on graphs that have what it breaks.
 
     Returns:
         Checker -> runs in which it found something, in the seeds up to then.
@@ -117,7 +123,8 @@ def hunt(name: str, seeds: int = CANARY_SEEDS) -> Counter[str]:
     canary = next(canary for canary in CANARIES if canary.name == name)
     caught: Counter[str] = Counter()
     with silence(), tempfile.TemporaryDirectory() as directory:
-        for seed in range(seeds):
+        fitting = (seed for seed in count() if canary.needs in draw(seed).shape.features)
+        for seed in islice(fitting, seeds):
             caught.update({violation.checker for violation in run_seed(seed, Path(directory), canary).violations})
             if canary.checker in caught:
                 break
@@ -163,12 +170,12 @@ def run_seeds(seeds: Iterable[int]) -> Tally:
     return tally
 
 
-def search(count: int, *, first: int = 0, processes: int = 2) -> Tally:
+def search(wanted: int, *, first: int = 0, processes: int = 2) -> Tally:
     """Run seeds from `first` on until so many runs count, in several processes; stops early at a failure."""
     tally = Tally()
     shares = (range(start, start + SHARE) for start in _steps_from(first, SHARE))
     if processes == 1:
-        while tally.counted < count and not tally.failures:
+        while tally.counted < wanted and not tally.failures:
             tally.merge(run_seeds(next(shares)))
         return tally
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -176,7 +183,7 @@ def search(count: int, *, first: int = 0, processes: int = 2) -> Tally:
         while running:
             tally.merge(running.pop(0).result())
             promised = tally.counted + len(running) * SHARE
-            if promised < count and not tally.failures:
+            if promised < wanted and not tally.failures:
                 running.append(pool.submit(run_seeds, next(shares)))
     return tally
 
@@ -225,7 +232,8 @@ def _describe(tally: Tally) -> None:
         f"{tally.counted} runs count (of {tally.runs}): on average {tally.steps / runs:.0f} steps, "
         f"{tally.commits / runs:.0f} bundles committed, {tally.faults.total() / runs:.1f} faults"
     )
-    for what, found in (("faults", tally.faults), ("died or froze at", tally.points)):
+    counts = (("graphs", tally.features), ("faults", tally.faults), ("died or froze at", tally.points))
+    for what, found in counts:
         print(f"{what}: " + ", ".join(f"{name} {times}" for name, times in found.most_common()))
     for seed, violation in tally.failures:
         print(f"seed={seed} (replay and shrink: make sim SEED={seed}): {violation[:500]}")

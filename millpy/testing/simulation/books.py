@@ -278,13 +278,18 @@ class Books:
         return all(seq >= kept.segment.seq for seq in cursors)
 
 
+def hashable(key: Any) -> Any:
+    """A key as JSON has it; one of several fields as a tuple."""
+    return tuple(key) if isinstance(key, list) else key
+
+
 def read_document(document: bytes) -> dict[Name, tuple[Any, int] | None]:
     """A delta document, by its description in `model/delta.py` and with plain JSON."""
     found: dict[Name, tuple[Any, int] | None] = {}
     for part in json.loads(document):
         names = zip(part["key"], part["subkey"], part["value"], part["fire_at"], strict=True)
         for key, subkey, value, fire_at in names:
-            name = (part["kind"], part["namespace"], key, subkey)
+            name = (part["kind"], part["namespace"], hashable(key), subkey)
             found[name] = None if value is None else (value[0], fire_at)
     return found
 

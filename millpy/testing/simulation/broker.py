@@ -1,9 +1,14 @@
-"""A broker with one topic and one persistent session, as far as an injector can tell.
+"""Brokers, one for each source partition, as far as an injector can tell.
 
-It keeps a message until it is acknowledged on the connection that delivered it; a new connection gets everything
-unacknowledged again. It may go away with its publishers waiting, deliver twice, and deliver out of order. It also
-remembers what it handed over in which batch: the batch's number is the source position, so that the checkers can say
-from a committed position what the input was, and in which order (I9).
+There are two ways to acknowledge:
+
+    a topic   (MQTT) keeps a message until it is acknowledged on the connection that delivered it, then drops it; a new
+              connection gets everything unacknowledged again. It may deliver twice, and out of order
+    a log     (Kafka) keeps everything, and is read from the position that was committed
+
+Both may go away with their publishers waiting. A topic also remembers what it handed over in which batch: the batch's
+number is the source position, so that the checkers can say from a committed position what the input was, and in which
+order (I9). Of a log the position is an offset, and says so by itself.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,7 +46,7 @@ class Batch:
 
 @dataclass(slots=True)
 class Broker:
-    """The topic, its session, and all that was ever handed over.
+    """A topic with its session, or a log, and all that was ever handed over.
 
     Attributes:
         queue: what the present connection has not been given.
@@ -49,10 +54,13 @@ class Broker:
         waiting: published while the broker was away.
         ending: nothing more will be published; once all is handed over the source says that it has ended.
         batches: by number, from 1.
-        acknowledged: numbers of batches that were acknowledged, in order.
+        acknowledged: numbers of the messages that were acknowledged, in order.
+        readers: who is told that something may be waiting in a log.
+        furthest: how far the log has been read.
     """
 
     rng: random.Random
+    is_log: bool = False
     queue: deque[Message] = field(default_factory=deque)
     unacknowledged: dict[int, Message] = field(default_factory=dict)
     waiting: list[Message] = field(default_factory=list)
@@ -63,13 +71,15 @@ class Broker:
     connection: SimulatedInjector | None = None
     batches: list[Batch] = field(default_factory=list)
     acknowledged: list[int] = field(default_factory=list)
+    readers: list[asyncio.Event] = field(default_factory=list)
+    furthest: int = 0
 
     def publish(self, payloads: Sequence[bytes]) -> None:
         """Take publications; while the broker is away its publishers keep them."""
         messages = [Message(len(self.published) + place, payload) for place, payload in enumerate(payloads, 1)]
         self.published.extend(messages)
         if self.up:
-            self.queue.extend(messages)
+            self.queue.extend(() if self.is_log else messages)
             self.wake()
         else:
             self.waiting.extend(messages)
@@ -82,8 +92,9 @@ class Broker:
     def come_back(self) -> None:
         """The broker is up again; publishers deliver what they kept."""
         self.up = True
-        self.queue.extend(self.waiting)
+        self.queue.extend(() if self.is_log else self.waiting)
         self.waiting.clear()
+        self.wake()
 
     def end(self) -> None:
         """Say that nothing more will be published."""
@@ -94,6 +105,21 @@ class Broker:
         """Tell the present reader that something may be waiting."""
         if self.connection is not None:
             self.connection.ready.set()
+        for ready in self.readers:
+            ready.set()
+
+    def written(self) -> int:
+        """How many messages a log has: all but those that its publishers keep."""
+        return len(self.published) - len(self.waiting)
+
+    def all_read(self, by: int) -> bool:
+        """Whether a reader that is at an offset of the log has had it all, and nothing more will come."""
+        return self.ending and self.up and by == len(self.published)
+
+    def is_drained(self) -> bool:
+        """Whether nothing waits to be read."""
+        waits = self.furthest < self.written() if self.is_log else bool(self.queue)
+        return not self.up or not waits
 
     def redeliver(self, count: int) -> int:
         """Deliver some of what is unacknowledged once more on the same connection, as brokers may."""
@@ -148,21 +174,37 @@ class Broker:
         return batch, met
 
 
-BROKER: ContextVar[Broker] = ContextVar("broker")
-"""The broker of the world that is running: a graph's source is only its description."""
+BROKER: ContextVar[Mapping[str, Broker]] = ContextVar("broker")
+"""The brokers of the world that is running, by source partition: a graph's source is only its description."""
+
+
+def names_of(partitions: int) -> tuple[str, ...]:
+    """Names of so many source partitions."""
+    return (PARTITION, *(f"{PARTITION}{number}" for number in range(1, partitions)))
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """The topic as a source."""
+    """Topics as a source; each is one source partition."""
+
+    count: int = 1
 
     def partitions(self) -> tuple[str, ...]:
-        """The topic is one source partition."""
-        return (PARTITION,)
+        """Their names."""
+        return names_of(self.count)
 
     def connect(self, setup: SourceSetup) -> Injector:
         """A reader, not yet open."""
-        return SimulatedInjector(BROKER.get(), setup)
+        return SimulatedInjector(BROKER.get()[setup.partition], setup)
+
+
+@dataclass(frozen=True, slots=True)
+class Log(Topic):
+    """Logs as a source; each is one source partition."""
+
+    def connect(self, setup: SourceSetup) -> Injector:
+        """A reader, not yet open."""
+        return LogInjector(BROKER.get()[setup.partition], setup)
 
 
 class SimulatedInjector:
@@ -230,8 +272,8 @@ class SimulatedInjector:
         messages = self._delivered.pop(token, None)
         if messages is None:
             return
-        self._broker.acknowledged.append(token)
         for message in messages:
+            self._broker.acknowledged.append(message.number)
             self._broker.unacknowledged.pop(message.number, None)
 
     def quiet(self) -> bool:
@@ -243,3 +285,58 @@ class SimulatedInjector:
         self._retry_at = None
         if self._broker.connection is self:
             self._broker.disconnect()
+
+
+class LogInjector:
+    """A reader of a log from an offset on; it needs no session, so one that was forgotten may go on reading."""
+
+    def __init__(self, broker: Broker, setup: SourceSetup) -> None:
+        self._broker = broker
+        self._setup = setup
+        self._offset = 0
+        self._total = 0
+        self._ended = False
+
+    async def open(self, position: bytes | None) -> None:
+        """Go to where the last commit says."""
+        await asyncio.sleep(0)
+        self._offset = 0 if position is None else int(position)
+        self._broker.readers.append(self._setup.ready)
+
+    async def take(self) -> Taken | None:
+        """What is written from there on."""
+        broker = self._broker
+        if not broker.up or self._ended or not self._setup.trusted():
+            return None
+        start = self._offset
+        stop = min(broker.written(), start + self._setup.take_bound.records)
+        finished = broker.all_read(stop)
+        if stop == start and not finished:
+            return None
+        messages = broker.published[start:stop]
+        self._offset, self._ended = stop, finished
+        broker.furthest = max(broker.furthest, stop)
+        self._total += len(messages)
+        return Taken(
+            format="json",
+            arrived_at=self._setup.clock.now_us(),
+            payloads=[message.payload for message in messages],
+            describe=lambda row: f"offset {start + row}",
+            position=b"%d" % stop,
+            token=stop,
+            finished=finished,
+            records=len(messages),
+            total=self._total,
+        )
+
+    async def acknowledge(self, token: Any) -> None:
+        """Nothing to do: the position is in the commit."""
+
+    def quiet(self) -> bool:
+        """Whether everything that is written has been read."""
+        return self._broker.up and self._offset == self._broker.written()
+
+    async def close(self) -> None:
+        """Read no more."""
+        if self._setup.ready in self._broker.readers:
+            self._broker.readers.remove(self._setup.ready)

@@ -254,6 +254,7 @@ class Canary:
 
     Attributes:
         patches: (where, name, what makes the broken one of the sound one).
+        needs: what a schedule must have for it to show: a word of `Shape.features`; "readings" all have.
     """
 
     name: str
@@ -261,6 +262,7 @@ class Canary:
     store_type: type[MemoryStore] = MemoryStore
     worker_type: type[Worker] = Worker
     patches: tuple[Patch, ...] = ()
+    needs: str = "readings"
 
     @contextmanager
     def alive(self) -> Iterator[None]:
@@ -275,7 +277,7 @@ class Canary:
                 setattr(place, name, before)
 
 
-CANARIES = (
+BROKEN = (
     Canary("ignores the sequencer", "I1", IgnoresSequencer),
     Canary("grants without raising the sequencer", "I1", KeepsSequencer),
     Canary("commits twice", "I2", CommitsTwice),

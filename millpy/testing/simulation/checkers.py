@@ -8,19 +8,31 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from millpy.model.checkpoint import Checkpoint
 from millpy.store.memory_tables import Row
-from millpy.testing.simulation.books import Book, Books, Landing, Name, pending
+from millpy.testing.simulation.books import Book, Books, Landing, Name, hashable, pending
+from millpy.testing.simulation.branches import Branches
 from millpy.testing.simulation.broker import Broker
-from millpy.testing.simulation.graphs import DISORDER_US, GROUP_WINDOW_US, IDLE_US, PERIOD_US, WINDOW_US
-from millpy.testing.simulation.oracle import BEGINNING, END, SourceOracle, WatchOracle, WindowOracle, grouped
+from millpy.testing.simulation.graphs import (
+    DISORDER_US,
+    EVERY_US,
+    GROUP_WINDOW_US,
+    IDLE_US,
+    MAX_SKEW_US,
+    PERIOD_US,
+    SLIDING_US,
+    Shape,
+)
+from millpy.testing.simulation.oracle import BEGINNING, END, SourceOracle, WatchOracle, grouped
 
 CLOCK_SLACK_US = 400_000
 """How far a worker's reading of the server's clock may be ahead of it: it drifts for a minute at most."""
+QUIET_S = 3.0
+"""A source that has not been quiet for so long is known not to be."""
 
 
 class Violation(NamedTuple):
@@ -35,36 +47,47 @@ class Evidence:
     """All that the checkers go by.
 
     Attributes:
+        brokers: by source partition.
         file: the lines of the file, when that is the source.
-        idle: whether the clock may move the watermark of a silent source.
+        sources: the oracle of each source partition, by interval.
         ahead: whether some readings are ahead of their arrival: what waited while the broker was away is late then.
         latest_us: what the server's clock shows, had it never been set back: a worker may go by an older reading.
-        batches, lines: of the broker and of the file, in committed positions.
-        emitted: (device, start) -> newest row of `per_window`, also when people have deleted it since.
+        batches, lines: of each partition's topic; of its log or the file: in committed positions.
+        committed: numbers of the messages that are.
         marks: by watcher interval, every mark that has landed.
+        now_s: seconds of the world.
+        quiet_at: when a source partition was last known, or said, to have nothing to say.
     """
 
     books: Books
-    broker: Broker
+    brokers: Mapping[str, Broker]
     file: Sequence[bytes] | None
-    source: SourceOracle
-    lateness_us: int
-    idle: bool
+    sources: dict[int, SourceOracle]
+    shape: Shape
+    branches: Branches
     ahead: bool = False
     latest_us: int = BEGINNING
-    windows: dict[int, WindowOracle] = field(default_factory=dict)
     watchers: dict[int, WatchOracle] = field(default_factory=dict)
-    batches: set[int] = field(default_factory=set)
-    lines: int = 0
-    acknowledged: int = 0
-    emitted: dict[tuple[str, int], Row] = field(default_factory=dict)
-    panes: dict[tuple[str, Any, Any], int] = field(default_factory=dict)
+    batches: dict[int, set[int]] = field(default_factory=dict)
+    lines: Counter[int] = field(default_factory=Counter)
+    committed: dict[str, set[int]] = field(default_factory=dict)
+    acknowledged: Counter[str] = field(default_factory=Counter)
+    panes: dict[tuple[Any, ...], int] = field(default_factory=dict)
     marks: dict[int, Counter[tuple[str, str, int, int, int]]] = field(default_factory=dict)
-    homes: dict[str, int] = field(default_factory=dict)
+    now_s: float = 0.0
+    quiet_at: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def source(self) -> SourceOracle:
+        """The only source partition."""
+        (source,) = self.sources.values()
+        return source
 
     def look(self) -> list[Violation]:
         """Judge the present state against the last one."""
         books = self.books
+        if self.shape.skew:
+            self._note_quiet()
         if books.nothing_moved() and not books.freed:
             return [Violation("acknowledgement", what) for what in acknowledgements(self)]
         found = [Violation("I1", what) for what in owners(books)]
@@ -87,25 +110,49 @@ class Evidence:
         found.extend(Violation("acknowledgement", what) for what in acknowledgements(self))
         return found
 
+    def _note_quiet(self) -> None:
+        for book in self.books.of("readings"):
+            broker = self.brokers[book.header.interval.partition]
+            if broker.is_drained() or self.books.database.quiet.get(book.interval_id, False):
+                self.quiet_at[book.interval_id] = self.now_s
+
     def _take_input(self, landing: Landing) -> None:
         """Tell the oracle what this bundle of the source has committed, by its position."""
+        interval_id = landing.book.interval_id
+        source = self.sources[interval_id]
         change = landing.changes.get(("position", "source", "", ""))
         stored: Any = change[0] if change is not None else {}
         finished = bool(stored.get("finished"))
-        position = stored.get("position")
-        payloads: Sequence[bytes] = ()
-        if self.file is not None and position is not None:
-            payloads, self.lines = self.file[self.lines : position["line"]], position["line"]
-        elif position is not None and position not in self.batches:
-            self.batches.add(position)
-            payloads = [message.payload for message in self.broker.batches[position - 1].messages]
-        if payloads or finished:
-            refused = self.refused(landing.book.interval_id, landing.bundle)
+        payloads = self._payloads(landing, stored.get("position"))
+        settled = () if landing.checkpoint is None else landing.checkpoint.settled
+        again = [s.request.payload for s in settled if s.letter is None]
+        if payloads or finished or again:
+            refused = self.refused(interval_id, landing.bundle)
             clocks = (stored["arrived_at"], stored["unsure_us"], stored["dedupe_shift_us"])
-            self.source.take(landing.bundle, payloads, *clocks, finished=finished, refused=refused)
+            source.take(landing.bundle, payloads, *clocks, finished=finished, refused=refused, again=again)
         else:
-            allowed = self.latest_us + CLOCK_SLACK_US - IDLE_US - DISORDER_US if self.idle else BEGINNING
-            self.source.advance(landing.bundle, min(landing.book.low_watermark, allowed))
+            idle = self.shape.idle
+            allowed = self.latest_us + CLOCK_SLACK_US - IDLE_US - DISORDER_US if idle else BEGINNING
+            source.advance(landing.bundle, min(landing.book.low_watermark, allowed))
+
+    def _payloads(self, landing: Landing, position: Any) -> Sequence[bytes]:
+        """What this bundle has taken of its source, by the position that it has committed."""
+        interval_id, partition = landing.book.interval_id, landing.book.header.interval.partition
+        if position is None:
+            return ()
+        if self.file is not None:
+            before, self.lines[interval_id] = self.lines[interval_id], position["line"]
+            return self.file[before : position["line"]]
+        broker = self.brokers[partition]
+        if self.shape.feed == "log":
+            before, self.lines[interval_id] = self.lines[interval_id], position
+            messages: Sequence[Any] = broker.published[before:position]
+        else:
+            batches = self.batches.setdefault(interval_id, set())
+            messages = () if position in batches else broker.batches[position - 1].messages
+            batches.add(position)
+        self.committed.setdefault(partition, set()).update(message.number for message in messages)
+        return [message.payload for message in messages]
 
     def refused(self, interval_id: int, bundle: int | None = None) -> Counter[int]:
         """Ids of readings that the database has refused, in one bundle of an interval or in all."""
@@ -176,7 +223,7 @@ def submitted(checkpoint: Checkpoint) -> dict[Name, tuple[Any, int] | None]:
     found: dict[Name, tuple[Any, int] | None] = {}
     for part in checkpoint.delta:
         for place, value in enumerate(part.values):
-            name = (part.kind.value, part.namespace, json.loads(part.keys[place]), part.subkeys[place])
+            name = (part.kind.value, part.namespace, hashable(json.loads(part.keys[place])), part.subkeys[place])
             found[name] = None if value is None else (json.loads(value), part.fire_ats[place])
     return found
 
@@ -184,7 +231,7 @@ def submitted(checkpoint: Checkpoint) -> dict[Name, tuple[Any, int] | None]:
 def folded_rows(book: Book) -> Iterator[str]:
     """I2: what was committed stays: folded rows are the newest values of their bundle."""
     rows: dict[Name, Any] = {
-        (kind.value, namespace, json.loads(key), subkey): (json.loads(row.value), row.fire_at)
+        (kind.value, namespace, hashable(json.loads(key)), subkey): (json.loads(row.value), row.fire_at)
         for (kind, namespace, key, subkey), row in book.header.keyed.items()
         if row.value is not None
     }
@@ -231,7 +278,7 @@ def ids_once(evidence: Evidence, landing: Landing) -> Iterator[str]:
     """I4: a dedupe id takes effect at most once within its horizon."""
     if landing.book.computation != "readings":
         return
-    source = evidence.source
+    source = evidence.sources[landing.book.interval_id]
     for what, expected in (("duplicate", source.duplicate), ("accepted", source.accepted)):
         count = landing.book.count(what, "readings")
         if count != expected:
@@ -242,12 +289,14 @@ def watermarks(evidence: Evidence, landing: Landing) -> Iterator[str]:
     """I5: never above the oldest work, the input, or a producer at the position consumed."""
     book, books = landing.book, evidence.books
     if book.computation == "readings":
-        promised = evidence.source.watermark
-        if book.low_watermark > promised:
-            yield f"{_name(landing)}: the source publishes {book.low_watermark}, its records say {promised}"
-        if evidence.idle and not evidence.ahead and evidence.source.overtaken:
-            yield f"{_name(landing)}: the clock has overtaken readings {evidence.source.overtaken} that waited"
+        source = evidence.sources[book.interval_id]
+        if book.low_watermark > source.watermark:
+            yield f"{_name(landing)}: the source publishes {book.low_watermark}, its records say {source.watermark}"
+        if evidence.shape.idle and not evidence.ahead and source.overtaken:
+            yield f"{_name(landing)}: the clock has overtaken readings {source.overtaken} that waited"
         return
+    if book.cursors and book.input_watermark != min(mark for _, mark in book.cursors.values()):
+        yield f"{_name(landing)}: the input watermark {book.input_watermark} is not the least of {book.cursors}"
     for producer, (seq, watermark) in book.cursors.items():
         there = books.by_interval[producer].lows.get(seq, BEGINNING)
         if watermark != there:
@@ -262,12 +311,19 @@ def watermarks(evidence: Evidence, landing: Landing) -> Iterator[str]:
 def oldest_work(book: Book) -> int:
     """What holds an interval back, from its stored windows and timers."""
     held = END
-    for (kind, _, _, subkey), (value, fire_at) in book.keyed.items():
-        if kind == "window" and not value.get("emitted"):
+    for (kind, namespace, _, subkey), (value, fire_at) in book.keyed.items():
+        if kind == "window" and book.computation == "per_slide":
+            # What is stored is a slice, which several windows share; those up to the watermark have fired.
+            start = int(subkey.partition("/")[0])
+            ends = range(start + EVERY_US, start + SLIDING_US + 1, EVERY_US)
+            held = min([held, *(end - 1 for end in ends if end > book.input_watermark)])
+        elif kind == "window" and not value.get("emitted"):
             held = min(held, int(subkey.partition("/")[2]) - 1)
         elif kind == "timer" and value.get("holds", True):
             named = value.get("event_time")
             held = min(held, fire_at if named is None else named)
+        elif kind == "parked" and namespace != "key" and value["event_time"] >= value["watermark"]:
+            held = min(held, value["event_time"])
     return held
 
 
@@ -278,9 +334,9 @@ def timers(evidence: Evidence, landing: Landing) -> Iterator[str]:
         for row in rows:
             if table == "marks" and row["kind"] == "ghost":
                 yield f"{_name(landing)}: a deleted timer of {row['device']} has fired"
-            due = row["window_end"] if "window_end" in row else row["event_time"]
-            fires = table in ("per_window", "per_group", "totals") or row["kind"] == "quiet"
-            if fires and due > reached:
+            windowed = "window_end" in row
+            due = row["window_end"] if windowed else row["event_time"]
+            if (windowed or table == "totals" or (table == "marks" and row["kind"] == "quiet")) and due > reached:
                 yield f"{_name(landing)}: {table} has fired for {due}, the watermark is at {reached}"
     for (kind, domain, key, name), (_, fire_at) in landing.book.keyed.items():
         if kind == "timer" and domain == "event" and fire_at <= reached:
@@ -293,66 +349,67 @@ def panes(evidence: Evidence, landing: Landing) -> Iterator[str]:
         for row in rows:
             if "pane_index" not in row:
                 continue
-            name = (table, row["device"] if table == "per_window" else row["group"], row["window_start"])
+            name = (table, row.get("device", row.get("group")), row["window_start"], row["window_end"])
             before = evidence.panes.get(name, -1)
             evidence.panes[name] = row["pane_index"]
             if row["pane_index"] != before + 1:
                 yield f"{_name(landing)}: pane {row['pane_index']} of {name} follows pane {before}"
-            over = row["window_end"] + evidence.lateness_us
-            if table == "per_window" and landing.input_before >= over:
+            over = row["window_end"] + (0 if table == "per_op" else evidence.shape.lateness_us)
+            if table != "per_group" and landing.input_before >= over:
                 yield f"{_name(landing)}: {name} was over at {over}, the watermark at {landing.input_before}"
 
 
 def accounts(evidence: Evidence) -> Iterator[str]:
     """I8: nothing is lost, nothing is counted twice."""
-    books, source = evidence.books, evidence.source
+    books = evidence.books
     for book in books.of("readings"):
+        source = evidence.sources[book.interval_id]
         counts = {what: book.count(what, "readings") for what in ("injected", "accepted", "duplicate", "dead_lettered")}
         if counts["injected"] != counts["accepted"] + counts["duplicate"] + counts["dead_lettered"]:
             yield f"the source does not add up: {counts}"
         if counts["injected"] != source.injected or counts["dead_lettered"] != source.dead:
             yield f"the source counts {counts}, it was given {source.injected}, {source.dead} to set aside"
+    parked: Counter[str] = Counter()
+    for book in books.by_interval.values():
+        parked.update(namespace for kind, namespace, _, _ in book.keyed if kind == "parked")
     for sub in books.deployed.subscriptions:
         name = str(sub.subscription_id)
-        produced = sum(books.by_interval[i].count("produced", name) for i in sub.producers)
+        made = {
+            what: sum(books.by_interval[i].count(what, name) for i in sub.producers) for what in ("produced", "added")
+        }
         parts = {
-            what: sum(books.by_interval[i].count(what, name) for i in sub.consumers)
+            what: sum(books.by_interval[i].count(what, name) for i in (*sub.producers, *sub.consumers))
             for what in ("filtered", "consumed", "late", "quarantined")
         }
-        parts["pending"] = pending(books, sub)
-        if produced != sum(parts.values()):
-            yield f"{sub.consumer} of {sub.stream}: {produced} produced, {parts}"
+        parts["pending"], parts["parked"] = pending(books, sub), parked[name]
+        if sum(made.values()) != sum(parts.values()):
+            yield f"{sub.consumer} of {sub.stream}: {made}, {parts}"
 
 
 def as_the_input_says(evidence: Evidence, landing: Landing) -> Iterator[str]:
     """I9: at the stages behind the source, results are a function of the input up to the position consumed."""
     book = landing.book
-    source_id = next(evidence.books.of("readings")).interval_id
-    if book.computation == "per_window":
-        windows = evidence.windows.setdefault(book.interval_id, WindowOracle(evidence.source, evidence.lateness_us))
-        windows.advance(book.cursors[source_id][0])
-        yield from _windows(evidence, landing, windows)
-    elif book.computation == "watcher":
+    yield from evidence.branches.landed(landing)
+    if book.computation == "watcher":
+        source_id = next(evidence.books.of("readings")).interval_id
         watch = evidence.watchers.setdefault(book.interval_id, WatchOracle(evidence.source))
         watch.refused += evidence.refused(book.interval_id, landing.bundle)
         watch.advance(book.cursors[source_id][0])
         yield from _watched(evidence, landing, watch)
 
 
-def _windows(evidence: Evidence, landing: Landing, oracle: WindowOracle) -> Iterator[str]:
-    for row in landing.rows.get("per_window", ()):
-        name = (row["device"], row["window_start"])
-        evidence.emitted[name] = row
-        evidence.homes[row["device"]] = landing.book.interval_id
-        found = [row["n"], row["total"], row["low"], row["high"], row["late_count"]]
-        if found != oracle.windows.get(name):
-            yield f"{_name(landing)}: window {name} has {found} instead of {oracle.windows.get(name)}"
-    for name, expected in oracle.windows.items():
-        if evidence.homes.get(name[0]) != landing.book.interval_id or name[1] + WINDOW_US > oracle.watermark:
-            continue
-        row_there = evidence.emitted.get(name)
-        if row_there is None or row_there["n"] != expected[0]:
-            yield f"{_name(landing)}: window {name} should have {expected} by now, it has {row_there}"
+def skewed(evidence: Evidence, landing: Landing) -> Iterator[str]:
+    """max_skew: a source is read on only while no other that has something to say is further behind than that."""
+    book, books = landing.book, evidence.books
+    if not evidence.shape.skew or book.computation != "readings":
+        return
+    if not evidence.sources[book.interval_id].by_bundle[landing.bundle][0]:
+        return
+    for other in books.of("readings"):
+        quiet_s = evidence.now_s - evidence.quiet_at.get(other.interval_id, 0.0)
+        if other is not book and quiet_s > QUIET_S and landing.low_before > other.low_watermark + MAX_SKEW_US:
+            there = f"{other.interval_id} is at {other.low_watermark}"
+            yield f"{_name(landing)}: read on from {landing.low_before}, {there}"
 
 
 def _watched(evidence: Evidence, landing: Landing, oracle: WatchOracle) -> Iterator[str]:
@@ -378,12 +435,15 @@ def _watched(evidence: Evidence, landing: Landing, oracle: WatchOracle) -> Itera
 
 def acknowledgements(evidence: Evidence) -> Iterator[str]:
     """Nothing is acknowledged before its commit is known."""
-    if len(evidence.broker.acknowledged) == evidence.acknowledged:
-        return
-    for number in evidence.broker.acknowledged[evidence.acknowledged :]:
-        if number not in evidence.batches:
-            yield f"batch {number} was acknowledged and not committed"
-    evidence.acknowledged = len(evidence.broker.acknowledged)
+    for partition, broker in evidence.brokers.items():
+        before = evidence.acknowledged[partition]
+        if len(broker.acknowledged) == before:
+            continue
+        committed = evidence.committed.get(partition, set())
+        for number in broker.acknowledged[before:]:
+            if number not in committed:
+                yield f"message {number} of {partition} was acknowledged and not committed"
+        evidence.acknowledged[partition] = len(broker.acknowledged)
 
 
 def finished(evidence: Evidence, graph_id: int) -> Iterator[Violation]:
@@ -401,34 +461,33 @@ def finished(evidence: Evidence, graph_id: int) -> Iterator[Violation]:
 
 
 def _outcome(evidence: Evidence) -> Iterator[str]:
-    books, source = evidence.books, evidence.source
+    books = evidence.books
     if evidence.file is not None:
-        if evidence.lines != len(evidence.file):
-            yield f"{evidence.lines} of {len(evidence.file)} lines are committed"
-    else:
-        numbers = {m.number for n in evidence.batches for m in evidence.broker.batches[n - 1].messages}
-        if missing := [m.number for m in evidence.broker.published if m.number not in numbers]:
-            yield f"messages {missing[:5]} were published and never committed"
-    windows, watch = WindowOracle(source, evidence.lateness_us), WatchOracle(source)
-    windows.advance(max(source.by_bundle))
+        if evidence.lines.total() != len(evidence.file):
+            yield f"{evidence.lines.total()} of {len(evidence.file)} lines are committed"
+    for partition, broker in evidence.brokers.items() if evidence.file is None else ():
+        numbers = evidence.committed.get(partition, set())
+        if missing := [m.number for m in broker.published if m.number not in numbers]:
+            yield f"messages {missing[:5]} of {partition} were published and never committed"
+    yield from evidence.branches.finished()
+    set_aside = sum(source.dead for source in evidence.sources.values())
+    if "watcher" in evidence.shape.branches:
+        yield from _watched_to_the_end(evidence)
+        set_aside += sum(evidence.refused(book.interval_id).total() for book in books.of("watcher"))
+    requests = books.database.requests
+    for number, (_, _, letter) in enumerate(books.database.dead_letters, start=1):
+        replayed = requests.standing("dead_letters", number).state == "replayed"
+        set_aside += replayed or letter.computation in ("parks", "sets_aside")
+    if len(books.database.dead_letters) != set_aside:
+        yield f"{len(books.database.dead_letters)} dead letters instead of {set_aside}"
+
+
+def _watched_to_the_end(evidence: Evidence) -> Iterator[str]:
+    books, source = evidence.books, evidence.source
+    watch = WatchOracle(source)
     for book in books.of("watcher"):
         watch.refused += evidence.refused(book.interval_id)
-    set_aside = source.dead + watch.refused.total()
     watch.advance(max(source.by_bundle))
-    columns = ("n", "total", "low", "high", "late_count")
-    found = {name: [row[column] for column in columns] for name, row in evidence.emitted.items()}
-    yield from _differences("per_window", found, windows.windows)
-    for row in books.database.rows("per_window"):
-        if row is not evidence.emitted.get((row["device"], row["window_start"])):
-            yield f"per_window holds a row that never landed: {row}"
-    late: Counter[tuple[str, int]] = Counter()
-    for _, _, rows in books.database.late_records:
-        if rows.computation != "per_window":
-            yield f"{len(rows)} records are late for {rows.computation}, whose windows wait for hours"
-            continue
-        for key, start in zip(rows.keys, rows.window_starts, strict=True):
-            late[json.loads(key), start or 0] += 1
-    yield from _differences("late records", late, windows.late)
     rows_of_marks = books.database.rows("marks")
     marks = Counter(
         (r["device"], r["kind"], r["number"], r["total"], r["event_time"]) for r in rows_of_marks if r["kind"] != "ping"
@@ -444,8 +503,6 @@ def _outcome(evidence: Evidence) -> Iterator[str]:
         for row in books.database.rows("totals"):
             totals[row["group"], row["period"]] += row["marks"]
         yield from _differences("totals", totals, grouped(said, PERIOD_US, pings=False))
-    if len(books.database.dead_letters) != set_aside:
-        yield f"{len(books.database.dead_letters)} dead letters instead of {set_aside}"
 
 
 def _pings(rows: Sequence[Row]) -> Iterator[str]:
@@ -479,4 +536,5 @@ LANDED: dict[str, Callable[[Evidence, Landing], Iterator[str]]] = {
     "I6": timers,
     "I7": panes,
     "I9": as_the_input_says,
+    "skew": skewed,
 }

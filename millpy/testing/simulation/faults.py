@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
+from millpy.model.checkpoint import Pile
 from millpy.runtime.probe import Point
+from millpy.testing.simulation.broker import Broker
 from millpy.testing.simulation.schedule import POINTS, Fault
 
 if TYPE_CHECKING:
@@ -39,8 +42,10 @@ def heal(world: World) -> None:
         machine.process.slow = 1
         machine.process.heart.blocked = False
         machine.store.dies = None
-    if not world.broker.up:
-        world.broker.come_back()
+    world.trouble.lasts = False
+    for broker in world.brokers.values():
+        if not broker.up:
+            broker.come_back()
 
 
 def freeze(world: World, machine: Machine, size: float) -> None:
@@ -130,28 +135,35 @@ def _connections_lost(world: World, victim: Machine, fault: Fault) -> bool:
     return True
 
 
+def _some_broker(world: World, fault: Fault) -> Broker:
+    brokers = list(world.brokers.values())
+    return brokers[int(fault.pick * 997) % len(brokers)]
+
+
 def _broker_away(world: World, victim: Machine, fault: Fault) -> bool:
-    if world.schedule.feed == "file" or not world.broker.up:
+    broker = _some_broker(world, fault)
+    if world.schedule.shape.feed == "file" or not broker.up:
         return False
-    world.broker.go_away()
+    broker.go_away()
 
     def back() -> None:
-        if not world.broker.up:
-            world.broker.come_back()
+        if not broker.up:
+            broker.come_back()
 
     world.clock.call_at(world.clock.monotonic() + 0.1 + fault.size * 3, back)
     return True
 
 
 def _broker_again(world: World, victim: Machine, fault: Fault) -> bool:
-    return world.broker.redeliver(1 + int(fault.size * 8)) > 0
+    return _some_broker(world, fault).redeliver(1 + int(fault.size * 8)) > 0
 
 
 def _broker_shuffles(world: World, victim: Machine, fault: Fault) -> bool:
-    if world.schedule.idle:
+    if world.schedule.shape.idle or world.schedule.shape.feed != "topic":
         return False  # what is late then is not the engine's doing
-    world.broker.shuffles = True
-    return world.broker.shuffle() > 1
+    broker = _some_broker(world, fault)
+    broker.shuffles = True
+    return broker.shuffle() > 1
 
 
 def _wall_jumps(world: World, victim: Machine, fault: Fault) -> bool:
@@ -198,12 +210,76 @@ def _leave(world: World, victim: Machine, fault: Fault) -> bool:
 
 
 def _rows_deleted(world: World, victim: Machine, fault: Fault) -> bool:
+    if "fixed" not in world.schedule.shape.branches:
+        return False
     rows = world.database.rows("per_window")
     if not rows:
         return False
     gone = rows[int(fault.pick * len(rows))]["window_start"]
     world.database.delete_rows("per_window", lambda row: row["window_start"] == gone)
     return True
+
+
+def _mended(world: World, victim: Machine, fault: Fault) -> bool:
+    """Computations fail no more, for a while."""
+    if not world.trouble.lasts or not {"parks", "sets_aside"} & set(world.schedule.shape.branches):
+        return False
+    world.trouble.lasts = False
+
+    def again() -> None:
+        world.trouble.lasts = not world.is_healed
+
+    world.clock.call_at(world.clock.monotonic() + 0.1 + fault.size, again)
+    return True
+
+
+def _parked(world: World) -> list[tuple[int, bytes, int]]:
+    """(interval, key, ticket) of every parked key."""
+    return [
+        (book.interval_id, json.dumps(key).encode(), value["ticket"])
+        for book in world.books.of("parks")
+        for (kind, namespace, key, _), (value, _) in book.keyed.items()
+        if kind == "parked" and namespace == "key"
+    ]
+
+
+def _released(world: World, victim: Machine, fault: Fault) -> bool:
+    """Somebody lets a parked key go on, whether that helps or not, or gives its record up; sometimes twice."""
+    if not (parked := _parked(world)):
+        return False
+    chosen = parked[int(fault.pick * len(parked))]
+    for _ in range(1 + (fault.size < 0.3)):
+        world.database.requests.release(*chosen, discard=fault.size > 0.6)
+    return True
+
+
+def release_all(world: World) -> None:
+    """Let all that waits go on."""
+    asked = {(release.interval_id, release.key, release.ticket) for release in world.database.requests.releases}
+    for parking in _parked(world):
+        if parking not in asked:
+            world.database.requests.release(*parking)
+
+
+def _replayed(world: World, victim: Machine, fault: Fault) -> bool:
+    """Somebody has what was set aside taken again: mended rubbish, what a Computation refused, late records."""
+    found: list[tuple[Pile, int, bytes | None]] = []
+    for number, (_, _, letter) in enumerate(world.database.dead_letters, start=1):
+        if letter.payload in world.feed.corrections:
+            found.append(("dead_letters", number, world.feed.corrections[letter.payload]))
+        elif letter.computation == "sets_aside":
+            found.append(("dead_letters", number, None))
+    rows = 0
+    for _, _, late in world.database.late_records:
+        if late.computation == "per_window":
+            found += [("late_records", rows + place, None) for place in range(1, len(late) + 1)]
+        rows += len(late)
+    asked = 0
+    for place in range(1 + int(fault.size * 4)):
+        if found:
+            pile, number, corrected = found[(int(fault.pick * 997) + place) % len(found)]
+            asked += world.database.requests.replay(pile, number, corrected)
+    return asked > 0
 
 
 FAULTS: dict[str, Inject] = {
@@ -231,4 +307,7 @@ FAULTS: dict[str, Inject] = {
     "join": _join,
     "leave": _leave,
     "rows_deleted": _rows_deleted,
+    "mended": _mended,
+    "released": _released,
+    "replayed": _replayed,
 }

@@ -1,7 +1,7 @@
 """What is fed to a simulated graph: payloads, and beside each the plain truth about it, so that nobody has to decode.
 
 Readings in about the order of their event times; some beyond the promised disorder, some published twice, some rubbish,
-some from the future.
+some from the future. Times are on a grid, so that records meet every bound exactly, and not by a microsecond's luck.
 """
 
 from __future__ import annotations
@@ -10,15 +10,20 @@ import json
 import random
 from dataclasses import dataclass, field, replace
 
-from millpy.testing.simulation.graphs import DISORDER_US
+from millpy.testing.simulation.graphs import DISORDER_US, GAP_US, UNIQUE_US, WINDOW_US
 
 STEP_US = 40_000
+GRID_US = 20_000
+SKEW_US = 8_000_000
+"""The readings of the last source partition may be so far ahead of the others' in event time."""
 FUTURE_US = 7_200_000_000
 HISTORY_US = 3_600_000_000
 """What is not live has happened so long ago: no record of it is ahead of its arrival."""
 AHEAD_US = 300_000_000
 """As far ahead of their arrival as that are readings of devices whose clock is fast."""
 DEVICES = 5
+CORRECTED = 100_000
+"""Ids of readings that were rubbish first are so much higher."""
 GROUPS = 2
 
 
@@ -32,17 +37,26 @@ class Truth:
     at: int
     value: int
 
+    @property
+    def kind(self) -> int:
+        """Readings of one device and kind may stand for the same."""
+        return self.value % 4
+
 
 @dataclass(slots=True)
 class Feed:
     """Payloads in order of publication, and what each means; None for rubbish.
 
     Attributes:
+        partitions: of each payload, the number of the source partition: all of a device go to one.
+        corrections: what rubbish was meant to be.
         live: event times are those of publication: `stamped` gives them.
     """
 
     payloads: tuple[bytes, ...]
+    partitions: tuple[int, ...]
     truths: dict[bytes, Truth | None]
+    corrections: dict[bytes, bytes]
     live: bool
     _stamped: dict[bytes, bytes] = field(default_factory=dict)
 
@@ -62,11 +76,55 @@ class Feed:
 def encoded(truth: Truth) -> bytes:
     """A reading as a device sends it."""
     return json.dumps(
-        {"device": truth.device, "group": truth.group, "seq": truth.seq, "at": truth.at, "value": truth.value}
+        {
+            "device": truth.device,
+            "group": truth.group,
+            "seq": truth.seq,
+            "at": truth.at,
+            "value": truth.value,
+            "kind": truth.kind,
+        }
     ).encode()
 
 
-def feed(rng: random.Random, count: int, start_us: int, *, live: bool, ahead: bool) -> Feed:
+class Edges:
+    """Makes some readings meet a bound exactly: one moves the watermark there, the next is late by nothing."""
+
+    def __init__(self, rng: random.Random, lateness_us: int) -> None:
+        self._rng = rng
+        self._lateness_us = lateness_us
+        self._newest: dict[int, int] = {}
+        self._late: dict[int, int] = {}
+
+    def met(self, partition: int, at: int) -> int:
+        """The event time of the next reading of a partition, which was to be another."""
+        late = self._late.pop(partition, None)
+        if late is not None:
+            return late
+        newest = self._newest.get(partition)
+        if newest is not None and at < newest + FUTURE_US // 2:
+            if self._rng.random() < 0.05:
+                passed = newest - DISORDER_US - self._lateness_us
+                end = -(-passed // WINDOW_US) * WINDOW_US
+                self._late[partition] = end - self._rng.choice((GRID_US, GRID_US, GAP_US, UNIQUE_US))
+                at = end + self._lateness_us + DISORDER_US
+            self._newest[partition] = max(newest, at)
+        elif newest is None:
+            self._newest[partition] = at
+        return at
+
+
+def feed(
+    rng: random.Random,
+    count: int,
+    start_us: int,
+    *,
+    live: bool,
+    ahead: bool,
+    partitions: int = 1,
+    skew: bool = False,
+    lateness_us: int = 0,
+) -> Feed:
     """So many readings, with what goes wrong at the devices.
 
     Args:
@@ -75,9 +133,14 @@ def feed(rng: random.Random, count: int, start_us: int, *, live: bool, ahead: bo
         start_us: event time of the first.
         live: event times come with publication, and keep the promise: nothing is late.
         ahead: of a live feed, some devices' clocks are fast.
+        partitions: among so many source partitions the devices are dealt out.
+        skew: the last of these is far ahead of the others.
+        lateness_us: the lateness that some readings meet exactly.
     """
-    payloads: list[tuple[int, bytes]] = []
+    edges = Edges(rng, lateness_us)
+    payloads: list[tuple[int, bytes, int]] = []
     truths: dict[bytes, Truth | None] = {}
+    corrections: dict[bytes, bytes] = {}
     for seq in range(count):
         jitter = int(rng.random() * DISORDER_US)
         if ahead and rng.random() < 0.05:
@@ -85,19 +148,27 @@ def feed(rng: random.Random, count: int, start_us: int, *, live: bool, ahead: bo
         device = int(rng.random() * DEVICES)
         if (seq // 40 + device) % 4 == 0:  # devices fall silent
             device = (device + 1) % DEVICES
+        partition = device % partitions
         at = jitter if live else start_us - HISTORY_US + seq * STEP_US + jitter + _misplaced(rng)
+        if not live:
+            at = at // GRID_US * GRID_US + (SKEW_US if skew and partition == partitions - 1 else 0)
+            at = edges.met(partition, at)
         truth = Truth(f"d{device}", device % GROUPS, seq, at, int(rng.random() * 100))
         payload = encoded(truth)
         truths[payload] = truth
-        payloads.append((seq * 10, payload))
+        payloads.append((seq * 10, payload, partition))
         if rng.random() < 0.08:
-            payloads.append(((seq + int(rng.random() * 15)) * 10 + 5, payload))
+            payloads.append(((seq + int(rng.random() * 15)) * 10 + 5, payload, partition))
         if rng.random() < 0.03:
             rubbish = b'{"device": "d0", "seq": %d' % seq
-            truths[rubbish] = None
-            payloads.append((seq * 10 + 7, rubbish))
+            past = start_us - HISTORY_US + (0 if live else seq * STEP_US)
+            meant = replace(truth, seq=CORRECTED + seq, at=past, value=truth.value // 33 * 33)  # nobody refuses that
+            truths[rubbish], corrections[rubbish] = None, encoded(meant)
+            truths[corrections[rubbish]] = meant
+            payloads.append((seq * 10 + 7, rubbish, partition))
     payloads.sort(key=lambda entry: entry[0])
-    return Feed(tuple(payload for _, payload in payloads), truths, live)
+    _, published, places = zip(*payloads, strict=True)
+    return Feed(published, places, truths, corrections, live)
 
 
 def _misplaced(rng: random.Random) -> int:

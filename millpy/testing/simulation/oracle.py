@@ -1,8 +1,8 @@
 """What must come out, by plain loops that share nothing with the engine: no decoder, no window, no timer of ours.
 
 The input is what was committed, in its order: batches of payloads with their time of arrival, each payload with its
-truth. `SourceOracle` says which readings are accepted and the watermark before each; `WindowOracle` and `WatchOracle`
-follow it to the position that a consumer has reached (I9).
+truth. `SourceOracle` says which readings are accepted and the watermark before each; `WatchOracle` and those of
+`recount.py` follow it to the position that a consumer has reached (I9).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from millpy.testing.simulation.feed import Truth
-from millpy.testing.simulation.graphs import CANCELS, DISORDER_US, EVERY, QUIET_US, WINDOW_US
+from millpy.testing.simulation.graphs import CANCELS, DISORDER_US, EVERY, QUIET_US
 
 BEGINNING = -(2**62)
 END = 2**62
@@ -57,13 +57,25 @@ class SourceOracle:
         *,
         finished: bool,
         refused: Counter[int],
+        again: Sequence[bytes] = (),
     ) -> None:
         """Take what one bundle took, in order; the database has refused readings with these ids.
 
         They may have arrived later by `unsure_us`. The dedupe clock is the time of arrival and `shift_us`, unless it is
-        the readings' own.
+        the readings' own. Of those that are taken `again`, which were set aside before, each is judged by the watermark
+        that stands and moves none.
         """
         judged: list[Judged] = []
+        for payload in again:
+            truth = self.truths[payload]
+            assert truth is not None, payload
+            clock_us = arrived_at + shift_us if self.by_arrival else min(truth.at, arrived_at)
+            self.dead -= 1
+            if self._seen_before(truth, clock_us):
+                self.duplicate += 1
+            else:
+                self.accepted += 1
+                judged.append((truth, self.watermark))
         for payload in payloads:
             self.injected += 1
             truth = self.truths[payload]
@@ -101,48 +113,6 @@ class SourceOracle:
         last = self.seen.get(truth.seq)
         self.seen[truth.seq] = self.clock
         return last is not None and self.clock - last <= self.within_us
-
-
-@dataclass(slots=True)
-class WindowOracle:
-    """Windows behind the source, as one consumer at one position must have them.
-
-    Attributes:
-        windows: (device, start) -> [count, sum, smallest, largest, late].
-        late: (device, start) -> records too late for it.
-    """
-
-    source: SourceOracle
-    lateness_us: int
-    bundle: int = 0
-    watermark: int = BEGINNING
-    windows: dict[tuple[str, int], list[int]] = field(default_factory=dict)
-    late: Counter[tuple[str, int]] = field(default_factory=Counter)
-
-    def advance(self, bundle: int) -> None:
-        """Consume up to a position."""
-        for number in range(self.bundle + 1, bundle + 1):
-            judged, self.watermark = self.source.by_bundle[number]
-            for truth, watermark in judged:
-                self._take(truth, watermark)
-        self.bundle = max(self.bundle, bundle)
-
-    def _take(self, truth: Truth, watermark: int) -> None:
-        start = truth.at // WINDOW_US * WINDOW_US
-        name = (truth.device, start)
-        if watermark >= start + WINDOW_US + self.lateness_us:
-            self.late[name] += 1
-            return
-        late = int(watermark >= start + WINDOW_US)
-        window = self.windows.get(name)
-        if window is None:
-            self.windows[name] = [1, truth.value, truth.value, truth.value, late]
-            return
-        window[0] += 1
-        window[1] += truth.value
-        window[2] = min(window[2], truth.value)
-        window[3] = max(window[3], truth.value)
-        window[4] += late
 
 
 @dataclass(slots=True)

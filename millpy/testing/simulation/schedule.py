@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Literal
 
 from millpy.runtime.probe import Point
+from millpy.testing.simulation.graphs import BRANCHES, SHORT_US, Branch, Feed, Shape
 
 FAULT_KINDS = {
     "crash": 3,
@@ -33,6 +33,9 @@ FAULT_KINDS = {
     "join": 2,
     "leave": 2,
     "rows_deleted": 1,
+    "mended": 1,
+    "released": 3,
+    "replayed": 3,
 }
 """Kind -> weight."""
 POINTS = tuple(Point)
@@ -58,31 +61,30 @@ class Schedule:
         placed: whether sources and stages run in different workers only, so that all goes through segments.
         few_cells: whether state does not fit in memory and is loaded again and again.
         ahead: whether the clocks of some devices are fast.
-        poison: whether the database refuses what some readings lead to.
     """
 
     seed: int
-    feed: Literal["topic", "file"]
+    shape: Shape
     workers: int
     records: int
     bundle_records: int
-    lateness_us: int
-    by_arrival: bool
-    idle: bool
     ahead: bool
-    deep: bool
     placed: bool
     few_cells: bool
-    poison: bool
     faults: tuple[Fault, ...]
+
+
+LONG_US = 600_000_000
+"""Longer than any run."""
 
 
 def draw(seed: int) -> Schedule:
     """The schedule of a seed."""
     rng = random.Random(seed)
-    feed: Literal["topic", "file"] = "file" if rng.random() < 0.3 else "topic"
-    idle = feed == "topic" and rng.random() < 0.3
+    feed: Feed = rng.choices(("topic", "log", "file"), (5, 3, 3))[0]
+    idle = feed != "file" and rng.random() < 0.3
     bundle_records = rng.choice((1, 2, 4) if feed == "file" else (3, 6, 12))
+    shape = _draw_shape(rng, feed, idle)
     faults = []
     step = 20
     kinds, weights = list(FAULT_KINDS), list(FAULT_KINDS.values())
@@ -92,17 +94,37 @@ def draw(seed: int) -> Schedule:
         faults.append(Fault(step, kind, int(rng.random() * 10_000) / 10_000, int(rng.random() * 10_000) / 10_000))
     return Schedule(
         seed=seed,
-        feed=feed,
+        shape=shape,
         workers=rng.choice((1, 2, 2, 2, 3, 3)),
         records=step // 10 * bundle_records if feed == "file" else 30 + int(rng.random() * 60),
         bundle_records=bundle_records,
-        lateness_us=rng.choice((0, 400_000, 2_000_000)),
-        by_arrival=rng.random() < 0.5,
-        idle=idle,
         ahead=idle and rng.random() < 0.4,
-        deep=rng.random() < 0.4,
         placed=rng.random() < 0.2,
         few_cells=rng.random() < 0.15,
-        poison=rng.random() < 0.15,
         faults=tuple(faults),
+    )
+
+
+def _draw_shape(rng: random.Random, feed: Feed, idle: bool) -> Shape:
+    """Which graph: half of them windows and the watcher, with whatever may be behind it; half any branches."""
+    partitions = 1
+    branches: tuple[Branch, ...] = ("fixed", "watcher")
+    watched = rng.random() < 0.45
+    if not watched:
+        partitions = 1 if feed == "file" else rng.choice((1, 1, 2, 3))
+        branches = tuple(rng.sample(BRANCHES, rng.choice((1, 2, 2, 3))))
+    by_arrival = rng.random() < 0.5
+    within_us = (4_000_000 if by_arrival else rng.choice((SHORT_US, 4_000_000))) if not idle else LONG_US
+    return Shape(
+        feed=feed,
+        partitions=partitions,
+        branches=branches,
+        lateness_us=rng.choice((0, 400_000, 2_000_000)),
+        by_arrival=by_arrival,
+        within_us=within_us,
+        idle=idle,
+        deep=watched and rng.random() < 0.4,
+        poison=watched and rng.random() < 0.3,
+        skew=partitions > 1 and rng.random() < 0.5,
+        columns=rng.random() < 0.3,
     )

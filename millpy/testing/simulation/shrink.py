@@ -45,14 +45,22 @@ def _smaller(schedule: Schedule) -> Iterator[Schedule]:
         for start in range(0, size, part):
             yield replace(schedule, faults=schedule.faults[:start] + schedule.faults[start + part :])
         part //= 2
+    shape = schedule.shape
     plain = [
-        replace(schedule, deep=False),
         replace(schedule, placed=False),
         replace(schedule, few_cells=False),
-        replace(schedule, idle=False),
-        replace(schedule, poison=False),
-        replace(schedule, by_arrival=False),
+        replace(schedule, shape=replace(shape, deep=False)),
+        replace(schedule, shape=replace(shape, idle=False)),
+        replace(schedule, shape=replace(shape, poison=False)),
+        replace(schedule, shape=replace(shape, skew=False)),
+        replace(schedule, shape=replace(shape, by_arrival=False)),
+        replace(schedule, shape=replace(shape, columns=False)),
+        replace(schedule, shape=replace(shape, partitions=max(1, shape.partitions - 1))),
     ]
+    if len(shape.branches) > 1:
+        for left_out in shape.branches:
+            kept = tuple(branch for branch in shape.branches if branch != left_out)
+            plain.append(replace(schedule, shape=replace(shape, branches=kept)))
     yield from (simpler for simpler in plain if simpler != schedule)
     if schedule.workers > 1:
         yield replace(schedule, workers=schedule.workers - 1)

@@ -22,10 +22,11 @@ from millpy.store.memory import MemoryDatabase, MemoryStore
 from millpy.testing.clock import ManualClock, SkewedClock
 from millpy.testing.simulation import faults
 from millpy.testing.simulation.books import Books, Recording
-from millpy.testing.simulation.broker import BROKER, Broker
+from millpy.testing.simulation.branches import Branches
+from millpy.testing.simulation.broker import BROKER, Broker, names_of
 from millpy.testing.simulation.checkers import Evidence, Violation, finished
 from millpy.testing.simulation.feed import feed
-from millpy.testing.simulation.graphs import DEDUPE_US, build
+from millpy.testing.simulation.graphs import TROUBLE, Trouble, build
 from millpy.testing.simulation.loop import Lane, Process, SimulatedLoop
 from millpy.testing.simulation.machine import Machine
 from millpy.testing.simulation.oracle import END, SourceOracle
@@ -39,6 +40,8 @@ SILENCE_STEPS = 200
 """Where the clock may move the watermark, publishers fall silent every so many steps, for as many."""
 PATIENCE_S = 120.0
 """So much simulated time a graph has to finish once nothing goes wrong any more."""
+RELEASED_STEPS = 50
+"""In the end parked keys are let go every so many steps."""
 INVARIANT_OF = {PaneOrderError: "I7", WatermarkRegressedError: "I5", CursorGapError: "I3"}
 
 
@@ -83,7 +86,10 @@ class World:
         self.server = SkewedClock(self.clock)
         self.loop = SimulatedLoop(self.clock, self.rng)
         self.database = MemoryDatabase(self.server)
-        self.broker = Broker(self.rng)
+        self.brokers = {
+            name: Broker(self.rng, schedule.shape.feed == "log") for name in names_of(schedule.shape.partitions)
+        }
+        self.trouble = Trouble()
         self.machines: list[Machine] = []
         self._machine_of: dict[Process, Machine] = {}
         self.armed: list[tuple[Point, str, float]] = []
@@ -94,46 +100,58 @@ class World:
         self._count = 0
         self._worker_type = worker_type
         self._store_type: type[Recording] = type("Store", (Recording, store_type), {})
-        self._feed = feed(self.rng, schedule.records, self.clock.now_us(), live=schedule.idle, ahead=schedule.ahead)
+        shape = schedule.shape
+        self.feed = feed(
+            self.rng,
+            schedule.records,
+            self.clock.now_us(),
+            live=shape.idle,
+            ahead=schedule.ahead,
+            partitions=shape.partitions,
+            skew=shape.skew,
+            lateness_us=shape.lateness_us,
+        )
         self._published = 0
         self._path = path
-        self.graph: Graph = build(
-            schedule.feed,
-            str(path),
-            schedule.lateness_us,
-            schedule.by_arrival,
-            schedule.idle,
-            schedule.deep,
-            schedule.poison,
-        )
-        if schedule.feed == "file":
-            path.write_bytes(b"".join(payload + b"\n" for payload in self._feed.payloads))
+        self.graph: Graph = build(shape, str(path))
+        if shape.feed == "file":
+            path.write_bytes(b"".join(payload + b"\n" for payload in self.feed.payloads))
         spec = self.graph.spec()
         self.names = [computation.name for computation in spec.computations]
         deployment = self.database.deploy(spec)
         self.graph_id = deployment.graph_id
-        if schedule.poison:
+        if shape.poison:
             self.database.constrain("marks", "not_refused", lambda row: row["kind"] != "refused")
         self.books = Books(self.database, deployment.graph_id)
-        self.evidence = Evidence(
-            books=self.books,
-            broker=self.broker,
-            file=self._feed.payloads if schedule.feed == "file" else None,
-            source=SourceOracle(self._feed.truths, schedule.by_arrival, DEDUPE_US[schedule.idle]),
-            lateness_us=schedule.lateness_us,
-            idle=schedule.idle,
-            ahead=schedule.ahead,
-        )
+        self.evidence = self._evidence()
         self._last = max((fault.step for fault in schedule.faults), default=0) + 60
         self._healed_at: float | None = None
         self._ahead_us = 0
+
+    def _evidence(self) -> Evidence:
+        """What the checkers go by, before anything has happened."""
+        shape = self.schedule.shape
+        sources = {
+            book.interval_id: SourceOracle(self.feed.truths, shape.by_arrival, shape.within_us)
+            for book in self.books.of("readings")
+        }
+        return Evidence(
+            books=self.books,
+            brokers=self.brokers,
+            file=self.feed.payloads if shape.feed == "file" else None,
+            sources=sources,
+            shape=shape,
+            branches=Branches(self.books, sources, shape.lateness_us),
+            ahead=self.schedule.ahead,
+        )
 
     def run(self) -> Outcome:
         """Run to the end, or to the first violation."""
         return copy_context().run(self._run)
 
     def _run(self) -> Outcome:
-        BROKER.set(self.broker)
+        BROKER.set(self.brokers)
+        TROUBLE.set(self.trouble)
         with self.loop.running():
             for _ in range(self.schedule.workers):
                 self.spawn()
@@ -166,24 +184,31 @@ class World:
         if self.step >= self._last and self._healed_at is None and not coming:
             faults.heal(self)
             self._healed_at = self.clock.monotonic()
-            self.broker.end()
+            for broker in self.brokers.values():
+                broker.end()
+        if self._healed_at is not None and self.step % RELEASED_STEPS == 0:
+            faults.release_all(self)
 
     def _publish(self) -> None:
         """As much as is due at this step, in bursts."""
-        payloads = self._feed.payloads
-        if self.schedule.feed == "file" or self._published >= len(payloads):
+        payloads = self.feed.payloads
+        shape = self.schedule.shape
+        if shape.feed == "file" or self._published >= len(payloads):
             return
         due = len(payloads) * self.step // max(1, self._last - 20)
         last = self.step >= self._last - 20
-        silent = self.schedule.idle and self.step // SILENCE_STEPS % 2 == 1
+        silent = shape.idle and self.step // SILENCE_STEPS % 2 == 1
         if due > self._published and (last or (self.step % 16 == 0 and not silent)):
-            burst = [self._feed.stamped(p, self.evidence.latest_us) for p in payloads[self._published : due]]
-            self.broker.publish(burst)
+            for number, broker in enumerate(self.brokers.values()):
+                burst = [place for place in range(self._published, due) if self.feed.partitions[place] == number]
+                if burst:
+                    broker.publish([self.feed.stamped(payloads[place], self.evidence.latest_us) for place in burst])
             self._published = min(due, len(payloads))
 
     def _look(self, lane: Lane | None) -> None:
         self._ahead_us = max(self._ahead_us, self.server.now_us() - self.clock.now_us())
         self.evidence.latest_us = self.clock.now_us() + self._ahead_us
+        self.evidence.now_s = self.clock.monotonic()
         before = len(self.books.trace)
         violations = self.evidence.look()
         if violations:
@@ -235,6 +260,11 @@ class World:
 
     # What faults use.
 
+    @property
+    def is_healed(self) -> bool:
+        """Whether the faults are over."""
+        return self._healed_at is not None
+
     def spawn(self) -> None:
         """Start a machine."""
         self._count += 1
@@ -247,6 +277,7 @@ class World:
             names = self.names
             held = {name for machine in self.machines for name in machine.only}
             only = ("readings", *names[3:]) if "readings" not in held else tuple(names[1:])
+            only = only if len(names) > 1 else ()
         machine = Machine(
             f"w{self._count}", self.graph, self.limits, clock, store, self.rng, self._worker_type, only, self._reached
         )

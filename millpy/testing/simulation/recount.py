@@ -1,0 +1,185 @@
+"""What must come out of each branch, by plain loops over what its consumer has consumed; the source is `oracle.py`.
+
+`Follower` says what one consumer has consumed, and between which two watermarks each reading was judged. Behind one
+source partition the two are one (I9). Behind several, which partition was consumed first within a bundle is not fixed:
+a reading whose fate depends on it makes its key unsure, and that key is not compared.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from millpy.testing.simulation.feed import Truth
+from millpy.testing.simulation.graphs import EVERY_US, GAP_US, SLIDING_US, UNIQUE_US, WINDOW_US
+from millpy.testing.simulation.oracle import BEGINNING, END, SourceOracle
+
+Cursors = Mapping[int, tuple[int, int]]
+Consumed = tuple[Truth, int, int]
+"""A reading, and the watermarks between which it was judged."""
+PaneName = tuple[Any, int, int]
+"""(key, start, end)."""
+
+
+@dataclass(slots=True)
+class Follower:
+    """One consumer behind the source.
+
+    Attributes:
+        sources: the oracle of each source partition, by interval.
+        watermark: that of the input.
+    """
+
+    sources: Mapping[int, SourceOracle]
+    at: dict[int, int] = field(default_factory=dict)
+    marks: dict[int, int] = field(default_factory=dict)
+    watermark: int = BEGINNING
+
+    def advance(self, cursors: Cursors) -> list[Consumed]:
+        """Consume up to these positions; in order, partition by partition."""
+        consumed: list[Consumed] = []
+        before = {source: self.marks.get(source, BEGINNING) for source in self.sources}
+        after = {s: self.sources[s].by_bundle[seq][1] if seq else BEGINNING for s, (seq, _) in cursors.items()}
+        for source, (seq, _) in cursors.items():
+            least = min((mark for other, mark in before.items() if other != source), default=END)
+            most = min((mark for other, mark in after.items() if other != source), default=END)
+            for number in range(self.at.get(source, 0) + 1, seq + 1):
+                for truth, watermark in self.sources[source].by_bundle[number][0]:
+                    consumed.append((truth, min(watermark, least), min(watermark, most)))
+            self.at[source] = max(seq, self.at.get(source, 0))
+        self.marks = after
+        self.watermark = min(after.values())
+        return consumed
+
+
+@dataclass(slots=True)
+class Pane:
+    """What a window holds."""
+
+    n: int = 0
+    total: int = 0
+    low: int = 2**62
+    high: int = -(2**62)
+    late: int = 0
+    unsure: bool = False
+
+    def add(self, value: int) -> None:
+        """Count a record in."""
+        self.n += 1
+        self.total += value
+        self.low, self.high = min(self.low, value), max(self.high, value)
+
+    def absorb(self, other: Pane) -> None:
+        """Count the records of another window in."""
+        self.n, self.total, self.late = self.n + other.n, self.total + other.total, self.late + other.late
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+        self.unsure |= other.unsure
+
+    def agrees(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row shows it; whether a record was late is not always sure."""
+        found = (row["n"], row["total"], row["low"], row["high"])
+        return found == (self.n, self.total, self.low, self.high) and (self.unsure or row["late_count"] == self.late)
+
+
+@dataclass(slots=True)
+class Windows:
+    """Windows of one kind, as one consumer must have them.
+
+    Attributes:
+        panes: what each holds; for sessions, those that no other has absorbed.
+        late: records too late, by key and by the start of the window that they have missed (None for a session).
+        unsure: windows of which it depends on the partitions' order which records they hold; None for a whole key.
+        unproven: windows that have not been seen closed in the result table.
+    """
+
+    kind: str
+    allowed_us: int
+    panes: dict[PaneName, Pane] = field(default_factory=dict)
+    late: Counter[tuple[Any, int | None]] = field(default_factory=Counter)
+    unsure: set[tuple[Any, int | None]] = field(default_factory=set)
+    unproven: set[PaneName] = field(default_factory=set)
+    sessions: dict[Any, list[PaneName]] = field(default_factory=dict)
+
+    def is_sure(self, key: Any, start: int | None) -> bool:
+        """Whether a window may be compared."""
+        return (key, start) not in self.unsure and (key, None) not in self.unsure
+
+    def take(self, key: Any, at: int, value: int, least: int, most: int) -> None:
+        """Take a record that was judged by a watermark between these two."""
+        if self.kind == "session":
+            self._into_session(key, at, value, least, most)
+            return
+        size, every = (SLIDING_US, EVERY_US) if self.kind == "sliding" else (WINDOW_US, WINDOW_US)
+        start = at // every * every
+        while start > at - size:
+            end = start + size
+            if least >= end + self.allowed_us:
+                self.late[key, start] += 1
+            elif most >= end + self.allowed_us:
+                self.unsure.add((key, start))
+            else:
+                pane = self.panes.get((key, start, end))
+                if pane is None:
+                    pane = self.panes[key, start, end] = Pane()
+                    self.unproven.add((key, start, end))
+                pane.add(value)
+                pane.late += least >= end
+                pane.unsure |= (least >= end) != (most >= end)
+            start -= every
+
+    def _into_session(self, key: Any, at: int, value: int, least: int, most: int) -> None:
+        open_sessions = self.sessions.setdefault(key, [])
+        start, end, merged = at, at + GAP_US, Pane()
+        near = [name for name in open_sessions if name[1] < end and at < name[2]]
+        if any(least < name[2] + self.allowed_us <= most for name in [*near, (key, start, end)]):
+            self.unsure.add((key, None))
+        met = [name for name in near if least < name[2] + self.allowed_us]
+        for name in met:
+            start, end = min(start, name[1]), max(end, name[2])
+        if least >= end + self.allowed_us:
+            self.late[key, None] += 1
+            return
+        for name in met:
+            merged.absorb(self.panes.pop(name))
+            open_sessions.remove(name)
+            self.unproven.discard(name)
+        merged.add(value)
+        merged.late += least >= end
+        merged.unsure |= (least >= end) != (most >= end)
+        self.panes[key, start, end] = merged
+        open_sessions.append((key, start, end))
+        self.unproven.add((key, start, end))
+
+
+@dataclass(slots=True)
+class Unique:
+    """First readings of each (device, kind), as one consumer must let them through.
+
+    Attributes:
+        accepted: id -> (event time, number of the reading).
+    """
+
+    accepted: dict[tuple[str, int], list[tuple[int, int]]] = field(default_factory=dict)
+    late: Counter[tuple[str, int]] = field(default_factory=Counter)
+    unsure: set[tuple[str, int]] = field(default_factory=set)
+
+    def take(self, truth: Truth, least: int, most: int) -> None:
+        """Take a reading."""
+        name = (truth.device, truth.kind)
+        if truth.at < least - UNIQUE_US:
+            self.late[name] += 1
+            return
+        if truth.at < most - UNIQUE_US:
+            self.unsure.add(name)
+        known = self.accepted.setdefault(name, [])
+        if all(abs(truth.at - at) > UNIQUE_US for at, _ in known):
+            known.append((truth.at, truth.seq))
+
+
+def operated(truth: Truth) -> Iterator[int]:
+    """The values that operators make of a reading."""
+    if truth.value % 4 != 1:
+        for _ in range(truth.value % 3):
+            yield truth.value if truth.value < 50 else truth.value + 1_000
