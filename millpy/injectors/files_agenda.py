@@ -377,10 +377,11 @@ class WatchedAgenda:
                     continue
                 listed.append(path)
                 done = self._notes.done.get(path)
-                if done is not None and done.size == state.st_size:
+                as_it_was = done is not None and (done.size, done.changed_ns) == (state.st_size, state.st_mtime_ns)
+                if done is not None and done.size == state.st_size and (as_it_was or not done.broken):
                     if not done.gone_us:
                         continue
-                    if done.changed_ns == state.st_mtime_ns:
+                    if as_it_was:
                         self._notes.returned(path, state.st_mtime_ns)
                         continue
                 before = self._seen.get(path)

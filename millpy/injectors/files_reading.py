@@ -155,7 +155,7 @@ class Reading:
 
     def _finish(self, piece: Piece) -> None:
         """Note that a file has been read to its end."""
-        changed_ns = self._changed_ns()
+        changed_ns = 0 if self._opened is None else _changed_ns(self._opened)
         self.close()
         path = piece.after.path
         # What has been read of a plain file counts, in case somebody appends to it at this moment.
@@ -169,7 +169,7 @@ class Reading:
         rest = self._file.rest() if self._file is not None else b""
         at = self._file.at if self._file is not None else begun
         # What was opened counts: a whole file may have taken its place since, and is to be read on.
-        changed_ns = self._changed_ns() or begun.changed_ns
+        changed_ns = begun.changed_ns if self._opened is None else _changed_ns(self._opened)
         self.close()
         self._resume = None
         if not self._size:
@@ -188,9 +188,9 @@ class Reading:
             records=1,
         )
 
-    def _changed_ns(self) -> int:
-        """When the open file was changed last; 0 when none is open."""
-        return 0 if self._opened is None else os.fstat(self._opened.fileno()).st_mtime_ns
+
+def _changed_ns(opened: BinaryIO) -> int:
+    return os.fstat(opened.fileno()).st_mtime_ns
 
 
 def _size_of(path: str) -> tuple[int, int]:

@@ -219,6 +219,27 @@ async def test_broken_file_is_set_aside_and_read_on_when_a_whole_one_takes_its_p
     assert lines_of(found)[:-1] + lines_of(rest) == gzip.decompress(whole).splitlines()
 
 
+async def test_whole_file_of_the_same_size_that_takes_the_place_of_a_broken_one_is_read(folder: Path) -> None:
+    path, whole = folder / "a.parquet", io.BytesIO()
+    pq.write_table(pa.table({"i": list(range(30))}), whole)
+    path.write_bytes(whole.getvalue()[:-4] + b"RAP?")
+    watch = Watch(Directory(folder, settle=timedelta(0), every=OFTEN))
+
+    async with watch.open():
+        found = await watch.until_quiet()
+        os.utime(path, ns=(0, 0))  # it was touched, no more
+        await watch.until(lambda: not watch.injector.quiet())
+        found += await watch.until_quiet()
+        path.write_bytes(whole.getvalue())
+        await watch.until(lambda: not watch.injector.quiet())
+        found += await watch.until_quiet()
+
+    assert [len(taken.refused) for taken in found] == [1, 1, 0]
+    assert found[-1].batch is not None
+    assert found[-1].batch.column("i").to_pylist() == [*range(30)]
+    assert await watch.read() == []
+
+
 async def test_whole_file_that_takes_the_place_of_a_broken_one_while_that_is_read_is_read_on(folder: Path) -> None:
     # The note of the broken file had the size of the whole one, so that nothing seemed to have changed.
     whole = gzip.compress(b"".join(b"{%d}\n" % (i * 7919 % 100_003) for i in range(50_000)))
