@@ -21,6 +21,7 @@ from millpy.limits import Limits
 from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import AbsorbedRows, DeadLetter, DedupeRun, Delta, Entries, LateRows, ResultRows
 from millpy.model.deployment import Meaning
+from millpy.model.keys import Key
 from millpy.model.record import Records, RecordType
 from millpy.model.step_progress import StepProgress
 from millpy.model.time import INSTANT_MIN, Instant
@@ -74,6 +75,8 @@ class Work:
             are; what is left is due in the next turn. The worker halves it when a turn was too large.
         timers_max: the same for timers that fire at the end of the turn.
         overdue: whether the step has taken its time; asked between timers.
+        fires: fire at the end so many timers of each key, and no others: as the step that is taken again did, which
+            was cut by time. None: all that are due, within the bounds above.
     """
 
     bundle: int
@@ -85,6 +88,7 @@ class Work:
     panes_max: int = UNBOUNDED
     timers_max: int = UNBOUNDED
     overdue: Callable[[], bool] = field(default=lambda: False)
+    fires: Mapping[Key, int] | None = None
 
 
 @dataclass(slots=True)
@@ -114,6 +118,8 @@ class StepResult:
     duplicates_by_input: dict[int, int] = field(default_factory=dict)
     """Input index -> consumed records that were duplicates of others."""
     dedupe_run: DedupeRun | None = None
+    fired: Mapping[Key, int] = field(default_factory=dict)
+    """Key -> timers that fired at the end, for `Work.fires`; only when timers are among what is unfinished."""
     unfinished: bool = False
     """More was due than the turn may hold. Until the next turns have done the rest, the low watermark stays."""
 

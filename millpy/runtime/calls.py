@@ -62,7 +62,7 @@ class Turn:
         applied: rows of which the effects were taken; in any order.
         made: outlet -> productions that were taken.
         stopped: code -> where the key stopped, under the policy "park".
-        timers: how many have fired at the end.
+        timers, fired_count: how many have fired at the end, by key and in all.
         cut: whether that is all that this turn may hold; what is left is due in the next.
     """
 
@@ -77,13 +77,32 @@ class Turn:
     applied: list[int] = field(default_factory=list)
     made: dict[Outlet, int] = field(default_factory=dict)
     stopped: dict[int, Stopped] = field(default_factory=dict)
-    timers: int = 0
+    timers: Counter[Key] = field(default_factory=Counter)
+    fired_count: int = 0
     cut: bool = False
 
-    def is_full(self) -> bool:
-        """Whether no more timers may fire at the end of this turn; one always may."""
-        self.cut = self.timers > 0 and (self.timers >= self.work.timers_max or self.work.overdue())
-        return self.cut
+    def is_full(self, key: Key) -> bool:
+        """Whether no more timers of a key may fire at the end of this turn; of one key at least one may."""
+        work, timers = self.work, self.timers
+        if work.fires is not None:
+            full = timers[key] >= work.fires.get(key, 0)
+        else:
+            full = self.fired_count > 0 and (self.fired_count >= work.timers_max or work.overdue())
+        self.cut |= full
+        return full
+
+    def may_fire(self) -> bool:
+        """Whether the next key is to be asked for its timers."""
+        return not self.cut or self.work.fires is not None
+
+    def count_timer(self, key: Key) -> None:
+        """One of a key's timers fires at the end."""
+        self.timers[key] += 1
+        self.fired_count += 1
+
+    def forget_timers(self, key: Key) -> None:
+        """A key's timers fire again."""
+        self.fired_count -= self.timers.pop(key, 0)
 
     def consumed(self) -> dict[int, int]:
         """Input -> records that were applied (I8)."""
@@ -150,7 +169,7 @@ class Calls:
         self._context.now_us = turn.work.now_us
         self._progress.in_hand = partial(self._in_hand, turn, self._context)
         for job in jobs:
-            if not turn.cut:
+            if turn.may_fire():
                 _drive(self._run_key(self._context, turn, job, final=True))
 
     def _fresh_context(self) -> Context:
@@ -239,13 +258,13 @@ class Calls:
 
     async def _run_key(self, context: Context, turn: Turn, job: Job, *, final: bool) -> None:
         context.key = turn.keys[job[0]]
-        run, timers = self._progress.run, turn.timers
+        run = self._progress.run
         failures = self._hopeless(turn, context.key, job) if self._progress.unreturned else None
         try:
             await self._run_on(context, turn, job, final, failures)
         except BaseException as error:  # user code: quarantined, see the module
             self._check_is_users(error, run)
-            turn.timers = timers  # they fire again
+            turn.forget_timers(context.key)
             await self._run_carefully(context, turn, job, final, error)
 
     def _check_is_users(self, error: BaseException, run: int) -> None:
@@ -303,11 +322,11 @@ class Calls:
             context._chains.update(self._chains.get(context.key, {}))
         while (timer := context._due.next(context._pending(), watermark, now_us)) is not None:
             if now_us is not None:
-                if turn.is_full():
+                if turn.is_full(context.key):
                     if context._chains:
                         self._chains[context.key] = dict(context._chains)
                     return
-                turn.timers += 1
+                turn.count_timer(context.key)
             context._chain = context._chains.pop(timer.id, (0, timer.at_us))
             if context._chain[0] < TIMER_CHAIN_MAX:
                 await self._take(context, turn, code, timer, watermark, failures)

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from millpy.errors import PoisonError
 from millpy.model.checkpoint import AbsorbedRows, Checkpoint, DeadLetter, ResultRows
+from millpy.model.keys import Key
 from millpy.model.record import Records
 
 EVERYTHING = 2**62
@@ -45,11 +46,19 @@ class Isolation:
         upto: records at this place and after are left out (trials only).
         refused: place -> why the database refused it, and which table; these become dead letters.
         seen: how many records the run has met so far.
+        fired: interval -> key -> timers that fired at the end of the turn, where it was cut before all had.
+        again: whether this turn is stepped again, and so fires what it fired before.
     """
 
     upto: int = EVERYTHING
     refused: dict[int, tuple[str, str]] = field(default_factory=dict)
     seen: int = 0
+    fired: dict[int, Mapping[Key, int]] = field(default_factory=dict)
+    again: bool = False
+
+    def under(self, upto: int) -> Isolation:
+        """The same for a trial with fewer records."""
+        return replace(self, upto=upto, seen=0)
 
     def admit(self, records: Records) -> tuple[npt.NDArray[np.int64] | None, list[Blamed]]:
         """Which rows take part (None: all), and those that the database has refused."""
@@ -82,14 +91,14 @@ async def find_refused(trial: Trial, isolation: Isolation, records: int, first: 
 
     Cost: log2(records) trials.
     """
-    error = await trial(Isolation(upto=0, refused=isolation.refused))
+    error = await trial(isolation.under(0))
     if error is not None:
         return error
     passes, fails = 0, records
     blamed = (first.message, first.table)
     while fails - passes > 1:
         middle = (passes + fails) // 2
-        error = await trial(Isolation(upto=middle, refused=isolation.refused))
+        error = await trial(isolation.under(middle))
         if error is None:
             passes = middle
         else:

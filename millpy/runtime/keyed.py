@@ -159,6 +159,7 @@ class KeyedInterval:
             dead_letters=turn.letters,
             quarantined_by_input=turn.quarantined,
             consumed_by_input=turn.consumed(),
+            fired=turn.timers if turn.cut else {},
             unfinished=turn.cut,
         )
         self._emit(result, turn, due)

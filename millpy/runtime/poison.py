@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from millpy.errors import CorruptionError, PoisonError, TransientError
 from millpy.model.checkpoint import Checkpoint
+from millpy.model.keys import Key
 from millpy.runtime.isolation import EVERYTHING, Isolation, find_refused, rows_of, without_rows
 from millpy.runtime.turn import Turn
 
@@ -25,13 +26,16 @@ class Hunt:
         step: steps the turn again, on soft state as it was before; None when there is nothing to commit.
         refusal: tries to commit and rolls back; what the database says against it.
         computations: which computation writes a result table.
+        fired: what the refused turn fired of timers where it was cut, by interval; so does every trial.
     """
 
-    def __init__(self, step: Step, refusal: Refusal, computations: Mapping[int, str]) -> None:
+    def __init__(
+        self, step: Step, refusal: Refusal, computations: Mapping[int, str], fired: Mapping[int, Mapping[Key, int]]
+    ) -> None:
         self._step = step
         self._refusal = refusal
         self._computations = computations
-        self._isolation = Isolation()
+        self._isolation = Isolation(fired=dict(fired), again=True)
         self._rows: dict[int, str] = {}
 
     @property
@@ -45,7 +49,7 @@ class Hunt:
         return len(self._rows)
 
     async def run(self, records_max: int, error: PoisonError, is_over: Callable[[], bool]) -> Turn | None:
-        """The turn without what is refused, its tokens being those of the last trial; None: nothing is to commit.
+        """The turn without what is refused, as the last trial had it; None: nothing is to commit.
 
         Args:
             records_max: how many refused records and rows are looked for.
@@ -57,19 +61,19 @@ class Hunt:
             CorruptionError: the turn is refused without any record or result row: what millpy writes is at fault.
         """
         for _ in range(records_max):
-            refused = await self._trial(self._isolation)
+            found = await self._step(self._isolation)
+            if found is None:
+                return None
+            refused = await self._refusal(found.checkpoints)
             if refused is None:
-                final = await self._step(self._isolation)
-                if final is None:
-                    return None
-                return replace(final, checkpoints=self._without(final.checkpoints, EVERYTHING))
+                return found
             if is_over():
                 break
-            if await find_refused(self._trial, self._isolation, self._isolation.seen, refused) is None:
-                continue
-            found = await self._step(self._isolation)
-            assert found is not None
-            await self._find_row(found.checkpoints)
+            if await find_refused(self._trial, self._isolation, found.records, refused) is not None:
+                final = await self._without_refused_rows(found, records_max, is_over)
+                if final is not None:
+                    return final
+                break
         raise TransientError(
             f"the database refuses {self.records} records and {self.rows} rows of one turn, and more: {error}",
             hint="look at the constraints of the result tables; nothing is lost, a smaller turn is tried",
@@ -77,7 +81,21 @@ class Hunt:
 
     async def _trial(self, under: Isolation) -> PoisonError | None:
         found = await self._step(under)
-        return None if found is None else await self._refusal(self._without(found.checkpoints, EVERYTHING))
+        return None if found is None else await self._refusal(found.checkpoints)
+
+    async def _without_refused_rows(self, found: Turn, rows_max: int, is_over: Callable[[], bool]) -> Turn | None:
+        """The turn without the rows that are refused, whoever made them; None when there are more.
+
+        A row is known by its place, so it is left out of the very checkpoints in which it was found.
+        """
+        for _ in range(rows_max):
+            await self._find_row(found.checkpoints)
+            checkpoints = self._without(found.checkpoints, EVERYTHING)
+            if await self._refusal(checkpoints) is None:
+                return replace(found, checkpoints=checkpoints)
+            if is_over():
+                break
+        return None
 
     def _without(self, checkpoints: Sequence[Checkpoint], upto: int) -> list[Checkpoint]:
         return without_rows(checkpoints, upto, self._rows, self._computations)

@@ -25,7 +25,7 @@ from millpy.model.checkpoint import Checkpoint, DeadLetter, Delta, Entries, Gran
 from millpy.model.keys import KeyHasher, key_text
 from millpy.model.quarantine import payload_of
 from millpy.model.record import Records
-from millpy.model.stage import Arrived, Release, StepResult, Work
+from millpy.model.stage import Arrived, Release, StageInterval, StepResult, Work
 from millpy.model.time import INSTANT_MAX, ClockReading, Instant
 from millpy.model.watermark import advance, input_watermark, low_watermark
 from millpy.runtime.guarded_clock import believed_floor
@@ -119,8 +119,10 @@ class Steps:
                 else:
                     checkpoint = self._step(interval, inbox, intervals, mail, isolation)
                 progress.done(run)
+                if checkpoint is not None and not isolation.again:
+                    checkpoint = interval.kept_letters.keep(checkpoint, inbox.now_us)
                 if checkpoint is not None:
-                    checkpoints.append(interval.kept_letters.keep(checkpoint, inbox.now_us))
+                    checkpoints.append(checkpoint)
         return checkpoints
 
     def _inject(
@@ -263,9 +265,8 @@ class Steps:
         if missing := stage.missing([arrival.bundle for arrival in arrived]):
             stage.absorb(missing, self._load(interval.grant, missing))
         self._probe.reach_now(Point.AFTER_LOAD)
-        more = (releases, self._budget.panes, self._budget.timers, self._is_overdue)
-        result = stage.step(Work(interval.bundle + 1, arrived, before, after, now_us, *more))
-        interval.unfinished = result.unfinished
+        work = Work(interval.bundle + 1, arrived, before, after, now_us, releases, self._budget.panes)
+        result = self._bounded_step(interval, stage, work, isolation)
         interval.bundle += 1
         interval.input_watermark = after
         interval.processing_floor = now_us
@@ -297,6 +298,18 @@ class Steps:
             settled=settled,
             release_ids=[release.release_id for release in releases],
         )
+
+    def _bounded_step(self, interval: Owned, stage: StageInterval, work: Work, isolation: Isolation) -> StepResult:
+        """Fire what the turn has room and time for; one that is stepped again fires what it did before."""
+        if isolation.again:
+            work.fires = isolation.fired.get(interval.interval_id)
+        else:
+            work.timers_max, work.overdue = self._budget.timers, self._is_overdue
+        result = stage.step(work)
+        if result.fired and not isolation.again:
+            isolation.fired[interval.interval_id] = result.fired
+        interval.unfinished = result.unfinished
+        return result
 
     def _is_overdue(self) -> bool:
         """Whether the step has taken its time."""

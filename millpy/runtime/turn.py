@@ -22,6 +22,7 @@ from typing import Any
 
 from millpy.injectors.protocol import Injector
 from millpy.model.checkpoint import Checkpoint
+from millpy.model.keys import Key
 from millpy.model.record import SMALL_RECORDS_MAX
 from millpy.model.stage import Release
 from millpy.model.time import Instant
@@ -41,13 +42,15 @@ class Turn:
     """A stepped turn: its inbox, what it commits, and whom to acknowledge afterwards.
 
     Attributes:
-        records: input records met while stepping (for poison isolation).
+        records: input records met while stepping; this and the next for poison isolation.
+        fired: interval -> key -> timers that fired at the end, where not all that were due did.
     """
 
     inbox: Inbox
     checkpoints: Sequence[Checkpoint]
     tokens: Sequence[tuple[Injector, Any]]
     records: int
+    fired: Mapping[int, Mapping[Key, int]]
 
 
 def wants(intervals: Mapping[int, Owned]) -> list[Want]:
@@ -145,7 +148,7 @@ async def step(
         for interval_id, taken in inbox.taken.items()
         if (injector := intervals[interval_id].injector) is not None
     ]
-    return Turn(inbox, checkpoints, tokens, isolation.seen)
+    return Turn(inbox, checkpoints, tokens, isolation.seen, isolation.fired)
 
 
 async def commit(store: Store, turn: Turn, graph_version: int, probe: Probe) -> None:

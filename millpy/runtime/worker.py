@@ -418,7 +418,7 @@ class Worker:
                 return refused
             return None
 
-        hunt = Hunt(step, refusal, self._plan.table_writers())
+        hunt = Hunt(step, refusal, self._plan.table_writers(), turn.fired)
         # A turn that cannot be halved any more is searched to the end, however long that takes.
         smallest = self.budget.factor <= FACTOR_MIN
         records_max = 2**62 if smallest else self._limits.poison_records_max
@@ -431,7 +431,7 @@ class Worker:
             raise
         if final is not None:
             log.warning("quarantined %d records and %d rows: %s", hunt.records, hunt.rows, error)
-            final = replace(final, tokens=turn.tokens)
+            final = replace(final, tokens=turn.tokens, checkpoints=self._kept(final))
             await self._send(final, (turn.inbox.monotonic, self._clock.monotonic()))
         # A turn stepped behind the refused one is void, and its inputs have left their sources: fetch them again. So is
         # one without a checkpoint: what it polled came after a position that had moved and was not stored yet.
@@ -442,6 +442,14 @@ class Worker:
             return
         detail: dict[str, object] = {"records": hunt.records, "rows": hunt.rows, "reason": error.message}
         await self._store.record_events(self._graph_id, [Event("refused", detail)])
+
+    def _kept(self, turn: Turn) -> list[Checkpoint]:
+        """The checkpoints of a turn with what is kept of its letters."""
+        intervals = self.holdings.intervals
+        return [
+            intervals[checkpoint.grant.interval_id].kept_letters.keep(checkpoint, turn.inbox.now_us)
+            for checkpoint in turn.checkpoints
+        ]
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
