@@ -26,7 +26,7 @@ import numpy as np
 
 from millpy.errors import ConfigError, SourceUnavailableError
 from millpy.extras import to_install
-from millpy.injectors.kafka_records import Fills, Payloads, Tombstones
+from millpy.injectors.kafka_records import Fills, Payloads, Tombstones, offsets_of
 from millpy.injectors.protocol import SourceSetup, TakeBound, Taken
 from millpy.model.record import RecordType
 from millpy.model.time import Instant, describe, instant
@@ -47,6 +47,7 @@ _RETRY_S_MIN, _RETRY_S_MAX = 0.1, 5.0
 _LOOK_EVERY_S = 60.0
 _MOVED_EVERY_S = 10.0
 _BEYOND_S = 10.0
+_DAMAGED_MAX = 3
 
 
 class KafkaPosition(msgspec.Struct, frozen=True):
@@ -199,7 +200,7 @@ class _NotThereError(SourceUnavailableError):
 
 @dataclass(slots=True)
 class _Chunk:
-    """Records as they were fetched, and the bytes of their values."""
+    """Records as they were fetched, and their bytes."""
 
     records: Sequence[Any]
     size: int
@@ -218,7 +219,7 @@ class KafkaInjector:
         self._offset = -1  # fetched
         self._moved = False  # there is a position to hand over, without records
         self._moved_at = 0.0
-        self._one_by_one = False
+        self._damaged = 0  # times in a row
         self._inbox: deque[_Chunk] = deque()
         self._fetched = self._total = 0  # records, since it was opened
         self._room = asyncio.Event()
@@ -371,7 +372,7 @@ class KafkaInjector:
 
     async def _read(self, client: Client) -> None:
         """Fetch as long as there is room, and prove from time to time that nothing is left."""
-        from millpy.injectors.kafka_client import BatchTooLargeError, OutOfRangeError
+        from millpy.injectors.kafka_client import OutOfRangeError
 
         limits, clock = self._setup.limits, self._setup.clock
         looked_at = clock.monotonic()
@@ -382,28 +383,37 @@ class KafkaInjector:
                 self._room.clear()
                 await self._room.wait()
             try:
-                records = await client.fetch(1 if self._one_by_one else limits.bundle_records_max, _WAIT_S)
-            except BatchTooLargeError as error:
-                if self._one_by_one:
-                    self._tell_once(
-                        "source_stuck", f"{self._setup.partition} at offset {self._offset}: {error.message}"
-                    )
-                self._one_by_one = True  # what was fetched before that batch is still to come
-                raise
+                records = await client.fetch(limits.bundle_records_max, _WAIT_S)
             except OutOfRangeError:
                 self._check(*await client.bounds())
                 client.assign(self._offset)
                 continue
             if records:
-                self._offset = records[-1].offset + 1
-                self._fetched += len(records)
-                self._inbox.append(_Chunk(records, sum(len(r.value) for r in records if r.value is not None)))
-                self._setup.ready.set()
+                self._note(records)
                 continue
             await self._prove(client)
             if clock.monotonic() - looked_at > _LOOK_EVERY_S:
                 looked_at = clock.monotonic()
                 await self._look(client)
+
+    def _note(self, records: Sequence[Any]) -> None:
+        """Keep what was fetched.
+
+        Raises:
+            SourceUnavailableError: the last of it is damaged; perhaps it is whole when it is fetched again.
+        """
+        newest = records[-1]
+        damaged = newest.value is None and getattr(newest, "damaged", False)
+        again = damaged and self._damaged < _DAMAGED_MAX
+        self._damaged = self._damaged + 1 if again else 0
+        records = records[:-1] if again else records
+        if records:
+            self._offset = records[-1].offset + 1
+            self._fetched += len(records)
+            self._inbox.append(_Chunk(records, sum(map(_size, records))))
+            self._setup.ready.set()
+        if again:
+            raise SourceUnavailableError(f"{self._setup.partition}@{newest.first}: {newest.detail}")
 
     async def _prove(self, client: Client) -> None:
         """Nothing came: is that because there is nothing?"""
@@ -453,7 +463,7 @@ class KafkaInjector:
             arrived_at=self._setup.clock.now_us(),
             payloads=payloads,
             refused=refused,
-            describe=lambda row: f"{partition}@{counted[row].offset}",
+            describe=lambda row: f"{partition}@{offsets_of(counted[row])}",
             position=msgspec.json.encode(self._position),
             records=self._total - before,
             total=self._total,
@@ -501,9 +511,16 @@ class KafkaInjector:
         self._inbox.clear()
 
 
+def _size(record: Any) -> int:
+    size = len(record.value or b"") + len(record.key or b"")
+    if record.headers:
+        size += sum(len(name) + len(value or b"") for name, value in record.headers)
+    return size
+
+
 def _cut(chunk: _Chunk, bound: TakeBound) -> tuple[_Chunk, _Chunk | None]:
     """As many records as fit into a bundle, at least one; and the rest."""
-    sizes = np.cumsum([0 if record.value is None else len(record.value) for record in chunk.records])
+    sizes = np.cumsum([_size(record) for record in chunk.records])
     count = min(bound.records, max(1, int(np.searchsorted(sizes, bound.bytes, side="right"))))
     if count >= len(chunk.records):
         return chunk, None

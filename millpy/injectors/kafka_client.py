@@ -33,7 +33,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 
 from millpy.errors import ConfigError, SourceUnavailableError
 from millpy.extras import to_install
-from millpy.injectors.kafka_expansion import ExpansionError, bound_expansion
+from millpy.injectors.kafka_batches import read_patiently
 from millpy.injectors.kafka_reasons import reason, verifying
 
 log = logging.getLogger(__name__)
@@ -84,16 +84,12 @@ class OutOfRangeError(SourceUnavailableError):
     """The offset that was to be read next is not there (any more)."""
 
 
-class BatchTooLargeError(SourceUnavailableError):
-    """A compressed batch would become larger than is taken."""
-
-
 class Client:
     """A connected reader of one partition."""
 
     def __init__(self, cluster: Cluster, topic: str, partition: int, client_id: str) -> None:
         _quieten()
-        bound_expansion()
+        read_patiently()
         self._place = TopicPartition(topic, partition)
         self._options = cluster.options()
         self._consumer = AIOKafkaConsumer(
@@ -194,11 +190,10 @@ class Client:
             return int(await self._consumer.position(self._place))
 
     async def fetch(self, records_max: int, wait_s: float) -> Sequence[Any]:
-        """What has come, or comes within so long; may be empty.
+        """What has come, or comes within so long; may be empty. What cannot be read is `Unreadable` in its place.
 
         Raises:
             OutOfRangeError: the log does not hold the offset.
-            BatchTooLargeError: a batch would become larger than is taken.
             SourceUnavailableError, ConfigError: anything else.
         """
         async with _answers(None):
@@ -220,9 +215,5 @@ async def _answers(within_s: float | None = _ANSWER_S_MAX) -> AsyncIterator[None
         raise ConfigError(f"Kafka refuses us: {error!r}", hint="check user, password and rights") from error
     except UnsupportedCodecError as error:
         raise ConfigError(f"Kafka: {error!r}", hint=to_install("kafka")) from error
-    except ExpansionError as error:
-        raise BatchTooLargeError(
-            f"Kafka: {error}", hint="delete the batch, or let its producer send smaller ones"
-        ) from error
     except (KafkaError, OSError) as error:
         raise SourceUnavailableError(f"Kafka: {error!r}", hint="is the broker running?") from error

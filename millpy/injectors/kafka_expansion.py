@@ -1,22 +1,32 @@
 """Bounds what a compressed Kafka batch may become, before it becomes it.
 
 The limits of a fetch count compressed bytes, and 16 kB of zstd can be a gigabyte. aiokafka decompresses a batch in one
-piece by functions of its modules; here they are replaced by ones that stop at a bound. Snappy cannot become more than
-some twenty times what it was, and says its size first.
+piece by functions of its modules; here they are replaced by ones that stop at a bound. And it makes an object of each
+header of a record, of which two bytes are one: a record with a lot of them is refused before that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
 from aiokafka.errors import KafkaError
 from aiokafka.record import default_records, legacy_records
+from aiokafka.record.util import decode_varint
 
 EXPANDED_BYTES_MAX = 64_000_000
+HEADERS_BYTES_MAX = 64_000
+"""Of one record."""
+CODECS = {1: "gzip", 2: "snappy", 3: "lz4", 4: "zstd"}
 _PIECE_BYTES = 1_000_000
-_CODECS = {"gzip_decode": "gzip", "lz4_decode": "lz4", "zstd_decode": "zstd"}
+_XERIAL = b"\x82SNAPPY\x00"
+_XERIAL_BYTES = 16
+_SNAPPY_RATIO_MAX = 32
+"""Of a real one at most some 22."""
+_SMALL_BYTES = 1_000_000
+"""In so few bytes there cannot be harmfully many headers."""
 
 
 class ExpansionError(KafkaError):  # type: ignore[misc]
@@ -26,9 +36,49 @@ class ExpansionError(KafkaError):  # type: ignore[misc]
 def bound_expansion() -> None:
     """Make aiokafka decompress within the bound; once is enough, and again does nothing."""
     for module in _modules():
-        for name, codec in _CODECS.items():
-            if hasattr(module, name):
-                setattr(module, name, _bounded(codec))
+        for codec in CODECS.values():
+            if hasattr(module, name := f"{codec}_decode"):
+                setattr(module, name, _bounded(codec, checked=hasattr(module, "DefaultRecordBatch")))
+
+
+def expanded(codec: str, payload: bytes) -> bytes:
+    """What the payload of a batch becomes.
+
+    Args:
+        codec: one of `CODECS`.
+        payload: as it is in the batch.
+
+    Raises:
+        ExpansionError: more than is taken, or something else.
+    """
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        for piece in _snappy(payload) if codec == "snappy" else _streamed(codec, payload):
+            pieces.append(piece)
+            size += len(piece)
+            if size > EXPANDED_BYTES_MAX:
+                raise ExpansionError(
+                    f"a batch of {len(payload)} bytes ({codec}) becomes more than {EXPANDED_BYTES_MAX} bytes"
+                )
+    except (pa.ArrowException, OSError, ValueError, IndexError, struct.error) as error:
+        raise ExpansionError(f"a batch of {len(payload)} bytes is not {codec}: {error}") from error
+    return b"".join(pieces)
+
+
+def too_long_headers(records: bytes, place: int, end: int) -> bool:
+    """Whether the headers of the record between two places (its length before them) have more bytes than are taken.
+
+    Raises:
+        IndexError, ValueError: it is no record.
+    """
+    place += 1  # attributes
+    for _ in range(2):  # time, offset
+        _, place = decode_varint(records, place)
+    for _ in range(2):  # key, value
+        length, place = decode_varint(records, place)
+        place += max(0, length)
+    return end - place > HEADERS_BYTES_MAX
 
 
 def _modules() -> list[Any]:
@@ -41,21 +91,63 @@ def _modules() -> list[Any]:
     return [*found, compiled, compiled_legacy]
 
 
-def _bounded(codec: str) -> Callable[[Any], bytes]:
+def _bounded(codec: str, *, checked: bool) -> Callable[[Any], bytes]:
     def decode(payload: Any) -> bytes:
-        pieces: list[bytes] = []
-        size = 0
-        try:
-            with pa.input_stream(pa.py_buffer(bytes(payload)), compression=codec) as stream:
-                while piece := stream.read(_PIECE_BYTES):
-                    pieces.append(piece)
-                    size += len(piece)
-                    if size > EXPANDED_BYTES_MAX:
-                        raise ExpansionError(
-                            f"a batch of {len(payload)} bytes ({codec}) becomes more than {EXPANDED_BYTES_MAX} bytes"
-                        )
-        except (pa.ArrowException, OSError) as error:
-            raise ExpansionError(f"a batch of {len(payload)} bytes is not {codec}: {error}") from error
-        return b"".join(pieces)
+        found = expanded(codec, bytes(payload))
+        if checked and len(found) > _SMALL_BYTES and _has_too_long_headers(found):
+            raise ExpansionError(f"a record has more than {HEADERS_BYTES_MAX} bytes of headers")
+        return found
 
     return decode
+
+
+def _streamed(codec: str, payload: bytes) -> Iterator[bytes]:
+    with pa.input_stream(pa.py_buffer(payload), compression=codec) as stream:
+        while piece := stream.read(_PIECE_BYTES):
+            yield piece
+
+
+def _snappy(payload: bytes) -> Iterator[bytes]:
+    """Blocks of snappy; each says its size first, which is not to be believed."""
+    if not payload.startswith(_XERIAL):
+        yield _snappy_block(payload)
+        return
+    place = _XERIAL_BYTES
+    while place < len(payload):
+        (length,) = struct.unpack_from(">i", payload, place)
+        if not 0 < length <= len(payload) - place - 4:
+            raise ValueError(f"a block of {length} bytes")
+        yield _snappy_block(payload[place + 4 : place + 4 + length])
+        place += 4 + length
+
+
+def _snappy_block(block: bytes) -> bytes:
+    size = shift = 0
+    for byte in block[:5]:
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    if size > min(EXPANDED_BYTES_MAX, _SNAPPY_RATIO_MAX * len(block)):
+        raise ExpansionError(f"a block of {len(block)} bytes (snappy) says that it becomes {size} bytes")
+    return bytes(pa.decompress(block, decompressed_size=size, codec="snappy"))
+
+
+def _has_too_long_headers(records: bytes) -> bool:
+    """Whether any record of a batch has; looks into the long ones only."""
+    place, end = 0, len(records)
+    try:
+        while place < end:
+            byte = records[place]
+            if byte < 0x80:
+                place += 1 + (byte >> 1)
+                continue
+            length, place = decode_varint(records, place)
+            if length > HEADERS_BYTES_MAX and too_long_headers(records, place, place + length):
+                return True
+            if length < 0:
+                return False
+            place += length
+    except (IndexError, ValueError):
+        pass  # whoever reads the records will say so
+    return False

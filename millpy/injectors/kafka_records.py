@@ -18,8 +18,10 @@ from millpy.model.record import RecordType
 
 Tombstones = Literal["dead_letter", "skip", "record"]
 TOMBSTONE = "tombstone"
+UNREADABLE = "unreadable"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _KNOWN_KEYS_MAX = 100_000
+_KNOWN_BYTES_MAX = 20_000_000
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
 
@@ -76,6 +78,7 @@ class Payloads:
         self._tombstones = tombstones
         self.skipped = 0
         self._keys: dict[bytes | None, bytes] = {}
+        self._keys_size = 0
         self._key = self._timestamp = b""
         self._headers: list[tuple[str, bytes, bool]] = []
         self._key_is_int = self._timestamp_is_int = False
@@ -95,14 +98,16 @@ class Payloads:
         values = [record.value for record in records]
         refused: list[Refused] = []
         gone: list[int] = []
+        unreadable: list[int] = []
         if None in values:
             if self._tombstones == "skip":
-                self.skipped += values.count(None)
-                records = [record for record in records if record.value is not None]
-                values = [record.value for record in records]
-            gone = [row for row, value in enumerate(values) if value is None]
-            for row in gone:
-                values[row] = b"{}"
+                kept = [record for record in records if record.value is not None or hasattr(record, "detail")]
+                self.skipped += len(records) - len(kept)
+                records, values = kept, [record.value for record in kept]
+            for row, value in enumerate(values):
+                if value is None:
+                    (unreadable if hasattr(records[row], "detail") else gone).append(row)
+                    values[row] = b"{}"
         endings = self._endings(records)
         if endings:
             values = [
@@ -113,6 +118,9 @@ class Payloads:
             ]
         if self._tombstones == "dead_letter":
             refused = [Refused(row, TOMBSTONE, f"no value; its key is {records[row].key!r}") for row in gone]
+        for row in unreadable:
+            values[row] = b""
+            refused.append(Refused(row, UNREADABLE, records[row].detail))
         return records, values, refused
 
     def _endings(self, records: Sequence[Any]) -> list[bytes]:
@@ -133,16 +141,24 @@ class Payloads:
     def _of_keys(self, keys: list[bytes | None]) -> list[bytes]:
         known = self._keys
         distinct = set(keys)
-        if len(known) + len(distinct) > _KNOWN_KEYS_MAX:
+        if len(known) + len(distinct) > _KNOWN_KEYS_MAX or self._keys_size > _KNOWN_BYTES_MAX:
             known.clear()
+            self._keys_size = 0
         for key in distinct - known.keys():
-            known[key] = self._key + _json(key, self._key_is_int)
+            written = known[key] = self._key + _json(key, self._key_is_int)
+            self._keys_size += len(written) + len(key or b"")
         return [known[key] for key in keys]
 
     def _of_timestamps(self, timestamps: list[int]) -> list[bytes]:
         if self._timestamp_is_int:
             return [self._timestamp + b"%d" % at for at in timestamps]
         return [self._timestamp + _moment(at) for at in timestamps]
+
+
+def offsets_of(record: Any) -> str:
+    """Its offset; of a batch that cannot be read, from which to which."""
+    first = getattr(record, "first", record.offset)
+    return f"{record.offset}" if first == record.offset else f"{first}-{record.offset}"
 
 
 def _json(value: bytes | None, is_int: bool) -> bytes:
