@@ -1,8 +1,8 @@
 """What a fetch has brought, record by record, whatever is in it.
 
-aiokafka raises when a batch cannot be read, and would raise for ever: the partition would stand still. Here such a batch
-is read again, more patiently: records that can be read are read, each of the others is an `Unreadable`, and so is the
-rest of a batch that cannot be expanded or has no end of faults. So every offset is either a record or named by one.
+aiokafka raises when a batch cannot be read, and would raise for ever: the partition would stand still. Here such a
+batch is read again, more patiently: records that can be read are read, each of the others is an `Unreadable`, and so is
+the rest of a batch that cannot be expanded or has no end of faults. Every offset is a record or is named by one.
 
 And aiokafka hands over as many records as it is asked for, however large: 4 MB of zstd can be 600 records of 60 MB.
 Here a fetch ends when it holds enough; what is left is fetched again.
