@@ -131,10 +131,16 @@ class CallTimeoutError(RecordError):
 
 
 class PoisonError(RecordError):
-    """The database refused a value of this turn: its type, or a constraint, trigger or row of the user's."""
+    """The database refused a value of this turn: its type, or a constraint, trigger or row of the user's.
 
-    def __init__(self, message: str, *, table: str = "", sqlstate: str = "", hint: str = "") -> None:
+    `too_large`: perhaps no value, but that there are so many.
+    """
+
+    def __init__(
+        self, message: str, *, table: str = "", sqlstate: str = "", hint: str = "", too_large: bool = False
+    ) -> None:
         super().__init__(message, hint=hint)
+        self.too_large = too_large
         self.table = table
         self.sqlstate = sqlstate
 

@@ -192,7 +192,14 @@ class Worker:
             await self._react(self._recover())
         except PoisonError as error:
             self._observer.failed(error)
-            await self._react(self._isolate(error))
+            if error.too_large and self.budget.factor > FACTOR_MIN:
+                # All of its records may be good. Only a turn that cannot get smaller has one that is not.
+                log.warning("a turn is too large: %s", error)
+                self._void_turn()
+                await self._back_off()
+                await self._react(self._recover())
+            else:
+                await self._react(self._isolate(error))
         except OwnershipError as error:
             self._void_turn()
             self._refused(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,6 +14,8 @@ import psycopg
 from tests.crash.checks import accounting_faults, differences
 from tests.crash.harness import Worker
 
+WHOLE = os.environ.get("SIZES") == "whole"
+"""`make sizes` plays all of what is played in part with all tests."""
 GRAPH = Path(__file__).with_name("sizes_graph.py")
 START_S = 1_700_000_040
 """On a whole minute, and on a whole half of one."""

@@ -15,7 +15,8 @@ MW009 a row of somebody else's         PoisonError: it has the key of a window
 0A000, 26000, 42P05                    TransientError: a prepared statement is gone or stale, the lane connects anew
 53, 58                                 StoreUnavailableError
 54000 of NOTIFY                        TransientError: its queue is full, a hint is left out
-22, 54, 23 on a user's own             PoisonError, in a commit
+22, 23 on a user's own                 PoisonError, in a commit
+54, XX000 for want of room             PoisonError, in a commit; `too_large` where it is not a result table's
 42, others                             UsageError (missing rights), with a hint
 
 A statement that writes a result table, and COMMIT, run what the user has put there: triggers, constraints, functions of
@@ -50,6 +51,8 @@ from millpy.errors import (
 from millpy.store.unreachable import unreachable
 
 OUR_SCHEMA = "mill"
+NO_ROOM = "invalid memory alloc request size"
+"""The server cannot hold a value of more than 1 GB; an internal message, which is not translated."""
 OUR_CHECK = "mill.check_panes"
 FOREIGN_ROW = "MW009"
 OwnConstraints = Mapping[tuple[str, str], frozenset[str]]
@@ -139,8 +142,9 @@ def translate_commit(
         return _constraint(error, own, state)
     if users:
         return _of_users(error, state, table)
-    if state[:2] in ("22", "54"):
-        return PoisonError(_line(error), table=error.diag.table_name or "", sqlstate=state)
+    too_large = state[:2] == "54" or (state == "XX000" and _line(error).startswith(NO_ROOM))
+    if state[:2] == "22" or too_large:
+        return PoisonError(_line(error), table=error.diag.table_name or "", sqlstate=state, too_large=too_large)
     return translate(error)
 
 
