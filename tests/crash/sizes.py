@@ -42,7 +42,7 @@ class Feed:
 
     def faults(self, url: str, windows: int = 1) -> list[str]:
         """What is wrong with the results of a graph that has finished; each record is in `windows` windows."""
-        wanted = {f"d{key}": (self.each * windows, self._total(key) * windows) for key in range(self.keys)}
+        wanted = {f"d{key}": (self.each * windows, self.total(key) * windows) for key in range(self.keys)}
         with psycopg.connect(url, autocommit=True) as connection:
             rows = connection.execute(
                 "SELECT device, sum(n)::bigint, sum(total)::bigint FROM sizes.windows GROUP BY device"
@@ -50,7 +50,8 @@ class Feed:
             found = differences("windows", {row[0]: row[1:] for row in rows}, wanted)
             return [str(fault) for fault in (*found, *accounting_faults(connection))]
 
-    def _total(self, key: int) -> int:
+    def total(self, key: int) -> int:
+        """The sum of the values of a key."""
         return sum(key + turn for turn in range(self.each))
 
 
