@@ -214,10 +214,13 @@ class WindowedInterval(Generic[OpenT]):
 
     def _recover(self, recovered: Recovered) -> None:
         """Take the windows that were open, out of what was recovered."""
+        progress = self._binding.progress
+        run = progress.run
         for entries in recovered.entries:
             if entries.kind is Kind.WINDOW:
                 self._open.recover(entries, self._input.key_types)
                 entries.clear()  # not in memory twice
+                progress.done(run)  # millions take long
         self._open.recovered()
 
     @property
