@@ -34,7 +34,15 @@ from typing import IO, Self
 from urllib.parse import quote
 
 from millpy.embedded.parts import START_S_MAX, free_port, last_lines
-from millpy.embedded.server_user import as_server_names, as_server_user, give_to_server_user, server_user, within_reach
+from millpy.embedded.server_user import (
+    as_server_names,
+    as_server_user,
+    give_to_server_user,
+    make_own,
+    make_servers,
+    server_user,
+    within_reach,
+)
 from millpy.embedded.supervise import MARK, OPENED_DATA, postmaster
 from millpy.errors import ConfigError, StoreUnavailableError
 from millpy.extras import to_install
@@ -100,12 +108,12 @@ class EmbeddedPostgres:
         """Hold the server, starting it when nobody did; returns when it takes connections.
 
         Raises:
-            ConfigError: there are no binaries of this version, or the directory has another one.
+            ConfigError: there are no binaries of this version, the directory has another one or is open to others.
             StoreUnavailableError: it does not start; the message quotes its log.
         """
         if self._held is not None:
             return
-        self.directory.mkdir(parents=True, exist_ok=True)
+        make_own(self.directory)
         (self.directory / "holders.lock").touch()
         held = (self.directory / "holders.lock").open("r+")
         fcntl.flock(held, fcntl.LOCK_SH)  # waits for a supervisor that is stopping the server
@@ -220,10 +228,7 @@ class EmbeddedPostgres:
     def _launch(self, port: int | None = None) -> None:
         progress.debug("starting PostgreSQL %s in %s", self.version, self.directory)
         run = self._socket_directory()
-        run.mkdir(mode=0o700, exist_ok=True)
-        if os.geteuid() != 0 and run.stat().st_uid != os.geteuid():
-            raise ConfigError(f"{run} belongs to somebody else", hint="remove it, or move the graph to a shorter path")
-        give_to_server_user(run)
+        make_servers(run)
         log = self.directory / "log"
         self._disown_leftovers()
         number = port or (free_port() if self._tcp else 5432)

@@ -15,6 +15,7 @@ import shutil
 import stat
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from millpy.errors import ConfigError
@@ -44,6 +45,41 @@ def give_to_server_user(path: Path | int) -> None:
     entry = server_user()
     if entry is not None:
         os.chown(path, entry.pw_uid, entry.pw_gid)
+
+
+def make_own(directory: Path) -> None:
+    """Make a directory, and those above it that are missing, in which nobody else can put or move anything.
+
+    Whoever could would choose which server we talk to, and which programs we start. The umask is not asked.
+
+    Raises:
+        ConfigError: it is there, and others may write to it.
+    """
+    missing = [place for place in (directory, *directory.parents) if not place.exists()]
+    for place in reversed(missing):
+        place.mkdir(mode=0o700 if place == directory else 0o755, exist_ok=True)
+    found = directory.stat()
+    if found.st_mode & 0o022 or found.st_uid not in (0, os.geteuid()):
+        raise ConfigError(
+            f"others may write to {directory}", hint=f"chmod go-w {directory}, or remove it if it is not yours"
+        )
+
+
+def make_servers(directory: Path) -> None:
+    """Make a directory that is the server's alone, or take one that is so: it may lie where everybody writes.
+
+    Raises:
+        ConfigError: something of somebody else's has its name.
+    """
+    with suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    found, entry = directory.lstat(), server_user()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.geteuid(), entry.pw_uid if entry else -1):
+        raise ConfigError(
+            f"{directory} belongs to somebody else", hint="remove it, or move the graph to a shorter path"
+        )
+    directory.chmod(0o700)
+    give_to_server_user(directory)
 
 
 def as_server_names(directory: Path, descriptor: int) -> str:

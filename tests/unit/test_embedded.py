@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import threading
@@ -16,7 +17,14 @@ import pytest
 from psycopg import conninfo
 
 from millpy.embedded import EmbeddedPostgres, binaries, supervise
-from millpy.embedded.server_user import as_server_user, give_to_server_user, is_passable, server_user, within_reach
+from millpy.embedded.server_user import (
+    as_server_user,
+    give_to_server_user,
+    is_passable,
+    make_servers,
+    server_user,
+    within_reach,
+)
 from millpy.errors import ConfigError
 
 HOLDER = """
@@ -228,3 +236,44 @@ def test_by_tcp_nobody_gets_in_without_the_password(directory: Path, version: st
                 psycopg.connect(**{**known, **different})
         assert (directory / "password").stat().st_mode & 0o077 == 0
         assert (directory / "run").stat().st_mode & 0o077 == 0
+
+
+def test_nobody_else_can_put_anything_where_the_server_lives_whatever_the_umask(tmp_path: Path) -> None:
+    directory = tmp_path / "project" / "server"
+    before = os.umask(0)
+    try:
+        with EmbeddedPostgres(directory):
+            places = [tmp_path / "project", directory, directory / "data", directory / "run"]
+            assert [stat.S_IMODE(place.stat().st_mode) for place in places] == [0o755, 0o700, 0o700, 0o700]
+    finally:
+        os.umask(before)
+    directory.chmod(0o770)
+
+    with pytest.raises(ConfigError, match="others may write"):
+        EmbeddedPostgres(directory).start()
+
+
+def test_what_others_have_put_where_a_socket_goes_is_neither_used_nor_given_away(tmp_path: Path) -> None:
+    # In /tmp, for graphs whose own path is too long for one.
+    theirs = tmp_path / "theirs"
+    theirs.mkdir(mode=0o755)
+    owner = theirs.stat()
+    (tmp_path / "link").symlink_to(theirs)
+    (tmp_path / "nowhere").symlink_to(tmp_path / "none")
+    (tmp_path / "file").touch()
+    ours = tmp_path / "ours"
+    ours.mkdir(mode=0o777)
+    places = [tmp_path / "link", tmp_path / "nowhere", tmp_path / "file"]
+    if os.geteuid() == 0:
+        os.chown(theirs, 12_345, 12_345)
+        owner = theirs.stat()
+        places.append(theirs)
+
+    for place in places:
+        with pytest.raises(ConfigError, match="somebody else"):
+            make_servers(place)
+    for _ in range(2):
+        make_servers(ours)
+
+    assert theirs.stat() == owner
+    assert stat.S_IMODE(ours.stat().st_mode) == 0o700
