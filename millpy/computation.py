@@ -18,7 +18,7 @@ So a call may run more than once: what it does outside its context is not exactl
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from datetime import datetime
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
@@ -166,6 +166,7 @@ class Context:
         "_due",
         "_firing",
         "_late",
+        "_may_open",
         "_outlets",
         "_produced",
         "_row",
@@ -186,10 +187,12 @@ class Context:
         stores: Mapping[Cell[Any], CellSource],
         outlets: Mapping[str | None, Outlet],
         timers_of: Mapping[Key, Mapping[TimerId, Timer]],
+        may_open: Callable[[], bool] = lambda: True,
     ) -> None:
         self._stores = stores
         self._outlets = outlets
         self._timers_of = timers_of
+        self._may_open = may_open
         self._values: dict[Cell[Any], Any] = {}
         self._produced: list[Produced] = []
         self._timers: dict[TimerId, Timer] | None = None
@@ -349,6 +352,10 @@ class Context:
             raise RefusedValueError(f"{timer.name!r} cannot be stored as a timer's name")
         if len(timer.name.encode()) > KEY_BYTES_MAX:
             raise RefusedValueError(f"the name of timer {timer.name[:40]!r}… has more than {KEY_BYTES_MAX:,} bytes")
+        if timer.id not in self._pending() and not self._may_open():
+            raise RefusedValueError(
+                f"no room for timer {timer.name!r}: its key interval has as many as MILLPY_OPEN_TIMERS_MAX allows"
+            )
         if self._timers is None:
             self._timers = dict(self._timers_of.get(self.key, {}))
         if self._undo is not None:

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 
 RECORD_BYTES_MAX = 1_000_000
 KEY_BYTES_MAX = 1_024
 """Of a key as JSON text, and of a timer's name: what an index of the database holds with room to spare."""
 KEY_INTERVALS_DEFAULT = 4
 RING_SLOTS = 16
+
+
+@cache
+def memory_bytes() -> int:
+    """What this process may use: the machine's memory, or its container's."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):
+            found.append(int(Path(path).read_text()))
+    return min(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +46,7 @@ class Limits:
     fold_bytes: int = 32_000_000
     fold_every_s: float = 10.0
     unfolded_bytes_max: int = 256_000_000
+    open_windows_bytes_max: int = field(default_factory=lambda: memory_bytes() // 2)
     state_cache_bytes_max: int = 256_000_000
     state_preload_rows_max: int = 50_000
     epoch_s: float = 60.0
@@ -47,6 +62,8 @@ class Limits:
     set_aside_kept_s: float = 30 * 86_400.0
     events_kept_s: float = 30 * 86_400.0
     parked_records_max: int = 100_000
+    parked_bytes_max: int = 64_000_000
+    open_timers_max: int = 1_000_000
     drain_grace_s: float = 10.0
     watchdog_s: float = 60.0
     retry_s_min: float = 0.05
@@ -67,6 +84,7 @@ class Limits:
         assert self.turn_timers_max > 0, "a turn must hold a timer"
         assert 0 < self.poll_s_min <= self.poll_s_max, "poll_s_min must be above 0 and at most poll_s_max"
         assert self.fold_bytes <= self.unfolded_bytes_max, "fold_bytes must be at most unfolded_bytes_max"
+        assert self.open_windows_bytes_max > 0, "open windows need room"
         assert self.record_attempts_max >= 1, "a record needs an attempt"
         assert self.clock_step_s > 0, "clock_step_s must be above 0"
         assert 0 <= self.clock_agree_s <= self.clock_settle_s, "clock_agree_s must be at most clock_settle_s"

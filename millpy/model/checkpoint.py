@@ -220,7 +220,7 @@ class DeadLetter:
 
     Attributes:
         reason: a word for the class of failure: "undecodable", "oversize", "event_time", "future",
-            "refused", "user_error", "key".
+            "refused", "user_error", "key", "windows".
         detail: what exactly, one line; with the traceback for user errors.
         payload: the record's bytes as received, or as JSON when it was a millpy record.
         stream, computation: where it was on its way.

@@ -208,7 +208,8 @@ class Binding:
 
     `tables`: output stream -> id of its result table, for streams that have one.
     `subscribed`: output streams that somebody consumes; productions to others need not be kept.
-    `progress`: what calls of user code are told to.
+    `progress`: what calls of user code are told to. `windowed_intervals`: how many the graph has, which share what a
+    worker has room for.
     """
 
     computation: str
@@ -218,6 +219,7 @@ class Binding:
     subscribed: frozenset[str]
     limits: Limits
     progress: StepProgress = field(default_factory=StepProgress)
+    windowed_intervals: int = 1
 
 
 class StageLogic(Protocol):

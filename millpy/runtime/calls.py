@@ -173,7 +173,8 @@ class Calls:
                 _drive(self._run_key(self._context, turn, job, final=True))
 
     def _fresh_context(self) -> Context:
-        return Context(self._stores, self._outlets, self._book.by_key)
+        timers_max = self._binding.limits.open_timers_max
+        return Context(self._stores, self._outlets, self._book.by_key, lambda: len(self._book) < timers_max)
 
     def _run_plain(self, turn: Turn, jobs: Iterable[Job]) -> None:
         """The hot loop: rows of keys without timers, no awaiting, no bookkeeping but for the context's fields."""

@@ -254,8 +254,9 @@ class KeyedInterval:
         rows, key = turn.rows, turn.keys[code]
         origin = rows.input_of(row)
         try:
-            if self._parking.records >= self._binding.limits.parked_records_max:
-                raise RefusedValueError(f"{self._parking.records} records of parked keys wait already")
+            parking, limits = self._parking, self._binding.limits
+            if parking.records >= limits.parked_records_max or parking.bytes >= limits.parked_bytes_max:
+                raise RefusedValueError(f"{parking.records} records of parked keys wait already, {parking.bytes} bytes")
             self._parking.wait(key, rows, row, turn.work.bundle)
             return True
         except RefusedValueError as error:

@@ -72,6 +72,11 @@ class ParkedRow:
     waiting: Waiting
 
     @property
+    def size(self) -> int:
+        """Bytes of the record as JSON."""
+        return len(bytes(self.waiting.record))
+
+    @property
     def hold_us(self) -> Instant:
         """What it holds the low watermark at; a late one holds nothing."""
         late = self.waiting.event_time < self.waiting.watermark
@@ -112,6 +117,7 @@ class Parking:
     Attributes:
         keys: key -> what waits.
         records: how many records wait.
+        bytes: of these records as JSON.
     """
 
     def __init__(self, inputs: Sequence[InputSpec]) -> None:
@@ -119,7 +125,7 @@ class Parking:
         self._input_of = {str(spec.subscription_id): place for place, spec in enumerate(inputs)}
         self._decode = [msgspec.json.Decoder(spec.record_type.struct).decode for spec in inputs]
         self.keys: dict[Key, ParkedKey] = {}
-        self.records = 0
+        self.records = self.bytes = 0
         self._oldest = INSTANT_MAX
         self._changes: dict[tuple[Key, str, str], tuple[bytes | None, Instant]] = {}
 
@@ -135,6 +141,7 @@ class Parking:
                 row = ParkedRow(self._input_of[namespace], subkey, msgspec.json.decode(value, type=Waiting))
                 self._of(key).rows.append(row)
                 self.records += 1
+                self.bytes += row.size
         self._find_oldest()
 
     def _of(self, key: Key) -> ParkedKey:
@@ -164,6 +171,7 @@ class Parking:
         parked = ParkedRow(origin, f"{bundle:016d}/{row:08d}", waiting)
         self.keys[key].rows.append(parked)
         self.records += 1
+        self.bytes += parked.size
         self._oldest = min(self._oldest, parked.hold_us)
         namespace = str(self._inputs[origin].subscription_id)
         self._changes[(key, namespace, parked.subkey)] = (msgspec.json.encode(waiting), parked.hold_us)
@@ -172,6 +180,7 @@ class Parking:
         """Let a key go on; its records leave."""
         parked = self.keys.pop(key)
         self.records -= len(parked.rows)
+        self.bytes -= sum(row.size for row in parked.rows)
         self._changes[(key, KEY_NAMESPACE, "")] = (None, INSTANT_MAX)
         for row in parked.rows:
             namespace = str(self._inputs[row.input].subscription_id)

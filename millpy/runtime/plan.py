@@ -16,6 +16,7 @@ from millpy.model.stage import Binding, Stage
 from millpy.model.step_progress import StepProgress
 from millpy.model.time import microseconds
 from millpy.runtime.operators import Chain
+from millpy.windowing.interval import Windowing
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,7 @@ def plan(graph: Graph, deployment: Deployment, limits: Limits) -> Plan:
     """Join a graph with the ids under which it is deployed."""
     progress = StepProgress()
     stages = [node for node in graph.nodes if isinstance(node, StageNode)]
+    windowed = sum(len(deployment.of(stage.name)) for stage in stages if isinstance(stage.logic, Windowing))
     computations = []
     for node in graph.nodes:
         streams = [node.name] if isinstance(node, InjectorNode) else [stream.name for stream in node.outputs]
@@ -127,7 +129,8 @@ def plan(graph: Graph, deployment: Deployment, limits: Limits) -> Plan:
         consumers = tuple(dict.fromkeys(c for outlet in outlets for c in outlet.consumer_ids))
         stage = None
         if isinstance(node, StageNode):
-            stage = node.logic.bind(_binding(node, deployment, frozenset(o.stream for o in outlets), limits, progress))
+            binding = _binding(node, deployment, frozenset(o.stream for o in outlets), limits, progress)
+            stage = node.logic.bind(replace(binding, windowed_intervals=max(1, windowed)))
         immediate = all(operator.immediate for outlet in outlets for operator in outlet.operators)
         computations.append(
             ComputationPlan(

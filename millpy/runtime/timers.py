@@ -36,6 +36,10 @@ class TimerBook:
         self._holds = _Order(self.by_key, frozenset(), lambda timer: timer.hold_us)
         self._before: dict[int, tuple[Key, KeyTimers]] = {}
 
+    def __len__(self) -> int:
+        """How many timers and holds are set."""
+        return self._count
+
     def absorb(self, key: Key, domain: str, name: str, at_us: int, value: bytes) -> None:
         """Take a stored timer."""
         timer = decode_timer(cast("TimeDomain", domain), name, at_us, value)

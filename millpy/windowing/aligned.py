@@ -19,6 +19,7 @@ from millpy.windowing.grouping import Groups, Integers, aligned_groups
 from millpy.windowing.interval import Mask, Rows, TooLate, WindowedInterval, Windowing
 from millpy.windowing.open_windows import OpenWindows
 from millpy.windowing.pane import OpenPane
+from millpy.windowing.room import Openings, openings_of
 from millpy.windowing.window import AlignedWindows, Assigner
 
 
@@ -29,6 +30,7 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
         super().__init__(windowing, binding)
         self._assigner = Assigner(windows)
         self._size_us = windows.size_us
+        self._most = self._assigner.most
         self._open = OpenWindows(self._folds, self._size_us, self._allowed_us)
         self._recover(recovered)
 
@@ -54,6 +56,14 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
             self._take_many(emission, rows, starts, at, work.watermark)
         return late
 
+    def _openings(self, rows: Rows, work: Work) -> Openings:
+        """Windows that are not over, or that are open still."""
+        starts, at = self._assigner.assign(rows.records.event_times)
+        at = np.arange(len(rows)) if at is None else at
+        stays: Mask = starts + (self._size_us + self._allowed_us) > work.watermark
+        every_us, panes, weights = self._assigner.every_us, self._open.panes, self._open.weights
+        return openings_of(panes, weights, rows.keys, starts, rows.codes[at], at, stays, every_us)
+
     def _too_late(self, rows: Rows, starts: Instants, at: Integers | None, over: Mask) -> TooLate:
         entries = np.flatnonzero(over)
         missed = np.asarray(entries if at is None else at[entries], np.int64)
@@ -76,6 +86,7 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
             pane = panes.get(key)
             if pane is None:
                 pane = panes[key] = OpenPane(folds.empty())
+                open_windows.weights.panes += 1
             folds.add(pane.values, objects[row], times[row])
             if watermarks[row] >= start + size_us:
                 pane.late_count += 1
@@ -132,7 +143,7 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
     def _merge(self, start: int, keys: list[Key], values: list[list[Any]], late: list[int], counts: list[int]) -> None:
         """Merge into a window that is open; `late` and `counts` are records."""
         panes, changed = self._open.of(start), self._open.changed(start)
-        merge = self._folds.merge
+        merge, before = self._folds.merge, len(panes)
         applied = 0
         for key, accumulators, late_count, count in zip(keys, values, late, counts, strict=True):
             pane = panes.get(key)
@@ -143,6 +154,7 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
             pane.late_count += late_count
             changed[key] = pane
             applied += count
+        self._open.weights.panes += len(panes) - before
         self._tally.applied += applied
 
     def _values(self, groups: Groups, group: int, keys: list[Key]) -> list[list[object]]:

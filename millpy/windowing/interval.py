@@ -34,6 +34,8 @@ from millpy.windowing.emission import Emission, output_type, records_of, result_
 from millpy.windowing.fold import Aggregate, Folds, RowsRefusedError
 from millpy.windowing.grouping import Integers
 from millpy.windowing.pane import DuePane
+from millpy.windowing.room import REASON as ROOM_REASON
+from millpy.windowing.room import NoRoomError, Openings, Weights
 from millpy.windowing.window import Assigner, Gaps, SessionWindows, SlidingWindows, Windows
 
 Mask = npt.NDArray[np.bool_]
@@ -161,6 +163,8 @@ class Tally:
 class Open(Protocol):
     """The open windows of a key interval, ordered by when they are due; all in memory."""
 
+    weights: Weights
+
     def recover(self, entries: Entries, key_types: tuple[type, ...]) -> None:
         """Take stored windows, some of several."""
         ...
@@ -197,6 +201,8 @@ class WindowedInterval(Generic[OpenT]):
     """Soft state of one key interval: its open windows, all in memory."""
 
     _open: OpenT
+    _most = 1
+    """Windows (or slices) that a record may open, at most."""
 
     def __init__(self, windowing: Windowing, binding: Binding) -> None:
         self._binding = binding
@@ -207,6 +213,7 @@ class WindowedInterval(Generic[OpenT]):
         self._earliest, self._latest = where.lasting()
         self._folds = Folds(windowing.aggregates, self._input.record_type)
         self._folds.report_to(binding.progress)
+        self._bytes_max = binding.limits.open_windows_bytes_max // binding.windowed_intervals
         self._few_records_max = -1 if self._folds.calls_user else windowing.few_records_max
         ((self._stream, self._output),) = binding.outputs.items()
         self._tally = Tally()
@@ -261,7 +268,7 @@ class WindowedInterval(Generic[OpenT]):
             inputs = None
             if len(self._binding.inputs) > 1:
                 inputs = np.concatenate([np.full(len(a.bundle), a.bundle.input, np.int64) for a in arrived])
-            rows = self._storable(result, Rows(records, codes, keys, watermarks, inputs))
+            rows = self._with_room(result, self._storable(result, Rows(records, codes, keys, watermarks, inputs)), work)
         work = self._bounded(work, rows)
         if rows is not None:
             self._take(result, emission, rows, work)
@@ -279,6 +286,25 @@ class WindowedInterval(Generic[OpenT]):
         due = self._open.next_due()
         result.unfinished = due <= reached and due < INSTANT_MAX
         return result
+
+    def _with_room(self, result: StepResult, rows: Rows, work: Work) -> Rows:
+        """Rows without those that would open more windows than there is room for: these become dead letters."""
+        weights, bytes_max = self._open.weights, self._bytes_max
+        if not len(rows) or weights.total + len(rows) * self._most * weights.each <= bytes_max * 3 // 4:
+            return rows
+        out = self._openings(rows, work).refused(weights, bytes_max)
+        if not len(out):
+            return rows
+        full = NoRoomError(
+            f"no room for another open window: {weights.panes:,} and those of this turn weigh more than"
+            f" {bytes_max:,} bytes, the part of MILLPY_OPEN_WINDOWS_BYTES_MAX that a key interval has"
+        )
+        self._quarantine(result, rows, out, dict.fromkeys(out.tolist(), full))
+        return rows.take(np.setdiff1d(np.arange(len(rows)), out))
+
+    def _openings(self, rows: Rows, work: Work) -> Openings:
+        """Which windows rows are in, and which of these would be opened."""
+        raise NotImplementedError
 
     def _bounded(self, work: Work, rows: Rows | None) -> Work:
         """Work whose watermark makes no more panes due at once than it may, where they cannot leave one by one."""
@@ -414,7 +440,12 @@ class WindowedInterval(Generic[OpenT]):
             place = rows.input_of(row)
             stream, computation = self._binding.inputs[place].stream, self._binding.computation
             error, payload = errors[row], payload_of(record)
-            if error is None:
+            if isinstance(error, NoRoomError):
+                key = key_text(rows.keys[int(rows.codes[row])])
+                letter = DeadLetter(
+                    ROOM_REASON, str(error), payload, stream, computation, event_time=at, key=key, input=place
+                )
+            elif error is None:
                 detail = key_problem(key_text(rows.keys[int(rows.codes[row])]))
                 letter = DeadLetter("key", detail, payload, stream, computation, event_time=at, input=place)
             else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
 from millpy.model.checkpoint import Entries, Kind
@@ -19,6 +19,7 @@ from millpy.model.stage import UNBOUNDED
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.windowing.fold import Folds
 from millpy.windowing.pane import DuePane, OpenPane, decode_pane, encode_panes
+from millpy.windowing.room import AGGREGATE_BYTES, PANE_BYTES, SESSION_BYTES, Weights
 
 
 class OpenSession:
@@ -41,6 +42,7 @@ class OpenSession:
         return self.start, self.end, self.key, self.pane
 
 
+_VOID_MIN = 1_000
 _Heap: TypeAlias = "list[tuple[int, int, OpenSession]]"
 """(end, a number that breaks ties, session): void when the session has another end by now, or is over."""
 
@@ -59,6 +61,7 @@ class OpenSessions:
         self._gone: list[tuple[Key, int, int]] = []
         self._retracted: list[DuePane] = []
         self._hasher = KeyHasher()
+        self.weights = Weights(PANE_BYTES + SESSION_BYTES + AGGREGATE_BYTES * len(folds.folds))
 
     def recover(self, entries: Entries, key_types: tuple[type, ...]) -> None:
         """Take stored sessions, some of several."""
@@ -68,6 +71,7 @@ class OpenSessions:
             start, _, end = subkey.partition("/")
             pane = decode_pane(value, self._folds)
             self._add(OpenSession(key_from_text(text, key_types), int(start), int(end), pane))
+            self.weights.weigh([pane], [text], [value])
 
     def recovered(self) -> None:
         """All stored sessions are here."""
@@ -131,7 +135,10 @@ class OpenSessions:
         entries.keys = key_texts([key for key, _, _ in names])
         entries.key_hashes = self._hasher.hashes([key for key, _, _ in names]).tolist()
         entries.subkeys = [f"{start}/{end}" for _, start, end in names]
-        entries.values = [*encode_panes([session.pane for session in sessions], self._folds), *([None] * len(gone))]
+        panes = [session.pane for session in sessions]
+        values = encode_panes(panes, self._folds)
+        self.weights.weigh(panes, entries.keys, values)
+        entries.values = [*values, *([None] * len(gone))]
         entries.fire_ats = [end + self._allowed_us for _, _, end in names]
         return entries
 
@@ -161,12 +168,15 @@ class OpenSessions:
         else:
             insort(sessions, session)
         self._pushed += 1
+        self.weights.panes += 1
         if not session.pane.emitted:
             heappush(self._unfired, (session.end, self._pushed, session))
         heappush(self._unexpired, (session.end, self._pushed, session))
+        self._unfired, self._unexpired = self._pruned(self._unfired), self._pruned(self._unexpired)
 
     def _let_go(self, session: OpenSession) -> None:
         session.alive = False
+        self.weights.drop([session.pane])
         sessions = self.by_key[session.key]
         if len(sessions) == 1:
             del self.by_key[session.key]
@@ -175,6 +185,14 @@ class OpenSessions:
         self._touched.pop(session, None)
         if session.pane.bundle:
             self._gone.append((session.key, session.start, session.end))
+
+    def _pruned(self, heap: _Heap) -> _Heap:
+        """The heap, without sessions that have grown or are over when these are too many."""
+        if len(heap) <= 2 * self.weights.panes + _VOID_MIN:
+            return heap
+        kept = [item for item in heap if item[2].alive]
+        heapify(kept)
+        return kept
 
     def _next(self, heap: _Heap) -> OpenSession | None:
         """The first session of a heap that is still what it says; one that has left with a change is not unfired."""

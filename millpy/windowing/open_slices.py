@@ -104,7 +104,7 @@ class OpenSlices(OpenWindows):
         if panes is None:
             opened = self.open(start, dict(zip(keys, map(OpenPane, values), strict=True)), emitted=False)
             return sum(counts[:opened])
-        changed, merge, added = self.changed(start), self._folds.merge, 0
+        changed, merge, added, before = self.changed(start), self._folds.merge, 0, len(panes)
         for key, accumulators, count in zip(keys, values, counts, strict=True):
             pane = panes.get(key)
             if pane is None:
@@ -113,6 +113,7 @@ class OpenSlices(OpenWindows):
                 pane.values = merge(pane.values, accumulators) if pane.values else accumulators
             changed[key] = pane
             added += count
+        self.weights.panes += len(panes) - before
         return added
 
     def remember(self, start: int, key: Key, pane_index: int, late_count: int) -> None:
@@ -125,6 +126,7 @@ class OpenSlices(OpenWindows):
         pane = panes.get(key)
         if pane is None:
             pane = panes[key] = OpenPane([])
+            self.weights.panes += 1
         pane.pane_index, pane.late_count = pane_index, late_count
         if key not in self._opened.get(start, ()):
             self.changed(start)[key] = pane

@@ -18,12 +18,17 @@ from millpy.model.stage import UNBOUNDED
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.windowing.fold import Folds
 from millpy.windowing.pane import DuePane, OpenPane, decode_pane, encode_panes
+from millpy.windowing.room import AGGREGATE_BYTES, PANE_BYTES, Weights
 
 Panes = dict[Key, OpenPane]
 
 
 class OpenWindows:
-    """Panes by window start, then key; starts ordered by when they are due."""
+    """Panes by window start, then key; starts ordered by when they are due.
+
+    Attributes:
+        weights: what they weigh; who puts a pane into `panes` counts it there.
+    """
 
     def __init__(self, folds: Folds, size_us: int, allowed_lateness_us: int) -> None:
         self._folds = folds
@@ -37,17 +42,26 @@ class OpenWindows:
         self._waiting: dict[int, list[Key]] = {}
         self._hasher = KeyHasher()
         self._silent = 0
+        self.weights = Weights(PANE_BYTES + AGGREGATE_BYTES * len(folds.folds))
 
     def recover(self, entries: Entries, key_types: tuple[type, ...]) -> None:
         """Take stored windows, some of several."""
+        taken: list[OpenPane] = []
+        texts: list[bytes] = []
+        values: list[bytes] = []
         for text, subkey, value in zip(entries.keys, entries.subkeys, entries.values, strict=True):
             if value is None:
                 continue
             panes = self.panes.setdefault(int(subkey.partition("/")[0]), {})
-            panes[key_from_text(text, key_types)] = decode_pane(value, self._folds)
+            pane = panes[key_from_text(text, key_types)] = decode_pane(value, self._folds)
+            taken.append(pane)
+            texts.append(text)
+            values.append(value)
+        self.weights.weigh(taken, texts, values)
 
     def recovered(self) -> None:
         """All stored windows are here."""
+        self.weights.panes = sum(map(len, self.panes.values()))
         self._unexpired = list(self.panes)
         self._unfired = [start for start, panes in self.panes.items() if not all(p.emitted for p in panes.values())]
         heapify(self._unexpired)
@@ -65,6 +79,7 @@ class OpenWindows:
     def open(self, start: int, panes: Panes, emitted: bool) -> int:
         """Open a window that nobody has opened, with all its panes, and whether they have left already; how many."""
         self.panes[start] = panes
+        self.weights.panes += len(panes)
         self._opened[start] = dict(panes)
         if not emitted:
             heappush(self._unfired, start)
@@ -133,6 +148,7 @@ class OpenWindows:
                     opened.get(start, {}).pop(key, None)
                     changed.get(start, {}).pop(key, None)
             panes_max -= len(expired)
+            self.weights.drop(list(expired.values()))
             self._silent += self._without_pane(expired)
             gone.append((start, [key for key, pane in expired.items() if pane.bundle]))
         touched: list[OpenPane] = []
@@ -152,7 +168,9 @@ class OpenWindows:
         hashes = dict(zip(distinct, self._hasher.hashes(distinct).tolist(), strict=True))
         entries.keys = [texts[key] for key in keys]
         entries.key_hashes = [hashes[key] for key in keys]
-        entries.values = [*encode_panes(touched, self._folds), *([None] * (len(keys) - len(touched)))]
+        values = encode_panes(touched, self._folds)
+        self.weights.weigh(touched, entries.keys, values)
+        entries.values = [*values, *([None] * (len(keys) - len(touched)))]
         return entries
 
     def take_silent(self) -> int:

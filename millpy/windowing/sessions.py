@@ -9,13 +9,14 @@ import numpy as np
 
 from millpy.model.record import Instants
 from millpy.model.stage import Binding, Recovered, Work
-from millpy.model.time import Instant
+from millpy.model.time import INSTANT_MIN, Instant
 from millpy.windowing.combiner import try_merges
 from millpy.windowing.emission import Emission
 from millpy.windowing.grouping import Groups, Integers
 from millpy.windowing.interval import Rows, TooLate, WindowedInterval, Windowing
 from millpy.windowing.open_sessions import OpenSession, OpenSessions
 from millpy.windowing.pane import OpenPane
+from millpy.windowing.room import Openings
 from millpy.windowing.session_merge import Sessions, merge_sessions, replay
 from millpy.windowing.window import Gaps, SessionWindows
 
@@ -41,6 +42,20 @@ class SessionInterval(WindowedInterval[OpenSessions]):
         self._retracted += len(retracted) - (len(emission.failed) - failed)
         self._expect(rows, np.delete(np.arange(len(rows)), late) if len(late) else None, len(rows) - len(late))
         return self._too_late(rows, late) if len(late) else None
+
+    def _openings(self, rows: Rows, work: Work) -> Openings:
+        """Sessions by event time alone; the rows of those that are over fall out later."""
+        known = {code: found for code, key in enumerate(rows.keys) if (found := self._open.by_key.get(key)) is not None}
+        times, gaps = rows.records.event_times, self._gaps.of_all(rows.keys)
+        before = np.full(len(rows), INSTANT_MIN, np.int64)
+        sessions = merge_sessions(times, before, rows.codes, gaps, self._allowed_us, known)
+        opens = sessions.ends + self._allowed_us > work.watermark
+        opens[list(sessions.joined)] = False
+        goes_on = np.isin(sessions.codes, list(known))
+        large = np.zeros(len(opens), np.bool_)
+        for number, olds in sessions.joined.items() if self._open.weights.large else ():
+            large[number] = any(id(old.pane) in self._open.weights.large for old in cast("list[OpenSession]", olds))
+        return Openings(np.arange(len(rows)), sessions.of_row, opens, goes_on, large)
 
     def _too_late(self, rows: Rows, late: Sequence[int] | Integers) -> TooLate:
         """Records that missed the session of their own, which is all there was for them."""

@@ -28,8 +28,11 @@ from millpy.windowing.fold import Folds, Partial
 from millpy.windowing.grouping import Groups, Integers, aligned_groups, stable_order
 from millpy.windowing.interval import Mask, Rows, TooLate, WindowedInterval, Windowing
 from millpy.windowing.open_slices import OpenSlices
+from millpy.windowing.room import Openings, openings_of
 from millpy.windowing.window import SlidingWindows
 
+LATE_MAX = 1_000_000
+"""Of so many (row, window) pairs of late rows it is looked whether they open a window; of more not."""
 ENTRIES_MAX = 1_000_000
 """So many (slice, window) pairs are merged at once: when a stream goes on after a gap, all of its windows are due."""
 
@@ -156,6 +159,22 @@ class SlicedInterval(WindowedInterval[OpenSlices]):
         else:
             self._take_many(rows, starts, live, waiting, leaving)
         return self._too_late(rows, starts, missed) if missed.any() else None
+
+    def _openings(self, rows: Rows, work: Work) -> Openings:
+        """The slice of each row, and the windows for which it is late: these remember that they have had late rows."""
+        starts = rows.records.event_times // self._every_us * self._every_us
+        oldest = starts - (self._size_us - self._every_us)
+        fired = np.clip((rows.watermarks - self._size_us - oldest) // self._every_us + 1, 0, self._most)
+        over = rows.watermarks - (self._size_us + self._allowed_us) - oldest
+        missed = np.clip(over // self._every_us + 1, 0, self._most)
+        late = np.maximum(fired - missed, 0)
+        late[np.cumsum(late) > LATE_MAX] = 0
+        at, place = _repeated(late)
+        windows = oldest[at] + (missed[at] + place) * self._every_us
+        at, windows = np.concatenate([np.arange(len(rows)), at]), np.concatenate([starts, windows])
+        stays = windows + (self._size_us + self._allowed_us) > work.watermark
+        panes, weights = self._open.panes, self._open.weights
+        return openings_of(panes, weights, rows.keys, windows, rows.codes[at], at, stays, self._every_us)
 
     def _too_late(self, rows: Rows, starts: Instants, missed: Integers) -> TooLate:
         at, place = _repeated(missed)

@@ -1,0 +1,55 @@
+"""What a device makes a computation remember is bounded: timers of ever new keys, and large records that wait."""
+
+from __future__ import annotations
+
+import msgspec
+
+from millpy.computation import Computation, Context, Value
+from millpy.limits import Limits
+from millpy.runtime.keyed import ComputationLogic
+from tests.stages import StageDriver
+
+
+class Reading(msgspec.Struct):
+    key: str
+    text: str = ""
+
+
+class Quiet(Computation):
+    count = Value(int, default=0)
+
+    def process_record(self, context: Context, record: Reading) -> None:
+        context[Quiet.count] += 1
+        context.set_timer("quiet", at=context.event_time_us + 1_000)
+
+
+class Stops(Computation):
+    def process_record(self, context: Context, record: Reading) -> None:
+        raise ValueError("no")
+
+
+def test_timers_of_ever_new_keys_have_a_bound_and_keys_that_have_one_go_on() -> None:
+    subject = StageDriver(ComputationLogic(Quiet()), Reading, limits=Limits(open_timers_max=50))
+    subject.feed([(Reading(f"k{n}"), 1) for n in range(30)])
+
+    flood = subject.feed([(Reading(f"n{n}"), 1) for n in range(100)])
+    assert len(flood.dead_letters) == 80
+    assert {letter.reason for letter in flood.dead_letters} == {"refused"}
+    assert flood.consumed_by_input == {0: 20} and flood.quarantined_by_input == {0: 80}
+    assert not subject.feed([(Reading(f"k{n}"), 2) for n in range(30)]).dead_letters
+    subject.restart()
+    assert len(subject.feed([(Reading("another"), 2), (Reading("k1"), 2)]).dead_letters) == 1
+
+    subject.feed([], watermark=2_000)
+    assert not subject.feed([(Reading(f"n{n}"), 3_000) for n in range(50)]).dead_letters
+
+
+def test_large_records_that_wait_have_a_bound_in_bytes() -> None:
+    limits = Limits(parked_bytes_max=100_000)
+    subject = StageDriver(ComputationLogic(Stops(), parks=True), Reading, limits=limits)
+    letters = 0
+    for _ in range(50):
+        letters += len(subject.feed([(Reading("a", "x" * 10_000), 1)]).dead_letters)
+    assert letters == 40
+    subject.restart()
+    assert len(subject.feed([(Reading("a", "x"), 1)]).dead_letters) == 1
