@@ -98,7 +98,7 @@ class KeptLetters:
                 limits.set_aside_records_max, room.records_room + days * limits.set_aside_records_max
             )
             room.bytes_room = min(limits.set_aside_bytes_max, room.bytes_room + days * limits.set_aside_bytes_max)
-            room.at_us = max(room.at_us, now_us)
+            room.at_us = now_us  # a time that was ahead must not stop it until that comes
         return room
 
     def _letter(self, letter: DeadLetter, now_us: int, touched: dict[Cause, None]) -> DeadLetter | None:

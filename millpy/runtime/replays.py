@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, takewhile
+from itertools import groupby, islice, takewhile
 
 import numpy as np
 
@@ -51,8 +51,8 @@ def is_emission(request: Request, interval: Owned) -> bool:
     return any(outlet.stream == request.stream for outlet in interval.plan.outlets)
 
 
-def batch(interval: Owned, arrived_at: Instant) -> Replay | None:
-    """What of the requests that wait at an interval can be taken in one turn; the others go on waiting."""
+def batch(interval: Owned, arrived_at: Instant, records_max: int) -> Replay | None:
+    """What of the requests that wait at an interval can be taken in one turn, up to records_max; the others wait."""
     waiting = interval.requested
     if not waiting:
         return None
@@ -61,7 +61,7 @@ def batch(interval: Owned, arrived_at: Instant) -> Replay | None:
     def alike(request: Request) -> bool:
         return (is_emission(request, interval), request.wire) == (is_emission(first, interval), first.wire)
 
-    taken = tuple(takewhile(alike, waiting))
+    taken = tuple(islice(takewhile(alike, waiting), records_max))
     del waiting[: len(taken)]
     return Replay(taken, arrived_at)
 

@@ -75,11 +75,11 @@ async def poll(store: Store, wanted: Sequence[Want], bytes_max: int) -> dict[int
     return by_consumer
 
 
-def retake(intervals: Mapping[int, Owned], arrived_at: Instant) -> dict[int, Replay]:
-    """What people want taken again, of each interval as much as goes into one turn."""
+def retake(intervals: Mapping[int, Owned], arrived_at: Instant, records_max: int) -> dict[int, Replay]:
+    """What people want taken again, of each interval as much as goes into one turn, up to records_max."""
     replays = {}
     for interval in intervals.values():
-        replay = None if interval.replaying else batch(interval, arrived_at)
+        replay = None if interval.replaying else batch(interval, arrived_at, records_max)
         if replay is not None:
             interval.replaying = True
             replays[interval.interval_id] = replay

@@ -278,7 +278,7 @@ class Worker:
         intervals = self.holdings.intervals
         self.budget.takers = turns.takers(intervals)
         released = turns.releases(self.holdings.intervals)
-        replays = {} if over else turns.retake(intervals, clock.now_us)
+        replays = {} if over else turns.retake(intervals, clock.now_us, self.budget.records)
         taken, quiet = (
             ({}, frozenset[int]()) if over else await turns.take(intervals, replays, self._skew.held_back(intervals))
         )

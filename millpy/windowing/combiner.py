@@ -115,11 +115,19 @@ class CombinerFold(Fold):
 
     def merge(self, one: msgspec.Raw, other: msgspec.Raw) -> msgspec.Raw:
         """All of them."""
-        return self._encoded(self._combiner.merge(self._decode(one), self._decode(other)))
+        run = self.progress.run
+        try:
+            return self._encoded(self._combiner.merge(self._decode(one), self._decode(other)))
+        finally:
+            self.progress.done(run)
 
     def result_of(self, accumulator: msgspec.Raw) -> Any:
         """What `result` makes of it; what nests, as lists and dicts."""
-        result = self._combiner.result(self._decode(accumulator))
+        run = self.progress.run
+        try:
+            result = self._combiner.result(self._decode(accumulator))
+        finally:
+            self.progress.done(run)
         return result if isinstance(result, _SCALARS) else msgspec.to_builtins(result, builtin_types=_SCALARS)
 
     def stored(self, accumulator: msgspec.Raw) -> msgspec.Raw:

@@ -24,6 +24,14 @@ def test_room_comes_back_within_a_day_and_is_never_more_than_at_first() -> None:
     assert found == [10, 0, 5, 0, 10]
 
 
+def test_time_that_was_ahead_for_a_moment_does_not_keep_the_room_from_coming_back() -> None:
+    kept = KeptLetters(LIMITS)
+
+    found = [len(kept.keep(a_checkpoint(100), at).dead_letters) for at in (3_650 * DAY_US, 0, DAY_US)]
+
+    assert found == [10, 0, 10]
+
+
 def test_one_cause_takes_nothing_of_another() -> None:
     kept = KeptLetters(LIMITS)
     kept.keep(a_checkpoint(100), 0)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
 
 from millpy.errors import SchemaError
+from millpy.limits import Limits
 from millpy.model.record import RecordType
+from millpy.runtime.ownership import Lease
+from millpy.testing.clock import ManualClock
 from millpy.windowing.aggregate import Count
 from millpy.windowing.columnar import WindowedLogic
 from millpy.windowing.combiner import Combiner
@@ -181,3 +185,45 @@ def test_combiner_names_its_types() -> None:
 
     with pytest.raises(SchemaError, match="accumulator"):
         Nameless().bind(RecordType(Reading))
+
+
+class Ponders(Values):
+    """Takes a second for each result and each merge, by a clock that is moved by hand."""
+
+    clock: ClassVar[ManualClock]
+    look: ClassVar[Callable[[], None]]
+
+    def _ponder(self) -> None:
+        self.clock.advance(1)
+        type(self).look()
+
+    def merge(self, one: list[float], other: list[float]) -> list[float]:
+        self._ponder()
+        return super().merge(one, other)
+
+    def result(self, accumulator: list[float]) -> list[float]:
+        self._ponder()
+        return super().result(accumulator)
+
+
+@pytest.mark.parametrize(
+    "windows", [FixedWindows(10 * us), SlidingWindows(10 * us, every=5 * us), SessionWindows(5 * us)], ids=repr
+)
+def test_worker_that_waits_for_the_results_of_many_panes_is_not_stuck(windows: Windows) -> None:
+    limits, clock = Limits(), ManualClock()
+    Ponders.clock = clock
+    logic = WindowedLogic(windows, timedelta(0), {"values": Ponders()})
+    output = logic.output_type(RecordType(Reading), ("key",))
+    subject = StageDriver(logic, Reading, outputs={"windows": output}, tables={"windows": 5}, max_disorder=100)
+    lease = Lease(limits, clock)
+    lease.watch(subject.binding.progress)
+    subject.binding.progress.stepping = True
+    keys = [f"key-{number}" for number in range(2 * int(limits.call_s_max))]
+    stuck: list[bool] = []
+    Ponders.look = lambda: stuck.append(lease.is_stuck())
+    for value in (1.0, 2.0):
+        subject.feed([of(1, value, key) for key in keys])
+    subject.finish()
+
+    assert clock.monotonic() > 2 * limits.call_s_max
+    assert not any(stuck)

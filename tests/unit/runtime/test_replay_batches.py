@@ -1,0 +1,30 @@
+"""What people want taken again goes into turns by their budget, like any other input."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from millpy.limits import Limits
+from millpy.model.checkpoint import Request
+from millpy.model.time import Instant
+from millpy.runtime.replays import batch
+from millpy.runtime.turn_budget import TurnBudget
+
+
+def test_a_voided_turn_takes_fewer_requests_the_next_time_and_none_is_passed_over() -> None:
+    asked = [Request("dead_letters", number, 1, "s", "c", b"{}", wire="json") for number in range(1_000)]
+    interval: Any = SimpleNamespace(requested=list(asked), plan=SimpleNamespace(stage=None))
+    budget = TurnBudget(Limits())
+    for _ in range(20):
+        budget.stepped(1_000, 0.001)
+    for _ in range(10):
+        budget.voided()
+
+    taken, sizes = [], []
+    while (replay := batch(interval, Instant(0), budget.records)) is not None:
+        taken += replay.requests
+        sizes.append(len(replay.requests))
+
+    assert taken == asked
+    assert max(sizes) == budget.records < 100
