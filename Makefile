@@ -11,7 +11,7 @@ STORE_TESTS := doctor durability foreign_settings lanes postgres_commit postgres
                store_canaries users_tables views windowed_tables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check lint format types unit test docs store-suite crash crash-long deploy-matrix trigger-matrix sizes fuzz sim mutants feeds compose-test demo ci clean \
+.PHONY: help setup check lint format types unit test docs store-suite crash crash-long deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants feeds compose-test demo ci clean \
         bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w2 bench-w3 bench-kafka bench-w4 bench-w5 bench-spark bench-soak
 
 help: ## show this list
@@ -65,6 +65,9 @@ trigger-matrix: $(STAMP) ## users' triggers of every kind on every kind of resul
 
 sizes: $(STAMP) ## turns at 0.5, 1 and 3 times every limit, and a database that refuses by size, whole: about five minutes
 	SIZES=whole $(PYTEST) -q -n 3 tests/crash/test_sizes.py tests/crash/test_sizes_grid.py tests/crash/test_refused_by_size.py
+
+foreign-settings: $(STAMP) ## each setting that a DBA may have made, singly, for the database and for the role: two minutes
+	FOREIGN_SETTINGS=whole $(PYTEST) -q tests/conformance/test_foreign_singly.py
 
 fuzz: $(STAMP) ## an hour of payloads as nobody should send them; MINUTES=n for less
 	FUZZ_MINUTES=$(or $(MINUTES),60) $(PYTEST) -q -s tests/fuzz

@@ -65,10 +65,14 @@ def encode_value(value: Any) -> bytes:
         _refuse_lost_floats(value)
     if b"\\u" in encoded:
         refuse_unstorable(encoded)
-    if b"-0.0" in encoded:
-        # jsonb has no negative zero: a value would have another sign once it is folded.
-        return _TEXT_OR_ZERO.sub(lambda found: b"0.0" if found[0] == b"-0.0" else found[0], encoded)
-    return encoded
+    return with_one_zero(encoded)
+
+
+def with_one_zero(text: bytes) -> bytes:
+    """JSON text without negative zeros: jsonb has none, a value would have another sign once it is folded."""
+    if b"-0.0" not in text:
+        return text
+    return _TEXT_OR_ZERO.sub(lambda found: b"0.0" if found[0] == b"-0.0" else found[0], text)
 
 
 def refuse_unstorable(text: bytes) -> None:

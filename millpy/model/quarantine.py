@@ -11,16 +11,16 @@ import msgspec
 from millpy.errors import RefusedValueError
 from millpy.limits import KEY_BYTES_MAX
 from millpy.model.checkpoint import DeadLetter
-from millpy.model.delta import refuse_unstorable
+from millpy.model.delta import refuse_unstorable, with_one_zero
 from millpy.model.step_progress import is_users
 
 TRACEBACK_CHARACTERS_MAX = 20_000
 
 
 def payload_of(record: Any) -> bytes:
-    """A record as JSON; what has no JSON form, as its repr."""
+    """A record as JSON, with the one zero that stored values have; what has no JSON form, as its repr."""
     try:
-        return msgspec.json.encode(record)
+        return with_one_zero(msgspec.json.encode(record))
     except (TypeError, ValueError, OverflowError, RecursionError):
         return printable(_words(repr, record)).encode()
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 
 import psycopg
 import pytest
-import pytest_asyncio
 from typer.testing import CliRunner
 
 from millpy.cli import app
@@ -40,15 +38,6 @@ def test_a_migrated_database_has_no_errors(database_url: str) -> None:
     assert judged["tables"][0] is Severity.OK
     assert judged["pooler"][0] is Severity.OK
     assert judged["accounting"] == (Severity.OK, "adds up")
-
-
-@pytest_asyncio.fixture
-async def owner(database_url: str) -> AsyncIterator[Owner]:
-    async with PostgresStore(database_url) as store:
-        found = Owner(store, await store.deploy(a_graph()))
-        await found.register()
-        await found.claim()
-        yield found
 
 
 def change(url: str, *statements: str) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from uuid import UUID
 
 import psycopg
 import pytest
-import pytest_asyncio
 
 from millpy.errors import CommitUnknownError, StoreUnavailableError
 from millpy.model.checkpoint import Entries, Kind
@@ -16,16 +14,7 @@ from millpy.store.postgres.arrays import Bigints
 from millpy.store.postgres.heart import Heart
 from millpy.store.postgres.statements import statement
 from millpy.store.postgres.store import PostgresStore
-from tests.conformance.store_builders import Owner, a_graph, a_segment, a_slice, entries
-
-
-@pytest_asyncio.fixture
-async def owner(database_url: str) -> AsyncIterator[Owner]:
-    async with PostgresStore(database_url) as store:
-        found = Owner(store, await store.deploy(a_graph()))
-        await found.register()
-        await found.claim()
-        yield found
+from tests.conformance.store_builders import Owner, a_segment, a_slice, entries
 
 
 def some_state() -> tuple[Entries, ...]:

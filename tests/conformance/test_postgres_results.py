@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -10,14 +9,12 @@ from uuid import UUID
 import psycopg
 import pyarrow as pa
 import pytest
-import pytest_asyncio
 
 from millpy.errors import CorruptionError, GraphError, PaneOrderError, PoisonError
 from millpy.model.checkpoint import ResultRows
 from millpy.model.deployment import ColumnSpec, ComputationSpec, GraphSpec, StreamSpec, TableSpec
 from millpy.model.time import INSTANT_MIN, Instant
 from millpy.store.postgres.results import COPY_ROWS_MIN
-from millpy.store.postgres.store import PostgresStore
 from tests.conformance.store_builders import MINUTE, Owner
 
 VALUES = (
@@ -62,15 +59,6 @@ def a_graph(name: str = "typed") -> GraphSpec:
             TableSpec("panes", "windowed", "sums", "sums", (ColumnSpec("device", "text", False),), VALUES, MINUTE),
         ),
     )
-
-
-@pytest_asyncio.fixture
-async def owner(database_url: str) -> AsyncIterator[Owner]:
-    async with PostgresStore(database_url) as store:
-        found = Owner(store, await store.deploy(a_graph()))
-        await found.register()
-        await found.claim()
-        yield found
 
 
 def panes(owner: Owner, values: list[tuple[Any, ...]], *, arrow: bool, count: int, index: int = 0) -> ResultRows:

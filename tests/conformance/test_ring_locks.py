@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from dataclasses import replace
 
 import psycopg
 import pytest
-import pytest_asyncio
 
 from millpy.model.checkpoint import Kind
 from millpy.store.migrate import migrate
@@ -17,15 +15,6 @@ from millpy.store.postgres import retention
 from millpy.store.postgres.statements import statements
 from millpy.store.postgres.store import PostgresStore
 from tests.conformance.store_builders import Owner, a_graph, contents, entries, panes
-
-
-@pytest_asyncio.fixture
-async def owner(database_url: str) -> AsyncIterator[Owner]:
-    async with PostgresStore(database_url) as store:
-        found = Owner(store, await store.deploy(a_graph()))
-        await found.register()
-        await found.claim()
-        yield found
 
 
 def cell(number: int) -> tuple[object, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import msgspec
 import psycopg
 import pytest
-import pytest_asyncio
 
 from millpy import Count, EventTime, File, FixedWindows, Graph, seconds
 from millpy.assembly import run_worker
@@ -20,18 +18,9 @@ from millpy.errors import CommitUnknownError, PaneOrderError, PoisonError, Resul
 from millpy.limits import Limits
 from millpy.store.postgres.results import COPY_ROWS_MIN
 from millpy.store.postgres.store import PostgresStore
-from tests.conformance.store_builders import Owner, a_graph, panes
+from tests.conformance.store_builders import Owner, panes
 
 BAD, GOOD = "bad", "good"
-
-
-@pytest_asyncio.fixture
-async def owner(database_url: str) -> AsyncIterator[Owner]:
-    async with PostgresStore(database_url) as store:
-        found = Owner(store, await store.deploy(a_graph()))
-        await found.register()
-        await found.claim()
-        yield found
 
 
 def run(url: str, *statements: str) -> None:

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import psycopg
 import pytest
-import pytest_asyncio
 
 from millpy.model.checkpoint import Cursor, DeadLetter, Entries, Kind, LateRows, Pause
 from millpy.model.deployment import DeployedInterval
 from millpy.model.time import INSTANT_MAX, Instant
-from millpy.store.postgres.store import PostgresStore
-from tests.conformance.store_builders import MINUTE, Owner, a_graph, a_segment, a_slice, counters, entries
-
-
-@pytest_asyncio.fixture
-async def owner(database_url: str) -> AsyncIterator[Owner]:
-    async with PostgresStore(database_url) as store:
-        found = Owner(store, await store.deploy(a_graph()))
-        await found.register()
-        await found.claim()
-        yield found
+from tests.conformance.store_builders import MINUTE, Owner, a_segment, a_slice, counters, entries
 
 
 def fetch(url: str, query: str) -> list[tuple[Any, ...]]:

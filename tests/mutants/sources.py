@@ -10,6 +10,7 @@ INJECTOR = "millpy/injectors/mqtt_injector.py"
 MQTT = "millpy/injectors/mqtt.py"
 OF_INTAKE = ("tests/unit/injectors/test_intake.py",)
 OF_INBOX = ("tests/unit/injectors/test_mqtt_inbox.py",)
+OF_ORDER = ("tests/conformance/test_mqtt_order.py",)
 OF_MQTT = "tests/conformance/test_mqtt.py::"
 
 MUTANTS = [
@@ -60,4 +61,7 @@ MUTANTS = [
            "        self._position = KafkaPosition(after + 1, self._position.begun)\n",
            ("tests/conformance/test_kafka.py::test_reading_goes_on_at_every_committed_offset",
             "tests/crash/test_sources.py::test_offsets_of_a_turn_that_did_not_commit_are_read_again")),
+    Mutant(INJECTOR, "        if self.outstanding:\n            self.outstanding[-1]", "        if False:\n            self.outstanding[-1]",
+           OF_ORDER),
+    Mutant(INJECTOR, "self.outstanding[-1].packet_ids.extend", "self.outstanding[0].packet_ids.extend", OF_ORDER),
 ]  # fmt: skip

@@ -33,8 +33,7 @@ async def forget_old(
     times = {"now_us": now_us, "settled_kept_s": settled_kept_s, "rows_max": FORGET_ROWS}
     gone = 0
     for forgetting, kept_s in (
-        (statement("forget_dead_letters"), set_aside_kept_s),
-        (statement("forget_late_records"), set_aside_kept_s),
+        (statement("forget_set_aside"), set_aside_kept_s),
         (statement("forget_events"), events_kept_s),
     ):
         try:

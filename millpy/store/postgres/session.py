@@ -16,6 +16,9 @@ from psycopg.rows import tuple_row
 
 from millpy.session_settings import ENCODING, REPLICATION_ROLE, settings_query
 
+_UNHURRIED = b"SET SESSION statement_timeout TO 0"
+_UNHURRIED_HERE = b"SET LOCAL statement_timeout TO 0"
+"""Goes before the rest, which may take longer than somebody's limit; this takes no time."""
 _TRIGGERS_FIRE = f"SELECT pg_catalog.set_config('{REPLICATION_ROLE}', 'origin', false)".encode()
 
 
@@ -23,6 +26,7 @@ async def pin_async(connection: AsyncConnection[Any], own: Mapping[str, str]) ->
     """Give an autocommit connection of our own its settings."""
     query = settings_query(own, local=False)
     async with connection.cursor(row_factory=tuple_row) as cursor:
+        await cursor.execute(_UNHURRIED, prepare=False)
         row = await (await cursor.execute(query, prepare=False)).fetchone()
         if row is not None and row[-1] != "origin":
             try:
@@ -35,6 +39,7 @@ def pin(connection: psycopg.Connection[Any], own: Mapping[str, str]) -> None:
     """The same for a connection of a thread."""
     query = settings_query(own, local=False)
     with connection.cursor(row_factory=tuple_row) as cursor:
+        cursor.execute(_UNHURRIED, prepare=False)
         row = cursor.execute(query, prepare=False).fetchone()
         if row is not None and row[-1] != "origin":
             try:
@@ -65,4 +70,5 @@ def plain_transactions(connection: psycopg.Connection[Any], *, read_only: bool =
 
 def pin_transaction(connection: psycopg.Connection[Any], own: Mapping[str, str]) -> None:
     """Give the current transaction its settings; begins one when there is none."""
+    connection.execute(_UNHURRIED_HERE, prepare=False)
     connection.execute(settings_query(own, local=True), prepare=False)

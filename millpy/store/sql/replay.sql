@@ -63,52 +63,44 @@ INSERT INTO mill.pauses (interval_id, bundle, reason)
 SELECT interval_id, bundle, reason FROM sent
 ON CONFLICT (interval_id) DO UPDATE SET bundle = excluded.bundle, reason = excluded.reason, paused_at = now();
 
--- name: forget_dead_letters
--- Removes the oldest of those beyond their time, which are counted, and of those settled long ago; at most rows_max of
--- each. now_us is the worker's guarded time: by this server's clock a jump ahead would remove everything. How many.
--- Always one row.
-WITH old AS (
-    SELECT dead_letter_id, true AS counts FROM
-           (SELECT dead_letter_id FROM mill.dead_letters WHERE dead_lettered_at < mill.moment(%(now_us)s) - make_interval(secs => %(kept_s)s) AND state <> 'requested'
-             ORDER BY dead_lettered_at LIMIT %(rows_max)s::integer FOR UPDATE SKIP LOCKED) AS aged
+-- name: forget_set_aside
+-- Removes the oldest dead letters and late records beyond their time, which are counted, and those settled long ago; at
+-- most rows_max of each. now_us is the worker's guarded time: by this server's clock a jump ahead would remove everything.
+-- How many. Always one row.
+WITH bounds AS MATERIALIZED (
+    SELECT mill.moment(%(now_us)s) - make_interval(secs => %(kept_s)s) AS kept,
+           mill.moment(%(now_us)s) - make_interval(secs => %(settled_kept_s)s) AS settled
+), old_letters AS (
+    SELECT dead_letter_id AS id, true AS counts FROM (
+        SELECT dead_letter_id FROM mill.dead_letters WHERE dead_lettered_at < (SELECT kept FROM bounds) AND state <> 'requested'
+         ORDER BY dead_lettered_at LIMIT %(rows_max)s::integer FOR UPDATE SKIP LOCKED) AS aged
      UNION ALL
-    SELECT dead_letter_id, false FROM
-           (SELECT dead_letter_id FROM mill.dead_letters
-             WHERE state IN ('replayed', 'discarded') AND state_at < mill.moment(%(now_us)s) - make_interval(secs => %(settled_kept_s)s)
-               AND dead_lettered_at >= mill.moment(%(now_us)s) - make_interval(secs => %(kept_s)s)
-             ORDER BY state_at LIMIT %(rows_max)s::integer FOR UPDATE SKIP LOCKED) AS settled
+    SELECT dead_letter_id, false FROM (
+        SELECT dead_letter_id FROM mill.dead_letters
+         WHERE state IN ('replayed', 'discarded') AND state_at < (SELECT settled FROM bounds)
+           AND dead_lettered_at >= (SELECT kept FROM bounds)
+         ORDER BY state_at LIMIT %(rows_max)s::integer FOR UPDATE SKIP LOCKED) AS settled
+), old_late AS (
+    SELECT late_record_id AS id, true AS counts FROM (
+        SELECT late_record_id FROM mill.late_records WHERE recorded_at < (SELECT kept FROM bounds) AND state <> 'requested'
+         ORDER BY recorded_at LIMIT %(rows_max)s::integer FOR UPDATE SKIP LOCKED) AS aged
+     UNION ALL
+    SELECT late_record_id, false FROM (
+        SELECT late_record_id FROM mill.late_records
+         WHERE state IN ('replayed', 'discarded') AND state_at < (SELECT settled FROM bounds)
+           AND recorded_at >= (SELECT kept FROM bounds)
+         ORDER BY state_at LIMIT %(rows_max)s::integer FOR UPDATE SKIP LOCKED) AS settled
+), gone_letters AS (
+    DELETE FROM mill.dead_letters AS d USING old_letters AS o WHERE d.dead_letter_id = o.id
+    RETURNING d.interval_id, 'dead_letters' AS pile, d.stream, d.computation, d.reason, o.counts
+), gone_late AS (
+    DELETE FROM mill.late_records AS l USING old_late AS o WHERE l.late_record_id = o.id
+    RETURNING l.interval_id, 'late_records' AS pile, l.stream, l.computation, 'late' AS reason, o.counts
 ), gone AS (
-    DELETE FROM mill.dead_letters AS d USING old WHERE d.dead_letter_id = old.dead_letter_id
-    RETURNING d.interval_id, d.stream, d.computation, d.reason AS reason, old.counts
+    SELECT * FROM gone_letters UNION ALL SELECT * FROM gone_late
 ), noted AS (
     INSERT INTO mill.expired AS x (graph_id, pile, stream, computation, reason, count)
-    SELECT i.graph_id, 'dead_letters', stream, computation, reason, count(*)
-      FROM gone JOIN mill.intervals AS i USING (interval_id)
-     WHERE counts GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5
-    ON CONFLICT (graph_id, pile, stream, computation, reason) DO UPDATE SET count = x.count + excluded.count
-)
-SELECT count(*) FROM gone;
-
--- name: forget_late_records
--- Removes the oldest of those beyond their time, which are counted, and of those settled long ago; at most rows_max of
--- each. How many. Always one row.
-WITH old AS (
-    SELECT late_record_id, true AS counts FROM
-           (SELECT late_record_id FROM mill.late_records WHERE recorded_at < mill.moment(%(now_us)s) - make_interval(secs => %(kept_s)s) AND state <> 'requested'
-             ORDER BY recorded_at LIMIT %(rows_max)s::integer FOR UPDATE SKIP LOCKED) AS aged
-     UNION ALL
-    SELECT late_record_id, false FROM
-           (SELECT late_record_id FROM mill.late_records
-             WHERE state IN ('replayed', 'discarded') AND state_at < mill.moment(%(now_us)s) - make_interval(secs => %(settled_kept_s)s)
-               AND recorded_at >= mill.moment(%(now_us)s) - make_interval(secs => %(kept_s)s)
-             ORDER BY state_at LIMIT %(rows_max)s::integer FOR UPDATE SKIP LOCKED) AS settled
-), gone AS (
-    DELETE FROM mill.late_records AS d USING old WHERE d.late_record_id = old.late_record_id
-    RETURNING d.interval_id, d.stream, d.computation, 'late' AS reason, old.counts
-), noted AS (
-    INSERT INTO mill.expired AS x (graph_id, pile, stream, computation, reason, count)
-    SELECT i.graph_id, 'late_records', stream, computation, reason, count(*)
-      FROM gone JOIN mill.intervals AS i USING (interval_id)
+    SELECT i.graph_id, pile, stream, computation, reason, count(*) FROM gone JOIN mill.intervals AS i USING (interval_id)
      WHERE counts GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5
     ON CONFLICT (graph_id, pile, stream, computation, reason) DO UPDATE SET count = x.count + excluded.count
 )
