@@ -164,6 +164,9 @@ class GuardedClock:
         self._quick_s = limits.clock_step_s
         self._guard = ClockGuard(limits, tell)
         self._read_at = float("-inf")
+        # Several readings within the time that a step is refused for, however short somebody has made that.
+        in_doubt_s = min(READ_EVERY_IN_DOUBT_S, max(0.05, limits.clock_agree_s / 12))
+        self._every_s = (min(READ_EVERY_S, max(in_doubt_s, limits.clock_settle_s / 60)), in_doubt_s)
 
     def read(self) -> ClockReading:
         """What time it is, and how sure that is."""
@@ -183,8 +186,7 @@ class GuardedClock:
 
     def is_due(self) -> bool:
         """Whether the database's clock should be read."""
-        every_s = READ_EVERY_IN_DOUBT_S if self._guard.doubtful else READ_EVERY_S
-        return self._host.monotonic() - self._read_at > every_s
+        return self._host.monotonic() - self._read_at > self._every_s[self._guard.doubtful]
 
     async def synchronize(self) -> None:
         """Read the database's clock. Raises TransientError."""

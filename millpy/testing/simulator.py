@@ -49,7 +49,7 @@ class Tally:
 
     Attributes:
         counted: runs with enough steps and faults; `steps`, `commits`, `faults` and `points` are of these.
-        features: what graphs they had: how often each of `graphs.FEATURES`.
+        features: what graphs they had: how often each of `schedule.FEATURES`.
         failures: (seed, what was found first).
     """
 
@@ -76,7 +76,7 @@ class Tally:
         self.commits += outcome.commits
         self.faults += outcome.faults
         self.points += outcome.points
-        self.features.update(outcome.schedule.shape.features)
+        self.features.update(outcome.schedule.features)
 
     def merge(self, other: Tally) -> None:
         """Add what another process has found."""
@@ -123,7 +123,7 @@ def hunt(name: str, seeds: int = CANARY_SEEDS) -> Counter[str]:
     canary = next(canary for canary in CANARIES if canary.name == name)
     caught: Counter[str] = Counter()
     with silence(), tempfile.TemporaryDirectory() as directory:
-        fitting = (seed for seed in count() if canary.needs in draw(seed).shape.features)
+        fitting = (seed for seed in count() if canary.needs in draw(seed).features)
         for seed in islice(fitting, seeds):
             caught.update({violation.checker for violation in run_seed(seed, Path(directory), canary).violations})
             if canary.checker in caught:

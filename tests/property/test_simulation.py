@@ -14,8 +14,7 @@ from millpy.runtime.probe import Point
 from millpy.testing.simulation.canaries import Canary
 from millpy.testing.simulation.checkers import LANDED
 from millpy.testing.simulation.edges import CANARIES
-from millpy.testing.simulation.graphs import FEATURES
-from millpy.testing.simulation.schedule import Schedule
+from millpy.testing.simulation.schedule import FEATURES, Schedule
 from millpy.testing.simulator import FAULTS_MIN, STEPS_MIN, hunt, run_schedule, run_seed, search, shortest
 
 SEEDS = int(os.environ.get("SEEDS") or 250)

@@ -117,9 +117,9 @@ class Broker:
         return self.ending and self.up and by == len(self.published)
 
     def is_drained(self) -> bool:
-        """Whether nothing waits to be read."""
+        """Whether it is there, and nothing waits to be read."""
         waits = self.furthest < self.written() if self.is_log else bool(self.queue)
-        return not self.up or not waits
+        return self.up and not waits
 
     def redeliver(self, count: int) -> int:
         """Deliver some of what is unacknowledged once more on the same connection, as brokers may."""

@@ -254,7 +254,7 @@ class Canary:
 
     Attributes:
         patches: (where, name, what makes the broken one of the sound one).
-        needs: what a schedule must have for it to show: a word of `Shape.features`; "readings" all have.
+        needs: what a schedule must have for it to show: a word of `schedule.FEATURES`; "readings" all have.
     """
 
     name: str

@@ -31,7 +31,9 @@ from millpy.testing.simulation.oracle import BEGINNING, END, SourceOracle, Watch
 
 CLOCK_SLACK_US = 400_000
 """How far a worker's reading of the server's clock may be ahead of it: it drifts for a minute at most."""
-QUIET_S = 3.0
+COMMITTED_WITHIN_US = 30_000_000
+"""So long after they were taken records are committed, at most."""
+QUIET_S = 1.2
 """A source that has not been quiet for so long is known not to be."""
 
 
@@ -50,12 +52,16 @@ class Evidence:
         brokers: by source partition.
         file: the lines of the file, when that is the source.
         sources: the oracle of each source partition, by interval.
+        clocked: whether clocks step far.
         ahead: whether some readings are ahead of their arrival: what waited while the broker was away is late then.
-        latest_us: what the server's clock shows, had it never been set back: a worker may go by an older reading.
+        latest_us: the latest time that is sure to a worker: what the server's clock showed, had it never been set back,
+            but for steps that have to be refused, and for what a worker doubts that has begun with them.
+        arrived_us, earliest_us: the latest and the earliest that a worker may take for the time.
         batches, lines: of each partition's topic; of its log or the file: in committed positions.
         committed: numbers of the messages that are.
         marks: by watcher interval, every mark that has landed.
         now_s: seconds of the world.
+        clocks: of each source partition, when its newest records arrived, and what the dedupe clock was then.
         quiet_at: when a source partition was last known, or said, to have nothing to say.
     """
 
@@ -66,7 +72,10 @@ class Evidence:
     shape: Shape
     branches: Branches
     ahead: bool = False
+    clocked: bool = False
     latest_us: int = BEGINNING
+    arrived_us: int = BEGINNING
+    earliest_us: int = BEGINNING
     watchers: dict[int, WatchOracle] = field(default_factory=dict)
     batches: dict[int, set[int]] = field(default_factory=dict)
     lines: Counter[int] = field(default_factory=Counter)
@@ -76,6 +85,7 @@ class Evidence:
     marks: dict[int, Counter[tuple[str, str, int, int, int]]] = field(default_factory=dict)
     now_s: float = 0.0
     quiet_at: dict[int, float] = field(default_factory=dict)
+    clocks: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def source(self) -> SourceOracle:
@@ -124,6 +134,8 @@ class Evidence:
         stored: Any = change[0] if change is not None else {}
         finished = bool(stored.get("finished"))
         payloads = self._payloads(landing, stored.get("position"))
+        if payloads:
+            self.clocks[interval_id] = (stored["arrived_at"], stored["arrived_at"] + stored["dedupe_shift_us"])
         settled = () if landing.checkpoint is None else landing.checkpoint.settled
         again = [s.request.payload for s in settled if s.letter is None]
         if payloads or finished or again:
@@ -398,6 +410,20 @@ def as_the_input_says(evidence: Evidence, landing: Landing) -> Iterator[str]:
         yield from _watched(evidence, landing, watch)
 
 
+def in_time(evidence: Evidence, landing: Landing) -> Iterator[str]:
+    """Clocks: records arrive, and ids age, by what may be believed of the clocks, whatever steps far."""
+    if not evidence.clocked or landing.book.interval_id not in evidence.clocks:
+        return
+    arrived, aged = evidence.clocks[landing.book.interval_id]
+    earliest, latest = evidence.earliest_us - COMMITTED_WITHIN_US, evidence.arrived_us + CLOCK_SLACK_US
+    if not earliest <= arrived <= latest:
+        yield f"{_name(landing)}: records arrive at {arrived}, that is not between {earliest} and {latest}"
+    # Where time was believed to be earlier, what is right again looks like time that has passed.
+    oldest = evidence.latest_us + CLOCK_SLACK_US + (evidence.latest_us - evidence.earliest_us)
+    if evidence.shape.by_arrival and aged > oldest:
+        yield f"{_name(landing)}: the dedupe clock is at {aged}, it can be at {oldest}"
+
+
 def skewed(evidence: Evidence, landing: Landing) -> Iterator[str]:
     """max_skew: a source is read on only while no other that has something to say is further behind than that."""
     book, books = landing.book, evidence.books
@@ -537,4 +563,5 @@ LANDED: dict[str, Callable[[Evidence, Landing], Iterator[str]]] = {
     "I7": panes,
     "I9": as_the_input_says,
     "skew": skewed,
+    "clocks": in_time,
 }

@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from millpy.injectors.dedupe import DedupeIndex
+from millpy.injectors.intake import Intake
 from millpy.model.checkpoint import Checkpoint
 from millpy.model.first_seen import FirstSeen
-from millpy.model.time import INSTANT_MAX, Instant
+from millpy.model.time import INSTANT_MAX, ClockReading, Instant
 from millpy.runtime import steps
+from millpy.runtime.guarded_clock import ClockGuard
 from millpy.runtime.parking import ParkedRow
 from millpy.runtime.skew import Skew
 from millpy.runtime.turn import Turn
@@ -81,6 +83,21 @@ def _holds_nothing_there(_: Any) -> Any:
     return property(hold_us)
 
 
+def _by_the_host(_: Any) -> Any:
+    def read(self: ClockGuard, wall_us: Instant, monotonic_s: float) -> ClockReading:
+        return ClockReading(wall_us, wall_us, wall_us, 0)
+
+    return read
+
+
+def _aged_by_the_host(_: Any) -> Any:
+    def follow(self: Intake, clock: ClockReading) -> None:
+        self._source.dedupe_shift_us = max(0, clock.latest_us - clock.now_us)
+        self._unsure_us, self._stepped_us = clock.latest_us - clock.now_us, clock.stepped_us
+
+    return follow
+
+
 def _most(_: Any) -> Any:
     return lambda watermarks: max(watermarks, default=INSTANT_MAX)
 
@@ -132,6 +149,16 @@ EDGES = (
         patches=((ParkedRow, "hold_us", _holds_nothing_there),),
         needs="parks",
     ),
+    _edge(
+        "believes every step of a clock", "clocks", "clocks", "> self._step_us:", "> 2**62:", (ClockGuard, "observe")
+    ),
+    Canary(
+        "takes the host's time for that of arrival",
+        "clocks",
+        patches=((ClockGuard, "read", _by_the_host),),
+        needs="clocks",
+    ),
+    Canary("ages ids by the host's time", "clocks", patches=((Intake, "_follow", _aged_by_the_host),), needs="clocks"),
     Canary("reads on whatever the skew", "skew", patches=((Skew, "held_back", _not_held),), needs="skew"),
 )
 

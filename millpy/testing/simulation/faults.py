@@ -181,6 +181,29 @@ def _server_jumps(world: World, victim: Machine, fault: Fault) -> bool:
     return True
 
 
+def _far_s(fault: Fault) -> float:
+    """From a second to ten years, either way."""
+    return float(10 ** (fault.pick * 997 % 1 * 8.5)) * (1 if fault.size * 997 % 1 < 0.6 else -1)
+
+
+def _steps(*, server: bool, wall: bool) -> Inject:
+    def step(world: World, victim: Machine, fault: Fault) -> bool:
+        far_s = _far_s(fault)
+
+        def both(seconds: float) -> None:
+            if server:
+                world.step_server(seconds)
+            if wall:
+                victim.clock.jump(seconds)
+
+        both(far_s)
+        if fault.size < 0.6:
+            world.clock.call_at(world.clock.monotonic() + 0.2 + fault.size * 5, lambda: both(-far_s))
+        return True
+
+    return step
+
+
 def _fold(world: World, victim: Machine, fault: Fault) -> bool:
     """Make everything of a machine due to be folded."""
     assert victim.worker is not None
@@ -302,6 +325,9 @@ FAULTS: dict[str, Inject] = {
     "wall_jumps": _wall_jumps,
     "clock_drifts": _clock_drifts,
     "server_jumps": _server_jumps,
+    "wall_steps": _steps(server=False, wall=True),
+    "server_steps": _steps(server=True, wall=False),
+    "machine_steps": _steps(server=True, wall=True),
     "fold": _fold,
     "rings_turn": _rings_turn,
     "join": _join,

@@ -103,8 +103,9 @@ class Watcher(Computation):
     immediate = True
     seen = Value(Seen)
 
-    def __init__(self, *, marks_refused: bool) -> None:
+    def __init__(self, *, marks_refused: bool, pings: bool) -> None:
         self._marks_refused = marks_refused
+        self._pings = pings
 
     def process_record(self, context: Context, record: Reading) -> None:
         """Count; arm, move or delete the timer."""
@@ -123,7 +124,12 @@ class Watcher(Computation):
         elif not context.late:
             context.set_timer("quiet", at=seen.last_us + QUIET_US)
             seen.armed = True
-        if record.value % PINGS == 0 and not context.late and context.timer("ping", processing=True) is None:
+        if (
+            self._pings
+            and record.value % PINGS == 0
+            and not context.late
+            and context.timer("ping", processing=True) is None
+        ):
             seen.asked += 1
             context.set_timer("ping", at=context.now_us + PING_US, processing=True)
 
@@ -221,6 +227,7 @@ class Shape:
         deep: whether the watcher's marks are processed further.
         poison: whether some readings make marks that the database refuses.
         skew: whether no partition reads far ahead of the others.
+        pings: whether the watcher sets timers by the clock; one set by a clock that is wrong waits for it.
         columns: whether operators take columns, and Computations run in the thread for steps.
     """
 
@@ -235,10 +242,11 @@ class Shape:
     poison: bool
     skew: bool
     columns: bool
+    pings: bool
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What it has, in words: one run of each is wanted at least."""
+        """What it has, in words: `SHAPES` has them all."""
         flags = {
             "partitions": self.partitions > 1,
             "idle": self.idle,
@@ -247,14 +255,15 @@ class Shape:
             "skew": self.skew,
             "columns": self.columns,
             "by_arrival": self.by_arrival,
+            "pings": self.pings and "watcher" in self.branches,
             "short_horizon": self.within_us == SHORT_US,
         }
         return ("readings", self.feed, *self.branches, *(name for name, has in flags.items() if has))
 
 
-FEATURES = (
+SHAPES = (
     *("readings", "topic", "log", "file", *BRANCHES, "watcher"),
-    *("partitions", "idle", "deep", "poison", "skew", "columns", "by_arrival", "short_horizon"),
+    *("partitions", "idle", "deep", "poison", "skew", "columns", "by_arrival", "pings", "short_horizon"),
 )
 
 
@@ -329,7 +338,7 @@ def operated(readings: Stream, *, columns: bool) -> Stream:
 
 
 def _watch(readings: Stream, shape: Shape) -> None:
-    watcher = Watcher(marks_refused=shape.poison)
+    watcher = Watcher(marks_refused=shape.poison, pings=shape.pings)
     marks = readings.key_by("device").process(watcher, name="watcher", output=Mark, intervals=2)
     marks.to_table("marks")
     if shape.deep:

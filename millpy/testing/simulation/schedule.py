@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 from millpy.runtime.probe import Point
-from millpy.testing.simulation.graphs import BRANCHES, SHORT_US, Branch, Feed, Shape
+from millpy.testing.simulation.graphs import BRANCHES, SHAPES, SHORT_US, Branch, Feed, Shape
 
 FAULT_KINDS = {
     "crash": 3,
@@ -38,6 +38,8 @@ FAULT_KINDS = {
     "replayed": 3,
 }
 """Kind -> weight."""
+CLOCK_KINDS = {"wall_steps": 4, "server_steps": 6, "machine_steps": 2}
+"""Besides, where clocks step far."""
 POINTS = tuple(Point)
 
 
@@ -59,6 +61,7 @@ class Schedule:
         seed: decides whatever is not said here.
         records: readings that are published.
         placed: whether sources and stages run in different workers only, so that all goes through segments.
+        clocks: whether clocks step far, for a while or for good.
         few_cells: whether state does not fit in memory and is loaded again and again.
         ahead: whether the clocks of some devices are fast.
     """
@@ -71,9 +74,17 @@ class Schedule:
     ahead: bool
     placed: bool
     few_cells: bool
+    clocks: bool
     faults: tuple[Fault, ...]
 
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What it has, in words: `FEATURES` has them all."""
+        return (*self.shape.features, *(("clocks",) if self.clocks else ()))
 
+
+FEATURES = (*SHAPES, "clocks")
+"""One run of each is wanted at least."""
 LONG_US = 600_000_000
 """Longer than any run."""
 
@@ -84,10 +95,12 @@ def draw(seed: int) -> Schedule:
     feed: Feed = rng.choices(("topic", "log", "file"), (5, 3, 3))[0]
     idle = feed != "file" and rng.random() < 0.3
     bundle_records = rng.choice((1, 2, 4) if feed == "file" else (3, 6, 12))
-    shape = _draw_shape(rng, feed, idle)
+    clocks = rng.random() < 0.25
+    shape = _draw_shape(rng, feed, idle, pings=not clocks)
     faults = []
     step = 20
-    kinds, weights = list(FAULT_KINDS), list(FAULT_KINDS.values())
+    drawn = FAULT_KINDS | CLOCK_KINDS if clocks else FAULT_KINDS
+    kinds, weights = list(drawn), list(drawn.values())
     for _ in range(8 + int(rng.random() * 8)):
         step += 5 + int(rng.random() * 90)
         kind = rng.choices(kinds, weights)[0]
@@ -101,11 +114,12 @@ def draw(seed: int) -> Schedule:
         ahead=idle and rng.random() < 0.4,
         placed=rng.random() < 0.2,
         few_cells=rng.random() < 0.15,
+        clocks=clocks,
         faults=tuple(faults),
     )
 
 
-def _draw_shape(rng: random.Random, feed: Feed, idle: bool) -> Shape:
+def _draw_shape(rng: random.Random, feed: Feed, idle: bool, *, pings: bool) -> Shape:
     """Which graph: half of them windows and the watcher, with whatever may be behind it; half any branches."""
     partitions = 1
     branches: tuple[Branch, ...] = ("fixed", "watcher")
@@ -127,4 +141,5 @@ def _draw_shape(rng: random.Random, feed: Feed, idle: bool) -> Shape:
         poison=watched and rng.random() < 0.3,
         skew=partitions > 1 and rng.random() < 0.5,
         columns=rng.random() < 0.3,
+        pings=pings,
     )

@@ -16,6 +16,7 @@ from uuid import UUID
 from millpy.errors import CorruptionError, CursorGapError, PaneOrderError, TransientError, WatermarkRegressedError
 from millpy.graph import Graph
 from millpy.limits import Limits
+from millpy.runtime.guarded_clock import UNSET_US
 from millpy.runtime.probe import Point
 from millpy.runtime.worker import Worker
 from millpy.store.memory import MemoryDatabase, MemoryStore
@@ -40,6 +41,11 @@ SILENCE_STEPS = 200
 """Where the clock may move the watermark, publishers fall silent every so many steps, for as many."""
 PATIENCE_S = 120.0
 """So much simulated time a graph has to finish once nothing goes wrong any more."""
+CLOCKED_START_US = 1_800_000_000_000_000
+"""Where clocks step far, hosts' clocks have been set: a guard asks them."""
+FOLLOWED_US = 2_000_000
+WITNESSED_US = 4_500_000
+"""Two clocks that far apart may agree, by the step that is followed and what each drifts."""
 RELEASED_STEPS = 50
 """In the end parked keys are let go every so many steps."""
 INVARIANT_OF = {PaneOrderError: "I7", WatermarkRegressedError: "I5", CursorGapError: "I3"}
@@ -82,7 +88,7 @@ class World:
     ) -> None:
         self.schedule = schedule
         self.rng = random.Random(~schedule.seed)
-        self.clock = ManualClock()
+        self.clock = ManualClock(CLOCKED_START_US) if schedule.clocks else ManualClock()
         self.server = SkewedClock(self.clock)
         self.loop = SimulatedLoop(self.clock, self.rng)
         self.database = MemoryDatabase(self.server)
@@ -126,7 +132,9 @@ class World:
         self.evidence = self._evidence()
         self._last = max((fault.step for fault in schedule.faults), default=0) + 60
         self._healed_at: float | None = None
-        self._ahead_us = 0
+        self._ahead_us = self._behind_us = self._sure_us = 0
+        self._stepped_at = 0.0
+        self._far_us = 0
 
     def _evidence(self) -> Evidence:
         """What the checkers go by, before anything has happened."""
@@ -143,6 +151,7 @@ class World:
             shape=shape,
             branches=Branches(self.books, sources, shape.lateness_us),
             ahead=self.schedule.ahead,
+            clocked=self.schedule.clocks,
         )
 
     def run(self) -> Outcome:
@@ -206,8 +215,10 @@ class World:
             self._published = min(due, len(payloads))
 
     def _look(self, lane: Lane | None) -> None:
-        self._ahead_us = max(self._ahead_us, self.server.now_us() - self.clock.now_us())
-        self.evidence.latest_us = self.clock.now_us() + self._ahead_us
+        self._believe()
+        self.evidence.latest_us = self.clock.now_us() + self._sure_us
+        self.evidence.arrived_us = self.clock.now_us() + self._ahead_us
+        self.evidence.earliest_us = self.clock.now_us() + self._behind_us
         self.evidence.now_s = self.clock.monotonic()
         before = len(self.books.trace)
         violations = self.evidence.look()
@@ -220,6 +231,48 @@ class World:
             machine = self._machine_of.get(lane.process)
             if machine is not None and (lane.process.dead or (machine.ended is not None and machine.ended.done())):
                 self.ended(machine)
+
+    def _believe(self) -> None:
+        """Take in what workers may believe of the server's clock: far steps only once they last, or have a witness."""
+        off_us = self._off_us(self.server.now_us())
+        if self.schedule.clocks:
+            for machine in self.machines:
+                if machine.worker is None or machine.worker._clock._guard._base_us is None:
+                    self._believe_at_start(machine.clock.now_us(), off_us)
+        if abs(self._far_us) > FOLLOWED_US:
+            lasted_s = self.clock.monotonic() - self._stepped_at
+            settled = lasted_s > 0.8 * self.limits.clock_settle_s
+            walls = [self._off_us(machine.clock.now_us()) for machine in self.machines]
+            if not settled and not any(abs(wall - off_us) < WITNESSED_US for wall in walls):
+                self._creep(off_us)
+                return
+        self._ahead_us, self._behind_us = max(self._ahead_us, off_us), min(self._behind_us, off_us)
+        self._sure_us = max(self._sure_us, off_us)
+
+    def _creep(self, off_us: int) -> None:
+        """A worker that has begun with a far step follows it, as any clock, by little at a time."""
+        if abs(off_us - self._ahead_us) < FOLLOWED_US:
+            self._ahead_us = max(self._ahead_us, off_us)
+        if abs(off_us - self._sure_us) < FOLLOWED_US:
+            self._sure_us = max(self._sure_us, off_us)
+        if abs(off_us - self._behind_us) < FOLLOWED_US:
+            self._behind_us = min(self._behind_us, off_us)
+
+    def _believe_at_start(self, wall_us: int, off_us: int) -> None:
+        """A worker begins with the server's time, and in doubt where its host says otherwise, if that has been set."""
+        least = off_us if wall_us < UNSET_US else min(off_us, self._off_us(wall_us))
+        self._ahead_us, self._behind_us = max(self._ahead_us, off_us), min(self._behind_us, least)
+        self._sure_us = max(self._sure_us, least)
+
+    def _off_us(self, shown_us: int) -> int:
+        """How far a clock is ahead of the true time."""
+        return shown_us - self.clock.now_us()
+
+    def step_server(self, seconds: float) -> None:
+        """Let the server's clock step far."""
+        self.server.jump(seconds)
+        self._far_us += round(seconds * 1e6)
+        self._stepped_at = self.clock.monotonic()
 
     def ended(self, machine: Machine) -> None:
         """A machine has died, or has left."""
@@ -323,4 +376,6 @@ def limits(schedule: Schedule) -> Limits:
         retry_s_min=0.02,
         retry_s_max=0.5,
         drain_grace_s=1.0,
+        clock_agree_s=1.0 if schedule.clocks else 60.0,
+        clock_settle_s=4.0 if schedule.clocks else 3_600.0,
     )
