@@ -55,12 +55,13 @@ def doctor(
 
 
 def _print(finding: Finding) -> None:
-    first, *rest = _wrapped(f"{finding.severity.value:<{INDENT}}{finding.check}: {finding.found}")
-    if not os.environ.get("NO_COLOR"):
-        first = typer.style(first[:INDENT], fg=_COLOURS[finding.severity]) + first[INDENT:]
-    tables.say(first)
+    first, *rest = _wrapped(f"{finding.severity.value:<{INDENT}}{finding.check}: {tables.in_line(finding.found)}")
+    head = first[:INDENT]
+    coloured = head if os.environ.get("NO_COLOR") else typer.style(head, fg=_COLOURS[finding.severity])
+    tables.say(first[INDENT:], head=coloured)
     if finding.meaning:
-        rest += [*_wrapped(" " * INDENT + finding.meaning), *_wrapped(f"{'':{INDENT}}do: {finding.action}")]
+        meaning, action = tables.in_line(finding.meaning), tables.in_line(finding.action)
+        rest += [*_wrapped(" " * INDENT + meaning), *_wrapped(f"{'':{INDENT}}do: {action}")]
     for line in rest:
         tables.say(line)
 

@@ -32,9 +32,14 @@ def echo(rows: Sequence[Row], *, none: str = "(none)") -> None:
     say((table(rows) if width is None else fitted(rows, width)) or none)
 
 
-def say(text: str) -> None:
-    """Print lines; whatever is in them acts on no terminal."""
-    typer.echo(visible_lines(text))
+def say(text: str, *, head: str = "") -> None:
+    """Print lines; whatever is in them acts on no terminal. A `head` of ours, before the first, may have a colour."""
+    typer.echo(head + visible_lines(text))
+
+
+def in_line(text: str) -> str:
+    """Text that stays in its line when it is said."""
+    return visible(text)
 
 
 def terminal_width() -> int | None:

@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from millpy.cli import app
+from millpy.commands import doctor
 from millpy.commands.tables import continued, fitted, say, table
 from millpy.complaint import complain
 from millpy.config import Settings, configure_logging
+from millpy.doctor import Finding, Severity
 from millpy.errors import UsageError
 from millpy.visible import visible, visible_lines
 
@@ -71,6 +73,21 @@ def test_a_row_of_a_table_stays_one(hostile: str, width: int | None) -> None:
     if width is None or width > 100:
         assert text.count("\n") == 4
     assert harmless(continued(rows, [])[0])
+
+
+@pytest.mark.parametrize("severity", Severity)
+def test_a_finding_is_told_in_lines_and_colours_of_ours_only(
+    hostile: str, severity: Severity, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+    doctor._print(Finding(severity, "check", f"found {hostile}", f"means {hostile}", f"do {hostile}"))
+
+    said = capfd.readouterr().out
+    assert harmless(said)
+    first, *rest = said.splitlines()
+    assert first == f"{severity.value:<8}check: found {visible(hostile)}"
+    assert all(line.startswith(" " * doctor.INDENT) for line in rest)
 
 
 def test_what_a_command_says_acts_on_no_terminal(hostile: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +148,7 @@ def test_commands_print_by_one_function_that_escapes() -> None:
 
     exact = ("json.dumps", "document(found)")
     assert [words for name, words in found if not any(word in words for word in exact)] == [
-        "typer.echo(visible_lines(text))"
+        "typer.echo(head + visible_lines(text))"
     ]
 
 
