@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from tests.mutants import injectors, model, postgres, runtime, sources, store, windowing
+from tests.mutants import injectors, model, postgres, runtime, sources, store, views, windowing
 from tests.mutants.mutant import Mutant
 
 
 def everything() -> list[Mutant]:
     """All of them, by the part of the kernel that they break."""
     return [
-        mutant for part in (model, injectors, sources, windowing, runtime, store, postgres) for mutant in part.MUTANTS
+        mutant
+        for part in (model, injectors, sources, windowing, runtime, store, postgres, views)
+        for mutant in part.MUTANTS
     ]

@@ -1,8 +1,9 @@
 """Play the mutants: `make mutants`, or python -m tests.mutants.run [--only WORDS] [--jobs N].
 
 Each mutant is made in a private copy of the tree and its killers are run there. First the killers run on the tree as it
-is: a test that fails by itself would kill everything. Prints a line for each mutant, the survivors last, and ends with
-status 1 when one has survived or cannot be played.
+is: a test that fails by itself would kill everything. Only a test that fails kills: not one that took too long, which
+it may under load, nor one whose fixtures failed or that could not be imported. Prints a line for each mutant, the
+survivors last, and ends with status 1 when one is not killed.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
+from xml.etree import ElementTree
 
 from tests.mutants import everything
 from tests.mutants.mutant import ROOT, Mutant
 
 RUN_S_MAX = 300
-NO_TESTS = (2, 3, 4, 5)
-"""Statuses by which pytest says that it could not run the tests that were named: that kills nothing."""
+SURVIVED, KILLED, TOO_SLOW, NOT_PLAYED = "SURVIVED", "killed", "TOO SLOW", "NOT PLAYED"
+TIMED_OUT = "Failed: Timeout"
+"""How pytest-timeout's failures begin."""
 
 
 def copy_tree(into: Path) -> Path:
@@ -42,9 +45,12 @@ def copy_tree(into: Path) -> Path:
     return into
 
 
-def run_tests(tree: Path, names: Sequence[str]) -> int | None:
-    """pytest's status; None when it had to be stopped, as by a mutant that waits for ever."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:randomly", "-p", "no:cacheprovider", *names]
+def run_tests(tree: Path, names: Sequence[str]) -> str:
+    """What a mutant in this tree would be called."""
+    report = tree.parent / f"{tree.name}.xml"
+    report.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:randomly", "-p", "no:cacheprovider"]
+    command += [f"--junitxml={report}", *names]
     temporary = tree.parent / f"{tree.name}.tmp"
     temporary.mkdir(exist_ok=True)
     environment = {
@@ -58,35 +64,44 @@ def run_tests(tree: Path, names: Sequence[str]) -> int | None:
         command, cwd=tree, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
     try:
-        return process.wait(RUN_S_MAX)
+        return outcome(process.wait(RUN_S_MAX), report)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, 9)
         process.wait()
-        return None
+        return TOO_SLOW
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def outcome(status: int, report: Path) -> str:
+    """What became of a mutant, by pytest's status and its report in JUnit's format."""
+    if status == 0:
+        return SURVIVED
+    if status != 1 or not report.exists():
+        return NOT_PLAYED  # the tests that are named could not be run
+    failures = [failure.get("message", "") for failure in ElementTree.parse(report).iter("failure")]
+    if not failures:
+        return NOT_PLAYED  # before a test began
+    return KILLED if any(not message.startswith(TIMED_OUT) for message in failures) else TOO_SLOW
+
+
 def play(mutant: Mutant, tree: Path) -> str:
-    """`killed`, or what happened instead."""
+    """KILLED, or what happened instead."""
     path = tree / mutant.file
     whole = path.read_text()
     path.write_text(whole.replace(mutant.old, mutant.new))
     try:
-        status = run_tests(tree, mutant.killers)
+        return run_tests(tree, mutant.killers)
     finally:
         path.write_text(whole)
-    if status == 0:
-        return "SURVIVED"
-    return "killed" if status in (1, None) else f"NOT PLAYED (pytest ended with {status})"
 
 
 def failing(killers: Iterable[str], tree: Path) -> list[str]:
     """Killers that fail although nothing is broken."""
     names = sorted(set(killers))
-    if run_tests(tree, names) == 0:
+    if run_tests(tree, names) == SURVIVED:
         return []
-    return [name for name in names if run_tests(tree, [name]) != 0]
+    return [name for name in names if run_tests(tree, [name]) != SURVIVED]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -114,11 +129,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 outcomes[mutant] = play(mutant, tree)
             finally:
                 trees.put(tree)
-            print(f"{outcomes[mutant]:9} {time.monotonic() - started:5.1f} s  {mutant}", flush=True)
+            print(f"{outcomes[mutant]:10} {time.monotonic() - started:5.1f} s  {mutant}", flush=True)
 
         with ThreadPoolExecutor(options.jobs) as jobs:
             list(jobs.map(job, chosen))
-    alive = [mutant for mutant in chosen if outcomes[mutant] != "killed"]
+    alive = [mutant for mutant in chosen if outcomes[mutant] != KILLED]
     equivalent = sum(1 for mutant in everything() if mutant.equivalent)
     print(f"\n{len(chosen)} mutants, {len(chosen) - len(alive)} killed; {equivalent} equivalent ones not played")
     for mutant in alive:

@@ -6,7 +6,27 @@ from pathlib import Path
 
 from tests.mutants import everything
 from tests.mutants.mutant import Mutant
-from tests.mutants.run import play
+from tests.mutants.run import KILLED, NOT_PLAYED, SURVIVED, TOO_SLOW, play
+
+TESTS = """
+import threading
+import pytest
+from one import ONE
+
+def test_one():
+    assert ONE == 1
+
+@pytest.fixture
+def a_fixture():
+    assert ONE == 1
+
+def test_whose_fixture_fails(a_fixture):
+    pass
+
+@pytest.mark.timeout(0.5)
+def test_that_waits():
+    threading.Event().wait()
+"""
 
 
 def test_every_mutant_can_be_made() -> None:
@@ -22,18 +42,20 @@ def test_mutants_differ() -> None:
 def test_mutant_that_no_test_notices_survives(tmp_path: Path) -> None:
     outcomes = [play(mutant, tmp_path) for mutant in trial(tmp_path)]
 
-    assert outcomes == ["killed", "SURVIVED", "NOT PLAYED (pytest ended with 4)"]
+    assert outcomes == [KILLED, SURVIVED, NOT_PLAYED, NOT_PLAYED, TOO_SLOW]
     assert (tmp_path / "one.py").read_text() == "ONE = 1\nTWO = 2\n", "the tree is as it was"
 
 
 def trial(tree: Path) -> list[Mutant]:
-    """A tree whose only test looks at one of two numbers, and a mutant of each; the last names no test."""
+    """A tree whose first test looks at one of two numbers, and a mutant of each; of the others no test fails."""
     (tree / "one.py").write_text("ONE = 1\nTWO = 2\n")
-    (tree / "test_one.py").write_text("from one import ONE\n\ndef test_one():\n    assert ONE == 1\n")
+    (tree / "test_one.py").write_text(TESTS)
     (tree / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
     killers = ("test_one.py::test_one",)
     return [
         Mutant("one.py", "ONE = 1", "ONE = 2", killers),
         Mutant("one.py", "TWO = 2", "TWO = 3", killers),
         Mutant("one.py", "ONE = 1", "ONE = 2", ("test_one.py::test_nothing",)),
+        Mutant("one.py", "ONE = 1", "ONE = 2", ("test_one.py::test_whose_fixture_fails",)),
+        Mutant("one.py", "ONE = 1", "ONE = 2", ("test_one.py::test_that_waits",)),
     ]
