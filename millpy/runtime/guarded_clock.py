@@ -41,6 +41,8 @@ READ_EVERY_S = 60.0
 READ_EVERY_IN_DOUBT_S = 5.0
 READINGS_MAX = 5
 """A reading whose round trip took longer than a step says little; after so many it has to do."""
+QUARTZ_MAX = 0.02
+"""A monotonic clock is at most by this part slow or fast."""
 UNSET_US = 1_767_225_600_000_000
 """2026-01-01: a clock that shows an earlier time has not been set since the machine started."""
 
@@ -49,10 +51,14 @@ Tell = Callable[[str, dict[str, object]], None]
 
 @dataclass(slots=True)
 class _Doubt:
-    """A disagreement: how far the other clock is ahead of ours, and since when, on the monotonic clock."""
+    """A disagreement: how far the other clock is ahead of ours, and since when, on the monotonic clock.
+
+    `latest_us`: how far it was ahead in the latest reading.
+    """
 
     ahead_us: int
     since_s: float
+    latest_us: int = 0
 
 
 class ClockGuard:
@@ -127,8 +133,9 @@ class ClockGuard:
         if witnessed:  # by a host whose clock was never seen to agree with the time that we began with
             wait_s = 0.0 if self._unwitnessed is not None else self._agree_s
         refused = self._refused
-        if refused is None or abs(refused.ahead_us - ahead_us) > self._step_us:
+        if refused is None or not self._runs_evenly(refused, ahead_us, monotonic_s):
             refused = _Doubt(ahead_us, monotonic_s)
+        refused.latest_us = ahead_us
         if monotonic_s - refused.since_s < wait_s:
             if refused is not self._refused:
                 self._refused = refused
@@ -139,6 +146,12 @@ class ClockGuard:
         self._refused = self._unwitnessed = None
         why = "the host's clock agrees" if witnessed else "the database's clock has run evenly since"
         self._say("clock_followed", ahead_us, why)
+
+    def _runs_evenly(self, refused: _Doubt, ahead_us: int, monotonic_s: float) -> bool:
+        """Whether a clock is as far ahead as when it was refused, but for what a quartz may lose or gain since."""
+        drift_us = (monotonic_s - refused.since_s) * 1e6 * QUARTZ_MAX
+        has_stepped = abs(refused.latest_us - ahead_us) > self._step_us
+        return not has_stepped and abs(refused.ahead_us - ahead_us) <= self._step_us + drift_us
 
     def _time(self, monotonic_s: float) -> int:
         assert self._base_us is not None, "the database's clock has not been read"

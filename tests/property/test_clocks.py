@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpy.limits import Limits
@@ -27,6 +27,7 @@ class Clocks:
     wall_s: float = 0.0
     elapsed_s: float = 0.0
     monotonic_s: float = 1_000.0
+    quartz: float = 1.0
     told: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -51,7 +52,7 @@ class Clocks:
         while seconds > 0:
             part = min(seconds, READ_EVERY_IN_DOUBT_S)
             self.elapsed_s += part
-            self.monotonic_s += part
+            self.monotonic_s += part * self.quartz
             self.observe()
             seconds -= part
 
@@ -69,6 +70,7 @@ class Clocks:
 FAR = st.sampled_from([10.0, 600.0, HOUR, 24 * HOUR, 10 * YEAR]).flatmap(lambda s: st.sampled_from([s, -s]))
 
 
+@settings(deadline=None)
 @given(FAR, st.floats(1, LIMITS.clock_settle_s - 10))
 def test_a_step_of_the_databases_clock_alone_is_refused_as_long_as_it_may_pass(step_s: float, lasts_s: float) -> None:
     clocks = Clocks()
@@ -85,6 +87,7 @@ def test_a_step_of_the_databases_clock_alone_is_refused_as_long_as_it_may_pass(s
     assert clocks.told == ["clock_refused", "clock_agrees"]
 
 
+@settings(deadline=None)
 @given(FAR)
 def test_another_clock_after_a_failover_is_followed_when_it_has_run_evenly(step_s: float) -> None:
     clocks = Clocks()
@@ -98,6 +101,7 @@ def test_another_clock_after_a_failover_is_followed_when_it_has_run_evenly(step_
     assert clocks.read().elapsed_us == BEGIN_US + round(clocks.elapsed_s * S), "a step is no elapsed time"
 
 
+@settings(deadline=None)
 @given(FAR, st.booleans())
 def test_clocks_that_step_together_are_followed_once_they_have_agreed_for_a_while(step_s: float, lasts: bool) -> None:
     clocks = Clocks()
@@ -115,6 +119,7 @@ def test_clocks_that_step_together_are_followed_once_they_have_agreed_for_a_whil
     assert abs(clocks.error_s() - (step_s if lasts else 0)) < 0.1
 
 
+@settings(deadline=None)
 @given(st.lists(FAR, max_size=5))
 def test_the_hosts_clock_alone_moves_nothing(steps: list[float]) -> None:
     clocks = Clocks()
@@ -139,6 +144,7 @@ def test_a_host_that_was_suspended_is_behind_for_a_while_and_then_right(correcte
     assert abs(clocks.error_s()) < 0.1
 
 
+@settings(deadline=None)
 @given(FAR)
 def test_a_host_that_was_wrong_at_boot_takes_the_databases_time(wrong_s: float) -> None:
     clocks = Clocks(wall_s=wrong_s)
@@ -151,6 +157,7 @@ def test_a_host_that_was_wrong_at_boot_takes_the_databases_time(wrong_s: float) 
     assert clocks.read() == ClockReading.certain(clocks.true_us())
 
 
+@settings(deadline=None)
 @given(FAR)
 def test_a_worker_that_starts_while_the_databases_clock_is_wrong_claims_nothing_by_it(wrong_s: float) -> None:
     clocks = Clocks(server_s=wrong_s)
@@ -170,6 +177,7 @@ def test_a_clock_that_was_never_set_is_no_witness() -> None:
     assert clocks.read() == ClockReading.certain(clocks.true_us())
 
 
+@settings(deadline=None)
 @given(FAR, FAR)
 def test_both_wrong_by_years_at_the_first_start_come_right(server_s: float, wall_s: float) -> None:
     clocks = Clocks(server_s=server_s, wall_s=wall_s)
@@ -183,6 +191,7 @@ def test_both_wrong_by_years_at_the_first_start_come_right(server_s: float, wall
     assert clocks.read().earliest_us == clocks.read().now_us
 
 
+@settings(deadline=None)
 @given(st.floats(-500e-6, 500e-6), st.sampled_from([-1.0, 0.0, 1.0]))
 def test_slewing_and_a_leap_second_are_followed(rate: float, leap_s: float) -> None:
     clocks = Clocks()
@@ -199,6 +208,7 @@ def test_slewing_and_a_leap_second_are_followed(rate: float, leap_s: float) -> N
 MOVES = st.lists(st.tuples(st.sampled_from(["server", "wall"]), FAR, st.floats(1, 3_000), st.floats(1, 7_200)))
 
 
+@settings(deadline=None)
 @given(MOVES)
 def test_one_clock_wrong_at_a_time_never_takes_ours_along(moves: list[tuple[str, float, float, float]]) -> None:
     clocks = Clocks()
@@ -219,6 +229,7 @@ def moves_of(clocks: Clocks, moves: list[tuple[str, float, float, float]]) -> It
         yield
 
 
+@settings(deadline=None)
 @given(MOVES)
 def test_whatever_happens_elapsed_time_runs_evenly_and_the_doubt_ends(
     moves: list[tuple[str, float, float, float]],
@@ -234,6 +245,7 @@ def test_whatever_happens_elapsed_time_runs_evenly_and_the_doubt_ends(
     assert not clocks.guard.doubtful
 
 
+@settings(deadline=None)
 @given(st.integers(-(10**18), 10**18), FAR)
 def test_a_floor_is_believed_unless_no_clock_can_have_been_there(floor_s: int, ahead_s: float) -> None:
     clocks = Clocks(server_s=ahead_s)
@@ -244,3 +256,14 @@ def test_a_floor_is_believed_unless_no_clock_can_have_been_there(floor_s: int, a
 
     assert believed <= reading.latest_us + STEP_US
     assert believed == (floor if floor <= reading.latest_us + STEP_US else reading.now_us)
+
+
+@pytest.mark.parametrize("quartz", [0.99, 0.999, 1.001, 1.01])
+@pytest.mark.parametrize("step_s", [HOUR, -HOUR])
+def test_step_that_lasts_is_followed_though_the_hosts_quartz_is_slow_or_fast(step_s: float, quartz: float) -> None:
+    clocks = Clocks(quartz=quartz)
+    clocks.server_s = step_s
+    clocks.pass_time(2 * HOUR)
+
+    assert [kind for kind in clocks.told if kind != "clock_agrees"] == ["clock_refused", "clock_followed"]
+    assert abs(clocks.read().now_us - clocks.true_us() - step_s * S) <= STEP_US
