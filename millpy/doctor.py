@@ -397,6 +397,14 @@ def _result_tables(facts: Facts, _: Limits) -> Found:
                 "the graph's commits fail",
                 "CREATE POLICY millpy_worker ON it TO the worker's role USING (true) WITH CHECK (true)",
             )
+    for row in facts.triggers:
+        yield Finding(
+            Severity.WARNING,
+            "trigger",
+            f"{row['function']} on {row['table']} names {row['name']} without its schema",
+            "workers have no schema on their search_path: the function fails, and its rows become dead letters",
+            f"write the schema, or ALTER FUNCTION {row['function']}() SET search_path = …",
+        )
 
 
 def _workers(facts: Facts, _: Limits) -> Found:

@@ -172,7 +172,8 @@ class OpenSessions:
         if not session.pane.emitted:
             heappush(self._unfired, (session.end, self._pushed, session))
         heappush(self._unexpired, (session.end, self._pushed, session))
-        self._unfired, self._unexpired = self._pruned(self._unfired), self._pruned(self._unexpired)
+        if len(self._unexpired) > 2 * self.weights.panes + _VOID_MIN:
+            self._unfired, self._unexpired = _alive(self._unfired), _alive(self._unexpired)
 
     def _let_go(self, session: OpenSession) -> None:
         session.alive = False
@@ -186,16 +187,15 @@ class OpenSessions:
         if session.pane.bundle:
             self._gone.append((session.key, session.start, session.end))
 
-    def _pruned(self, heap: _Heap) -> _Heap:
-        """The heap, without sessions that have grown or are over when these are too many."""
-        if len(heap) <= 2 * self.weights.panes + _VOID_MIN:
-            return heap
-        kept = [item for item in heap if item[2].alive]
-        heapify(kept)
-        return kept
-
     def _next(self, heap: _Heap) -> OpenSession | None:
         """The first session of a heap that is still what it says; one that has left with a change is not unfired."""
         while heap and (not heap[0][2].alive or (heap is self._unfired and heap[0][2].pane.emitted)):
             heappop(heap)
         return heap[0][2] if heap else None
+
+
+def _alive(heap: _Heap) -> _Heap:
+    """A heap without the sessions that have grown or are over."""
+    kept = [item for item in heap if item[2].alive]
+    heapify(kept)
+    return kept

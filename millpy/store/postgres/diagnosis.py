@@ -61,6 +61,7 @@ class Facts:
     roles: Roles | None = None
     logins: list[Row] = field(default_factory=list)
     result_tables: list[Row] = field(default_factory=list)
+    triggers: list[Row] = field(default_factory=list)
     workers: list[Row] = field(default_factory=list)
     clocks: list[Row] = field(default_factory=list)
     graphs: list[Row] = field(default_factory=list)
@@ -147,6 +148,7 @@ def _look(connection: psycopg.Connection[Row], clock: Clock) -> Facts:
     facts.roles = recorded(connection)
     facts.logins = _rows(connection, statement("look_at_logins"))
     facts.result_tables = _rows(connection, statement("look_at_result_tables"))
+    facts.triggers = _rows(connection, statement("look_at_triggers"))
     facts.workers = _rows(connection, statement("look_at_workers"))
     facts.clocks = _rows(connection, statement("look_at_clocks"))
     facts.graphs = _rows(connection, statement("look_at_graphs"))

@@ -163,6 +163,28 @@ SELECT g.name AS graph, t.name AS table, c.oid IS NOT NULL AS found,
   LEFT JOIN pg_roles AS w ON w.rolname = (SELECT worker FROM mill.roles)
  ORDER BY 1, 2;
 
+-- name: look_at_triggers
+-- Functions of users' triggers on result tables that name a table or function without its schema, as far as their text
+-- shows: workers' connections have nothing on their search_path, where the function sets none. Zero rows: none.
+SELECT DISTINCT format('%I.%I', g.name, t.name) AS table, f.oid::regproc::text AS function, named.name[1] AS name
+  FROM mill.result_tables AS t
+  JOIN mill.graphs AS g USING (graph_id)
+  JOIN pg_trigger AS r ON r.tgrelid = to_regclass(format('%I.%I', g.name, t.name)) AND NOT r.tgisinternal
+  JOIN pg_proc AS f ON f.oid = r.tgfoid
+  JOIN pg_language AS l ON l.oid = f.prolang AND l.lanname IN ('plpgsql', 'sql')
+ CROSS JOIN LATERAL regexp_matches(
+       regexp_replace(f.prosrc, '[-]{2}[^\n]*', '', 'g'),
+       '(?:^|[^\w.])(?:insert\s+into|update|delete\s+from|from|join|perform|:=|select(?!\s+from\M)|call)\s+"?([a-z_]\w*)"?(?!\s*\.|\w)',
+       'gi') AS named (name)
+ WHERE NOT coalesce(f.proconfig::text LIKE '%search_path=%', false)
+   AND lower(named.name[1]) IN (
+       SELECT relname::text FROM pg_class WHERE relnamespace NOT IN ('pg_catalog'::regnamespace, 'pg_toast'::regnamespace)
+       UNION ALL
+       SELECT proname::text FROM pg_proc WHERE pronamespace <> 'pg_catalog'::regnamespace)
+   AND NOT EXISTS (SELECT FROM pg_class WHERE relnamespace = 'pg_catalog'::regnamespace AND relname = lower(named.name[1]))
+   AND NOT EXISTS (SELECT FROM pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace AND proname = lower(named.name[1]))
+ ORDER BY 1, 2, 3;
+
 -- name: look_at_set_aside
 -- Dead letters and late records by stream in the last hour, the most first. Zero rows: none.
 SELECT kind, graph, stream, count(*)::bigint AS count
