@@ -207,24 +207,25 @@ class Inbox:
     def _apart(self, published: Published) -> dict[int, Run]:
         """The messages that are not one record each, by index."""
         apart: dict[int, Run] = {}
+        strange = self._strange(published.topics)
+        others = {topic for topic in strange if topic.startswith(_MARKERS) or not self._topics.fullmatch(topic)}
         if self._arrays:
             for index, payload in enumerate(published.payloads):
                 # Most payloads begin with a brace, and no further look is needed.
-                if payload[:1] != b"{" and _ARRAY.match(payload):
+                if payload[:1] != b"{" and published.topics[index] not in others and _ARRAY.match(payload):
                     array = self._array(published.topics[index], payload, published.packet_ids[index])
                     if array is not None:
                         apart[index] = array
         if not self._retained:
             for index in published.retained:
                 apart[index] = _passed(published, index)
-        strange = self._strange(published.topics)
         if strange:
             for index, topic in enumerate(published.topics):
                 if topic not in strange:
                     continue
-                is_marker = topic.startswith(_MARKERS)
-                if is_marker or not self._topics.fullmatch(topic):
+                if topic in others:
                     apart[index] = _passed(published, index)
+                    is_marker = topic.startswith(_MARKERS)
                     # At QoS 0 it may have overtaken what it is to prove read: ours come at QoS 1.
                     ordered = is_marker and published.packet_ids[index]
                     apart[index].marker = published.payloads[index] if ordered else None

@@ -217,6 +217,23 @@ def test_markers_and_topics_of_an_older_filter_are_no_records() -> None:
     assert [bundle.describe()(row) for row in range(2)] == ["sensors/a (packet 1)", "sensors/b (packet 4)"]
 
 
+@pytest.mark.parametrize("payload", [b"{}", b"[{},{}]", b"[]", b"[[]]", b"1", b""])
+@pytest.mark.parametrize(
+    "topic", [b"", b"a", b"sensors", b"sensors/a/b/c", MARKERS, MARKERS + b"me", b"/" * 9, b"\xff"]
+)
+@pytest.mark.parametrize("filter", ["sensors/{site}/x", "a/b/c/d/{site}", "+/{site}/e", "{site}"])
+def test_whatever_comes_under_another_topic_is_passed_over(filter: str, topic: bytes, payload: bytes) -> None:
+    inbox = an_inbox(filter)
+    ours = TopicPattern.of(filter).filter.replace("+", "s").encode()
+    inbox.put(Published([topic, ours], [payload, b"[{}]"], [1, 2]))
+
+    bundles = take_all(inbox)
+
+    matches = TopicPattern.of(filter).matches().fullmatch(topic) is not None and not topic.startswith(MARKERS)
+    assert [number for bundle in bundles for number in bundle.packet_ids] == [1, 2]
+    assert matches or [bundle.payloads() for bundle in bundles if bundle.records] == [[b'{"site":"s"}']]
+
+
 def test_marker_that_may_have_overtaken_others_proves_nothing() -> None:
     inbox = an_inbox()
     inbox.put(Published([MARKERS + b"me"] * 2, [b"forged", b"ours"], [0, 7]))
