@@ -9,6 +9,7 @@ INBOX = "millpy/injectors/mqtt_inbox.py"
 INJECTOR = "millpy/injectors/mqtt_injector.py"
 MQTT = "millpy/injectors/mqtt.py"
 OF_INTAKE = ("tests/unit/injectors/test_intake.py",)
+NO_IDS = ("tests/unit/injectors/test_intake.py::test_record_whose_id_is_none_is_never_a_duplicate",)
 OF_INBOX = ("tests/unit/injectors/test_mqtt_inbox.py",)
 OF_ORDER = ("tests/conformance/test_mqtt_order.py",)
 OF_MQTT = "tests/conformance/test_mqtt.py::"
@@ -64,4 +65,9 @@ MUTANTS = [
     Mutant(INJECTOR, "        if self.outstanding:\n            self.outstanding[-1]", "        if False:\n            self.outstanding[-1]",
            OF_ORDER),
     Mutant(INJECTOR, "self.outstanding[-1].packet_ids.extend", "self.outstanding[0].packet_ids.extend", OF_ORDER),
+    Mutant("millpy/injectors/dedupe.py",
+           "        return np.array([all(read(o) is not None for read in reads) for o in objects], bool)",
+           "        return np.ones(len(objects), bool)", NO_IDS),
+    Mutant("millpy/injectors/dedupe.py",
+           "            known &= column_of(batch, name).is_valid().to_numpy(zero_copy_only=False)", "            pass", NO_IDS),
 ]  # fmt: skip

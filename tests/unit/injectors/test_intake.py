@@ -4,6 +4,7 @@ from datetime import datetime
 from itertools import pairwise
 
 import msgspec
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -134,6 +135,34 @@ def test_duplicate_is_dropped_by_the_next_owner_too() -> None:
     second = step(an_intake(stored(first), [first.dedupe_run], dedupe=dedupe), (1, 100), (2, 100))
 
     assert [o.id for o in second.records.objects()] == [2]
+
+
+class Unnamed(msgspec.Struct):
+    id: int | None = None
+    part: str | None = None
+    s: int = 100
+
+
+@pytest.mark.parametrize("form", ["columns", "json"])
+@pytest.mark.parametrize("fields", [("id",), ("id", "part")])
+def test_record_whose_id_is_none_is_never_a_duplicate(form: str, fields: tuple[str, ...]) -> None:
+    how = {"dedupe": Dedupe(*fields, within=minutes(1)), "record_type": RecordType(Unnamed)}
+    records = [Unnamed(), Unnamed(), Unnamed(None, "a"), Unnamed(None, "a"), Unnamed(1, "a"), Unnamed(1, "a")]
+
+    def run(intake: Intake, bundle: int) -> int:
+        rows = [msgspec.to_builtins(record) for record in records]
+        taken = Taken("columns", NOW, batch=pa.RecordBatch.from_pylist(rows))
+        if form == "json":
+            taken = Taken("json", NOW, payloads=[msgspec.json.encode(row) for row in rows])
+        result = intake.step(taken, bundle=bundle, clock=ClockReading.certain(NOW), quiet=False)
+        runs.extend([result.dedupe_run] if result.dedupe_run is not None else [])
+        return len(result.records)
+
+    runs: list[DedupeRun] = []
+    intake = an_intake(**how)
+
+    assert [run(intake, 1), run(intake, 2)] == [5, 4]
+    assert run(an_intake(None, runs, **how), 3) == 4, "the next owner"
 
 
 def test_dedupe_clock_from_the_future_does_not_carry_the_horizon_away() -> None:
