@@ -1,0 +1,32 @@
+"""Mutants of what bounds a turn, and of deltas in parts."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+OPEN_SLICES, AHEAD = "millpy/windowing/open_slices.py", "millpy/windowing/ahead.py"
+SLICED, FOLDING = "millpy/windowing/sliced.py", "millpy/store/sql/folding.sql"
+PANES = ("tests/property/test_windowed.py::test_no_turn_holds_more_panes_than_it_may",)
+LARGE = ("tests/conformance/test_large_deltas.py::test_deltas_of_several_documents_are_folded_and_read_as_one",)
+
+MUTANTS = [
+    Mutant(OPEN_SLICES, "                keys = self._part_of(window, panes_max) if left == panes_max else []",
+           "                keys = []", PANES),
+    Mutant(AHEAD, "        self._reached.update(keys)\n", "", PANES),
+    Mutant(AHEAD, "        self._moved.update(keys)\n", "", PANES),
+    Mutant(AHEAD, "                self._stale[key] = None", "                pass",
+           ("tests/property/test_windowed.py::test_panes_that_leave_in_several_turns_are_the_same",)),
+    Mutant(SLICED, "            self._let_late_ones_go(rows, reached)", "            pass", PANES),
+    Mutant(FOLDING, "coalesce(piece.complete, i.folded_bundle) AS complete", "coalesce(piece.upto, 0) AS complete", LARGE),
+    Mutant(FOLDING, "       AND (d.bundle, d.part) <= (%(upto)s::bigint, %(upto_part)s::integer)\n",
+           "       AND d.part <= %(upto_part)s::integer\n", LARGE),
+    Mutant("millpy/store/sql/reading.sql", "           AND (d.bundle, d.part) > (%(after)s::bigint, %(after_part)s::integer)) AS p",
+           "           AND d.bundle > %(after)s::bigint + 0 * %(after_part)s::integer) AS p", LARGE),
+    Mutant("millpy/model/delta.py", "            hi = max(bisect_right(ends, before + room), lo if part else lo + 1)",
+           "            hi = max(bisect_right(ends, before + room), lo + 1)",
+           equivalent="a part has an entry more than it should: about so many bytes still"),
+    Mutant("millpy/windowing/interval.py", "                progress.done(run)  # millions take long\n", "",
+           ("tests/unit/windowing/test_many_stored_windows.py::test_every_piece_of_stored_windows_is_let_go_and_told",)),
+    Mutant("millpy/runtime/worker.py", "            if error.too_large and self.budget.factor > FACTOR_MIN:", "            if False:",
+           ("tests/crash/test_refused_by_size.py::test_turns_get_smaller_until_they_pass",)),
+]  # fmt: skip
