@@ -90,8 +90,11 @@ class ClockGuard:
         """The time now, by what the host's clocks show; only after the first `observe`."""
         now = self._time(monotonic_s)
         earliest = latest = now
-        if self._unwitnessed is not None and wall_us >= UNSET_US:
-            earliest, latest = min(now, wall_us), max(now, wall_us)
+        if self._unwitnessed is not None:
+            # By the host's clock as it began, and as it is by now: one that steps meanwhile makes nothing sure.
+            began = now + self._unwitnessed.ahead_us
+            wall = wall_us if wall_us >= UNSET_US else began
+            earliest, latest = min(now, wall, began), max(now, wall, began)
         if self._refused is not None:
             latest = max(latest, now + self._refused.ahead_us)
         return ClockReading(Instant(now), Instant(earliest), Instant(latest), self._stepped_us)

@@ -267,3 +267,14 @@ def test_step_that_lasts_is_followed_though_the_hosts_quartz_is_slow_or_fast(ste
 
     assert [kind for kind in clocks.told if kind != "clock_agrees"] == ["clock_refused", "clock_followed"]
     assert abs(clocks.read().now_us - clocks.true_us() - step_s * S) <= STEP_US
+
+
+@pytest.mark.parametrize("stepped_s", [-10 * YEAR, -86_400, 86_400, 10 * YEAR])
+def test_a_host_that_steps_while_time_is_in_doubt_makes_nothing_sure(stepped_s: float) -> None:
+    guard = ClockGuard(LIMITS, lambda _kind, _detail: None)
+
+    guard.observe(Instant(BEGIN_US + 3_600 * S), 0.0, Instant(BEGIN_US), 0.0)
+    reading = guard.read(Instant(round(BEGIN_US + (stepped_s + 1) * S)), 1.0)
+
+    assert reading.earliest_us <= BEGIN_US + S
+    assert reading.latest_us >= BEGIN_US + 3_601 * S
