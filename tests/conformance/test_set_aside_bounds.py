@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import psycopg
 
-from millpy.assembly import run_worker
+from millpy.assembly import deploy, run_worker
 from millpy.graph import Graph
 from millpy.injectors.settings import EventTime
 from millpy.limits import Limits
@@ -148,3 +148,23 @@ async def test_database_whose_clock_jumps_ahead_loses_nothing_that_was_set_aside
 
     assert before[0][0] and before[0][1]
     assert fetch(database_url, piles) == before
+
+
+DISK = "pg_total_relation_size('mill.dead_letters')"
+
+
+async def test_a_flood_of_small_dead_letters_writes_little_more_than_was_sent(database_url: str) -> None:
+    # Unbounded, each of them was a row: 86 bytes on disk and 108 of WAL for each byte.
+    payloads = [b"not json"] * 100_000
+    feed = Feed()
+    await deploy(a_graph(feed), database_url)
+    feed.push(*payloads)
+    feed.end()
+    before, empty = fetch(database_url, f"SELECT pg_current_wal_lsn(), {DISK}")[0]
+    await run_worker(a_graph(feed), database_url)
+
+    wal, disk = fetch(database_url, f"SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '{before}'), {DISK} - {empty}")[0]
+    sent = sum(map(len, payloads))
+    print(f"dead letters: {disk / sent:.2f} bytes on disk and {wal / sent:.2f} of WAL for each byte that was sent")
+    assert disk < 5 * sent
+    assert wal < 10 * sent
