@@ -107,7 +107,7 @@ MUTANTS = [
         "millpy/windowing/open_slices.py",
         "        self.advance(self.watermark)",
         "        pass",
-        killers=("tests/property/test_windowed.py::test_columns_agree_with_a_plain_loop",),
+        killers=("tests/unit/windowing/test_slices.py::test_windows_that_have_fired_hold_nothing_after_a_restart",),
     ),
     Mutant(
         "millpy/windowing/open_slices.py",

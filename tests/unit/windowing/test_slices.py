@@ -10,6 +10,7 @@ import pytest
 
 from millpy.model.checkpoint import Kind
 from millpy.model.record import RecordType
+from millpy.model.time import INSTANT_MAX
 from millpy.store.memory_tables import column_values
 from millpy.windowing.aggregate import Count, Sum
 from millpy.windowing.columnar import WindowedLogic
@@ -122,3 +123,15 @@ def test_windows_that_are_due_all_at_once_are_merged_in_pieces() -> None:
     found = {row[:2]: row[3] for row in rows(result) if row[0] != "z"}
     first_due = 0  # those before it were due in the first bundle
     assert found == {(key, start): size - start for key in keys for start in range(first_due, size)}
+
+
+@paths
+def test_windows_that_have_fired_hold_nothing_after_a_restart(few: int) -> None:
+    subject = driver(few, size=20, every=10, lateness=1_000)
+    subject.feed([of(5)])
+    subject.feed([], watermark=200)
+    assert subject.interval.oldest_work() == INSTANT_MAX
+
+    subject.restart()
+
+    assert subject.interval.oldest_work() == INSTANT_MAX
