@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from millpy.errors import BrokenFileError, SourceUnavailableError
 from millpy.injectors.files_bytes import FilePosition
 from millpy.injectors.files_lines import Piece
+from millpy.injectors.files_pages import VALUES_MAX, bound_pages, check_file, is_delta
 from millpy.injectors.protocol import FixedBound, TakeBound
 from millpy.injectors.tables import plain
 from millpy.limits import Limits
@@ -60,8 +61,12 @@ class ParquetReader:
         groups = [index for index, end in enumerate(ends) if end > start.offset]
         self._skip = start.offset - (ends[groups[0] - 1] if groups and groups[0] else 0)
         columns = [name for name in self._file.schema_arrow.names if not fields or name in fields]
+        with _defects(start):
+            check_file(opened, self._file, columns)
+        groups, at_once, self._fault = _readable(opened, self._file, groups, columns)
+        at_once = min(at_once, _rows_at_once(self._file, columns, limits))
         self._batches = self._file.iter_batches(
-            batch_size=_rows_at_once(self._file, columns, limits), row_groups=groups, columns=columns, use_threads=False
+            batch_size=at_once, row_groups=groups, columns=columns, use_threads=False
         )
 
     @property
@@ -94,6 +99,8 @@ class ParquetReader:
         while self._waiting is None:
             with _defects(self._at):
                 batch = next(self._batches, None)
+                if batch is None and self._fault is not None:
+                    raise self._fault
             if batch is None:
                 return None
             passed = min(self._skip, len(batch))
@@ -109,12 +116,29 @@ def _opened(opened: BinaryIO, fields: Sequence[str]) -> pq.ParquetFile:
     schema = file.schema
     texts = [
         column.path
-        for column in map(schema.column, range(len(schema)))
+        for index, column in enumerate(map(schema.column, range(len(schema))))
         if column.physical_type == "BYTE_ARRAY"
         and column.max_repetition_level == 0
+        and not is_delta(file, index)
         and (column.path in fields or (not fields and column.path in file.schema_arrow.names))
     ]
     return pq.ParquetFile(opened, page_checksum_verification=True, read_dictionary=texts) if texts else file
+
+
+def _readable(
+    opened: BinaryIO, file: pq.ParquetFile, groups: Sequence[int], names: Sequence[str]
+) -> tuple[list[int], int, ValueError | None]:
+    """The row groups up to one whose pages would become too large, how many rows at once, and what is wrong there."""
+    found: list[int] = []
+    deltas = {index for index in range(len(file.schema)) if is_delta(file, index)}
+    at_once = VALUES_MAX
+    for group in groups:
+        try:
+            at_once = min(at_once, bound_pages(opened, file, group, names, deltas))
+        except ValueError as fault:
+            return found, at_once, fault
+        found.append(group)
+    return found, at_once, None
 
 
 def _rows_at_once(file: pq.ParquetFile, names: Sequence[str], limits: Limits) -> int:

@@ -23,7 +23,9 @@ INJECTOR_PARTS = tuple(
     )
 )  # fmt: skip
 MQTT_PARTS = tuple(f"injectors.mqtt_{name}" for name in ("address", "connection", "inbox", "packets", "topics"))
-FILE_PARTS = tuple(f"injectors.files_{name}" for name in ("agenda", "bytes", "lines", "names", "parquet", "reading"))
+FILE_PARTS = tuple(
+    f"injectors.files_{name}" for name in ("agenda", "bytes", "lines", "names", "pages", "parquet", "reading")
+)
 MEMORY = tuple(f"store.memory{part}" for part in ("", "_commit", "_database", "_faults", "_requests", "_tables"))
 ENGINE = (*FOUNDATIONS, "computation", "windowing", "graph", *INJECTOR_PARTS, "store.protocol", "store.codec")
 PUBLIC = (*ENGINE, "injectors", "sinks", "runtime", "store", "assembly", "testing")

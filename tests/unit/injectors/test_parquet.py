@@ -260,3 +260,51 @@ async def test_dictionaries_of_any_type_are_read(tmp_path: Path) -> None:
 
     (batch,) = [taken.batch for taken in found if taken.batch is not None]
     assert batch.to_pydict() == {name: column.to_pylist() for name, column in columns.items()}
+
+
+@pytest.mark.parametrize("what", ["a page", "a text", "rows"])
+async def test_small_file_that_would_become_huge_is_set_aside_and_the_next_one_is_read(
+    tmp_path: Path, what: str
+) -> None:
+    path = tmp_path / "a.parquet"
+    if what == "a page":  # 70 MB of zeros, which is more than a page may be, in some kB
+        zeros = pa.array(memoryview(bytes(72_000_000)).cast("q"))
+        options: dict[str, Any] = {"data_page_size": 10**9, "write_batch_size": len(zeros), "use_dictionary": False}
+        options |= {"max_rows_per_page": len(zeros), "row_group_size": len(zeros)}
+        pq.write_table(pa.table({"i": zeros}), path, compression="zstd", **options)
+    elif what == "a text":
+        text = pa.array(["x" * 70_000_000])
+        pq.write_table(pa.table({"i": [1], "s": text}), path, compression="zstd", use_dictionary=False)
+    else:
+        pq.write_table(pa.table({"i": pa.array([7] * 3_000_000, pa.int64())}), path, row_group_size=3_000_000)
+    assert path.stat().st_size < 20_000
+    write(tmp_path / "b.parquet", 5)
+    begun = pa.total_allocated_bytes()
+    letter, *found = await read_all(Files(path, tmp_path / "b.parquet", broken="set_aside"))
+
+    assert [refused.reason for refused in letter.refused] == ["broken_file"]
+    assert numbers(found) == list(range(5))
+    assert pa.total_allocated_bytes() - begun < 1_000_000
+
+
+async def test_texts_that_are_written_by_what_they_share_are_read_in_pieces(tmp_path: Path) -> None:
+    # Each is as long as the one before it, and takes two bytes.
+    rows, size = 3_000, 200_000
+    texts = pa.array(["x" * size] * rows)
+    pq.write_table(
+        pa.table({"i": range(rows), "s": texts}), tmp_path / "a.parquet", use_dictionary=False, compression="zstd",
+        column_encoding={"s": "DELTA_BYTE_ARRAY"},
+    )  # fmt: skip
+    del texts
+    pool = pa.default_memory_pool()
+
+    before = pool.bytes_allocated()
+    found = 0
+    injector = connect(File(tmp_path / "a.parquet"))
+    await injector.open(None)
+    while not (taken := await take(injector)).finished:
+        found += 0 if taken.batch is None else len(taken.batch)
+        assert pool.bytes_allocated() - before < 300_000_000
+    await injector.close()
+
+    assert found + (0 if taken.batch is None else len(taken.batch)) == rows

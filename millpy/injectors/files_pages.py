@@ -1,0 +1,199 @@
+"""Bounds what the pages of a Parquet file become, by what their headers say, before any is decoded.
+
+Decoding takes a page in one piece, and makes as much room as it claims: 65 kB of zstd can be 2 GB of zeros. A text that
+is written as what it has in common with the one before it can be as long as its page, in every row. And rows that are
+all the same take no bytes at all. The headers are Thrift's compact protocol; pyarrow does not show them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import pyarrow.parquet as pq
+
+PAGE_BYTES_MAX = 64_000_000
+VALUES_MAX = 16_000_000
+"""Of a page of texts: their lengths are decoded at once."""
+VALUE_BYTES_MAX = 16_000_000
+"""Of a type of fixed length."""
+ROWS_FREE, ROWS_PER_BYTE = 1_000_000, 100
+_HEADER_BYTES, _HEADER_BYTES_MAX = 4_096, 4_000_000
+_DICTIONARY_PAGE = 2
+_DELTA_BYTE_ARRAY = 7
+_DELTAS = {"DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"}
+_DEPTH_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What the header of a page says.
+
+    Attributes:
+        kind: as in the format: 0 and 3 data, 2 a dictionary.
+        size, compressed: bytes.
+    """
+
+    kind: int
+    size: int
+    compressed: int
+    values: int
+    encoding: int
+
+
+def check_file(opened: BinaryIO, file: pq.ParquetFile, names: Sequence[str]) -> None:
+    """Refuse a file of more rows than its bytes explain, or with values that are too large.
+
+    Raises:
+        ValueError: says which.
+    """
+    size = opened.seek(0, 2)
+    if file.metadata.num_rows > ROWS_FREE + ROWS_PER_BYTE * size:
+        raise ValueError(f"{file.metadata.num_rows} rows in {size} bytes")
+    for index in _wanted(file, names):
+        column = file.schema.column(index)
+        if (column.length or 0) > VALUE_BYTES_MAX:
+            raise ValueError(f"column {column.path} has values of {column.length} bytes")
+
+
+def bound_pages(
+    opened: BinaryIO, file: pq.ParquetFile, group: int, names: Sequence[str], deltas: Container[int]
+) -> int:
+    """Refuse pages that would become too large.
+
+    Args:
+        opened: the file.
+        file: the same, as pyarrow has it.
+        group: row group that will be read.
+        names: columns that will be read.
+        deltas: those that do not come as dictionaries.
+
+    Returns:
+        How many rows may be decoded at once.
+
+    Raises:
+        ValueError: says what is too large.
+    """
+    size, at_once = opened.seek(0, 2), VALUES_MAX
+    columns = file.metadata.row_group(group)
+    for index in _wanted(file, names):
+        chunk = columns.column(index)
+        texts = chunk.physical_type in ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
+        plain = texts and index in deltas
+        for page in _pages(opened, size, chunk):
+            _check(page, chunk.path_in_schema, texts)
+            if plain or (texts and page.encoding == _DELTA_BYTE_ARRAY):
+                at_once = min(at_once, max(1, PAGE_BYTES_MAX // max(1, page.size)))
+    return at_once
+
+
+def is_delta(file: pq.ParquetFile, index: int) -> bool:
+    """Whether a column has texts that pyarrow cannot give as dictionaries, by what the footer says."""
+    groups = range(file.metadata.num_row_groups)
+    return any(_DELTAS & set(file.metadata.row_group(group).column(index).encodings) for group in groups)
+
+
+def _wanted(file: pq.ParquetFile, names: Sequence[str]) -> list[int]:
+    schema = file.schema
+    return [index for index in range(len(schema)) if schema.column(index).path.partition(".")[0] in names]
+
+
+def _check(page: Page, name: str, texts: bool) -> None:
+    if page.size > PAGE_BYTES_MAX:
+        raise ValueError(f"a page of column {name} with {page.compressed} bytes becomes {page.size} bytes")
+    if page.values > (page.size * 8 if page.kind == _DICTIONARY_PAGE else VALUES_MAX if texts else 2**31):
+        raise ValueError(f"a page of column {name} with {page.size} bytes has {page.values} values")
+
+
+def _pages(opened: BinaryIO, size: int, chunk: Any) -> Iterator[Page]:
+    """The pages of a column in a row group."""
+    offsets = [chunk.data_page_offset]
+    if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
+        offsets.append(chunk.dictionary_page_offset)
+    place = min(offset for offset in offsets if offset > 0)
+    end = place + chunk.total_compressed_size
+    if not place <= end <= size:
+        raise ValueError(f"column {chunk.path_in_schema} ends at {end}, and the file at {size}")
+    while place < end:
+        page, length = _page(opened, place, end)
+        place += length + page.compressed
+        if page.compressed < 0 or page.size < 0 or page.values < 0:
+            raise ValueError(f"a page of column {chunk.path_in_schema} has a negative size")
+        yield page
+
+
+def _page(opened: BinaryIO, place: int, end: int) -> tuple[Page, int]:
+    """The page that begins there, and how long its header is."""
+    wanted = _HEADER_BYTES
+    while True:
+        opened.seek(place)
+        data = opened.read(min(wanted, end - place))
+        try:
+            fields, length = _struct(data, 0)
+            break
+        except IndexError:
+            if len(data) < wanted or wanted >= _HEADER_BYTES_MAX:
+                raise ValueError("a page header has no end") from None
+            wanted *= 16
+    inner: dict[int, Any] = next((fields[i] for i in (5, 7, 8) if isinstance(fields.get(i), dict)), {})
+    values, encoding = inner.get(1, 0), inner.get(4 if isinstance(fields.get(8), dict) else 2, 0)
+    found = [fields.get(1, -1), fields.get(2, -1), fields.get(3, -1), values, encoding]
+    if not all(isinstance(value, int) for value in found):
+        raise ValueError("a page header is none")
+    return Page(*found), length
+
+
+# Thrift's compact protocol: what is no whole number is passed over.
+
+
+def _struct(data: bytes, place: int, depth: int = 0) -> tuple[dict[int, Any], int]:
+    if depth > _DEPTH_MAX:
+        raise ValueError("a page header is nested too deeply")
+    fields: dict[int, Any] = {}
+    number = 0
+    while (head := data[place]) != 0:
+        place += 1
+        kind = head & 15
+        if head >> 4:
+            number += head >> 4
+        else:
+            number, place = _zigzag(data, place)
+        fields[number], place = _value(data, place, kind, depth)
+    return fields, place + 1
+
+
+def _value(data: bytes, place: int, kind: int, depth: int) -> tuple[Any, int]:
+    if kind in (1, 2):
+        return kind == 1, place
+    if kind == 3:
+        return None, place + 1
+    if kind in (4, 5, 6):
+        return _zigzag(data, place)
+    if kind == 7:
+        return None, place + 8
+    if kind == 8:
+        length, place = _varint(data, place)
+        if place + length > len(data):
+            raise IndexError
+        return None, place + length
+    if kind == 12:
+        return _struct(data, place, depth + 1)
+    raise ValueError(f"a page header has a field of kind {kind}")
+
+
+def _varint(data: bytes, place: int) -> tuple[int, int]:
+    value = shift = 0
+    while shift < 64:
+        byte = data[place]
+        place += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, place
+        shift += 7
+    raise ValueError("a page header has a number that is too long")
+
+
+def _zigzag(data: bytes, place: int) -> tuple[int, int]:
+    value, place = _varint(data, place)
+    return (value >> 1) ^ -(value & 1), place

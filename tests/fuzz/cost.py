@@ -1,0 +1,170 @@
+"""What inputs cost a reader: `python cost.py FORMAT FILE …` prints CPU seconds, peak kB and rows, as JSON lines.
+
+A process of its own, with bounds on its memory and time, so that what goes wrong here goes wrong nowhere else. It uses
+nothing of the tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from millpy.clock import SystemClock
+from millpy.injectors.decode import Decoder
+from millpy.injectors.files import Files
+from millpy.injectors.protocol import Refused, SourceSetup, Taken
+from millpy.limits import Limits
+from millpy.model.record import RecordType
+
+MEMORY_BYTES_MAX = 3_000_000_000
+CPU_S_MAX = 90
+
+
+class Reading(msgspec.Struct):
+    id: int
+    device: str
+    at: datetime
+    value: float
+    values: list[int] | None = None
+    note: str | None = None
+
+
+TYPE = RecordType(Reading)
+
+
+def from_file(path: Path) -> Iterator[Taken]:
+    async def opened() -> object:
+        setup = SourceSetup(
+            graph="g", stream="s", partition="files", limits=Limits(), clock=SystemClock(), ready=asyncio.Event(),
+            record_type=TYPE,
+        )  # fmt: skip
+        injector = Files(path, broken="set_aside").connect(setup)
+        await injector.open(None)
+        return setup, injector
+
+    loop = asyncio.new_event_loop()
+    setup, injector = loop.run_until_complete(opened())  # type: ignore[misc]
+
+    async def next_one() -> Taken:
+        while (taken := await injector.take()) is None:
+            setup.ready.clear()
+            await setup.ready.wait()
+        return taken
+
+    try:
+        while True:
+            taken = loop.run_until_complete(next_one())
+            yield taken
+            if taken.finished:
+                return
+    finally:
+        loop.run_until_complete(injector.close())
+        loop.close()
+
+
+def from_mqtt(path: Path) -> Iterator[Taken]:
+    """The first line is the topic, the rest a payload."""
+    from millpy.injectors.mqtt_inbox import Inbox
+    from millpy.injectors.mqtt_packets import Published
+    from millpy.injectors.mqtt_topics import TopicFields, TopicPattern
+
+    topic, _, payload = path.read_bytes().partition(b"\n")
+    pattern, limits = TopicPattern.of("plant/{device}"), Limits()
+    inbox = Inbox(
+        topics=pattern.matches(), retained=False, arrays=True,
+        readings_max=getattr(limits, "message_records_max", 65_536), bytes_max=limits.bundle_bytes_max,
+        complete=TopicFields(pattern, TYPE),
+    )  # fmt: skip
+    inbox.put(Published([topic], [payload], [1]))
+    while inbox:
+        bundle = inbox.take(records_max=limits.bundle_records_max, bytes_max=limits.bundle_bytes_max)
+        yield Taken(
+            "json",
+            SystemClock().now_us(),
+            payloads=bundle.payloads(),
+            refused=[Refused(row, "oversize", why) for row, why in bundle.refused],
+        )
+
+
+def from_kafka(path: Path) -> Iterator[Taken]:
+    """What a fetch has brought; what aiokafka cannot read it would fetch again."""
+    from aiokafka import TopicPartition
+    from aiokafka.consumer import fetcher
+
+    from millpy.injectors import kafka_client
+    from millpy.injectors.kafka_records import Fills, Payloads
+
+    if hasattr(kafka_client, "read_patiently"):
+        kafka_client.read_patiently()
+    payloads = Payloads(Fills(), TYPE, "dead_letter")
+    data, offset = path.read_bytes(), 0
+    end = int.from_bytes(data[:8], "big")
+    while offset < end:
+        records = fetcher.PartitionRecords(
+            TopicPartition("t", 0),
+            fetcher.MemoryRecords(data[_place_of(data, offset) :]),
+            [],
+            offset,
+            None,
+            None,
+            True,
+            1,
+        )
+        found = list(records)
+        offset = records.next_fetch_offset
+        _, values, refused = payloads.of(found)
+        yield Taken("json", SystemClock().now_us(), payloads=values, refused=refused)
+
+
+def _place_of(data: bytes, offset: int) -> int:
+    """Where the batch with that offset begins, from which a broker sends."""
+    place = 8
+    while True:
+        base, length = struct.unpack_from(">qi", data, place)
+        if offset <= base + struct.unpack_from(">i", data, place + 23)[0]:
+            return place
+        place += 12 + length
+
+
+READERS = {"file": from_file, "mqtt": from_mqtt, "kafka": from_kafka}
+
+
+def cost(kind: str, path: Path) -> dict[str, object]:
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before, begun = memory_kb("VmRSS"), time.process_time()
+    rows = letters = 0
+    decoder = Decoder(TYPE, time_field="at")
+    error = ""
+    try:
+        for taken in READERS[kind](path):
+            rows += taken.records
+            letters += len(decoder.decode(taken).refused) if taken.has_records else len(taken.refused)
+    except (MemoryError, Exception) as failed:
+        error = repr(failed)[:300]
+    return {
+        "file": path.name, "cpu_s": time.process_time() - begun, "peak_kb": memory_kb("VmHWM") - before, "rows": rows,
+        "letters": letters, "error": error,
+    }  # fmt: skip
+
+
+def memory_kb(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(name)).split()[1])
+
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
+    for argument in sys.argv[1:]:
+        kind, _, path = argument.partition(":")
+        used = int(time.process_time())
+        resource.setrlimit(resource.RLIMIT_CPU, (used + CPU_S_MAX, resource.RLIM_INFINITY))
+        print(json.dumps(cost(kind, Path(path))), flush=True)
