@@ -35,7 +35,7 @@ MUTANTS = [
     Mutant(INTAKE, "        self._source.watermark = max(self._source.watermark, recovered.low_watermark)\n", "", OF_INTAKE),
     Mutant(INBOX, "        self.packet_ids += run.packet_ids\n", "        self.packet_ids += run.packet_ids[:1]\n", OF_INBOX),
     Mutant(INBOX, "        for index in [*sorted(apart), len(published)]:", "        for index in sorted(apart):", OF_INBOX),
-    Mutant(INBOX, "                if is_marker or not self._topics.fullmatch(topic):", "                if is_marker:", OF_INBOX),
+    Mutant(INBOX, "topic.startswith(_MARKERS) or not self._topics.fullmatch(topic)}", "topic.startswith(_MARKERS)}", OF_INBOX),
     Mutant(INBOX, "        if not self._retained:\n", "        if self._retained:\n", OF_INBOX),
     Mutant(INJECTOR, "        token = _Token(session, bundle.packet_ids)\n",
            "        session.connection.acknowledge(bundle.packet_ids)\n        token = _Token(session, bundle.packet_ids)\n",
