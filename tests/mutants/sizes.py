@@ -18,8 +18,6 @@ MUTANTS = [
            ("tests/property/test_windowed.py::test_panes_that_leave_in_several_turns_are_the_same",)),
     Mutant(SLICED, "            self._let_late_ones_go(rows, reached)", "            pass", PANES),
     Mutant(FOLDING, "coalesce(piece.complete, i.folded_bundle) AS complete", "coalesce(piece.upto, 0) AS complete", LARGE),
-    Mutant(FOLDING, "       AND (d.bundle, d.part) <= (%(upto)s::bigint, %(upto_part)s::integer)\n",
-           "       AND d.part <= %(upto_part)s::integer\n", LARGE),
     Mutant("millpy/store/sql/reading.sql", "           AND (d.bundle, d.part) > (%(after)s::bigint, %(after_part)s::integer)) AS p",
            "           AND d.bundle > %(after)s::bigint + 0 * %(after_part)s::integer) AS p", LARGE),
     Mutant("millpy/model/delta.py", "            hi = max(bisect_right(ends, before + room), lo if part else lo + 1)",
