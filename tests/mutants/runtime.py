@@ -71,9 +71,7 @@ MUTANTS = [
         "millpy/runtime/isolation.py",
         "keep = [place - places.start for place in places if place < upto and place not in refused]",
         "keep = [place - places.start for place in places if place < upto and place in refused]",
-        killers=(
-            "tests/unit/runtime/test_comes_back.py::test_a_refused_record_behind_a_position_that_is_not_stored_costs_only_itself",
-        ),
+        killers=("tests/unit/runtime/test_isolation.py::test_refused_result_rows_become_dead_letters",),
     ),
     Mutant(
         "millpy/runtime/isolation.py",
