@@ -117,6 +117,10 @@ class KeyColumn:
         return KeyColumn(codes.astype(np.int32), [self.keys[code] for code in used], self.hashes[used])
 
 
+PLAIN_KEY_BYTES = 100
+"""A key that is longer counts as several."""
+
+
 class KeyHasher:
     """Remembers the hash of keys that come again; bounded.
 
@@ -142,9 +146,14 @@ class KeyHasher:
         if None in found:
             missing = {key: key_hash(key) for key, hashed in zip(keys, found, strict=True) if hashed is None}
             known.update(missing)
-            self._count += len(missing)
+            self._count += len(missing) + sum(map(_size_of, missing)) // PLAIN_KEY_BYTES
             found = list(map(known.get, keys))
         return np.array(found, dtype=np.int64)
+
+
+def _size_of(key: Key) -> int:
+    """Bytes of its text, about."""
+    return len(key) if isinstance(key, str | bytes) else len(str(key)) if isinstance(key, tuple) else 0
 
 
 def _types_of(keys: Sequence[Key]) -> frozenset[Any]:

@@ -6,6 +6,7 @@ import msgspec
 
 from millpy.computation import Computation, Context, Value
 from millpy.limits import Limits
+from millpy.model.keys import KeyHasher
 from millpy.runtime.keyed import ComputationLogic
 from tests.stages import StageDriver
 
@@ -53,3 +54,10 @@ def test_large_records_that_wait_have_a_bound_in_bytes() -> None:
     assert letters == 40
     subject.restart()
     assert len(subject.feed([(Reading("a", "x"), 1)]).dead_letters) == 1
+
+
+def test_remembered_hashes_of_long_keys_have_a_bound() -> None:
+    hasher = KeyHasher(keys_max=1_000)
+    for n in range(100):
+        hasher.hashes([f"{n}-{k}-" + "x" * 990 for k in range(10)])
+        assert sum(map(len, hasher._by_type.values())) <= 110
