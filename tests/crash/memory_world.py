@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,21 @@ from millpy.clock import Clock, SystemClock, fresh_identity
 from millpy.computation import Computation, Context, Value
 from millpy.errors import TransientError
 from millpy.graph import Graph
+from millpy.graph.streams import Stream
 from millpy.injectors.files import File
 from millpy.injectors.settings import EventTime
 from millpy.limits import Limits
-from millpy.model.time import milliseconds
 from millpy.runtime.ownership import Lease
 from millpy.runtime.plan import plan
 from millpy.runtime.probe import NoProbe
 from millpy.runtime.worker import Worker
 from millpy.store.memory import MemoryDatabase, MemoryStore
+from millpy.windowing.aggregate import Count
+from millpy.windowing.window import FixedWindows
 
 LIMITS = Limits(lease_ttl_s=0.5, bundle_records_max=100, progress_every_s=0.01, fold_every_s=0.05, retry_s_min=0.002)
+
+MAX_DISORDER_US, WINDOW_US = 5_000, 100_000
 
 
 class Reading(msgspec.Struct):
@@ -71,15 +76,32 @@ def readings(count: int, seed: int = 1) -> list[Reading]:
 
 
 def two_stages(path: Path, records: Sequence[Reading]) -> Graph:
-    path.write_text("".join(json.dumps(msgspec.to_builtins(r)) + "\n" for r in records))
     graph = Graph("world")
-    source = graph.inject(
-        "readings", File(str(path)), schema=Reading, event_time=EventTime("at", unit="us", max_disorder=milliseconds(5))
-    )
+    source = source_of(graph, "readings", path, records)
     totals = source.key_by("device").process(Totals(), name="totals", output=Total)
     largest = totals.key_by("device").process(Largest(), name="largest", output=Total)
     largest.to_table("largest")
     return graph
+
+
+def windows_over_several(directory: Path, records: Sequence[Reading], partitions: int) -> Graph:
+    """Counts of windows over so many source partitions; all of a device is in one."""
+    graph = Graph("world")
+    sources = []
+    for n in range(partitions):
+        mine = [record for record in records if int(record.device.removeprefix("dev-")) % partitions == n]
+        sources.append(source_of(graph, f"in_{n}", directory / f"{n}.ndjson", mine))
+    keyed = sources[0].union(*sources[1:]).key_by("device")
+    windows = FixedWindows(timedelta(microseconds=WINDOW_US))
+    keyed.window(windows, name="windows").aggregate(n=Count()).to_table("windows")
+    return graph
+
+
+def source_of(graph: Graph, name: str, path: Path, records: Sequence[Reading]) -> Stream:
+    """These records in a file, read into a graph."""
+    path.write_text("".join(json.dumps(msgspec.to_builtins(r)) + "\n" for r in records))
+    event_time = EventTime("at", unit="us", max_disorder=timedelta(microseconds=MAX_DISORDER_US))
+    return graph.inject(name, File(str(path)), schema=Reading, event_time=event_time)
 
 
 def expected(records: Sequence[Reading]) -> list[tuple[str, int, int]]:

@@ -2,11 +2,22 @@
 
 import asyncio
 import random
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.crash.memory_world import World, expected, readings, two_stages
+from tests.crash.memory_world import (
+    MAX_DISORDER_US,
+    WINDOW_US,
+    Reading,
+    World,
+    expected,
+    readings,
+    two_stages,
+    windows_over_several,
+)
 
 RECORDS = readings(3_000)
 
@@ -38,6 +49,41 @@ async def test_crashes_and_lost_commits_change_nothing(tmp_path: Path, seed: int
         world.start()
     await world.deployed.wait()  # before that there is nothing to add up
 
+    await harass(world, rng, pause_s)
+
+    assert world.results() == expected(RECORDS)
+    assert world.adds_up()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("disorder_us", [5_000, 400_000], ids=["in order", "some late"])
+async def test_several_source_partitions_lose_and_double_nothing(tmp_path: Path, seed: int, disorder_us: int) -> None:
+    """Which of them is ahead is chance; that makes no record late that is in order in its own partition."""
+    records = RECORDS if disorder_us <= MAX_DISORDER_US else shuffled(RECORDS, disorder_us)
+    rng = random.Random(seed)
+    world = World(windows_over_several(tmp_path, records, partitions=3))
+    for _ in range(2):
+        world.start()
+    await world.deployed.wait()
+
+    await harass(world, rng, 0.05)
+
+    late = sum(len(rows) for _, _, rows in world.database.late_records)
+    found = Counter({(row["device"], row["window_start"]): row["n"] for row in world.database.rows("windows")})
+    possible = Counter((r.device, r.at // WINDOW_US * WINDOW_US) for r in records)
+    assert found <= possible
+    assert found.total() + late == len(records)
+    assert (late > 0) == (records is not RECORDS)
+    assert world.adds_up()
+
+
+def shuffled(records: Sequence[Reading], disorder_us: int) -> list[Reading]:
+    rng = random.Random(1)
+    return sorted(records, key=lambda record: record.at + rng.randrange(disorder_us))
+
+
+async def harass(world: World, rng: random.Random, pause_s: float) -> None:
+    """Crash workers and lose commits, let the rest finish; the account adds up at any moment."""
     for _ in range(12):
         await asyncio.sleep(rng.uniform(0.0, pause_s))
         fault = rng.randrange(4)
@@ -54,9 +100,6 @@ async def test_crashes_and_lost_commits_change_nothing(tmp_path: Path, seed: int
     landing = asyncio.create_task(land_for_ever(world))
     await world.finish()
     landing.cancel()
-
-    assert world.results() == expected(RECORDS)
-    assert world.adds_up()
 
 
 async def land_for_ever(world: World) -> None:

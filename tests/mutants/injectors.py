@@ -10,6 +10,7 @@ MUTANTS = [
         "            tiers.append(added)",
         "            pass",
         killers=("tests/unit/injectors/test_intake.py::test_duplicate_is_dropped_by_the_next_owner_too",),
+        line="A message delivered again is dropped and counted",
     ),
     Mutant(
         "millpy/injectors/dedupe.py",

@@ -19,6 +19,7 @@ class Mutant:
         killers: pytest's names of the tests one of which must fail; as few and as quick as will do.
         equivalent: why no test can notice, for a change that changes nothing anybody can see; such a mutant is listed
             so that nobody tries it again.
+        line: how a line of docs/guarantees.md begins that this change breaks; its killers are tests that the line names.
     """
 
     file: str
@@ -26,6 +27,7 @@ class Mutant:
     new: str
     killers: tuple[str, ...] = ()
     equivalent: str = ""
+    line: str = ""
 
     def __str__(self) -> str:
         def line(text: str) -> str:

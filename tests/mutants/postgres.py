@@ -9,20 +9,20 @@ COMMIT = "millpy/store/sql/commit.sql"
 OWNERSHIP = "millpy/store/sql/ownership.sql"
 
 
-def _store(file: str, old: str, new: str, *tests: str) -> Mutant:
-    return Mutant(
-        file, old, new, tuple(f"tests/conformance/test_postgres_store.py::TestPostgresStore::{t}" for t in tests)
-    )
+def _store(file: str, old: str, new: str, *tests: str, line: str = "") -> Mutant:
+    killers = tuple(f"tests/conformance/test_postgres_store.py::TestPostgresStore::{test}" for test in tests)
+    return Mutant(file, old, new, killers, line=line)
 
 
 MUTANTS = [
     _store(FUNCTIONS, "       AND i.sequencer = e.sequencer\n       AND i.bundle = e.bundle - 1\n", "       AND i.bundle = e.bundle - 1\n",
-           "test_stale_sequencer_cannot_commit"),
+           "test_stale_sequencer_cannot_commit", line="A worker that has lost its lease can change nothing"),
     _store(FUNCTIONS, "       AND i.bundle = e.bundle - 1\n       AND i.low", "       AND i.bundle <= e.bundle\n       AND i.low",
            "test_bundle_cannot_commit_twice"),
     _store(FUNCTIONS, "       AND i.bundle = e.bundle - 1\n       AND i.low", "       AND i.bundle < e.bundle\n       AND i.low",
            "test_bundle_number_cannot_be_left_out"),
-    _store(FUNCTIONS, "       AND i.low_watermark <= e.low_watermark\n", "", "test_watermarks_cannot_go_back"),
+    _store(FUNCTIONS, "       AND i.low_watermark <= e.low_watermark\n", "", "test_watermarks_cannot_go_back",
+           line="Watermarks, sequencers and positions never go back"),
     _store(FUNCTIONS, "       AND i.low_watermark <= e.low_watermark\n", "       AND i.low_watermark < e.low_watermark\n",
            "test_turn_of_several_intervals_commits_whole", "test_pane_replaces_the_pane_before_it"),
     _store(FUNCTIONS, "       AND i.graph_version = p_graph_version;", ";", "test_another_version_of_the_graph_cannot_commit"),

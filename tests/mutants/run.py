@@ -1,4 +1,4 @@
-"""Play the mutants: `make mutants`, or python -m tests.mutants.run [--only WORDS] [--jobs N].
+"""Play the mutants: `make mutants`, or python -m tests.mutants.run [--only WORDS] [--lines] [--jobs N].
 
 Each mutant is made in a private copy of the tree and its killers are run there. First the killers run on the tree as it
 is: a test that fails by itself would kill everything. Only a test that fails kills: not one that took too long, which
@@ -107,10 +107,15 @@ def failing(killers: Iterable[str], tree: Path) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Play what was asked for; returns the exit status."""
     parser = argparse.ArgumentParser(prog="tests.mutants.run", description=__doc__)
-    parser.add_argument("--only", default="", help="those whose file or text contains these words")
+    parser.add_argument("--only", default="", help="those whose file, text or line contains these words")
+    parser.add_argument("--lines", action="store_true", help="those that break a line of docs/guarantees.md")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time (default 2)")
     options = parser.parse_args(arguments)
-    chosen = [m for m in everything() if options.only in str(m) and not m.equivalent]
+    chosen = [
+        m
+        for m in everything()
+        if options.only in f"{m} {m.line}" and not m.equivalent and (m.line or not options.lines)
+    ]
     if faults := [f"{mutant}: {fault}" for mutant in everything() if (fault := mutant.fault())]:
         print("\n".join(faults))
         return 1

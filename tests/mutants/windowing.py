@@ -30,6 +30,7 @@ MUTANTS = [
         "        kept = np.flatnonzero(~over) if at is None else at[~over]",
         "        kept = np.flatnonzero(~over) if at is not None else at[~over]",
         killers=("tests/unit/windowing/test_columnar.py::test_record_too_late_is_kept_with_its_window",),
+        line="No record is lost because it is bad",
     ),
     Mutant(
         "millpy/windowing/aligned.py",
