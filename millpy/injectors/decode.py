@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import msgspec
@@ -20,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millpy.injectors.columns import CsvColumns, JsonColumns, fields_of, takes
+from millpy.injectors.columns import CsvColumns, JsonColumns, fields_of, is_utf8, takes
 from millpy.injectors.protocol import Refused, Taken
 from millpy.injectors.tables import TableColumns, long_rows, row_of, row_text
 from millpy.limits import RECORD_BYTES_MAX
@@ -33,6 +35,7 @@ csv.field_size_limit(2**31 - 1)
 
 PIECE_RECORDS = 4_096
 _INT64 = range(-(2**63), 2**63)
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _PLAIN = (str, int, float, bool, datetime)
 
 
@@ -195,7 +198,8 @@ class _OneByOne:
         self._json = msgspec.json.Decoder(record_type.struct)
         self._fields = fields_of(record_type)
         self._time_field = time_field
-        self._whole_numbers = [info.encode_name for n, info in self._fields.items() if record_type.field_type(n) is int]
+        self._whole_numbers = self._named(int)
+        self._moments = self._named(datetime)
         # Hooks of a record class and what makes its defaults are user code and may raise anything.
         made = any(f.default_factory not in _PLAIN_FACTORIES for f in msgspec.structs.fields(record_type.struct))
         self._refusals: tuple[type[BaseException], ...] = (
@@ -209,11 +213,15 @@ class _OneByOne:
             if without_none(record_type.annotations[name])[0] is not bool
         ]
 
+    def _named(self, kind: type) -> list[str]:
+        """What the fields of a type are called outside."""
+        return [info.encode_name for name, info in self._fields.items() if self._type.field_type(name) is kind]
+
     def decode(
         self, taken: Taken, rows: npt.NDArray[np.int64], payload: Callable[[int], Any], refused: list[Refused]
     ) -> tuple[npt.NDArray[np.int64], list[Any]]:
         """The rows that are records, and the records; appends the others to `refused`."""
-        read: Callable[[Any], Any] = self._json.decode
+        read: Callable[[Any], Any] = self._from_json
         if (batch := taken.batch) is not None:
             payload = lambda row: self._with_whole_numbers(row_of(batch, row))  # noqa: E731
             read = lambda values: msgspec.convert(values, self._type.struct)  # noqa: E731
@@ -237,6 +245,11 @@ class _OneByOne:
             objects.append(record)
         return np.array(kept, np.int64), objects
 
+    def _from_json(self, payload: bytes) -> Any:
+        if not is_utf8(payload):  # msgspec does not look at what it passes over
+            raise ValueError("bytes that are no UTF-8")
+        return self._json.decode(payload)
+
     def _with_whole_numbers(self, values: dict[str, Any]) -> dict[str, Any]:
         """A row of columns, with doubles that are whole as whole numbers where these are wanted."""
         for name in self._whole_numbers:
@@ -258,6 +271,14 @@ class _OneByOne:
                 values[info.encode_name] = None
             elif self._type.field_type(name) is not str and not info.required:
                 del values[info.encode_name]
+        # msgspec would take numbers through a double, and any number for seconds since the epoch.
+        for name in self._whole_numbers:
+            if cell := values.get(name):
+                values[name] = _whole_number(cell)
+        for name in self._moments:
+            cell = values.get(name)
+            if cell and ":" not in cell and _NUMBER.fullmatch(cell):
+                raise ValueError(f"{name}: {cell[:50]} is no time; a number needs an int field and EventTime(unit=...)")
         return msgspec.convert(values, self._type.struct, strict=False)
 
     def _problem(self, record: Any) -> tuple[str, str] | None:
@@ -281,6 +302,21 @@ class _OneByOne:
             if problem is not None:
                 return "refused", f"{name}: {problem}"
         return None
+
+
+def _whole_number(cell: str) -> str:
+    """A number with a fraction or exponent without them, digit by digit; other text as it is. Raises ValueError."""
+    if not ("." in cell or "e" in cell or "E" in cell) or not _NUMBER.fullmatch(cell):
+        return cell
+    try:
+        number = Decimal(cell)
+        if not number:
+            return "0"
+        if number.adjusted() <= 18 and number == number.to_integral_value():
+            return str(int(number))
+    except InvalidOperation:
+        pass
+    raise ValueError(f"{cell[:50]} is no whole number of 64 bits")
 
 
 def _in_utc(moment: datetime) -> datetime | None:

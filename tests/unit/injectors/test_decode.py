@@ -178,6 +178,50 @@ def test_csv_field_longer_than_pythons_limit_is_taken_in_batches_of_any_size(cou
     assert len(decoded.rows) == count
 
 
+@pytest.mark.parametrize(
+    ("cell", "count"),
+    [
+        ("1.0", 1),
+        ("1e3", 1_000),
+        ("9007199254740993.0", 2**53 + 1),
+        ("9223372036854775807.0", 2**63 - 1),
+        ("0e9999999999", 0),
+        ("1.5", None),
+        ("1.00000000000000000001", None),
+        ("1e-400", None),
+        ("1e9999999999", None),
+        ("1e99999999999999999999", None),
+        ("9223372036854775808.0", None),
+    ],
+)
+def test_whole_number_with_a_fraction_in_csv_is_exact_or_none(cell: str, count: int | None) -> None:
+    line = f"d,2026-01-01T00:00:00Z,1.5,{cell}".encode()
+
+    decoded = Decoder(TYPE).decode(
+        Taken("csv", Instant(0), payloads=[line], header=("device", "at", "temperature", "count"))
+    )
+
+    assert [o.count for o in decoded.objects or []] == ([] if count is None else [count])
+
+
+@pytest.mark.parametrize("cell", ["20260101", "1577836800", "1577836800.5", "-1", "1e3", "123e-5"])
+def test_number_in_csv_is_no_datetime(cell: str) -> None:
+    decoded = Decoder(TYPE).decode(
+        Taken("csv", Instant(0), payloads=[f"d,{cell},1.5".encode()], header=("device", "at", "temperature"))
+    )
+
+    assert [(r.reason, "is no time" in r.detail) for r in decoded.refused] == [("undecodable", True)]
+
+
+@pytest.mark.parametrize("others", [0, 200])
+def test_bytes_that_are_no_utf8_are_no_record_wherever_they_stand(others: int) -> None:
+    unknown = b'{"device":"d","at":"2026-01-01T00:00:00Z","temperature":1,"z":"\xff"}'
+
+    decoded = decode([*lines(others), unknown])
+
+    assert [(r.row, r.reason) for r in decoded.refused] == [(others, "undecodable")]
+
+
 def test_large_plain_csv_becomes_columns() -> None:
     header = ("device", "at", "temperature", "count", "note")
     rows = [b"d%d,2026-01-01T00:00:00Z,1.5,3," % i for i in range(300)]
