@@ -7,12 +7,14 @@ distribution in MILLPY_KAFKA_HOME, one whose `kafka-server-start.sh` is on PATH.
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import trustme
@@ -185,9 +187,11 @@ def _jars() -> Path:
 
 
 def _free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
+    """A port that no outgoing connection is given, so that it is still free when the broker comes back."""
+    while True:
+        with socket.socket() as listening, suppress(OSError):
+            listening.bind(("127.0.0.1", random.SystemRandom().randrange(15_000, 32_000)))
+            return int(listening.getsockname()[1])
 
 
 def _answers(address: str) -> bool:

@@ -58,7 +58,7 @@ FOREIGN = {
     "from_collapse_limit": "1",
     **{name: "off" for name in PINNED if name.startswith("enable_") and name != "enable_partition_pruning"},
 }
-LATER = {"transaction_timeout": "50ms", "restrict_nonsystem_relation_kind": "view"}
+LATER = {"transaction_timeout": "500ms", "restrict_nonsystem_relation_kind": "view"}
 PEOPLE = (
     "-c default_transaction_read_only=off -c datestyle=ISO -c timezone=UTC -c client_encoding=UTF8 -c lock_timeout=0"
 )

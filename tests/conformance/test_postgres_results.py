@@ -61,6 +61,11 @@ def a_graph(name: str = "typed") -> GraphSpec:
     )
 
 
+@pytest.fixture
+def spec() -> GraphSpec:
+    return a_graph()
+
+
 def panes(owner: Owner, values: list[tuple[Any, ...]], *, arrow: bool, count: int, index: int = 0) -> ResultRows:
     """`count` rows of different devices, with these values in turn."""
     columns: list[Any] = [[f"device {row}" for row in range(count)], [0] * count, [MINUTE] * count]

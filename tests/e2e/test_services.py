@@ -12,19 +12,27 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
+from threading import Thread
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
 from millpy.embedded import EmbeddedPostgres
-from millpy.observe.web import listening
 
 ROOT = Path(__file__).resolve().parents[2]
 Spans = dict[str, list[dict[str, object]]]
 GRAPH = Path(__file__).with_name("services_graph.py")
 WITHIN_S = 60.0
+
+
+class Unlogged(WSGIRequestHandler):
+    """Says nothing of its requests."""
+
+    def log_message(self, *arguments: object) -> None:
+        pass
 
 
 class Service:
@@ -104,8 +112,10 @@ def collector() -> Iterator[tuple[str, Spans]]:
         answer("200 OK", [("Content-Type", "application/x-protobuf")])
         return [b""]
 
-    with listening(("127.0.0.1", 0), receive) as port:
-        yield f"http://127.0.0.1:{port}", spans
+    with make_server("127.0.0.1", 0, receive, handler_class=Unlogged) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", spans
+        server.shutdown()
 
 
 @pytest.fixture
@@ -147,7 +157,9 @@ def test_a_worker_is_ready_while_the_database_answers_and_counts_what_it_commits
     known = await_true(lambda: (k := worker.probe("/ready")[1])["intervals"] == 5 and k, "all intervals")
     assert known["graph"] == "yard"
 
-    lines = [{"device": f"d{n % 3}", "id": n % 40, "at": 1_000 + n} for n in range(50)]
+    lines = [
+        {"device": f"d{n % 3}", "id": n % 40, "at": int(time.time()) + 120 + n} for n in range(50)
+    ]  # ahead of the idle clock
     (tmp_path / "part").write_text("".join(json.dumps(line) + "\n" for line in lines) + "rubbish\n")
     (tmp_path / "part").rename(tmp_path / "in" / "one.ndjson")
     await_true(lambda: worker.metric("millpy_records_total", outcome="consumed") == 40, "records in windows")

@@ -100,7 +100,7 @@ def _kafka(world: World, point: Point, graph: Path, server: KafkaServer | None) 
     records = kafka.workload(seed=11)[:MESSAGES]
     asyncio.run(kafka.make_topic(server.address, topic, 1))
     asyncio.run(_send(server.address, topic, records[: MESSAGES // 2]))
-    environment = {"CRASH_INPUT": f"{server.address},{topic},1"}
+    environment = {"CRASH_INPUT": f"{server.address},{topic},1,earliest"}
 
     def worker(only: str, probe: str = "") -> Worker:
         return world.worker(graph=graph, environment=environment, only=only, probe=probe, **SETTINGS)
