@@ -6,9 +6,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.docs-installed
 PYTEST := $(BIN)/python -m pytest
-# What depends on the server's version; the rest of the conformance tests runs on one.
+# What depends on the server's version; the rest of the conformance tests runs on one. STORE_CORE is for a version between the newest and the oldest.
+STORE_CORE := postgres_commit postgres_results postgres_store rights roles schema statements views windowed_tables
 STORE_TESTS := doctor durability foreign_settings lanes postgres_commit postgres_results postgres_store publications rights ring_locks roles schema search_path statements \
-               store_canaries users_tables views windowed_tables
+               store_canaries views windowed_tables
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check lint format types unit test docs store-suite crash crash-long deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants feeds compose-test demo ci clean \
@@ -41,8 +42,8 @@ types: $(STAMP) ## mypy --strict over millpy/ and services/
 unit: $(STAMP) ## unit and property tests
 	$(PYTEST) -q tests/unit tests/property
 
-test: $(STAMP) ## all tests, three at a time: most wait for leases and servers
-	$(PYTEST) -q -n 3 --dist worksteal
+test: $(STAMP) ## all tests, four at a time: most wait for leases and servers
+	$(PYTEST) -q -n 4 --dist worksteal
 
 docs: $(DOCS_STAMP) ## the documentation as a site, in build/site/index.html; a warning is a failure
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -52,7 +53,7 @@ $(DOCS_STAMP): $(STAMP)
 	@touch $@
 
 store-suite: $(STAMP) ## the store's tests; MILLPY_TEST_POSTGRES=16, 18 or system15 chooses the server
-	$(PYTEST) -q -n 3 $(STORE_TESTS:%=tests/conformance/test_%.py)
+	$(PYTEST) -q -n 4 $(if $(filter 16,$(MILLPY_TEST_POSTGRES)),$(STORE_CORE:%=tests/conformance/test_%.py),$(STORE_TESTS:%=tests/conformance/test_%.py))
 
 crash: $(STAMP) ## the crash matrix: every fault, on real processes and a real PostgreSQL; ONLY="words of a case's name"
 	$(BIN)/python -m tests.crash.matrix --only $(ONLY)
