@@ -12,7 +12,7 @@ STORE_TESTS := doctor durability foreign_settings lanes postgres_commit postgres
                store_canaries views windowed_tables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check lint format types unit test docs store-suite crash crash-long deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants feeds compose-test demo ci clean \
+.PHONY: help setup check lint format types unit test docs store-suite accounting crash crash-long deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants feeds compose-test demo ci clean \
         bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w2 bench-w3 bench-kafka bench-w4 bench-w5 bench-spark bench-soak
 
 help: ## show this list
@@ -57,6 +57,9 @@ store-suite: $(STAMP) ## the store's tests; MILLPY_TEST_POSTGRES=16, 18 or syste
 
 crash: $(STAMP) ## the crash matrix: every fault, on real processes and a real PostgreSQL; ONLY="words of a case's name"
 	$(BIN)/python -m tests.crash.matrix --only $(ONLY)
+
+accounting: $(STAMP) ## records lost and doubled at every place, seen by the accounting, whole: about five minutes
+	ACCOUNTING=whole $(PYTEST) -q -n 3 tests/crash/test_accounting.py
 
 deploy-matrix: $(STAMP) ## live changes over every window, aggregate and stored form, whole: about ten minutes
 	DEPLOY_MATRIX=whole $(PYTEST) -q -n 3 tests/crash/test_deploy_matrix.py
