@@ -43,7 +43,7 @@ unit: $(STAMP) ## unit and property tests
 	$(PYTEST) -q tests/unit tests/property
 
 test: $(STAMP) ## all tests, four at a time: most wait for leases and servers
-	$(PYTEST) -q -n 4 --dist worksteal
+	$(PYTEST) -q -n 4 --dist worksteal --durations=25
 
 docs: $(DOCS_STAMP) ## the documentation as a site, in build/site/index.html; a warning is a failure
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
