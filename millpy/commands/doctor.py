@@ -16,6 +16,7 @@ from millpy.commands.common import DatabaseOption, GraphArgument, JsonOption, pr
 from millpy.complaint import EXIT_FAILED
 from millpy.doctor import Finding, Severity, examine
 from millpy.progress import working
+from millpy.visible import visible
 
 _COLOURS = {Severity.OK: "green", Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "red"}
 INDENT = 8
@@ -55,12 +56,12 @@ def doctor(
 
 
 def _print(finding: Finding) -> None:
-    first, *rest = _wrapped(f"{finding.severity.value:<{INDENT}}{finding.check}: {tables.in_line(finding.found)}")
+    first, *rest = _wrapped(f"{finding.severity.value:<{INDENT}}{finding.check}: {visible(finding.found)}")
     head = first[:INDENT]
     coloured = head if os.environ.get("NO_COLOR") else typer.style(head, fg=_COLOURS[finding.severity])
     tables.say(first[INDENT:], head=coloured)
     if finding.meaning:
-        meaning, action = tables.in_line(finding.meaning), tables.in_line(finding.action)
+        meaning, action = visible(finding.meaning), visible(finding.action)
         rest += [*_wrapped(" " * INDENT + meaning), *_wrapped(f"{'':{INDENT}}do: {action}")]
     for line in rest:
         tables.say(line)

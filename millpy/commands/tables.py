@@ -37,11 +37,6 @@ def say(text: str, *, head: str = "") -> None:
     typer.echo(head + visible_lines(text))
 
 
-def in_line(text: str) -> str:
-    """Text that stays in its line when it is said."""
-    return visible(text)
-
-
 def terminal_width() -> int | None:
     """Of the terminal that standard output is; None when it is something else."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

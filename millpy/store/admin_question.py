@@ -108,10 +108,15 @@ def answer(connection: psycopg.Connection[Any], statement: str) -> list[dict[str
 
 def _refuse_acting(connection: psycopg.Connection[Any], statement: str) -> None:
     (row,) = _run(connection, f"EXPLAIN (VERBOSE, COSTS OFF, FORMAT JSON) {statement}")
-    named = dict(names_in(statement))
+    names = list(names_in(statement))
     called = {name for text in _texts(row["QUERY PLAN"]) for name in functions_in(text)}
-    called.update(name for name, is_called in names_in(statement) if is_called)
-    given = {"called": sorted(called), "named": sorted(named), "harmless": HARMLESS, "ours": list(OURS)}
+    called.update(name for name, is_called in names if is_called)
+    given = {
+        "called": sorted(called),
+        "named": sorted({name for name, _ in names}),
+        "harmless": HARMLESS,
+        "ours": list(OURS),
+    }
     acting = connection.execute(ACTING, given).fetchone()
     if acting is not None:
         raise UsageError(

@@ -64,12 +64,7 @@ def decode_slice(record_type: RecordType, payload: bytes, checksum: int) -> Reco
     Raises:
         SegmentChecksumError: the bytes are not those that were written.
     """
-    found = checksum_of(payload)
-    if found != checksum:
-        raise SegmentChecksumError(
-            f"a slice of {len(payload)} bytes has checksum {found}, written was {checksum}",
-            hint="the storage below PostgreSQL may be damaged; keep everything and restore from a backup",
-        )
+    _check_written(payload, checksum)
     try:
         return _decoded(record_type, payload)
     except (pa.ArrowException, EOFError, MemoryError, OSError, OverflowError, ValueError, struct.error) as error:
@@ -109,20 +104,29 @@ def without_fields(piece: StoredSlice, schema: pa.Schema, kept: int) -> StoredSl
     Raises:
         SegmentChecksumError: the bytes are not those that were written.
     """
-    if not piece.records or _FRAME.unpack_from(piece.payload)[2] <= kept:
+    if not piece.records:
         return piece
     payload = piece.payload
-    if checksum_of(payload) != piece.checksum:
-        raise SegmentChecksumError(
-            f"a slice of {len(payload)} bytes is not what was written", hint="restore from a backup"
-        )
+    _check_written(payload, piece.checksum)
     version, flags, fields, count, runs, stored_length, times_length = _FRAME.unpack_from(payload)
+    if fields <= kept:
+        return piece
     start = _FRAME.size + stored_length + -stored_length % 8
     written = pa.schema([schema.field(place) for place in range(fields)])
     batch = pa.ipc.read_record_batch(pa.py_buffer(payload).slice(start), written).select(list(range(kept)))
     frame = _FRAME.pack(version, flags, kept, count, runs, stored_length, times_length)
     shorter = b"".join((frame, payload[_FRAME.size : start], _encode_batch(batch)))
     return StoredSlice(count, shorter, checksum_of(shorter))
+
+
+def _check_written(payload: bytes, checksum: int) -> None:
+    """Raise SegmentChecksumError when the bytes are not those that were written."""
+    found = checksum_of(payload)
+    if found != checksum:
+        raise SegmentChecksumError(
+            f"a slice of {len(payload)} bytes has checksum {found}, written was {checksum}",
+            hint="the storage below PostgreSQL may be damaged; keep everything and restore from a backup",
+        )
 
 
 def _times_length(count: int, flags: int, runs: int) -> int:

@@ -1,7 +1,6 @@
-"""What inputs cost a reader: `python cost.py FORMAT FILE …` prints CPU seconds, peak kB and rows, as JSON lines.
+"""What inputs cost a reader: `python -m tests.fuzz.cost FORMAT:FILE …` prints CPU seconds, peak kB, rows as JSON lines.
 
-A process of its own, with bounds on its memory and time, so that what goes wrong here goes wrong nowhere else. It uses
-nothing of the tests.
+A process of its own, with bounds on its memory and time, so that what goes wrong here goes wrong nowhere else.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from millpy.injectors.files import Files
 from millpy.injectors.protocol import Refused, SourceSetup, Taken
 from millpy.limits import Limits
 from millpy.model.record import RecordType
+from tests.fuzz.reading import taken_from
 
 MEMORY_BYTES_MAX = 3_000_000_000
 CPU_S_MAX = 90
@@ -42,33 +42,11 @@ TYPE = RecordType(Reading)
 
 
 def from_file(path: Path) -> Iterator[Taken]:
-    async def opened() -> object:
-        setup = SourceSetup(
-            graph="g", stream="s", partition="files", limits=Limits(), clock=SystemClock(), ready=asyncio.Event(),
-            record_type=TYPE,
-        )  # fmt: skip
-        injector = Files(path, broken="set_aside").connect(setup)
-        await injector.open(None)
-        return setup, injector
-
-    loop = asyncio.new_event_loop()
-    setup, injector = loop.run_until_complete(opened())  # type: ignore[misc]
-
-    async def next_one() -> Taken:
-        while (taken := await injector.take()) is None:
-            setup.ready.clear()
-            await setup.ready.wait()
-        return taken
-
-    try:
-        while True:
-            taken = loop.run_until_complete(next_one())
-            yield taken
-            if taken.finished:
-                return
-    finally:
-        loop.run_until_complete(injector.close())
-        loop.close()
+    setup = SourceSetup(
+        graph="g", stream="s", partition="files", limits=Limits(), clock=SystemClock(), ready=asyncio.Event(),
+        record_type=TYPE,
+    )  # fmt: skip
+    return taken_from(Files(path, broken="set_aside"), setup)
 
 
 def from_mqtt(path: Path) -> Iterator[Taken]:

@@ -20,7 +20,7 @@ import pytest
 from tests.fuzz.amplifiers import FORMATS, described
 
 MINUTES = float(os.environ.get("FUZZ_MINUTES", "0"))
-COST = Path(__file__).with_name("cost.py")
+ROOT = Path(__file__).parents[2]
 PEAK_KB, PEAK_KB_PER_KB = 450_000, 200
 CPU_S, CPU_S_PER_MB, CPU_S_PER_ROW = 8.0, 10.0, 1e-4
 ROWS, ROWS_PER_BYTE = 1_000_000, 4_000
@@ -36,7 +36,8 @@ def costs_of(directory: Path, name: str, seeds: range) -> dict[str, dict[str, An
         path = directory / f"{seed}.{suffix}"
         path.write_bytes(generate(random.Random(f"{name} {seed}")))
         arguments.append(f"{kind}:{path}")
-    done = subprocess.run([sys.executable, str(COST), *arguments], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "tests.fuzz.cost", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     found = {cost["file"]: cost for cost in map(json.loads, done.stdout.splitlines())}
     ended = f"the reader ended ({done.returncode}) {done.stderr[-300:]}"
     lost = {path.rpartition("/")[2]: {"error": ended} for path in arguments}

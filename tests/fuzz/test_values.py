@@ -37,6 +37,7 @@ from millpy.model.record import RecordType
 from millpy.model.stage import Recovered
 from millpy.model.time import ClockReading, Instant, hours, seconds
 from tests.fuzz import reference, writings
+from tests.fuzz.reading import taken_from
 from tests.fuzz.reference import Field, Outcome, Shape
 
 MINUTES = float(os.environ.get("FUZZ_MINUTES", "0"))
@@ -249,29 +250,11 @@ def compare(found: Found, right: Found, seed: str) -> None:
 def read_file(path: Path, rng: random.Random) -> Iterator[Taken]:
     """A file in bundles of any size."""
     limits = Limits(record_bytes_max=RECORD_BYTES, bundle_bytes_max=rng.choice([601, 5_000, 10**6, 10**6, 10**6]))
-    loop = asyncio.new_event_loop()
     setup = SourceSetup(
         graph="g", stream="s", partition="files", limits=limits, clock=SystemClock(), ready=asyncio.Event(),
         bound=FixedBound(rng.choice([7, 65, 150, 10**5, 10**5]), limits.bundle_bytes_max),
     )  # fmt: skip
-    injector = Files(path).connect(setup)
-
-    async def take() -> Taken:
-        while (taken := await injector.take()) is None:
-            setup.ready.clear()
-            await setup.ready.wait()
-        return taken
-
-    try:
-        loop.run_until_complete(injector.open(None))
-        while True:
-            taken = loop.run_until_complete(take())
-            yield taken
-            if taken.finished:
-                return
-    finally:
-        loop.run_until_complete(injector.close())
-        loop.close()
+    return taken_from(Files(path), setup)
 
 
 def read_messages(payloads: list[bytes], rng: random.Random) -> Iterator[Taken]:

@@ -165,7 +165,17 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("commands.tables", ("visible",)),
     (
         "commands",
-        (*EDGES, "clock", *ADMIN, "commands.common", "commands.moments", "commands.tables", "doctor", "doctor_sources"),
+        (
+            *EDGES,
+            "clock",
+            *ADMIN,
+            "commands.common",
+            "commands.moments",
+            "commands.tables",
+            "doctor",
+            "doctor_sources",
+            "visible",
+        ),
     ),
     ("cli", (*EDGES, "store.admin", "commands")),
     ("__main__", ("cli",)),

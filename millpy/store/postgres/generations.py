@@ -29,7 +29,7 @@ from millpy.model.versions import refuse_older
 from millpy.store.postgres.arrays import Jsonbs, Texts
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.migrating import LOCK_S, limit_lock_wait, lock_headers
-from millpy.store.postgres.registering import check_free, drop_tables, forget_intervals
+from millpy.store.postgres.registering import check_free, drop_tables, forget_intervals, with_views
 from millpy.store.postgres.rights import Rights, copy_schema_grants, differences, give_rights, read_rights
 from millpy.store.postgres.statements import statement
 
@@ -239,15 +239,11 @@ async def _tables_of(connection: Connection, graph: Generation) -> list[str]:
     return [row[0] for row in rows]
 
 
-def _relations(tables: Sequence[str]) -> list[str]:
-    return [name for table in tables for name in (table, f"{table}_status")]
-
-
 async def _both_rights(
     connection: Connection, current: str, new: str, tables: Sequence[str]
 ) -> tuple[dict[str, Rights], dict[str, Rights]]:
     """Rights of the current generation and of the new one on tables of the new one, of its columns."""
-    relations = _relations(tables)
+    relations = with_views(tables)
     theirs = await read_rights(connection, current, relations)
     ours = await read_rights(connection, new, relations)
     for relation, rights in theirs.items():
@@ -297,7 +293,7 @@ async def _left_behind(
 ) -> list[str]:
     """What people have made on the old tables, and what does not come along."""
     found = [f"table {table} is only in the old generation" for table in tables if table not in new_tables]
-    old = {"schema": current, "names": _relations(tables)}
+    old = {"schema": current, "names": with_views(tables)}
     found += [f"view {row[0]} goes on reading it" for row in await all_rows(connection, statement("find_readers"), old)]
     there = await all_rows(connection, statement("find_extras"), {"schema": new, "names": list(new_tables)})
     for row in await all_rows(connection, statement("find_extras"), old):

@@ -138,8 +138,7 @@ async def drop_tables(connection: Connection, schema: str, tables: Sequence[str]
     Raises:
         GraphError: somebody's views read them, or something else depends on them.
     """
-    relations = [name for table in tables for name in (table, f"{table}_status")]
-    readers = await all_rows(connection, statement("find_readers"), {"schema": schema, "names": relations})
+    readers = await all_rows(connection, statement("find_readers"), {"schema": schema, "names": with_views(tables)})
     if readers:
         raise GraphError(
             f"views read result tables that would go: {', '.join(row[0] for row in readers)}",
@@ -169,10 +168,14 @@ async def forget_intervals(connection: Connection, intervals: Sequence[int]) -> 
     await connection.execute(statement("forget_intervals"), {"intervals": Bigints(intervals)})
 
 
+def with_views(tables: Sequence[str]) -> list[str]:
+    """Names of result tables, each with that of its status view."""
+    return [name for table in tables for name in (table, f"{table}_status")]
+
+
 async def check_free(connection: Connection, schema: str, tables: Sequence[str]) -> None:
     """Raise GraphError when something in the schema has the name of one of these tables, or of its status view."""
-    names = [name for table in tables for name in (table, f"{table}_status")]
-    taken = await all_rows(connection, statement("find_relations"), {"schema": schema, "names": names})
+    taken = await all_rows(connection, statement("find_relations"), {"schema": schema, "names": with_views(tables)})
     if taken:
         raise GraphError(
             f"{schema}.{taken[0][0]} exists already and is not a result table of this graph",

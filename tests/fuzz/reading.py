@@ -1,0 +1,32 @@
+"""Reads a file source to its end, outside of any event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from millpy.injectors.files import Files
+from millpy.injectors.protocol import SourceSetup, Taken
+
+
+def taken_from(source: Files, setup: SourceSetup) -> Iterator[Taken]:
+    """What the source's reader takes, as a worker would take it."""
+    loop = asyncio.new_event_loop()
+    injector = source.connect(setup)
+
+    async def next_one() -> Taken:
+        while (taken := await injector.take()) is None:
+            setup.ready.clear()
+            await setup.ready.wait()
+        return taken
+
+    try:
+        loop.run_until_complete(injector.open(None))
+        while True:
+            taken = loop.run_until_complete(next_one())
+            yield taken
+            if taken.finished:
+                return
+    finally:
+        loop.run_until_complete(injector.close())
+        loop.close()
