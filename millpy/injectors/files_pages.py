@@ -11,6 +11,7 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 PAGE_BYTES_MAX = 64_000_000
@@ -19,9 +20,15 @@ VALUES_MAX = 16_000_000
 VALUE_BYTES_MAX = 16_000_000
 """Of a type of fixed length."""
 ROWS_FREE, ROWS_PER_BYTE = 1_000_000, 100
+LISTED_FREE_BYTES, LISTED_BYTES_PER_BYTE = 128_000_000, 100
+"""What the lists of a column may become, by the bytes of their row group."""
+FOOTER_BYTES_MAX = 32_000_000
+_LISTED_BYTES = 16
 _HEADER_BYTES, _HEADER_BYTES_MAX = 4_096, 4_000_000
 _DICTIONARY_PAGE = 2
 _DELTA_BYTE_ARRAY = 7
+_DICTIONARY_ENCODINGS = (2, 8)
+_CODECS = {"LZ4": "lz4_raw"}
 _DELTAS = {"DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"}
 _DEPTH_MAX = 8
 
@@ -33,6 +40,7 @@ class Page:
     Attributes:
         kind: as in the format: 0 and 3 data, 2 a dictionary.
         size, compressed: bytes.
+        place: where its bytes begin in the file.
     """
 
     kind: int
@@ -40,6 +48,21 @@ class Page:
     compressed: int
     values: int
     encoding: int
+    place: int
+
+
+def check_footer(opened: BinaryIO) -> None:
+    """Refuse a file whose footer would become too large.
+
+    Raises:
+        ValueError: says how large it is.
+    """
+    size = opened.seek(0, 2)
+    opened.seek(max(0, size - 8))
+    length = int.from_bytes(opened.read(4), "little")
+    opened.seek(0)
+    if FOOTER_BYTES_MAX < length <= size:
+        raise ValueError(f"the footer has {length} bytes")
 
 
 def check_file(opened: BinaryIO, file: pq.ParquetFile, names: Sequence[str]) -> None:
@@ -81,10 +104,17 @@ def bound_pages(
         chunk = columns.column(index)
         texts = chunk.physical_type in ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
         plain = texts and index in deltas
+        named, longest = 0, 0
         for page in _pages(opened, size, chunk):
             _check(page, chunk.path_in_schema, texts)
+            if page.kind == _DICTIONARY_PAGE:
+                longest = _longest(opened, page, chunk) if texts else 8
+            elif page.encoding in _DICTIONARY_ENCODINGS:
+                named += page.values
             if plain or (texts and page.encoding == _DELTA_BYTE_ARRAY):
                 at_once = min(at_once, max(1, PAGE_BYTES_MAX // max(1, page.size)))
+        if file.schema.column(index).max_repetition_level > 0:
+            at_once = min(at_once, _listed_at_once(chunk, columns.num_rows, named * longest))
     return at_once
 
 
@@ -92,6 +122,36 @@ def is_delta(file: pq.ParquetFile, index: int) -> bool:
     """Whether a column has texts that pyarrow cannot give as dictionaries, by what the footer says."""
     groups = range(file.metadata.num_row_groups)
     return any(_DELTAS & set(file.metadata.row_group(group).column(index).encodings) for group in groups)
+
+
+def _listed_at_once(chunk: pq.ColumnChunkMetaData, rows: int, named_bytes: int) -> int:
+    """How many rows of lists have a page's bytes of values, on the average.
+
+    Nothing tells how many values a row has, so all of them may be in one; and each may be the longest that there is.
+    """
+    name, size = chunk.path_in_schema, chunk.total_compressed_size
+    if chunk.physical_type == "BYTE_ARRAY" and "DELTA_BYTE_ARRAY" in chunk.encodings:
+        raise ValueError(f"column {name} has lists of texts in the encoding DELTA_BYTE_ARRAY, which are not read")
+    becomes: int = chunk.num_values * _LISTED_BYTES + named_bytes
+    if becomes > LISTED_FREE_BYTES + LISTED_BYTES_PER_BYTE * size:
+        raise ValueError(f"lists of column {name} may become {becomes} bytes from {size} bytes of a row group")
+    return max(1, rows * PAGE_BYTES_MAX // max(1, becomes))
+
+
+def _longest(opened: BinaryIO, page: Page, chunk: pq.ColumnChunkMetaData) -> int:
+    """Bytes of the longest text of a dictionary; of all of them when only pyarrow's reader can tell."""
+    opened.seek(page.place)
+    data, codec = opened.read(page.compressed), chunk.compression
+    if codec != "UNCOMPRESSED":
+        try:
+            data = pa.Codec(_CODECS.get(codec, codec.lower())).decompress(data, page.size, asbytes=True)
+        except (pa.ArrowException, OSError, ValueError):
+            return page.size
+    longest = place = 0
+    for _ in range(page.values):
+        length = int.from_bytes(data[place : place + 4], "little")
+        longest, place = max(longest, length), place + 4 + length
+    return min(longest, page.size)
 
 
 def _wanted(file: pq.ParquetFile, names: Sequence[str]) -> list[int]:
@@ -138,7 +198,7 @@ def _page(opened: BinaryIO, place: int, end: int) -> tuple[Page, int]:
             wanted *= 16
     inner: dict[int, Any] = next((fields[i] for i in (5, 7, 8) if isinstance(fields.get(i), dict)), {})
     values, encoding = inner.get(1, 0), inner.get(4 if isinstance(fields.get(8), dict) else 2, 0)
-    found = [fields.get(1, -1), fields.get(2, -1), fields.get(3, -1), values, encoding]
+    found = [fields.get(1, -1), fields.get(2, -1), fields.get(3, -1), values, encoding, place + length]
     if not all(isinstance(value, int) for value in found):
         raise ValueError("a page header is none")
     return Page(*found), length

@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -19,7 +20,7 @@ import pyarrow.parquet as pq
 from millpy.errors import BrokenFileError, SourceUnavailableError
 from millpy.injectors.files_bytes import FilePosition
 from millpy.injectors.files_lines import Piece
-from millpy.injectors.files_pages import VALUES_MAX, bound_pages, check_file, is_delta
+from millpy.injectors.files_pages import PAGE_BYTES_MAX, VALUES_MAX, bound_pages, check_file, check_footer, is_delta
 from millpy.injectors.protocol import FixedBound, TakeBound
 from millpy.injectors.tables import plain
 from millpy.limits import Limits
@@ -48,6 +49,7 @@ class ParquetReader:
         self._bound = bound or FixedBound(limits.bundle_records_max, limits.bundle_bytes_max)
         self._at = msgspec.structs.replace(start, size=0)
         self._waiting: pa.RecordBatch | None = None
+        self._sizes: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         with _defects(start):
             self._file = _opened(opened, fields)
         metadata = self._file.metadata
@@ -88,8 +90,9 @@ class ParquetReader:
         batch = self._next()
         if batch is None:
             return Piece(self._at, format="columns", ended=True)
-        count = min(_rows_within(batch, self._bound.bytes), self._bound.records)
+        count = min(self._rows_within(self._bound.bytes), self._bound.records)
         self._waiting = batch.slice(count) if count < len(batch) else None
+        self._sizes = self._sizes[count:]
         before, batch = self._at, batch.slice(0, count)
         self._at = msgspec.structs.replace(before, offset=before.offset + count, line=before.line + count)
         ended = self._at.offset == self._rows
@@ -107,11 +110,21 @@ class ParquetReader:
             self._skip -= passed
             if passed < len(batch):
                 self._waiting = batch.slice(passed)
+                with _defects(self._at):
+                    self._sizes = sum(map(_sizes, self._waiting.columns), np.zeros(len(self._waiting), np.int64))
         return self._waiting
+
+    def _rows_within(self, bytes_max: int) -> int:
+        """How many of the rows that wait, at least one, have so many bytes."""
+        if self._sizes[0] > PAGE_BYTES_MAX:
+            with _defects(self._at):
+                raise ValueError(f"the next row becomes {self._sizes[0]} bytes")
+        return max(1, int(np.searchsorted(np.cumsum(self._sizes), bytes_max, side="right")))
 
 
 def _opened(opened: BinaryIO, fields: Sequence[str]) -> pq.ParquetFile:
     """A file whose texts come as dictionaries: one long text that is named in a million rows is there once."""
+    check_footer(opened)
     file = pq.ParquetFile(opened, page_checksum_verification=True)
     schema = file.schema
     texts = [
@@ -150,16 +163,46 @@ def _rows_at_once(file: pq.ParquetFile, names: Sequence[str], limits: Limits) ->
     return max(1, min(limits.bundle_records_max, limits.bundle_bytes_max // max(1, row_bytes)))
 
 
-def _rows_within(batch: pa.RecordBatch, bytes_max: int) -> int:
-    """How many rows, at least one, have so many bytes when dictionaries are written out."""
-    sizes = np.zeros(len(batch), np.int64)
-    for column in batch.columns:
-        if pa.types.is_dictionary(column.type) and _is_bytes(column.type.value_type):
-            lengths = pc.binary_length(column.dictionary).cast(pa.int64()).fill_null(0)
-            sizes += lengths.take(column.indices.fill_null(0)).to_numpy(zero_copy_only=False) if len(lengths) else 0
-        else:
-            sizes += column.nbytes // max(1, len(column))
-    return max(1, int(np.searchsorted(np.cumsum(sizes), bytes_max, side="right")))
+def _sizes(array: pa.Array) -> npt.NDArray[np.int64]:
+    """Bytes of each value when dictionaries are written out."""
+    kind = array.type
+    sizes: npt.NDArray[np.int64]
+    if pa.types.is_dictionary(kind) and _is_bytes(kind.value_type):
+        lengths = _lengths(array.dictionary)
+        sizes = lengths[array.indices.fill_null(0).to_numpy(zero_copy_only=False)] if len(lengths) else _zeros(array)
+    elif _is_bytes(kind):
+        sizes = _lengths(array)
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind) or _is_fixed(kind):
+        places = _places(array) if _is_fixed(kind) else array.offsets.to_numpy(zero_copy_only=False)
+        inner = [array.keys, array.items] if pa.types.is_map(kind) else [array.values]
+        ends = np.concatenate(([0], np.cumsum(sum(_sizes(part[places[0] : places[-1]]) for part in inner))))
+        sizes = np.diff(ends[places - places[0]])
+    elif pa.types.is_struct(kind):
+        sizes = sum((_sizes(array.field(place)) for place in range(kind.num_fields)), _zeros(array))
+    elif pa.types.is_nested(kind):
+        raise ValueError(f"a column is of type {kind}, which is not read")
+    else:
+        sizes = np.full(len(array), array.nbytes // max(1, len(array)), np.int64)
+    return sizes
+
+
+def _lengths(texts: pa.Array) -> npt.NDArray[np.int64]:
+    found: npt.NDArray[np.int64] = pc.binary_length(texts).cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _is_fixed(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_fixed_size_list(kind))
+
+
+def _places(array: pa.FixedSizeListArray) -> npt.NDArray[np.int64]:
+    """Where the lists begin and end in `array.values`."""
+    places: npt.NDArray[np.int64] = (array.offset + np.arange(len(array) + 1)) * array.type.list_size
+    return places
+
+
+def _zeros(array: pa.Array) -> npt.NDArray[np.int64]:
+    return np.zeros(len(array), np.int64)
 
 
 def _is_bytes(kind: pa.DataType) -> bool:

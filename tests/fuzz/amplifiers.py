@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
@@ -101,8 +102,16 @@ def _footer(out: io.BytesIO, rng: random.Random) -> None:
 
 
 def _lists(out: io.BytesIO, rng: random.Random) -> None:
-    values = pa.ListArray.from_arrays([0, 10_000_000], pa.array([7] * 10_000_000, pa.int64()))
-    pq.write_table(_columns(1, values=values), out, compression="zstd")
+    rows, each = rng.choice([(1, 10_000_000), (10, 10_000_000), (60_000, 1_000), (2_000, 500)])
+    ends = pa.array(range(0, rows * each + 1, each), pa.int32())
+    if rng.randrange(2):
+        values = pa.ListArray.from_arrays(ends, pa.array(np.full(rows * each, 7, np.int64)))
+        pq.write_table(_columns(rows, values=values), out, compression="zstd")
+    else:
+        names = pa.array(np.zeros(rows * each, np.int32))
+        texts = pa.DictionaryArray.from_arrays(names, ["x" * rng.choice([10, 10_000])])
+        plain = pa.ListArray.from_arrays(ends, texts)
+        pq.write_table(_columns(rows, texts=plain), out, compression="zstd", store_schema=bool(rng.randrange(2)))
 
 
 def _damaged(out: io.BytesIO, rng: random.Random) -> None:

@@ -35,6 +35,7 @@ class Reading(msgspec.Struct):
     at: datetime
     value: float
     values: list[int] | None = None
+    texts: list[str] | None = None
     note: str | None = None
 
 

@@ -308,3 +308,53 @@ async def test_texts_that_are_written_by_what_they_share_are_read_in_pieces(tmp_
     await injector.close()
 
     assert found + (0 if taken.batch is None else len(taken.batch)) == rows
+
+
+LISTS: dict[str, pa.Array] = {
+    "texts": pa.array([["a", "b"], [], None, ["a", None], ["c" * 50]] * 40),
+    "large": pa.array([["a", "b"], [], None, ["a", None], ["c" * 50]] * 40, pa.large_list(pa.large_string())),
+    "lists": pa.array([[["a"], ["b", "b"]], [[]], None, [None, ["c"]], []] * 40),
+    "numbers": pa.array([[1, 2], [], None, [3], [4, None]] * 40, pa.list_(pa.int64())),
+    "pairs": pa.array([[1.5, 2.5], None, [0.0, 1.0], [3.0, 4.0], [1.0, 1.0]] * 40, pa.list_(pa.float32(), 2)),
+    "map": pa.array([[("a", "x" * 30)], [], None, [("b", None)], [("a", "y"), ("c", "z")]] * 40,
+                    pa.map_(pa.string(), pa.string())),
+    "struct": pa.array([{"t": "a", "n": [1]}, None, {"t": None, "n": None}, {"t": "b", "n": []}, {"t": "a"}] * 40),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(LISTS))
+async def test_nested_columns_are_read_in_bundles_of_their_bytes(tmp_path: Path, name: str) -> None:
+    pq.write_table(pa.table({"i": range(200), name: LISTS[name]}), tmp_path / "a.parquet", row_group_size=70)
+
+    found = await read_all(File(tmp_path / "a.parquet"), record_bytes_max=300, bundle_bytes_max=300)
+
+    batches = [taken.batch for taken in found if taken.batch is not None]
+    assert len(batches) > 5
+    assert [row for batch in batches for row in batch.column(name).to_pylist()] == LISTS[name].to_pylist()
+
+
+@pytest.mark.parametrize("what", ["long texts", "many numbers", "texts by what they share", "a footer"])
+async def test_small_file_of_lists_that_would_become_huge_is_set_aside(tmp_path: Path, what: str) -> None:
+    path, options = tmp_path / "a.parquet", {"compression": "zstd"}
+    if what == "long texts":  # 10 rows of 1 GB
+        names = pa.DictionaryArray.from_arrays(pa.array(np.zeros(1_000_000, np.int32)), ["x" * 10_000])
+        lists = pa.ListArray.from_arrays(pa.array(range(0, 1_000_001, 100_000), pa.int32()), names)
+    elif what == "many numbers":
+        lists = pa.ListArray.from_arrays([0, 10_000_000, 20_000_000], pa.array(np.full(20_000_000, 7)))
+    else:
+        lists = pa.array([["x" * 1_000] * 1_000] * 3)
+    if what.startswith("texts"):
+        options |= {"use_dictionary": False, "column_encoding": {"l.list.element": "DELTA_BYTE_ARRAY"}}
+    pq.write_table(pa.table({"i": range(len(lists)), "l": lists}), path, **options)
+    if what == "a footer":
+        data = path.read_bytes()
+        with path.open("wb") as file:
+            file.write(data[:-8] + bytes(40_000_000) + (40_000_000).to_bytes(4, "little") + data[-4:])
+    write(tmp_path / "b.parquet", 5)
+    begun = pa.total_allocated_bytes()
+
+    letter, *found = await read_all(Files(path, tmp_path / "b.parquet", broken="set_aside"))
+
+    assert [refused.reason for refused in letter.refused] == ["broken_file"]
+    assert numbers(found) == list(range(5))
+    assert pa.total_allocated_bytes() - begun < 1_000_000
