@@ -13,6 +13,7 @@ import os
 import platform
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from uuid import UUID
@@ -51,6 +52,7 @@ class Holdings:
         clock: Clock,
         probe: Probe,
         wake: asyncio.Event,
+        executor: Executor,
         only: Sequence[str],
         start: Instant | None = None,
         budget: TurnBudget | None = None,
@@ -63,6 +65,7 @@ class Holdings:
         self._clock = clock
         self._probe = probe
         self._wake = wake
+        self._executor = executor
         self._only = frozenset(only)
         self._start = start
         self._budget = budget
@@ -203,7 +206,9 @@ class Holdings:
             recovered = found.recovered
             if isinstance(node, StageNode) and node.keeps_ids:
                 recovered = replace(recovered, dedupe_runs=await self._store.load_dedupe_runs(grant))
-            interval.stage = plan.stage.open(recovered)
+            # Millions of open windows take minutes, in which the process answers and may be told to end.
+            loop = asyncio.get_running_loop()
+            interval.stage = await loop.run_in_executor(self._executor, plan.stage.open, recovered)
             return interval
         assert isinstance(node, InjectorNode)
         runs = await self._store.load_dedupe_runs(grant) if node.dedupe is not None else ()

@@ -96,13 +96,13 @@ class Worker:
         self.worker_id = worker_id
         self.wake = asyncio.Event()
         self.budget = TurnBudget(limits)
+        self._thread = StepThread()
         self.holdings = Holdings(
-            store, plan, worker_id, lease, limits, self._clock, probe, self.wake, only, start, self.budget
+            store, plan, worker_id, lease, limits, self._clock, probe, self.wake, self._thread, only, start, self.budget
         )
         self._skew = Skew(plan.max_skew_us)
         self.housekeeping = Housekeeping(store, plan, self.holdings, limits, self._clock, probe, self._skew)
         self._set_aside = SetAsideLog()
-        self._executor = StepThread()
         lease.watch(plan.progress)
         self._steps = Steps(plan, limits, load or self._load_state, probe, self.budget, self._clock)
         self._in_flight: asyncio.Task[None] | None = None
@@ -312,7 +312,7 @@ class Worker:
         """Step in the thread, so that I/O goes on; a few quick records right here."""
         intervals = self.holdings.intervals
         here = self._stepped[1] - self._stepped[0] < STEP_HERE_S_MAX and turns.is_immediate(inbox, intervals)
-        executor = None if here else self._executor
+        executor = None if here else self._thread
         self._stepped_here = here
         started = self._clock.monotonic()
         try:
@@ -413,9 +413,7 @@ class Worker:
         async def step(under: Isolation) -> Turn | None:
             self.lease.progressed()  # a few thousand trials are slow, but not stuck
             await self.holdings.restart()
-            return await turns.step(
-                self._steps, turn.inbox, self.holdings.intervals, under, self._executor, self._probe
-            )
+            return await turns.step(self._steps, turn.inbox, self.holdings.intervals, under, self._thread, self._probe)
 
         async def refusal(checkpoints: Sequence[Checkpoint]) -> PoisonError | None:
             self.lease.progressed()
@@ -502,15 +500,15 @@ class Worker:
             now = self._clock.monotonic()
             if stop.is_set():
                 leave_at = min(leave_at, now + self._limits.drain_grace_s / 2)
-            if not self._executor.is_busy():
+            if not self._thread.is_busy():
                 continue
             if self.lease.is_stuck():
                 call = self._plan.progress.begin_anew()
                 where = "" if call is None else f", in {call[0]} of {call[1][0]!r}"
-                self._executor.give_up(StepStuckError(f"a call does not return{where}"))
+                self._thread.give_up(StepStuckError(f"a call does not return{where}"))
             elif now > leave_at:
                 self._plan.progress.begin_anew(blame=False)
-                self._executor.give_up(StepStuckError("the step takes longer than the worker may stay"))
+                self._thread.give_up(StepStuckError("the step takes longer than the worker may stay"))
 
     async def _attend(self) -> None:
         self._set_aside.tell(self._clock.monotonic())
@@ -552,7 +550,7 @@ class Worker:
             await asyncio.gather(self._in_flight, return_exceptions=True)
         self._set_aside.tell(self._clock.monotonic(), everything=True)
         await self.holdings.close()
-        self._executor.shutdown()
+        self._thread.shutdown()
 
     # -- events and state ---------------------------------------------------------------------------------------
 

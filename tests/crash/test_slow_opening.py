@@ -1,0 +1,69 @@
+"""Bringing millions of open windows in takes minutes: meanwhile the process answers, and leaves when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from millpy.limits import Limits
+from millpy.model.stage import Recovered
+from millpy.windowing.columnar import WindowedStage
+from tests.crash.memory_world import LIMITS, World, readings, windows_over_several
+
+
+class Slow:
+    """Holds up whoever opens a stage until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opening, self.may_go_on = threading.Event(), threading.Event()
+        self.opened: list[int] = []
+        bring_in = WindowedStage.open
+
+        def held_up(stage: WindowedStage, recovered: Recovered) -> object:
+            self.opened.append(recovered.interval_id)
+            self.opening.set()
+            assert self.may_go_on.wait(60), "nothing else goes on in this process"
+            return bring_in(stage, recovered)
+
+        monkeypatch.setattr(WindowedStage, "open", held_up)
+
+    async def begins(self) -> None:
+        assert await asyncio.to_thread(self.opening.wait, 30), "no stage is opened"
+
+
+async def test_process_answers_while_windows_are_brought_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records, slow = readings(500), Slow(monkeypatch)
+    world = World(windows_over_several(tmp_path, records, 1))
+    world.start()
+    await slow.begins()
+
+    await asyncio.sleep(LIMITS.lease_ttl_s * 2)
+    slow.may_go_on.set()
+    await world.finish()
+
+    assert sum(row["n"] for row in world.database.rows("windows")) == len(records)
+    assert len(slow.opened) == len(set(slow.opened)), "the lease was renewed all the time"
+
+
+async def test_worker_leaves_while_windows_are_brought_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records, slow = readings(500), Slow(monkeypatch)
+    limits = Limits(lease_ttl_s=0.5, drain_grace_s=1.0, retry_s_min=0.002)
+    world = World(windows_over_several(tmp_path, records, 1), limits)
+    try:
+        leaving = world.start()
+        await slow.begins()
+
+        world.stop.set()
+        async with asyncio.timeout(30):
+            await leaving
+    finally:
+        slow.may_go_on.set()
+
+    world.running.clear()
+    world.stop.clear()
+    world.start()
+    await world.finish()
+    assert sum(row["n"] for row in world.database.rows("windows")) == len(records)
