@@ -332,11 +332,12 @@ def record_ends(data: bytes, record_bytes_max: int, *, at_end: bool) -> Position
 
 
 # A field in quotes that begins and ends in one line, and what follows its closing quote up to the next comma; any other
-# field. Possessive, so that a line is looked at once.
-_QUOTED = rb'"(?:[^"\n]++|"")*+"[^,\n]*+'
-_FIELD = rb"(?:" + _QUOTED + rb'|(?!")[^,\n]*+)'
-_OUTSIDE = re.compile(rb"^" + _FIELD + rb"(?:," + _FIELD + rb")*+$", re.MULTILINE)
-_CLOSES = re.compile(rb'^(?:[^"\n]++|"")*+"[^,\n]*+(?:,' + _FIELD + rb")*+$", re.MULTILINE)
+# field. Nothing of a line can be matched in two ways, so it is looked at once. No group is possessive: before 3.11.5
+# Python matches such a group wrongly (gh-106052).
+_TO_QUOTE = rb'[^"\n]*+(?:""[^"\n]*+)*"(?!")[^,\n]*+'
+_FIELD = rb'(?:"' + _TO_QUOTE + rb'|(?!")[^,\n]*+)'
+_OUTSIDE = re.compile(rb"^" + _FIELD + rb"(?:," + _FIELD + rb")*$", re.MULTILINE)
+_CLOSES = re.compile(rb"^" + _TO_QUOTE + rb"(?:," + _FIELD + rb")*$", re.MULTILINE)
 
 
 def _ends_by_lines(data: bytes, newlines: Positions, record_bytes_max: int, *, at_end: bool) -> Positions:
