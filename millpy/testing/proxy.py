@@ -49,6 +49,7 @@ class PostgresProxy:
         commits: how many commits of checkpoints have been seen.
         lost_answers: what the server said to each commit whose client was gone.
         landed: set when that answer is complete.
+        may_land: set; while it is cleared, what is late does not go on.
     """
 
     def __init__(
@@ -69,6 +70,8 @@ class PostgresProxy:
         self.commits = 0
         self.lost_answers: list[bytes] = []
         self.landed = threading.Event()
+        self.may_land = threading.Event()
+        self.may_land.set()
         self._fault: Fault | None = None
         self._links: set[_Link] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -85,6 +88,7 @@ class PostgresProxy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.may_land.set()
         self._call(self._shut())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -334,6 +338,7 @@ class _Link:
         """Deliver what was held back, wait for the server to be done with it, and hang up."""
         assert self.server_writer is not None
         await asyncio.sleep(self.proxy.delay_s)
+        await asyncio.to_thread(self.proxy.may_land.wait)
         try:
             self._write(b"".join(late))
             await self.server_writer.drain()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from functools import partial
+from math import inf
 
 from psycopg import conninfo
 
@@ -13,11 +14,12 @@ from millpy.testing.proxy import Fault, PostgresProxy
 from tests.crash.harness import LEASE_S, Worker
 from tests.crash.world import Case, World
 
-ANSWERS = [  # delay, and what the server says to a commit whose client is gone
+# Delay, and what the server says to a commit whose client is gone; inf: behind the recovery, however long that takes.
+ANSWERS = [
     (Fault.SWALLOW, 0.0, b"COMMIT\0"),
     (Fault.LATE_COMMIT, 0.05, b"COMMIT\0"),  # who takes over from itself waits for it
-    (Fault.LATE_COMMIT, 0.8, b"57P01"),  # but not for ever
-    (Fault.LATE_PIPELINE, 0.3, b"MW001"),
+    (Fault.LATE_COMMIT, inf, b"57P01"),  # but not for ever
+    (Fault.LATE_PIPELINE, inf, b"MW001"),
     (Fault.CUT_COMMIT, 0.0, b""),
 ]
 COMMITS_BETWEEN = 8
@@ -28,7 +30,7 @@ def cases() -> Iterator[Case]:
     for company in (False, True):
         variant = "two workers" if company else "one worker"
         for fault, delay_s, answer in ANSWERS:
-            name = f"{fault} after {delay_s} s" if delay_s else fault
+            name = f"{fault} after {'the recovery' if delay_s == inf else f'{delay_s} s'}" if delay_s else fault
             run = partial(_around_commit, fault=fault, delay_s=delay_s, answer=answer, company=company)
             yield Case(f"network: {name}", variant, run)
         yield Case("network: cut", variant, partial(_cut, company=company))
@@ -54,16 +56,23 @@ def await_commits(proxy: PostgresProxy, worker: Worker, more: int = COMMITS_BETW
 
 
 def _around_commit(world: World, fault: Fault, delay_s: float, answer: bytes, company: bool) -> None:
-    proxy, worker, others = _through_proxy(world, company, delay_s)
+    behind = delay_s == inf
+    proxy, worker, others = _through_proxy(world, company, 0.0 if behind else delay_s)
     for times in (1, 2, 3):
         await_commits(proxy, worker)
+        if behind:
+            proxy.may_land.clear()
         proxy.arm(fault)
         worker.await_while_running(lambda times=times: proxy.struck >= times, "struck")
         recovery = world.hurt([worker.process.pid])
+        if behind:
+            recovery.wait(watched=worker)
+            proxy.may_land.set()
         if fault is not Fault.CUT_COMMIT:
             assert proxy.landed.wait(10), "the answer was never complete"
             assert answer in proxy.lost_answers[-1], proxy.lost_answers[-1]
-        recovery.wait(watched=worker)
+        if not behind:
+            recovery.wait(watched=worker)
     world.await_finished(worker, *others)
 
 
