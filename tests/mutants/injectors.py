@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+VALUES = "tests/fuzz/test_values.py::test_values_are_those_of_the_reference"
+LINES_OF_JSON, LINES_OF_CSV = (f"{VALUES}[ndjson-flat]",), (f"{VALUES}[csv-flat]",)
+
 MUTANTS = [
     Mutant(
         "millpy/injectors/dedupe.py",
@@ -71,4 +74,37 @@ MUTANTS = [
             "tests/unit/injectors/test_mqtt_inbox.py::test_retained_messages_are_acknowledged_in_the_order_received",
         ),
     ),
+    Mutant(
+        "millpy/injectors/columns.py",
+        "        return pc.cast(column, pa.float64())\n",
+        "        return pc.cast(pc.cast(column, pa.float32()), pa.float64())\n",
+        killers=LINES_OF_CSV,
+    ),
+    Mutant(
+        "millpy/injectors/decode.py",
+        "            return str(int(number))\n",
+        "            return str(int(float(cell)))\n",
+        killers=LINES_OF_CSV,
+    ),
+    Mutant("millpy/injectors/decode.py", "number == number.to_integral_value()", "True", killers=LINES_OF_CSV),
+    Mutant(
+        "millpy/injectors/decode.py",
+        "dict(zip(header, cells, strict=True))",
+        "dict(zip(header[-1:] + header[:-1], cells, strict=True))",
+        killers=LINES_OF_CSV,
+    ),
+    Mutant(
+        "millpy/injectors/decode.py",
+        'taken.block.removesuffix(b"\\n").split(b"\\n")\n',
+        'taken.block.removesuffix(b"\\n").split(b"\\n")[:-1]\n',
+        killers=LINES_OF_JSON,
+    ),
+    Mutant(
+        "millpy/injectors/instants.py",
+        '"ms": 1_000, ',
+        '"ms": 1_000_000, ',
+        killers=(f"{VALUES}[ndjson-defaults]",),
+    ),
+    Mutant("millpy/injectors/instants.py", 'ord("+"), -1, 1)', 'ord("+"), 1, -1)', killers=LINES_OF_JSON),
+    Mutant("millpy/injectors/instants.py", "* 10 ** (6 - fraction)", "* 10 ** (5 - fraction)", killers=LINES_OF_JSON),
 ]
