@@ -6,8 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.docs-installed
 PYTEST := $(BIN)/python -m pytest
-# What depends on the server's version; the rest of the conformance tests runs on one. STORE_CORE is for a version between the newest and the oldest.
-STORE_CORE := postgres_commit postgres_results postgres_store rights roles schema statements views windowed_tables
+# What depends on the server's version; the rest of the conformance tests runs on one.
 STORE_TESTS := doctor durability foreign_settings lanes postgres_commit postgres_results postgres_store publications rights ring_locks roles schema search_path statements \
                store_canaries views windowed_tables
 
@@ -53,7 +52,7 @@ $(DOCS_STAMP): $(STAMP)
 	@touch $@
 
 store-suite: $(STAMP) ## the store's tests; MILLPY_TEST_POSTGRES=16, 18 or system15 chooses the server
-	$(PYTEST) -q -n 4 $(if $(filter 16,$(MILLPY_TEST_POSTGRES)),$(STORE_CORE:%=tests/conformance/test_%.py),$(STORE_TESTS:%=tests/conformance/test_%.py))
+	$(PYTEST) -q -n 4 $(STORE_TESTS:%=tests/conformance/test_%.py)
 
 crash: $(STAMP) ## the crash matrix: every fault, on real processes and a real PostgreSQL; ONLY="words of a case's name"
 	$(BIN)/python -m tests.crash.matrix --only $(ONLY)
