@@ -73,7 +73,7 @@ foreign-settings: $(STAMP) ## each setting that a DBA may have made, singly, for
 	FOREIGN_SETTINGS=whole $(PYTEST) -q tests/conformance/test_foreign_singly.py
 
 fuzz: $(STAMP) ## an hour of payloads as nobody should send them; MINUTES=n for less
-	FUZZ_MINUTES=$(or $(MINUTES),60) $(PYTEST) -q -s tests/fuzz
+	FUZZ_MINUTES=$(or $(MINUTES),60) $(PYTEST) -q -n 3 --dist loadfile tests/fuzz
 
 crash-long: $(STAMP) ## random SIGKILLs of three workers under a steady load; MINUTES=10 KILLS=200 RATE=5000
 	$(BIN)/python -m tests.crash.long --minutes $(or $(MINUTES),10) --kills $(or $(KILLS),200) --rate $(or $(RATE),5000)
