@@ -15,6 +15,7 @@ from millpy.model.checkpoint import Delta, Entries, Kind
 from millpy.model.delta import decode_document, encode_document, encode_documents
 from millpy.store.postgres.commit import STATEMENT_BYTES
 from millpy.store.postgres.folding import PIECE_BYTES, Piece
+from millpy.store.postgres.reading import PIECE_BYTES as READ_BYTES
 from tests.conformance.postgres_subject import PostgresSubject
 from tests.conformance.store_builders import World, a_world, contents, entries
 
@@ -114,3 +115,23 @@ async def _fold_a_piece(url: str, grant: Any) -> None:
         piece = Piece(grant)
         assert await piece.choose(connection, PIECE_BYTES)
         await piece.fold(connection)
+
+
+async def test_rows_that_compress_well_are_read_in_pieces_of_what_they_become(world: World, database_url: str) -> None:
+    owner = await world.owner()
+    interval = world.sums[0]
+    rows = [(f"k{n}", "z" * 500_000, str(n)) for n in range(60)]
+    for place in range(0, 60, 20):
+        delta = (entries(Kind.WINDOW, "", *rows[place : place + 20]),)
+        await owner.commit(owner.checkpoint(interval, delta=delta))
+    await owner.fold(interval, bytes_max=10**9)
+    told: list[None] = []
+    owner.store._progressed = lambda: told.append(None)
+
+    opened = await owner.opened(interval, state_rows_max=ROWS_MAX)
+
+    assert len(contents(opened.recovered)) == 60
+    with psycopg.connect(database_url) as connection:
+        (stored,) = connection.execute("SELECT sum(pg_column_size(value)) FROM mill.keyed").fetchone() or (0,)
+    assert stored < READ_BYTES < 30_000_000 / 5
+    assert len(told) >= 30_000_000 // READ_BYTES

@@ -42,7 +42,7 @@ SELECT p.kind, p.namespace, p.key, p.subkey, p.key_hash, p.fire_at, p.value, p.t
   FROM (SELECT f.*, count(*) OVER () AS found,
                sum(f.bytes) OVER (ORDER BY f.kind, f.text_hash, f.namespace, f.subkey_hash, f.key_hash) - f.bytes AS before
           FROM (SELECT k.kind, k.namespace, k.key, k.subkey, k.key_hash, k.fire_at, k.value,
-                       pg_column_size(k.value) AS bytes,
+                       octet_length(k.value) AS bytes,
                        hashtextextended(k.key, 0) AS text_hash, hashtextextended(k.subkey, 0) AS subkey_hash
                   FROM mill.keyed AS k
                  WHERE k.interval_id = %(interval)s AND k.kind < %(kind_end)s
