@@ -63,6 +63,7 @@ class Evidence:
         now_s: seconds of the world.
         clocks: of each source partition, when its newest records arrived, and what the dedupe clock was then.
         quiet_at: when a source partition was last known, or said, to have nothing to say.
+        read_on: the newest bundle of each source partition that brought anything of its topic, log or file.
     """
 
     books: Books
@@ -85,6 +86,7 @@ class Evidence:
     marks: dict[int, Counter[tuple[str, str, int, int, int]]] = field(default_factory=dict)
     now_s: float = 0.0
     quiet_at: dict[int, float] = field(default_factory=dict)
+    read_on: dict[int, int] = field(default_factory=dict)
     clocks: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
@@ -135,6 +137,7 @@ class Evidence:
         finished = bool(stored.get("finished"))
         payloads = self._payloads(landing, stored.get("position"))
         if payloads:
+            self.read_on[interval_id] = landing.bundle
             self.clocks[interval_id] = (stored["arrived_at"], stored["arrived_at"] + stored["dedupe_shift_us"])
         settled = () if landing.checkpoint is None else landing.checkpoint.settled
         again = [s.request.payload for s in settled if s.letter is None]
@@ -431,8 +434,8 @@ def skewed(evidence: Evidence, landing: Landing) -> Iterator[str]:
     book, books = landing.book, evidence.books
     if not evidence.shape.skew or book.computation != "readings":
         return
-    if not evidence.sources[book.interval_id].by_bundle[landing.bundle][0]:
-        return
+    if evidence.read_on.get(book.interval_id) != landing.bundle:
+        return  # it was not; what people have it take again it has read long ago
     for other in books.of("readings"):
         quiet_s = evidence.now_s - evidence.quiet_at.get(other.interval_id, 0.0)
         if other is not book and quiet_s > QUIET_S and landing.low_before > other.low_watermark + MAX_SKEW_US:
