@@ -285,7 +285,7 @@ class KeyedStream:
         if name:
             checked_name(name, "step")
         for route in self.stream.routes:
-            _refuse_amended_panes(route)
+            _refuse_amended_panes(route.stream)
         if allowed_lateness < timedelta(0):
             raise GraphError("allowed_lateness is negative", hint="use zero or a positive duration")
         check_length("a lateness", allowed_lateness)
@@ -325,13 +325,18 @@ class WindowedStream:
         return stream
 
 
-def _refuse_amended_panes(route: Route) -> None:
+def _refuse_amended_panes(stream: Stream) -> None:
     """Refuse to group panes that are not the last of their window: each would be a record, and so would retractions."""
-    producer = route.stream.producer
-    if isinstance(producer, StageNode) and producer.windowed and producer.allowed_lateness_us:
+    producer = stream.producer
+    if not isinstance(producer, StageNode):
+        return
+    if producer.keeps_ids:
+        for earlier in producer.inputs:
+            _refuse_amended_panes(earlier.stream)
+    if producer.windowed and producer.allowed_lateness_us:
         lateness = timedelta(microseconds=producer.allowed_lateness_us)
         raise GraphError(
-            f"windows over the panes of {route.stream.name!r}: with allowed_lateness={lateness!r} a window has several "
+            f"windows over the panes of {stream.name!r}: with allowed_lateness={lateness!r} a window has several "
             "panes, or one that is taken back, and each would count",
             hint="leave allowed_lateness out there, or keep the newest pane of each window in a Computation between",
         )

@@ -63,6 +63,7 @@ BETWEEN: dict[str, Callable[[Stream, Stream], Stream]] = {
     "map": lambda panes, other: panes.map(to_total, Total),
     "filter": lambda panes, other: panes.filter(anything),
     "split": lambda panes, other: panes.split(lambda pane: "a", into=["a", "b"])["b"],
+    "deduplicate": lambda panes, other: panes.deduplicate("device", within=minutes(1), name="first"),
     "union": lambda panes, other: other.union(panes.map(to_total, Total)),
 }
 
