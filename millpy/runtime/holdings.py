@@ -19,7 +19,7 @@ from dataclasses import replace
 from uuid import UUID
 
 from millpy.clock import Clock
-from millpy.errors import GraphVersionError
+from millpy.errors import GraphVersionError, TransientError
 from millpy.graph import InjectorNode, StageNode
 from millpy.injectors.intake import Intake, IntakeSettings
 from millpy.injectors.protocol import Injector, SourceSetup
@@ -250,11 +250,16 @@ class Holdings:
         self._told.append(event)
 
     async def record_told(self) -> None:
-        """Store what the worker and its sources have told since."""
+        """Store what the worker and its sources have told since; what could not be stored is told once more."""
         told = list(self._told)
         self._told.clear()
-        if told:
+        if not told:
+            return
+        try:
             await self._store.record_events(self._plan.deployment.graph_id, told)
+        except TransientError:
+            self._told.extendleft(reversed(told))
+            raise
 
     async def close(self) -> None:
         """Disconnect all sources; nothing is released."""

@@ -6,13 +6,14 @@ import threading
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
 
 from millpy.clock import SystemClock
 from millpy.computation import Computation, Context
-from millpy.errors import ConfigError
+from millpy.errors import ConfigError, TransientError
 from millpy.graph import Graph
 from millpy.injectors.files import Directory, File, FileInjector
 from millpy.injectors.protocol import SourceSetup
@@ -22,6 +23,7 @@ from millpy.model.time import Instant, milliseconds
 from millpy.runtime.ownership import Lease
 from millpy.runtime.worker import Worker
 from millpy.store.memory import MemoryDatabase, MemoryStore
+from millpy.store.protocol import Event
 from tests.crash import memory_world
 from tests.crash.memory_world import Reading, Total, Totals, readings, two_stages
 
@@ -419,3 +421,25 @@ async def test_a_graph_that_sets_every_record_aside_says_so_in_the_log(
     said = [text for text in caplog.messages if "dead-lettered" in text]
     assert sum(int(text.split()[0]) for text in said) == 7
     assert len(said) <= 2 and all("of readings dead-lettered (undecodable)" in text for text in said), said
+
+
+async def test_what_a_worker_tells_in_an_outage_is_stored_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = MemoryDatabase()
+    worker = await started(two_stages(tmp_path / "in", readings(10)), database, Limits())
+    store = worker.holdings._store
+    for name in ("first", "second"):
+        worker.holdings.tell(Event(name, {}))
+
+    with monkeypatch.context() as outage:
+        outage.setattr(store, "record_events", AsyncMock(side_effect=TransientError("the database is away")))
+        with pytest.raises(TransientError):
+            await worker.holdings.record_told()
+    worker.holdings.tell(Event("third", {}))
+    stored = AsyncMock()
+    monkeypatch.setattr(store, "record_events", stored)
+    await worker.holdings.record_told()
+    await worker.holdings.record_told()
+
+    assert [event.kind for call in stored.await_args_list for event in call.args[1]] == ["first", "second", "third"]
