@@ -179,12 +179,6 @@ MUTANTS = [
         killers=("tests/unit/windowing/test_combiner.py::test_combiner_sees_every_record_once_in_any_bundles",),
     ),
     Mutant(
-        "millpy/windowing/session_merge.py",
-        "    if (width + 1) * len(gaps) >= _COMPOSITE_MAX:",
-        "    if (width + 1) * len(gaps) > _COMPOSITE_MAX:",
-        killers=("tests/crash/test_memory_engine.py::test_crashes_and_lost_commits_change_nothing",),
-    ),
-    Mutant(
         "millpy/windowing/sessions.py",
         "                self._open.join(olds, start, end, pane)",
         "                pass",
