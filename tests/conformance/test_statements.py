@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
+from millpy.embedded import EmbeddedPostgres
 from millpy.store.postgres.arrays import Bigints, Byteas, Jsonbs, Moments, Texts
 from millpy.store.postgres.statements import statements
+from tests.databases import fresh_database
 
 ROOT = Path(__file__).resolve().parents[2] / "millpy" / "store"
 NAMED = re.compile(rb"%\((\w+)\)s")
@@ -54,15 +58,21 @@ SINGULAR = (
 )
 
 
+@pytest.fixture(scope="module")
+def migrated(postgres: EmbeddedPostgres) -> Iterator[psycopg.Connection[Any]]:
+    """A connection to a database that no test changes."""
+    with fresh_database(postgres) as name, psycopg.connect(postgres.url(name), autocommit=True) as connection:
+        yield connection
+
+
 @pytest.mark.parametrize("name", sorted(name for name, text in statements().items() if not text.startswith(b"LOCK")))
-def test_statement_prepares(name: str, database_url: str) -> None:
+def test_statement_prepares(name: str, migrated: psycopg.Connection[Any]) -> None:
     places: dict[str, bytes] = {}
     numbered = NAMED.sub(
         lambda found: places.setdefault(found[1].decode(), b"$%d" % (len(places) + 1)), statements()[name]
     )
 
-    with psycopg.connect(database_url) as connection:
-        result = connection.pgconn.prepare(b"guard", numbered, [type_oid(parameter, name) for parameter in places])
+    result = migrated.pgconn.prepare(b"", numbered, [type_oid(parameter, name) for parameter in places])
 
     assert result.error_message.decode() == ""
 
