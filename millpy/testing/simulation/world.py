@@ -185,6 +185,7 @@ class World:
             fault = coming.pop(0)
             if faults.inject(self, fault):
                 self.happened(fault.kind)
+        self._believe()  # a worker may read a clock in the very step in which it has stepped
         self._publish()
         while self.spawn_at and self.spawn_at[0] <= self.step:
             self.spawn_at.pop(0)
