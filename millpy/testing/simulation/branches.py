@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from millpy.model.time import INSTANT_MAX
 from millpy.store.memory_tables import Row
 from millpy.testing.simulation.books import Book, Books, Landing
 from millpy.testing.simulation.oracle import SourceOracle
@@ -238,6 +239,7 @@ class Branches:
 
     def finished(self) -> Iterator[str]:
         """The end: results and late records are those of the recount."""
+        late = list(self._late())  # which says where keys are of which every record was late
         for judge in self.judges.values():
             yield from judge.finished()
         for table in KINDS:
@@ -249,7 +251,7 @@ class Branches:
             for device in {device for judge in echoes for device in judge.consumed}:
                 if not any(device in judge.rows or device in judge.aside for judge in echoes):
                     yield f"{computation}: nothing of {device} was ever seen"
-        yield from self._late()
+        yield from late
 
     def _whole_table(self, table: str, judges: Sequence[WindowJudge]) -> Iterator[str]:
         known = [row for judge in judges for row in judge.left().values()]
@@ -270,7 +272,7 @@ class Branches:
                     judge.homes.add(key)
                 elif isinstance(judge, UniqueJudge):
                     found[interval_id][tuple(key)] += 1
-                else:
+                elif min(rows.watermarks) < INSTANT_MAX:  # what is taken again behind the end is late for everybody
                     yield f"{len(rows)} records are late for {rows.computation}, which waits for hours"
         for interval_id, judge in self.judges.items():
             if isinstance(judge, EchoJudge):

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from millpy.model.checkpoint import Checkpoint
 from millpy.store.memory_tables import Row
@@ -64,6 +65,7 @@ class Evidence:
         clocks: of each source partition, when its newest records arrived, and what the dedupe clock was then.
         quiet_at: when a source partition was last known, or said, to have nothing to say.
         read_on: the newest bundle of each source partition that brought anything of its topic, log or file.
+        frozen_at: when a worker was last frozen: what it commits soon after it has read long before.
     """
 
     books: Books
@@ -87,6 +89,7 @@ class Evidence:
     now_s: float = 0.0
     quiet_at: dict[int, float] = field(default_factory=dict)
     read_on: dict[int, int] = field(default_factory=dict)
+    frozen_at: dict[UUID, float] = field(default_factory=dict)
     clocks: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
@@ -436,6 +439,8 @@ def skewed(evidence: Evidence, landing: Landing) -> Iterator[str]:
         return
     if evidence.read_on.get(book.interval_id) != landing.bundle:
         return  # it was not; what people have it take again it has read long ago
+    if book.header.owner in evidence.frozen_at and evidence.now_s - evidence.frozen_at[book.header.owner] < QUIET_S:
+        return
     for other in books.of("readings"):
         quiet_s = evidence.now_s - evidence.quiet_at.get(other.interval_id, 0.0)
         if other is not book and quiet_s > QUIET_S and landing.low_before > other.low_watermark + MAX_SKEW_US:
@@ -528,7 +533,12 @@ def _watched_to_the_end(evidence: Evidence) -> Iterator[str]:
     tables = {table.spec.name for table in books.database.tables.values()}
     if "per_group" in tables:
         said = [(row["group"], row["kind"], row["event_time"]) for row in rows_of_marks]
-        groups = {(r["group"], r["window_start"] // GROUP_WINDOW_US): r["n"] for r in books.database.rows("per_group")}
+        rows = books.database.rows("per_group")
+        groups = Counter({(row["group"], row["window_start"] // GROUP_WINDOW_US): row["n"] for row in rows})
+        for _, _, late in books.database.late_records:
+            if late.computation == "per_group":
+                starts = zip(map(json.loads, late.keys), late.window_starts, strict=True)
+                groups.update((group, start // GROUP_WINDOW_US) for group, start in starts if start is not None)
         yield from _differences("per_group", groups, grouped(said, GROUP_WINDOW_US, pings=True))
         totals: Counter[tuple[int, int]] = Counter()
         for row in books.database.rows("totals"):

@@ -126,7 +126,7 @@ class World:
         self.names = [computation.name for computation in spec.computations]
         deployment = self.database.deploy(spec)
         self.graph_id = deployment.graph_id
-        if shape.poison:
+        if shape.poison and "watcher" in shape.branches:
             self.database.constrain("marks", "not_refused", lambda row: row["kind"] != "refused")
         self.books = Books(self.database, deployment.graph_id)
         self.evidence = self._evidence()
@@ -221,6 +221,8 @@ class World:
         self.evidence.arrived_us = self.clock.now_us() + self._ahead_us
         self.evidence.earliest_us = self.clock.now_us() + self._behind_us
         self.evidence.now_s = self.clock.monotonic()
+        workers = [machine.worker for machine in self.machines if machine.process.frozen]
+        self.evidence.frozen_at |= {worker.worker_id: self.evidence.now_s for worker in workers if worker is not None}
         before = len(self.books.trace)
         violations = self.evidence.look()
         if violations:
