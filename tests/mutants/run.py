@@ -25,6 +25,8 @@ from tests.mutants import everything
 from tests.mutants.mutant import ROOT, Mutant
 
 RUN_S_MAX = 300
+WHOLE_S_MAX = 60
+"""For each test, when all of them run on the tree as it is."""
 SURVIVED, KILLED, TOO_SLOW, NOT_PLAYED = "SURVIVED", "killed", "TOO SLOW", "NOT PLAYED"
 TIMED_OUT = "Failed: Timeout"
 """How pytest-timeout's failures begin."""
@@ -45,7 +47,7 @@ def copy_tree(into: Path) -> Path:
     return into
 
 
-def run_tests(tree: Path, names: Sequence[str]) -> str:
+def run_tests(tree: Path, names: Sequence[str], within_s: float = RUN_S_MAX) -> str:
     """What a mutant in this tree would be called."""
     report = tree.parent / f"{tree.name}.xml"
     report.unlink(missing_ok=True)
@@ -64,7 +66,7 @@ def run_tests(tree: Path, names: Sequence[str]) -> str:
         command, cwd=tree, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
     try:
-        return outcome(process.wait(RUN_S_MAX), report)
+        return outcome(process.wait(within_s), report)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, 9)
         process.wait()
@@ -99,7 +101,7 @@ def play(mutant: Mutant, tree: Path) -> str:
 def failing(killers: Iterable[str], tree: Path) -> list[str]:
     """Killers that fail although nothing is broken."""
     names = sorted(set(killers))
-    if run_tests(tree, names) == SURVIVED:
+    if run_tests(tree, names, RUN_S_MAX + WHOLE_S_MAX * len(names)) == SURVIVED:
         return []
     return [name for name in names if run_tests(tree, [name]) != SURVIVED]
 
