@@ -204,11 +204,12 @@ class MemoryStore:
         ]
 
     async def finished(self, graph_id: int) -> bool:
-        """Whether every interval of the graph has reached INSTANT_MAX."""
+        """Whether every interval of the graph has reached the end, and has nothing more to do."""
         await self._reach_server()
         headers = [header for header in self.database.headers.values() if header.graph_id == graph_id]
         asked = self.database.requests.any_of([header.interval.interval_id for header in headers])
-        return not asked and all(header.low_watermark >= INSTANT_MAX for header in headers)
+        reached = not asked and all(header.low_watermark >= INSTANT_MAX for header in headers)
+        return reached and not any(pending.records for pending in (await self.backlog(graph_id)).values())
 
     async def now_us(self) -> Instant:
         """The server's clock."""

@@ -303,7 +303,10 @@ class Store(Protocol):
         ...
 
     async def finished(self, graph_id: int) -> bool:
-        """Whether every interval of the graph has reached INSTANT_MAX (all sources ended, nothing pending or asked)."""
+        """Whether every interval of the graph has reached INSTANT_MAX, and nothing is pending or asked.
+
+        What is taken again behind the end moves no watermark any more.
+        """
         ...
 
     async def now_us(self) -> Instant:

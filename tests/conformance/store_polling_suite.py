@@ -161,6 +161,22 @@ class PollSuite:
         assert not any(found)
         assert await owner.store.finished(world.deployment.graph_id)
 
+    async def test_graph_with_records_on_their_way_behind_the_end_has_not_finished(self, world: World) -> None:
+        # They were taken again: the watermarks are where they were.
+        owner = await world.owner()
+        for interval in world.deployment.intervals:
+            await owner.commit(owner.checkpoint(interval, input_watermark=INSTANT_MAX, low_watermark=INSTANT_MAX))
+        again = a_segment(world.by_device, 2, [a_slice(7.0), None], watermark=INSTANT_MAX)
+        end = {"input_watermark": INSTANT_MAX, "low_watermark": INSTANT_MAX}
+        await owner.commit(owner.checkpoint(world.a, segments=[again], **end))
+        before = await owner.store.finished(world.deployment.graph_id)
+
+        taken = [Cursor(world.a.interval_id, 2, INSTANT_MAX)]
+        await owner.commit(owner.checkpoint(world.sums[0], cursors=taken, **end))
+
+        assert not before
+        assert await owner.store.finished(world.deployment.graph_id), "the other one has nothing to take"
+
     async def test_accounting_adds_up(self, world: World) -> None:
         owner = await world.owner()
         ids = {sub: str(sub) for sub in (world.by_device, world.to_alarms)}

@@ -292,9 +292,10 @@ class PostgresStore:
         return freed
 
     async def finished(self, graph_id: int) -> bool:
-        """Whether every interval of the graph has reached the end."""
+        """Whether every interval of the graph has reached the end, and has nothing more to do."""
         async with self._admin.use() as connection:
-            return bool((await all_rows(connection, statement("read_finished"), {"graph_id": graph_id}))[0][0])
+            ((reached,),) = await all_rows(connection, statement("read_finished"), {"graph_id": graph_id})
+        return reached and not any(pending.records for pending in (await self.backlog(graph_id)).values())
 
     async def now_us(self) -> Instant:
         """The server's clock."""

@@ -235,6 +235,7 @@ def _leave(world: World, victim: Machine, fault: Fault) -> bool:
 def _rows_deleted(world: World, victim: Machine, fault: Fault) -> bool:
     if "fixed" not in world.schedule.shape.branches:
         return False
+    world.look()  # at what has landed until now, before some of it is deleted
     rows = world.database.rows("per_window")
     if not rows:
         return False

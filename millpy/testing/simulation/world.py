@@ -168,7 +168,7 @@ class World:
             while not self.outcome.violations:
                 self._before_step(coming)
                 lane = self.loop.turn()
-                self._look(lane)
+                self.look(lane)
                 if self._is_over():
                     self.outcome.violations.extend(finished(self.evidence, self.graph_id))
                     break
@@ -215,7 +215,8 @@ class World:
                     broker.publish([self.feed.stamped(payloads[place], self.evidence.latest_us) for place in burst])
             self._published = min(due, len(payloads))
 
-    def _look(self, lane: Lane | None) -> None:
+    def look(self, lane: Lane | None = None) -> None:
+        """Judge what has landed since."""
         self._believe()
         self.evidence.latest_us = self.clock.now_us() + self._sure_us
         self.evidence.arrived_us = self.clock.now_us() + self._ahead_us
