@@ -165,8 +165,13 @@ class EchoJudge:
         for device in devices & (self.rows.keys() | waiting.keys() | aside.keys()):
             expected, rows = self.consumed.get(device, []), self.rows.get(device, [])
             if self.computation == "parks":  # in order: what was seen, then what waits
-                gone = set(aside.get(device, ()))
-                agrees = [*rows, *waiting.get(device, ())] == [seq for seq in expected if seq not in gone]
+                gone, left = Counter(aside.get(device, ())), []
+                for seq in expected:  # a reading may come twice, behind the horizon, and be set aside once
+                    if gone[seq]:
+                        gone[seq] -= 1
+                    else:
+                        left.append(seq)
+                agrees = [*rows, *waiting.get(device, ())] == left
             else:
                 agrees = sorted([*rows, *aside.get(device, ())]) == sorted(expected)
             if not agrees:
