@@ -45,7 +45,7 @@ MUTANTS = [
         "millpy/store/memory_database.py",
         "        self.clock: Clock = clock if clock is not None else SystemClock()",
         "        self.clock: Clock = clock if clock is None else SystemClock()",
-        killers=("tests/conformance/test_memory_store.py::TestMemoryStore::test_request_is_what_was_set_aside",),
+        killers=("tests/unit/runtime/test_worker.py::test_a_worker_without_intervals_sleeps_also_after_a_hint",),
     ),
     Mutant(
         "millpy/store/memory_tables.py",

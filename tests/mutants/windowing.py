@@ -98,14 +98,6 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/windowing/open_slices.py",
-        "            heappop(self._unfired)",
-        "            pass",
-        killers=(
-            "tests/unit/windowing/test_sessions.py::test_record_is_in_every_sliding_window_that_has_its_time_and_may_miss_some",
-        ),
-    ),
-    Mutant(
-        "millpy/windowing/open_slices.py",
         "        self.advance(self.watermark)",
         "        pass",
         killers=("tests/unit/windowing/test_slices.py::test_windows_that_have_fired_hold_nothing_after_a_restart",),
