@@ -22,6 +22,8 @@ VALUE_BYTES_MAX = 16_000_000
 ROWS_FREE, ROWS_PER_BYTE = 1_000_000, 100
 LISTED_FREE_BYTES, LISTED_BYTES_PER_BYTE = 128_000_000, 100
 """What the lists of a column may become, by the bytes of their row group."""
+NAMES_MAX = 1_000_000
+"""Of a dictionary of texts, to be looked at one by one; writers stop at a few MB."""
 FOOTER_BYTES_MAX = 32_000_000
 _LISTED_BYTES = 16
 _HEADER_BYTES, _HEADER_BYTES_MAX = 4_096, 4_000_000
@@ -104,17 +106,19 @@ def bound_pages(
         chunk = columns.column(index)
         texts = chunk.physical_type in ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
         plain = texts and index in deltas
-        named, longest = 0, 0
+        listed = file.schema.column(index).max_repetition_level > 0
+        named = longest = 0
         for page in _pages(opened, size, chunk):
             _check(page, chunk.path_in_schema, texts)
-            if page.kind == _DICTIONARY_PAGE:
-                longest = _longest(opened, page, chunk) if texts else 8
+            if listed and page.kind == _DICTIONARY_PAGE:
+                longest = _longest(opened, page, chunk) if chunk.physical_type == "BYTE_ARRAY" else 8
             elif page.encoding in _DICTIONARY_ENCODINGS:
                 named += page.values
             if plain or (texts and page.encoding == _DELTA_BYTE_ARRAY):
                 at_once = min(at_once, max(1, PAGE_BYTES_MAX // max(1, page.size)))
-        if file.schema.column(index).max_repetition_level > 0:
-            at_once = min(at_once, _listed_at_once(chunk, columns.num_rows, named * longest))
+        if listed:
+            fixed = file.schema.column(index).length or 0
+            at_once = min(at_once, _listed_at_once(chunk, columns.num_rows, named * longest + chunk.num_values * fixed))
     return at_once
 
 
@@ -124,7 +128,7 @@ def is_delta(file: pq.ParquetFile, index: int) -> bool:
     return any(_DELTAS & set(file.metadata.row_group(group).column(index).encodings) for group in groups)
 
 
-def _listed_at_once(chunk: pq.ColumnChunkMetaData, rows: int, named_bytes: int) -> int:
+def _listed_at_once(chunk: pq.ColumnChunkMetaData, rows: int, texts_bytes: int) -> int:
     """How many rows of lists have a page's bytes of values, on the average.
 
     Nothing tells how many values a row has, so all of them may be in one; and each may be the longest that there is.
@@ -132,14 +136,16 @@ def _listed_at_once(chunk: pq.ColumnChunkMetaData, rows: int, named_bytes: int) 
     name, size = chunk.path_in_schema, chunk.total_compressed_size
     if chunk.physical_type == "BYTE_ARRAY" and "DELTA_BYTE_ARRAY" in chunk.encodings:
         raise ValueError(f"column {name} has lists of texts in the encoding DELTA_BYTE_ARRAY, which are not read")
-    becomes: int = chunk.num_values * _LISTED_BYTES + named_bytes
+    becomes: int = chunk.num_values * _LISTED_BYTES + texts_bytes
     if becomes > LISTED_FREE_BYTES + LISTED_BYTES_PER_BYTE * size:
         raise ValueError(f"lists of column {name} may become {becomes} bytes from {size} bytes of a row group")
     return max(1, rows * PAGE_BYTES_MAX // max(1, becomes))
 
 
 def _longest(opened: BinaryIO, page: Page, chunk: pq.ColumnChunkMetaData) -> int:
-    """Bytes of the longest text of a dictionary; of all of them when only pyarrow's reader can tell."""
+    """Bytes of the longest text of a dictionary; of all of them where that cannot be told, or only slowly."""
+    if page.values > NAMES_MAX:
+        return page.size
     opened.seek(page.place)
     data, codec = opened.read(page.compressed), chunk.compression
     if codec != "UNCOMPRESSED":

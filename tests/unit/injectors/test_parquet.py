@@ -278,9 +278,16 @@ async def test_small_file_that_would_become_huge_is_set_aside_and_the_next_one_i
     else:
         pq.write_table(pa.table({"i": pa.array([7] * 3_000_000, pa.int64())}), path, row_group_size=3_000_000)
     assert path.stat().st_size < 20_000
-    write(tmp_path / "b.parquet", 5)
+
+    await expect_set_aside(path)
+
+
+async def expect_set_aside(path: Path) -> None:
+    """The file is set aside without having become anything, and the next one is read."""
+    write(path.with_name("b.parquet"), 5)
     begun = pa.total_allocated_bytes()
-    letter, *found = await read_all(Files(path, tmp_path / "b.parquet", broken="set_aside"))
+
+    letter, *found = await read_all(Files(path, path.with_name("b.parquet"), broken="set_aside"))
 
     assert [refused.reason for refused in letter.refused] == ["broken_file"]
     assert numbers(found) == list(range(5))
@@ -316,6 +323,7 @@ LISTS: dict[str, pa.Array] = {
     "lists": pa.array([[["a"], ["b", "b"]], [[]], None, [None, ["c"]], []] * 40),
     "numbers": pa.array([[1, 2], [], None, [3], [4, None]] * 40, pa.list_(pa.int64())),
     "pairs": pa.array([[1.5, 2.5], None, [0.0, 1.0], [3.0, 4.0], [1.0, 1.0]] * 40, pa.list_(pa.float32(), 2)),
+    "fixed": pa.array([[b"abcd", b"\xff" * 4], [], None, [b"abcd", None], [b"efgh"]] * 40, pa.list_(pa.binary(4))),
     "map": pa.array([[("a", "x" * 30)], [], None, [("b", None)], [("a", "y"), ("c", "z")]] * 40,
                     pa.map_(pa.string(), pa.string())),
     "struct": pa.array([{"t": "a", "n": [1]}, None, {"t": None, "n": None}, {"t": "b", "n": []}, {"t": "a"}] * 40),
@@ -333,12 +341,24 @@ async def test_nested_columns_are_read_in_bundles_of_their_bytes(tmp_path: Path,
     assert [row for batch in batches for row in batch.column(name).to_pylist()] == LISTS[name].to_pylist()
 
 
-@pytest.mark.parametrize("what", ["long texts", "many numbers", "texts by what they share", "a footer"])
+@pytest.mark.parametrize(
+    "what",
+    ["long texts", "long values of one length", "many names", "many numbers", "texts by what they share", "a footer"],
+)
 async def test_small_file_of_lists_that_would_become_huge_is_set_aside(tmp_path: Path, what: str) -> None:
     path, options = tmp_path / "a.parquet", {"compression": "zstd"}
     if what == "long texts":  # 10 rows of 1 GB
         names = pa.DictionaryArray.from_arrays(pa.array(np.zeros(1_000_000, np.int32)), ["x" * 10_000])
         lists = pa.ListArray.from_arrays(pa.array(range(0, 1_000_001, 100_000), pa.int32()), names)
+    elif what == "long values of one length":
+        names = pa.DictionaryArray.from_arrays(
+            pa.array(np.zeros(1_000_000, np.int32)), pa.array([bytes(10_000)], pa.binary(10_000))
+        )
+        lists = pa.ListArray.from_arrays(pa.array(range(0, 1_000_001, 100_000), pa.int32()), names)
+    elif what == "many names":  # which would be looked at one by one
+        names = pa.array([b"%07d" % number for number in range(1_100_000)])
+        lists = pa.ListArray.from_arrays([0, len(names)], names)
+        options |= {"dictionary_pagesize_limit": 10**9}
     elif what == "many numbers":
         lists = pa.ListArray.from_arrays([0, 10_000_000, 20_000_000], pa.array(np.full(20_000_000, 7)))
     else:
@@ -350,11 +370,5 @@ async def test_small_file_of_lists_that_would_become_huge_is_set_aside(tmp_path:
         data = path.read_bytes()
         with path.open("wb") as file:
             file.write(data[:-8] + bytes(40_000_000) + (40_000_000).to_bytes(4, "little") + data[-4:])
-    write(tmp_path / "b.parquet", 5)
-    begun = pa.total_allocated_bytes()
 
-    letter, *found = await read_all(Files(path, tmp_path / "b.parquet", broken="set_aside"))
-
-    assert [refused.reason for refused in letter.refused] == ["broken_file"]
-    assert numbers(found) == list(range(5))
-    assert pa.total_allocated_bytes() - begun < 1_000_000
+    await expect_set_aside(path)
