@@ -5,7 +5,8 @@ acts between two awaits, which models a statement on one snapshot; what waits is
 
     commit                 for the row locks of its headers, then, in tests, inside the fence
     claim, release,        for a commit in flight that holds a header; an expired owner's transaction that has not
-    take_over_from_self    reached COMMIT is terminated by a claim instead
+    take_over_from_self,   reached COMMIT is terminated by a claim or a switch instead
+    switch
 
 `database.faults` loses connections and answers of COMMIT.
 """
@@ -24,6 +25,7 @@ from millpy.model.stage import Recovered
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.store.memory_database import MemoryDatabase, Transaction
 from millpy.store.memory_faults import Landing
+from millpy.store.memory_generations import switch
 from millpy.store.memory_tables import Header, Worker, entries_of, overlaid
 from millpy.store.protocol import (
     Asked,
@@ -69,6 +71,11 @@ class MemoryStore:
             await self.database.released()
         return self.database.deploy(spec, on_purpose=on_purpose)
 
+    async def switch(self, family: str, generation: int) -> bool:
+        """Make a generation the current one; False when it is that already."""
+        await self._reach_server()
+        return await switch(self.database, family, generation)
+
     # Ownership.
 
     async def register(self, worker: WorkerInfo, ttl_s: float) -> None:
@@ -80,7 +87,7 @@ class MemoryStore:
         for interval_id, header in sorted(self.database.headers.items()):
             while header.owner == worker.worker_id:
                 if self.database.holder(interval_id) is None:
-                    self._disown(header)
+                    header.disown()
                 else:
                     await self.database.released()
         self.database.workers[worker.worker_id] = Worker(worker, self._deadline(ttl_s), int(ttl_s * 1_000_000))
@@ -137,7 +144,7 @@ class MemoryStore:
         for grant in sorted(grants, key=lambda g: g.interval_id):
             header = await self._own_header(worker_id, grant)
             if header is not None:
-                self._disown(header)
+                header.disown()
 
     async def take_over_from_self(self, worker_id: UUID, grants: Sequence[Grant]) -> Sequence[Grant]:
         """Raise the sequencers of the grants that are still ours, after any commit in flight."""
@@ -346,11 +353,6 @@ class MemoryStore:
         header.owner = worker_id
         header.sequencer += 1
         return Grant(header.interval.interval_id, header.sequencer)
-
-    def _disown(self, header: Header) -> None:
-        """Take an unlocked header from its owner, whose grant is stale from now on."""
-        header.owner = None
-        header.sequencer += 1
 
     async def _own_header(self, worker_id: UUID, grant: Grant) -> Header | None:
         """The header of a grant once nobody holds its lock; None when the grant is stale by then."""

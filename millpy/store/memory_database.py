@@ -29,6 +29,7 @@ from millpy.store.memory_tables import (
     DeployedGraph,
     DeployedSubscription,
     Header,
+    Holder,
     Ring,
     Row,
     SourceAccount,
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from millpy.store.memory import MemoryStore
 
 
-class Transaction:
+class Transaction(Holder):
     """A commit on its way: what it will change, and whether its backend can still be terminated."""
 
     def __init__(self, database: MemoryDatabase, checkpoints: Sequence[Checkpoint], graph_version: int) -> None:
@@ -55,10 +56,8 @@ class Transaction:
         self._checkpoints = tuple(checkpoints)
         self._documents = [document_of(checkpoint) for checkpoint in checkpoints]
         self._graph_version = graph_version
-        self.interval_ids = sorted(checkpoint.grant.interval_id for checkpoint in checkpoints)
+        super().__init__(sorted(checkpoint.grant.interval_id for checkpoint in checkpoints))
         assert len(set(self.interval_ids)) == len(self.interval_ids), self.interval_ids
-        self.committing = False
-        self.terminated = False
 
     def check_fence(self) -> None:
         """Raise unless every grant is current."""
@@ -96,7 +95,8 @@ class MemoryDatabase:
         self.requests = Requests(self)
         self.events: list[tuple[int, Event]] = []
         self.listeners: dict[tuple[MemoryStore, int], asyncio.Event] = {}
-        self._locks: dict[int, Transaction] = {}
+        self.deploying: set[str] = set()
+        self._locks: dict[int, Holder] = {}
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._subscription_count = 0
 
@@ -169,7 +169,11 @@ class MemoryDatabase:
         for interval_id in transaction.interval_ids:
             while self.holder(interval_id) not in (None, transaction):
                 await self.released()
-            self._locks[interval_id] = transaction
+            self.hold(transaction, interval_id)
+
+    def hold(self, holder: Holder, interval_id: int) -> None:
+        """Lock a header that nobody holds."""
+        self._locks[interval_id] = holder
 
     def lock_now(self, transaction: Transaction) -> bool:
         """Lock all headers, or none when one is held by somebody else."""
@@ -178,22 +182,22 @@ class MemoryDatabase:
         self._locks.update(dict.fromkeys(transaction.interval_ids, transaction))
         return True
 
-    def unlock(self, transaction: Transaction) -> None:
-        """Release what the transaction holds and wake those who wait."""
-        for interval_id in transaction.interval_ids:
-            if self._locks.get(interval_id) is transaction:
+    def unlock(self, holder: Holder) -> None:
+        """Release what somebody holds and wake those who wait."""
+        for interval_id in holder.interval_ids:
+            if self._locks.get(interval_id) is holder:
                 del self._locks[interval_id]
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
                 waiter.set_result(None)
 
-    def terminate(self, transaction: Transaction) -> None:
+    def terminate(self, transaction: Holder) -> None:
         """End the backend of a transaction that has not reached COMMIT."""
         transaction.terminated = True
         self.unlock(transaction)
 
-    def holder(self, interval_id: int) -> Transaction | None:
+    def holder(self, interval_id: int) -> Holder | None:
         """Who holds the row lock of a header."""
         return self._locks.get(interval_id)
 
@@ -264,11 +268,13 @@ class MemoryDatabase:
         return self.workers[worker_id].info.graph_version == deployed.version
 
     def is_locked_against(self, spec: GraphSpec) -> bool:
-        """Whether deploying this graph would change one that has commits in flight, for which it waits."""
+        """Whether deploying this graph would change one that has commits in flight or is switched, and so waits."""
         deployed = self._find(spec)
         if deployed is None or not changes_between(deployed.spec.description(), spec.description()):
             return False
-        return any(self.holder(interval.interval_id) for interval in deployed.deployment.intervals)
+        return spec.name in self.deploying or any(
+            self.holder(interval.interval_id) for interval in deployed.deployment.intervals
+        )
 
     def _find(self, spec: GraphSpec) -> DeployedGraph | None:
         """This generation of this graph, as it is deployed."""
@@ -279,8 +285,7 @@ class MemoryDatabase:
         """Bring in what is new: source partitions, computations with their subscriptions, tables, columns."""
         before = deployed.deployment
         for interval in before.intervals:
-            header = self.headers[interval.interval_id]
-            header.owner, header.sequencer = None, header.sequencer + 1
+            self.headers[interval.interval_id].disown()
         known = {computation.name for computation in deployed.spec.computations}
         intervals = {c.name: list(before.of(c.name)) for c in spec.computations}
         joining: dict[str, list[int]] = {}

@@ -54,9 +54,27 @@ class Header:
     last_segments: dict[int, int] = field(default_factory=dict)
     keyed: dict[EntryName, KeyedRow] = field(default_factory=dict)
 
+    def disown(self) -> None:
+        """Take it, unlocked, from its owner, whose grant is stale from now on."""
+        self.owner = None
+        self.sequencer += 1
+
     def needs_run(self, bundle: int, run: DedupeRun) -> bool:
         """Whether a run of a bundle still matters."""
         return run.expires_at >= self.dedupe_clock and bundle >= self.dedupe_whole
+
+
+@dataclass(slots=True, eq=False)
+class Holder:
+    """Who holds row locks of headers.
+
+    Attributes:
+        committing: its backend cannot be terminated any more.
+    """
+
+    interval_ids: list[int] = field(default_factory=list)
+    committing: bool = False
+    terminated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

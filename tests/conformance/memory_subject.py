@@ -61,6 +61,9 @@ class MemorySubject:
     async def release(self, computation: str, interval_id: int, key: str, ticket: int) -> None:
         self.database.requests.release(interval_id, key_text(key), ticket)
 
+    async def switch(self, family: str, generation: int) -> bool:
+        return await self._stores[0].switch(family, generation)
+
     async def balance(self, deployment: Deployment) -> dict[str, dict[str, int]]:
         accounting = self.database.accounting(deployment.graph_id)
         found: dict[str, dict[str, int]] = {}

@@ -88,6 +88,10 @@ class PostgresSubject:
     async def release(self, computation: str, interval_id: int, key: str, ticket: int) -> None:
         await self._fetch(sql.SQL("SELECT millpy.release_parked('factory', {}, {})").format(computation, key))
 
+    async def switch(self, family: str, generation: int) -> bool:
+        async with PostgresStore(self._url) as store:
+            return await store.switch(family, generation) is not None
+
     async def balance(self, deployment: Deployment) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = {}
         for row in await self._fetch(sql.SQL("SELECT * FROM millpy.accounting")):

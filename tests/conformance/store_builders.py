@@ -77,6 +77,10 @@ class Subject(Protocol):
         """How many late records and dead letters are stored."""
         ...
 
+    async def switch(self, family: str, generation: int) -> bool:
+        """Make a generation of a graph the current one; False when it is that already."""
+        ...
+
     async def balance(self, deployment: Deployment) -> dict[str, dict[str, int]]:
         """Accounting (I8): "stream" or "stream>consumer" -> counts, summed over partitions and subscriptions."""
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.conformance.store_commit_suite import FenceSuite, ResultSuite
+from tests.conformance.store_generation_suite import GenerationSuite
 from tests.conformance.store_ownership_suite import OwnershipSuite
 from tests.conformance.store_polling_suite import PollSuite, RetentionSuite
 from tests.conformance.store_reading_suite import DedupeSuite, KeyedSuite
@@ -10,6 +11,14 @@ from tests.conformance.store_request_suite import RequestSuite
 
 
 class StoreSuite(
-    OwnershipSuite, FenceSuite, ResultSuite, KeyedSuite, DedupeSuite, PollSuite, RetentionSuite, RequestSuite
+    OwnershipSuite,
+    GenerationSuite,
+    FenceSuite,
+    ResultSuite,
+    KeyedSuite,
+    DedupeSuite,
+    PollSuite,
+    RetentionSuite,
+    RequestSuite,
 ):
     """The suite that holds MemoryStore and PostgresStore equal."""

@@ -26,7 +26,9 @@ MQTT_PARTS = tuple(f"injectors.mqtt_{name}" for name in ("address", "connection"
 FILE_PARTS = tuple(
     f"injectors.files_{name}" for name in ("agenda", "bytes", "lines", "names", "pages", "parquet", "reading")
 )
-MEMORY = tuple(f"store.memory{part}" for part in ("", "_commit", "_database", "_faults", "_requests", "_tables"))
+MEMORY = tuple(
+    f"store.memory{part}" for part in ("", "_commit", "_database", "_faults", "_generations", "_requests", "_tables")
+)
 ENGINE = (*FOUNDATIONS, "computation", "windowing", "graph", *INJECTOR_PARTS, "store.protocol", "store.codec")
 PUBLIC = (*ENGINE, "injectors", "sinks", "runtime", "store", "assembly", "testing")
 ADMIN = tuple(f"store.admin{part}" for part in ("", "_events", "_piles", "_results", "_state"))
