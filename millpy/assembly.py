@@ -18,6 +18,7 @@ from millpy.limits import Limits
 from millpy.model.time import Instant
 from millpy.runtime.observer import Observer, Observers
 from millpy.runtime.ownership import HeartThread, Lease
+from millpy.runtime.pauses import short_pauses
 from millpy.runtime.plan import plan
 from millpy.runtime.probe import NoProbe, Probe
 from millpy.runtime.worker import Worker
@@ -67,27 +68,28 @@ async def run_worker(
     clock = SystemClock()
     observer = observer or Observers()
     left = 0  # the version that the worker before this one has left
-    while True:
-        lease = Lease(limits, clock)
-        store = PostgresStore(database_url, limits=limits, progressed=lease.progressed)
-        begin = partial(_begin, store, graph, limits, lease, clock, probe or NoProbe(), only, start, observer)
-        try:
-            worker = await _patiently(begin, stop, limits, observer) if patient else await begin()
-            if worker is None:
-                return
+    with short_pauses():
+        while True:
+            lease = Lease(limits, clock)
+            store = PostgresStore(database_url, limits=limits, progressed=lease.progressed)
+            begin = partial(_begin, store, graph, limits, lease, clock, probe or NoProbe(), only, start, observer)
             try:
-                await _run(
-                    worker, HeartThread(Heart(database_url), worker.worker_id, lease, limits, clock), stop, observer
-                )
-                return
-            except GraphVersionError as error:
-                # When source partitions were added, it is our graph still; deploying it again tells.
-                if worker.graph_version == left:
-                    raise
-                left = worker.graph_version
-                log.warning("%s; beginning again", error.message)
-        finally:
-            await store.close()
+                worker = await _patiently(begin, stop, limits, observer) if patient else await begin()
+                if worker is None:
+                    return
+                try:
+                    await _run(
+                        worker, HeartThread(Heart(database_url), worker.worker_id, lease, limits, clock), stop, observer
+                    )
+                    return
+                except GraphVersionError as error:
+                    # When source partitions were added, it is our graph still; deploying it again tells.
+                    if worker.graph_version == left:
+                        raise
+                    left = worker.graph_version
+                    log.warning("%s; beginning again", error.message)
+            finally:
+                await store.close()
 
 
 async def deploy(graph: Graph, database_url: str, *, back: bool = False) -> None:

@@ -107,7 +107,9 @@ class Holdings:
         """Fold everything, for a worker that leaves; a neighbour would load the deltas faster than they fold."""
         for interval in self.intervals.values():
             if interval.unfolded_bytes:
-                await self._store.fold(interval.grant, bytes_max=self._limits.unfolded_bytes_max)
+                await self._store.fold(
+                    interval.grant, bytes_max=self._limits.unfolded_bytes_max, progressed=self._lease.progressed
+                )
 
     async def release(self, interval_ids: Sequence[int]) -> None:
         """Give intervals up; no turn may hold them any more."""

@@ -16,7 +16,7 @@ from typing import Protocol
 from uuid import UUID
 
 from millpy.clock import Clock
-from millpy.errors import MillError
+from millpy.errors import LeaseExpiredError, MillError
 from millpy.limits import Limits
 from millpy.model.step_progress import StepProgress
 
@@ -64,6 +64,23 @@ class Lease:
     def is_trusted(self) -> bool:
         """Whether work may be started and committed on it."""
         return self._clock.monotonic() < self._trusted_until
+
+    async def await_trust(self) -> None:
+        """Return once work may be started and committed on it, in most cases at once.
+
+        A heartbeat may be late because the machine or the database is busy. Waiting for it loses nothing, as the fence
+        protects what is stored; starting anew means to read all state again, which keeps a busy machine busy.
+
+        Raises:
+            LeaseExpiredError: it had expired, or the database has renewed nothing for as long as it lasts.
+        """
+        ends_at = self._clock.monotonic() + self._limits.lease_ttl_s
+        while not self.is_trusted():
+            if self.expired:
+                raise LeaseExpiredError("the lease has expired")
+            if self._clock.monotonic() >= ends_at:
+                raise LeaseExpiredError(f"the lease was not renewed for {self._limits.lease_ttl_s:.1f} s")
+            await self._clock.sleep(self._limits.heartbeat_s / 4)
 
     def progressed(self) -> None:
         """The worker's loop is alive."""

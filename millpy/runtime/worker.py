@@ -25,7 +25,6 @@ from millpy.clock import Clock
 from millpy.errors import (
     CursorGapError,
     GraphVersionError,
-    LeaseExpiredError,
     OwnershipError,
     PoisonError,
     StepStuckError,
@@ -245,8 +244,7 @@ class Worker:
     async def _turn(self) -> bool:
         if self._needs_recovery:
             await self._recover()
-        if not self.lease.is_trusted():
-            raise LeaseExpiredError("the lease is not trusted any more")
+        await self.lease.await_trust()
         self.housekeeping.apply_folds()
         self.wake.clear()  # before anything is looked at: what comes later wakes again
         now = self._clock.monotonic()
@@ -331,8 +329,7 @@ class Worker:
         self._in_flight.add_done_callback(self._awake)
 
     async def _commit(self, turn: Turn, stepped: tuple[float, float]) -> None:
-        if not self.lease.is_trusted():
-            raise LeaseExpiredError("the lease is not trusted any more")
+        await self.lease.await_trust()
         await self._send(turn, stepped)
         if any(checkpoint.segments for checkpoint in turn.checkpoints):
             await self._store.notify(self._graph_id)

@@ -14,7 +14,7 @@ acts between two awaits, which models a statement on one snapshot; what waits is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from uuid import UUID
 
@@ -263,7 +263,7 @@ class MemoryStore:
             if not transaction.committing:
                 database.unlock(transaction)
 
-    async def fold(self, grant: Grant, *, bytes_max: int) -> int:
+    async def fold(self, grant: Grant, *, bytes_max: int, progressed: Callable[[], None] | None = None) -> int:
         """Bring this interval's deltas into rows, newest per key."""
         await self._reach_server()
         self._check_current([grant])

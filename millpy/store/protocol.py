@@ -270,8 +270,11 @@ class Store(Protocol):
         """
         ...
 
-    async def fold(self, grant: Grant, *, bytes_max: int) -> int:
-        """Bring this interval's deltas into rows; returns the new folded bundle. On its own connection."""
+    async def fold(self, grant: Grant, *, bytes_max: int, progressed: Callable[[], None] | None = None) -> int:
+        """Bring this interval's deltas into rows; returns the new folded bundle. On its own connection.
+
+        `progressed` is called after each piece, for a worker that waits for this and has nothing else to do.
+        """
         ...
 
     async def backlog(self, graph_id: int) -> dict[str, Backlog]:

@@ -103,7 +103,10 @@ async def test_deltas_of_several_documents_are_folded_and_read_as_one(world: Wor
         folded = await new.store.fold(new.grants[interval.interval_id], bytes_max=1)
         assert folded == 1, "what is begun is folded, however little it may be"
         await stored()
-        await new.fold(interval, bytes_max=10**9)
+        pieces: list[None] = []
+        grant = new.grants[interval.interval_id]
+        await new.store.fold(grant, bytes_max=10**9, progressed=lambda: pieces.append(None))
+        assert len(pieces) > 1, "whoever waits for a large fold hears of each piece"
         await stored()
         (rows,) = connection.execute("SELECT count(*) FROM mill.keyed").fetchone() or ()
         assert rows == len(expected)

@@ -245,4 +245,31 @@ MUTANTS = [
             "::test_trust_ends_a_margin_before_the_lease_counted_from_the_attempt_not_from_its_answer",
         ),
     ),
+    Mutant(
+        "millpy/runtime/ownership.py",
+        "            if self.expired:\n",
+        "            if False:\n",
+        killers=("tests/unit/runtime/test_trust.py::test_lease_that_has_expired_is_not_waited_for",),
+    ),
+    Mutant(
+        "millpy/runtime/ownership.py",
+        "            if self._clock.monotonic() >= ends_at:",
+        "            if self._clock.monotonic() >= ends_at + 5.0:",
+        killers=(
+            "tests/unit/runtime/test_trust.py"
+            "::test_heart_that_does_not_beat_is_waited_for_no_longer_than_a_lease_lasts",
+        ),
+    ),
+    Mutant(
+        "millpy/runtime/holdings.py",
+        "progressed=self._lease.progressed\n",
+        "progressed=None\n",
+        killers=("tests/unit/runtime/test_trust.py::test_worker_that_leaves_and_folds_for_long_keeps_its_lease",),
+    ),
+    Mutant(
+        "millpy/runtime/pauses.py",
+        "            gc.freeze()",
+        "            pass",
+        killers=("tests/unit/runtime/test_pauses.py::test_what_takes_long_to_look_through_is_looked_through_once",),
+    ),
 ]

@@ -8,6 +8,7 @@ the last document of a bundle is folded all of them count, and say what rows of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from millpy.errors import StaleSequencerError
@@ -57,7 +58,7 @@ class Piece:
         self._after = self.parameters["upto"], self.parameters["upto_part"]
 
 
-async def fold(connection: Connection, grant: Grant, bytes_max: int) -> int:
+async def fold(connection: Connection, grant: Grant, bytes_max: int, progressed: Callable[[], None]) -> int:
     """Fold about bytes_max of documents; see `Store.fold`."""
     done = 0
     piece = Piece(grant)
@@ -72,4 +73,5 @@ async def fold(connection: Connection, grant: Grant, bytes_max: int) -> int:
             await piece.fold(connection)
             await connection.execute(b"COMMIT")
         done += piece.size
+        progressed()
     return int(piece.folded)

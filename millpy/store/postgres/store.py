@@ -262,10 +262,10 @@ class PostgresStore:
         """Commit a turn in one transaction, fenced by all its grants."""
         await self._committer.commit(checkpoints, graph_version, inside, trial)
 
-    async def fold(self, grant: Grant, *, bytes_max: int) -> int:
+    async def fold(self, grant: Grant, *, bytes_max: int, progressed: Callable[[], None] | None = None) -> int:
         """Bring this interval's deltas into rows."""
         async with self._fold.use() as connection:
-            return await folding.fold(connection, grant, bytes_max)
+            return await folding.fold(connection, grant, bytes_max, progressed or _nobody)
 
     async def backlog(self, graph_id: int) -> dict[str, Backlog]:
         """Pending records and bytes per producing computation."""

@@ -7,7 +7,7 @@ or part of a step, made without looking at the checker, that it has to find with
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -107,7 +107,7 @@ class FreesTooEarly(MemoryStore):
 class FoldsOldValues(MemoryStore):
     """Folds the newest delta first, so that an older one overwrites it."""
 
-    async def fold(self, grant: Grant, *, bytes_max: int) -> int:
+    async def fold(self, grant: Grant, *, bytes_max: int, progressed: Callable[[], None] | None = None) -> int:
         """Fold from the wrong end."""
         await asyncio.sleep(0)
         self._check_current([grant])
@@ -121,7 +121,7 @@ class FoldsOldValues(MemoryStore):
 class SavesWatermarksWhenFolding(MemoryStore):
     """Writes the low watermark when it folds; a new owner finds that one."""
 
-    async def fold(self, grant: Grant, *, bytes_max: int) -> int:
+    async def fold(self, grant: Grant, *, bytes_max: int, progressed: Callable[[], None] | None = None) -> int:
         """Fold, and save the watermark."""
         folded = await super().fold(grant, bytes_max=bytes_max)
         header = self.database.headers[grant.interval_id]
