@@ -43,7 +43,7 @@ def test_checker_finds_what_is_broken_on_purpose(canary: Canary) -> None:
 def test_every_checker_has_a_canary() -> None:
     found = {canary.checker for canary in CANARIES}
 
-    assert found >= {*LANDED, "I8", "acknowledgement"}
+    assert found >= {*LANDED, "I8", "acknowledgement", "names"}
 
 
 def test_a_failure_shrinks_to_a_short_schedule_that_replays(tmp_path: Path) -> None:

@@ -14,10 +14,12 @@ from typing import Any
 from uuid import UUID
 
 from millpy.errors import CommitUnknownError
-from millpy.model.checkpoint import Checkpoint, DedupeRun, Grant, Segment
+from millpy.model.checkpoint import Checkpoint, DeadLetter, DedupeRun, Grant, LateRows, Segment
+from millpy.model.deployment import Deployment, GraphSpec
 from millpy.store.memory import MemoryDatabase, MemoryStore
-from millpy.store.memory_tables import DeployedSubscription, Header, Row
+from millpy.store.memory_tables import DeployedSubscription, Header, Row, Table
 from millpy.store.protocol import CommitProbe, Polled, Want
+from millpy.testing.simulation.names import Names, named
 
 Name = tuple[str, str, Any, str]
 """(kind, namespace, key, subkey)."""
@@ -25,10 +27,15 @@ Name = tuple[str, str, Any, str]
 
 @dataclass(slots=True)
 class Attempt:
-    """One call of `commit`: everything that has to land together, and by whom."""
+    """One call of `commit`: everything that has to land together, and by whom.
+
+    Attributes:
+        switches: how often generations had been switched when the worker looked its graph up.
+    """
 
     worker: UUID
     checkpoints: tuple[Checkpoint, ...]
+    switches: int = 0
 
 
 @dataclass(slots=True)
@@ -133,17 +140,20 @@ class Landing:
 
 
 class Books:
-    """Everything that was noted in one run.
+    """Everything that was noted of one graph in a run.
 
     Attributes:
+        names: which generation has which name.
         given: (worker, consumer, producer, subscription, seq) of every slice that a poll handed out.
         granted: (interval, sequencer) -> worker.
         kept: segments above some cursor, or passed by what landed last.
         trace: one line for whatever happened.
     """
 
-    def __init__(self, database: MemoryDatabase, graph_id: int) -> None:
+    def __init__(self, database: MemoryDatabase, graph_id: int, names: Names, trace: list[str]) -> None:
         self.database = database
+        self.graph_id = graph_id
+        self.names = names
         self.deployed = database.graphs[graph_id]
         self.by_interval = {
             interval_id: Book(header, header.interval.computation)
@@ -158,7 +168,7 @@ class Books:
         self.granted_twice: list[tuple[int, int, UUID, UUID]] = []
         self.kept: list[Kept] = []
         self.freed = False
-        self.trace: list[str] = []
+        self.trace = trace
         self._headers = [book.header for book in self.by_interval.values()]
         self._states: list[tuple[Any, ...]] = []
 
@@ -166,9 +176,27 @@ class Books:
         """The books of a computation."""
         return (book for book in self.by_interval.values() if book.computation == computation)
 
-    def note_submitted(self, worker: UUID, checkpoints: Sequence[Checkpoint]) -> None:
-        """A worker asks to commit."""
-        attempt = Attempt(worker, tuple(checkpoints))
+    def tables(self) -> Iterator[Table]:
+        """The result tables of this graph."""
+        return (table for table in self.database.tables.values() if table.graph_id == self.graph_id)
+
+    def rows(self, name: str) -> list[Row]:
+        """The rows of a result table of this graph."""
+        return [row for table in self.tables() if table.spec.name == name for row in table.rows.values()]
+
+    def dead_letters(self) -> Iterator[tuple[int, int, int, DeadLetter]]:
+        """(number, interval, bundle, dead letter) of all of this graph."""
+        for number, (interval_id, bundle, letter) in enumerate(self.database.dead_letters, start=1):
+            if interval_id in self.by_interval:
+                yield number, interval_id, bundle, letter
+
+    def late_records(self) -> Iterator[tuple[int, LateRows]]:
+        """(interval, late records) of all of this graph."""
+        return ((where, late) for where, _, late in self.database.late_records if where in self.by_interval)
+
+    def note_submitted(self, worker: UUID, checkpoints: Sequence[Checkpoint], switches: int) -> None:
+        """A worker asks to commit, which looked its graph up after so many switches."""
+        attempt = Attempt(worker, tuple(checkpoints), switches)
         for checkpoint in checkpoints:
             self.submitted.setdefault((checkpoint.grant.interval_id, checkpoint.bundle), []).append(attempt)
 
@@ -215,7 +243,7 @@ class Books:
         documents = [d for d in self.database.deltas if d.interval_id == interval_id and d.bundle > book.bundle]
         rows = {
             table.spec.name: found
-            for table in self.database.tables.values()
+            for table in self.tables()
             if table.spec.computation == book.computation
             and (found := [r for r in table.rows.values() if r["interval_id"] == interval_id and r["bundle"] == bundle])
         }
@@ -297,14 +325,26 @@ def read_document(document: bytes) -> dict[Name, tuple[Any, int] | None]:
 class Recording(MemoryStore):
     """A worker's connection that notes what passes through it.
 
+    It finds result tables by name, as PostgreSQL does: by the name that its graph had when the worker looked it up.
+
     Attributes:
         worker: whose it is.
         dies: called when the outcome of a commit is not known, to die in doubt.
+        known_as: what its graph was called when it was looked up.
+        switches: how often generations had been switched then.
     """
 
     books: Books
     worker: UUID
     dies: Callable[[], None] | None = None
+    known_as: str = ""
+    switches: int = 0
+
+    async def deploy(self, spec: GraphSpec, *, on_purpose: bool = False) -> Deployment:
+        """Note what is told."""
+        deployment = await super().deploy(spec, on_purpose=on_purpose)
+        self.known_as, self.switches = deployment.name, self.books.names.switches
+        return deployment
 
     async def claim(self, worker_id: UUID, interval_ids: Sequence[int]) -> Sequence[Grant]:
         """Note whom they were given to."""
@@ -334,7 +374,9 @@ class Recording(MemoryStore):
     ) -> None:
         """Note what was asked for."""
         if not trial:
-            self.books.note_submitted(self.worker, checkpoints)
+            self.books.note_submitted(self.worker, checkpoints, self.switches)
+        if len(self.database.graphs) > 1:
+            checkpoints = [named(self.database, self.known_as, checkpoint) for checkpoint in checkpoints]
         try:
             await super().commit(checkpoints, graph_version=graph_version, inside=inside, trial=trial)
         except CommitUnknownError:

@@ -189,7 +189,7 @@ class EchoJudge:
 
     def _set_aside(self, book: Book) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
-        for number, (interval_id, _, letter) in enumerate(self.books.database.dead_letters, start=1):
+        for number, interval_id, _, letter in self.books.dead_letters():
             if interval_id == book.interval_id and letter.computation == self.computation:
                 standing = self.books.database.requests.standing("dead_letters", number)
                 if standing.state != "replayed":
@@ -260,7 +260,7 @@ class Branches:
 
     def _whole_table(self, table: str, judges: Sequence[WindowJudge]) -> Iterator[str]:
         known = [row for judge in judges for row in judge.left().values()]
-        for row in self.books.database.rows(table):
+        for row in self.books.rows(table):
             if not any(row is other for other in known):
                 yield f"{table} holds a row that never landed, or should have gone: {row}"
         homeless = {name[0] for judge in judges for name in judge.windows.panes if judge.windows.is_sure(*name[:2])}
@@ -269,7 +269,7 @@ class Branches:
 
     def _late(self) -> Iterator[str]:
         found: dict[int, Counter[Any]] = {interval_id: Counter() for interval_id in self.judges}
-        for interval_id, _, rows in self.books.database.late_records:
+        for interval_id, rows in self.books.late_records():
             judge = self.judges.get(interval_id)
             for key, start in zip(map(json.loads, rows.keys), rows.window_starts, strict=True):
                 if isinstance(judge, WindowJudge):

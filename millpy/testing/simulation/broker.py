@@ -6,6 +6,8 @@ There are two ways to acknowledge:
               connection gets everything unacknowledged again. It may deliver twice, and out of order
     a log     (Kafka) keeps everything, and is read from the position that was committed
 
+Each generation of a graph has its own session, or reads the log by itself; both are told all that is published.
+
 Both may go away with their publishers waiting. A topic also remembers what it handed over in which batch: the batch's
 number is the source position, so that the checkers can say from a committed position what the input was, and in which
 order (I9). Of a log the position is an offset, and says so by itself.
@@ -22,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millpy.injectors.protocol import Injector, SourceSetup, Taken
+from millpy.model.deployment import own_name
 
 PARTITION = "topic"
 MARKER = -1
@@ -175,12 +178,18 @@ class Broker:
 
 
 BROKER: ContextVar[Mapping[str, Broker]] = ContextVar("broker")
-"""The brokers of the world that is running, by source partition: a graph's source is only its description."""
+"""The brokers of the world that is running, by what generations know source partitions by: a graph's source is only
+its description."""
 
 
 def names_of(partitions: int) -> tuple[str, ...]:
     """Names of so many source partitions."""
     return (PARTITION, *(f"{PARTITION}{number}" for number in range(1, partitions)))
+
+
+def session(setup: SourceSetup) -> Broker:
+    """A source partition as one generation has it: no two share a session, or one would acknowledge for the other."""
+    return BROKER.get()[own_name(setup.partition, setup.generation)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +204,7 @@ class Topic:
 
     def connect(self, setup: SourceSetup) -> Injector:
         """A reader, not yet open."""
-        return SimulatedInjector(BROKER.get()[setup.partition], setup)
+        return SimulatedInjector(session(setup), setup)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +213,7 @@ class Log(Topic):
 
     def connect(self, setup: SourceSetup) -> Injector:
         """A reader, not yet open."""
-        return LogInjector(BROKER.get()[setup.partition], setup)
+        return LogInjector(session(setup), setup)
 
 
 class SimulatedInjector:

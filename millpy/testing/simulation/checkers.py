@@ -1,5 +1,7 @@
 """The checkers: I1 to I9 (ARCHITECTURE.md), after every step, from what is stored and what was noted beside it.
 
+There is one `Evidence` for each generation of the graph; `ending.py` judges what must hold when it has finished.
+
 Each takes what has just landed and says in words what is wrong. None of them shares code with what it judges: states
 come from the stored documents by plain JSON, inputs and results from the oracle.
 """
@@ -14,21 +16,19 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from millpy.model.checkpoint import Checkpoint
-from millpy.store.memory_tables import Row
 from millpy.testing.simulation.books import Book, Books, Landing, Name, hashable, pending
 from millpy.testing.simulation.branches import Branches
 from millpy.testing.simulation.broker import Broker
 from millpy.testing.simulation.graphs import (
     DISORDER_US,
     EVERY_US,
-    GROUP_WINDOW_US,
     IDLE_US,
     MAX_SKEW_US,
-    PERIOD_US,
     SLIDING_US,
     Shape,
 )
-from millpy.testing.simulation.oracle import BEGINNING, END, SourceOracle, WatchOracle, grouped
+from millpy.testing.simulation.names import at_home, looked_up
+from millpy.testing.simulation.oracle import BEGINNING, END, SourceOracle, WatchOracle
 
 CLOCK_SLACK_US = 400_000
 """How far a worker's reading of the server's clock may be ahead of it: it drifts for a minute at most."""
@@ -47,7 +47,7 @@ class Violation(NamedTuple):
 
 @dataclass(slots=True)
 class Evidence:
-    """All that the checkers go by.
+    """All that the checkers go by, of one generation of the graph.
 
     Attributes:
         brokers: by source partition.
@@ -65,6 +65,7 @@ class Evidence:
         clocks: of each source partition, when its newest records arrived, and what the dedupe clock was then.
         quiet_at: when a source partition was last known, or said, to have nothing to say.
         read_on: the newest bundle of each source partition that brought anything of its topic, log or file.
+        strange: what was committed and never handed over here.
         frozen_at: when a worker was last frozen: what it commits soon after it has read long before.
     """
 
@@ -91,6 +92,7 @@ class Evidence:
     read_on: dict[int, int] = field(default_factory=dict)
     frozen_at: dict[UUID, float] = field(default_factory=dict)
     clocks: dict[int, tuple[int, int]] = field(default_factory=dict)
+    strange: list[str] = field(default_factory=list)
 
     @property
     def source(self) -> SourceOracle:
@@ -167,6 +169,9 @@ class Evidence:
             messages: Sequence[Any] = broker.published[before:position]
         else:
             batches = self.batches.setdefault(interval_id, set())
+            if position > len(broker.batches):
+                self.strange.append(f"{_name(landing)} has batch {position}, of another session than its own")
+                return ()
             messages = () if position in batches else broker.batches[position - 1].messages
             batches.add(position)
         self.committed.setdefault(partition, set()).update(message.number for message in messages)
@@ -176,7 +181,7 @@ class Evidence:
         """Ids of readings that the database has refused, in one bundle of an interval or in all."""
         return Counter(
             json.loads(letter.payload)["seq"]
-            for where, when, letter in self.books.database.dead_letters
+            for _, where, when, letter in self.books.dead_letters()
             if letter.reason == "refused" and where == interval_id and bundle in (None, when)
         )
 
@@ -470,7 +475,8 @@ def _watched(evidence: Evidence, landing: Landing, oracle: WatchOracle) -> Itera
 
 
 def acknowledgements(evidence: Evidence) -> Iterator[str]:
-    """Nothing is acknowledged before its commit is known."""
+    """Nothing is acknowledged before its commit is known, and by its own generation's."""
+    yield from evidence.strange
     for partition, broker in evidence.brokers.items():
         before = evidence.acknowledged[partition]
         if len(broker.acknowledged) == before:
@@ -480,88 +486,6 @@ def acknowledgements(evidence: Evidence) -> Iterator[str]:
             if number not in committed:
                 yield f"message {number} of {partition} was acknowledged and not committed"
         evidence.acknowledged[partition] = len(broker.acknowledged)
-
-
-def finished(evidence: Evidence, graph_id: int) -> Iterator[Violation]:
-    """What must hold when the graph has finished: nothing is left, and the results are the oracle's."""
-    books = evidence.books
-    for book in books.by_interval.values():
-        if book.low_watermark < END:
-            yield Violation("I5", f"interval {book.interval_id} has not reached the end")
-        left = [name for name in book.keyed if name[0] in ("timer", "window")]
-        if left:
-            yield Violation("I6", f"interval {book.interval_id} has finished with {left[:3]}")
-    if not books.database.accounting(graph_id).balanced:
-        yield Violation("I8", f"the store's own accounts do not add up: {books.database.accounting(graph_id)}")
-    yield from (Violation("oracle", what) for what in _outcome(evidence))
-
-
-def _outcome(evidence: Evidence) -> Iterator[str]:
-    books = evidence.books
-    if evidence.file is not None:
-        if evidence.lines.total() != len(evidence.file):
-            yield f"{evidence.lines.total()} of {len(evidence.file)} lines are committed"
-    for partition, broker in evidence.brokers.items() if evidence.file is None else ():
-        numbers = evidence.committed.get(partition, set())
-        if missing := [m.number for m in broker.published if m.number not in numbers]:
-            yield f"messages {missing[:5]} of {partition} were published and never committed"
-    yield from evidence.branches.finished()
-    set_aside = sum(source.dead for source in evidence.sources.values())
-    if "watcher" in evidence.shape.branches:
-        yield from _watched_to_the_end(evidence)
-        set_aside += sum(evidence.refused(book.interval_id).total() for book in books.of("watcher"))
-    requests = books.database.requests
-    for number, (_, _, letter) in enumerate(books.database.dead_letters, start=1):
-        replayed = requests.standing("dead_letters", number).state == "replayed"
-        set_aside += replayed or letter.computation in ("parks", "sets_aside")
-    if len(books.database.dead_letters) != set_aside:
-        yield f"{len(books.database.dead_letters)} dead letters instead of {set_aside}"
-
-
-def _watched_to_the_end(evidence: Evidence) -> Iterator[str]:
-    books, source = evidence.books, evidence.source
-    watch = WatchOracle(source)
-    for book in books.of("watcher"):
-        watch.refused += evidence.refused(book.interval_id)
-    watch.advance(max(source.by_bundle))
-    rows_of_marks = books.database.rows("marks")
-    marks = Counter(
-        (r["device"], r["kind"], r["number"], r["total"], r["event_time"]) for r in rows_of_marks if r["kind"] != "ping"
-    )
-    yield from _differences("marks", marks, watch.marks)
-    yield from _pings(rows_of_marks)
-    tables = {table.spec.name for table in books.database.tables.values()}
-    if "per_group" in tables:
-        said = [(row["group"], row["kind"], row["event_time"]) for row in rows_of_marks]
-        rows = books.database.rows("per_group")
-        groups = Counter({(row["group"], row["window_start"] // GROUP_WINDOW_US): row["n"] for row in rows})
-        for _, _, late in books.database.late_records:
-            if late.computation == "per_group":
-                starts = zip(map(json.loads, late.keys), late.window_starts, strict=True)
-                groups.update((group, start // GROUP_WINDOW_US) for group, start in starts if start is not None)
-        yield from _differences("per_group", groups, grouped(said, GROUP_WINDOW_US, pings=True))
-        totals: Counter[tuple[int, int]] = Counter()
-        for row in books.database.rows("totals"):
-            totals[row["group"], row["period"]] += row["marks"]
-        yield from _differences("totals", totals, grouped(said, PERIOD_US, pings=False))
-
-
-def _pings(rows: Sequence[Row]) -> Iterator[str]:
-    """Timers by the clock: how many depends on it, but a device's are numbered without gap or repetition."""
-    by_device: dict[str, list[int]] = {}
-    for row in rows:
-        if row["kind"] == "ping":
-            by_device.setdefault(row["device"], []).append(row["number"])
-    for device, numbers in by_device.items():
-        if sorted(numbers) != list(range(1, len(numbers) + 1)):
-            yield f"pings of {device}: {sorted(numbers)}"
-
-
-def _differences(what: str, found: Any, expected: Any) -> Iterator[str]:
-    wrong = [name for name in {**found, **expected} if found.get(name) != expected.get(name)]
-    if wrong:
-        shown = "; ".join(f"{name}: {found.get(name)} instead of {expected.get(name)}" for name in wrong[:3])
-        yield f"{what}: {len(wrong)} of {len(expected)} differ: {shown}"
 
 
 def _name(landing: Landing) -> str:
@@ -579,4 +503,6 @@ LANDED: dict[str, Callable[[Evidence, Landing], Iterator[str]]] = {
     "I9": as_the_input_says,
     "skew": skewed,
     "clocks": in_time,
+    "tables": at_home,
+    "versions": looked_up,
 }

@@ -6,22 +6,27 @@ Each is found by a named checker, or that checker would not see the mistake eith
 from __future__ import annotations
 import __future__
 
+import asyncio
 import inspect
 import textwrap
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from millpy.injectors.dedupe import DedupeIndex
 from millpy.injectors.intake import Intake
 from millpy.model.checkpoint import Checkpoint
+from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.first_seen import FirstSeen
 from millpy.model.time import INSTANT_MAX, ClockReading, Instant
 from millpy.runtime import steps
 from millpy.runtime.guarded_clock import ClockGuard
+from millpy.runtime.holdings import Holdings
 from millpy.runtime.parking import ParkedRow
 from millpy.runtime.skew import Skew
 from millpy.runtime.turn import Turn
 from millpy.runtime.worker import Worker
+from millpy.store import memory, memory_generations
 from millpy.store.memory import MemoryStore
 from millpy.testing.simulation.broker import LogInjector, SimulatedInjector
 from millpy.testing.simulation.canaries import BROKEN, Canary
@@ -110,12 +115,40 @@ def _not_held(_: Any) -> Any:
     return lambda self, intervals: frozenset()
 
 
+def _unfenced(_: Any) -> Any:
+    return lambda database, graph: None
+
+
+class SwitchesInTwoSteps(MemoryStore):
+    """Gives the name away, and a moment later to the other."""
+
+    async def switch(self, family: str, generation: int) -> bool:
+        """Switch; in between nobody has the name."""
+        (current,) = (graph for graph in self.database.graphs.values() if graph.deployment.name == family)
+        memory_generations.rename(self.database, current, f"{family}_{current.spec.generation}")
+        await asyncio.sleep(0)
+        memory_generations.rename(self.database, current, family)
+        return await super().switch(family, generation)
+
+
+class KeepsItsPlace(MemoryStore):
+    """Looks for the tables of a graph where they were when it was deployed."""
+
+    async def deploy(self, spec: GraphSpec, *, on_purpose: bool = False) -> Deployment:
+        """Deploy, or find it; by its first name."""
+        found = await super().deploy(spec, on_purpose=on_purpose)
+        first: dict[int, str] = vars(self.database).setdefault("first_names", {})
+        return replace(found, name=first.setdefault(found.graph_id, found.name))
+
+
 def _edge(name: str, checker: str, needs: str, old: str, new: str, *places: tuple[Any, str]) -> Canary:
     """A canary that says one thing otherwise, in one function or several."""
     patches = tuple((where, function, rewritten(old, new)) for where, function in places)
     return Canary(name, checker, patches=patches, needs=needs)
 
 
+BOTH = "generations"
+SETUP = (Holdings, "_setup")
 WINDOWS_ROWS = (AlignedInterval, "_take_rows")
 MEETS, TOUCHES = "at < session.end and session.start < at", "at <= session.end and session.start <= at"
 LATE, LATER = "starts + (self._size_us + self._allowed_us)", "starts + (self._size_us + self._allowed_us + 1)"
@@ -159,6 +192,13 @@ EDGES = (
         needs="clocks",
     ),
     Canary("ages ids by the host's time", "clocks", patches=((Intake, "_follow", _aged_by_the_host),), needs="clocks"),
+    Canary("switches without a fence", "versions", patches=((memory_generations, "fence", _unfenced),), needs=BOTH),
+    Canary("keeps its place after a switch", "tables", KeepsItsPlace, needs=BOTH),
+    _edge("fences one generation", "versions", BOTH, "in (before, after)", "in (after,)", (memory, "switch")),
+    Canary("switches in two steps", "names", SwitchesInTwoSteps, needs=BOTH),
+    _edge(
+        "has one session for both", "acknowledgement", BOTH, "generation=self._plan.generation", "generation=1", SETUP
+    ),
     Canary("reads on whatever the skew", "skew", patches=((Skew, "held_back", _not_held),), needs="skew"),
 )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from millpy.model.checkpoint import Pile
 from millpy.runtime.probe import Point
 from millpy.testing.simulation.broker import Broker
+from millpy.testing.simulation.graphs import NAME
 from millpy.testing.simulation.schedule import POINTS, Fault
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def heal(world: World) -> None:
         machine.process.heart.blocked = False
         machine.store.dies = None
     world.trouble.lasts = False
-    for broker in world.brokers.values():
+    for broker in world.sessions():
         if not broker.up:
             broker.come_back()
 
@@ -135,33 +136,40 @@ def _connections_lost(world: World, victim: Machine, fault: Fault) -> bool:
     return True
 
 
-def _some_broker(world: World, fault: Fault) -> Broker:
-    brokers = list(world.brokers.values())
-    return brokers[int(fault.pick * 997) % len(brokers)]
+def _some_partition(world: World, fault: Fault) -> str:
+    partitions = list(world.brokers[1])
+    return partitions[int(fault.pick * 997) % len(partitions)]
+
+
+def _some_session(world: World, victim: Machine, fault: Fault) -> Broker:
+    return world.brokers[victim.generation][_some_partition(world, fault)]
 
 
 def _broker_away(world: World, victim: Machine, fault: Fault) -> bool:
-    broker = _some_broker(world, fault)
-    if world.schedule.shape.feed == "file" or not broker.up:
+    partition = _some_partition(world, fault)
+    sessions = [named[partition] for named in world.brokers.values()]
+    if world.schedule.shape.feed == "file" or not sessions[0].up:
         return False
-    broker.go_away()
+    for broker in sessions:
+        broker.go_away()
 
     def back() -> None:
-        if not broker.up:
-            broker.come_back()
+        for broker in sessions:
+            if not broker.up:
+                broker.come_back()
 
     world.clock.call_at(world.clock.monotonic() + 0.1 + fault.size * 3, back)
     return True
 
 
 def _broker_again(world: World, victim: Machine, fault: Fault) -> bool:
-    return _some_broker(world, fault).redeliver(1 + int(fault.size * 8)) > 0
+    return _some_session(world, victim, fault).redeliver(1 + int(fault.size * 8)) > 0
 
 
 def _broker_shuffles(world: World, victim: Machine, fault: Fault) -> bool:
     if world.schedule.shape.idle or world.schedule.shape.feed != "topic":
         return False  # what is late then is not the engine's doing
-    broker = _some_broker(world, fault)
+    broker = _some_session(world, victim, fault)
     broker.shuffles = True
     return broker.shuffle() > 1
 
@@ -221,9 +229,10 @@ def _rings_turn(world: World, victim: Machine, fault: Fault) -> bool:
 
 
 def _join(world: World, victim: Machine, fault: Fault) -> bool:
-    if len(world.machines) > world.schedule.workers:
+    side = world.sides[victim.generation]
+    if len(side.machines(world.machines)) > side.workers:
         return False
-    world.spawn()
+    world.spawn(side)
     return True
 
 
@@ -235,12 +244,12 @@ def _leave(world: World, victim: Machine, fault: Fault) -> bool:
 def _rows_deleted(world: World, victim: Machine, fault: Fault) -> bool:
     if "fixed" not in world.schedule.shape.branches:
         return False
-    world.look()  # at what has landed until now, before some of it is deleted
-    rows = world.database.rows("per_window")
+    graph = world.sides[victim.generation].books.deployed.deployment.name
+    rows = world.database.rows("per_window", graph)
     if not rows:
         return False
     gone = rows[int(fault.pick * len(rows))]["window_start"]
-    world.database.delete_rows("per_window", lambda row: row["window_start"] == gone)
+    world.database.delete_rows("per_window", lambda row: row["window_start"] == gone, graph)
     return True
 
 
@@ -261,7 +270,8 @@ def _parked(world: World) -> list[tuple[int, bytes, int]]:
     """(interval, key, ticket) of every parked key."""
     return [
         (book.interval_id, json.dumps(key).encode(), value["ticket"])
-        for book in world.books.of("parks")
+        for side in world.sides.values()
+        for book in side.books.of("parks")
         for (kind, namespace, key, _), (value, _) in book.keyed.items()
         if kind == "parked" and namespace == "key"
     ]
@@ -306,6 +316,25 @@ def _replayed(world: World, victim: Machine, fault: Fault) -> bool:
     return asked > 0
 
 
+def _switch(world: World, victim: Machine, fault: Fault) -> bool:
+    """Somebody makes the other generation the current one; some lose patience, and end the command."""
+    if len(world.sides) < 2:
+        return False
+    generation = next(n for n, s in world.sides.items() if s.books.deployed.deployment.name != NAME)
+
+    async def switch() -> None:
+        store = world.store_type(world.database)
+        await store.open()
+        if await store.switch(NAME, generation):
+            world.say(f"generation {generation} is current")
+            world.happened("switch")
+
+    process = world.order(switch)
+    if fault.pick < 0.25:
+        world.clock.call_at(world.clock.monotonic() + fault.size * 0.1, lambda: world.revoke(process))
+    return False
+
+
 FAULTS: dict[str, Inject] = {
     "crash": _crash,
     "crash_at": _at_point("crash", POINTS),
@@ -337,4 +366,5 @@ FAULTS: dict[str, Inject] = {
     "mended": _mended,
     "released": _released,
     "replayed": _replayed,
+    "switch": _switch,
 }

@@ -33,6 +33,7 @@ Branch = Literal["fixed", "sliding", "session", "operators", "unique", "parks", 
 BRANCHES: tuple[Branch, ...] = ("fixed", "sliding", "session", "operators", "unique", "parks", "sets_aside")
 """Those that go with any number of partitions; the watcher's marks depend on the order of all readings."""
 
+NAME = "simulated"
 EVERY = 3
 QUIET_US = 700_000
 PING_US = 250_000
@@ -268,14 +269,16 @@ SHAPES = (
 
 
 @cache
-def build(shape: Shape, path: str) -> Graph:
+def build(shape: Shape, path: str, generation: int = 1) -> Graph:
     """A graph; it holds no state, so runs share it.
 
     Args:
         shape: what it looks like.
         path: where the file is.
+        generation: which of the graph's.
     """
-    graph = Graph("simulated", max_skew=timedelta(microseconds=MAX_SKEW_US) if shape.skew else None)
+    max_skew = timedelta(microseconds=MAX_SKEW_US) if shape.skew else None
+    graph = Graph(NAME, generation=generation, max_skew=max_skew)
     sources: dict[Feed, Source] = {"topic": Topic(shape.partitions), "log": Log(shape.partitions)}
     within = timedelta(microseconds=shape.within_us)
     readings = graph.inject(

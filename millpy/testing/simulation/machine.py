@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeVar, cast
 from uuid import UUID
 
+from millpy.errors import GraphVersionError
 from millpy.graph import Graph
 from millpy.limits import Limits
 from millpy.model.checkpoint import Entries, Grant
@@ -50,7 +52,9 @@ class Machine:
     """A worker's process.
 
     Args:
+        connect: a connection of its own to the database, and another one for each life of its worker.
         reached: told of every point; says what happens there.
+        generation: which of the graph's it runs.
     """
 
     def __init__(
@@ -59,19 +63,21 @@ class Machine:
         graph: Graph,
         limits: Limits,
         clock: SkewedClock,
-        store: Recording,
+        connect: Callable[[], Recording],
         rng: random.Random,
         worker_type: type[Worker],
         only: Sequence[str],
         reached: Callable[[Machine, Point], str | None],
+        generation: int = 1,
     ) -> None:
         self.process = Process(name)
         self.name = name
         self.clock = clock
-        self.store = store
+        self._connect = connect
+        self.store = connect()
+        self.generation = generation
         self.stop = asyncio.Event()
         self.worker: Worker | None = None
-        self.worker_id = store.worker
         self.ended: asyncio.Task[Any] | None = None
         self._graph = graph
         self._limits = limits
@@ -81,29 +87,55 @@ class Machine:
         self._reached = reached
         self.watches_fence = rng.random() < 0.5
 
+    @property
+    def worker_id(self) -> UUID:
+        """Of the present life of its worker."""
+        return self.store.worker
+
     async def live(self) -> None:
         """From start to end, as `assembly.run_worker` has it."""
+        left = 0  # the version that the worker before this one has left
+        while True:
+            lease = Lease(self._limits, self.clock)
+            worker = await self._begin(lease)
+            beat = Beat(MemoryStore(self.store.database))
+            heartbeat = Heartbeat(beat, self.worker_id, lease, self._limits, self.clock)
+            loop = cast("SimulatedLoop", asyncio.get_running_loop())
+            heart = loop.start(self.process, self.process.heart, partial(self._beat, heartbeat))
+            try:
+                await worker.run(self.stop)
+                return
+            except GraphVersionError:
+                if worker.graph_version == left:
+                    raise
+                left = worker.graph_version
+            heart.cancel()
+            await self.store.close()
+            self.store = self._connect()
+
+    async def _begin(self, lease: Lease) -> Worker:
+        """Connect, deploy, register: a worker with a lease."""
         await self.store.open()
-        deployment = await self.store.deploy(self._graph.spec())
-        lease = Lease(self._limits, self.clock)
-        self.worker = self._worker_type(
-            self.store,
-            plan(self._graph, deployment, self._limits),
-            self.worker_id,
-            limits=self._limits,
-            clock=self.clock,
-            probe=self,
-            lease=lease,
-            rng=self._rng,
-            only=self.only,
-            load=self._load,
-        )
-        await self.worker.start()
-        beat = Beat(MemoryStore(self.store.database))
-        heartbeat = Heartbeat(beat, self.worker_id, lease, self._limits, self.clock)
-        loop = cast("SimulatedLoop", asyncio.get_running_loop())
-        loop.start(self.process, self.process.heart, lambda: self._beat(heartbeat))
-        await self.worker.run(self.stop)
+        while True:
+            deployment = await self.store.deploy(self._graph.spec())
+            self.worker = self._worker_type(
+                self.store,
+                plan(self._graph, deployment, self._limits),
+                self.worker_id,
+                limits=self._limits,
+                clock=self.clock,
+                probe=self,
+                lease=lease,
+                rng=self._rng,
+                only=self.only,
+                load=self._load,
+            )
+            try:
+                await self.worker.start()
+            except GraphVersionError:  # switched meanwhile
+                self.store.worker = self._connect().worker
+                continue
+            return self.worker
 
     async def _beat(self, heartbeat: Heartbeat) -> None:
         """What the thread of the heartbeat does."""

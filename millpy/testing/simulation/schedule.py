@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from millpy.runtime.probe import Point
 from millpy.testing.simulation.graphs import BRANCHES, SHAPES, SHORT_US, Branch, Feed, Shape
@@ -54,6 +54,20 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """A second generation of the graph, beside the first.
+
+    Attributes:
+        step: when it is deployed.
+        lateness_us: what is changed in it: the allowed lateness of its windows.
+    """
+
+    step: int
+    workers: int
+    lateness_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """One run.
 
@@ -64,6 +78,7 @@ class Schedule:
         clocks: whether clocks step far, for a while or for good.
         few_cells: whether state does not fit in memory and is loaded again and again.
         ahead: whether the clocks of some devices are fast.
+        beside: the second generation; None in most runs.
     """
 
     seed: int
@@ -76,15 +91,20 @@ class Schedule:
     few_cells: bool
     clocks: bool
     faults: tuple[Fault, ...]
+    beside: Beside | None = None
 
     @property
     def features(self) -> tuple[str, ...]:
         """What it has, in words: `FEATURES` has them all."""
-        return (*self.shape.features, *(("clocks",) if self.clocks else ()))
+        flags = {"clocks": self.clocks, "generations": self.beside is not None}
+        return (*self.shape.features, *(name for name, has in flags.items() if has))
 
 
-FEATURES = (*SHAPES, "clocks")
+FEATURES = (*SHAPES, "clocks", "generations")
 """One run of each is wanted at least."""
+LATENESSES_US = (0, 400_000, 2_000_000)
+BESIDE = 1 / 6
+"""So many of the runs have a second generation."""
 LONG_US = 600_000_000
 """Longer than any run."""
 
@@ -105,7 +125,7 @@ def draw(seed: int) -> Schedule:
         step += 5 + int(rng.random() * 90)
         kind = rng.choices(kinds, weights)[0]
         faults.append(Fault(step, kind, int(rng.random() * 10_000) / 10_000, int(rng.random() * 10_000) / 10_000))
-    return Schedule(
+    schedule = Schedule(
         seed=seed,
         shape=shape,
         workers=rng.choice((1, 2, 2, 2, 3, 3)),
@@ -117,6 +137,23 @@ def draw(seed: int) -> Schedule:
         clocks=clocks,
         faults=tuple(faults),
     )
+    return _with_generations(schedule, random.Random(f"generations of {seed}"))
+
+
+def _with_generations(schedule: Schedule, rng: random.Random) -> Schedule:
+    """Some have a second one, and switches to and fro. All others are what they would be without them."""
+    if rng.random() >= BESIDE:
+        return schedule
+    last = schedule.faults[-1].step
+    beside = Beside(
+        step=int(rng.random() * 0.6 * last), workers=rng.choice((1, 1, 2)), lateness_us=rng.choice(LATENESSES_US)
+    )
+    switches = []
+    for _ in range(1 + int(rng.random() * 5)):
+        step = beside.step + int(rng.random() * (last - beside.step))
+        switches.append(Fault(step, "switch", rng.random(), rng.random()))
+    faults = sorted([*schedule.faults, *switches], key=lambda fault: fault.step)
+    return replace(schedule, beside=beside, faults=tuple(faults))
 
 
 def _draw_shape(rng: random.Random, feed: Feed, idle: bool, *, pings: bool) -> Shape:
@@ -133,7 +170,7 @@ def _draw_shape(rng: random.Random, feed: Feed, idle: bool, *, pings: bool) -> S
         feed=feed,
         partitions=partitions,
         branches=branches,
-        lateness_us=rng.choice((0, 400_000, 2_000_000)),
+        lateness_us=rng.choice(LATENESSES_US),
         by_arrival=by_arrival,
         within_us=within_us,
         idle=idle,

@@ -47,6 +47,7 @@ def _smaller(schedule: Schedule) -> Iterator[Schedule]:
         part //= 2
     shape = schedule.shape
     plain = [
+        replace(schedule, beside=None),
         replace(schedule, placed=False),
         replace(schedule, few_cells=False),
         replace(schedule, shape=replace(shape, deep=False)),

@@ -2,36 +2,41 @@
 
 Each step is one callback of one machine, or a moment that passes; before it, whatever the schedule has for this step
 happens. After every step the checkers look. When the schedule is over the faults end, and then the graph must finish.
+Some worlds have a second generation of the graph beside the first, and people who switch: then both must finish.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
+from collections.abc import Callable, Coroutine
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 from millpy.errors import CorruptionError, CursorGapError, PaneOrderError, TransientError, WatermarkRegressedError
-from millpy.graph import Graph
 from millpy.limits import Limits
+from millpy.model.deployment import own_name
 from millpy.runtime.guarded_clock import UNSET_US
 from millpy.runtime.probe import Point
 from millpy.runtime.worker import Worker
 from millpy.store.memory import MemoryDatabase, MemoryStore
 from millpy.testing.clock import ManualClock, SkewedClock
 from millpy.testing.simulation import faults
-from millpy.testing.simulation.books import Books, Recording
-from millpy.testing.simulation.branches import Branches
+from millpy.testing.simulation.books import Recording
 from millpy.testing.simulation.broker import BROKER, Broker, names_of
-from millpy.testing.simulation.checkers import Evidence, Violation, finished
+from millpy.testing.simulation.checkers import Evidence, Violation
+from millpy.testing.simulation.ending import finished
 from millpy.testing.simulation.feed import feed
-from millpy.testing.simulation.graphs import TROUBLE, Trouble, build
+from millpy.testing.simulation.graphs import TROUBLE, Shape, Trouble
 from millpy.testing.simulation.loop import Lane, Process, SimulatedLoop
 from millpy.testing.simulation.machine import Machine
-from millpy.testing.simulation.oracle import END, SourceOracle
+from millpy.testing.simulation.names import Names
 from millpy.testing.simulation.schedule import Fault, Schedule
+from millpy.testing.simulation.side import Side
 
 STEPS_MAX = 40_000
 LEASE_S = 0.8
@@ -92,8 +97,12 @@ class World:
         self.server = SkewedClock(self.clock)
         self.loop = SimulatedLoop(self.clock, self.rng)
         self.database = MemoryDatabase(self.server)
+        generations = (1, 2) if schedule.beside is not None else (1,)
         self.brokers = {
-            name: Broker(self.rng, schedule.shape.feed == "log") for name in names_of(schedule.shape.partitions)
+            generation: {
+                name: Broker(self.rng, schedule.shape.feed == "log") for name in names_of(schedule.shape.partitions)
+            }
+            for generation in generations
         }
         self.trouble = Trouble()
         self.machines: list[Machine] = []
@@ -102,9 +111,10 @@ class World:
         self.outcome = Outcome(schedule)
         self.limits = limits(schedule)
         self.step = 0
-        self.spawn_at: list[int] = []
+        self.trace: list[str] = []
         self._count = 0
         self._worker_type = worker_type
+        self.store_type = store_type
         self._store_type: type[Recording] = type("Store", (Recording, store_type), {})
         shape = schedule.shape
         self.feed = feed(
@@ -119,82 +129,77 @@ class World:
         )
         self._published = 0
         self._path = path
-        self.graph: Graph = build(shape, str(path))
         if shape.feed == "file":
             path.write_bytes(b"".join(payload + b"\n" for payload in self.feed.payloads))
-        spec = self.graph.spec()
-        self.names = [computation.name for computation in spec.computations]
-        deployment = self.database.deploy(spec)
-        self.graph_id = deployment.graph_id
-        if shape.poison and "watcher" in shape.branches:
-            self.database.constrain("marks", "not_refused", lambda row: row["kind"] != "refused")
-        self.books = Books(self.database, deployment.graph_id)
-        self.evidence = self._evidence()
+        self._names = Names(self.database)
+        self.sides: dict[int, Side] = {}
+        self.orders: dict[Process, asyncio.Task[Any]] = {}
         self._last = max((fault.step for fault in schedule.faults), default=0) + 60
         self._healed_at: float | None = None
         self._ahead_us = self._behind_us = self._sure_us = 0
         self._stepped_at = 0.0
         self._far_us = 0
 
-    def _evidence(self) -> Evidence:
-        """What the checkers go by, before anything has happened."""
-        shape = self.schedule.shape
-        sources = {
-            book.interval_id: SourceOracle(self.feed.truths, shape.by_arrival, shape.within_us)
-            for book in self.books.of("readings")
-        }
-        return Evidence(
-            books=self.books,
-            brokers=self.brokers,
-            file=self.feed.payloads if shape.feed == "file" else None,
-            sources=sources,
-            shape=shape,
-            branches=Branches(self.books, sources, shape.lateness_us),
-            ahead=self.schedule.ahead,
-            clocked=self.schedule.clocks,
+    def _begin(self, generation: int, shape: Shape, workers: int) -> None:
+        """Deploy a generation, and start its machines."""
+        brokers = self.brokers[generation]
+        self.sides[generation] = side = Side(
+            self.database, generation, shape, self._path, workers, brokers, self.feed, self._names, self.trace
         )
+        evidence = side.evidence
+        evidence.ahead, evidence.clocked = self.schedule.ahead, self.schedule.clocks
+        evidence.quiet_at = dict.fromkeys(evidence.sources, self.clock.monotonic())  # until something is known
+        self._tell_times(evidence)
+        for _ in range(workers):
+            self.spawn(side)
 
     def run(self) -> Outcome:
         """Run to the end, or to the first violation."""
         return copy_context().run(self._run)
 
     def _run(self) -> Outcome:
-        BROKER.set(self.brokers)
+        BROKER.set({own_name(name, n): broker for n, named in self.brokers.items() for name, broker in named.items()})
         TROUBLE.set(self.trouble)
         with self.loop.running():
-            for _ in range(self.schedule.workers):
-                self.spawn()
+            self._begin(1, self.schedule.shape, self.schedule.workers)
             coming = list(self.schedule.faults)
             while not self.outcome.violations:
                 self._before_step(coming)
                 lane = self.loop.turn()
                 self.look(lane)
                 if self._is_over():
-                    self.outcome.violations.extend(finished(self.evidence, self.graph_id))
+                    for side in self.sides.values():
+                        self.outcome.violations.extend(finished(side.evidence))
                     break
                 self.step += 1
         self.outcome.steps = self.step
-        self.outcome.commits = sum(book.bundle for book in self.books.by_interval.values())
-        self.outcome.trace = self.books.trace
+        self.outcome.commits = sum(header.bundle for header in self.database.headers.values())
+        self.outcome.trace = self.trace
         return self.outcome
 
     def _before_step(self, coming: list[Fault]) -> None:
         if self.rng.random() < 0.1:
             self.clock.advance(self.rng.random() * PACE_S)
+        beside = self.schedule.beside
+        if beside is not None and 2 not in self.sides and beside.step <= self.step:
+            self.say("generation 2 is deployed")
+            self._begin(2, replace(self.schedule.shape, lateness_us=beside.lateness_us), beside.workers)
         while coming and coming[0].step <= self.step:
             fault = coming.pop(0)
+            self.look()  # at what has landed until now
             if faults.inject(self, fault):
                 self.happened(fault.kind)
         self._believe()  # a worker may read a clock in the very step in which it has stepped
         self._publish()
-        while self.spawn_at and self.spawn_at[0] <= self.step:
-            self.spawn_at.pop(0)
-            if len(self.machines) < self.schedule.workers or not self._is_covered():
-                self.spawn()
+        for side in self.sides.values():
+            while side.spawn_at and side.spawn_at[0] <= self.step:
+                side.spawn_at.pop(0)
+                if len(side.machines(self.machines)) < side.workers or not side.is_covered(self.machines):
+                    self.spawn(side)
         if self.step >= self._last and self._healed_at is None and not coming:
             faults.heal(self)
             self._healed_at = self.clock.monotonic()
-            for broker in self.brokers.values():
+            for broker in self.sessions():
                 broker.end()
         if self._healed_at is not None and self.step % RELEASED_STEPS == 0:
             faults.release_all(self)
@@ -209,32 +214,43 @@ class World:
         last = self.step >= self._last - 20
         silent = shape.idle and self.step // SILENCE_STEPS % 2 == 1
         if due > self._published and (last or (self.step % 16 == 0 and not silent)):
-            for number, broker in enumerate(self.brokers.values()):
+            for number, partition in enumerate(names_of(shape.partitions)):
                 burst = [place for place in range(self._published, due) if self.feed.partitions[place] == number]
                 if burst:
-                    broker.publish([self.feed.stamped(payloads[place], self.evidence.latest_us) for place in burst])
+                    now_us = self.sides[1].evidence.latest_us
+                    stamped = [self.feed.stamped(payloads[place], now_us) for place in burst]
+                    for sessions in self.brokers.values():
+                        sessions[partition].publish(stamped)
             self._published = min(due, len(payloads))
 
     def look(self, lane: Lane | None = None) -> None:
         """Judge what has landed since."""
         self._believe()
-        self.evidence.latest_us = self.clock.now_us() + self._sure_us
-        self.evidence.arrived_us = self.clock.now_us() + self._ahead_us
-        self.evidence.earliest_us = self.clock.now_us() + self._behind_us
-        self.evidence.now_s = self.clock.monotonic()
-        workers = [machine.worker for machine in self.machines if machine.process.frozen]
-        self.evidence.frozen_at |= {worker.worker_id: self.evidence.now_s for worker in workers if worker is not None}
-        before = len(self.books.trace)
-        violations = self.evidence.look()
-        if violations:
-            self.outcome.violations.extend(violations)
-        for line in range(before, len(self.books.trace)):
+        before = len(self.trace)
+        for side in self.sides.values():
+            self._tell_times(side.evidence)
+            if violations := side.evidence.look():
+                self.outcome.violations.extend(violations)
+        if len(self.sides) > 1:
+            self.outcome.violations.extend(Violation("names", what) for what in self._names.look())
+        for line in range(before, len(self.trace)):
             who = "nobody" if lane is None else lane.name
-            self.books.trace[line] = f"{self.step} {self.clock.monotonic():.6f} {who} {self.books.trace[line]}"
+            self.trace[line] = f"{self.step} {self.clock.monotonic():.6f} {who} {self.trace[line]}"
         if lane is not None:
+            if lane.process in self.orders:
+                self._carried_out(lane.process)
             machine = self._machine_of.get(lane.process)
             if machine is not None and (lane.process.dead or (machine.ended is not None and machine.ended.done())):
                 self.ended(machine)
+
+    def _tell_times(self, evidence: Evidence) -> None:
+        """Say what time it is, and what workers may take for it."""
+        evidence.latest_us = self.clock.now_us() + self._sure_us
+        evidence.arrived_us = self.clock.now_us() + self._ahead_us
+        evidence.earliest_us = self.clock.now_us() + self._behind_us
+        evidence.now_s = self.clock.monotonic()
+        workers = [machine.worker for machine in self.machines if machine.process.frozen]
+        evidence.frozen_at |= {worker.worker_id: evidence.now_s for worker in workers if worker is not None}
 
     def _believe(self) -> None:
         """Take in what workers may believe of the server's clock: far steps only once they last, or have a witness."""
@@ -293,22 +309,39 @@ class World:
                 self.outcome.violations.append(Violation(name, f"{machine.name} stopped: {error!r}"))
                 self.error = error
             self.loop.reap(machine.process)
-        if not self._has_finished():
-            self.spawn_at.append(self.step + 3 + int(self.rng.random() * 40))
-            self.spawn_at.sort()
+        side = self.sides[machine.generation]
+        if not side.has_finished():
+            side.spawn_at.append(self.step + 3 + int(self.rng.random() * 40))
+            side.spawn_at.sort()
 
-    def _is_covered(self) -> bool:
-        """Whether every computation has a machine that may take it."""
-        taken = {name for machine in self.machines for name in machine.only or self.names}
-        return taken.issuperset(self.names)
+    def order(self, work: Callable[[], Coroutine[Any, Any, None]]) -> Process:
+        """Let a person do something, in a process of its own."""
+        self._count += 1
+        process = Process(f"order{self._count}")
+        self.orders[process] = self.loop.start(process, process.main, work)
+        return process
 
-    def _has_finished(self) -> bool:
-        return all(header.low_watermark >= END for header in self.database.headers.values())
+    def revoke(self, process: Process) -> None:
+        """End a person's process, if it is still there."""
+        if self.orders.pop(process, None) is not None:
+            process.doomed = True
+            self.loop.reap(process)
+
+    def _carried_out(self, process: Process) -> None:
+        """Look how a person's process has ended, if it has."""
+        task = self.orders[process]
+        if not task.done():
+            return
+        del self.orders[process]
+        if (error := task.exception()) is not None:
+            self.outcome.violations.append(Violation("engine", f"{process.main.name} failed: {error!r}"))
+        self.loop.reap(process)
 
     def _is_over(self) -> bool:
-        if not self.machines and self._has_finished():
+        awaited = self.orders or (self.schedule.beside is not None and 2 not in self.sides)
+        if not self.machines and not awaited and all(side.has_finished() for side in self.sides.values()):
             return True
-        assert self.loop.processes or self.spawn_at
+        assert awaited or self.loop.processes or any(side.spawn_at for side in self.sides.values())
         waited = 0.0 if self._healed_at is None else self.clock.monotonic() - self._healed_at
         if self.step >= STEPS_MAX or waited > PATIENCE_S:
             what = f"not finished {waited:.0f} s after the last fault, at step {self.step}"
@@ -322,21 +355,38 @@ class World:
         """Whether the faults are over."""
         return self._healed_at is not None
 
-    def spawn(self) -> None:
+    def sessions(self) -> list[Broker]:
+        """Those of all generations at all brokers."""
+        return [broker for named in self.brokers.values() for broker in named.values()]
+
+    def spawn(self, side: Side) -> None:
         """Start a machine."""
         self._count += 1
         clock = SkewedClock(self.clock, 1 + (self.rng.random() - 0.5) * 0.01, int((self.rng.random() - 0.5) * 4e6))
-        store = self._store_type(self.database)
-        store.books = self.books
-        store.worker = UUID(int=self.rng.getrandbits(128), version=4)
+
+        def connect() -> Recording:
+            store = self._store_type(self.database)
+            store.books = side.books
+            store.worker = UUID(int=self.rng.getrandbits(128), version=4)
+            return store
+
         only: tuple[str, ...] = ()
-        if self.schedule.placed and self.schedule.workers > 1:
-            names = self.names
-            held = {name for machine in self.machines for name in machine.only}
+        if self.schedule.placed and side.workers > 1:
+            names = side.names
+            held = {name for machine in side.machines(self.machines) for name in machine.only}
             only = ("readings", *names[3:]) if "readings" not in held else tuple(names[1:])
             only = only if len(names) > 1 else ()
         machine = Machine(
-            f"w{self._count}", self.graph, self.limits, clock, store, self.rng, self._worker_type, only, self._reached
+            f"w{self._count}",
+            side.graph,
+            self.limits,
+            clock,
+            connect,
+            self.rng,
+            self._worker_type,
+            only,
+            self._reached,
+            side.generation,
         )
         self.machines.append(machine)
         self._machine_of[machine.process] = machine
@@ -345,7 +395,7 @@ class World:
 
     def say(self, what: str) -> None:
         """Write a line of the trace."""
-        self.books.trace.append(what)
+        self.trace.append(what)
 
     def happened(self, kind: str) -> None:
         """Count a fault that took effect."""
