@@ -25,7 +25,7 @@ import psycopg
 
 from examples.recompute import Recomputed, recompute
 from millpy.complaint import complain
-from millpy.embedded import EmbeddedBroker, EmbeddedPostgres
+from millpy.embedded import EmbeddedBroker, EmbeddedPostgres, end_broker_left_behind
 from millpy.errors import MillError
 from millpy.launch import worker_command
 from millpy.progress import working
@@ -93,9 +93,10 @@ def main() -> int:
     started = time.monotonic()
     logging.getLogger("paho").addHandler(logging.NullHandler())  # it complains when a client has said goodbye
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    shutil.rmtree(PLACE, ignore_errors=True)
-    PLACE.mkdir(parents=True)
     try:
+        end_broker_left_behind(PLACE / "broker")  # of a demonstration that was killed
+        shutil.rmtree(PLACE, ignore_errors=True)
+        PLACE.mkdir(parents=True)
         with ExitStack() as stack:
             found = demonstrate(stack)
     except DemoError as error:

@@ -1,7 +1,10 @@
 """PostgreSQL and an MQTT broker that come along: for a first run, the demonstration and tests."""
 
-from millpy.embedded.broker import EmbeddedBroker, mosquitto_program
+from millpy.embedded.broker import EmbeddedBroker, end_broker_left_behind, mosquitto_program
 from millpy.embedded.parts import free_port
 from millpy.embedded.postgres import NO_SPACE_HINT, EmbeddedPostgres, binaries
 
-__all__ = ["NO_SPACE_HINT", "EmbeddedBroker", "EmbeddedPostgres", "binaries", "free_port", "mosquitto_program"]
+__all__ = [
+    "NO_SPACE_HINT", "EmbeddedBroker", "EmbeddedPostgres", "binaries", "end_broker_left_behind", "free_port",
+    "mosquitto_program",
+]  # fmt: skip

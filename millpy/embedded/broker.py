@@ -10,12 +10,14 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from millpy.embedded.parts import START_S_MAX, free_port, last_lines
+from millpy.embedded.supervise import runs
 from millpy.errors import ConfigError, SourceUnavailableError
 from millpy.extras import to_install
 
@@ -69,6 +71,7 @@ class EmbeddedBroker:
         with log.open("ab") as out:
             # In our process group: whoever ends us from the keyboard ends it too.
             self._process = subprocess.Popen(self._command(), stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        (self.directory / "broker.pid").write_text(f"{self._process.pid}\n")
         deadline = time.monotonic() + START_S_MAX
         while not _listens(self.host, self.port):
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -112,7 +115,7 @@ class EmbeddedBroker:
         if self.program is None:
             if find_spec("amqtt") is None:
                 raise ConfigError("no MQTT broker to embed", hint=f"install mosquitto, or {to_install('embedded')}")
-            configuration = self.directory / "amqtt.yaml"
+            configuration = self.directory / _AMQTT_FILE
             configuration.write_text(_AMQTT.format(host=self.host, port=self.port))
             return [
                 sys.executable,
@@ -121,7 +124,7 @@ class EmbeddedBroker:
                 "-c",
                 str(configuration),
             ]
-        configuration = self.directory / "mosquitto.conf"
+        configuration = self.directory / _MOSQUITTO_FILE
         configuration.write_text(
             _MOSQUITTO.format(
                 host=self.host,
@@ -135,6 +138,7 @@ class EmbeddedBroker:
         return [self.program, "-c", str(configuration)]
 
 
+_MOSQUITTO_FILE, _AMQTT_FILE = "mosquitto.conf", "amqtt.yaml"
 _MOSQUITTO = """\
 listener {port} {host}
 allow_anonymous true
@@ -160,6 +164,34 @@ plugins:
 def mosquitto_program() -> str | None:
     """Path of mosquitto, or None. Debian keeps it in /usr/sbin, which is not on every PATH."""
     return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin")
+
+
+def end_broker_left_behind(directory: Path) -> None:
+    """SIGKILL the broker of a directory whose starter was killed itself and could not end it.
+
+    Raises:
+        SourceUnavailableError: it does not end.
+    """
+    directory = directory.expanduser().resolve()
+    try:
+        pid = int((directory / "broker.pid").read_text())
+    except (FileNotFoundError, ValueError):
+        return
+
+    def is_ours() -> bool:  # the number may be any other process's by now
+        python = os.path.basename(sys.executable)
+        called = [("mosquitto", _MOSQUITTO_FILE), (python, _AMQTT_FILE)]
+        return any(runs(pid, program, str(directory / name)) for program, name in called)
+
+    if not is_ours():
+        return
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + START_S_MAX
+    while is_ours():
+        if time.monotonic() > deadline:
+            raise SourceUnavailableError(f"process {pid}, a broker that was left behind, does not end")
+        time.sleep(0.01)
 
 
 def _current_user() -> str:

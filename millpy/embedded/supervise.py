@@ -31,18 +31,19 @@ def postmaster(data: Path) -> int | None:
         pid = int((data / "postmaster.pid").read_text().split("\n", 1)[0])
     except (FileNotFoundError, ValueError):
         return None
-    return pid if _serves(pid, data) else None
+    return pid if runs(pid, "postgres", f"{MARK}={data}") else None
 
 
-def _serves(pid: int, data: Path) -> bool:
+def runs(pid: int, program: str, argument: str) -> bool:
+    """Whether a process is of that program, called with that argument among others."""
     if (PROC / "self").exists():
         try:
-            program, *arguments = (PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
+            called, *arguments = (PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
         except (FileNotFoundError, ProcessLookupError):
             return False
-        return os.path.basename(program) == b"postgres" and os.fsencode(f"{MARK}={data}") in arguments
+        return os.path.basename(called) == os.fsencode(program) and os.fsencode(argument) in arguments
     found = subprocess.run(["ps", "-ww", "-o", "command=", "-p", str(pid)], capture_output=True, check=False).stdout
-    return b"postgres" in found and os.fsencode(f"{MARK}={data}") in found
+    return os.fsencode(program) in found and os.fsencode(argument) in found
 
 
 def main(directory: str, command: list[str]) -> int:

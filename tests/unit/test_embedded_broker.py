@@ -1,0 +1,107 @@
+"""The broker of somebody who was killed: ended by who comes next, and nobody else's process is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from millpy.embedded import EmbeddedBroker, end_broker_left_behind
+
+ROOT = Path(__file__).resolve().parents[2]
+STARTER = """
+import sys
+from millpy.embedded import EmbeddedBroker
+broker = EmbeddedBroker(sys.argv[1])
+if sys.argv[2] == "amqtt":
+    broker.program = None
+broker.start()
+print(broker.pid(), broker.port, flush=True)
+input()
+"""
+
+
+def is_gone(pid: int) -> bool:
+    """Ended, though perhaps nobody has asked for its status."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 90
+    while not holds():
+        assert time.monotonic() < deadline, f"not within 90 s: {what}"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def bystander(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has nothing to do with a broker, though it names its file."""
+    command = [sys.executable, "-c", "input()", str(tmp_path / "mosquitto.conf")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        yield process
+
+
+@pytest.mark.parametrize("program", ["mosquitto", "amqtt"])
+def test_broker_whose_starter_was_killed_is_ended_and_its_port_free(tmp_path: Path, program: str) -> None:
+    command = [sys.executable, "-c", STARTER, str(tmp_path), program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        pid, port = map(int, starter.stdout.readline().split())
+        starter.kill()
+    socket.create_connection(("127.0.0.1", port)).close()  # it has outlived its starter
+
+    end_broker_left_behind(tmp_path)
+
+    assert is_gone(pid)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+    end_broker_left_behind(tmp_path)  # and again
+
+
+def test_number_of_a_broker_that_is_another_process_now_is_let_alone(
+    tmp_path: Path, bystander: subprocess.Popen[bytes]
+) -> None:
+    with EmbeddedBroker(tmp_path / "another") as running:
+        for pid in (bystander.pid, running.pid(), 2**22 + 1):
+            (tmp_path / "broker.pid").write_text(f"{pid}\n")
+            end_broker_left_behind(tmp_path)
+
+        assert bystander.poll() is None
+        assert not is_gone(running.pid())
+    for text in ("", "rubbish\n"):
+        (tmp_path / "broker.pid").write_text(text)
+        end_broker_left_behind(tmp_path)
+
+
+def test_demonstration_ends_the_broker_of_one_that_was_killed(tmp_path: Path) -> None:
+    place = tmp_path / "demo"
+    noted = place / "broker" / "broker.pid"
+    environment = {**os.environ, "MILLPY_DEMO_PLACE": str(place)}
+
+    def demonstrate() -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "examples.demo"]
+        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+
+    with demonstrate() as first:
+        until(lambda: noted.exists() and noted.read_text().endswith("\n"), "the first one's broker runs")
+        pid = int(noted.read_text())
+        first.kill()
+    assert not is_gone(pid)
+
+    with demonstrate() as second:
+        try:
+            until(lambda: is_gone(pid), "the second one ends it")
+        finally:
+            second.send_signal(signal.SIGTERM)
+            if not is_gone(pid):
+                os.kill(pid, signal.SIGKILL)
