@@ -317,22 +317,26 @@ def _replayed(world: World, victim: Machine, fault: Fault) -> bool:
 
 
 def _switch(world: World, victim: Machine, fault: Fault) -> bool:
+    switch(world, fault.pick, fault.size)
+    return False
+
+
+def switch(world: World, pick: float, size: float) -> None:
     """Somebody makes the other generation the current one; some lose patience, and end the command."""
     if len(world.sides) < 2:
-        return False
+        return
     generation = next(n for n, s in world.sides.items() if s.books.deployed.deployment.name != NAME)
 
-    async def switch() -> None:
+    async def order() -> None:
         store = world.store_type(world.database)
         await store.open()
         if await store.switch(NAME, generation):
             world.say(f"generation {generation} is current")
             world.happened("switch")
 
-    process = world.order(switch)
-    if fault.pick < 0.25:
-        world.clock.call_at(world.clock.monotonic() + fault.size * 0.1, lambda: world.revoke(process))
-    return False
+    process = world.order(order)
+    if pick < 0.25:
+        world.clock.call_at(world.clock.monotonic() + size * 0.1, lambda: world.revoke(process))
 
 
 FAULTS: dict[str, Inject] = {
@@ -367,4 +371,5 @@ FAULTS: dict[str, Inject] = {
     "released": _released,
     "replayed": _replayed,
     "switch": _switch,
+    "switch_at": _at_point("switch", (Point.AFTER_FENCE,)),
 }

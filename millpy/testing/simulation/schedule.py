@@ -151,7 +151,8 @@ def _with_generations(schedule: Schedule, rng: random.Random) -> Schedule:
     switches = []
     for _ in range(1 + int(rng.random() * 5)):
         step = beside.step + int(rng.random() * (last - beside.step))
-        switches.append(Fault(step, "switch", rng.random(), rng.random()))
+        kind = rng.choice(("switch", "switch_at"))
+        switches.append(Fault(step, kind, int(rng.random() * 10_000) / 10_000, int(rng.random() * 10_000) / 10_000))
     faults = sorted([*schedule.faults, *switches], key=lambda fault: fault.step)
     return replace(schedule, beside=beside, faults=tuple(faults))
 

@@ -202,6 +202,7 @@ class World:
             for broker in self.sessions():
                 broker.end()
         if self._healed_at is not None and self.step % RELEASED_STEPS == 0:
+            self.database.faults.land_lost_commits()  # one that was on its way when the faults ended
             faults.release_all(self)
 
     def _publish(self) -> None:
@@ -406,10 +407,13 @@ class World:
             if wanted is point and not machine.process.doomed:
                 del self.armed[place]
                 self.happened(f"{action}_at")
-                self.outcome.points[point.value] += 1
                 self.say(f"{machine.name}: {action} at {point.value}")
-                if action == "freeze":
+                if action == "switch":
+                    faults.switch(self, size * 97 % 1, size)
+                if action == "freeze" or (action == "switch" and size < 0.6):
                     faults.freeze(self, machine, size)
+                if action != "switch":
+                    self.outcome.points[point.value] += 1
                 return action
         return None
 
