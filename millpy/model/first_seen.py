@@ -12,6 +12,7 @@ its time: what has been forgotten can change no answer, and neither can how reco
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -112,6 +113,8 @@ class FirstSeen:
         first = first_of_each(hi, lo)
         starts = np.flatnonzero(first)
         known, known_at = self._known(hi[starts], lo[starts])
+        by_time = np.lexsort((known_at, known))
+        known, known_at = known[by_time], known_at[by_time]
         groups = np.cumsum(first) - 1
         near = self._near(groups, times, known, known_at)
         some, every = np.logical_or.reduceat(near, starts), np.logical_and.reduceat(near, starts)
@@ -121,23 +124,30 @@ class FirstSeen:
         ends = np.append(starts[1:], len(order))
         for group in np.flatnonzero(~fresh & ~every).tolist():
             mine = slice(int(starts[group]), int(ends[group]))
-            taken = known_at[known == group].tolist()
+            taken = known_at[slice(*np.searchsorted(known, [group, group + 1]))].tolist()
             for row, at in zip(order[mine].tolist(), times[mine].tolist(), strict=True):
-                if all(abs(at - other) > self._within_us for other in taken):
-                    taken.append(at)
+                place = bisect_left(taken, at)
+                if all(abs(at - other) > self._within_us for other in taken[max(0, place - 1) : place + 1]):
+                    taken.insert(place, at)
                     accepted[row] = True
         return accepted
 
     def _near(self, groups: Times, times: Times, known: Times, known_at: Times) -> Mask:
-        """Which rows have an accepted record of their id within the horizon; `known` are groups with such records."""
+        """Which rows have an accepted record of their id within the horizon; `known` are groups with such records.
+
+        Those are ordered by group and time, so only the neighbours of a row count: one id may have very many.
+        """
         near = np.zeros(len(times), np.bool_)
         if not len(known):
             return near
-        order = np.argsort(known, kind="stable")
-        known, known_at = known[order], known_at[order]
-        left, right = np.searchsorted(known, groups, "left"), np.searchsorted(known, groups, "right")
-        rows = np.repeat(np.arange(len(times)), right - left)
-        near[rows[np.abs(known_at[_ranges(left, right)] - times[rows]) <= self._within_us]] = True
+        moments = np.unique(np.concatenate([known_at, times]))
+        places = np.searchsorted(
+            known * len(moments) + np.searchsorted(moments, known_at),
+            groups * len(moments) + np.searchsorted(moments, times),
+        )
+        for neighbours in (places - 1, places):  # the last before a row, and the first that is not
+            found = np.clip(neighbours, 0, len(known) - 1)
+            near |= (known[found] == groups) & (np.abs(known_at[found] - times) <= self._within_us)
         return near
 
     def _known(self, hi: Halves, lo: Halves) -> tuple[Times, Times]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import tracemalloc
 from collections import Counter
 from typing import Any
 
@@ -108,3 +110,20 @@ def test_ids_are_forgotten_when_nothing_can_ask_for_them() -> None:
     assert last is not None
     assert (len(nothing), len(subject), last.ids, last.clock) == (0, 0, b"", 1_000)
     assert subject.check(b"", np.empty(0, np.int64), Instant(2_000))[1] is None
+
+
+def test_cost_of_an_id_that_comes_again_and_again_is_linear() -> None:
+    """A device may send one id for as many moments as the watermark leaves open, and then as often as it likes."""
+    subject, id_, known, asked = FirstSeen(WITHIN), bytes(16), 8_000, 20_000
+    moments = np.arange(known, dtype=np.int64) * (WITHIN + 1)
+    begun = time.process_time()
+    assert subject.check(id_ * known, moments, Instant(0))[0].all()
+
+    tracemalloc.start()
+    again, _ = subject.check(id_ * asked, np.resize(moments[::-1], asked) + WITHIN // 2, Instant(0))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert not again.any()
+    assert peak < 1_000 * (known + asked)
+    assert time.process_time() - begun < 5
