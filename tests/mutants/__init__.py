@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from tests.mutants import guarantees, injectors, model, postgres, runtime, sizes, sources, store, views, windowing
+from tests.mutants import (
+    generations,
+    guarantees,
+    injectors,
+    model,
+    postgres,
+    runtime,
+    sizes,
+    sources,
+    store,
+    views,
+    windowing,
+)
 from tests.mutants.mutant import Mutant
 
 
@@ -10,6 +22,18 @@ def everything() -> list[Mutant]:
     """All of them, by the part of the kernel that they break."""
     return [
         mutant
-        for part in (model, injectors, sources, windowing, runtime, store, postgres, views, sizes, guarantees)
+        for part in (
+            model,
+            injectors,
+            sources,
+            windowing,
+            runtime,
+            store,
+            generations,
+            postgres,
+            views,
+            sizes,
+            guarantees,
+        )
         for mutant in part.MUTANTS
     ]
