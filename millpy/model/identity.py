@@ -21,6 +21,8 @@ import msgspec.inspect as shapes
 
 _BOUNDS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern", "tz")
 _ADDRESS = " at 0x"
+_LEFT_OUT = (msgspec.NODEFAULT, list, dict, set, tuple, frozenset)
+"""Factories of defaults that msgspec leaves out; what a function makes, which may differ each time, it writes."""
 
 
 def type_text(type_: Any) -> str:
@@ -107,7 +109,7 @@ def _class_text(shape: Any, cls: Any, outer: tuple[Any, ...]) -> str:
     parts = []
     for field in shape.fields:
         default = ""
-        if left_out and not field.required:
+        if left_out and not field.required and field.default_factory in _LEFT_OUT:
             made = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
             default = f" = {value_text(made)}"
         parts.append(f"{field.encode_name}: {_shape_text(field.type, (*outer, cls))}{default}")

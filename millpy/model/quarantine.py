@@ -15,6 +15,9 @@ from millpy.model.delta import refuse_unstorable, with_one_zero
 from millpy.model.step_progress import is_users
 
 TRACEBACK_CHARACTERS_MAX = 20_000
+# What a class of a user's cannot hide or replace.
+_class_name = type.__dict__["__name__"].__get__
+_traceback = BaseException.__dict__["__traceback__"].__get__
 
 
 def payload_of(record: Any) -> bytes:
@@ -27,7 +30,23 @@ def payload_of(record: Any) -> bytes:
 
 def error_text(error: BaseException) -> str:
     """The class of an error and what it says, if it can say anything."""
-    return f"{type(error).__name__}: {_words(str, error)}"
+    return f"{_name_of(error)}: {_words(str, error)}"
+
+
+def _name_of(value: object) -> str:
+    """The name of its class, whatever that makes of the question."""
+    name: str = _class_name(type(value))
+    return name
+
+
+def _trace_of(error: BaseException) -> str:
+    """The traceback with all causes; of an error that cannot tell these, its own."""
+    try:
+        return "".join(traceback.format_exception(error))
+    except BaseException as raised:
+        if not is_users(raised):
+            raise
+        return "".join(traceback.format_tb(_traceback(error)))
 
 
 def _words(speak: Callable[[Any], str], value: Any) -> str:
@@ -37,7 +56,7 @@ def _words(speak: Callable[[Any], str], value: Any) -> str:
     except BaseException as error:
         if not is_users(error):
             raise
-        return f"{type(value).__name__} whose {speak.__name__}() raises {type(error).__name__}"
+        return f"{_name_of(value)} whose {speak.__name__}() raises {_name_of(error)}"
 
 
 def printable(text: str) -> str:
@@ -79,7 +98,7 @@ def dead_letter_of(
     input: int = 0,
 ) -> DeadLetter:
     """What user code did not survive: "refused" for a value that cannot be stored, else (any class) "user_error"."""
-    trace = "".join(traceback.format_exception(error))
+    trace = _trace_of(error)
     return DeadLetter(
         reason="refused" if isinstance(error, RefusedValueError) else "user_error",
         detail=printable(error_text(error).splitlines()[0])[:1000],

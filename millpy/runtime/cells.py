@@ -318,14 +318,20 @@ def store_of(name: str, cell: Cell[Any]) -> Store:
     """An empty store for a cell.
 
     Raises:
-        SchemaError: the cell's type or default cannot be stored as JSON.
+        SchemaError: the cell's type or default cannot be stored as JSON, or the default is not the same each time.
     """
     types = (cell.key_type, cell.value_type) if isinstance(cell, MapCell) else (getattr(cell, "type"),)  # noqa: B009
     for type_ in types:
         if isinstance(msgspec.inspect.type_info(type_), msgspec.inspect.CustomType):
             raise SchemaError(f"cell {name!r} cannot be stored: {type_!r} has no JSON form", hint="use a Struct")
     try:
-        return MapStore(name, cell) if isinstance(cell, MapCell) else ValueStore(name, cell)
+        store = MapStore(name, cell) if isinstance(cell, MapCell) else ValueStore(name, cell)
+        if isinstance(store, ValueStore) and encode_value(_default_of(cell)) != store.default:
+            raise SchemaError(
+                f"cell {name!r} has another default each time it is made, so no two workers would agree on it",
+                hint="give it a default=, and set what differs when a key has its first record",
+            )
+        return store
     except (TypeError, RefusedValueError) as error:
         raise SchemaError(f"cell {name!r} cannot be stored: {error}") from error
 

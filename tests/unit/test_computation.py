@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 import pytest
@@ -491,6 +495,21 @@ def test_cell_of_a_type_without_json_form_is_refused_when_the_graph_is_written()
 
     with pytest.raises(SchemaError, match="odd"):
         ComputationLogic(Odd())
+
+
+@pytest.mark.parametrize("factory", [time.time, uuid4, lambda: datetime.now(UTC), lambda: [random.random()]])
+def test_default_that_differs_each_time_is_refused_when_the_graph_is_written(factory: Callable[[], Any]) -> None:
+    first_seen = msgspec.defstruct("FirstSeen", [("at", Any, msgspec.field(default_factory=factory))])
+
+    class Odd(Computation):
+        odd = Value(first_seen)
+
+    class Even(Computation):
+        even = Value(first_seen, default=first_seen(0))
+
+    with pytest.raises(SchemaError, match="'odd' has another default each time"):
+        ComputationLogic(Odd())
+    assert ComputationLogic(Even()).meaning() == ComputationLogic(Even()).meaning()
 
 
 class Named(Computation):

@@ -289,10 +289,12 @@ class Named:
 
 GRAPH = """
 import functools
+from uuid import uuid4
 from millpy import hours
 from tests.unit.model.test_identity import *
 print(value_text([{"b", "a", "ccc"}, {"x": {1, 2}}, Named(), functools.partial(function, factor=2), timedelta(1)]))
 print(type_text(Node), type_text(dict[str, set[Literal["b", "a"]]]))
+print(with_cell(ListCell(struct(("id", UUID, msgspec.field(default_factory=uuid4)), omit_defaults=True))))
 print(with_cell(Value(set[str], default={"b", "a", "ccc", "dd"})))
 print(windowed(SessionWindows(minutes(1), by_key={"b": hours(1), "a": hours(2)}), own=Scaled(1.0, {"b", "a", "dd"})))
 print(described(lambda stream: stream.map(functools.partial(function, factor=2)).filter(Named())

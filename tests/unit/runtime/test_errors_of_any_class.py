@@ -40,6 +40,24 @@ class Silent(Exception):  # noqa: N818
         raise SystemExit(4)
 
 
+class Nameless(type):
+    @property
+    def __name__(cls) -> str:
+        raise SystemExit(6)
+
+
+class WithoutName(Exception, metaclass=Nameless):  # noqa: N818
+    """Its class cannot even say what it is called."""
+
+
+class Unreadable(Exception):  # noqa: N818
+    """Stands for something elsewhere, and cannot say where it comes from."""
+
+    @property
+    def __cause__(self) -> BaseException | None:
+        raise ConnectionError("gone")
+
+
 ERRORS: list[Callable[[], BaseException]] = [
     asyncio.CancelledError,
     lambda: SystemExit(3),
@@ -49,6 +67,8 @@ ERRORS: list[Callable[[], BaseException]] = [
     OwnError,
     Silent,
     MemoryError,
+    WithoutName,
+    Unreadable,
 ]
 raised: list[Callable[[], BaseException]] = [RuntimeError]
 
@@ -74,6 +94,11 @@ class Hooked(msgspec.Struct):
 class Out(msgspec.Struct):
     device: str
     value: int
+
+
+def name_of(error: BaseException) -> str:
+    name: str = type.__dict__["__name__"].__get__(type(error))
+    return name
 
 
 def check(value: int) -> None:
@@ -198,7 +223,7 @@ PLACES: dict[str, tuple[type[msgspec.Struct], Callable[[Stream], None]]] = {
     "hook of the record class": (Hooked, computed(Passes())),
 }
 CASES = [
-    pytest.param(error, place, id=f"{type(error()).__name__}-{place}")
+    pytest.param(error, place, id=f"{name_of(error())}-{place}")
     for error in ERRORS
     for place in PLACES
     # In the main thread it is Ctrl-C, which has to work.
@@ -226,7 +251,7 @@ async def test_only_its_record_is_dead_lettered(tmp_path: Path, place: str, erro
     (_, _, letter) = database.dead_letters[0]
     assert len(database.dead_letters) == 1
     assert letter.reason in ("user_error", "undecodable")
-    assert type(error()).__name__ in letter.detail or isinstance(error(), StopIteration)
+    assert name_of(error()) in letter.detail or isinstance(error(), StopIteration)
 
 
 class Cancels(Computation):
