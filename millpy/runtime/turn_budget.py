@@ -21,6 +21,8 @@ FIRST_RECORDS = 16
 FACTOR_MIN = 2.0**-16
 FASTER = 0.25
 """From one step to the next a record is believed to take at least this part of what it took."""
+REFUSED_HALVINGS = 3
+"""After a search for poison that took too long: such a turn has much more of it than can be found."""
 PASSES_MAX = 32
 """So many turns pass at most before a factor below 1 is doubled."""
 CALM_PASSES = 100
@@ -80,6 +82,16 @@ class TurnBudget:
         self.factor = max(FACTOR_MIN, self.factor / 2)
         self._passes = 0
         self._passes_wanted = min(PASSES_MAX, self._passes_wanted * 2)
+
+    def refused(self, records: int, rows: int) -> None:
+        """A turn of so many records and result rows is refused for more than can be found: it comes again smaller.
+
+        The limits may be far above what was in it; halving them alone would bring the same turn again and again.
+        """
+        for _ in range(REFUSED_HALVINGS):
+            self.voided()
+        while self.factor > FACTOR_MIN and self.records > records // 2 and self.panes > rows // 2:
+            self.voided()
 
     def passed(self) -> None:
         """A turn is committed."""

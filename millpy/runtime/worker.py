@@ -38,7 +38,7 @@ from millpy.runtime import turn as turns
 from millpy.runtime.guarded_clock import GuardedClock
 from millpy.runtime.holdings import Holdings
 from millpy.runtime.housekeeping import Housekeeping
-from millpy.runtime.isolation import Isolation
+from millpy.runtime.isolation import Isolation, rows_of
 from millpy.runtime.observer import Moments, Observer, Observers
 from millpy.runtime.ownership import Lease
 from millpy.runtime.plan import Plan
@@ -56,7 +56,6 @@ log = logging.getLogger(__name__)
 WATCH_EVERY_S = 0.25
 POISON_SEARCH_S_MAX = 5.0
 """After so long, what the database refuses is looked for in a smaller turn."""
-POISON_HALVINGS = 3
 ATTEND_EVERY_S = 0.25
 """How often a worker looks for what people ask of it."""
 STEP_HERE_S_MAX = 0.005
@@ -428,8 +427,7 @@ class Worker:
         try:
             final = await hunt.run(records_max, error, lambda: self._clock.monotonic() >= ends_at)
         except TransientError:
-            for _ in range(POISON_HALVINGS):
-                self.budget.voided()
+            self.budget.refused(turn.records, rows_of(turn.checkpoints))
             raise
         if final is not None:
             log.warning("quarantined %d records and %d rows: %s", hunt.records, hunt.rows, error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,21 @@ async def test_more_refused_records_than_a_search_finds_cost_only_themselves(tmp
 
     assert len(world.database.rows("largest")) == sum(record.value % 10 >= of_ten for record in records)
     assert len(world.database.dead_letters) == sum(record.value % 10 < of_ten for record in records)
+
+
+async def test_a_small_turn_that_is_refused_for_too_much_is_not_searched_twice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = replace(LIMITS, bundle_records_max=65_536, poison_records_max=1)
+    world = World(two_stages(tmp_path / "in", readings(2)), limits)
+    world.start()
+    await world.deployed.wait()
+    world.database.constrain("largest", "none", lambda row: False)
+
+    await world.finish()
+
+    assert len(world.database.dead_letters) == 2
+    assert sum("recovery failed" in line for line in caplog.messages) <= 1
 
 
 class Reading(msgspec.Struct):

@@ -79,6 +79,16 @@ def test_nothing_is_ever_halved_to_nothing() -> None:
     assert min(budget.records, budget.bytes, budget.segment_bytes, budget.panes, budget.timers) == 1
 
 
+@pytest.mark.parametrize(("records", "rows"), [(6, 0), (1_000, 12), (1, 40), (1, 1), (1, 0)])
+def test_a_turn_that_is_refused_for_too_much_does_not_come_again_whole(records: int, rows: int) -> None:
+    budget = TurnBudget(LIMITS)
+    measured(budget, 0.0)
+
+    budget.refused(records, rows)
+
+    assert budget.records <= records // 2 or budget.panes <= rows // 2 or budget.factor == FACTOR_MIN
+
+
 @pytest.mark.parametrize("passes_up_to", [1, 17, 999])
 def test_a_limit_that_nobody_told_us_is_found_and_seldom_tried_again(passes_up_to: int) -> None:
     budget = TurnBudget(LIMITS)
