@@ -61,7 +61,7 @@ async def publish(
 
 
 async def take(injector: MqttInjector) -> Taken:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (taken := await injector.take()) is None:
             injector._setup.ready.clear()
             await injector._setup.ready.wait()
@@ -77,14 +77,14 @@ async def take_payloads(injector: MqttInjector, count: int) -> list[bytes]:
 
 async def until(injector: MqttInjector, claim: Callable[[], bool]) -> None:
     """Wait for a claim that changes only when the injector wakes us."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not claim():
             await injector._setup.ready.wait()
             injector._setup.ready.clear()
 
 
 async def until_quiet(injector: MqttInjector) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not injector.quiet():
             taken = await injector.take()
             assert taken is None, taken.payloads[:3]

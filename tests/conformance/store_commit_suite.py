@@ -159,7 +159,7 @@ class FenceSuite:
         await old.expire()
         new = await world.worker()
 
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not await new.claim(world.a):
                 pass
         go_on.set()
@@ -335,7 +335,7 @@ def holding(inside: asyncio.Event, go_on: asyncio.Event) -> Any:
 
 async def take_over(owner: Owner) -> None:
     """Take over from oneself, again after a transient error, as a worker does."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             try:
                 await owner.take_over_from_self()

@@ -103,7 +103,7 @@ class GenerationSuite:
         await inside.wait()
         await owner.expire()
 
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert await world.subject.switch("factory", 2)
         go_on.set()
         (outcome,) = await asyncio.gather(commit, return_exceptions=True)

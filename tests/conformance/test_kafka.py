@@ -322,7 +322,7 @@ async def test_partitions_added_later_are_announced_by_the_first(feed: Feed) -> 
     await feed.make()
     await feed.make_more(3)
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not feed.events:  # the broker's metadata may be a little behind
             async with feed.reader():
                 pass

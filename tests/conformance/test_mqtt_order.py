@@ -75,14 +75,14 @@ async def test_a_message_without_records_waits_for_what_came_before_it(broker: E
     first, second = await take(injector), await take(injector)
     session = injector._session
     assert session is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while sum(len(token.packet_ids) for token in session.outstanding) < 3:
             assert await injector.take() is None
             await asyncio.sleep(0)
     ids = [int(str(taken.describe(0)).partition("packet ")[2].rstrip(")")) for taken in (first, second)]
     await injector.acknowledge(first.token)
     await injector.acknowledge(second.token)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while ids[1] + 1 not in recorder.acknowledged():  # noqa: ASYNC110
             await asyncio.sleep(0)
     await injector.close()

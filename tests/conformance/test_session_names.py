@@ -121,7 +121,7 @@ async def test_a_device_reads_nothing_and_no_marker_says_a_sessions_name(guarded
         await reader.open(None)
         await publish(guarded.port, READINGS, client=FLEET)
         assert await take_payloads(reader, COUNT) == READINGS
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await heard.wait()
         await reader.close()
         for task in listening:

@@ -176,7 +176,6 @@ async def play(url: str, feed: Feed) -> dict[str, list[tuple[object, ...]]]:
     return found
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(("when", "event", "level"), PLAYED, ids=[" ".join(t).lower() for t in PLAYED])
 async def test_what_a_trigger_refuses_is_set_aside_and_the_rest_commits(
     database_url: str, when: str, event: str, level: str

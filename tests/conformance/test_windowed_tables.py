@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 import psycopg
-import pytest
 
 from millpy.assembly import run_worker
 from millpy.graph import Graph
@@ -92,7 +91,6 @@ def graph_of(path: Path, name: str) -> Graph:
     return graph
 
 
-@pytest.mark.timeout(120)
 async def test_size_of_bundles_does_not_show_in_any_table(tmp_path: Path, database_url: str) -> None:
     path = tmp_path / "readings.ndjson"
     path.write_text("".join(json.dumps(reading) + "\n" for reading in readings()))

@@ -190,7 +190,7 @@ class World:
 
     async def finish(self) -> None:
         """Wait until every running worker has ended by itself."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await asyncio.gather(*self.running)
 
     def results(self) -> list[tuple[str, int, int]]:

@@ -73,7 +73,7 @@ def rows(world: World) -> Expected:
 
 async def until(claim: Callable[[], bool], world: World) -> None:
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not claim():
                 for task in world.running:
                     if task.done():

@@ -97,7 +97,7 @@ def test_fault_of_a_commit(
 
     assert proxy.struck == 1
     if lands:
-        assert proxy.landed.wait(5)
+        assert proxy.landed.wait(60)
         assert b"COMMIT\0" in proxy.lost_answers[0]
     assert at_loss == ([1, 2] if fault is Fault.SWALLOW else [1])
     assert stored(direct) == ([1, 2] if lands else [1])
@@ -112,7 +112,7 @@ def test_late_pipeline_takes_the_fence_along(
         commit(through, 2)
     direct.execute("INSERT INTO stale VALUES (1)")
 
-    assert proxy.landed.wait(5)
+    assert proxy.landed.wait(60)
     assert b"MW001" in proxy.lost_answers[0]
     assert stored(direct) == [1]
 

@@ -122,7 +122,7 @@ async def running(feed: Feed, limits: Limits = LIMITS, pause_above: Rate | None 
 
 
 async def until(world: World, holds: Callable[[], bool], what: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not holds():
             for task in world.running:
                 if task.done():

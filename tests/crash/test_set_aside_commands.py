@@ -41,7 +41,7 @@ def account(url: str) -> dict[str, Any]:
 
 
 async def until(holds: Callable[[], bool], worker: asyncio.Task[None]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not holds():
             assert not worker.done(), worker.result()
             await asyncio.sleep(0.02)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
 from millpy.limits import Limits
 from millpy.model.stage import Recovered
+from millpy.store.memory import MemoryStore
 from millpy.windowing.columnar import WindowedStage
 from tests.crash.memory_world import LIMITS, World, readings, windows_over_several
 
@@ -31,16 +34,24 @@ class Slow:
         monkeypatch.setattr(WindowedStage, "open", held_up)
 
     async def begins(self) -> None:
-        assert await asyncio.to_thread(self.opening.wait, 30), "no stage is opened"
+        assert await asyncio.to_thread(self.opening.wait, 60), "no stage is opened"
 
 
 async def test_process_answers_while_windows_are_brought_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records, slow = readings(500), Slow(monkeypatch)
-    world = World(windows_over_several(tmp_path, records, 1))
+    beats, beat = asyncio.Semaphore(0), MemoryStore.heartbeat
+
+    async def counted(store: MemoryStore, worker_id: UUID, ttl_s: float) -> bool:
+        beats.release()
+        return await beat(store, worker_id, ttl_s)
+
+    monkeypatch.setattr(MemoryStore, "heartbeat", counted)
+    world = World(windows_over_several(tmp_path, records, 1), dataclasses.replace(LIMITS, lease_ttl_s=2))
     world.start()
     await slow.begins()
 
-    await asyncio.sleep(LIMITS.lease_ttl_s * 2)
+    for _ in range(6):  # longer than a lease
+        await beats.acquire()
     slow.may_go_on.set()
     await world.finish()
 
@@ -57,7 +68,7 @@ async def test_worker_leaves_while_windows_are_brought_in(tmp_path: Path, monkey
         await slow.begins()
 
         world.stop.set()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await leaving
     finally:
         slow.may_go_on.set()

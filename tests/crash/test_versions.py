@@ -71,7 +71,7 @@ async def fed(url: str, graph: Graph, feed: Feed, limits: Limits = LIMITS, only:
     """One worker, until everything that was pushed is committed, and consumed unless it is one of some computations."""
     stop = asyncio.Event()
     worker = asyncio.create_task(run_worker(graph, url, limits=limits, only=only, stop=stop))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while feed.unacknowledged and not worker.done():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         while not (only or worker.done()) and await asyncio.to_thread(one, url, PENDING):  # noqa: ASYNC110

@@ -17,7 +17,6 @@ from tests.feeds.through_mqtt import run_through_mqtt
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason="the recorded feeds are not here")
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("feed", FEEDS.values(), ids=FEEDS)
 def test_files_end_in_the_expected_tables(
     feed: Feed, tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
@@ -40,7 +39,6 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
         yield running
 
 
-@pytest.mark.timeout(180)
 def test_messages_end_in_the_expected_tables_though_workers_are_killed(
     tmp_path: Path, database_url: str, broker: EmbeddedBroker
 ) -> None:

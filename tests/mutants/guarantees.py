@@ -33,7 +33,7 @@ MUTANTS = [
     _of("A full disk, a statement timeout or a deadlock delays and costs nothing",
         "crash/test_database_faults.py::test_deadlock", ERRORS, '    if state[:2] in ("40", "25") or state in (', "    if state in ("),
     _of("Another worker goes on within the lease and about a second",
-        "crash/test_recovery_time.py::test_lost_intervals_commit_within_lease_and_a_second", FUNCTIONS,
+        "crash/test_recovery_time.py::test_lost_intervals_commit_soon_after_the_lease", FUNCTIONS,
         "worker_id = p_worker AND lease_deadline > clock_timestamp()",
         "worker_id = p_worker AND lease_deadline > clock_timestamp() - interval '5 s'"),
     _of("The account sees a record that we lose or double",

@@ -69,7 +69,7 @@ def _around_commit(world: World, fault: Fault, delay_s: float, answer: bytes, co
             recovery.wait(watched=worker)
             proxy.may_land.set()
         if fault is not Fault.CUT_COMMIT:
-            assert proxy.landed.wait(10), "the answer was never complete"
+            assert proxy.landed.wait(60), "the answer was never complete"
             assert answer in proxy.lost_answers[-1], proxy.lost_answers[-1]
         if not behind:
             recovery.wait(watched=worker)

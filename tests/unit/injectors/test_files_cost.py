@@ -86,5 +86,5 @@ async def test_reading_of_a_bomb_is_stopped_soon(tmp_path: Path, what: str) -> N
     begun = time.monotonic(), time.process_time()
     await injector.close()
 
-    assert time.process_time() - begun[1] < 0.5
-    assert time.monotonic() - begun[0] < 5
+    assert time.process_time() - begun[1] < 2  # of more than a minute that the file would take
+    assert time.monotonic() - begun[0] < 30

@@ -84,7 +84,7 @@ class Watch:
     async def until_quiet(self) -> list[Taken]:
         """Everything, up to where nothing is left, not even to wait for; what a worker would commit is kept."""
         found = []
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not self.injector.quiet():
                 await asyncio.sleep(0)
                 taken = await self.injector.take()
@@ -103,7 +103,7 @@ class Watch:
 
     async def settled(self) -> list[Taken]:
         """What has been written by now is seen, stands for long enough, and is read."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await self.until(lambda: not self.injector.quiet())
             self.clock.now += 10
         return await self.until_quiet()

@@ -68,7 +68,7 @@ async def test_nonsense_of_a_broker_ends_the_connection_and_not_the_injector(
     )
     injector = Mqtt("sensors/#", host="127.0.0.1", port=port).connect(setup)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await injector.open(None)
             await again.wait()
         assert await injector.take() is None

@@ -86,7 +86,7 @@ async def test_a_refused_record_behind_a_position_that_is_not_stored_costs_only_
     downstream = await a_worker(graph, ("largest",), database=database, bundle_records_max=1_000)
     for _ in range(10):
         downstream.budget.stepped(1_000, 0.0)  # all of it in one turn
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while database.accounting(1).subscriptions[0].consumed < len(records):
             await one_step(upstream)
     await upstream._settle()
@@ -98,7 +98,7 @@ async def test_a_refused_record_behind_a_position_that_is_not_stored_costs_only_
     database.constrain("largest", "not_the_last", lambda row: row["value"] != refused)
 
     wanted = sum(record.value != refused for record in records)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while len(database.rows("largest")) < wanted:
             await one_step(downstream)
 

@@ -154,7 +154,7 @@ async def test_a_worker_that_is_told_to_leave_does_not_wait_for_a_call(tmp_path:
 
     stop.set()
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await running
     assert all(header.owner is None for header in database.headers.values())
 

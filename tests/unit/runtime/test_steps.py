@@ -73,7 +73,7 @@ async def test_a_polled_record_that_the_database_refuses_is_dead_lettered_with_i
     wanted = [record for record in records if record.value == refused]
     database.constrain("largest", "not_this", lambda row: row["value"] != refused)
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while len(database.rows("largest")) < len(records) - len(wanted):
             await stepped(upstream, clock, 1)
             await stepped(downstream, clock, 1)
