@@ -7,14 +7,12 @@ distribution in MILLPY_KAFKA_HOME, one whose `kafka-server-start.sh` is on PATH.
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import trustme
@@ -24,6 +22,8 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
+
+from millpy.embedded import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOL = ROOT.parent / "shared" / "tools" / "kafka-broker"
@@ -109,7 +109,7 @@ class KafkaServer:
     def _make_settings(self) -> None:
         self.directory.mkdir(parents=True)
         certificate_for("127.0.0.1", self.authority, self._keys)
-        self.address, control, self.tls, self.login = (f"127.0.0.1:{_free_port()}" for _ in range(4))
+        self.address, control, self.tls, self.login = (f"127.0.0.1:{free_port()}" for _ in range(4))
         advertised = f"PLAINTEXT://{self.address},TLS://{self.tls},LOGIN://{self.login}"
         module = "org.apache.kafka.common.security"
         self._settings = SETTINGS | {
@@ -184,14 +184,6 @@ def _jars() -> Path:
     found = distribution()
     assert found is not None
     return found / "libs"
-
-
-def _free_port() -> int:
-    """A port that no outgoing connection is given, so that it is still free when the broker comes back."""
-    while True:
-        with socket.socket() as listening, suppress(OSError):
-            listening.bind(("127.0.0.1", random.SystemRandom().randrange(15_000, 32_000)))
-            return int(listening.getsockname()[1])
 
 
 def _answers(address: str) -> bool:

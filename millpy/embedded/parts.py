@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import random
 import socket
+from contextlib import suppress
 
 START_S_MAX = 60
+_PORTS = 15_000, 32_000
+"""Below those that Linux and others give to outgoing connections."""
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody uses at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of 127.0.0.1 that nobody listens at.
+
+    The system gives it to no outgoing connection either: it is still free when a server that was killed comes back.
+    """
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", random.SystemRandom().randrange(*_PORTS)))
+            return int(probe.getsockname()[1])
 
 
 def last_lines(text: str, count: int = 3) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from millpy.embedded import EmbeddedBroker, end_broker_left_behind
+from millpy.embedded import EmbeddedBroker, end_broker_left_behind, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 STARTER = """
@@ -62,7 +62,7 @@ def test_broker_whose_starter_was_killed_is_ended_and_its_port_free(tmp_path: Pa
 
     end_broker_left_behind(tmp_path)
 
-    assert is_gone(pid)
+    until(lambda: is_gone(pid), "what was killed is gone")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
     end_broker_left_behind(tmp_path)  # and again
@@ -105,3 +105,13 @@ def test_demonstration_ends_the_broker_of_one_that_was_killed(tmp_path: Path) ->
             second.send_signal(signal.SIGTERM)
             if not is_gone(pid):
                 os.kill(pid, signal.SIGKILL)
+
+
+def test_free_port_is_none_that_an_outgoing_connection_may_have() -> None:
+    # A broker that comes back after a kill would find it taken.
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+
+    ports = {free_port() for _ in range(100)}
+
+    assert max(ports) < first
+    assert len(ports) > 90
