@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from millpy.embedded import free_port
 
-START_S_MAX = 30
+START_S_MAX = 60
 UNPRIVILEGED = "nobody"
 """It refuses to be root."""
 

@@ -44,7 +44,7 @@ async def _all_is_closed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]
     monkeypatch.setattr(AIOKafkaConnection, "close", remembered)
     yield
     if closing:
-        await asyncio.wait(closing, timeout=30)
+        await asyncio.wait(closing, timeout=60)
     for _ in range(3):  # a handshake that failed has nobody to wait for
         await asyncio.sleep(0)
 

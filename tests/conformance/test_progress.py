@@ -76,16 +76,18 @@ def test_run_in_a_pipe_is_the_log_alone(place: Path) -> None:
 
 
 WORKING = """
-import logging, sys, time
+import logging, sys, threading
 from millpy.config import Settings, configure_logging
 from millpy.progress import CHANNEL, working
 configure_logging(Settings.load())
 log, channel = logging.getLogger("millpy.x"), logging.getLogger(CHANNEL)
 channel.debug("nobody hears this")
+shown, write = threading.Event(), sys.stderr.write
+sys.stderr.write = lambda text: ("and a part of it" in text and shown.set(), write(text))[1]
 with working("a long piece of work"):
     log.warning("a warning that is longer than the terminal is wide, and " + "so on, " * 9)
     channel.debug("and a part of it")
-    time.sleep(0.9)
+    shown.wait(60 if sys.stderr.isatty() else 0.9)  # in a pipe nothing is shown, ever
     print("said ", end="", file=sys.stderr)
     with working("within"):
         print("apart", file=sys.stderr)

@@ -57,7 +57,7 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 
 def wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while Path(f"/proc/{pid}").exists():
         assert time.monotonic() < deadline, f"server {pid} is still there"
         os.sched_yield()
