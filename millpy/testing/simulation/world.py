@@ -329,12 +329,12 @@ class World:
             self.loop.reap(process)
 
     def _carried_out(self, process: Process) -> None:
-        """Look how a person's process has ended, if it has."""
+        """Look how a person's process has ended, if it has; who loses the connection may try again."""
         task = self.orders[process]
         if not task.done():
             return
         del self.orders[process]
-        if (error := task.exception()) is not None:
+        if (error := task.exception()) is not None and not isinstance(error, TransientError):
             self.outcome.violations.append(Violation("engine", f"{process.main.name} failed: {error!r}"))
         self.loop.reap(process)
 
