@@ -49,6 +49,7 @@ class Process:
 
     Attributes:
         slow: only every so many times that it could, it runs.
+        patient: it may wait for what only processes that are not there yet will do.
         closers: close what it has open, as the kernel does at its end. The garbage collector does not: log records
             keep tracebacks, and these keep the process's objects.
     """
@@ -63,6 +64,7 @@ class Process:
         self.dead = False
         self.doomed = False
         self.slow = 1
+        self.patient = False
         self.closers: list[Callable[[], None]] = []
 
 
@@ -190,7 +192,7 @@ class SimulatedLoop:
         able = [lane for process in self.processes for lane in process.lanes if lane.may_run()]
         if not able:
             if not self._clock.advance_to_next():
-                assert not self.processes, "nothing can ever happen again"
+                assert all(process.patient for process in self.processes), "nothing can ever happen again"
             return None
         lane = able[int(self._rng.random() * len(able))] if len(able) > 1 else able[0]
         if lane.process.slow > 1 and lane is lane.process.main and self._rng.random() * lane.process.slow > 1:

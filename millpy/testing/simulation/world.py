@@ -319,6 +319,7 @@ class World:
         """Let a person do something, in a process of its own."""
         self._count += 1
         process = Process(f"order{self._count}")
+        process.patient = True
         self.orders[process] = self.loop.start(process, process.main, work)
         return process
 
