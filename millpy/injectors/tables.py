@@ -121,8 +121,16 @@ def long_rows(batch: pa.RecordBatch, bytes_max: int) -> list[int]:
 
 
 def row_of(batch: pa.RecordBatch, row: int) -> dict[str, Any]:
-    """One row as Python values. Raises ValueError for what Python cannot hold (text that is not UTF-8, year 10,000)."""
-    found: dict[str, Any] = batch.slice(row, 1).to_pylist(maps_as_pydicts="strict")[0]
+    """One row as Python values.
+
+    Raises:
+        ValueError: something in it that Python cannot hold: text that is not UTF-8, the year 10,000, a map with a key
+            twice, or with one that is a list or a struct.
+    """
+    try:
+        found: dict[str, Any] = batch.slice(row, 1).to_pylist(maps_as_pydicts="strict")[0]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"a map: {error}") from None
     return found
 
 

@@ -247,6 +247,28 @@ def test_whole_numbers_stored_as_doubles_are_whole_numbers_however_they_are_read
         assert len(found.refused) == (count - accepted) * 50
 
 
+@pytest.mark.parametrize(
+    ("keys", "twice"),
+    [
+        (pa.string(), [("k", 1), ("k", 2)]),
+        (pa.struct({"x": pa.int64()}), [({"x": 1}, 1)]),
+        (pa.list_(pa.int64()), [([1], 1)]),
+    ],
+)
+def test_map_that_is_no_mapping_is_one_dead_letter(keys: pa.DataType, twice: list[Any]) -> None:
+    class Mapped(msgspec.Struct):
+        i: int
+        m: dict[str, int] | None = None
+
+    maps = pa.array([[], twice, None], pa.map_(keys, pa.int64()))
+    for name in ("m", "passed_over"):
+        batch = pa.record_batch({"i": pa.array([1, 2, 3]), name: maps})
+        found = Decoder(RecordType(Mapped)).decode(Taken("columns", Instant(0), batch=batch))
+        assert [record.i for record in found.objects or ()] == [1, 3]
+        assert [(refused.row, refused.reason) for refused in found.refused] == [(1, "undecodable")]
+        assert msgspec.json.decode(found.payload(1))["i"] == 2
+
+
 async def test_dictionaries_of_any_type_are_read(tmp_path: Path) -> None:
     columns = {
         "i": pa.array([1, 2, None, 1], pa.int64()).dictionary_encode(),
