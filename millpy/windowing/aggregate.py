@@ -326,6 +326,8 @@ class VarianceFold(ArrayFold):
         count, _, squares = accumulator
         if count <= self._taken_off:
             return None
+        if not math.isfinite(squares):
+            return math.nan  # beyond doubles, where infinities of either sign come out, by what came together
         variance = squares / (count - self._taken_off)
         return math.sqrt(variance) if self._root else variance
 
@@ -373,7 +375,8 @@ class VarianceFold(ArrayFold):
     def column_of(self, arrays: Arrays) -> pa.Array:
         """The variances or their roots, of enough values."""
         assert arrays.extra is not None
-        variances = arrays.extra / np.maximum(arrays.counts - self._taken_off, 1)
+        squares = np.where(np.isfinite(arrays.extra), arrays.extra, np.nan)  # as in `result_of`
+        variances = squares / np.maximum(arrays.counts - self._taken_off, 1)
         return pa.array(np.sqrt(variances) if self._root else variances, mask=arrays.counts <= self._taken_off)
 
 

@@ -94,6 +94,19 @@ async def test_whatever_a_users_trigger_raises_is_the_rows_fault(
     assert fetch(database_url, "SELECT device FROM factory.sums_1m") == [(GOOD,)]
 
 
+@pytest.mark.parametrize("column", ["device", "pane_timing", "window_start"])
+async def test_trigger_that_empties_a_column_of_ours_costs_its_row(
+    owner: Owner, database_url: str, column: str
+) -> None:
+    put_trigger(database_url, "factory.sums_1m", "before", f"NEW.{column} := NULL")
+    table, interval = owner.deployment.table_ids["sums_1m"], owner.deployment.of("sums")[0]
+    many = [(f"d{n}", 1.0, 0) for n in range(COPY_ROWS_MIN)]
+
+    for rows in ([(BAD, 1.0, 0)], [*many, (BAD, 1.0, 0)]):
+        with pytest.raises(PoisonError):
+            await owner.commit(owner.checkpoint(interval, results=[panes(table, *rows, first=True)]))
+
+
 async def test_lost_connection_in_a_users_trigger_is_no_rows_fault(owner: Owner, database_url: str) -> None:
     put_trigger(database_url, "factory.sums_1m", "before", "PERFORM pg_terminate_backend(pg_backend_pid())")
     rows = panes(owner.deployment.table_ids["sums_1m"], (BAD, 1.0, 0), first=True)
@@ -165,6 +178,7 @@ ALTERED = {
     "column renamed": "ALTER TABLE factory.sums_1m RENAME COLUMN label TO other",
     "key dropped": "ALTER TABLE factory.sums_1m DROP CONSTRAINT sums_1m_pkey",
     "schema renamed": "ALTER SCHEMA factory RENAME TO works",
+    "given a rule": "CREATE RULE mine AS ON INSERT TO factory.sums_1m DO ALSO DELETE FROM factory.sums_1m WHERE false",
     "made a view": "ALTER TABLE factory.sums_1m RENAME TO t; CREATE VIEW factory.sums_1m AS SELECT 1 AS a",
     "another type": "DROP VIEW factory.sums_1m_status; ALTER TABLE factory.sums_1m ALTER total TYPE text[] USING '{}'",
     "published without identity": "ALTER TABLE factory.sums_1m REPLICA IDENTITY NOTHING;"
@@ -188,7 +202,7 @@ async def test_table_that_an_administrator_has_altered_is_said_and_waited_for(
     async def attempt() -> None:
         await owner.commit(owner.checkpoint(interval, results=[panes(table, *rows, first=many)]))
 
-    if altered in ("key dropped", "published without identity") and many:
+    if altered in ("key dropped", "published without identity", "given a rule") and many:
         await attempt()  # rows that are new only go in
         return
     for _ in range(3):  # a prepared statement may have to be made anew first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from typing import Any
 
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from millpy.model.delta import encode_value
 from millpy.model.record import RecordType
-from millpy.windowing.aggregate import Max, Mean, Min, Sum
+from millpy.windowing.aggregate import Max, Mean, Min, StandardDeviation, Sum, Variance
 from millpy.windowing.columnar import WindowedLogic
 from millpy.windowing.fold import Aggregate
 from millpy.windowing.positional import Collect, First, Last, Top
@@ -47,8 +48,10 @@ readings = st.builds(
 feeds = st.lists(st.tuples(readings, st.integers(0, 12)), max_size=24)
 
 
-def answers(windows: Windows, feed: list[Any], where: list[str], few: int) -> dict[Any, Any]:
-    logic = WindowedLogic(windows, 1_000 * us, EVERY, few_records_max=few)
+def answers(
+    windows: Windows, feed: list[Any], where: list[str], few: int, every: dict[str, Aggregate] = EVERY
+) -> dict[Any, Any]:
+    logic = WindowedLogic(windows, 1_000 * us, every, few_records_max=few)
     outputs = {"windows": logic.output_type(RecordType(Reading), ("key", "site"))}
     subject = StageDriver(logic, Reading, key=("key", "site"), outputs=outputs, max_disorder=MAX_DISORDER)
     run(subject, feed, where, columns=few == 0)
@@ -58,7 +61,7 @@ def answers(windows: Windows, feed: list[Any], where: list[str], few: int) -> di
         if record.pane_timing == "retracted":
             del found[window]
         else:
-            found[window] = {name: exactly(getattr(record, name)) for name in EVERY}
+            found[window] = {name: exactly(getattr(record, name)) for name in every}
     return found
 
 
@@ -75,6 +78,32 @@ def test_answer_does_not_depend_on_bundles(
     windows: Windows, feed: list[Any], where: list[str], elsewhere: list[str], few: int
 ) -> None:
     assert answers(windows, feed, where, few) == answers(windows, feed, elsewhere, 0)
+
+
+SPREADS: dict[str, Aggregate] = {
+    "variance": Variance("value"),
+    "deviation": StandardDeviation("value"),
+    "of_all": StandardDeviation("value", population=True),
+}
+huge = st.sampled_from([sys.float_info.max, -sys.float_info.max, 2.0**1000, -(2.0**1000), 2.0**600])
+
+
+@kinds
+@settings(max_examples=30, deadline=None)
+@given(
+    feed=st.lists(
+        st.tuples(huge.map(lambda value: Reading("a", 1, value, None, None)), st.integers(0, 12)), max_size=6
+    ),
+    where=breaks,
+    elsewhere=breaks,
+    few=st.sampled_from([0, 3, 10_000]),
+)
+def test_spread_beyond_doubles_is_no_error(
+    windows: Windows, feed: list[Any], where: list[str], elsewhere: list[str], few: int
+) -> None:
+    found, other = (answers(windows, feed, at, most, SPREADS) for at, most in ((where, few), (elsewhere, 0)))
+
+    assert found.keys() == other.keys()
 
 
 def test_zero_that_is_stored_has_the_sign_that_the_database_gives_it() -> None:

@@ -53,6 +53,8 @@ from millpy.store.unreachable import unreachable
 OUR_SCHEMA = "mill"
 NO_ROOM = "invalid memory alloc request size"
 """The server cannot hold a value of more than 1 GB; an internal message, which is not translated."""
+STALE_PLAN = "RevalidateCachedQuery"
+"""Where the server finds that what it has prepared is of another shape; names of its functions are never translated."""
 OUR_CHECK = "mill.check_panes"
 FOREIGN_ROW = "MW009"
 OwnConstraints = Mapping[tuple[str, str], frozenset[str]]
@@ -139,7 +141,7 @@ def translate_commit(
             return CommitUnknownError(f"the connection was lost around COMMIT: {_line(error)}")
         return StoreUnavailableError(f"the connection was lost before COMMIT: {_line(error)}")
     if state[:2] == "23":
-        return _constraint(error, own, state)
+        return _constraint(error, own, state, users=users)
     if users:
         return _of_users(error, state, table)
     too_large = state[:2] == "54" or (state == "XX000" and _line(error).startswith(NO_ROOM))
@@ -159,6 +161,8 @@ def _of_users(error: psycopg.Error, state: str, table: str) -> MillError:
     inside = bool(error.diag.context)
     if state == FOREIGN_ROW:
         return PoisonError(_line(error), table=table, sqlstate=state)
+    if state == "0A000" and not inside and error.diag.source_function != STALE_PLAN:
+        return altered(table, _line(error))  # a rule
     if state.startswith("MW") or state[:2] in ("40", "25", "53", "58") or state in ("55P03", "57014", "26000", "42P05"):
         return translate(error)
     if not inside and state[:2] in ("42", "3F", "55"):
@@ -193,7 +197,7 @@ def _ours(error: psycopg.Error, state: str) -> MillError:
     return known.get(state, CorruptionError)(message)
 
 
-def _constraint(error: psycopg.Error, own: OwnConstraints, state: str) -> MillError:
+def _constraint(error: psycopg.Error, own: OwnConstraints, state: str, *, users: bool) -> MillError:
     diag = error.diag
     table, schema, name = diag.table_name or "", diag.schema_name or "", diag.constraint_name or ""
     if schema == OUR_SCHEMA:
@@ -203,7 +207,8 @@ def _constraint(error: psycopg.Error, own: OwnConstraints, state: str) -> MillEr
     column = diag.column_name or ""
     ours = own.get((schema, table), frozenset())
     # Up to version 17 a violated NOT NULL names its column and no constraint.
-    if state != "23505" and (name in ours or (state == "23502" and column in ours)):
+    # In a statement that runs what users have made, it may be their trigger that broke what is ours.
+    if not users and state != "23505" and (name in ours or (state == "23502" and column in ours)):
         return CorruptionError(f"{_line(error)} in {schema}.{table}")
     return PoisonError(_line(error), table=table, sqlstate=state)
 
