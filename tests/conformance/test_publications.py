@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -123,6 +124,36 @@ async def test_every_table_can_be_published_with_its_changes(database_url: str, 
     )
 
     assert unidentified == []
+
+
+@pytest.mark.parametrize(
+    ("does", "undoes"),
+    [
+        ("CREATE PUBLICATION part FOR TABLE mill.intervals WHERE (bundle > 5)", "DROP PUBLICATION part"),
+        (
+            "CREATE PUBLICATION part FOR TABLE mill.intervals; ALTER TABLE mill.intervals REPLICA IDENTITY NOTHING",
+            "DROP PUBLICATION part",
+        ),
+    ],
+    ids=["row filter", "no identity"],
+)
+async def test_publication_that_refuses_our_updates_is_said_and_waited_for(
+    database_url: str, feed: Path, caplog: pytest.LogCaptureFixture, does: str, undoes: str
+) -> None:
+    async with PostgresStore(database_url) as store:
+        await store.deploy(plant(feed).spec())
+    run(database_url, *does.split("; "))
+
+    limits = Limits(lease_ttl_s=2, retry_s_max=0.5)
+    working = asyncio.create_task(run_worker(plant(feed), database_url, limits=limits, patient=True))
+    async with asyncio.timeout(60):
+        while "replica identity" not in caplog.text:
+            await asyncio.wait([working], timeout=0.05)
+            assert not working.done(), working
+        run(database_url, undoes)
+        await working
+
+    assert run(database_url, "SELECT sum(n) FROM plant.counts") == [(READINGS,)]
 
 
 async def test_subscriber_of_all_tables_has_what_the_workers_wrote(publisher: EmbeddedPostgres, feed: Path) -> None:

@@ -82,6 +82,12 @@ def translate(error: psycopg.Error) -> MillError:
             f"the database asks to try again: {_line(error)}",
             hint="nothing was changed: try again; pg_stat_activity shows what holds it up",
         )
+    if state in ("42P10", "55000"):
+        return TransientError(
+            f"the database refuses a change to its own tables: {_line(error)}: {error.diag.message_detail or ''}",
+            hint="nothing was changed, it is tried again: drop the row filter of a publication of a table of mill,"
+            " or the table's REPLICA IDENTITY NOTHING",
+        )
     if state == "42501":
         return ConfigError(
             f"missing rights: {_line(error)}",
