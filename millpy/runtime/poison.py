@@ -37,6 +37,8 @@ class Hunt:
         self._computations = computations
         self._isolation = Isolation(fired=dict(fired), again=True)
         self._rows: dict[int, str] = {}
+        self.is_given_up = False
+        """More is refused than was looked for, or it took too long."""
 
     @property
     def records(self) -> int:
@@ -74,6 +76,7 @@ class Hunt:
                 if final is not None:
                     return final
                 break
+        self.is_given_up = True
         raise TransientError(
             f"the database refuses {self.records} records and {self.rows} rows of one turn, and more: {error}",
             hint="look at the constraints of the result tables; nothing is lost, a smaller turn is tried",

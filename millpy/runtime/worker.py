@@ -427,7 +427,8 @@ class Worker:
         try:
             final = await hunt.run(records_max, error, lambda: self._clock.monotonic() >= ends_at)
         except TransientError:
-            self.budget.refused(turn.records, rows_of(turn.checkpoints))
+            if hunt.is_given_up:  # else a connection was lost, which says nothing of the turn's size
+                self.budget.refused(turn.records, rows_of(turn.checkpoints))
             raise
         if final is not None:
             log.warning("quarantined %d records and %d rows: %s", hunt.records, hunt.rows, error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,16 +11,20 @@ from typing import Any
 import msgspec
 import pytest
 
+from millpy.clock import SystemClock
 from millpy.computation import Computation, Context
+from millpy.errors import StoreUnavailableError
 from millpy.graph import Graph, Stream
 from millpy.injectors.files import File
 from millpy.injectors.settings import EventTime
 from millpy.limits import KEY_BYTES_MAX, Limits
+from millpy.model.checkpoint import Checkpoint
 from millpy.model.time import milliseconds
 from millpy.model.timer import Timer
+from millpy.store.memory import MemoryDatabase, MemoryStore
 from millpy.windowing.aggregate import Count
 from millpy.windowing.window import FixedWindows, SessionWindows
-from tests.crash.memory_world import World, readings, two_stages
+from tests.crash.memory_world import World, readings, started, two_stages
 
 LIMITS = Limits(
     lease_ttl_s=5,
@@ -59,6 +63,31 @@ async def test_a_small_turn_that_is_refused_for_too_much_is_not_searched_twice(
 
     assert len(world.database.dead_letters) == 2
     assert sum("recovery failed" in line for line in caplog.messages) <= 1
+
+
+class CutOff(MemoryStore):
+    """Loses its connection at the first trial of a search."""
+
+    trials = 0
+
+    async def commit(self, checkpoints: Sequence[Checkpoint], **options: Any) -> None:
+        if options.get("trial"):
+            self.trials += 1
+            if self.trials == 1:
+                raise StoreUnavailableError("away")
+        await super().commit(checkpoints, **options)
+
+
+async def test_connection_that_is_lost_in_a_search_makes_no_turn_smaller(tmp_path: Path) -> None:
+    store = CutOff(MemoryDatabase())
+    worker = await started(store, two_stages(tmp_path / "in", readings(5)), LIMITS, SystemClock())
+    store.database.constrain("largest", "none", lambda row: False)
+
+    while not store.trials:
+        await worker.step()
+
+    assert worker.budget.factor == 1
+    await worker._abandon()
 
 
 class Reading(msgspec.Struct):
