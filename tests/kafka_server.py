@@ -154,6 +154,8 @@ class KafkaServer:
     def _end(self, command: str, number: signal.Signals) -> None:
         if self._process is None:
             assert self._tool(command).returncode == 0
+            for address in (self.address, self.tls, self.login):  # the tool waits for less: its command line to go
+                _await_free(address)
         elif self._process.poll() is None:
             self._process.send_signal(number)
             self._process.wait(60)
@@ -184,6 +186,22 @@ def _jars() -> Path:
     found = distribution()
     assert found is not None
     return found / "libs"
+
+
+def _await_free(address: str) -> None:
+    """Return once whoever listened at an address has let it go; a large process that was killed takes its time."""
+    host, port = address.split(":")
+    deadline = time.monotonic() + START_S_MAX
+    while True:
+        with socket.socket() as listening:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listening.bind((host, int(port)))
+                return
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+        time.sleep(0.02)
 
 
 def _answers(address: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 from psycopg import conninfo
 
@@ -12,6 +13,12 @@ from millpy.embedded import EmbeddedPostgres
 from millpy.testing.crash_test.database import through
 from millpy.testing.proxy import PostgresProxy
 from tests.crash.sizes import Feed, result_rows, stored_windows, worker
+
+SLOW = """
+    CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(1); RETURN NULL; END $$;
+    CREATE TRIGGER slow AFTER INSERT ON sizes.windows EXECUTE FUNCTION public.slow()
+"""
+"""A turn that writes windows takes a second, so that there is time to kill its worker before the last."""
 
 
 @pytest.fixture
@@ -45,10 +52,16 @@ def test_windows_that_close_at_once_leave_in_several_turns(tmp_path: Path, datab
     feed = Feed(tmp_path / "feed.ndjson", keys=2_000).write()
     settings = {"turn_panes_max": 150, "bundle_records_max": 2_000, "fold_every_s": 0.1}
     environment = {"SIZES_WINDOWS": windows}
-    with worker(feed, database_url, environment, **settings) as first:
+    with worker(feed, database_url, environment, probe="after_claim:1:stop", **settings) as first:
+        first.await_frozen()
+        with psycopg.connect(database_url, autocommit=True) as connection:
+            connection.execute(SLOW)
+        first.thaw()
         first.await_while_running(lambda: result_rows(database_url) > 0, "the first windows are there", 60)
         first.kill()
     left_before = result_rows(database_url)
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("DROP TRIGGER slow ON sizes.windows")
     with worker(feed, database_url, environment, **settings) as second:
         second.await_finished(within_s=60)
 
