@@ -29,7 +29,6 @@ from millpy.store.postgres import requests
 from millpy.store.postgres.arrays import Bigints, Byteas, PgArray, Texts
 from millpy.store.postgres.connection import Connection, Lane
 from millpy.store.postgres.errors import (
-    OwnConstraints,
     SlotMovedError,
     altered,
     is_queue_full,
@@ -360,7 +359,6 @@ class Committer:
                 await self._refuse_altered(table)
             raise translate_commit(
                 error,
-                self._own(),
                 commit_sent=sending.commit_sent,
                 users=table is not None or sending.failed in (DEFERRED, COMMIT),
                 table="" if table is None else table.name,
@@ -428,9 +426,6 @@ class Committer:
                 raise translate(error) from error
             self._slots = [row[0] for row in rows]
         return self._slots
-
-    def _own(self) -> OwnConstraints:
-        return {(table.schema, table.name): table.own_constraints() for table in self._tables.values()}
 
 
 @dataclass(slots=True)

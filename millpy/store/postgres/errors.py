@@ -27,7 +27,7 @@ ResultTableError, which waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import psycopg
 
@@ -57,8 +57,6 @@ STALE_PLAN = "RevalidateCachedQuery"
 """Where the server finds that what it has prepared is of another shape; names of its functions are never translated."""
 OUR_CHECK = "mill.check_panes"
 FOREIGN_ROW = "MW009"
-OwnConstraints = Mapping[tuple[str, str], frozenset[str]]
-"""(schema, result table) -> names of the constraints, and columns that are not null, that millpy made."""
 
 
 class SlotMovedError(TransientError):
@@ -125,14 +123,11 @@ def not_connected(error: psycopg.Error) -> MillError:
     return unreadable() if isinstance(error, psycopg.ProgrammingError) else unreachable(str(error))
 
 
-def translate_commit(
-    error: psycopg.Error, own: OwnConstraints, *, commit_sent: bool, users: bool = False, table: str = ""
-) -> MillError:
+def translate_commit(error: psycopg.Error, *, commit_sent: bool, users: bool = False, table: str = "") -> MillError:
     """What an error means inside a turn's transaction.
 
     Args:
         error: as psycopg raised it.
-        own: which constraints of result tables are ours.
         commit_sent: whether COMMIT may have reached the server.
         users: whether the statement that failed runs what users have made: it writes a result table, or commits.
         table: the result table, when it is one.
@@ -147,7 +142,7 @@ def translate_commit(
             return CommitUnknownError(f"the connection was lost around COMMIT: {_line(error)}")
         return StoreUnavailableError(f"the connection was lost before COMMIT: {_line(error)}")
     if state[:2] == "23":
-        return _constraint(error, own, state, users=users)
+        return _constraint(error, state)
     if users:
         return _of_users(error, state, table)
     too_large = state[:2] == "54" or (state == "XX000" and _line(error).startswith(NO_ROOM))
@@ -203,20 +198,14 @@ def _ours(error: psycopg.Error, state: str) -> MillError:
     return known.get(state, CorruptionError)(message)
 
 
-def _constraint(error: psycopg.Error, own: OwnConstraints, state: str, *, users: bool) -> MillError:
+def _constraint(error: psycopg.Error, state: str) -> MillError:
+    """On a table of schema mill millpy is at fault; on a result table the row is, as a trigger may have changed it."""
     diag = error.diag
-    table, schema, name = diag.table_name or "", diag.schema_name or "", diag.constraint_name or ""
-    if schema == OUR_SCHEMA:
-        if state == "23514" and not name:
-            return SlotMovedError(f"no partition for a row: {_line(error)}")
-        return CorruptionError(f"{_line(error)} in {schema}.{table}")
-    column = diag.column_name or ""
-    ours = own.get((schema, table), frozenset())
-    # Up to version 17 a violated NOT NULL names its column and no constraint.
-    # In a statement that runs what users have made, it may be their trigger that broke what is ours.
-    if not users and state != "23505" and (name in ours or (state == "23502" and column in ours)):
-        return CorruptionError(f"{_line(error)} in {schema}.{table}")
-    return PoisonError(_line(error), table=table, sqlstate=state)
+    if diag.schema_name != OUR_SCHEMA:
+        return PoisonError(_line(error), table=diag.table_name or "", sqlstate=state)
+    if state == "23514" and not diag.constraint_name:
+        return SlotMovedError(f"no partition for a row: {_line(error)}")
+    return CorruptionError(f"{_line(error)} in {OUR_SCHEMA}.{diag.table_name}")
 
 
 def _connection_lost(error: psycopg.Error, state: str) -> bool:

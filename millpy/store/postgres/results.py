@@ -190,12 +190,6 @@ class ResultTable:
         """The statements that run what the user has put on the table."""
         return self.insert, self.upsert, self.delete, self.copy
 
-    def own_constraints(self) -> frozenset[str]:
-        """Names that tell our constraints from a user's; a column's name stands for its NOT NULL."""
-        required = [c.name for c in self.columns if not c.nullable] + ["emitted_at", "interval_id", "bundle"]
-        # From version 18 on NOT NULL constraints have names, made like this.
-        return frozenset([self.primary_key, *required, *(f"{self.name}_{name}_not_null" for name in required)])
-
 
 def insert_parameters(table: ResultTable, blocks: Sequence[Block]) -> list[PgArray]:
     """The arrays of `table.insert`: one a column, then interval and bundle."""

@@ -32,7 +32,7 @@ class Side:
         names, trace: those of the world.
 
     Attributes:
-        names: of its computations.
+        computations: their names.
         spawn_at: at which steps machines are to be started again.
     """
 
@@ -54,7 +54,7 @@ class Side:
         self.brokers = brokers
         self.graph: Graph = build(shape, str(path), generation)
         spec = self.graph.spec()
-        self.names = [computation.name for computation in spec.computations]
+        self.computations = [computation.name for computation in spec.computations]
         deployment = database.deploy(spec)
         if shape.poison and "watcher" in shape.branches:
             database.constrain("marks", "not_refused", lambda row: row["kind"] != "refused", deployment.name)
@@ -79,8 +79,8 @@ class Side:
 
     def is_covered(self, among: Sequence[Machine]) -> bool:
         """Whether every computation has a machine that may take it."""
-        taken = {name for machine in self.machines(among) for name in machine.only or self.names}
-        return taken.issuperset(self.names)
+        taken = {name for machine in self.machines(among) for name in machine.only or self.computations}
+        return taken.issuperset(self.computations)
 
     def has_finished(self) -> bool:
         """Whether every interval has reached the end."""

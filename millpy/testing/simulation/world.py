@@ -374,7 +374,7 @@ class World:
 
         only: tuple[str, ...] = ()
         if self.schedule.placed and side.workers > 1:
-            names = side.names
+            names = side.computations
             held = {name for machine in side.machines(self.machines) for name in machine.only}
             only = ("readings", *names[3:]) if "readings" not in held else tuple(names[1:])
             only = only if len(names) > 1 else ()

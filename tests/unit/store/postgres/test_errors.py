@@ -58,7 +58,7 @@ def test_deploy_that_the_server_breaks_off_ends_in_one_line_and_what_to_do(error
 
 @pytest.mark.parametrize("sqlstate", ["22003", "22021", "22P02", "54000", "P0001", "P0004", "23505"])
 def test_value_that_is_refused_in_a_commit_is_poison(sqlstate: str) -> None:
-    error = translate_commit(an_error(sqlstate), {}, commit_sent=True, users=True)
+    error = translate_commit(an_error(sqlstate), commit_sent=True, users=True)
 
     assert isinstance(error, PoisonError)
     assert error.sqlstate == sqlstate
@@ -66,13 +66,13 @@ def test_value_that_is_refused_in_a_commit_is_poison(sqlstate: str) -> None:
 
 @pytest.mark.parametrize("lost", [LOST, an_error("57P01"), an_error("57P02"), an_error("08003")])
 def test_lost_connection_is_unknown_only_once_commit_was_sent(lost: psycopg.Error) -> None:
-    assert type(translate_commit(lost, {}, commit_sent=True)) is CommitUnknownError
-    assert type(translate_commit(lost, {}, commit_sent=False)) is StoreUnavailableError
+    assert type(translate_commit(lost, commit_sent=True)) is CommitUnknownError
+    assert type(translate_commit(lost, commit_sent=False)) is StoreUnavailableError
 
 
 @pytest.mark.parametrize("sqlstate", ["40001", "57014", "53100", "25P03"])
 def test_error_that_the_server_named_is_not_unknown(sqlstate: str) -> None:
-    error = translate_commit(an_error(sqlstate), {}, commit_sent=True)
+    error = translate_commit(an_error(sqlstate), commit_sent=True)
 
     assert isinstance(error, TransientError)
     assert not isinstance(error, CommitUnknownError)

@@ -15,4 +15,4 @@ def test_lost_prepared_statement_is_tried_again(state: str) -> None:
     error = psycopg.errors.lookup(state)("prepared statement")
 
     assert isinstance(translate(error), TransientError)
-    assert isinstance(translate_commit(error, {}, commit_sent=True), TransientError)
+    assert isinstance(translate_commit(error, commit_sent=True), TransientError)
