@@ -249,6 +249,20 @@ class Connection:
         except OSError as error:
             self._failed(error)
 
+    def ping(self) -> int:
+        """Ask for an answer behind all that was written so far; 0 on a lost connection."""
+        if self._socket is None or self._client._disconnected.done():
+            return 0
+        try:
+            return self._socket.ping()
+        except OSError as error:
+            self._failed(error)
+            return 0
+
+    def answered(self, ping: int) -> bool:
+        """Whether the broker has answered this ping, and so has processed what was written before it."""
+        return ping > 0 and self._socket is not None and self._socket.answered(ping)
+
     def pause(self) -> None:
         """Read no more from the socket; what is there waits in the network, and the session is kept alive."""
         if self._socket is not None and not self._socket.paused and self._socket.fileno() >= 0:

@@ -22,6 +22,7 @@ from itertools import accumulate
 from typing import Protocol
 
 import msgspec
+from xxhash import xxh3_128_digest
 
 from millpy.injectors.mqtt_packets import Published
 
@@ -32,7 +33,7 @@ _KNOWN_TOPICS_MAX = 100_000
 _KNOWN_BYTES_MAX = 8_000_000
 TOPIC_BYTES_MAX = 1_024
 _SHOWN_BYTES = 200
-_MESSAGE_BYTES = 200  # what Python needs for a message beside its bytes
+_MESSAGE_BYTES = 250  # what Python needs for a message beside its bytes, its digest included
 _READINGS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -57,6 +58,8 @@ class Run:
         unread: how many readings an array has that is not open yet.
         size: bytes of all records, with what their topics add.
         refused: why the one message of this run is no record; of its topic only the beginning is kept.
+        digests: of the messages, where they are asked for; none of messages that never are records.
+        redelivered: the one message of this run was sent to this session before.
     """
 
     topics: list[bytes]
@@ -67,6 +70,8 @@ class Run:
     unread: int = 0
     size: int = 0
     refused: str = ""
+    digests: list[bytes] = field(default_factory=list)
+    redelivered: bool = False
 
     def __post_init__(self) -> None:
         self.size = self.size or sum(map(len, self.payloads))
@@ -81,8 +86,8 @@ class Run:
 
     def cut(self, count: int) -> Run:
         """Take the first records away."""
-        first = Run(self.topics[:count], self.payloads[:count], self.packet_ids[:count])
-        del self.topics[:count], self.payloads[:count], self.packet_ids[:count]
+        first = Run(self.topics[:count], self.payloads[:count], self.packet_ids[:count], digests=self.digests[:count])
+        del self.topics[:count], self.payloads[:count], self.packet_ids[:count], self.digests[:count]
         self.size -= first.size
         return first
 
@@ -103,6 +108,8 @@ class Bundle:
         refused: (row, why) of payloads that are messages beyond a bound.
         records: how many there are in it.
         counted: how many have left the inbox with it, by the count of what was received.
+        digests: of its messages, where they are asked for; also of those passed over.
+        passed_over: how many messages were redelivered though they are committed.
     """
 
     runs: list[Run] = field(default_factory=list)
@@ -111,10 +118,13 @@ class Bundle:
     refused: list[tuple[int, str]] = field(default_factory=list)
     records: int = 0
     counted: int = 0
+    digests: list[bytes] = field(default_factory=list)
+    passed_over: int = 0
 
     def add(self, run: Run) -> None:
         """Append a run."""
         self.packet_ids += run.packet_ids
+        self.digests += run.digests
         if run.marker is not None:
             self.markers.append((run.topics[0], run.marker))
         if run.refused:
@@ -122,6 +132,12 @@ class Bundle:
         if len(run):
             self.runs.append(run)
             self.records += len(run)
+
+    def pass_over(self, run: Run) -> None:
+        """Append a message without its records."""
+        self.packet_ids += run.packet_ids
+        self.digests += run.digests
+        self.passed_over += 1
 
     def payloads(self) -> list[bytes]:
         """One a record."""
@@ -157,6 +173,7 @@ class Inbox:
         readings_max: a message with more readings is refused.
         bytes_max: a message whose readings would have more bytes is refused.
         complete: adds to payloads what their topics say; None when they say nothing.
+        digests: whether messages are to be known again.
     """
 
     def __init__(
@@ -168,6 +185,7 @@ class Inbox:
         readings_max: int,
         bytes_max: int,
         complete: Completes | None = None,
+        digests: bool = False,
     ) -> None:
         self._topics = topics
         self._retained = retained
@@ -175,6 +193,7 @@ class Inbox:
         self._readings_max = readings_max
         self._bytes_max = bytes_max
         self._complete = complete
+        self._digests = digests
         self._runs: deque[Run] = deque()
         self._known: set[bytes] = set()
         self._known_bytes = 0
@@ -192,21 +211,26 @@ class Inbox:
         """Append messages."""
         apart = self._apart(published)
         self.received += len(published) + sum(len(run) - 1 for run in apart.values())
+        digests = digests_of(published) if self._digests else []
         if not apart:
-            self._append(Run(published.topics, published.payloads, published.packet_ids))
+            self._append(Run(published.topics, published.payloads, published.packet_ids, digests=digests))
             return
+        redelivered = set(published.redelivered)
         done = 0
         for index in [*sorted(apart), len(published)]:
             if index > done:
-                these = slice(done, index)
-                self._append(Run(published.topics[these], published.payloads[these], published.packet_ids[these]))
+                self._append(_stretch(published, slice(done, index), digests))
             if index < len(published):
-                self._append(apart[index])
+                run = apart[index]
+                if len(run) and digests:
+                    run.digests, run.redelivered = [digests[index]], index in redelivered
+                self._append(run)
             done = index + 1
 
     def _apart(self, published: Published) -> dict[int, Run]:
         """The messages that are not one record each, by index."""
-        apart: dict[int, Run] = {}
+        redelivered = published.redelivered if self._digests else ()
+        apart = {index: _stretch(published, slice(index, index + 1), ()) for index in redelivered}
         strange = self._strange(published.topics)
         others = {topic for topic in strange if topic.startswith(_MARKERS) or not self._topics.fullmatch(topic)}
         if self._arrays:
@@ -278,11 +302,25 @@ class Inbox:
         self.records += len(run)
         self.bytes += run.waiting_bytes
 
-    def take(self, *, records_max: int, bytes_max: int) -> Bundle:
-        """The next records, at most a bundle, but at least a message when one is there."""
+    def take(
+        self, *, records_max: int, bytes_max: int, is_committed: Callable[[bytes], bool] = lambda _digest: False
+    ) -> Bundle:
+        """The next records, at most a bundle, but at least a message when one is there.
+
+        Args:
+            records_max: of the bundle.
+            bytes_max: of the bundle.
+            is_committed: asked for each redelivered message; one that is, is passed over and not counted (I8).
+        """
         bundle, size = Bundle(), 0
         while self._runs and bundle.records < records_max:
             run = self._runs[0]
+            if run.redelivered and is_committed(run.digests[0]):
+                self._runs.popleft()
+                self._leave(run)
+                self.received -= len(run)
+                bundle.pass_over(run)
+                continue
             if bundle.records and size + run.size > bytes_max:
                 break
             if bundle.records + len(run) > records_max:
@@ -292,11 +330,30 @@ class Inbox:
                     break
             if run is self._runs[0]:
                 self._runs.popleft()
-            self.records -= len(run)
-            self.bytes -= run.waiting_bytes
+            self._leave(run)
             size += run.size
             bundle.add(run.opened(self._complete))
         return bundle
+
+    def _leave(self, run: Run) -> None:
+        self.records -= len(run)
+        self.bytes -= run.waiting_bytes
+
+
+def digests_of(published: Published) -> list[bytes]:
+    """16 bytes a message, by which it is known when it is delivered again; a topic holds no NUL."""
+    whole = zip(published.topics, published.payloads, strict=True)
+    return [xxh3_128_digest(b"%b\0%b" % message) for message in whole]
+
+
+def _stretch(published: Published, these: slice, digests: Sequence[bytes]) -> Run:
+    """Messages of one record each."""
+    return Run(
+        published.topics[these],
+        published.payloads[these],
+        published.packet_ids[these],
+        digests=list(digests[these]),
+    )
 
 
 def _passed(published: Published, index: int) -> Run:

@@ -3,7 +3,8 @@
     received -> inbox -> taken (token) -> committed -> PUBACK, in the order received, on the connection that delivered
 
 Packet ids are reused, so a lost connection voids them: its inbox and tokens are forgotten, and the broker sends again
-what was in them. A record that was committed but not yet acknowledged comes twice; `Dedupe` drops it.
+what was in them. A message that was committed but not yet acknowledged comes twice; with `Dedupe` it is known by itself
+(mqtt_redelivery.py), and acknowledged and passed over.
 
     connect      only under a trusted grant, with backoff; the session has one reader at the broker at any time
     taken over   (another client with our id) wait for a whole lease, look at the grant again, only then reconnect.
@@ -35,6 +36,7 @@ from millpy.injectors.mqtt_address import BrokerAddress
 from millpy.injectors.mqtt_connection import Connection
 from millpy.injectors.mqtt_inbox import MARKER_PREFIX, Bundle, Inbox
 from millpy.injectors.mqtt_packets import Published
+from millpy.injectors.mqtt_redelivery import Redeliveries, Sent
 from millpy.injectors.mqtt_topics import TopicFields, TopicPattern
 from millpy.injectors.protocol import Refused, SourceSetup, Taken
 
@@ -60,6 +62,7 @@ class _Session:
             readings_max=limits.message_records_max,
             bytes_max=limits.bundle_bytes_max,
             complete=TopicFields(pattern, record_type) if pattern.levels and record_type is not None else None,
+            digests=setup.deduplicated,
         )
         self.connection: Connection = Connection(
             address,
@@ -78,6 +81,7 @@ class _Session:
         self.full = asyncio.Event()
         self.subscribing: asyncio.Task[None] | None = None
         self.drained = False
+        self._settled_ping = 0
         self._handed_over = 0
 
     def _deliver(self, published: Published) -> None:
@@ -129,10 +133,14 @@ class _Session:
             self.subscribing.cancel()
             await asyncio.wait([self.subscribing])
 
-    def take(self) -> Bundle:
+    def take(self, redeliveries: Redeliveries) -> Bundle:
         """The records of one bundle, and what was passed on the way to them."""
         bound = self._setup.take_bound
-        bundle = self.inbox.take(records_max=min(self._take_max, bound.records), bytes_max=bound.bytes)
+        bundle = self.inbox.take(
+            records_max=min(self._take_max, bound.records),
+            bytes_max=bound.bytes,
+            is_committed=lambda digest: redeliveries.recognize(digest, self),
+        )
         self.drained |= (self.marker_topic, self.marker) in bundle.markers
         left = self.inbox.received - self.inbox.records
         bundle.counted, self._handed_over = left - self._handed_over, left
@@ -151,6 +159,12 @@ class _Session:
             self.outstanding[-1].packet_ids.extend(packet_ids)
         else:
             self.connection.acknowledge(packet_ids)
+
+    def is_settled(self) -> bool:
+        """Whether the broker has processed what we said to all that came from before this connection."""
+        if self.drained and not self.outstanding and not self._settled_ping:
+            self._settled_ping = self.connection.ping()
+        return self.connection.answered(self._settled_ping)
 
     async def ask(self) -> None:
         """Publish a fresh marker; the backlog is drained when it comes back."""
@@ -171,10 +185,11 @@ def marker_topic(client_id: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class _Token:
-    """A bundle that was taken: on which connection, and what to acknowledge."""
+    """A bundle that was taken: on which connection, what to acknowledge, and what to know again."""
 
     session: _Session
     packet_ids: list[int]
+    sent: Sent | None
 
 
 class MqttInjector:
@@ -190,6 +205,7 @@ class MqttInjector:
         self._asking: asyncio.Task[None] | None = None
         self._watched_at = 0.0
         self._total = 0
+        self._redeliveries = Redeliveries(setup.notes, address.receive_max)
 
     async def open(self, position: bytes | None) -> None:
         """Connect; when the broker is away, keep trying in the background.
@@ -290,12 +306,16 @@ class MqttInjector:
         session = self._session
         if session is None or not session.inbox:
             return None
-        bundle = session.take()
+        self._redeliveries.prove(session, session.connection.answered, drained=session.is_settled())
+        bundle = session.take(self._redeliveries)
         self._total += bundle.counted
+        if bundle.passed_over:
+            log.info("mqtt: %d messages came again that are committed", bundle.passed_over)
         if not bundle.records:
             session.settle(bundle.packet_ids)
             return None
-        token = _Token(session, bundle.packet_ids)
+        sent, notes = self._redeliveries.take(bundle.digests, session) if self._setup.deduplicated else (None, {})
+        token = _Token(session, bundle.packet_ids, sent)
         session.outstanding.append(token)
         return Taken(
             format="json",
@@ -303,6 +323,7 @@ class MqttInjector:
             payloads=bundle.payloads(),
             refused=[Refused(row, "oversize", why) for row, why in bundle.refused],
             describe=bundle.describe(),
+            notes=notes,
             token=token,
             records=bundle.counted,
             total=self._total,
@@ -311,9 +332,13 @@ class MqttInjector:
     async def acknowledge(self, token: Any) -> None:
         """PUBACK a committed bundle, if the connection that delivered it still stands."""
         assert isinstance(token, _Token)
-        session = token.session
+        session, sent = token.session, token.sent
+        if sent is not None:
+            self._redeliveries.commit(sent)
         if session is self._session:
             session.connection.acknowledge(token.packet_ids)
+            if sent is not None:
+                sent.ping = session.connection.ping()
         if session.outstanding and session.outstanding[0] is token:
             session.outstanding.popleft()
 

@@ -17,6 +17,7 @@ import numpy as np
 
 _PUBLISH = 0x30
 _RETAINED = 0x01
+_DUP = 0x08
 _QOS = 0x06
 _QOS_2 = 0x04
 _LENGTH_BYTES_MAX = 4
@@ -37,23 +38,27 @@ class Published:
         payloads: whole, or the beginning of one that is too long to keep.
         packet_ids: 0 for QoS 0, which has no acknowledgement.
         retained: indexes of those that the broker had kept from before the subscription.
+        redelivered: indexes of those that the broker has sent to this session before (DUP).
     """
 
     topics: list[bytes] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
     packet_ids: list[int] = field(default_factory=list)
     retained: list[int] = field(default_factory=list)
+    redelivered: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.topics)
 
     def pop(self) -> Published:
         """Take the last message away."""
-        last = len(self) - 1
-        retained = [0] if last in self.retained else []
-        if retained:
-            self.retained.pop()
-        return Published([self.topics.pop()], [self.payloads.pop()], [self.packet_ids.pop()], retained)
+        last, marks = len(self) - 1, []
+        for indexes in (self.retained, self.redelivered):
+            marked = bool(indexes) and indexes[-1] == last
+            marks.append([0] if marked else [])
+            if marked:
+                indexes.pop()
+        return Published([self.topics.pop()], [self.payloads.pop()], [self.packet_ids.pop()], *marks)
 
 
 class PacketCutter:
@@ -140,6 +145,8 @@ class PacketCutter:
             payloads.append(data[body:kept] if kept == stop else data[body : min(kept, body + self._kept_bytes)])
             if first & _RETAINED:
                 published.retained.append(len(topics) - 1)
+            if first & _DUP and packet_id:
+                published.redelivered.append(len(topics) - 1)
             at = stop
         if at > end:
             self._skip, self._long = at - end, published.pop()

@@ -123,22 +123,31 @@ class PacketSocket:
         """Write PUBACKs, in this order. Raises OSError when the connection is lost."""
         self._write(pubacks(packet_ids))
 
+    def ping(self) -> int:
+        """Ask for an answer behind all that was written so far; returns what `answered` is to be asked with."""
+        self._pings_out += 1
+        self._write(_PINGREQ)
+        return self._pings_out
+
+    def answered(self, ping: int) -> bool:
+        """Whether the broker, which takes packets in order, has answered this ping."""
+        return self._pings_back >= ping
+
     async def processed(self) -> None:
         """Wait until the broker has done all that was written so far (or the connection has ended).
 
         It takes packets in order, so its answer to a ping tells. Without that, acknowledgements that it has received
         and not yet read are void when the next client takes the session over, and their messages come again.
         """
-        self._pings_out += 1
-        self._processed_at = self._pings_out
         self._processed = self._loop.create_future()
+        self._processed_at = self._pings_out + 1
         self._hurry()
-        self._write(_PINGREQ)
+        self.ping()
         await self._processed
 
     def _hurry(self) -> None:
         waiting = self._processed
-        if waiting is not None and not waiting.done() and (self._ended or self._pings_back >= self._processed_at):
+        if waiting is not None and not waiting.done() and (self._ended or self.answered(self._processed_at)):
             waiting.set_result(None)
 
     def pause(self) -> None:

@@ -124,6 +124,7 @@ class SourceSetup:
         tell: notes an event of this source (kind, detail) for people, in `millpy.events`.
         secret: what names at brokers are made from, so that nobody else can guess them.
         bound: how much a take may bring, asked before each; None for a whole bundle of `limits` (see `take_bound`).
+        deduplicated: records have ids (`Dedupe`), so one that is the same to the byte is the same record.
     """
 
     graph: str
@@ -141,6 +142,7 @@ class SourceSetup:
     generation: int = 1
     secret: str = field(default="", repr=False)
     bound: TakeBound | None = None
+    deduplicated: bool = False
 
     @property
     def take_bound(self) -> TakeBound:

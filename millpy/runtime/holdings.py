@@ -244,6 +244,7 @@ class Holdings:
             notes=intake.notes,
             start=self._start,
             bound=self._budget,
+            deduplicated=node.dedupe is not None,
             tell=lambda kind, detail: self.tell(Event(kind, detail)),
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +43,13 @@ def an_injector(
     limits: Limits | None = None,
     host: str | None = "127.0.0.1",
     secret: str = "",
+    deduplicated: bool = False,
+    notes: Mapping[str, bytes] | None = None,
     **how: Any,
 ) -> MqttInjector:
     setup = SourceSetup(
         graph="g", stream="s", partition=filter, limits=limits or Limits(), clock=SystemClock(), ready=asyncio.Event(),
-        trusted=trusted, secret=secret,
+        trusted=trusted, secret=secret, deduplicated=deduplicated, notes=notes or {},
     )  # fmt: skip
     return Mqtt(filter, host=host, port=port, **how).connect(setup)
 

@@ -16,6 +16,7 @@ from millpy.windowing.window import FixedWindows
 
 EVERY = int(os.environ.get("SHORE_EVERY", "1"))
 IDLE_S = float(os.environ.get("SHORE_IDLE_S", "0"))
+HORIZON_S = float(os.environ.get("SHORE_HORIZON_S", "0"))
 INTERVALS = int(os.environ.get("SHORE_INTERVALS", "2"))
 
 
@@ -56,7 +57,9 @@ messages = graph.inject(
     Mqtt(os.environ["SHORE_TOPIC"], host="127.0.0.1", port=int(os.environ["SHORE_PORT"])),
     schema=Message,
     event_time=EventTime("at_us", unit="us", max_disorder=seconds(1)),
-    dedupe=Dedupe("seq", within=hours(1)),
+    dedupe=Dedupe("seq", time="at_us", unit="us", within=seconds(HORIZON_S))
+    if HORIZON_S
+    else Dedupe("seq", within=hours(1)),
     idle=AdvanceWithClock(seconds(IDLE_S)) if IDLE_S else Wait(),
 ).key_by("device")
 (

@@ -8,7 +8,7 @@ import pytest
 
 from millpy.embedded import EmbeddedPostgres, mosquitto_program
 from millpy.runtime.probe import Point
-from tests.crash.cases.sources import kafka_case, mqtt_case
+from tests.crash.cases.sources import HORIZON_S, kafka_case, mqtt_case
 from tests.crash.conftest import Survives
 from tests.crash.world import Inputs, play
 from tests.kafka_server import KafkaServer
@@ -24,6 +24,12 @@ def test_messages_of_a_turn_that_did_not_commit_come_again(survives: Survives) -
 
 def test_messages_of_a_turn_that_did_commit_come_again_and_count_once(survives: Survives) -> None:
     verdict = survives(mqtt_case(Point.AFTER_COMMIT))
+
+    assert verdict.notes[-1] != "0 came again"
+
+
+def test_committed_messages_that_come_again_beyond_the_horizon_count_once(survives: Survives) -> None:
+    verdict = survives(mqtt_case(Point.AFTER_COMMIT, horizon_s=HORIZON_S))
 
     assert verdict.notes[-1] != "0 came again"
 

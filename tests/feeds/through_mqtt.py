@@ -18,7 +18,8 @@ from tests.crash.harness import Worker, await_true
 from tests.feeds.feed import Feed, Message
 
 GENTLE = {"bundle_records_max": 5_000, "fold_every_s": 2, "epoch_s": 10, "progress_every_s": 0.1}
-WORKERS = 2
+TRAPS = ("after_commit:10:kill", "after_commit:25:kill")
+"""Of the first workers: a turn is committed and its messages are not acknowledged."""
 PUBLISH_S_MAX, SETTLE_S_MAX = 600, 600
 
 
@@ -62,20 +63,33 @@ class Publisher:
 
 
 def run_through_mqtt(feed: Feed, directory: Path, url: str, broker: EmbeddedBroker, kills: int) -> list[str]:
-    """Publish a whole feed and kill a worker at each of some marks; returns what an observer saw go wrong meanwhile."""
+    """Publish a whole feed to workers of which the first are killed, and one at each of some marks.
+
+    Returns:
+        What an observer saw go wrong meanwhile.
+    """
     os.environ["FEED_BROKER"] = f"{broker.host}:{broker.port}"
     total = sum(1 for lane in feed.lanes(feed) for _ in lane)
     marks = [((number + 1) * total // (kills + 1), threading.Event()) for number in range(kills)]
 
-    def worker() -> Worker:
-        return Worker(directory, url, Path("none"), graph=feed.graph, **GENTLE)
+    def worker(probe: str = "") -> Worker:
+        return Worker(directory, url, Path("none"), graph=feed.graph, probe=probe, **GENTLE)
 
     try:
         with Observer(url, every_s=0.25) as observer, Publisher(broker) as publisher, ExitStack() as stack:
-            workers = [stack.enter_context(worker()) for _ in range(WORKERS)]
+            workers = [stack.enter_context(worker(trap)) for trap in TRAPS]
             await_true(lambda: _all_listen(url, feed, publisher), "all listen", 60)
             publishing = threading.Thread(target=publisher.publish, args=(feed.lanes(feed), list(marks)), daemon=True)
             publishing.start()
+            for trapped in list(workers):
+                await_true(
+                    lambda trapped=trapped: trapped.process.poll() is not None or publisher.sent >= marks[0][0],
+                    "trapped",
+                    60,
+                )
+                workers.remove(trapped)
+                trapped.kill()
+                workers.append(stack.enter_context(worker()))
             for mark, event in marks:
                 await_true(lambda mark=mark: publisher.sent >= mark, "published", PUBLISH_S_MAX)
                 workers.pop(0).kill()

@@ -22,7 +22,9 @@ INJECTOR_PARTS = tuple(
         "letters", "watermark", "endings",
     )
 )  # fmt: skip
-MQTT_PARTS = tuple(f"injectors.mqtt_{name}" for name in ("address", "connection", "inbox", "packets", "topics"))
+MQTT_PARTS = tuple(
+    f"injectors.mqtt_{name}" for name in ("address", "connection", "inbox", "packets", "redelivery", "topics")
+)
 FILE_PARTS = tuple(
     f"injectors.files_{name}" for name in ("agenda", "bytes", "lines", "names", "pages", "parquet", "reading")
 )
@@ -60,6 +62,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("computation", FOUNDATIONS),
     ("windowing", (*FOUNDATIONS, "computation", "windowing")),
     ("injectors.mqtt_packets", ()),
+    ("injectors.mqtt_redelivery", ()),
     ("injectors.mqtt_topics", (*FOUNDATIONS, "injectors.endings")),
     ("injectors.mqtt_inbox", ("injectors.mqtt_packets",)),
     ("injectors.mqtt_socket", ("injectors.mqtt_packets",)),

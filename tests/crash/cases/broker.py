@@ -93,6 +93,7 @@ class Scene:
         idle_s: float = 0.0,
         settings: Mapping[str, float] | None = None,
         graph: Path = GRAPH,
+        horizon_s: float = 0.0,
     ) -> None:
         if mosquitto_program() is None:
             raise Skipped("mosquitto is not installed")
@@ -104,6 +105,7 @@ class Scene:
             "SHORE_PORT": str(self.broker.port),
             "SHORE_EVERY": str(shore.every),
             "SHORE_IDLE_S": str(idle_s),
+            "SHORE_HORIZON_S": str(horizon_s),
         }
         self.publisher = world.stack.enter_context(Publisher(self.broker))
         self.workers: list[Worker] = []

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpy.injectors.mqtt_inbox import MARKER_PREFIX, Bundle, Inbox
+from millpy.injectors.mqtt_inbox import MARKER_PREFIX, Bundle, Inbox, digests_of
 from millpy.injectors.mqtt_packets import Published
 from millpy.injectors.mqtt_topics import TopicFields, TopicPattern
 from millpy.model.record import RecordType
@@ -25,12 +25,12 @@ class Reading(msgspec.Struct):
 
 def an_inbox(
     filter: str = "#", *, retained: bool = False, arrays: bool = True, readings_max: int = 100,
-    bytes_max: int = 1_000_000,
+    bytes_max: int = 1_000_000, digests: bool = False,
 ) -> Inbox:  # fmt: skip
     pattern = TopicPattern.of(filter)
     return Inbox(
         topics=pattern.matches(), retained=retained, arrays=arrays, readings_max=readings_max, bytes_max=bytes_max,
-        complete=TopicFields(pattern, RecordType(Reading)) if pattern.levels else None,
+        complete=TopicFields(pattern, RecordType(Reading)) if pattern.levels else None, digests=digests,
     )  # fmt: skip
 
 
@@ -284,3 +284,55 @@ def test_whatever_is_put_is_taken_and_acknowledged_in_order(
         assert len(places) == bundle.records
         assert not any("\0" in place for place in places)
     assert (inbox.records, inbox.bytes) == (0, 0)
+
+
+def test_redelivered_message_that_is_committed_is_acknowledged_and_is_no_record() -> None:
+    inbox = an_inbox(digests=True)
+    first = messages(b"{}", b'[{"n":1},{"n":2}]', b"[]", b"junk", b'{"n":3}')
+    inbox.put(first)
+    (taken,) = take_all(inbox)
+    again = messages(b"{}", b'[{"n":1},{"n":2}]', b"[]", b"junk", b'{"n":4}', first_id=11)
+    again.redelivered = [0, 1, 2, 3, 4]
+
+    inbox.put(again)
+    bundle = inbox.take(records_max=100, bytes_max=1_000, is_committed=lambda digest: digest in taken.digests)
+
+    assert len(taken.digests) == 4, "an empty array has no records that could come twice"
+    assert bundle.payloads() == [b'{"n":4}']
+    assert bundle.packet_ids == [11, 12, 13, 14, 15]
+    assert bundle.digests[:3] == taken.digests[:3]
+    assert (bundle.passed_over, bundle.records) == (3, 1)
+    assert (inbox.records, inbox.bytes, inbox.received) == (0, 0, 5 + 1)
+
+
+def test_message_that_is_not_marked_as_redelivered_is_a_record_though_it_is_the_same() -> None:
+    inbox = an_inbox(digests=True)
+    inbox.put(messages(b"{}"))
+
+    bundle = inbox.take(records_max=100, bytes_max=1_000, is_committed=lambda _: True)
+
+    assert bundle.payloads() == [b"{}"]
+
+
+def test_message_is_known_by_what_came_not_by_what_its_topic_adds_now() -> None:
+    came = messages(b'{"n":1}', topic=b"north")
+    plain, filling = an_inbox("+", digests=True), an_inbox("{site}", digests=True)
+    plain.put(came)
+    filling.put(messages(b'{"n":1}', topic=b"north"))
+
+    (before,), (after,) = take_all(plain), take_all(filling)
+
+    assert before.payloads() != after.payloads()
+    assert before.digests == after.digests
+
+
+def test_bundle_names_the_messages_that_it_holds_and_no_others() -> None:
+    inbox = an_inbox(digests=True)
+    inbox.put(messages(*[b"%d" % n for n in range(5)]))
+
+    bundles = take_all(inbox, records_max=2)
+
+    assert [digest for bundle in bundles for digest in bundle.digests] == digests_of(
+        messages(*[b"%d" % n for n in range(5)])
+    )
+    assert [len(bundle.digests) for bundle in bundles] == [2, 2, 1]

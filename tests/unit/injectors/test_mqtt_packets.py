@@ -25,12 +25,12 @@ def remaining_length(number: int) -> bytes:
 
 def a_publish(
     topic: bytes = b"t", payload: bytes = b"p", packet_id: int = 7, *, qos: int = 1, retain: bool = False,
-    properties: bytes | None = b"\x00",
+    dup: bool = False, properties: bytes | None = b"\x00",
 ) -> bytes:  # fmt: skip
     body = len(topic).to_bytes(2, "big") + topic
     body += packet_id.to_bytes(2, "big") if qos else b""
     body += (properties or b"") + payload
-    return bytes([0x30 | qos << 1 | retain]) + remaining_length(len(body)) + body
+    return bytes([0x30 | dup << 3 | qos << 1 | retain]) + remaining_length(len(body)) + body
 
 
 def a_cutter(*, five: bool = True, packet_bytes_max: int = 1_000_000, kept_bytes: int = 1_000) -> PacketCutter:
@@ -44,6 +44,7 @@ def fed(cutter: PacketCutter, data: bytes, sizes: list[int]) -> tuple[Published,
         size = sizes[turn % len(sizes)]
         published, rest = cutter.feed(data[at : at + size])
         found.retained += [len(found) + index for index in published.retained]
+        found.redelivered += [len(found) + index for index in published.redelivered]
         found.topics += published.topics
         found.payloads += published.payloads
         found.packet_ids += published.packet_ids
@@ -55,7 +56,7 @@ def fed(cutter: PacketCutter, data: bytes, sizes: list[int]) -> tuple[Published,
 messages = st.lists(
     st.tuples(
         st.binary(min_size=1, max_size=8), st.binary(max_size=300), st.integers(1, 65_535), st.integers(0, 1),
-        st.booleans(),
+        st.booleans(), st.booleans(),
     )
 )  # fmt: skip
 
@@ -63,23 +64,24 @@ messages = st.lists(
 @settings(deadline=None)
 @given(messages, st.booleans(), st.lists(st.integers(1, 400), min_size=1))
 def test_messages_are_the_same_however_the_bytes_arrive(
-    rows: list[tuple[bytes, bytes, int, int, bool]], five: bool, sizes: list[int]
+    rows: list[tuple[bytes, bytes, int, int, bool, bool]], five: bool, sizes: list[int]
 ) -> None:
     none = b"\x00" if five else None
     data = SUBACK + PINGRESP.join(
-        a_publish(topic, payload, packet_id, qos=qos, retain=retain, properties=none)
-        for topic, payload, packet_id, qos, retain in rows
+        a_publish(topic, payload, packet_id, qos=qos, retain=retain, dup=dup, properties=none)
+        for topic, payload, packet_id, qos, retain, dup in rows
     )
 
     found, others = fed(a_cutter(five=five, packet_bytes_max=128, kept_bytes=100), data, sizes)
 
-    def is_long(row: tuple[bytes, bytes, int, int, bool]) -> bool:
+    def is_long(row: tuple[bytes, bytes, int, int, bool, bool]) -> bool:
         return len(a_publish(*row[:3], qos=row[3], properties=none)) > 128
 
     assert found.topics == [row[0] for row in rows]
     assert found.payloads == [row[1][:100] if is_long(row) else row[1] for row in rows]
     assert found.packet_ids == [row[2] if row[3] else 0 for row in rows]
     assert found.retained == [index for index, row in enumerate(rows) if row[4]]
+    assert found.redelivered == [index for index, row in enumerate(rows) if row[5] and row[3]]
     assert others == SUBACK + PINGRESP * max(0, len(rows) - 1)
 
 

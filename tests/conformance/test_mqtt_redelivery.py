@@ -1,0 +1,125 @@
+"""What is committed and was not acknowledged comes again from a real broker, and is no record then."""
+
+from __future__ import annotations
+
+import asyncio
+
+from millpy.embedded import EmbeddedBroker
+from millpy.injectors.mqtt_injector import MqttInjector
+from millpy.injectors.protocol import Taken
+from millpy.limits import Limits
+from tests.conformance.mqtt_subject import an_injector, publish, take, take_payloads, until, until_quiet
+
+IMPATIENT = Limits(lease_ttl_s=0.5, retry_s_min=0.01, retry_s_max=0.01)
+
+
+def stored(notes: dict[str, bytes], taken: Taken) -> None:
+    """What the commit of a bundle leaves in the store."""
+    for name, note in taken.notes.items():
+        if note is None:
+            del notes[name]
+        else:
+            notes[name] = note
+
+
+async def take_all(injector: MqttInjector, count: int, notes: dict[str, bytes]) -> list[Taken]:
+    found: list[Taken] = []
+    while sum(len(taken.payloads) for taken in found) < count:
+        found.append(await take(injector))
+        stored(notes, found[-1])
+    return found
+
+
+def drop(injector: MqttInjector) -> None:
+    """Cut its connection as a network does."""
+    session = injector._session
+    assert session is not None
+    session.connection._paho._sock_close()
+    session.connection._client._disconnected.set_result(None)
+
+
+async def test_owner_that_died_before_it_could_acknowledge(broker: EmbeddedBroker) -> None:
+    notes: dict[str, bytes] = {}
+    first = an_injector(broker.port, deduplicated=True)
+    await first.open(None)
+    await publish(broker.port, [b"1", b"2", b"[3,3]"])
+    await take_all(first, 3, notes)
+    drop(first)
+    await first.close()
+    await publish(broker.port, [b"2", b"4"])
+
+    second = an_injector(broker.port, deduplicated=True, notes=notes)
+    await second.open(None)
+
+    assert await take_payloads(second, 2) == [b"2", b"4"], "the same again, but not redelivered, is a record"
+    await second.close()
+
+
+async def test_connection_that_was_lost_between_commit_and_acknowledgement(broker: EmbeddedBroker) -> None:
+    injector = an_injector(broker.port, deduplicated=True, limits=IMPATIENT)
+    await injector.open(None)
+    await publish(broker.port, [b"1", b"2"])
+    taken = await take_all(injector, 2, {})
+    drop(injector)
+    for each in taken:
+        await injector.acknowledge(each.token)
+    await until(injector, lambda: injector._session is not None)
+    await publish(broker.port, [b"3"])
+
+    assert await take_payloads(injector, 1) == [b"3"]
+    await injector.close()
+
+
+async def test_messages_that_were_passed_over_are_acknowledged_and_do_not_come_a_third_time(
+    broker: EmbeddedBroker,
+) -> None:
+    notes: dict[str, bytes] = {}
+    first = an_injector(broker.port, deduplicated=True)
+    await first.open(None)
+    await publish(broker.port, [b"1", b"2"])
+    await take_all(first, 2, notes)
+    drop(first)
+    await first.close()
+    second = an_injector(broker.port, deduplicated=True, notes=notes)
+    await second.open(None)
+    await until_quiet(second)
+    await second.close()
+
+    third = an_injector(broker.port, deduplicated=True)
+    await third.open(None)
+    await publish(broker.port, [b"3"])
+
+    assert await take_payloads(third, 1) == [b"3"]
+    await third.close()
+
+
+async def test_notes_are_forgotten_once_the_broker_has_processed_the_acknowledgements(broker: EmbeddedBroker) -> None:
+    notes: dict[str, bytes] = {"sent:7": b'"%b"' % (b"A" * 22 + b"==")}
+    injector = an_injector(broker.port, deduplicated=True, notes=notes)
+    await injector.open(None)
+    await until_quiet(injector)
+    async with asyncio.timeout(60):
+        number = 0
+        while "sent:7" in notes or len(notes) > 1:
+            await publish(broker.port, [b"%d" % number])
+            for taken in await take_all(injector, 1, notes):
+                await injector.acknowledge(taken.token)
+            number += 1
+    await injector.close()
+
+
+async def test_without_ids_what_comes_again_is_a_record(broker: EmbeddedBroker) -> None:
+    notes: dict[str, bytes] = {}
+    first = an_injector(broker.port)
+    await first.open(None)
+    await publish(broker.port, [b"1"])
+    await take_all(first, 1, notes)
+    drop(first)
+    await first.close()
+    assert not notes
+
+    second = an_injector(broker.port, notes=notes)
+    await second.open(None)
+
+    assert await take_payloads(second, 1) == [b"1"]
+    await second.close()
