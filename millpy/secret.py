@@ -15,14 +15,22 @@ from millpy.errors import ConfigError
 
 FILE = "_FILE"
 _IN_URL = re.compile(r"(://[^\s/:@]*):(?!password@)\S*@")
-_NAMES = ("password", "passwd", "pwd", "passphrase", "secret", "token", "api_key", "apikey")
+_NAMES = (
+    "password", "passwd", "pwd", "passphrase", "secret", "token", "api_key", "apikey", "access_key", "accesskey",
+    "private_key", "credentials",
+)  # fmt: skip
 _ENCODED = "|".join("".join(f"(?:{c}|%{ord(c):x}|%{ord(c.upper()):x})" for c in name) for name in _NAMES)
 # Of what is quoted, to its end (a quote behind a backslash is none); of what is quoted in a quoted text, to the last
 # such quote of its line; else up to a space.
-_QUOTED = "|".join(rf"[bru]{{0,2}}{q}(?:(?:[^{q}\\]|\\++{q}?|{q}{q})*{q}|[\s\S]*)" for q in "'\"")
+_QUOTED = "|".join(rf"[a-z]{{0,2}}&?{q}(?:(?:[^{q}\\]|\\++{q}?|{q}{q})*{q}|[\s\S]*)" for q in "'\"")
 _VALUE = rf"{_QUOTED}|[bru]{{0,2}}\\+(['\"])(?:.*\\+\2|.*)|(?:\\\s|\S)+"
-_NAMED = re.compile(rf"((?:{_ENCODED})(?:\\*['\"])?(?:\s*(?:=>?|:)\s*|\s+(?=\\*['\"])))(?:{_VALUE})", re.IGNORECASE)
+_NAMED = re.compile(
+    rf"((?:{_ENCODED})(?:\\*['\"])?(?:\s*(?:=>?|:)\s*|\s+(?=(?:[a-z]&?)?\\*['\"])))(?:{_VALUE})", re.IGNORECASE
+)
 _OPTION = re.compile(rf"(--[\w-]*(?:{_ENCODED})\s+)(?:{_VALUE})", re.IGNORECASE)
+_HEADER = re.compile(
+    r"""(authorization\\*['"]?\s*[:=,]\s*\\*['"]?(?:bearer|basic|digest|token|apikey)\s+)[^\s'"\\]+""", re.IGNORECASE
+)
 _IS_NAME = re.compile(rf"(?:{_ENCODED})$", re.IGNORECASE)
 HIDDEN = "***"
 
@@ -54,11 +62,18 @@ def redacted(text: str) -> str:
     """Text of somebody else's (an error, a line of code) without the passwords in it.
 
     These are those of URLs, and what follows = or a colon behind `password`, `passwd`, `pwd`, `passphrase`, `secret`,
-    `token` or `api_key`, or a name that ends so (also percent-encoded, in quotes, in a repr, or in SQL), and what
-    follows an option of a command whose name ends so. Rather more is hidden than necessary.
+    `token`, `credentials`, `api_key`, `access_key` or `private_key`, or a name that ends so (also percent-encoded, in
+    quotes, in a repr, or in SQL), what follows an option of a command whose name ends so, and what an Authorization
+    header holds. Rather more is hidden than necessary.
     """
-    named = _NAMED.sub(rf"\1{HIDDEN}", _IN_URL.sub(rf"\1:{HIDDEN}@", text))
-    return _OPTION.sub(rf"\1{HIDDEN}", named)
+    for pattern, shown in (
+        (_HEADER, rf"\1{HIDDEN}"),
+        (_IN_URL, rf"\1:{HIDDEN}@"),
+        (_NAMED, rf"\1{HIDDEN}"),
+        (_OPTION, rf"\1{HIDDEN}"),
+    ):
+        text = pattern.sub(shown, text)
+    return text
 
 
 def redacted_value(value: Any, name: str = "") -> Any:
