@@ -15,6 +15,8 @@ from millpy.model.delta import refuse_unstorable, with_one_zero
 from millpy.model.step_progress import is_users
 
 TRACEBACK_CHARACTERS_MAX = 20_000
+MESSAGE_CHARACTERS_MAX = 5_000
+_CAUSES_MAX = 100
 # What a class of a user's cannot hide or replace.
 _class_name = type.__dict__["__name__"].__get__
 _traceback = BaseException.__dict__["__traceback__"].__get__
@@ -29,8 +31,8 @@ def payload_of(record: Any) -> bytes:
 
 
 def error_text(error: BaseException) -> str:
-    """The class of an error and what it says, if it can say anything."""
-    return f"{_name_of(error)}: {_words(str, error)}"
+    """The class of an error and what it says, if it can say anything; of a long message the beginning."""
+    return f"{_name_of(error)}: {_words(str, error)[:MESSAGE_CHARACTERS_MAX]}"
 
 
 def _name_of(value: object) -> str:
@@ -40,13 +42,27 @@ def _name_of(value: object) -> str:
 
 
 def _trace_of(error: BaseException) -> str:
-    """The traceback with all causes; of an error that cannot tell these, its own."""
+    """The traceback with all causes; of an error that cannot tell these, or at length, its own."""
     try:
-        return "".join(traceback.format_exception(error))
+        if not _is_wordy(error):
+            return "".join(traceback.format_exception(error))
     except BaseException as raised:
         if not is_users(raised):
             raise
         return "".join(traceback.format_tb(_traceback(error)))
+    return "".join(traceback.format_tb(_traceback(error))) + error_text(error)
+
+
+def _is_wordy(error: BaseException) -> bool:
+    """Whether it, or what caused it, says more than is kept: it would be cut into lines first, which takes seconds."""
+    told: BaseException | None = error
+    for _ in range(_CAUSES_MAX):
+        if told is None:
+            return False
+        if len(_words(str, told)) > MESSAGE_CHARACTERS_MAX:
+            return True
+        told = told.__cause__ or told.__context__
+    return True
 
 
 def _words(speak: Callable[[Any], str], value: Any) -> str:
