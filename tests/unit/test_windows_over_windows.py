@@ -86,6 +86,7 @@ def test_windows_over_panes_that_may_be_amended_are_refused(inner: str, between:
     with pytest.raises(GraphError, match="each would count") as refused:
         graph_of(INNER[inner], 5, BETWEEN[between], OUTER[outer])
 
+    assert "'inner'" in refused.value.message
     assert "allowed_lateness" in refused.value.hint
     assert graph_of(INNER[inner], 0, BETWEEN[between], OUTER[outer]).spec()
 
