@@ -335,8 +335,9 @@ def _refuse_amended_panes(stream: Stream) -> None:
             _refuse_amended_panes(earlier.stream)
     if producer.windowed and producer.allowed_lateness_us:
         lateness = timedelta(microseconds=producer.allowed_lateness_us)
+        name = stream.name or producer.name
         raise GraphError(
-            f"windows over the panes of {(stream.name or producer.name)!r}: with allowed_lateness={lateness!r} a window has several "
+            f"windows over the panes of {name!r}: with allowed_lateness={lateness!r} a window has several "
             "panes, or one that is taken back, and each would count",
             hint="leave allowed_lateness out there, or keep the newest pane of each window in a Computation between",
         )
