@@ -303,19 +303,23 @@ class Inbox:
         self.bytes += run.waiting_bytes
 
     def take(
-        self, *, records_max: int, bytes_max: int, is_committed: Callable[[bytes], bool] = lambda _digest: False
+        self, *, records_max: int, bytes_max: int, is_committed: Callable[[bytes], bool | None] = lambda _digest: False
     ) -> Bundle:
         """The next records, at most a bundle, but at least a message when one is there.
 
         Args:
             records_max: of the bundle.
             bytes_max: of the bundle.
-            is_committed: asked for each redelivered message; one that is, is passed over and not counted (I8).
+            is_committed: asked for each redelivered message; one that is, is passed over and not counted (I8). One of
+                which that is not known yet waits, and all behind it.
         """
         bundle, size = Bundle(), 0
         while self._runs and bundle.records < records_max:
             run = self._runs[0]
-            if run.redelivered and is_committed(run.digests[0]):
+            committed = run.redelivered and is_committed(run.digests[0])
+            if committed is None:
+                break
+            if committed:
                 self._runs.popleft()
                 self._leave(run)
                 self.received -= len(run)

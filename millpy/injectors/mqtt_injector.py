@@ -335,6 +335,7 @@ class MqttInjector:
         session, sent = token.session, token.sent
         if sent is not None:
             self._redeliveries.commit(sent)
+            self._setup.ready.set()  # what it repeats may have waited for this
         if session is self._session:
             session.connection.acknowledge(token.packet_ids)
             if sent is not None:

@@ -45,6 +45,13 @@ class Sent:
     ping: int | None = None
     committed: bool = False
 
+    def holds(self, digest: bytes) -> bool:
+        """Whether the message with this digest is one of them."""
+        at = self.digests.find(digest)
+        while at % DIGEST_BYTES and at >= 0:
+            at = self.digests.find(digest, at + 1)
+        return at >= 0
+
 
 class Redeliveries:
     """The messages of one source partition that may come again.
@@ -66,8 +73,11 @@ class Redeliveries:
         self._recognized: Counter[bytes] = Counter()
         self._asked_by: object = None
 
-    def recognize(self, digest: bytes, by: object) -> bool:
-        """Whether a message that connection `by` brings again is committed; as often as it was committed."""
+    def recognize(self, digest: bytes, by: object) -> bool | None:
+        """Whether a message that connection `by` brings again is committed; as often as it was committed.
+
+        None while that is not known: it was taken, and the outcome of its commit is yet to come.
+        """
         if by is not self._asked_by:
             self._asked_by, self._recognized = by, Counter()
         if self._known is None:
@@ -78,7 +88,7 @@ class Redeliveries:
                 for at in range(0, len(sent.digests), DIGEST_BYTES)
             )
         if self._recognized[digest] >= self._known[digest]:
-            return False
+            return None if any(not sent.committed and sent.holds(digest) for sent in self._sent) else False
         self._recognized[digest] += 1
         return True
 

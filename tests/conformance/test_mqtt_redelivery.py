@@ -70,6 +70,22 @@ async def test_connection_that_was_lost_between_commit_and_acknowledgement(broke
     await injector.close()
 
 
+async def test_connection_that_was_lost_while_a_commit_was_under_way(broker: EmbeddedBroker) -> None:
+    injector = an_injector(broker.port, deduplicated=True, limits=IMPATIENT)
+    await injector.open(None)
+    await publish(broker.port, [b"1"])
+    (taken,) = await take_all(injector, 1, {})
+    drop(injector)
+    await until(injector, lambda: injector._session is not None and len(injector._session.inbox) > 0)
+    await publish(broker.port, [b"2"])
+
+    assert await injector.take() is None, "it may be committed, and may be not"
+    await injector.acknowledge(taken.token)
+
+    assert await take_payloads(injector, 1) == [b"2"]
+    await injector.close()
+
+
 async def test_messages_that_were_passed_over_are_acknowledged_and_do_not_come_a_third_time(
     broker: EmbeddedBroker,
 ) -> None:

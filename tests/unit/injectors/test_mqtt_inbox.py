@@ -336,3 +336,17 @@ def test_bundle_names_the_messages_that_it_holds_and_no_others() -> None:
         messages(*[b"%d" % n for n in range(5)])
     )
     assert [len(bundle.digests) for bundle in bundles] == [2, 2, 1]
+
+
+def test_redelivered_message_waits_until_it_is_known_whether_it_is_committed_and_so_do_those_behind_it() -> None:
+    inbox = an_inbox(digests=True)
+    messages_again = messages(b"1", b"2", b"3")
+    messages_again.redelivered = [1]
+    inbox.put(messages_again)
+
+    first = inbox.take(records_max=100, bytes_max=1_000, is_committed=lambda _: None)
+    none = inbox.take(records_max=100, bytes_max=1_000, is_committed=lambda _: None)
+    rest = inbox.take(records_max=100, bytes_max=1_000, is_committed=lambda _: True)
+
+    assert (first.payloads(), none.packet_ids, rest.payloads()) == ([b"1"], [], [b"3"])
+    assert rest.packet_ids == [2, 3]

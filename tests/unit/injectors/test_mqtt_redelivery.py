@@ -33,7 +33,8 @@ def never(_ping: int) -> bool:
 def test_what_was_taken_is_known_only_once_it_is_committed() -> None:
     redeliveries = Redeliveries({}, 100)
     sent, _ = redeliveries.take(digests(1, 2), HERE)
-    assert not redeliveries.recognize(a_digest(1), LATER)
+    assert redeliveries.recognize(a_digest(1), LATER) is None
+    assert redeliveries.recognize(a_digest(3), LATER) is False
 
     redeliveries.commit(sent)
 
