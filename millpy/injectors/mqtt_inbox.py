@@ -305,13 +305,13 @@ class Inbox:
     def take(
         self, *, records_max: int, bytes_max: int, is_committed: Callable[[bytes], bool | None] = lambda _digest: False
     ) -> Bundle:
-        """The next records, at most a bundle, but at least a message when one is there.
+        """The next records, at most a bundle, but at least a message when one is there and does not wait.
 
         Args:
             records_max: of the bundle.
             bytes_max: of the bundle.
-            is_committed: asked for each redelivered message; one that is, is passed over and not counted (I8). One of
-                which that is not known yet waits, and all behind it.
+            is_committed: asked for each redelivered message; one that is, is passed over and not counted (I8).
+                None: that is not known yet, and it waits, and what is behind it.
         """
         bundle, size = Bundle(), 0
         while self._runs and bundle.records < records_max:
@@ -345,9 +345,11 @@ class Inbox:
 
 
 def digests_of(published: Published) -> list[bytes]:
-    """16 bytes a message, by which it is known when it is delivered again; a topic holds no NUL."""
-    whole = zip(published.topics, published.payloads, strict=True)
-    return [xxh3_128_digest(b"%b\0%b" % message) for message in whole]
+    """16 bytes a message, by which it is known when it is delivered again: with the same packet id, also on the next
+    connection (MQTT 4.4). A topic holds no NUL.
+    """
+    whole = zip(published.topics, published.payloads, published.packet_ids, strict=True)
+    return [xxh3_128_digest(b"%b\0%b" % (topic, payload), packet_id) for topic, payload, packet_id in whole]
 
 
 def _stretch(published: Published, these: slice, digests: Sequence[bytes]) -> Run:

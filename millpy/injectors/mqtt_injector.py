@@ -81,6 +81,9 @@ class _Session:
         self.full = asyncio.Event()
         self.subscribing: asyncio.Task[None] | None = None
         self.drained = False
+        self.key = object()
+        """Stands for this connection where it is to be known, but not kept."""
+        self._behind: list[_Token] | None = None
         self._settled_ping = 0
         self._handed_over = 0
 
@@ -139,7 +142,7 @@ class _Session:
         bundle = self.inbox.take(
             records_max=min(self._take_max, bound.records),
             bytes_max=bound.bytes,
-            is_committed=lambda digest: redeliveries.recognize(digest, self),
+            is_committed=redeliveries.recognize,
         )
         self.drained |= (self.marker_topic, self.marker) in bundle.markers
         left = self.inbox.received - self.inbox.records
@@ -162,8 +165,11 @@ class _Session:
 
     def is_settled(self) -> bool:
         """Whether the broker has processed what we said to all that came from before this connection."""
-        if self.drained and not self.outstanding and not self._settled_ping:
-            self._settled_ping = self.connection.ping()
+        if self.drained and self._behind is None:
+            self._behind = list(self.outstanding)  # more may be under way at any later time
+        if self._behind is not None and not self._settled_ping:
+            self._behind = [token for token in self._behind if token in self.outstanding]
+            self._settled_ping = 0 if self._behind else self.connection.ping()
         return self.connection.answered(self._settled_ping)
 
     async def ask(self) -> None:
@@ -306,7 +312,7 @@ class MqttInjector:
         session = self._session
         if session is None or not session.inbox:
             return None
-        self._redeliveries.prove(session, session.connection.answered, drained=session.is_settled())
+        self._redeliveries.prove(session.key, session.connection.answered, drained=session.is_settled())
         bundle = session.take(self._redeliveries)
         self._total += bundle.counted
         if bundle.passed_over:
@@ -314,7 +320,7 @@ class MqttInjector:
         if not bundle.records:
             session.settle(bundle.packet_ids)
             return None
-        sent, notes = self._redeliveries.take(bundle.digests, session) if self._setup.deduplicated else (None, {})
+        sent, notes = self._remember(bundle, session)
         token = _Token(session, bundle.packet_ids, sent)
         session.outstanding.append(token)
         return Taken(
@@ -328,6 +334,13 @@ class MqttInjector:
             records=bundle.counted,
             total=self._total,
         )
+
+    def _remember(self, bundle: Bundle, session: _Session) -> tuple[Sent | None, dict[str, bytes | None]]:
+        """What to know again of a bundle, and the notes of its commit."""
+        if self._setup.deduplicated:
+            return self._redeliveries.take(bundle.digests, session.key)
+        self._redeliveries.clear()  # a version before this one may have had a `Dedupe`
+        return None, self._redeliveries.forget()
 
     async def acknowledge(self, token: Any) -> None:
         """PUBACK a committed bundle, if the connection that delivered it still stands."""

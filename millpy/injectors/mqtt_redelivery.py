@@ -4,10 +4,11 @@ Between a commit and the moment the broker has processed its PUBACKs, a killed w
 committed messages back, marked DUP. `Dedupe` knows their records as long as they are within its horizon, and the
 horizon may have passed meanwhile: the worker was down for longer, or a history is replayed and one bundle spans more.
 So each commit of a source with `Dedupe` also says which messages it took, as a note beside the position; a message that
-is marked DUP and is one of them is acknowledged and passed over.
+is marked DUP and is one of them is acknowledged and passed over. One is known by its packet id too, which the broker
+keeps until it is acknowledged: the next message with the same bytes, if on its way when we died, is another.
 
     taken      a bundle's digests go into its commit, as a note of their own
-    committed  from now on a redelivery is none of our business
+    committed  from now on a redelivery is none of our business; before that, it waits
     proven     the broker has answered a ping that was sent behind the PUBACKs: the next commit forgets the note
 
 What another connection, or another worker, has left behind is forgotten once the backlog of this one is drained and
@@ -18,11 +19,14 @@ Bound: as many messages as the broker sends ahead of acknowledgements, and a bun
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
+
+log = logging.getLogger(__name__)
 
 DIGEST_BYTES = 16
 _PREFIX = "sent:"
@@ -35,7 +39,7 @@ class Sent:
     Attributes:
         name: of its note.
         digests: concatenated.
-        by: the connection that delivered it; None when that was another worker's.
+        by: stands for the connection that delivered it, and keeps nothing of it; None when that was another worker's.
         ping: the ping behind its acknowledgements; None before the commit.
     """
 
@@ -45,56 +49,45 @@ class Sent:
     ping: int | None = None
     committed: bool = False
 
-    def holds(self, digest: bytes) -> bool:
-        """Whether the message with this digest is one of them."""
-        at = self.digests.find(digest)
-        while at % DIGEST_BYTES and at >= 0:
-            at = self.digests.find(digest, at + 1)
-        return at >= 0
-
 
 class Redeliveries:
     """The messages of one source partition that may come again.
 
     Args:
-        notes: as the last commit left them.
+        notes: as the last commit left them; the next one forgets those that cannot be read.
         messages_max: how many are remembered.
     """
 
     def __init__(self, notes: Mapping[str, bytes], messages_max: int) -> None:
         self._bytes_max = messages_max * DIGEST_BYTES
-        names = sorted((name for name in notes if name.startswith(_PREFIX)), key=_number)
-        self._sent: deque[Sent] = deque(
-            Sent(name, msgspec.json.decode(notes[name], type=bytes), None, committed=True) for name in names
-        )
-        self._next = _number(names[-1]) + 1 if names else 0
+        self._sent: deque[Sent] = deque()
+        self._next = 0
         self._stale: list[str] = []
-        self._known: Counter[bytes] | None = None
-        self._recognized: Counter[bytes] = Counter()
-        self._asked_by: object = None
+        self._known: dict[bytes, bool] | None = None
+        for name, note in sorted(notes.items(), key=lambda each: (len(each[0]), each[0])):
+            try:
+                number, digests = int(name.removeprefix(_PREFIX)), msgspec.json.decode(note, type=bytes)
+            except (ValueError, msgspec.MsgspecError) as error:
+                log.warning("note %r of an mqtt source cannot be read (%s): the ids decide", name[:100], error)
+                self._stale.append(name)
+                continue
+            self._sent.append(Sent(name, digests, None, committed=True))
+            self._next = max(self._next, number + 1)
 
-    def recognize(self, digest: bytes, by: object) -> bool | None:
-        """Whether a message that connection `by` brings again is committed; as often as it was committed.
-
-        None while that is not known: it was taken, and the outcome of its commit is yet to come.
-        """
-        if by is not self._asked_by:
-            self._asked_by, self._recognized = by, Counter()
+    def recognize(self, digest: bytes) -> bool | None:
+        """Whether a message that comes again is committed; None while its bundle is on the way there."""
         if self._known is None:
-            self._known = Counter(
-                sent.digests[at : at + DIGEST_BYTES]
-                for sent in self._sent
-                if sent.committed
-                for at in range(0, len(sent.digests), DIGEST_BYTES)
-            )
-        if self._recognized[digest] >= self._known[digest]:
-            return None if any(not sent.committed and sent.holds(digest) for sent in self._sent) else False
-        self._recognized[digest] += 1
-        return True
+            self._known = {}
+            for sent in self._sent:
+                for at in range(0, len(sent.digests), DIGEST_BYTES):
+                    one = sent.digests[at : at + DIGEST_BYTES]
+                    self._known[one] = sent.committed or self._known.get(one, False)
+        committed = self._known.get(digest)
+        return False if committed is None else committed or None
 
     def __len__(self) -> int:
         """How many messages are remembered."""
-        return sum(len(sent.digests) for sent in self._sent) // DIGEST_BYTES
+        return self._bytes() // DIGEST_BYTES
 
     def take(self, digests: Sequence[bytes], by: object) -> tuple[Sent, dict[str, bytes | None]]:
         """Remember the messages of a bundle that was just taken.
@@ -107,10 +100,21 @@ class Redeliveries:
         while self._sent and self._sent[0].committed and self._bytes() > self._bytes_max:
             self._forget(self._sent.popleft())
         self._sent.append(sent)
-        notes: dict[str, bytes | None] = dict.fromkeys(self._stale)
-        self._stale = []
+        self._known = None
+        notes = self.forget()
         notes[sent.name] = msgspec.json.encode(sent.digests)
         return sent, notes
+
+    def forget(self) -> dict[str, bytes | None]:
+        """The notes that the next commit is to forget."""
+        notes: dict[str, bytes | None] = dict.fromkeys(self._stale)
+        self._stale = []
+        return notes
+
+    def clear(self) -> None:
+        """Forget everything: nothing is to be known again."""
+        while self._sent:
+            self._forget(self._sent.popleft())
 
     def commit(self, sent: Sent) -> None:
         """Note that it is committed."""
@@ -141,7 +145,3 @@ class Redeliveries:
 
     def _bytes(self) -> int:
         return sum(len(sent.digests) for sent in self._sent)
-
-
-def _number(name: str) -> int:
-    return int(name.removeprefix(_PREFIX))

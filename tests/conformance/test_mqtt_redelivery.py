@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
+
+import pytest
 
 from millpy.embedded import EmbeddedBroker
 from millpy.injectors.mqtt_injector import MqttInjector
@@ -38,9 +42,10 @@ def drop(injector: MqttInjector) -> None:
     session.connection._client._disconnected.set_result(None)
 
 
-async def test_owner_that_died_before_it_could_acknowledge(broker: EmbeddedBroker) -> None:
+@pytest.mark.parametrize("protocol", [5, 311])
+async def test_owner_that_died_before_it_could_acknowledge(broker: EmbeddedBroker, protocol: int) -> None:
     notes: dict[str, bytes] = {}
-    first = an_injector(broker.port, deduplicated=True)
+    first = an_injector(broker.port, deduplicated=True, protocol=protocol)
     await first.open(None)
     await publish(broker.port, [b"1", b"2", b"[3,3]"])
     await take_all(first, 3, notes)
@@ -48,7 +53,7 @@ async def test_owner_that_died_before_it_could_acknowledge(broker: EmbeddedBroke
     await first.close()
     await publish(broker.port, [b"2", b"4"])
 
-    second = an_injector(broker.port, deduplicated=True, notes=notes)
+    second = an_injector(broker.port, deduplicated=True, notes=notes, protocol=protocol)
     await second.open(None)
 
     assert await take_payloads(second, 2) == [b"2", b"4"], "the same again, but not redelivered, is a record"
@@ -139,3 +144,69 @@ async def test_without_ids_what_comes_again_is_a_record(broker: EmbeddedBroker) 
 
     assert await take_payloads(second, 1) == [b"1"]
     await second.close()
+
+
+async def test_equal_message_that_was_on_its_way_is_not_taken_for_the_one_before_it(broker: EmbeddedBroker) -> None:
+    """A record without an id is never a duplicate, and neither is one beyond the horizon."""
+    notes: dict[str, bytes] = {}
+    first = an_injector(broker.port, deduplicated=True)
+    await first.open(None)
+    await publish(broker.port, [b"1"])
+    for taken in await take_all(first, 1, notes):
+        await first.acknowledge(taken.token)
+    await publish(broker.port, [b"1"])
+    await take(first)  # this turn does not commit
+    await first.close()
+
+    second = an_injector(broker.port, deduplicated=True, notes=notes)
+    await second.open(None)
+
+    assert await take_payloads(second, 1) == [b"1"]
+    await second.close()
+
+
+async def test_notes_of_another_owner_are_forgotten_though_a_turn_is_always_under_way(broker: EmbeddedBroker) -> None:
+    notes: dict[str, bytes] = {"sent:7": b'"%b"' % (b"A" * 22 + b"==")}
+    injector = an_injector(broker.port, deduplicated=True, notes=notes)
+    await injector.open(None)
+    await publish(broker.port, [b"first"])
+    await until(injector, lambda: injector._session is not None and injector._session.inbox.records == 1)
+    under_way: list[Taken] = []
+    async with asyncio.timeout(60):
+        while "sent:7" in notes:
+            await publish(broker.port, [b"%d" % len(notes)])
+            under_way += await take_all(injector, 1, notes)
+            if len(under_way) > 1:
+                await injector.acknowledge(under_way.pop(0).token)
+    await injector.close()
+
+
+async def test_notes_are_forgotten_by_a_version_without_ids(broker: EmbeddedBroker) -> None:
+    notes: dict[str, bytes] = {"sent:7": b'"%b"' % (b"A" * 22 + b"=="), "sent:8": b"no note"}
+    injector = an_injector(broker.port, notes=notes)
+    await injector.open(None)
+    await publish(broker.port, [b"1"])
+
+    await take_all(injector, 1, notes)
+
+    assert not notes
+    await injector.close()
+
+
+async def test_connections_that_were_lost_do_not_stay_in_memory(broker: EmbeddedBroker) -> None:
+    """Also while what they have brought may come again: their inboxes are large."""
+    injector = an_injector(broker.port, deduplicated=True, limits=IMPATIENT)
+    await injector.open(None)
+    sessions = []
+    for number in range(3):
+        sessions.append(weakref.ref(injector._session))
+        await publish(broker.port, [b"%d" % number])
+        (taken,) = await take_all(injector, 1, {})
+        drop(injector)
+        await injector.acknowledge(taken.token)
+        del taken
+        await until(injector, lambda: injector._session is not None and injector._session is not sessions[-1]())
+    gc.collect()
+
+    assert sessions[0]() is None
+    await injector.close()

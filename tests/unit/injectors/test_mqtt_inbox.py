@@ -291,18 +291,18 @@ def test_redelivered_message_that_is_committed_is_acknowledged_and_is_no_record(
     first = messages(b"{}", b'[{"n":1},{"n":2}]', b"[]", b"junk", b'{"n":3}')
     inbox.put(first)
     (taken,) = take_all(inbox)
-    again = messages(b"{}", b'[{"n":1},{"n":2}]', b"[]", b"junk", b'{"n":4}', first_id=11)
-    again.redelivered = [0, 1, 2, 3, 4]
+    again = messages(b"{}", b'[{"n":1},{"n":2}]', b"[]", b"junk", b'{"n":4}', b"{}")
+    again.redelivered = [0, 1, 2, 3, 4, 5]
 
     inbox.put(again)
     bundle = inbox.take(records_max=100, bytes_max=1_000, is_committed=lambda digest: digest in taken.digests)
 
     assert len(taken.digests) == 4, "an empty array has no records that could come twice"
-    assert bundle.payloads() == [b'{"n":4}']
-    assert bundle.packet_ids == [11, 12, 13, 14, 15]
+    assert bundle.payloads() == [b'{"n":4}', b"{}"], "with another packet id it is another message"
+    assert bundle.packet_ids == [1, 2, 3, 4, 5, 6]
     assert bundle.digests[:3] == taken.digests[:3]
-    assert (bundle.passed_over, bundle.records) == (3, 1)
-    assert (inbox.records, inbox.bytes, inbox.received) == (0, 0, 5 + 1)
+    assert (bundle.passed_over, bundle.records) == (3, 2)
+    assert (inbox.records, inbox.bytes, inbox.received) == (0, 0, 5 + 2)
 
 
 def test_message_that_is_not_marked_as_redelivered_is_a_record_though_it_is_the_same() -> None:
