@@ -97,6 +97,8 @@ class _Session:
                 self._setup.partition,
                 extra={"hint": "this session was once subscribed to more; another client_id= begins anew"},
             )
+        if self.inbox.records >= self._take_max:
+            self.full.set()  # there is enough for a turn, and the broker waits for acknowledgements before long
         full = (
             self.inbox.records >= 2 * self._limits.bundle_records_max
             or self.inbox.bytes >= 2 * self._limits.bundle_bytes_max

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tracemalloc
+from contextlib import suppress
 
 import pytest
 
@@ -110,6 +111,53 @@ async def test_refused_subscription_behind_a_backlog_is_told_when_it_has_been_ta
     assert taken == 40_000
     await injector.close()
     server.close()
+
+
+async def test_bundle_is_taken_and_acknowledged_before_the_subscription_is_answered() -> None:
+    # Less than is read ahead: the broker would stand still until the answer, which it gives last.
+    count, acknowledged = 20_000, asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        waiting = b""
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while head := await reader.readexactly(2):
+                body = await reader.readexactly(head[1])
+                if head[0] == 0x10:
+                    message = b"\x32\x08\x00\x01a%b\x00{}"
+                    writer.write(CONNACK + b"".join(message % (i + 1).to_bytes(2, "big") for i in range(count)))
+                elif head[0] & 0xF0 == 0x80:
+                    waiting += b"\x90\x04" + body[:2] + b"\x00\x01"
+                elif head[0] == 0x40:
+                    acknowledged.set()
+                elif head[0] == 0xC0:
+                    writer.write(b"\xd0\x00")
+                if waiting and acknowledged.is_set():
+                    writer.write(waiting)
+                    waiting = b""
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    setup = SourceSetup(
+        graph="g", stream="s", partition="a", limits=Limits(), clock=SystemClock(), ready=asyncio.Event()
+    )  # fmt: skip
+    injector = Mqtt("a", host="127.0.0.1", port=server.sockets[0].getsockname()[1]).connect(setup)
+    taken = 0
+    try:
+        async with asyncio.timeout(30):
+            await injector.open(None)
+            while taken < count:
+                setup.ready.clear()
+                found = await injector.take()
+                if found is None:
+                    await setup.ready.wait()
+                else:
+                    taken += len(found.payloads)
+                    await injector.acknowledge(found.token)
+            await acknowledged.wait()
+    finally:
+        await injector.close()
+        server.close()
+    assert taken == count
 
 
 def test_packet_that_is_no_message_is_not_waited_for_when_it_is_large() -> None:
