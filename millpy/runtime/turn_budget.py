@@ -19,7 +19,7 @@ from millpy.limits import Limits
 FIRST_RECORDS = 16
 """What a turn takes before anything is known of how long a record takes."""
 FACTOR_MIN = 2.0**-16
-FASTER = 0.25
+FASTER = 1 / 16
 """From one step to the next a record is believed to take at least this part of what it took."""
 REFUSED_HALVINGS = 3
 """After a search for poison that took too long: such a turn has much more of it than can be found."""
