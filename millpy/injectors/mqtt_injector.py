@@ -322,7 +322,7 @@ class MqttInjector:
         if not bundle.records:
             session.settle(bundle.packet_ids)
             return None
-        sent, notes = self._remember(bundle, session)
+        sent, notes = self._redeliveries.take(bundle.digests, session.key) if self._setup.deduplicated else (None, {})
         token = _Token(session, bundle.packet_ids, sent)
         session.outstanding.append(token)
         return Taken(
@@ -336,13 +336,6 @@ class MqttInjector:
             records=bundle.counted,
             total=self._total,
         )
-
-    def _remember(self, bundle: Bundle, session: _Session) -> tuple[Sent | None, dict[str, bytes | None]]:
-        """What to know again of a bundle, and the notes of its commit."""
-        if self._setup.deduplicated:
-            return self._redeliveries.take(bundle.digests, session.key)
-        self._redeliveries.clear()  # a version before this one may have had a `Dedupe`
-        return None, self._redeliveries.forget()
 
     async def acknowledge(self, token: Any) -> None:
         """PUBACK a committed bundle, if the connection that delivered it still stands."""

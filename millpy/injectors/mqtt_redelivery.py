@@ -101,20 +101,10 @@ class Redeliveries:
             self._forget(self._sent.popleft())
         self._sent.append(sent)
         self._known = None
-        notes = self.forget()
-        notes[sent.name] = msgspec.json.encode(sent.digests)
-        return sent, notes
-
-    def forget(self) -> dict[str, bytes | None]:
-        """The notes that the next commit is to forget."""
         notes: dict[str, bytes | None] = dict.fromkeys(self._stale)
         self._stale = []
-        return notes
-
-    def clear(self) -> None:
-        """Forget everything: nothing is to be known again."""
-        while self._sent:
-            self._forget(self._sent.popleft())
+        notes[sent.name] = msgspec.json.encode(sent.digests)
+        return sent, notes
 
     def commit(self, sent: Sent) -> None:
         """Note that it is committed."""

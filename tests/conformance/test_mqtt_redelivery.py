@@ -181,18 +181,6 @@ async def test_notes_of_another_owner_are_forgotten_though_a_turn_is_always_unde
     await injector.close()
 
 
-async def test_notes_are_forgotten_by_a_version_without_ids(broker: EmbeddedBroker) -> None:
-    notes: dict[str, bytes] = {"sent:7": b'"%b"' % (b"A" * 22 + b"=="), "sent:8": b"no note"}
-    injector = an_injector(broker.port, notes=notes)
-    await injector.open(None)
-    await publish(broker.port, [b"1"])
-
-    await take_all(injector, 1, notes)
-
-    assert not notes
-    await injector.close()
-
-
 async def test_connections_that_were_lost_do_not_stay_in_memory(broker: EmbeddedBroker) -> None:
     """Also while what they have brought may come again: their inboxes are large."""
     injector = an_injector(broker.port, deduplicated=True, limits=IMPATIENT)
