@@ -13,7 +13,7 @@ MUTANTS = [
         "            tiers.append(added)",
         "            pass",
         killers=("tests/unit/injectors/test_intake.py::test_duplicate_is_dropped_by_the_next_owner_too",),
-        line="A message delivered again is dropped and counted",
+        line="A message that is published again is dropped and counted",
     ),
     Mutant(
         "millpy/injectors/dedupe.py",

@@ -7,12 +7,15 @@ from tests.mutants.mutant import Mutant
 INTAKE = "millpy/injectors/intake.py"
 INBOX = "millpy/injectors/mqtt_inbox.py"
 INJECTOR = "millpy/injectors/mqtt_injector.py"
+PACKETS = "millpy/injectors/mqtt_packets.py"
+REDELIVERY = "millpy/injectors/mqtt_redelivery.py"
 MQTT = "millpy/injectors/mqtt.py"
 OF_INTAKE = ("tests/unit/injectors/test_intake.py",)
 NO_IDS = ("tests/unit/injectors/test_intake.py::test_record_whose_id_is_none_is_never_a_duplicate",)
 OF_INBOX = ("tests/unit/injectors/test_mqtt_inbox.py",)
 OF_ORDER = ("tests/conformance/test_mqtt_order.py",)
 OF_MQTT = "tests/conformance/test_mqtt.py::"
+OF_REDELIVERY = "tests/conformance/test_mqtt_redelivery.py::"
 
 MUTANTS = [
     Mutant(INTAKE, "        watermarks = np.maximum(before - self._settings.event_time.max_disorder_us, source.watermark)",
@@ -33,12 +36,29 @@ MUTANTS = [
     Mutant(INTAKE, "                self._source.finished, self._source.watermark = True, INSTANT_MAX",
            "                self._source.finished = True", OF_INTAKE),
     Mutant(INTAKE, "        self._source.watermark = max(self._source.watermark, recovered.low_watermark)\n", "", OF_INTAKE),
-    Mutant(INBOX, "        self.packet_ids += run.packet_ids\n", "        self.packet_ids += run.packet_ids[:1]\n", OF_INBOX),
+    Mutant(INBOX, '    """Append a run."""\n        self.packet_ids += run.packet_ids\n',
+           '    """Append a run."""\n        self.packet_ids += run.packet_ids[:1]\n', OF_INBOX),
+    Mutant(INBOX, "            if committed:\n", "            if False:\n",
+           (f"{OF_REDELIVERY}test_connection_that_was_lost_between_commit_and_acknowledgement",),
+           line="A message that the broker sends again because we died"),
+    Mutant(INBOX, "            if committed is None:\n                break\n", "",
+           (f"{OF_REDELIVERY}test_connection_that_was_lost_while_a_commit_was_under_way", *OF_INBOX)),
+    Mutant(INBOX, "                self.received -= len(run)\n", "", OF_INBOX),
+    Mutant(INBOX, '% (topic, payload), packet_id)', '% (topic, payload))',
+           (f"{OF_REDELIVERY}test_equal_message_that_was_on_its_way_is_not_taken_for_the_one_before_it", *OF_INBOX)),
+    Mutant(REDELIVERY, "            if sent.committed and over:\n", "            if sent.committed:\n",
+           ("tests/unit/injectors/test_mqtt_redelivery.py",)),
+    Mutant(REDELIVERY, "        return False if committed is None else committed or None\n", "        return bool(committed)\n",
+           ("tests/unit/injectors/test_mqtt_redelivery.py",)),
+    Mutant(REDELIVERY, "self._bytes() > self._bytes_max", "False", ("tests/unit/injectors/test_mqtt_redelivery.py",)),
+    Mutant(PACKETS, "            if first & _DUP and packet_id:", "            if first & _DUP:",
+           ("tests/unit/injectors/test_mqtt_packets.py",)),
     Mutant(INBOX, "        for index in [*sorted(apart), len(published)]:", "        for index in sorted(apart):", OF_INBOX),
     Mutant(INBOX, "topic.startswith(_MARKERS) or not self._topics.fullmatch(topic)}", "topic.startswith(_MARKERS)}", OF_INBOX),
     Mutant(INBOX, "        if not self._retained:\n", "        if self._retained:\n", OF_INBOX),
-    Mutant(INJECTOR, "        token = _Token(session, bundle.packet_ids)\n",
-           "        session.connection.acknowledge(bundle.packet_ids)\n        token = _Token(session, bundle.packet_ids)\n",
+    Mutant(INJECTOR, "        token = _Token(session, bundle.packet_ids, sent)\n",
+           "        session.connection.acknowledge(bundle.packet_ids)\n"
+           "        token = _Token(session, bundle.packet_ids, sent)\n",
            (f"{OF_MQTT}test_nothing_is_acknowledged_before_the_commit",),
            line="MQTT: a message is acknowledged after the commit, never before"),
     Mutant(INJECTOR, "        if session is self._session:\n            session.connection.acknowledge(token.packet_ids)\n", "",
