@@ -46,9 +46,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def consumed(url: str, name: str, count: int) -> Callable[[], bool]:
+    """So many records, and how far their source has come is known to every stage."""
+    watermarks = (
+        "SELECT count(DISTINCT low_watermark) FROM mill.intervals JOIN mill.computations AS c USING (computation_id)"
+        f" JOIN mill.graphs AS g ON g.graph_id = c.graph_id WHERE g.name = '{name}'"
+    )
     query = f"SELECT coalesce(sum(consumed), 0) FROM millpy.accounting WHERE graph = '{name}' AND consumer IS NOT NULL"
     deployed = f"SELECT count(*) FROM mill.graphs WHERE name = '{name}'"
-    return lambda: one(url, deployed) == 1 and one(url, query) == count
+    return lambda: one(url, deployed) == 1 and one(url, query) == count and one(url, watermarks) == 1
 
 
 def did(url: str, *arguments: str) -> str:
