@@ -55,5 +55,5 @@ def moves(me: UUID, ownership: Ownership, computations: Mapping[str, Sequence[in
             # Somebody has less than the share rounded up, and will claim.
             give_up.extend([i for i in mine if i in held][share_up:])
         elif len(mine) > share_down > poorest:
-            give_up.append(next(i for i in reversed(mine) if i in held))
+            give_up.extend([i for i in mine if i in held][-1:])  # none, while all are claims whose answers were lost
     return Moves(tuple(claim), tuple(give_up))

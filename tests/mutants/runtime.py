@@ -7,6 +7,16 @@ from tests.mutants.mutant import Mutant
 MUTANTS = [
     Mutant(
         "millpy/runtime/balance.py",
+        "            give_up.extend([i for i in mine if i in held][-1:])",
+        "            give_up.extend(mine[-1:])",
+        killers=(
+            "tests/unit/runtime/test_balance.py::test_worker_that_holds_none_of_its_intervals_gives_none_up",
+            "tests/unit/runtime/test_balance.py"
+            "::test_whatever_is_stored_and_held_only_free_intervals_are_claimed_and_only_held_ones_given_up",
+        ),
+    ),
+    Mutant(
+        "millpy/runtime/balance.py",
         "            give_up.extend([i for i in mine if i in held][share_up:])",
         "            give_up.extend([i for i in mine if i not in held][share_up:])",
         killers=("tests/unit/runtime/test_balance.py::test_surplus_goes_to_a_worker_that_joins",),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from millpy.runtime.balance import moves
 from millpy.store.protocol import LiveWorker, Owned, Ownership
 
-A, B, C = UUID(int=1), UUID(int=2), UUID(int=3)
+A, B, C, D = UUID(int=1), UUID(int=2), UUID(int=3), UUID(int=4)
 
 
 def snapshot(
@@ -39,6 +39,38 @@ def test_a_claim_whose_answer_was_lost_is_claimed_again() -> None:
     decided = moves(A, snapshot({1: A, 2: A}, A), {"c": [1, 2]}, frozenset({2}))
 
     assert decided.claim == (1,)
+
+
+def test_worker_that_holds_none_of_its_intervals_gives_none_up() -> None:
+    """The answers to its claims were lost; meanwhile two others have come, and one of them has nothing."""
+    decided = moves(A, snapshot({1: A, 2: A, 3: B, 4: B}, A, B, C), {"c": [1, 2, 3, 4]}, frozenset())
+
+    assert decided.claim == (1, 2)
+    assert decided.give_up == ()
+
+
+@settings(max_examples=1000, deadline=None)
+@given(
+    owners=st.lists(st.sampled_from([None, A, B, C, D]), max_size=9),
+    live=st.sets(st.sampled_from([A, B, C])),
+    held=st.sets(st.integers(0, 8)),
+    only=st.sets(st.sampled_from([A, B, C])),
+)
+def test_whatever_is_stored_and_held_only_free_intervals_are_claimed_and_only_held_ones_given_up(
+    owners: list[UUID | None], live: set[UUID], held: set[int], only: set[UUID]
+) -> None:
+    """Answers get lost, leases run out, workers join and leave between the snapshot and what a worker remembers."""
+    half = len(owners) // 2
+    computations = {"c": range(half), "d": range(half, len(owners))}
+    ownership = snapshot(dict(enumerate(owners)), *sorted(live), only=dict.fromkeys(only, ("d",)))
+
+    decided = moves(A, ownership, computations, frozenset(held))
+
+    assert set(decided.give_up) <= held
+    assert all(owners[i] == A or owners[i] not in live for i in decided.claim)
+    assert not set(decided.claim) & set(decided.give_up)
+    assert not set(decided.claim) & held
+    assert len(set(decided.claim)) == len(decided.claim)
 
 
 def test_surplus_goes_to_a_worker_that_joins() -> None:
