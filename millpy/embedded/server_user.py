@@ -95,31 +95,39 @@ def is_passable(directory: Path) -> bool:
 def within_reach(installation: Path) -> Path:
     """An installation of PostgreSQL as the server's user can run it: the same, or a copy that is kept.
 
+    Its programs may need libraries beside the package they are in, as wheels lay them: `package.libs`, which they
+    find by a relative path. The copy has both.
+
     Raises:
         ConfigError: there is no place for a copy.
     """
-    if server_user() is None or is_passable(installation / "bin"):
+    package = installation.parent
+    libraries = package.with_name(package.name + ".libs")
+    needed = [installation, *([libraries] if libraries.is_dir() else [])]
+    if server_user() is None or all(is_passable(part) for part in (installation / "bin", *needed)):
         return installation
     made = (installation / "bin" / "postgres").stat()
-    name = f"millpy-{installation.name}-{made.st_dev:x}-{made.st_ino:x}-{made.st_mtime_ns:x}"
+    name = f"millpy-{package.name}-{installation.name}-{made.st_dev:x}-{made.st_ino:x}-{made.st_mtime_ns:x}"
     for place in map(Path, (*PASSABLE_PLACES, tempfile.gettempdir())):
         if place.is_dir() and is_passable(place) and os.access(place, os.W_OK):
-            return _copied(installation, place / name)
+            return _copied(package.parent, needed, place / name) / package.name / installation.name
     raise ConfigError(
         f"PostgreSQL runs as {_name()!r} here, who may not pass the directories above {installation}",
         hint="install millpy where every user may read it, or run it as another user than root",
     )
 
 
-def _copied(installation: Path, copy: Path) -> Path:
+def _copied(above: Path, needed: list[Path], copy: Path) -> Path:
+    """Copy what is needed below a directory, each at the same place below the copy, unless that was done before."""
     if not copy.exists():
         making = Path(tempfile.mkdtemp(prefix=".millpy-", dir=copy.parent))
         try:
-            shutil.copytree(installation, making / "all", symlinks=True)
+            for part in needed:
+                shutil.copytree(part, making / "all" / part.relative_to(above), symlinks=True)
             for path in (making / "all", *(making / "all").rglob("*")):
                 if not path.is_symlink():
                     mode = path.stat().st_mode
-                    path.chmod(mode | 0o444 | (0o111 if mode & stat.S_IXUSR else 0))
+                    path.chmod(mode & 0o755 | 0o444 | (0o111 if mode & stat.S_IXUSR else 0))
             try:
                 (making / "all").rename(copy)
             except OSError:

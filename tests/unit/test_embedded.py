@@ -7,6 +7,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +19,6 @@ from psycopg import conninfo
 
 from millpy.embedded import EmbeddedPostgres, binaries, supervise
 from millpy.embedded.server_user import (
-    as_server_user,
     give_to_server_user,
     is_passable,
     make_servers,
@@ -204,24 +204,35 @@ def test_as_root_no_rights_of_directories_above_change_and_closing_them_hinders_
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's server runs as somebody else")
-def test_as_root_programs_in_a_closed_directory_are_copied_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", ["16", "18"])
+def test_as_root_programs_in_a_closed_directory_are_copied_once_and_run(
+    tmp_path: Path, directory: Path, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a checkout that mktemp made: its environment, the wheel's libraries too, is closed to the server's user."""
+    package, folder = binaries(version).parent.parent, binaries(version).parent.name
     closed = tmp_path / "closed"
-    shutil.copytree(binaries("18").parent, closed / "installed")
+    installed = closed / package.name / folder
+    shutil.copytree(package / folder, installed)
+    shutil.copytree(package.with_name(package.name + ".libs"), closed / (package.name + ".libs"))
     closed.chmod(0o700)
+    monkeypatch.setattr("millpy.embedded.postgres.binaries", lambda version: installed / "bin")
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        Path(place).chmod(0o755)
+        monkeypatch.setattr("millpy.embedded.server_user.PASSABLE_PLACES", (place,))
 
-    copy = within_reach(closed / "installed")
+        copy = within_reach(installed)
 
-    try:
         assert is_passable(copy / "bin")
         assert closed.stat().st_mode & 0o777 == 0o700
-        assert within_reach(closed / "installed") == copy
-        command = as_server_user([str(copy / "bin" / "postgres"), "--version"])
-        assert "PostgreSQL" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        copy.chmod(0o777)
+        assert within_reach(installed) == copy
+        with EmbeddedPostgres(directory, version=version) as server, psycopg.connect(server.url()) as connection:
+            assert connection.execute("SELECT 7").fetchone() == (7,)
+            program = Path(f"/proc/{server.pid()}/exe").readlink()
+        assert program == copy / "bin" / "postgres"
+        (kept,) = Path(place).iterdir()
+        kept.chmod(0o777)
         with pytest.raises(ConfigError, match="not root's alone"):
-            within_reach(closed / "installed")
-    finally:
-        shutil.rmtree(copy)
+            within_reach(installed)
 
 
 @pytest.mark.parametrize("version", ["16", "18", "system15"])
