@@ -42,6 +42,15 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "server"
 
 
+@pytest.fixture
+def short_directory() -> Iterator[Path]:
+    """Return a path that is short enough for the socket to be below it, however long pytest's own are."""
+    with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as above:
+        directory = Path(above) / "project" / "server"
+        yield directory
+        EmbeddedPostgres(directory).kill()  # it ends by itself, but later
+
+
 def hold_elsewhere(directory: Path) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -236,7 +245,8 @@ def test_as_root_programs_in_a_closed_directory_are_copied_once_and_run(
 
 
 @pytest.mark.parametrize("version", ["16", "18", "system15"])
-def test_by_tcp_nobody_gets_in_without_the_password(directory: Path, version: str) -> None:
+def test_by_tcp_nobody_gets_in_without_the_password(short_directory: Path, version: str) -> None:
+    directory = short_directory
     with EmbeddedPostgres(directory, version=version, tcp=True) as server:
         with psycopg.connect(server.tcp_url()) as connection:
             assert connection.execute("SELECT current_user").fetchone() == ("millpy",)
@@ -249,12 +259,12 @@ def test_by_tcp_nobody_gets_in_without_the_password(directory: Path, version: st
         assert (directory / "run").stat().st_mode & 0o077 == 0
 
 
-def test_nobody_else_can_put_anything_where_the_server_lives_whatever_the_umask(tmp_path: Path) -> None:
-    directory = tmp_path / "project" / "server"
+def test_nobody_else_can_put_anything_where_the_server_lives_whatever_the_umask(short_directory: Path) -> None:
+    directory = short_directory
     before = os.umask(0)
     try:
         with EmbeddedPostgres(directory):
-            places = [tmp_path / "project", directory, directory / "data", directory / "run"]
+            places = [directory.parent, directory, directory / "data", directory / "run"]
             assert [stat.S_IMODE(place.stat().st_mode) for place in places] == [0o755, 0o700, 0o700, 0o700]
     finally:
         os.umask(before)
