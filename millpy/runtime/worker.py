@@ -151,7 +151,10 @@ class Worker:
                 for task in tasks:
                     if task.done():
                         task.result()
-                if not await self.step() and not stop.is_set():
+                worked = await self.step()
+                if _is_cancelled():
+                    raise asyncio.CancelledError
+                if not worked and not stop.is_set():
                     if await self._has_finished():
                         break
                     await self._wait()
@@ -562,3 +565,9 @@ class Worker:
 
 def _size(entries: Entries) -> int:
     return 40 * len(entries) + sum(len(value) for value in entries.values if value is not None)
+
+
+def _is_cancelled() -> bool:
+    """Whether this task is to end: a commit that was cancelled says that its outcome is unknown, and no more."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
