@@ -186,6 +186,9 @@ async def test_the_doctor_compares_partitions_with_the_topics_own(
         client = AIOKafkaAdminClient(bootstrap_servers=kafka.address)
         await client.start()
         await client.create_topics([NewTopic(topic, there, 1)])
+        async with asyncio.timeout(60):
+            while len((await client.describe_topics([topic]))[0]["partitions"]) < there:
+                pass
         await client.close()
 
     found = await finding(Kafka(topic, partitions=2, servers=kafka.address))
