@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.docs-installed
 PYTEST := $(BIN)/python -m pytest
+PROSE := millpy services migrations tests docs examples benchmarks compose .ci *.md mkdocs.yml Makefile pyproject.toml
 # What depends on the server's version; `make test` has all on one.
 STORE_TESTS := postgres_commit postgres_results postgres_store rights roles schema search_path statements views windowed_tables
 
@@ -26,16 +27,18 @@ $(STAMP): pyproject.toml
 
 check: lint types unit ## format, lint, types, unit and property tests: before every commit
 
-lint: $(STAMP) ## ruff: formatting and rules
+lint: $(STAMP) ## formatting, rules, layers, spelling
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/codespell $(PROSE)
 
 format: $(STAMP) ## let ruff format and fix what it can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-types: $(STAMP) ## mypy --strict over millpy/ and services/
-	$(BIN)/mypy
+types: $(STAMP) ## mypy --strict over millpy/ and services/; over tests/, that every name exists
+	$(BIN)/mypy millpy services tests
 
 unit: $(STAMP) ## unit and property tests
 	$(PYTEST) -q tests/unit tests/property
@@ -69,13 +72,13 @@ sizes: $(STAMP) ## turns at 0.5, 1 and 3 times every limit, and a database that 
 	SIZES=whole $(PYTEST) -q -n 3 tests/crash/test_sizes.py tests/crash/test_sizes_grid.py tests/crash/test_refused_by_size.py
 
 foreign-settings: $(STAMP) ## each setting that a DBA may have made, singly, for the database and for the role: two minutes
-	FOREIGN_SETTINGS=whole $(PYTEST) -q tests/conformance/test_foreign_singly.py
+	FOREIGN_SETTINGS=whole $(PYTEST) -q tests/conformance/test_foreign_servers.py
 
 fuzz: $(STAMP) ## an hour of payloads as nobody should send them; MINUTES=n for less
 	FUZZ_MINUTES=$(or $(MINUTES),60) $(PYTEST) -q -n 3 --dist loadfile tests/fuzz
 
 crash-long: $(STAMP) ## random SIGKILLs of three workers under a steady load; MINUTES=10 KILLS=200 RATE=5000
-	$(BIN)/python -m tests.crash.long --minutes $(or $(MINUTES),10) --kills $(or $(KILLS),200) --rate $(or $(RATE),5000)
+	$(BIN)/python -m tests.crash.long_run --minutes $(or $(MINUTES),10) --kills $(or $(KILLS),200) --rate $(or $(RATE),5000)
 
 sim: $(STAMP) ## the simulator: SEEDS=10000 runs, or SEED=n to replay one
 	$(BIN)/python -m millpy.testing.simulator $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),2000))
@@ -84,10 +87,14 @@ mutants: $(STAMP) ## break the kernel in every listed way, and see the tests nam
 	$(BIN)/python -m tests.mutants.run --only "$(ONLY)" --jobs $(or $(JOBS),2)
 
 feeds: $(STAMP) ## the recorded feeds through mosquitto, workers killed meanwhile, against tables computed without us
-	$(BIN)/python -m tests.feeds.whole
+	$(BIN)/python -m tests.feeds.whole_feeds
+
+newest-clients: $(STAMP) ## the MQTT source with the newest aiomqtt and paho-mqtt of the package index, whatever the pins say
+	rm -rf build/newest-clients && $(BIN)/pip install -q --upgrade --target build/newest-clients aiomqtt paho-mqtt
+	PYTHONPATH=build/newest-clients $(BIN)/python -m pytest -q tests/unit/sources/test_mqtt*.py tests/conformance/test_mqtt*.py
 
 compose-test: $(STAMP) ## the stack of compose/ in containers, each part killed under load, against an oracle; needs Docker
-	$(BIN)/python -m tests.compose.whole
+	$(BIN)/python -m tests.compose.run_stack
 
 demo: $(STAMP) ## broker, database, two workers, one of them killed; every window checked
 	$(BIN)/python -m examples.demo

@@ -1,4 +1,4 @@
-"""What `bench-kafka` is compared with: an aiokafka consumer that takes records and does nothing.
+"""The baseline of `bench-kafka`: an aiokafka consumer that receives records and does nothing.
 
     python -m benchmarks.bare_kafka --servers 127.0.0.1:9092 --records 1000000
 
@@ -16,14 +16,14 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from millpy.injectors.kafka_client import FETCH_BYTES
+from millpy.sources.kafka.client import FETCH_BYTES
 
 TOPIC = "bench"
 AT_ONCE = 65_536
 
 
 async def drain(servers: str, records: int) -> dict[str, Any]:
-    """Connect, take that many records, disconnect."""
+    """Connect, receive `records` records, and disconnect. Return the counts and times."""
     place = TopicPartition(TOPIC, 0)
     started, cpu_started, taken, batches = time.monotonic(), time.process_time(), 0, 0
     consumer = AIOKafkaConsumer(

@@ -1,4 +1,4 @@
-"""What the tables say about a finished run: commits, bundle sizes, and how long each bundle's delta is."""
+"""Counts the commits, bundle sizes and deltas of a finished run in the tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 
-_ARRIVED = ("injected", "consumed", "late", "quarantined")
+_ARRIVED = ("injected", "consumed", "late", "dead_lettered")
 
 
 def committed_bundles(url: str) -> dict[str, Any]:
@@ -29,6 +29,8 @@ def committed_bundles(url: str) -> dict[str, Any]:
             if entries["kind"] != "counter" or entries["namespace"] not in _ARRIVED:
                 continue
             for subkey, value in zip(entries["subkey"], entries["value"], strict=True):
+                if (entries["namespace"] == "injected") == subkey.isdecimal():
+                    continue  # of a source (its subkey is a stream) only what it injected, of a stage the rest
                 name = (interval_id, entries["namespace"], subkey)
                 arrived["injector" if entries["namespace"] == "injected" else "stage"] += value[0] - counted[name]
                 counted[name] = value[0]

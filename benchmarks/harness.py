@@ -1,7 +1,7 @@
-"""What every workload needs: a fresh PostgreSQL with fsync on, worker processes, and the last line.
+"""The parts of every workload: a fresh PostgreSQL with fsync on, worker processes, and the last line.
 
-A figure is worth what is known about it: `Bench.show` prints the settings and what was counted in the tables, and
-`Bench.finish` prints one JSON object as the last line, then fails the run when a figure breaks one of its bounds.
+`Bench.show` prints settings and counts from the tables. `Bench.finish` prints one JSON object as the last line, and
+fails the run when a figure breaks one of its bounds.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ import psycopg
 
 from benchmarks.memory import peak_rss_mb
 from millpy.embedded import EmbeddedBroker, EmbeddedPostgres
-from millpy.store.migrate import migrate
+from millpy.store.postgres.deployment.migrate import migrate
 
 HERE = Path(__file__).resolve().parent
 WAIT_S_MAX = 60.0
 
 
 class Bench:
-    """One run of one workload, in a directory of its own that is removed at the end.
+    """One run of a workload, in its own directory, which is removed at the end.
 
     Args:
         workload: its name in the last line.
@@ -71,7 +71,7 @@ class Bench:
         self._stack.close()
 
     def database(self) -> str:
-        """URL of a fresh, migrated database."""
+        """Create and migrate a database; return its URL."""
         self._databases += 1
         name = f"bench_{self._databases}"
         with psycopg.connect(self.server.url(), autocommit=True) as connection:
@@ -81,7 +81,7 @@ class Bench:
         return url
 
     def broker(self) -> EmbeddedBroker:
-        """A broker that runs until the end."""
+        """Start a broker that runs until the end."""
         broker = self._stack.enter_context(EmbeddedBroker(self.directory / f"broker-{time.monotonic_ns()}"))
         self.settings["broker"] = Path(broker.program).name if broker.program else "amqtt"
         return broker
@@ -102,7 +102,7 @@ class Bench:
         return process
 
     def show(self, what: str, value: object) -> None:
-        """One line for people."""
+        """Print one readable line."""
         text = json.dumps(value, default=str) if isinstance(value, dict | list) else str(value)
         print(f"{self.workload} {what}: {text}", flush=True)
 
@@ -118,7 +118,7 @@ class Bench:
             raise SystemExit(1)
 
     def _wait_for_server_end(self) -> None:
-        # Registered after the server, so it runs first: let go, then wait before the directory is removed.
+        # Registered after the server, so it runs first: release it, and wait before the directory is removed.
         pid = self.server.pid()
         self.server.release()
         deadline = time.monotonic() + WAIT_S_MAX
@@ -144,7 +144,7 @@ class Bench:
 
 
 class Worker:
-    """A worker process; `report` is what it says of itself."""
+    """A worker process; `report` has its own measurements."""
 
     def __init__(
         self, graph: Path, url: str, directory: Path, only: Sequence[str], environment: Mapping[str, str]
@@ -162,50 +162,50 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         return self.process.pid
 
     @property
     def report(self) -> dict[str, Any]:
-        """Empty until it has claimed something."""
+        """The worker's report; empty until it has claimed an interval."""
         return dict(json.loads(self.report_path.read_text())) if self.report_path.exists() else {}
 
     def wait_claimed(self) -> None:
-        """Until it owns something."""
+        """Wait until the worker owns an interval."""
         wait_until(lambda: bool(self.report) or self.process.poll() is not None, "a worker claims")
         self.check()
 
     def wait(self, timeout_s: float) -> None:
-        """Until it has ended by itself; a failure ends the benchmark."""
+        """Wait until the worker has ended by itself; a failure ends the benchmark."""
         self.process.wait(timeout_s)
         self.check()
 
     def check(self) -> None:
-        """Refuse to go on with a worker that failed."""
+        """End the benchmark if the worker has failed."""
         if self.process.poll() not in (None, 0):
             raise SystemExit(f"the worker ended with status {self.process.returncode}")
 
     def running(self) -> bool:
-        """True; a failure ends the benchmark."""
+        """Return True; a failure ends the benchmark."""
         self.check()
         return True
 
     def drain(self, timeout_s: float = WAIT_S_MAX) -> None:
-        """SIGTERM, and wait."""
+        """Send SIGTERM, and wait until the worker has ended."""
         self.process.terminate()
         self.wait(timeout_s)
 
     def peak_rss_mb(self) -> float:
-        """While it lives."""
+        """Return the peak memory of the running worker."""
         return peak_rss_mb(self.pid)
 
     def kill(self) -> None:
-        """SIGKILL; nothing when it has ended."""
+        """Send SIGKILL; do nothing if the worker has ended."""
         _kill(self.process)
 
 
 def _environment() -> dict[str, str]:
-    """Ours; bytecode is kept, or each worker would compile all its modules beside the one that is measured."""
+    """Return our environment with bytecode caching, so that no worker compiles modules during the measurement."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
@@ -217,7 +217,7 @@ def _kill(process: subprocess.Popen[Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What a figure of the last line must not break: `differences<=0`, `client_ratio>=8`."""
+    """A bound on a figure of the last line: `differences<=0`, `client_ratio>=8`."""
 
     figure: str
     at_least: bool
@@ -228,11 +228,11 @@ class Bound:
         """Read FIGURE<=NUMBER or FIGURE>=NUMBER; raises ValueError."""
         figure, relation, limit = text.partition(">=" if ">=" in text else "<=")
         if not (figure and relation):
-            raise ValueError(f"{text!r} is no bound: write FIGURE<=NUMBER or FIGURE>=NUMBER")
+            raise ValueError(f"invalid bound {text!r}: write FIGURE<=NUMBER or FIGURE>=NUMBER")
         return cls(figure, relation == ">=", float(limit))
 
     def holds(self, figures: Mapping[str, Any]) -> bool:
-        """Whether the figure is there and within the bound; a NaN is not."""
+        """Tell whether the figure exists and is within the bound; a NaN is not."""
         value = figures.get(self.figure)
         if value is None:
             return False
@@ -243,9 +243,9 @@ class Bound:
 
 
 def arguments(description: str | None, *bounds: str, **numbers: float) -> argparse.ArgumentParser:
-    """Options that all workloads have, and some numbers with their defaults.
+    """Return a parser with the options of all workloads, and an option for each number with its default.
 
-    `bounds` are those that a run breaks only when something is wrong; `--bound` adds others.
+    `bounds` always apply; `--bound` adds others.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--directory", type=Path, default=None, help="where the data goes (default: temporary)")
@@ -272,16 +272,16 @@ def arguments(description: str | None, *bounds: str, **numbers: float) -> argpar
 def wait_until(
     condition: Callable[[], bool], what: str, *, timeout_s: float = WAIT_S_MAX, every_s: float = 0.02
 ) -> None:
-    """Look again and again; SystemExit when it takes too long."""
+    """Poll until the condition is true; raise SystemExit after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
-            raise SystemExit(f"waited {timeout_s:.0f} s in vain until {what}")
+            raise SystemExit(f"waited {timeout_s:.0f} s in vain: {what}")
         time.sleep(every_s)
 
 
 def commit_hash() -> str:
-    """The commit of the working tree, with a plus when it is not clean."""
+    """Return the commit of the working tree, with a plus if it is not clean."""
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=HERE, capture_output=True, text=True, check=False)
@@ -292,13 +292,13 @@ def commit_hash() -> str:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of all values does not exceed."""
+    """Return the smallest value that at least this share of all values does not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
 
 
 def rounded_to_four(value: Any) -> Any:
-    """Floats to four significant digits; the rest as it is."""
+    """Round floats to four significant digits; return other values unchanged."""
     if isinstance(value, float) and math.isfinite(value) and value:
         digits = max(0, 3 - math.floor(math.log10(abs(value))))
         return round(value, digits) if digits else round(value)

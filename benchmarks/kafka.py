@@ -32,7 +32,7 @@ BATCH_BYTES = 500_000
 
 
 async def publish(servers: str, payloads: list[bytes]) -> None:
-    """All into one partition, in batches."""
+    """Publish all payloads to one partition, in batches."""
     producer = AIOKafkaProducer(bootstrap_servers=servers, max_batch_size=BATCH_BYTES)
     await producer.start()
     try:
@@ -48,7 +48,7 @@ async def publish(servers: str, payloads: list[bytes]) -> None:
 
 
 async def make_topic(servers: str) -> None:
-    """One partition."""
+    """Create the topic with one partition."""
     admin = AIOKafkaAdminClient(bootstrap_servers=servers)
     await admin.start()
     try:
@@ -58,7 +58,7 @@ async def make_topic(servers: str) -> None:
 
 
 def run_until(bench: Bench, url: str, servers: str, records: int, *, dedupe: bool) -> Worker:
-    """A worker, from its start until it has committed so many records in all."""
+    """Run a worker from its start until it has committed a number of records."""
     environment = {"BENCH_KAFKA": servers, "BENCH_DEDUPE": "1" if dedupe else ""}
     worker = bench.worker("kafka_windows.py", url, environment=environment)
     worker.wait_claimed()
@@ -80,7 +80,7 @@ def main(options: argparse.Namespace) -> None:
 
 
 def measure(bench: Bench, servers: str, records: int) -> None:
-    """Publish, drain in each way, compare."""
+    """Publish, drain in each way, and compare."""
     path: Path = bench.directory / "readings.ndjson"
     bench.show("bytes_per_record", write_readings(path, records, DEVICES, value="temperature"))
     asyncio.run(make_topic(servers))

@@ -18,9 +18,9 @@ from millpy.limits import Limits
 from millpy.model.bundle import Bundle
 from millpy.model.keys import KeyHasher
 from millpy.model.record import Records, RecordType
-from millpy.model.stage import Arrived, Binding, InputSpec, Recovered, Work
+from millpy.model.stage import InputBundle, InputSpec, StageBinding, StoredInterval, Work
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
-from millpy.runtime.keyed import ComputationLogic
+from millpy.operators.keyed import ComputationLogic
 
 RECORDS, KEYS = 65_536, 100_000
 START = 1_700_000_000_000_000
@@ -75,15 +75,15 @@ class Bundles:
         records = Records(self._type, times, watermarks=times - 1, batch=batch)
         bundle = Bundle(0, 1, self._seq, Instant(int(times[-1])), records, records.keys(("device",), self._hasher))
         watermark = Instant(int(times[-1]))
-        return Work(self._seq, [Arrived(bundle, INSTANT_MAX)], INSTANT_MIN, watermark, Instant(START))
+        return Work(self._seq, [InputBundle(bundle, INSTANT_MAX)], INSTANT_MIN, watermark, Instant(START))
 
 
 def main() -> None:
     """Measure."""
     record_type = RecordType(Reading)
     spec = InputSpec("readings", record_type, ("device",), (str,), True)
-    binding = Binding("running", (spec,), {}, {}, frozenset(), Limits())
-    interval = ComputationLogic(Running()).bind(binding).open(Recovered(1, 1))
+    binding = StageBinding("running", (spec,), {}, {}, frozenset(), Limits())
+    interval = ComputationLogic(Running()).bind(binding).open(StoredInterval(1, 1))
     bundles = Bundles()
     for _ in range(6):
         work = bundles.work(RECORDS)

@@ -9,7 +9,7 @@ import psutil
 
 
 def peak_rss_mb(pid: int | None = None) -> float:
-    """The kernel's own high-water mark (Linux); elsewhere what is resident now."""
+    """Return the kernel's high-water mark (Linux), or elsewhere the present memory."""
     status = Path(f"/proc/{pid or os.getpid()}/status")
     if status.exists():
         for line in status.read_text().splitlines():
@@ -19,5 +19,5 @@ def peak_rss_mb(pid: int | None = None) -> float:
 
 
 def rss_mb(pid: int) -> float:
-    """What is resident now."""
+    """Return the present memory."""
     return float(psutil.Process(pid).memory_info().rss) / 1e6

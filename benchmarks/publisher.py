@@ -41,7 +41,7 @@ class Publisher:
 
     @property
     def acknowledged(self) -> int:
-        """PUBACKs so far."""
+        """The number of PUBACKs so far."""
         return self._acknowledged_bytes // PUBACK_BYTES
 
     def stop(self, *_: object) -> None:
@@ -49,7 +49,7 @@ class Publisher:
         self._stopping = True
 
     def publish(self, payloads: list[bytes]) -> None:
-        """Hand records to the broker in one write."""
+        """Send records to the broker in one write."""
         packets = []
         for payload in payloads:
             self.sent += 1
@@ -59,7 +59,7 @@ class Publisher:
         self._socket.sendall(b"".join(packets))
 
     def run(self, rate: float, seconds: float, devices: int, first: int) -> float:
-        """Publish on schedule; returns the largest delay behind it in seconds."""
+        """Publish on schedule; return the largest delay in seconds."""
         started = time.monotonic()
         total, done, behind = int(rate * seconds), 0, 0.0
         while done < total and not self._stopping:
@@ -75,7 +75,7 @@ class Publisher:
         return behind
 
     def drain(self) -> None:
-        """Wait until the broker has taken everything."""
+        """Wait until the broker has acknowledged everything."""
         deadline = time.monotonic() + DRAIN_S_MAX
         while self.acknowledged < self.sent and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -86,7 +86,7 @@ class Publisher:
 
 
 def ping(seq: int, devices: int) -> bytes:
-    """One payload, stamped now."""
+    """Return a payload, stamped with the present time."""
     return b'{"device":"dev-%04d","event_us":%d,"sent_ns":%d,"seq":%d}' % (
         seq * 7919 % devices,
         time.time_ns() // 1000,

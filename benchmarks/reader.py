@@ -1,4 +1,4 @@
-"""Polls a result table and notes when each row became visible, in a process of its own.
+"""Polls a result table and notes when each row became visible, in its own process.
 
     python -m benchmarks.reader --database URL --table stages.pongs --rows 60000 --out FILE.npy
 
@@ -38,7 +38,7 @@ SELECT p.interval_id, t.bundle, t.ordinal, t.seq, t.sent_ns
 
 
 class Reader:
-    """Positions in the table, one per interval, and what was seen."""
+    """Polls the table; keeps its position in each interval, and the rows that it has seen."""
 
     def __init__(self, url: str, table: str) -> None:
         self._connection = psycopg.connect(url, autocommit=True)
@@ -52,7 +52,7 @@ class Reader:
         self.stopping = False
 
     def poll(self) -> bool:
-        """Ask once; whether there was something new."""
+        """Query once; return whether there were new rows."""
         ids = list(self._positions)
         bundles, ordinals = zip(*self._positions.values(), strict=True)
         rows = self._connection.execute(self._statement, (ids, list(bundles), list(ordinals)), prepare=True).fetchall()
@@ -65,7 +65,7 @@ class Reader:
         return bool(rows)
 
     def stop(self, *_: object) -> None:
-        """End `run`."""
+        """Make `run` return."""
         self.stopping = True
 
     def run(self, rows: int) -> None:

@@ -1,4 +1,4 @@
-"""What the windows of W1 must hold, from the same file by DuckDB and a plain loop."""
+"""The expected windows of W1, from the same file by DuckDB and a plain loop."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ IN_ORDER = "SELECT device, event_ms, temperature, coalesce(watermark_ms, -1) FRO
 
 
 def recomputed(path: Path, windows: str) -> tuple[dict[Name, tuple[Any, ...]], dict[Name, int]]:
-    """(n, mean, low, high) per window, and how many records were too late for each window or for one of their own."""
+    """Return (n, mean, low, high) and the number of late records, each by window."""
     with duckdb.connect() as duck:
         duck.execute("SET preserve_insertion_order = true")
         if windows == "session":
@@ -54,7 +54,7 @@ def recomputed(path: Path, windows: str) -> tuple[dict[Name, tuple[Any, ...]], d
 
 
 def _sessions(found: duckdb.DuckDBPyConnection) -> tuple[dict[Name, tuple[Any, ...]], dict[Name, int]]:
-    """Sessions, one record after the other."""
+    """Return the same for sessions, record by record."""
     of_device: dict[str, list[list[Any]]] = {}  # [start, end, values], by start
     late: dict[Name, int] = {}
     while rows := found.fetchmany(100_000):

@@ -1,4 +1,4 @@
-"""Soak: does the database stop growing, and does latency stay?
+"""Soak: does the database stop growing, and does latency stay the same?
 
     python -m benchmarks.soak [--minutes 20] [--rate 5000] [--retention_s 60] [--workers 2]
 
@@ -40,7 +40,7 @@ SELECT coalesce(p.parent, c.relname) AS name, round(sum(pg_total_relation_size(c
 
 
 def watch(url: str, workers: list[Worker], seconds: float) -> list[tuple[float, float, float]]:
-    """(seconds since the start, MB of schema mill, MB of the workers' memory)."""
+    """Sample (seconds since the start, MB of schema mill, MB of the workers' memory)."""
     samples = []
     started = time.monotonic()
     with psycopg.connect(url, autocommit=True) as connection:
@@ -58,7 +58,7 @@ def watch(url: str, workers: list[Worker], seconds: float) -> list[tuple[float, 
 
 
 def largest(samples: list[tuple[float, float, float]], column: int, start_s: float, end_s: float) -> float:
-    """The largest sample of a stretch of time."""
+    """Return the largest sample of a span of time."""
     return max(sample[column] for sample in samples if start_s <= sample[0] < end_s)
 
 
@@ -117,7 +117,7 @@ def main(options: argparse.Namespace) -> None:
 
 
 def account(url: str) -> list[dict[str, Any]]:
-    """The sums of I8."""
+    """Return the rows of `millpy.accounting` (I8)."""
     with psycopg.connect(url, autocommit=True) as connection:
         cursor = connection.execute("SELECT * FROM millpy.accounting")
         names = [column.name for column in cursor.description or ()]

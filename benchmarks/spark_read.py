@@ -29,7 +29,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
 from benchmarks.harness import HERE, Bench, arguments
-from millpy.graph_file import load_graph
+from millpy.process.graph_loader import load_graph
 from millpy.spark import read_table, session
 from millpy.spark.pieces import plan, read
 from millpy.spark.source import BATCH_ROWS_DEFAULT
@@ -54,14 +54,14 @@ SELECT 'device-' || lpad(device::text, 4, '0'), to_timestamp(%(epoch)s + place *
 
 
 async def deploy(url: str) -> None:
-    """The tables of W1's graph."""
+    """Deploy W1's graph, which creates its table."""
     os.environ["BENCH_FILE"] = "unread.ndjson"
     async with PostgresStore(url) as store:
         await store.deploy(load_graph(str(HERE / "graphs" / "windows.py")).spec())
 
 
 def fill(url: str, windows: int) -> int:
-    """Write the rows; how many."""
+    """Write the rows; return their number."""
     with psycopg.connect(url, autocommit=True) as connection:
         given = {"epoch": EPOCH_S, "window": WINDOW_S, "windows": windows, "devices": DEVICES}
         connection.execute(FILL, given)
@@ -70,12 +70,12 @@ def fill(url: str, windows: int) -> int:
 
 
 def ours(spark: SparkSession, url: str, *columns: str) -> DataFrame:
-    """The table, or some of its columns."""
+    """Read the table, or some of its columns, by our data source."""
     return read_table(spark, TABLE, columns=columns, partitions=PARTITIONS, database_url=url)
 
 
 def by_jdbc(spark: SparkSession, url: str, connections: int, windows: int) -> DataFrame:
-    """The table by Spark's reader."""
+    """Read the table by Spark's JDBC reader."""
     login = urlsplit(url)
     reader = spark.read.format("jdbc").options(
         url=f"jdbc:postgresql://{login.hostname}:{login.port}{login.path}", user=login.username,
@@ -92,18 +92,18 @@ def by_jdbc(spark: SparkSession, url: str, connections: int, windows: int) -> Da
 
 
 def whole(frame: DataFrame) -> None:
-    """All of it, to where nothing is kept."""
+    """Read everything into a sink that keeps nothing."""
     frame.write.format("noop").mode("overwrite").save()
 
 
 def means(frame: DataFrame) -> list[Any]:
-    """Of one column, by device; sums of floats depend on their order."""
+    """Return the mean of one column by device, rounded, because sums of floats depend on their order."""
     found = frame.groupBy("device").agg(fn.round(fn.avg("mean"), 6).alias("mean"))
     return [tuple(row) for row in found.orderBy("device").collect()]
 
 
 def in_turn(readers: dict[str, Callable[[], object]], times: int) -> dict[str, float]:
-    """Median seconds of each; a first turn does not count."""
+    """Return the median seconds of each reader; a first turn does not count."""
     taken: dict[str, list[float]] = {name: [] for name in readers}
     for turn in range(times + 1):
         for name, query in readers.items():
@@ -115,7 +115,7 @@ def in_turn(readers: dict[str, Callable[[], object]], times: int) -> dict[str, f
 
 
 def alone(url: str) -> int:
-    """The same pieces in this process, one range after the other, without Spark; how many rows."""
+    """Read the same pieces in this process, without Spark; return the number of rows."""
     schema, _, name = TABLE.partition(".")
     table = describe(url, schema, name)
     names = list(table.types)
@@ -127,12 +127,12 @@ def alone(url: str) -> int:
 
 
 def main() -> int:
-    """Measure; the last line says what was found."""
+    """Measure; the last line has the figures."""
     parser = arguments(__doc__, windows=3000, times=5)
     parser.add_argument("--jar", type=Path, default=JAR, help=f"PostgreSQL's JDBC driver (default {JAR})")
     options = parser.parse_args()
     if not options.jar.exists():
-        print(f"bench-spark: there is no JDBC driver {options.jar}", file=sys.stderr)
+        print(f"bench-spark: missing JDBC driver {options.jar}", file=sys.stderr)
         print("  hint: apt-get install libpostgresql-jdbc-java, or name a jar with --jar", file=sys.stderr)
         return 2
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {options.jar} pyspark-shell"

@@ -1,4 +1,4 @@
-"""Publisher and reader around running workers: when the flow has begun, and what was seen of it."""
+"""Publisher and reader around running workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ READER_S_MAX = 120.0
 
 
 def await_flow(url: str, table: str, port: int, devices: int = 64) -> None:
-    """Publish pings numbered below zero until every interval of the table has shown one: the source is subscribed."""
+    """Wait until the source has subscribed: publish pings numbered below zero until every interval shows one."""
     publisher = Publisher("127.0.0.1", port)
     deadline = time.monotonic() + WAIT_S_MAX
     graph, name = table.split(".")
@@ -43,7 +43,7 @@ def await_flow(url: str, table: str, port: int, devices: int = 64) -> None:
 
 
 def start_reader(bench: Bench, url: str, table: str, rows: int) -> tuple[subprocess.Popen[str], Path]:
-    """The polling reader; `rows_of` waits for it."""
+    """Start the polling reader; `rows_of` waits for it."""
     out = bench.directory / f"seen-{time.monotonic_ns()}.npy"
     return bench.child("benchmarks.reader", "--database", url, "--table", table, "--rows", rows, "--out", out), out
 
@@ -51,14 +51,14 @@ def start_reader(bench: Bench, url: str, table: str, rows: int) -> tuple[subproc
 def start_publisher(
     bench: Bench, port: int, rate: float, seconds: float, *, devices: int = 1_000
 ) -> subprocess.Popen[str]:
-    """The paced publisher; numbers from 0."""
+    """Start the paced publisher, which numbers records from 0."""
     return bench.child(
         "benchmarks.publisher", "--port", port, "--rate", rate, "--seconds", seconds, "--devices", devices
     )
 
 
 def result_of(process: subprocess.Popen[str], timeout_s: float) -> dict[str, Any]:
-    """The JSON that a helper process prints at its end."""
+    """Wait for a helper process; return the JSON that it prints at its end."""
     try:
         out, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -68,12 +68,12 @@ def result_of(process: subprocess.Popen[str], timeout_s: float) -> dict[str, Any
 
 
 def rows_of(reader: tuple[subprocess.Popen[str], Path]) -> npt.NDArray[np.int64]:
-    """What the reader saw: int64[n, 3] of seq, sent, seen."""
+    """Wait for the reader; return its rows, int64[n, 3] of seq, sent, seen."""
     result_of(reader[0], READER_S_MAX)
     found: npt.NDArray[np.int64] = np.load(reader[1])
     return found
 
 
 def latencies_ms(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """From publishing to visible."""
+    """Return the time from publishing to visible of each row."""
     return (rows[:, 2] - rows[:, 1]) / 1e6

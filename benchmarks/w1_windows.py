@@ -50,7 +50,7 @@ SELECT key::json #>> '{}', window_start / 1000, window_end / 1000, count(*) FROM
 
 
 def timed(workers: list[Worker], source: Worker) -> float:
-    """Seconds from the source's claim to the last commit of any worker."""
+    """Wait for the workers; return the seconds from the source's claim to the last commit."""
     for worker in workers:
         worker.wait(RUN_S_MAX)
     return float(max(worker.report["committed_at"] for worker in workers) - source.report["claimed_at"])
@@ -72,7 +72,7 @@ def two_workers(bench: Bench, environment: dict[str, str]) -> tuple[str, float]:
 
 
 def parse_seconds(path: Path) -> float:
-    """The plain parse: the best of two, with the fields that the graph declares."""
+    """Return the seconds of a plain parse of the graph's fields, the best of two."""
     options = pyarrow.json.ParseOptions(explicit_schema=FIELDS, unexpected_field_behavior="ignore")
     found = []
     for _ in range(2):
@@ -83,7 +83,7 @@ def parse_seconds(path: Path) -> float:
 
 
 def copy_seconds(url: str) -> tuple[int, float]:
-    """Raw COPY of the result rows into an empty table with the same columns and key."""
+    """COPY the result rows into an empty table with the same columns and key; return (rows, seconds)."""
     with psycopg.connect(url) as connection:
         with connection.cursor().copy(f"COPY {TABLE} TO STDOUT (FORMAT binary)") as copy:
             data = b"".join(bytes(block) for block in copy)
@@ -99,7 +99,7 @@ def copy_seconds(url: str) -> tuple[int, float]:
 
 
 def differences(url: str, path: Path, table: str = TABLE, windows: str = "fixed") -> int:
-    """Windows that are missing, too many or different, and late records counted otherwise."""
+    """Count the windows that are missing, superfluous or different, and wrong counts of late records."""
     expected, late = recomputed(path, windows)
     with psycopg.connect(url) as connection:
         stored = {row[:3]: row[3:] for row in connection.execute(STORED.format(table=table)).fetchall()}
@@ -113,7 +113,7 @@ def differences(url: str, path: Path, table: str = TABLE, windows: str = "fixed"
 
 
 def check_rules(bench: Bench, url: str, records: int, enforced: bool) -> None:
-    """At least 20 commits and no bundle above 100,000 records, from the tables."""
+    """Check in the tables: at least 20 commits, and no bundle above 100,000 records."""
     found = committed_bundles(url)
     bench.show("bundles", found)
     assert found["largest_source_bundle"] <= BUNDLE_RECORDS_MAX, found

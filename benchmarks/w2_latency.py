@@ -8,8 +8,8 @@ carries, to the moment at which a polling reader has the row in its hands; the r
 first seconds (--warm-up) are published and not counted. Three arrangements: one stage, three stages in a row in one
 worker, and those with the source and the first stage on one worker and the others on a second. In these the
 Computation says `immediate = True` and the source has no `Dedupe`, so a reading that the broker delivers twice would
-count twice. `one_stage_usual` and `three_stages_usual` are what a graph gets that says neither: callbacks in the
-thread, and dedupe ids.
+count twice. `one_stage_usual` and `three_stages_usual` have neither: callbacks run in the thread, and
+dedupe ids are on.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ ARRANGEMENTS: dict[str, tuple[int, list[list[str]], dict[str, str]]] = {
     "one_stage_usual": (1, [[]], USUAL),
     "three_stages_usual": (3, [[]], USUAL),
 }
-"""Stages, what each worker runs (all of it when empty), and how the graph is set."""
+"""Name -> (stages, computations of each worker or all, settings of the graph)."""
 
 
 def measure(bench: Bench, port: int, name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """One arrangement: its percentiles."""
+    """Run one arrangement; return its percentiles."""
     stages, placement, setting = ARRANGEMENTS[name]
     url = bench.database()
     environment = {"BENCH_PORT": str(port), "BENCH_STAGES": str(stages), **setting}

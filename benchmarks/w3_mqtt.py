@@ -38,7 +38,7 @@ HOUR_MS = 3_600_000
 
 
 def publish(port: int, payloads: list[bytes]) -> None:
-    """Hand all to the broker and wait until it has acknowledged all."""
+    """Publish all payloads, and wait until the broker has acknowledged them."""
     publisher = Publisher("127.0.0.1", port)
     for start in range(0, len(payloads), AT_ONCE):
         publisher.publish(payloads[start : start + AT_ONCE])
@@ -50,14 +50,14 @@ def publish(port: int, payloads: list[bytes]) -> None:
 
 
 def injected(url: str) -> int:
-    """Records committed so far."""
+    """Return the number of records committed so far."""
     with psycopg.connect(url, autocommit=True) as connection:
         found = connection.execute("SELECT sum(injected) FROM millpy.accounting").fetchone()
     return int(found[0] or 0) if found else 0
 
 
 def run_until(bench: Bench, url: str, port: int, records: int, *, dedupe: bool) -> Worker:
-    """A worker, from its start until it has committed so many records in all."""
+    """Run a worker from its start until it has committed a number of records."""
     environment = {"BENCH_PORT": str(port), "BENCH_DEDUPE": "1" if dedupe else ""}
     worker = bench.worker("mqtt_windows.py", url, environment=environment)
     worker.wait_claimed()
@@ -69,13 +69,13 @@ def run_until(bench: Bench, url: str, port: int, records: int, *, dedupe: bool) 
 
 
 def show_run(bench: Bench, what: str, url: str, seconds: float, worker: Worker) -> None:
-    """One line about a drained backlog."""
+    """Print one line about a drained backlog."""
     peak = worker.report["peak_rss_mb"]
     bench.show(what, {"seconds": seconds, **committed_bundles(url), "peak_rss_mb": peak})
 
 
 def bare(bench: Bench, port: int, messages: int) -> dict[str, Any]:
-    """What the bare client reports of itself."""
+    """Run the bare client; return its report."""
     return result_of(bench.child("benchmarks.bare_client", "--port", port, "--messages", messages), RUN_S_MAX)
 
 

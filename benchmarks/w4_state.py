@@ -30,7 +30,7 @@ SELECT k.key, k.value::json FROM mill.keyed AS k
 
 
 def recompute(path: Path) -> tuple[dict[str, tuple[int, float, float]], set[tuple[str, int]]]:
-    """State and outliers by a loop of its own."""
+    """Return the expected state and outliers, by a plain loop."""
     state: dict[str, tuple[int, float, float]] = {}
     outliers = set()
     with path.open() as file:
@@ -47,7 +47,7 @@ def recompute(path: Path) -> tuple[dict[str, tuple[int, float, float]], set[tupl
 
 
 def differences(url: str, path: Path) -> int:
-    """Keys whose state differs, and outliers that are missing, too many or doubled."""
+    """Count the keys whose state differs, and missing, superfluous or doubled outliers."""
     state, outliers = recompute(path)
     with psycopg.connect(url) as connection:
         rows = connection.execute("SELECT device, seq FROM w4.outliers").fetchall()

@@ -46,7 +46,7 @@ COUNTED = f"SELECT count(*) FILTER (WHERE seq >= 0), count(DISTINCT seq) FILTER 
 
 
 class Recovery:
-    """Two workers, one of which dies again and again."""
+    """Two workers, one of which is killed repeatedly."""
 
     def __init__(self, bench: Bench, url: str, environment: dict[str, str]) -> None:
         self._bench = bench
@@ -60,14 +60,14 @@ class Recovery:
         self.workers.append(self._bench.worker("stages.py", self._url, environment=self._environment))
 
     def owned(self) -> dict[int, dict[int, str]]:
-        """By pid: interval -> computation, for live workers."""
+        """Return pid -> interval -> computation, for live workers."""
         found: dict[int, dict[int, str]] = {worker.pid: {} for worker in self.workers}
         for interval_id, computation, pid in self._connection.execute(OWNED).fetchall():
             found.setdefault(pid, {})[interval_id] = computation
         return found
 
     def wait_balanced(self) -> None:
-        """Until each worker owns part of the stage, and everything is owned."""
+        """Wait until each worker owns part of the stage, and everything is owned."""
 
         def balanced() -> bool:
             for worker in self.workers:
@@ -82,11 +82,11 @@ class Recovery:
         wait_until(balanced, "two workers share the graph", timeout_s=120)
 
     def newest(self, intervals: list[int]) -> dict[int, int]:
-        """By interval: the bundle of its newest visible result."""
+        """Return interval -> bundle of its newest visible result."""
         return dict(self._connection.execute(NEWEST, (intervals,)).fetchall())
 
     def kill(self, *, source: bool) -> float:
-        """Kill the worker that owns the source, or the other; seconds until all it lost has results again."""
+        """Kill the worker with the source, or the other; return the seconds until its intervals have new results."""
         owned = self.owned()
         victim = next(w for w in self.workers if ("pings" in owned[w.pid].values()) is source)
         lost = [interval for interval, computation in owned[victim.pid].items() if computation == STAGE]
@@ -99,19 +99,19 @@ class Recovery:
         limit = killed_at + 60
         while any(bundle <= before[interval] for interval, bundle in self.newest(lost).items()):
             if time.monotonic() > limit:
-                raise SystemExit(f"intervals {lost} do not come back")
+                raise SystemExit(f"intervals {lost} do not recover")
             time.sleep(LOOK_EVERY_S)
         return time.monotonic() - killed_at
 
     def close(self) -> None:
-        """Drain those that live."""
+        """Drain the workers."""
         for worker in self.workers:
             worker.drain()
         self._connection.close()
 
 
 def measure(bench: Bench, port: int, lease_s: float | None, times: int) -> list[float]:
-    """The durations under one lease; None for the default settings."""
+    """Return the recovery times under one lease; None is the default."""
     url = bench.database()
     environment = {"BENCH_PORT": str(port), "BENCH_STAGES": "1", "BENCH_DEDUPE": "1"}
     if lease_s is not None:
@@ -155,7 +155,7 @@ def main(options: argparse.Namespace) -> None:
         figures: dict[str, Any] = {}
         for text in options.leases.split(","):
             lease_s = None if text == "default" else float(text)
-            # A broker each, so that no session is left from the run before.
+            # A broker for each run, so that no session is left from the run before.
             durations = measure(bench, bench.broker().port, lease_s, options.times)
             suffix = "" if lease_s is None else f"_with_lease_{text}_s"
             figures |= {f"median_s{suffix}": statistics.median(durations), f"max_s{suffix}": max(durations)}

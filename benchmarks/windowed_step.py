@@ -14,12 +14,12 @@ import pyarrow as pa
 
 from millpy.limits import Limits
 from millpy.model.bundle import Bundle
-from millpy.model.keys import KeyHasher, tile
+from millpy.model.keys import KeyHasher, tile_key_space
 from millpy.model.record import Records, RecordType
-from millpy.model.stage import Arrived, Binding, InputSpec, Recovered, Work
+from millpy.model.stage import InputBundle, InputSpec, StageBinding, StoredInterval, Work
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, seconds
-from millpy.windowing.aggregate import Count, Max, Mean
-from millpy.windowing.columnar import WindowedLogic
+from millpy.windowing.aggregates.numeric import Count, Max, Mean
+from millpy.windowing.logic import WindowedLogic
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
 
 RECORDS, KEYS, MAX_DISORDER_US = 65_536, 1_000, 2_000_000
@@ -35,7 +35,7 @@ class Reading(msgspec.Struct):
 
 
 class Feed:
-    """Bundles as an injector makes them, cut for one or more intervals."""
+    """Makes bundles like an injector, cut for one or more intervals."""
 
     def __init__(self, intervals: int) -> None:
         self._type = RecordType(Reading)
@@ -43,7 +43,7 @@ class Feed:
         self._random = np.random.default_rng(1)
         self._seq = 0
         self._largest = INSTANT_MIN
-        self._los = [interval.lo for interval in tile(intervals)]
+        self._los = [interval.lo for interval in tile_key_space(intervals)]
 
     def works(self, count: int) -> list[Work]:
         at = START + (self._seq * count + np.arange(count)) * 1_000
@@ -65,17 +65,19 @@ class Feed:
         whole = Bundle(0, 1, self._seq, watermark, records, keys)
         owners = (np.searchsorted(self._los, keys.hashes, side="right") - 1)[keys.codes]
         parts = [whole.take(np.flatnonzero(owners == owner)) for owner in range(len(self._los))]
-        return [Work(self._seq, [Arrived(part, INSTANT_MAX)], INSTANT_MIN, watermark, Instant(START)) for part in parts]
+        return [
+            Work(self._seq, [InputBundle(part, INSTANT_MAX)], INSTANT_MIN, watermark, Instant(START)) for part in parts
+        ]
 
 
 def measure(intervals: int, lateness: timedelta, windows: Windows = FIXED) -> None:
-    """Print the time of some bundles."""
+    """Measure some bundles, and print their times."""
     logic = WindowedLogic(windows, lateness, {"n": Count(), "mean": Mean("value"), "high": Max("value")})
     record_type = RecordType(Reading)
     spec = InputSpec("readings", record_type, ("device",), (str,), True)
     output = logic.output_type(record_type, ("device",))
-    binding = Binding("windows", (spec,), {"windows": output}, {"windows": 1}, frozenset(), Limits())
-    stages = [logic.bind(binding).open(Recovered(n, 1)) for n in range(intervals)]
+    binding = StageBinding("windows", (spec,), {"windows": output}, {"windows": 1}, frozenset(), Limits())
+    stages = [logic.bind(binding).open(StoredInterval(n, 1)) for n in range(intervals)]
     feed = Feed(intervals)
     spent, rows = [], 0
     for _ in range(15):

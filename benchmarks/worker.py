@@ -1,4 +1,4 @@
-"""One worker of a benchmark in a process of its own: what `millpy.worker_process` runs, with a stopwatch.
+"""One worker of a benchmark in its own process: like `millpy.process.worker_process`, but with a stopwatch.
 
     python -m benchmarks.worker GRAPH.py --database URL --report FILE [--only a,b]
 
@@ -17,14 +17,14 @@ import time
 from pathlib import Path
 
 from benchmarks.memory import peak_rss_mb
-from millpy.assembly import run_worker
-from millpy.config import Settings, configure_logging
-from millpy.graph_file import load_graph
-from millpy.runtime.probe import Point
+from millpy.config.settings import Settings, configure_logging
+from millpy.hosting.failpoints import Failpoint
+from millpy.process.assembly import run_worker
+from millpy.process.graph_loader import load_graph
 
 
 class Stopwatch:
-    """A probe that only looks at the clock."""
+    """Failpoints that only read the clock."""
 
     watches_fence = False
 
@@ -34,17 +34,17 @@ class Stopwatch:
         self.committed_at = self.folded_at = 0.0
         self.commits = self.folds = 0
 
-    async def reach(self, point: Point) -> None:
+    async def reach(self, point: Failpoint) -> None:
         self.reach_now(point)
 
-    def reach_now(self, point: Point) -> None:
-        if point is Point.AFTER_COMMIT:
+    def reach_now(self, point: Failpoint) -> None:
+        if point is Failpoint.AFTER_COMMIT:
             self.commits += 1
             self.committed_at = time.monotonic()
-        elif point is Point.AFTER_FOLD:
+        elif point is Failpoint.AFTER_FOLD:
             self.folds += 1
             self.folded_at = time.monotonic()
-        elif point is Point.AFTER_CLAIM and self.claimed_at is None:
+        elif point is Failpoint.AFTER_CLAIM and self.claimed_at is None:
             self.claimed_at = time.monotonic()
             self.write()
 
@@ -68,7 +68,7 @@ async def run(arguments: argparse.Namespace, stopwatch: Stopwatch) -> None:
         limits=settings.limits,
         only=tuple(name for name in arguments.only.split(",") if name),
         stop=stop,
-        probe=stopwatch,
+        failpoints=stopwatch,
     )
 
 

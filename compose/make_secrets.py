@@ -1,8 +1,8 @@
-"""Makes the secrets of the stack, each once: `python compose/make_secrets.py [DIRECTORY]`.
+"""Make the secrets of the stack, each once: `python compose/make_secrets.py [DIRECTORY]`.
 
-One file each, as Docker mounts them under /run/secrets. The directory is closed to others, also when it was there
-already; the files in it are readable, because the containers read them as users of their own. To change one, delete it,
-run this again, and tell the server that has the old one (ALTER ROLE in psql; the broker reads its own at every start).
+Each secret is one file, as Docker mounts them under /run/secrets. The script closes the directory to others, even an
+existing one; the files in it are readable, because each container reads them as a different user. To change a secret,
+delete it, run this again, and change it at its server (ALTER ROLE in psql; the broker reads its own at each start).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ NAMES = frozenset(
 
 
 def made(directory: Path) -> list[Path]:
-    """Write those that are missing; returns what was written.
+    """Write the missing secrets, and return their files.
 
     Raises:
-        SystemExit: the directory is there and somebody else's, or holds other things, so that closing it might harm.
+        SystemExit: the directory belongs to another user or holds other files, so closing it might do harm.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     _close(directory)
@@ -58,8 +58,8 @@ def _close(directory: Path) -> None:
         return
     others = sorted(path.name for path in directory.iterdir() if path.name not in NAMES)
     if found.st_uid != os.geteuid() or others:
-        what = f"has other files ({others[0]})" if others else "is somebody else's"
-        raise SystemExit(f"{directory} is open to others, and {what}: name a directory of its own for the secrets")
+        what = f"has other files ({others[0]})" if others else "belongs to another user"
+        raise SystemExit(f"{directory} is open to others, and {what}: name a separate directory for the secrets")
     directory.chmod(0o700)
 
 

@@ -1,8 +1,8 @@
-"""`make demo`: a fleet, a broker, a database, two workers of which one is killed; every window is checked.
+"""`make demo`: run a fleet, a broker, a database and two workers, kill one worker, and check every window.
 
-At the end PySpark reads the windows and reports on them. Exit status 0 only when every window in SQL equals its
-recomputation, the too-late records add up, and there is a report. With `--json` standard output is one JSON document
-with the figures, and all else goes to standard error.
+At the end PySpark reads the windows and reports on them. The exit status is 0 only if every window in SQL equals its
+recomputation, the too-late records add up, and the report is written. With `--json`, standard output is one JSON
+document with the figures, and everything else goes to standard error.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import paho.mqtt.publish as mqtt_publish
 import psycopg
 
 from examples.recompute import Recomputed, recompute
-from millpy.complaint import complain
 from millpy.embedded import EmbeddedBroker, EmbeddedPostgres, end_broker_left_behind
 from millpy.errors import MillError
-from millpy.launch import worker_command
-from millpy.progress import working
-from millpy.store.migrate import migrate
+from millpy.observability.status_line import working
+from millpy.process.exit import report_error
+from millpy.process.launcher import worker_command
+from millpy.store.postgres.deployment.migrate import migrate
 
 ROOT = Path(__file__).resolve().parent.parent
 GRAPH = ROOT / "examples" / "factory.py"
@@ -46,7 +46,7 @@ FOR_LITTLE_DATA = {
     "spark.sql.adaptive.enabled": "false",
     "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1",
 }
-"""Spark would spend most of its time on compiling what then runs for a moment over some hundred rows."""
+"""Without these, Spark would spend most of its time compiling code that runs for a moment over some hundred rows."""
 
 TABLE = """
     SELECT device, window_start, n, mean, high, late_count FROM factory.temperature_5s
@@ -63,12 +63,12 @@ PROGRESS = """
 
 
 class DemoError(Exception):
-    """The demonstration could not go on; the message says why."""
+    """The demonstration failed; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What became of what was published, and how many windows are not what they should be."""
+    """The counts of published records and of windows, and the number of windows that differ from the recomputation."""
 
     published: int
     duplicates: int
@@ -80,29 +80,29 @@ class Compared:
 
     @property
     def passed(self) -> bool:
-        """Whether everything is as it was recomputed."""
+        """Tell whether every window and count equals its recomputation."""
         return self.windows > 0 and self.differences == 0 and self.too_late == self.too_late_recomputed
 
 
 def main() -> int:
-    """Run it all; the exit status tells the truth."""
+    """Run the demonstration, and return its exit status."""
     as_json = "--json" in sys.argv[1:]
     answer = os.fdopen(os.dup(1), "w")
     if as_json:
-        os.dup2(2, 1)  # for the processes that we start, too
+        os.dup2(2, 1)  # also for the processes that this one starts
     started = time.monotonic()
-    logging.getLogger("paho").addHandler(logging.NullHandler())  # it complains when a client has said goodbye
+    logging.getLogger("paho").addHandler(logging.NullHandler())  # it warns about clients that disconnect
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        end_broker_left_behind(PLACE / "broker")  # of a demonstration that was killed
+        end_broker_left_behind(PLACE / "broker")  # left by a killed demonstration
         shutil.rmtree(PLACE, ignore_errors=True)
         PLACE.mkdir(parents=True)
         with ExitStack() as stack:
             found = demonstrate(stack)
     except DemoError as error:
-        return complain(MillError(f"demo: {error}", hint=f"the workers' logs are in {PLACE}"), as_json=as_json)
+        return report_error(MillError(f"demo: {error}", hint=f"the workers' logs are in {PLACE}"), as_json=as_json)
     except MillError as error:
-        return complain(error, as_json=as_json)
+        return report_error(error, as_json=as_json)
     except KeyboardInterrupt:
         return 130
     if as_json:
@@ -131,7 +131,7 @@ def demonstrate(stack: ExitStack) -> Compared:
         process("examples.fleet", str(broker.port), broker.protocol, str(DURATION_S), str(own_list))
     )
     say(f"the fleet publishes for {DURATION_S:.0f} s: 40 devices, out of order, duplicates, quiet devices")
-    # amqtt forgets what it has sent and a dead client has not acknowledged: with it, the other worker has to die.
+    # amqtt forgets messages that a dead client has not acknowledged, so with amqtt the other worker has to die.
     watch(connection, publisher, workers, own_list, faithful=broker.program is not None)
     if publisher.returncode != 0:
         raise DemoError(f"the publisher failed with status {publisher.returncode}")
@@ -156,7 +156,7 @@ def watch(
 ) -> None:
     """Print progress until the publisher ends; SIGKILL one worker half way.
 
-    A `faithful` broker sends again what a dead client had not acknowledged.
+    A `faithful` broker resends messages that a dead client had not acknowledged.
     """
     started = time.monotonic()
     while publisher.poll() is None:
@@ -175,7 +175,7 @@ def watch(
 
 
 def progress(connection: psycopg.Connection) -> str:
-    """One line's worth of what SQL shows now."""
+    """Return one line with the present counts in SQL."""
     windows, records, late = row(connection, PROGRESS)
     return f"windows in SQL {windows:5}   records in them {records:6}   late ones {late:4}"
 
@@ -183,7 +183,7 @@ def progress(connection: psycopg.Connection) -> str:
 def wait_until_subscribed(
     connection: psycopg.Connection, broker: EmbeddedBroker, workers: list[subprocess.Popen[bytes]]
 ) -> None:
-    """A broker keeps nothing for a session that does not exist yet: send junk until it shows among the dead letters."""
+    """Send junk until it becomes a dead letter: a broker keeps nothing for a session that does not exist yet."""
 
     def junk_arrived() -> bool:
         with suppress(OSError):
@@ -198,7 +198,7 @@ def wait_until_subscribed(
 def wait_for_windows(
     connection: psycopg.Connection, expected: Recomputed, workers: list[subprocess.Popen[bytes]]
 ) -> None:
-    """Until as many windows are in SQL as there should be; what is wrong with them is for `compare` to say."""
+    """Wait until SQL has as many windows as the recomputation; `compare` judges them."""
 
     def closed() -> bool:
         return row(connection, "SELECT count(*) FROM factory.temperature_5s")[0] >= len(expected.windows)
@@ -209,7 +209,7 @@ def wait_for_windows(
 
 
 def wait(done: Callable[[], bool], seconds: float, workers: list[subprocess.Popen[bytes]], otherwise: str) -> None:
-    """Poll a condition; a worker that fails meanwhile ends the wait."""
+    """Poll a condition; raise when a worker fails meanwhile, or after `seconds`."""
     deadline = time.monotonic() + seconds
     while not done():
         failed = [process for process in workers if (process.poll() or 0) > 0]
@@ -223,7 +223,7 @@ def wait(done: Callable[[], bool], seconds: float, workers: list[subprocess.Pope
 def victim_among(
     connection: psycopg.Connection, workers: list[subprocess.Popen[bytes]], *, with_injector: bool
 ) -> subprocess.Popen[bytes]:
-    """The worker that owns the source partition, or one that does not."""
+    """Return the worker that owns the source partition, or one that does not."""
     statement = """
         SELECT w.pid FROM mill.intervals AS i
           JOIN mill.computations AS c USING (computation_id)
@@ -235,7 +235,7 @@ def victim_among(
 
 
 def show(connection: psycopg.Connection) -> None:
-    """The window table of three devices (one quiet, one late to start), as SQL prints it."""
+    """Print the windows of three devices (one falls quiet, one starts late) as SQL shows them."""
     cursor = connection.execute(SAMPLE)
     assert cursor.description is not None
     lines = [tuple(column.name for column in cursor.description), *(tuple(map(str, line)) for line in cursor)]
@@ -247,7 +247,7 @@ def show(connection: psycopg.Connection) -> None:
 
 
 def compare(connection: psycopg.Connection, expected: Recomputed) -> Compared:
-    """Every window in SQL against its recomputation, and the records that were too late for any."""
+    """Compare every window in SQL with its recomputation, and count the records that were too late for any window."""
     actual = {(device, start): tuple(values) for device, start, *values in connection.execute(TABLE)}
     differences = []
     for key in sorted(actual.keys() | expected.windows.keys()):
@@ -275,7 +275,7 @@ def compare(connection: psycopg.Connection, expected: Recomputed) -> Compared:
 
 
 def report(url: str) -> None:
-    """What the windows say of the devices, by PySpark: printed, and as a page."""
+    """Report on the devices with PySpark: print the report, and write it as a page."""
     say("PySpark reads the windows: millpy report factory.temperature_5s --value mean --html ...")
     print(flush=True)
     command = [
@@ -303,12 +303,12 @@ def report(url: str) -> None:
 
 
 def surroundings() -> dict[str, str]:
-    """Our environment without settings of a database or broker that is not the demonstration's."""
+    """Return the environment without millpy's settings, which may name another database or broker."""
     return {name: value for name, value in os.environ.items() if not name.startswith("MILLPY_")}
 
 
 def equal(actual: tuple[object, ...] | None, wanted: tuple[int, float, float, int] | None) -> bool:
-    """Counts and maxima exactly, means to 1e-9: sums of floats depend on their order."""
+    """Compare counts and maxima exactly, means to 1e-9: sums of floats depend on their order."""
     if actual is None or wanted is None:
         return False
     n, mean, high, late = actual
@@ -318,7 +318,7 @@ def equal(actual: tuple[object, ...] | None, wanted: tuple[int, float, float, in
 
 @contextmanager
 def worker(number: int, url: str, broker: EmbeddedBroker) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker process; drained at the end if it still lives."""
+    """Start a worker process; drain it at the end if it still runs."""
     environment = {
         **surroundings(),
         "MILLPY_DATABASE_URL": url,
@@ -334,13 +334,13 @@ def worker(number: int, url: str, broker: EmbeddedBroker) -> Iterator[subprocess
 
 @contextmanager
 def process(module: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A Python module as a process of ours."""
+    """Run a Python module in a child process."""
     child = subprocess.Popen([sys.executable, "-m", module, *arguments], stdin=subprocess.DEVNULL, cwd=ROOT)
     yield from ended(child)
 
 
 def ended(child: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """Hand the child over, and see to it that it is gone afterwards."""
+    """Yield the child process, and end it afterwards."""
     try:
         yield child
     finally:
@@ -356,14 +356,14 @@ def ended(child: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def row(connection: psycopg.Connection, statement: str) -> tuple[int, ...]:
-    """The only row of an answer."""
+    """Return the only row of a query."""
     found = connection.execute(statement).fetchone()
     assert found is not None
     return tuple(found)
 
 
 def say(text: str) -> None:
-    """A line about what happens."""
+    """Print what happens next."""
     print(f"== {text}", flush=True)
 
 

@@ -1,7 +1,7 @@
 """Temperatures of a factory's sensors, per device in windows of five seconds. `make demo` runs this graph.
 
-MILLPY_MQTT_URL names the broker (default mqtt://localhost:1883); FACTORY_MQTT_PROTOCOL=311 suits one that speaks only
-MQTT 3.1.1.
+MILLPY_MQTT_URL names the broker (default mqtt://localhost:1883); set FACTORY_MQTT_PROTOCOL=311 for a broker that speaks
+only MQTT 3.1.1.
 """
 
 import os
@@ -36,7 +36,7 @@ OLD_BROKER = os.environ.get("FACTORY_MQTT_PROTOCOL") == "311"
 graph = Graph("factory")
 readings = graph.inject(
     "readings",
-    # amqtt marks what it kept for us while we were away as retained.
+    # amqtt marks messages that it queued for an absent session as retained.
     Mqtt("sensors/+/reading", protocol=311 if OLD_BROKER else 5, retained=OLD_BROKER),
     schema=Reading,
     event_time=EventTime("at", max_disorder=seconds(2)),

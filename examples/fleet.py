@@ -3,9 +3,9 @@
     python -m examples.fleet PORT PROTOCOL SECONDS LIST
 
 Readings come out of order (up to 1.5 s), some late (4 to 8 s) and a few too late (35 to 40 s); one in twenty is
-published twice; some devices fall quiet, others start late; one sends through a slow link, and two read wrongly for
+published twice; some devices fall quiet, others start late; one sends through a slow link, and two measure wrongly for
 a while, which the report at the end should find. LIST gets every payload in the order of publishing, one JSON object a
-line: what a recomputation may believe without asking millpy anything.
+line: a recomputation needs nothing from millpy.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ TICK_S = 0.02
 ACKNOWLEDGED_S_MAX = 30
 SLOW_LINK = "sensor-22"
 WRONG = {"sensor-17": 15.0, "sensor-30": -15.0}
-"""Degrees by which a device reads wrongly, in a part of the time."""
+"""The error of a device's readings in degrees, for a part of the time."""
 WRONG_FROM, WRONG_UNTIL = 0.8, 0.92
 
 
 @dataclass(frozen=True)
 class Plan:
-    """When a device speaks, as shares of the whole time."""
+    """The time in which a device publishes, as shares of the whole time."""
 
     device: str
     starts: float
@@ -46,7 +46,7 @@ class Plan:
 
 
 def plans() -> list[Plan]:
-    """Most devices speak all the time; every eighth falls quiet half way, every ninth starts late."""
+    """Return plans: most devices publish all the time; every eighth falls quiet half way, every ninth starts late."""
     return [
         Plan(f"sensor-{number:02}", starts=0.4 if number % 9 == 4 else 0.0, ends=0.5 if number % 8 == 3 else 1.0)
         for number in range(DEVICES)
@@ -54,7 +54,7 @@ def plans() -> list[Plan]:
 
 
 def delay(rng: random.Random, device: str, elapsed_s: float) -> float:
-    """Seconds from event to publishing."""
+    """Return the seconds from event to publishing."""
     dice = rng.random() * (0.1 if device == SLOW_LINK else 1.0)
     if dice < 0.003 and elapsed_s > 45:
         return rng.uniform(35, 40)
@@ -64,7 +64,7 @@ def delay(rng: random.Random, device: str, elapsed_s: float) -> float:
 
 
 def payloads(rng: random.Random, duration_s: float, epoch_s: float) -> Iterator[tuple[float, str, dict[str, object]]]:
-    """(second to publish at, device, reading), in order of publishing; duplicates included."""
+    """Yield (second to publish at, device, reading), in order of publishing, duplicates included."""
     fleet, numbers = plans(), itertools.count(1)
     again: list[tuple[float, int, str, dict[str, object]]] = []
     for index in range(int(duration_s * RATE)):
@@ -86,7 +86,7 @@ def payloads(rng: random.Random, duration_s: float, epoch_s: float) -> Iterator[
 
 
 def connect(port: int, protocol: str) -> mqtt.Client:
-    """A connected client whose queue holds everything: nothing is dropped on our side."""
+    """Return a connected client whose queue holds everything: the publisher drops nothing."""
     version = mqtt.MQTTv5 if protocol == "5" else mqtt.MQTTv311
     client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, client_id="fleet", protocol=version)
     client.max_inflight_messages_set(100)
@@ -96,7 +96,7 @@ def connect(port: int, protocol: str) -> mqtt.Client:
 
 
 def main() -> int:
-    """Publish for as long as told; 0 when the broker has acknowledged everything."""
+    """Publish for SECONDS; return 0 if the broker has acknowledged everything."""
     port, protocol, duration_s, out = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), Path(sys.argv[4])
     client = connect(port, protocol)
     started, epoch_s = time.monotonic(), time.time()

@@ -1,7 +1,8 @@
-"""The simulated fleet without an end, for the compose stack: publishes to MILLPY_MQTT_URL until it is stopped.
+"""The simulated fleet without an end, for the compose stack: publish to MILLPY_MQTT_URL until stopped.
 
-A broker may lose what it has acknowledged and not yet saved, so this does what a gateway in a plant does: it keeps its
-last minute, and publishes it again after a connection was lost. The readings have ids, and millpy drops those it has.
+A broker may lose readings that it has acknowledged but not yet saved, so this program does what a gateway in a plant
+does: it keeps its last minute, and publishes it again after a lost connection. The readings have ids, and millpy drops
+the duplicates.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from collections import deque
 import paho.mqtt.client as mqtt
 
 from examples.fleet import TICK_S, payloads
-from millpy.injectors.mqtt_address import url_of_environment
+from millpy.sources.mqtt.address import url_of_environment
 
 KEPT_S = 60.0
 ROUND_S = 3_600.0
 
 
 class Gateway:
-    """Publishes, and publishes again."""
+    """Publishes readings, and publishes the last minute again after a lost connection."""
 
     def __init__(self) -> None:
         self.kept: deque[tuple[float, str, str]] = deque()
@@ -35,7 +36,7 @@ class Gateway:
         self.client.loop_start()
 
     def publish(self, topic: str, payload: str) -> None:
-        """Send, and keep for a while."""
+        """Publish a reading, and keep it for a minute."""
         now = time.monotonic()
         self.kept.append((now, topic, payload))
         while self.kept[0][0] < now - KEPT_S:

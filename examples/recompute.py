@@ -1,6 +1,6 @@
-"""Every window again, from the publisher's own list, in plain Python.
+"""Recompute every window from the publisher's own list, in plain Python.
 
-Shares no code with millpy, and so can contradict it.
+This module shares no code with millpy, and so can contradict it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Expected:
     late: int = 0
 
     def row(self) -> tuple[int, float, float, int]:
-        """(n, mean, high, late_count) as in the table."""
+        """Return (n, mean, high, late_count) as in the table."""
         return len(self.values), sum(self.values) / len(self.values), max(self.values), self.late
 
 
 @dataclass
 class Recomputed:
-    """What should be in the database."""
+    """The contents that the database should have."""
 
     published: int = 0
     duplicates: int = 0

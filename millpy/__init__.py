@@ -1,21 +1,28 @@
-"""millpy: exactly-once stream processing on PostgreSQL, after MillWheel. The whole public API."""
+"""Exactly-once stream processing on PostgreSQL, after MillWheel. This module is the public API;
+`millpy.sources` has what a source of your own is made of.
+"""
 
 from millpy.computation import Computation, Context, ListCell, MapCell, Value
+from millpy.config.access import Login, Tls
 from millpy.graph import Graph, KeyedStream, Stream, WindowedStream
-from millpy.injectors import AdvanceWithClock, Dedupe, EventTime, File, Mqtt, Rate, Wait
-from millpy.injectors.files import Directory, Files
-from millpy.injectors.kafka import Kafka
 from millpy.model.time import days, hours, milliseconds, minutes, seconds
 from millpy.model.timer import Timer
-from millpy.windowing.aggregate import Count, Max, Mean, Min, StandardDeviation, Sum, Variance
-from millpy.windowing.combiner import Combiner
-from millpy.windowing.distinct import ApproxDistinct
-from millpy.windowing.positional import Collect, First, Last, Top
-from millpy.windowing.quantile import Median, Quantile
+from millpy.sources import AdvanceWithClock, Dedupe, ErrorRate, EventTime, File, Mqtt, Wait
+from millpy.sources.files.source import Directory, Files
+from millpy.sources.kafka.records import FieldMapping
+from millpy.sources.kafka.source import Kafka, KafkaBrokers, Sasl
+from millpy.sources.mqtt.source import MqttSession
+from millpy.windowing.aggregates.combiner import Combiner
+from millpy.windowing.aggregates.distinct import ApproxDistinct
+from millpy.windowing.aggregates.numeric import Count, Max, Mean, Min, StandardDeviation, Sum, Variance
+from millpy.windowing.aggregates.positional import Collect, First, Last, Top
+from millpy.windowing.aggregates.quantile import Median, Quantile
+from millpy.windowing.triggers import AfterWatermark
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
 
 __all__ = [
     "AdvanceWithClock",
+    "AfterWatermark",
     "ApproxDistinct",
     "Collect",
     "Combiner",
@@ -24,30 +31,36 @@ __all__ = [
     "Count",
     "Dedupe",
     "Directory",
+    "ErrorRate",
     "EventTime",
+    "FieldMapping",
     "File",
     "Files",
     "First",
     "FixedWindows",
     "Graph",
     "Kafka",
+    "KafkaBrokers",
     "KeyedStream",
     "Last",
     "ListCell",
+    "Login",
     "MapCell",
     "Max",
     "Mean",
     "Median",
     "Min",
     "Mqtt",
+    "MqttSession",
     "Quantile",
-    "Rate",
+    "Sasl",
     "SessionWindows",
     "SlidingWindows",
     "StandardDeviation",
     "Stream",
     "Sum",
     "Timer",
+    "Tls",
     "Top",
     "Value",
     "Variance",

@@ -1,5 +1,5 @@
-"""`python -m millpy`."""
+"""Entry point of `python -m millpy`."""
 
-from millpy.cli import main
+from millpy.cli.app import main
 
 main()

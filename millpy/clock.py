@@ -1,6 +1,6 @@
-"""The only reader of time and entropy.
+"""Clocks: the only module that reads time and entropy.
 
-Values receive times; only services hold clocks. `now_us` may jump (it is the wall), `monotonic` may not.
+Values receive times; only services hold clocks. `now_us` is wall time and may jump; `monotonic` never runs backwards.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ from millpy.model.time import Instant
 
 
 class Clock(Protocol):
-    """What a service asks for time."""
+    """The clocks of a service: wall time, monotonic time and sleep."""
 
     def now_us(self) -> Instant:
-        """Wall time, µs since the epoch, UTC."""
+        """Return wall time in µs since the epoch, UTC."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never run backwards."""
+        """Return seconds of a clock that never runs backwards."""
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Wait for that many seconds."""
+        """Wait for `seconds`."""
         ...
 
 
 class SystemClock:
-    """The machine's clocks."""
+    """The clocks of this machine."""
 
     def now_us(self) -> Instant:
-        """Wall time, µs since the epoch, UTC."""
+        """Return wall time in µs since the epoch, UTC."""
         return Instant(time.time_ns() // 1000)
 
     def monotonic(self) -> float:
-        """Seconds that never run backwards."""
+        """Return seconds of a clock that never runs backwards."""
         return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:
-        """Wait for that many seconds."""
+        """Wait for `seconds`."""
         await asyncio.sleep(seconds)
 
 
-def fresh_identity() -> uuid.UUID:
-    """Identity of a process: never the host name, which two processes can share."""
+def random_id() -> uuid.UUID:
+    """Return a random id, for example of a worker: two processes can share a host name or a process number."""
     return uuid.uuid4()

@@ -1,8 +1,8 @@
-"""Computation: what a user writes at the MillWheel level, and the context it is given.
+"""User code with keyed state: `Computation`, its state cells, and the `Context` that each call receives.
 
-A `Computation` object is shared by all keys and may be called from any worker: whatever belongs to a key lives in
-cells, declared as class attributes and reached through the context. A call's effects (cells, timers, holds,
-productions) commit together with the record that caused them, once, or not at all (I2).
+All keys share one `Computation` object, and any worker may call it. State that belongs to a key therefore lives in
+cells, which are class attributes and are read through the context. The effects of a call (cells, timers, holds,
+productions) commit once, together with the record that caused them, or not at all (I2).
 
     class Spike(Computation):
         usual = Value(Usual)
@@ -12,8 +12,8 @@ productions) commit together with the record that caused them, once, or not at a
             context.produce(Alert(...))
             context.set_timer("quiet", at=context.event_time + minutes(5))
 
-When a call raises, all that it did is undone and it is tried again, then its record is quarantined with the traceback.
-So a call may run more than once: what it does outside its context is not exactly-once.
+When a call raises, its effects are undone and it is retried; after the last attempt its record is dead-lettered with
+the traceback. A call may therefore run more than once, and side effects outside its context are not exactly-once.
 """
 
 from __future__ import annotations
@@ -38,51 +38,51 @@ NO_DEFAULT: Any = object()
 
 
 class Cell(Generic[T]):
-    """One named piece of state of every key; its attribute's name is the name it is stored by."""
+    """A named piece of state that every key has, stored under the name of its class attribute."""
 
     in_place = False
-    """Whether an assignment changes a live view rather than replaces a value."""
+    """Whether an assignment changes a live view instead of replacing a value."""
 
-    def shape(self) -> Any:
-        """The type that is stored."""
+    def stored_type(self) -> Any:
+        """Return the type of a key's value, which describes the cell in a deployed graph and decodes what is stored."""
         raise NotImplementedError
 
 
 class Value(Cell[T]):
-    """One value a key.
+    """One value per key.
 
-    Without a stored value it reads as `default`; without one, as `type_()` when a Struct can be made without
-    arguments, else as None. A value set back to its default takes no space.
+    A key without a stored value reads as `default`. Without a default it reads as `type_()` if `type_` is a Struct
+    that needs no arguments, and as None otherwise. A value set back to its default takes no space.
 
     Args:
-        type_: what msgspec can encode as JSON: numbers, text, Struct classes, lists, dicts, datetime.
-        default: what a new key starts from; copied for each key.
+        type_: a type that msgspec can encode as JSON: numbers, text, Struct classes, lists, dicts, datetime.
+        default: the value of a new key; copied for each key.
     """
 
     def __init__(self, type_: type[T], default: T = NO_DEFAULT) -> None:
         self.type = type_
         self.default = default
 
-    def shape(self) -> Any:
-        """The type that is stored."""
+    def stored_type(self) -> Any:
+        """Return the type of the value."""
         return self.type
 
 
 class ListCell(Cell[list[T]]):
-    """A list a key, stored whole: for short ones."""
+    """One list per key, for short lists: it is stored as a whole."""
 
     def __init__(self, type_: type[T]) -> None:
         self.type = type_
 
-    def shape(self) -> Any:
-        """The type that is stored."""
+    def stored_type(self) -> Any:
+        """Return the type of the list."""
         return list[self.type]  # type: ignore[name-defined]
 
 
 class MapCell(Cell[MutableMapping[K, V]]):
-    """A dictionary a key, stored by entry: a large one costs only for the entries that are touched.
+    """One dictionary per key, stored entry by entry: a call pays only for the entries that it touches.
 
-    Iteration goes by the entries' JSON text, whatever the order in which they were set.
+    Iteration follows the JSON text of the entries, not the order in which they were set.
     """
 
     in_place = True
@@ -91,33 +91,34 @@ class MapCell(Cell[MutableMapping[K, V]]):
         self.key_type = key_type
         self.value_type = value_type
 
-    def shape(self) -> Any:
-        """The type that is stored."""
+    def stored_type(self) -> Any:
+        """Return the type of the map as a dict, though its entries are stored one by one."""
         return dict[self.key_type, self.value_type]  # type: ignore[name-defined]
 
 
 class Computation:
-    """User logic, invoked per key, in one writer per key interval. Both callbacks may be `async def`.
+    """User logic, called per key; each key interval has one writer. Both callbacks may be `async def`.
 
     Attributes:
-        immediate: callbacks only compute: they do not block, run no event loop, and keep nothing that belongs to one
-            thread (a connection to SQLite does). A handful of records is then stepped without a hop to the thread
-            for steps, which saves a few milliseconds of latency. By default they always run in that one thread.
+        immediate: whether the callbacks only compute: they do not block, do not run an event loop, and hold nothing
+            that is bound to a thread (an SQLite connection is). The worker then steps a handful of records without
+            switching to the thread for steps, which saves a few milliseconds of latency. By default callbacks always
+            run in that one thread.
     """
 
     immediate: ClassVar[bool] = False
 
     def process_record(self, context: Context, record: Any) -> Awaitable[None] | None:
-        """Take one record; `context.key` is its key."""
+        """Process one record, whose key is `context.key`."""
         raise NotImplementedError(f"{type(self).__name__} defines no process_record")
 
     def process_timer(self, context: Context, timer: Timer) -> Awaitable[None] | None:
-        """Take one timer that is due."""
-        raise NotImplementedError(f"{type(self).__name__} sets timers and defines no process_timer")
+        """Process one timer that is due."""
+        raise NotImplementedError(f"{type(self).__name__} sets timers but defines no process_timer")
 
     @classmethod
     def cells(cls) -> dict[str, Cell[Any]]:
-        """The cells that the class and its bases declare, by name, in order of declaration."""
+        """Return the cells of the class and its bases by name, in order of declaration."""
         found: dict[str, Cell[Any]] = {}
         for base in reversed(cls.__mro__):
             found.update({name: cell for name, cell in vars(base).items() if isinstance(cell, Cell)})
@@ -125,38 +126,44 @@ class Computation:
 
 
 class CellSource(Protocol):
-    """Where the context finds the value of a cell."""
+    """The stored values of one cell, by key."""
 
     def load(self, key: Key) -> Any:
-        """The key's value: a fresh object, or a view of its entries."""
+        """Return the key's value: a new object, or a view of its entries."""
         ...
 
     def blank(self, key: Key) -> Any:
-        """What the key's value becomes when it is deleted."""
+        """Return the value of a key that has nothing stored: the default, or an empty list or map."""
         ...
 
 
 class Outlet(Protocol):
-    """An output stream of the computation."""
+    """An output stream of the computation, as the context writes to it."""
 
-    def admitted(self, record: Any) -> Any:
-        """The record as it will be carried: checked, and no longer shared with the caller."""
+    def checked_copy(self, record: Any) -> Any:
+        """Return a copy of the record, which the caller cannot change.
+
+        Raises:
+            RefusedValueError: the record is not of the stream's type, or cannot be stored.
+        """
         ...
 
 
 Produced = tuple[int, Instant, Outlet, Any]
+"""(row of the record that caused it, event time, output stream, record)."""
 
 
 class Context:
-    """What a call may see and do, for the key and the time of its record or timer.
+    """State, timers and outputs of one call, for the key and the time of its record or timer.
 
-    One object serves many calls: do not keep it. Times come as aware datetimes, and as µs with the suffix `_us`.
+    One object serves many calls: do not keep it. Each time is available as an aware datetime, and in µs under a name
+    that ends in `_us`.
 
     Attributes:
         key: the record's key; a tuple if there are several key fields.
-        event_time_us: when the record happened, or the timer's event time.
-        stream: name of the stream that the record came on; "" in `process_timer`.
-        input_watermark_us: what lateness and event timers go by.
+        event_time_us: event time of the record or timer.
+        stream: name of the record's stream; "" in `process_timer`.
+        input_watermark_us: watermark that decides lateness and fires event timers.
         now_us: processing time; never runs backwards.
     """
 
@@ -197,7 +204,7 @@ class Context:
         self._produced: list[Produced] = []
         self._timers: dict[TimerId, Timer] | None = None
         self._firing: Timer | None = None
-        # Of what a firing timer sets at a time that is due already: how many such stand behind it, and the latest time.
+        # A timer may set timers that are due at once, in a chain: (timers before this one, fire time of the first).
         self._chain: tuple[int, Instant] = (0, INSTANT_MIN)
         self._chains: dict[TimerId, tuple[int, Instant]] = {}
         self._due: DueTimers | None = None
@@ -211,17 +218,17 @@ class Context:
 
     @property
     def event_time(self) -> datetime:
-        """When the record happened, or the timer's event time."""
+        """Event time of the record or timer."""
         return to_datetime(self.event_time_us)
 
     @property
     def late(self) -> bool:
-        """Whether the record's event time is below the watermark; for a timer, whether it holds nothing back."""
+        """Whether the record is below the watermark; for a timer, whether it does not hold the watermark back."""
         return self.event_time_us < self.input_watermark_us if self._late is None else self._late
 
     @property
     def input_watermark(self) -> datetime:
-        """What lateness and event timers go by, within the years that a datetime has."""
+        """Watermark that decides lateness and fires event timers, clamped to the range of a datetime."""
         return to_datetime(Instant(min(max(self.input_watermark_us, YEARS_LO), YEARS_HI)))
 
     @property
@@ -230,7 +237,7 @@ class Context:
         return to_datetime(self.now_us)
 
     def __getitem__(self, cell: Cell[T]) -> T:
-        """The key's value: change it in place, or set it."""
+        """Return the key's value. A change in place is stored like an assignment."""
         value = self._values.get(cell, _ABSENT)
         if value is _ABSENT:
             value = self._values[cell] = self._store(cell).load(self.key)
@@ -249,34 +256,35 @@ class Context:
             self._values[cell] = value
 
     def __delitem__(self, cell: Cell[Any]) -> None:
-        """Back to the default; for a map, to no entries."""
+        """Reset the key's value to its default; empty a map."""
         self._values[cell] = self._store(cell).blank(self.key)
 
     def produce(self, record: Any, to: str | None = None, at: datetime | int | None = None) -> None:
         """Emit a record.
 
         Args:
-            record: of the output stream's type; copied, so it may be changed afterwards.
-            to: the output stream, when there are several.
-            at: its event time, if it is to be later than the record's or timer's.
+            record: a record of the output stream's type; copied, so the caller may change it afterwards.
+            to: name of the output stream, if there are several.
+            at: event time of the record. Default: that of the record or timer of this call.
 
         Raises:
-            TimerError: `at` is before the time of the record or timer.
-            RefusedValueError: a value that cannot be stored, or not of the stream's type.
+            TimerError: `at` is before the event time of this call.
+            RefusedValueError: a value cannot be stored, or is not of the stream's type.
         """
         time = self.event_time_us
         if at is not None:
             named = _instant(at)
             if named < time:
                 raise TimerError(
-                    f"a production at {at} is older than its cause at {self.event_time}", hint="name a later time"
+                    f"cannot produce a record at {at}: its cause is later, at {self.event_time}",
+                    hint="pass at= no earlier than the event time of this call",
                 )
             time = named
         outlet = self._outlets.get(to)
         if outlet is None:
             names = ", ".join(sorted(name for name in self._outlets if name is not None)) or "none"
-            raise UsageError(f"no output stream {to!r}", hint=f"the output streams are: {names}")
-        self._produced.append((self._row, time, outlet, outlet.admitted(record)))
+            raise UsageError(f"unknown output stream {to!r}", hint=f"the output streams are: {names}")
+        self._produced.append((self._row, time, outlet, outlet.checked_copy(record)))
 
     def set_timer(
         self,
@@ -287,28 +295,32 @@ class Context:
         event_time: datetime | int | None = None,
         hold: bool = True,
     ) -> None:
-        """Wake this key at a time; set again under the same name, the timer moves.
+        """Wake this key at a time. Setting a timer again under the same name moves it.
 
-        An event timer fires once the input watermark has reached it (at once, if it has); a processing timer goes by
-        the clock. Until then it holds the low watermark at its event time.
+        An event timer fires once the input watermark has reached `at`, immediately if it already has; a
+        processing timer fires when the clock reaches `at`. Until it fires, a timer holds the low watermark at
+        its event time.
 
         Args:
-            name: what another `set_timer` or `delete_timer` refers to.
-            at: when to fire.
-            processing: whether `at` is meant by the clock.
-            event_time: of what the timer will produce; by default `at`, for a processing timer that of this record.
-            hold: False lets the low watermark pass: what the timer produces may be late. So it is anyway for a
-                processing timer that a late record sets.
+            name: name by which `set_timer` and `delete_timer` refer to the timer.
+            at: time at which the timer fires.
+            processing: whether `at` is processing time instead of event time.
+            event_time: event time of the records that the timer produces. Default: `at`, or the event time of this
+                record for a processing timer.
+            hold: whether the timer holds the low watermark. Without a hold its productions may be late. A processing
+                timer that a late record sets never holds.
 
         Raises:
-            TimerError: an event time before that of its cause, or after `at`.
+            TimerError: the event time is before that of its cause, or after `at`; or the name is empty.
+            RefusedValueError: the name cannot be stored, or the interval has MILLPY_OPEN_TIMERS_MAX timers.
         """
         at_us = _instant(at)
         if event_time is not None:
             time = _instant(event_time)
             if time < self.event_time_us or (time > at_us and not processing):
                 raise TimerError(
-                    f"timer {name!r} cannot have event time {event_time}", hint="between cause and fire time"
+                    f"timer {name!r} cannot have event time {event_time}: the call is at {self.event_time}, at= {at}",
+                    hint="choose a time between the two; for a processing timer, none before that of the call",
                 )
         else:
             time = self.event_time_us if processing else at_us
@@ -316,30 +328,48 @@ class Context:
         self._set(Timer(name, "processing" if processing else "event", at_us, time, holds))
 
     def delete_timer(self, name: str, *, processing: bool | None = None) -> None:
-        """Forget a timer: it never fires (I6). Without `processing`, those of both domains; one not set is ignored."""
+        """Delete a timer: it never fires (I6). A timer that is not set is ignored.
+
+        Args:
+            name: name of the timer.
+            processing: whether to delete the processing timer or the event timer. Default: both.
+        """
         if processing is not True:
             self._discard(("event", name))
         if processing is not False:
             self._discard(("processing", name))
 
     def hold(self, name: str, at: datetime | int) -> None:
-        """Keep the low watermark of the outputs from passing `at` until `release`; held again, it moves."""
+        """Keep the low watermark of the outputs from passing `at` until this key calls `release(name)`.
+
+        A second call with the name moves the hold.
+
+        Args:
+            name: name of the hold, per key.
+            at: a datetime with a time zone, or µs since the epoch.
+
+        Raises:
+            TimerError: `at` is no such time, or the name is empty.
+            RefusedValueError: the name cannot be stored, or the interval has MILLPY_OPEN_TIMERS_MAX timers.
+        """
         at_us = _instant(at)
         self._set(Timer(name, "hold", at_us, at_us))
 
     def release(self, name: str) -> None:
-        """Let the low watermark go; a hold that does not exist is ignored."""
+        """Release a hold of the low watermark. A hold that does not exist is ignored."""
         self._discard(("hold", name))
 
     def timer(self, name: str, *, processing: bool = False) -> Timer | None:
-        """The timer of that name, if it is set."""
+        """Return the timer of that name, or None if it is not set."""
         domain: TimeDomain = "processing" if processing else "event"
         return self._pending().get((domain, name))
 
     def _store(self, cell: Cell[Any]) -> CellSource:
         store = self._stores.get(cell)
         if store is None:
-            raise UsageError(f"{cell!r} is not a cell of this computation", hint="cells are class attributes")
+            raise UsageError(
+                f"this {type(cell).__name__} is not a cell of the computation", hint="declare cells as class attributes"
+            )
         return store
 
     def _pending(self) -> Mapping[TimerId, Timer]:
@@ -347,14 +377,14 @@ class Context:
 
     def _set(self, timer: Timer) -> None:
         if not timer.name or not isinstance(timer.name, str):
-            raise TimerError(f"{timer.name!r} is no name for a timer", hint="a name is text that is not empty")
+            raise TimerError(f"invalid timer name {timer.name!r}", hint="use text that is not empty")
         if "\x00" in timer.name or not timer.name.isprintable():
             raise RefusedValueError(f"{timer.name!r} cannot be stored as a timer's name")
         if len(timer.name.encode()) > KEY_BYTES_MAX:
-            raise RefusedValueError(f"the name of timer {timer.name[:40]!r}… has more than {KEY_BYTES_MAX:,} bytes")
+            raise RefusedValueError(f"the name of timer {timer.name[:40]!r}… is longer than {KEY_BYTES_MAX:,} bytes")
         if timer.id not in self._pending() and not self._may_open():
             raise RefusedValueError(
-                f"no room for timer {timer.name!r}: its key interval has as many as MILLPY_OPEN_TIMERS_MAX allows"
+                f"cannot set timer {timer.name!r}: its key interval has reached MILLPY_OPEN_TIMERS_MAX"
             )
         if self._timers is None:
             self._timers = dict(self._timers_of.get(self.key, {}))
@@ -378,7 +408,7 @@ class Context:
             del self._timers[timer_id]
 
     def _undo_timers(self) -> None:
-        """Take back what was set and deleted since `_undo` was emptied."""
+        """Restore the timers to where they were when `_undo` was last empty."""
         assert self._undo is not None
         for timer_id, before in reversed(self._undo):
             assert self._timers is not None
@@ -391,7 +421,7 @@ class Context:
         self._undo.clear()
 
     def _reset(self) -> None:
-        """Forget all effects of the key in hand."""
+        """Discard the effects of all calls for the current key."""
         self._values.clear()
         self._produced.clear()
         self._timers = None
@@ -403,17 +433,17 @@ class Context:
 
 
 def _instant(at: datetime | int) -> Instant:
-    """The time that a user named.
+    """Return a user's time as an Instant.
 
     Raises:
-        TimerError: a naive datetime, or no time of the years 1 to 9999.
+        TimerError: the datetime is naive, or the time is outside the years 1 to 9999.
     """
     if isinstance(at, datetime):
         if at.tzinfo is None:
-            raise TimerError(f"naive datetime {at!r} names no instant", hint="give it a time zone")
+            raise TimerError(f"datetime {at!r} has no time zone", hint="pass an aware datetime")
         return instant(at)
     if isinstance(at, bool) or not isinstance(at, int):
-        raise TimerError(f"{at!r} is not a time", hint=f"an aware datetime, or whole µs since {EPOCH:%Y-%m-%d}")
+        raise TimerError(f"{at!r} is not a time", hint=f"pass an aware datetime, or whole µs since {EPOCH:%Y-%m-%d}")
     if not YEARS_LO <= at <= YEARS_HI:
-        raise TimerError(f"{at} µs is outside of the years 1 to 9999", hint="is it in ns?")
+        raise TimerError(f"{at} µs is outside the years 1 to 9999", hint="pass µs, not ns")
     return Instant(at)

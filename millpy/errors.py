@@ -1,21 +1,19 @@
-"""Every error of millpy, in one tree; the branch says what the caller does.
+"""Every error of millpy in one tree. The branch tells what the caller should do.
 
     MillError
-    ├── UsageError            fix the program        GraphError · SchemaError · ConfigError · TimerError
-    │                                                · BrokenFileError · NotMigratedError
+    ├── UsageError            fix the program        GraphError · SchemaError · TimerError · BrokenFileError
+    │   └── ConfigError          NotMigratedError
     ├── OwnershipError        drop work, re-acquire  LeaseExpiredError · StaleSequencerError
-    ├── TransientError        retry with backoff     StoreUnavailableError · SourceUnavailableError
+    ├── TransientError        back off, then retry   StoreUnavailableError · SourceUnavailableError
     │   │                                            · RequestWithdrawnError · TableSwitchedError · StepStuckError
     │   │                                            · ResultTableError
-    │   └── CommitUnknownError   take over from yourself, then read
-    ├── RecordError           quarantine the record  UndecodableRecordError · OversizeRecordError · RefusedValueError
-    │                                                · CallTimeoutError
-    ├── ComputationError      user code raised       original as __cause__
-    ├── GraphVersionError     stop: another version of the graph runs
+    │   └── CommitUnknownError   retry after taking over one's own intervals, which settles the commit
+    ├── RecordError           dead-letter the record RefusedValueError · CallTimeoutError · PoisonError
+    ├── GraphVersionError     stop the process: another version of the graph runs
     └── CorruptionError       stop the worker        SegmentChecksumError · CursorGapError
                                                      · WatermarkRegressedError · PaneOrderError
 
-Data is in attributes; messages are lower case, without a full stop; `hint` says what an operator can do.
+Attributes carry the data. Messages are lower case, without a full stop; `hint` says what an operator can do.
 """
 
 from __future__ import annotations
@@ -24,46 +22,55 @@ from collections.abc import Sequence
 
 
 class MillError(Exception):
-    """The root. `hint` is one sentence on what to do, or empty."""
+    """The root of the tree.
+
+    Attributes:
+        message: what is wrong, with the value.
+        hint: one sentence that says what to do, or "".
+    """
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
         if hint:
-            self.add_note(f"hint: {hint}")  # in a program of one's own, Python prints it below the error
+            self.add_note(f"hint: {hint}")  # Python prints a note below an uncaught error
 
 
 class UsageError(MillError):
-    """The program, the graph or a setting is wrong: fix it."""
+    """The program, the graph or a setting is wrong and has to be fixed."""
 
 
 class GraphError(UsageError):
-    """A graph that cannot run: a cycle, an unnamed step, a field that does not exist."""
+    """A graph cannot run: for example, a step has no name, a field does not exist, or a name is taken."""
 
 
 class SchemaError(UsageError):
-    """A record type or column that millpy cannot carry."""
+    """A record type or column is one that millpy cannot carry."""
 
 
 class ConfigError(UsageError):
-    """A setting that is missing or contradicts another."""
+    """A setting is missing, invalid, or contradicts another."""
 
 
 class NotMigratedError(ConfigError):
-    """The database has no tables of millpy, or those of another version."""
+    """The database lacks the tables of millpy, or has those of another version."""
 
 
 class BrokenFileError(UsageError):
-    """A source file that is cut, corrupt, or not the one that was being read."""
+    """A source file is truncated, corrupt, or not the file that was being read."""
 
 
 class TimerError(UsageError):
-    """A timer or production with a time it may not have."""
+    """A timer or production has a time that is not allowed, such as one before its cause."""
 
 
 class OwnershipError(MillError):
-    """Somebody else owns these intervals: drop the work and acquire them again."""
+    """This worker may have lost intervals: drop all soft state and take over those that are still its own.
+
+    Attributes:
+        stale: the lost intervals, where known.
+    """
 
     def __init__(self, message: str, *, stale: Sequence[int] = (), hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -71,15 +78,20 @@ class OwnershipError(MillError):
 
 
 class LeaseExpiredError(OwnershipError):
-    """The worker may not trust its own lease any more."""
+    """The lease has expired, or was not renewed in time. No commit was refused."""
 
 
 class StaleSequencerError(OwnershipError):
-    """The fence refused the commit (SQLSTATE MW001); `stale` names the intervals."""
+    """Another worker has taken over the intervals in `stale`: the fence refused a commit (SQLSTATE MW001), or a poll
+    showed bundles that this worker has not made.
+    """
 
 
 class TransientError(MillError):
-    """Try again after a while; nothing was committed."""
+    """A temporary failure: retry after a delay.
+
+    The call that raised it has committed nothing, unless it is a CommitUnknownError.
+    """
 
 
 class StoreUnavailableError(TransientError):
@@ -91,35 +103,27 @@ class SourceUnavailableError(TransientError):
 
 
 class RequestWithdrawnError(TransientError):
-    """A record that was to be taken again has been discarded meanwhile (SQLSTATE MW007): step without it."""
+    """A record to be replayed was discarded meanwhile (SQLSTATE MW007): step without it."""
 
 
 class TableSwitchedError(TransientError):
-    """The name of a table that is being read means another one by now: read it again, from its beginning."""
+    """A name refers to another table since a read of it began, because generations were switched: read again."""
 
 
 class StepStuckError(TransientError):
-    """A step has not moved for too long: it is given up, and taken again smaller."""
+    """A step made no progress for too long: abandon it and hand all intervals over to other workers."""
 
 
 class ResultTableError(TransientError):
-    """A result table is not as it was deployed (dropped, altered, rights revoked): wait until a person restores it."""
+    """A result table is not as deployed (dropped, altered, rights revoked): retry until an operator restores it."""
 
 
 class CommitUnknownError(TransientError):
-    """The connection was lost around COMMIT: it may have happened, or may happen later."""
+    """The connection was lost around COMMIT: the turn is committed, is not, or still may be."""
 
 
 class RecordError(MillError):
-    """One record is at fault: set it aside and go on."""
-
-
-class UndecodableRecordError(RecordError):
-    """The payload is not a record of the stream's type."""
-
-
-class OversizeRecordError(RecordError):
-    """The payload is larger than `Limits.record_bytes_max`."""
+    """One record is at fault: dead-letter it and continue."""
 
 
 class RefusedValueError(RecordError):
@@ -127,13 +131,16 @@ class RefusedValueError(RecordError):
 
 
 class CallTimeoutError(RecordError):
-    """A call of user code did not return within `Limits.call_s_max`."""
+    """A call to user code did not return within `Limits.call_s_max`."""
 
 
 class PoisonError(RecordError):
-    """The database refused a value of this turn: its type, or a constraint, trigger or row of the user's.
+    """The database refused a value of this turn: for its type, or by a constraint, trigger or row of the user's.
 
-    `too_large`: perhaps no value, but that there are so many.
+    Attributes:
+        too_large: whether the cause may be the size of the turn instead of one value.
+        table: the table that refused the value, if known.
+        sqlstate: the database's error code, if known.
     """
 
     def __init__(
@@ -145,34 +152,25 @@ class PoisonError(RecordError):
         self.sqlstate = sqlstate
 
 
-class ComputationError(MillError):
-    """User code raised; the original is `__cause__`."""
-
-    def __init__(self, message: str, *, computation: str, key: object = None) -> None:
-        super().__init__(message)
-        self.computation = computation
-        self.key = key
-
-
 class GraphVersionError(MillError):
-    """Another version of this graph is deployed; this process must stop."""
+    """Another version of this graph is deployed: stop the process."""
 
 
 class CorruptionError(MillError):
-    """An invariant is broken: stop, keep everything, call a person."""
+    """An invariant is broken: stop, keep everything, and call an operator."""
 
 
 class SegmentChecksumError(CorruptionError):
-    """A stored slice does not have the checksum it was written with."""
+    """A stored slice does not match the checksum that was written with it."""
 
 
 class CursorGapError(CorruptionError):
-    """A segment names a predecessor that this consumer has not consumed (I3)."""
+    """A segment names a predecessor that its consumer has not consumed (I3)."""
 
 
 class WatermarkRegressedError(CorruptionError):
-    """A low watermark would move back (I5, SQLSTATE MW005)."""
+    """A low watermark would regress (I5, SQLSTATE MW005)."""
 
 
 class PaneOrderError(CorruptionError):
-    """A pane does not follow the pane that is stored (I7, SQLSTATE MW004)."""
+    """A pane does not follow the stored pane (I7, SQLSTATE MW004)."""

@@ -1,4 +1,4 @@
-"""Every bound, with its unit, in one place (design: settings and their defaults)."""
+"""The settable bounds of a worker. Bounds that need no setting are constants of the modules that obey them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from functools import cache
 from pathlib import Path
 
 RECORD_BYTES_MAX = 1_000_000
+"""Bytes of a payload; a larger one is dead-lettered."""
 KEY_BYTES_MAX = 1_024
-"""Of a key as JSON text, and of a timer's name: what an index of the database holds with room to spare."""
+"""Bytes of a key as JSON text, and of a timer's name: a database index holds them with room to spare."""
 KEY_INTERVALS_DEFAULT = 4
+"""Key intervals of a computation, if the graph does not say; as many workers can share it."""
 RING_SLOTS = 16
+"""Slots of a ring, which holds segments or dedupe ids and frees a slot as a whole."""
 
 
 @cache
 def memory_bytes() -> int:
-    """What this process may use: the machine's memory, or its container's."""
+    """Return the memory that this process may use: the machine's, or its container's if smaller."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):
@@ -27,7 +30,43 @@ def memory_bytes() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of one worker. Frozen; relations are asserted when it is made."""
+    """The bounds of one worker; the constructor asserts their relations. Suffixes are units: `_s` is seconds.
+
+    Memory. Multiply what is per source or per interval by the number that the worker owns:
+
+        record_bytes_max, message_records_max      one record; the records of one MQTT message
+        bundle_records_max, bundle_bytes_max       input of one turn, per source; records also per consumer of segments
+        replay_records_max                         requested replays that wait, per interval
+        segment_poll_bytes_max                     one poll for segments, of all consumers together
+        turn_panes_max, turn_timers_max            output of one turn, per interval
+        open_windows_bytes_max                     open windows of the graph, in equal parts per windowed interval
+        state_cache_bytes_max                      cached state, per interval
+        state_preload_rows_max                     state that a takeover reads at once, per interval
+        parked_records_max, parked_bytes_max       records of stopped keys, per interval
+        open_timers_max                            timers and holds that are set, per interval
+        absent_files_max                           files remembered as read that no longer exist, per source
+
+    Time:
+
+        lease_ttl_s, statement_s, step_s_max       a lease; a statement on the server; the target for a step
+        watchdog_s, drain_grace_s                  a worker without progress; a worker that has to stop
+        progress_every_s, poll_s_min, poll_s_max   periods of commits without data and of polls
+        retry_s_min, retry_s_max                   back-off after a failure
+        clock_step_s, clock_agree_s, clock_settle_s    steps of the database's clock (runtime/guarded_clock.py)
+
+    Attempts: `record_attempts_max` calls for a failing record; `poison_records_max` refused records found in one turn.
+
+    The database:
+
+        backlog_records_high, backlog_bytes_high   segments not yet consumed, per graph; sources wait above
+        fold_bytes, fold_every_s                   deltas not folded, per worker; a fold begins above
+        unfolded_bytes_max                         the same; the worker takes no input above
+        epoch_s, epoch_bytes                       age and size at which a ring begins its next slot
+        dead_letter_records_max, dead_letter_bytes_max     stored a day, per interval and cause; the rest is counted
+
+    Retention: `dead_letter_kept_s` of dead letters and late records, `settled_kept_s` of those replayed or discarded,
+    `events_kept_s` of events, `absent_files_kept_s` of the files above.
+    """
 
     lease_ttl_s: float = 5.0
     statement_s: float = 60.0
@@ -57,9 +96,9 @@ class Limits:
     poison_records_max: int = 1_000
     replay_records_max: int = 1_000
     settled_kept_s: float = 7 * 86_400.0
-    set_aside_records_max: int = 10_000
-    set_aside_bytes_max: int = 64_000_000
-    set_aside_kept_s: float = 30 * 86_400.0
+    dead_letter_records_max: int = 10_000
+    dead_letter_bytes_max: int = 64_000_000
+    dead_letter_kept_s: float = 30 * 86_400.0
     events_kept_s: float = 30 * 86_400.0
     parked_records_max: int = 100_000
     parked_bytes_max: int = 64_000_000
@@ -75,7 +114,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         assert self.lease_ttl_s >= 0.5, f"a lease of {self.lease_ttl_s} s is shorter than 0.5 s"
-        assert self.statement_s > 0, "a statement needs time"
+        assert self.statement_s > 0, "statement_s must be above 0"
         assert self.bundle_records_max > 0, "a bundle must hold a record"
         assert self.bundle_bytes_max >= self.record_bytes_max, "a legal record must fit in a bundle"
         assert self.message_records_max > 0, "a message must hold a record"
@@ -84,37 +123,37 @@ class Limits:
         assert self.turn_timers_max > 0, "a turn must hold a timer"
         assert 0 < self.poll_s_min <= self.poll_s_max, "poll_s_min must be above 0 and at most poll_s_max"
         assert self.fold_bytes <= self.unfolded_bytes_max, "fold_bytes must be at most unfolded_bytes_max"
-        assert self.open_windows_bytes_max > 0, "open windows need room"
-        assert self.record_attempts_max >= 1, "a record needs an attempt"
+        assert self.open_windows_bytes_max > 0, "open_windows_bytes_max must be above 0"
+        assert self.record_attempts_max >= 1, "record_attempts_max must be at least 1"
         assert self.clock_step_s > 0, "clock_step_s must be above 0"
         assert 0 <= self.clock_agree_s <= self.clock_settle_s, "clock_agree_s must be at most clock_settle_s"
 
     @property
     def heartbeat_s(self) -> float:
-        """A fifth of the lease: four may be lost before it ends."""
+        """Seconds between heartbeats: a fifth of the lease, so that four may be lost before it ends."""
         return self.lease_ttl_s / 5
 
     @property
     def call_s_max(self) -> float:
-        """How long one call of user code may take; longer, it is taken for one that never returns."""
+        """Seconds that one call of user code may take before it counts as one that never returns."""
         return self.watchdog_s * 2
 
     @property
     def lease_margin_s(self) -> float:
-        """How long before the server's deadline a worker stops believing in itself."""
+        """Seconds before the server's deadline at which a worker stops trusting its lease."""
         return self.lease_ttl_s / 5
 
     @property
     def claim_every_s(self) -> float:
-        """How often a worker looks for intervals without a live owner."""
+        """Seconds between a worker's searches for intervals without a live owner."""
         return min(0.5, self.lease_ttl_s / 10)
 
     @property
     def backlog_records_low(self) -> int:
-        """Below this an injector reads again."""
+        """Backlog in records below which a source that waits for its consumers reads again."""
         return self.backlog_records_high // 2
 
     @property
     def backlog_bytes_low(self) -> int:
-        """Below this an injector reads again."""
+        """Backlog in bytes below which a source that waits for its consumers reads again."""
         return self.backlog_bytes_high // 2

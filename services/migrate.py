@@ -1,8 +1,8 @@
-"""Brings the database to this version and deploys graphs: `python -m services.migrate [--roles] [GRAPH.py ...]`."""
+"""Migrate the database to this version and deploy graphs: `python -m services.migrate [--roles] [GRAPH.py ...]`."""
 
 import sys
 
-from millpy.service import prepare
+from millpy.process.service import prepare
 
 if __name__ == "__main__":
     sys.exit(prepare(sys.argv[1:]))

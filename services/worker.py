@@ -1,8 +1,8 @@
-"""A worker: `python -m services.worker GRAPH.py [COMPUTATION ... | --no-injectors]`; settings by the environment."""
+"""A worker: `python -m services.worker GRAPH.py [COMPUTATION ... | --no-injectors]`; the environment configures it."""
 
 import sys
 
-from millpy.service import serve
+from millpy.process.service import serve
 
 if __name__ == "__main__":
     sys.exit(serve(sys.argv[1:]))

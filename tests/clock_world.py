@@ -13,16 +13,15 @@ from uuid import UUID
 import msgspec
 
 from millpy.graph import Graph
-from millpy.injectors.settings import AdvanceWithClock, Dedupe, EventTime
+from millpy.ingest.settings import AdvanceWithClock, Dedupe, EventTime
 from millpy.limits import Limits
 from millpy.model.time import minutes, seconds
-from millpy.runtime.worker import Worker
-from millpy.store.memory import MemoryDatabase, MemoryStore
+from millpy.store.memory.store import MemoryDatabase, MemoryStore
 from millpy.testing.clock import ManualClock, SkewedClock
 from millpy.testing.simulation.broker import BROKER, PARTITION, Broker, Topic
 from millpy.testing.simulation.loop import SimulatedLoop
-from millpy.testing.simulation.machine import Machine
-from millpy.windowing.aggregate import Count
+from millpy.testing.simulation.machine import Machine, Program
+from millpy.windowing.aggregates.numeric import Count
 from millpy.windowing.window import FixedWindows
 
 HOUR_S = 3_600.0
@@ -81,7 +80,8 @@ class ClockWorld:
         store.worker = UUID(int=self.rng.getrandbits(128), version=4)
         clock = SkewedClock(self.true, offset_us=round(ahead_s * 1e6))
         name = f"w{len(self.machines) + 1}"
-        machine = Machine(name, self.graph, self.limits, clock, lambda: store, self.rng, Worker, (), lambda _, __: None)  # type: ignore[arg-type]
+        program = Program(self.graph)
+        machine = Machine(name, program, self.limits, clock, lambda: store, self.rng, lambda _, __: None)  # type: ignore[arg-type]
         machine.ended = copy_context().run(self.loop.start, machine.process, machine.process.main, machine.live)
         self.machines.append(machine)
         self.pass_time(2)
@@ -93,7 +93,7 @@ class ClockWorld:
         self.loop.reap(machine.process)
 
     def pass_time(self, seconds: float) -> None:
-        """Let everybody work for so many true seconds."""
+        """Let all workers run for some true seconds."""
         rung = False
 
         def ring() -> None:
@@ -114,12 +114,12 @@ class ClockWorld:
         self.pass_time(1)
 
     def deliver(self, payloads: Sequence[bytes]) -> None:
-        """Payloads as they are."""
+        """Publish payloads as they are, and let a second pass."""
         self.broker.publish(payloads)
         self.pass_time(1)
 
     def counts(self) -> dict[str, int]:
-        """What the source has counted."""
+        """Return the counters of the source."""
         (source,) = self.database.accounting(self.graph_id).sources
         return {"accepted": source.accepted, "duplicate": source.duplicate, "dead_lettered": source.dead_lettered}
 
@@ -127,7 +127,7 @@ class ClockWorld:
         """Records that were too late for their window."""
         return sum(len(rows) for _, _, rows in self.database.late_records)
 
-    def told(self, kind: str) -> list[dict[str, object]]:
+    def events(self, kind: str) -> list[dict[str, object]]:
         """Details of the events of a kind, in order."""
         return [dict(event.detail) for _, event in self.database.events if event.kind == kind]
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from millpy.cli import app, main
+from millpy.cli.app import app, main
 
 
 @contextmanager
 def logging_as_it_was() -> Iterator[None]:
-    """A command sets the log up for a process of its own."""
+    """Restore logging, which a command configures for its own process."""
     root, ours = logging.getLogger(), logging.getLogger("millpy")
     before = root.handlers[:], root.level, ours.level
     try:
@@ -27,7 +27,7 @@ def logging_as_it_was() -> Iterator[None]:
 
 
 def millpy(*arguments: str, status: int = 0) -> str:
-    """What the command prints; on standard error when it is to fail."""
+    """Return the output of the command, or its standard error if it must fail."""
     with logging_as_it_was():
         done = CliRunner().invoke(app, arguments)
     assert done.exit_code == status, (done.stdout, done.stderr, done.exception)
@@ -45,5 +45,5 @@ def run_millpy(*arguments: str) -> tuple[int, str]:
 
 
 def millpy_json(*arguments: str) -> Any:
-    """What the command prints with --json."""
+    """Return the output of the command with --json."""
     return json.loads(millpy(*arguments, "--json"))

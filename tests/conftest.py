@@ -1,11 +1,11 @@
-"""What every test may ask for: a migrated database of its own, a broker, and strictness about what it leaves behind."""
+"""Fixtures of every test: its own migrated database, a broker, and checks that it leaves nothing behind."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -53,19 +53,19 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
-    """A Kafka broker for the session: `address`, `kill()`, `start()`. Each test makes topics of its own."""
+    """A Kafka broker for the session: `address`, `kill()`, `start()`. Each test creates its own topics."""
     server = KafkaServer(tmp_path_factory.mktemp("kafka") / "broker")
     try:
         server.start()
     except NoKafkaError as error:
         pytest.skip(f"{NO_KAFKA}: {error}")
     yield server
-    server.kill()  # nobody will read it again
+    server.kill()  # it will not be read again
 
 
 @pytest.fixture(autouse=True)
 def _logging_as_it_was() -> Iterator[None]:
-    """A command that a test runs in this process sets the log up for a process of its own."""
+    """Restore logging, because a command that a test runs in this process configures it."""
     with logging_as_it_was():
         yield
 
@@ -88,11 +88,13 @@ async def _no_leaked_tasks() -> AsyncIterator[None]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Where CI has installed everything (MILLPY_CI=1), a skipped test is a failure."""
     report = yield
     if report.skipped and ("recorded feeds" in str(report.longrepr) or NO_KAFKA in str(report.longrepr)):
-        return report  # nobody can install them; everything else can be installed
+        return report  # these cannot be installed everywhere; everything else can
     if os.environ.get("MILLPY_CI") == "1" and report.skipped and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         report.longrepr = f"skipped, but MILLPY_CI=1 says that nothing is missing: {report.longrepr}"

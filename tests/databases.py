@@ -16,12 +16,12 @@ from millpy.embedded import EmbeddedPostgres
 
 TEMPLATE = "millpy_template"
 _numbers = itertools.count(1)
-_migrating = threading.Lock()  # Alembic keeps what it does in globals
+_migrating = threading.Lock()  # Alembic keeps its state in globals
 
 
 def make_template(server: EmbeddedPostgres) -> None:
     """Migrate once; every database is a copy."""
-    from millpy.store.migrate import migrate  # here: tests without a database need not pay for it
+    from millpy.store.postgres.deployment.migrate import migrate  # here: tests without a database need not pay for it
 
     with psycopg.connect(server.url(), autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(TEMPLATE)))

@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from millpy.injectors.protocol import SourceSetup, Taken
+from millpy.ingest.protocol import Source, SourceBatch, SourceSetup
+from millpy.model.identity import Identity
 
 PARTITION = "feed"
 
 
-class Feed:
+class Feed(Source):
     """Payloads in order; `push` and `end` from the test, at any time.
 
     Attributes:
@@ -28,8 +29,8 @@ class Feed:
         self.ended = False
         self._readers: list[FeedInjector] = []
 
-    def __repr__(self) -> str:
-        return "Feed()"
+    def identity(self) -> Identity:
+        return {"kind": "feed"}
 
     def push(self, *payloads: bytes) -> None:
         self.unacknowledged.extend(payloads)
@@ -64,7 +65,7 @@ class FeedInjector:
     async def open(self, position: bytes | None) -> None:
         self._feed._readers.append(self)
 
-    async def take(self) -> Taken | None:
+    async def take(self) -> SourceBatch | None:
         feed = self._feed
         batch: Sequence[bytes] = feed.unacknowledged[self._given : self._given + feed.batch_max]
         self._given += len(batch)
@@ -72,7 +73,7 @@ class FeedInjector:
         if not batch and not last:
             return None
         self._said_end |= last
-        return Taken(
+        return SourceBatch(
             "csv" if feed.header else "json",
             self._setup.clock.now_us(),
             payloads=batch,

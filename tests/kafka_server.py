@@ -189,7 +189,7 @@ def _jars() -> Path:
 
 
 def _await_free(address: str) -> None:
-    """Return once whoever listened at an address has let it go; a large process that was killed takes its time."""
+    """Return once an address is free again; a large process that was killed takes its time."""
     host, port = address.split(":")
     deadline = time.monotonic() + START_S_MAX
     while True:

@@ -77,7 +77,7 @@ class Pgbouncer:
         self._process.wait()
 
     def url(self, database: str) -> str:
-        """The database as it is reached by the pool."""
+        """Return the URL of the database behind the pool."""
         login = f"{self._server.username}:{self._server.password}"
         return f"postgresql://{login}@127.0.0.1:{self._settings['listen_port']}/{database}"
 

@@ -1,4 +1,4 @@
-"""Programs on a real pseudo-terminal, and what a person sees of them there."""
+"""Programs on a real pseudo-terminal, and what its screen shows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CODES = re.compile(rb"\x1b\[(\??)([0-9;]*)([A-Za-z])|([\r\n])|([^\x1b\r\n]+)")
 
 
 class Terminal:
-    """A program that thinks it is on a terminal; its standard output, too, unless that goes to a file.
+    """A program on a pseudo-terminal, with its standard output, unless that goes to a file.
 
     Args:
         command: what to run.
@@ -42,7 +42,7 @@ class Terminal:
         self.written = b""
 
     def read_until(self, there: Callable[[bytes], bool]) -> bytes:
-        """What it has written, as soon as that is enough, or the program has ended."""
+        """Return the output as soon as it is enough, or the program has ended."""
         while not there(self.written):
             ready, _, _ = select.select([self._ours], [], [], WAIT_S_MAX)
             assert ready, self.written
@@ -64,7 +64,7 @@ class Terminal:
 
 
 def seen(written: bytes) -> list[str]:
-    """The lines that are on the screen in the end, of a terminal that breaks none."""
+    """Return the final lines of the screen, on a terminal that does not wrap."""
     lines, row, column = [""], 0, 0
     for private, numbers, code, control, text in CODES.findall(written):
         if text:

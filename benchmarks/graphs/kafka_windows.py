@@ -4,7 +4,7 @@ import os
 
 import msgspec
 
-from millpy import Count, Dedupe, EventTime, FixedWindows, Graph, Kafka, Max, Mean, Min, minutes, seconds
+from millpy import Count, Dedupe, EventTime, FixedWindows, Graph, Kafka, KafkaBrokers, Max, Mean, Min, minutes, seconds
 
 
 class Reading(msgspec.Struct):
@@ -18,7 +18,7 @@ class Reading(msgspec.Struct):
 graph = Graph("kafka")
 readings = graph.inject(
     "readings",
-    Kafka("bench", partitions=1, servers=os.environ["BENCH_KAFKA"]),
+    Kafka("bench", partitions=1, brokers=KafkaBrokers(os.environ["BENCH_KAFKA"])),
     schema=Reading,
     event_time=EventTime("event_ms", unit="ms", max_disorder=seconds(2)),
     dedupe=Dedupe("device", "seq", within=minutes(10)) if os.environ.get("BENCH_DEDUPE") else None,

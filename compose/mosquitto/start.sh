@@ -1,9 +1,9 @@
 #!/bin/sh
-# Makes the broker's password and rights files from the addresses in the secrets, and becomes the broker. No password is
-# an argument of a program: everybody on the host sees those.
-#   mqtt_url         millpy: reads the readings, and a topic of its own by which it sees that it has read all
-#   fleet_mqtt_url   devices: write readings, and read nothing. Whoever may log in can end a session whose client id is
-#                    known; millpy's have a secret part, which is shown to nobody who has this login
+# Make the broker's password and rights files from the addresses in the secrets, then become the broker. Passwords are
+# never arguments of a program, because every user of the host can see those.
+#   mqtt_url         millpy: reads the readings, and a marker topic by which it sees that it has read everything
+#   fleet_mqtt_url   devices: write readings, and read nothing. Any client with a login can end a session whose client id
+#                    it knows; millpy's client ids have a secret part, which this login cannot see
 set -eu
 umask 077
 
@@ -11,7 +11,7 @@ user() { sed 's|^[a-z]*://\([^:]*\):.*|\1|' "/run/secrets/$1"; }
 password() { sed 's|^[a-z]*://[^:]*:\([^@]*\)@.*|\1|' "/run/secrets/$1"; }
 
 for secret in mqtt_url fleet_mqtt_url; do
-    echo "$(user $secret):$(password $secret)"  # the shell's own echo: no program
+    echo "$(user $secret):$(password $secret)"  # the shell's built-in echo, not a program
 done > /tmp/passwords
 mosquitto_passwd -U /tmp/passwords
 
@@ -25,7 +25,7 @@ user $(user fleet_mqtt_url)
 topic write sensors/#
 RIGHTS
 
-# For the health check: options of mosquitto_sub, which reads them from here.
+# Options of mosquitto_sub for the health check, which reads them from this file.
 mkdir -p /tmp/health
 { echo "-u $(user mqtt_url)"; echo "-P $(password mqtt_url)"; } > /tmp/health/mosquitto_sub
 

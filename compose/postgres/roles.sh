@@ -1,6 +1,6 @@
 #!/bin/sh
-# Once, when the database is made: logins with the passwords in the secrets. Their rights come by `services.migrate`.
-# psql reads the passwords itself: arguments of programs are seen by everybody on the host.
+# Create the logins, with the passwords in the secrets, once, when the database is created. `services.migrate` grants
+# their rights. psql reads the passwords itself: every user of the host can see the arguments of programs.
 set -eu
 
 psql -v ON_ERROR_STOP=1 --no-psqlrc --quiet --username "$POSTGRES_USER" --dbname "$POSTGRES_DB" <<'SQL'

@@ -1,7 +1,7 @@
-"""Hooks of MkDocs: README.md and the like are pages too, and their links lead to pages.
+"""MkDocs hooks: turn README.md and similar documents into pages, and their links into links between pages.
 
-On the disk a document links to its neighbours as files (`docs/mqtt.md`, `../benchmarks/README.md`), so that it reads
-well in a checkout; the site has all of them in one tree. `repository_of` and `PAGES` translate between the two.
+In a checkout a document links to its neighbors as files (`docs/mqtt.md`, `../benchmarks/README.md`). The site has all
+documents in one tree. `repository_of` and `PAGES` translate between the two.
 """
 
 import logging
@@ -21,9 +21,9 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "benchmarks/README.md": "benchmarks.md",
 }
-"""Documents outside docs/, by the page that they are."""
+"""Documents outside docs/, and the page that each becomes."""
 TEST = re.compile(r'^( *```\w+.*?) test="\w+"', re.MULTILINE)
-"""What a fence says about how its block is tested (tests/docs/blocks.py), which the renderer would not understand."""
+"""The part of a fence that controls how its block is tested (tests/docs/blocks.py); the renderer does not accept it."""
 LINK = re.compile(r"\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -35,7 +35,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links between files of the repository become links between pages; a folder means its README.md."""
+    """Turn links between files of the repository into links between pages; a folder stands for its README.md."""
     here = page.file.src_uri
     folder = posixpath.dirname(repository_of(here))
 
@@ -48,12 +48,12 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """A fence that is still there was not understood: a failure of the strict build."""
+    """Warn about a fence that the renderer did not accept; the strict build then fails."""
     if "```" in html:
         log.warning("a code block of '%s' is not rendered as one", page.file.src_uri)
     return html
 
 
 def repository_of(page: str) -> str:
-    """The file that a page is made of, from the repository's root."""
+    """Return the source file of a page, relative to the root of the repository."""
     return next((document for document, name in PAGES.items() if name == page), f"docs/{page}")

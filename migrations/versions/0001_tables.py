@@ -1,4 +1,4 @@
-"""The machinery's tables and rings."""
+"""Tables and rings of the engine."""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
--- The machinery of millpy: who owns what, how far everything is, and the logs.
--- Instants are bigint µs since the epoch, UTC; -2^62 and 2^62 are the beginning and the end.
+-- The tables of the engine: ownership, progress, and the logs.
+-- Instants are bigint µs since the epoch, UTC; -2^62 is the beginning of time, 2^62 the end.
 
--- One row for each generation of a graph. The generation that goes by the graph's own name is the current one; the
--- others are beside it, as NAME_GENERATION. A name is also the schema of the result tables.
+-- One row for each generation of a graph. The current generation has the graph's own name; the others are called
+-- NAME_GENERATION. A name is also the schema of the result tables.
 CREATE TABLE mill.graphs (
     graph_id    integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name        text NOT NULL UNIQUE,
     family      text NOT NULL,
     generation  integer NOT NULL CHECK (generation > 0),
     version     integer NOT NULL DEFAULT 1,
-    fingerprint text NOT NULL,
     description jsonb NOT NULL,
     deployed_at timestamptz NOT NULL DEFAULT now(),
-    -- What names at brokers are made from: whoever could guess a session's name could end it. Not for readers.
+    -- Names at brokers are derived from it, because a client that guesses a session's name can end the session. Readers
+    -- cannot see it.
     secret      uuid NOT NULL DEFAULT gen_random_uuid(),
     UNIQUE (family, generation),
     CHECK (name IN (family, family || '_' || generation))
@@ -65,7 +65,8 @@ CREATE TABLE mill.result_tables (
     UNIQUE (graph_id, name)
 );
 
--- Who owns, who writes, who reads; made by `millpy migrate --roles`, else empty: then everybody is who migrated.
+-- The roles owner, worker and reader, which `millpy migrate --roles` creates: one row. Without a row, every process
+-- connects as the role that migrated.
 CREATE TABLE mill.roles (
     alone  boolean PRIMARY KEY DEFAULT true CHECK (alone),
     owner  text NOT NULL,
@@ -73,13 +74,13 @@ CREATE TABLE mill.roles (
     reader text NOT NULL
 );
 
--- A live process. The recorded backend is its commit connection: an expired owner that is frozen between
--- fence and COMMIT is freed by terminating it.
+-- The worker processes. The recorded backend is that of the commit connection: when an expired owner is frozen between
+-- fence and COMMIT, its successor terminates that backend.
 CREATE TABLE mill.workers (
     worker_id      uuid PRIMARY KEY,
     graph_id       integer NOT NULL REFERENCES mill.graphs ON DELETE CASCADE,
-    graph_version  integer NOT NULL,  -- that it knows: it owns nothing of another
-    computations   text[] NOT NULL,  -- those it takes; empty for all
+    graph_version  integer NOT NULL,  -- the version that the worker knows; it owns intervals of no other version
+    computations   text[] NOT NULL,  -- names of the computations that the worker runs; empty for all
     host           text NOT NULL,
     pid            integer NOT NULL,
     backend_pid    integer,
@@ -89,17 +90,17 @@ CREATE TABLE mill.workers (
     lease_s        double precision NOT NULL DEFAULT 5
 ) WITH (fillfactor = 50);
 
--- The checkpoint header. Fixed width and no index on a changing column: a commit is one HOT update that is
--- fence and progress at once.
+-- The checkpoint headers. A header has a fixed width and no index on a changing column, so a commit makes one HOT
+-- update, which is both fence and progress.
 CREATE TABLE mill.intervals (
     interval_id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     graph_id         integer NOT NULL REFERENCES mill.graphs ON DELETE CASCADE,
     computation_id   integer NOT NULL REFERENCES mill.computations ON DELETE CASCADE,
-    place            integer NOT NULL,  -- among its computation's intervals
+    place            integer NOT NULL,  -- position among the intervals of its computation, from 0
     key_lo           bigint CHECK (key_lo >= 0),
     key_hi           bigint CHECK (key_hi <= 4294967296),
     source_partition text NOT NULL DEFAULT '',
-    joined           boolean NOT NULL DEFAULT false,  -- a source partition that was added to a deployed source
+    joined           boolean NOT NULL DEFAULT false,  -- a source partition that joined a deployed source
     worker_id        uuid,
     sequencer        bigint NOT NULL DEFAULT 0,
     graph_version    integer NOT NULL,
@@ -114,8 +115,8 @@ CREATE TABLE mill.intervals (
     CHECK (key_lo < key_hi)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 1000);
 
--- seq s says: all segments of this producer up to s, in every subscription of this consumer, are consumed (I3).
--- One row for every pair that is joined by a subscription, made at deployment.
+-- A seq of s means that the consumer has consumed all segments of the producer up to s, in every subscription (I3).
+-- Deployment adds one row for each pair of intervals that a subscription joins.
 CREATE TABLE mill.cursors (
     consumer  bigint NOT NULL,
     producer  bigint NOT NULL,
@@ -125,7 +126,8 @@ CREATE TABLE mill.cursors (
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 1000);
 CREATE INDEX cursors_producer ON mill.cursors (producer);
 
--- Survives the segments themselves, so that a new owner can go on with the chain of previous_seq.
+-- The last segment of each producer and subscription. It outlives the segment, so that a new owner can continue the
+-- chain of previous_seq.
 CREATE TABLE mill.last_segments (
     producer        bigint NOT NULL,
     subscription_id bigint NOT NULL,
@@ -133,7 +135,7 @@ CREATE TABLE mill.last_segments (
     PRIMARY KEY (producer, subscription_id)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 1000);
 
--- The three rings. Each is cut into sixteen slots; a slot is emptied by TRUNCATE.
+-- The three rings. Each has sixteen slots; TRUNCATE empties a slot.
 CREATE TABLE mill.segments (
     slot            smallint NOT NULL,
     subscription_id bigint NOT NULL,
@@ -141,8 +143,8 @@ CREATE TABLE mill.segments (
     seq             bigint NOT NULL,
     previous_seq    bigint NOT NULL,
     watermark       bigint NOT NULL,
-    records         integer[] NOT NULL,  -- per slice, 0 for none
-    ends            bigint[] NOT NULL,   -- per slice, where it ends in the payload
+    records         integer[] NOT NULL,  -- per slice; 0 when the slice is empty
+    ends            bigint[] NOT NULL,   -- per slice: the byte of the payload at which it ends (exclusive)
     checksums       bigint[] NOT NULL,
     event_time_lo   bigint NOT NULL,
     event_time_hi   bigint NOT NULL,
@@ -156,7 +158,7 @@ CREATE TABLE mill.deltas (
     slot        smallint NOT NULL,
     interval_id bigint NOT NULL,
     bundle      bigint NOT NULL,
-    part        integer NOT NULL,  -- of a bundle that changes more than one document holds; from 0
+    part        integer NOT NULL,  -- number of the document within its bundle, from 0
     bytes       integer NOT NULL,
     document    json NOT NULL,
     PRIMARY KEY (interval_id, bundle, part, slot)
@@ -171,12 +173,12 @@ CREATE TABLE mill.dedupe_runs (
     clock       bigint NOT NULL,
     ids         bytea NOT NULL,
     times       bytea NOT NULL,
-    whole       boolean NOT NULL DEFAULT false,  -- holds all ids that matter: those of earlier bundles do no more
+    whole       boolean NOT NULL DEFAULT false,  -- replaces the runs of all earlier bundles
     PRIMARY KEY (interval_id, bundle, slot)
 ) PARTITION BY LIST (slot);
 ALTER TABLE mill.dedupe_runs ALTER COLUMN ids SET STORAGE EXTERNAL, ALTER COLUMN times SET STORAGE EXTERNAL;
 
--- state: 'current' takes writes, 'filled' is still read, 'free' is empty.
+-- A 'current' slot takes writes, a 'filled' slot is still read, a 'free' slot is empty.
 CREATE TABLE mill.epochs (
     ring       text NOT NULL CHECK (ring IN ('segments', 'deltas', 'dedupe_runs')),
     slot       smallint NOT NULL CHECK (slot BETWEEN 0 AND 15),
@@ -200,8 +202,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Folded rows. Keys and subkeys can be long, so the unique index holds their hashes (64 bits beside the 32 of
--- key_hash); text is compared byte by byte. An owner reads a kind piece by piece in the order of the index.
+-- Folded rows. Keys and subkeys can be long, so the unique index holds their hashes (64 bits in addition to the 32 of
+-- key_hash). Text is compared byte by byte. An owner reads each kind piece by piece, in index order.
 CREATE TABLE mill.keyed (
     interval_id bigint NOT NULL,
     kind        text COLLATE "C" NOT NULL,
@@ -216,10 +218,10 @@ CREATE TABLE mill.keyed (
 CREATE UNIQUE INDEX keyed_identity ON mill.keyed (
     interval_id, kind, hashtextextended(key, 0), namespace, hashtextextended(subkey, 0), key_hash
 );
--- A publication of all tables has to name the row that is changed, and an index of expressions cannot. It costs nothing
--- while nothing is published; text, because json has no equality by which a subscriber would find the row.
+-- A publication of all tables needs a replica identity, and an index on expressions cannot serve as one. FULL costs
+-- nothing without a publication. `value` is text because json has no equality, by which a subscriber finds the row.
 ALTER TABLE mill.keyed REPLICA IDENTITY FULL;
--- Timers, windows, positions and counters are few beside state; people ask for them by kind.
+-- Timers, windows, positions and counters are few compared with state; views read them by kind.
 CREATE INDEX keyed_others ON mill.keyed (kind, interval_id) WHERE kind <> 'state';
 
 CREATE TABLE mill.dead_letters (
@@ -235,12 +237,12 @@ CREATE TABLE mill.dead_letters (
     source_position  text NOT NULL,
     key              text,
     event_time       bigint,
-    wire             text NOT NULL,  -- how the payload is read again; empty for a record as JSON
+    wire             text NOT NULL,  -- format of the payload; empty for a record stored as JSON
     dedupe_id        bytea,
     payload          bytea NOT NULL,
-    corrected        bytea,  -- what a person wants read instead
-    attempts         integer NOT NULL DEFAULT 0,  -- replays that ended here again
-    state            text NOT NULL DEFAULT 'set_aside' CHECK (state IN ('set_aside', 'requested', 'replayed', 'discarded')),
+    corrected        bytea,  -- an operator's replacement for the payload
+    attempts         integer NOT NULL DEFAULT 0,  -- failed replays
+    state            text NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'requested', 'replayed', 'discarded')),
     state_at         timestamptz NOT NULL DEFAULT now(),
     dead_lettered_at timestamptz NOT NULL DEFAULT now()
 );
@@ -260,10 +262,10 @@ CREATE TABLE mill.late_records (
     watermark      bigint NOT NULL,
     window_start   bigint,
     window_end     bigint,
-    whole          boolean NOT NULL,  -- stands for a record that missed all of its windows
+    whole          boolean NOT NULL,  -- true for one row of each record that missed all of its windows
     payload        bytea NOT NULL,
     attempts       integer NOT NULL DEFAULT 0,
-    state          text NOT NULL DEFAULT 'set_aside' CHECK (state IN ('set_aside', 'requested', 'replayed', 'discarded')),
+    state          text NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'requested', 'replayed', 'discarded')),
     state_at       timestamptz NOT NULL DEFAULT now(),
     recorded_at    timestamptz NOT NULL DEFAULT now()
 );
@@ -271,31 +273,21 @@ CREATE INDEX late_records_requested ON mill.late_records (interval_id, late_reco
 CREATE INDEX late_records_age ON mill.late_records (recorded_at);
 CREATE INDEX late_records_settled ON mill.late_records (state_at) WHERE state IN ('replayed', 'discarded');
 
--- Source partitions that stand still until a person resumes them.
+-- Source partitions that are paused until an operator resumes them.
 CREATE TABLE mill.pauses (
     interval_id bigint PRIMARY KEY,
-    bundle      bigint NOT NULL,  -- the last one before
+    bundle      bigint NOT NULL,  -- the last bundle before the pause
     reason      text NOT NULL,
     paused_at   timestamptz NOT NULL DEFAULT now()
 );
 
-CREATE TABLE mill.outbox (
-    interval_id bigint NOT NULL,
-    target      text NOT NULL,
-    sequence    bigint NOT NULL,
-    key         text,
-    payload     bytea NOT NULL,
-    written_at  timestamptz NOT NULL DEFAULT now(),
-    PRIMARY KEY (interval_id, target, sequence)
-);
-
--- Which source partitions are proven idle, as their owners last said: for `max_skew`, and nothing else.
+-- Whether each source partition is proven idle or paused, as its owner last reported. Only `max_skew` uses this.
 CREATE TABLE mill.source_states (
     interval_id bigint PRIMARY KEY,
     quiet       boolean NOT NULL
 );
 
--- Parked keys that people let go on; the commit that does it deletes the row.
+-- Requests to release parked keys. The commit that releases a key deletes its row.
 CREATE TABLE mill.releases (
     release_id   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     interval_id  bigint NOT NULL,
@@ -316,13 +308,13 @@ CREATE TABLE mill.events (
 CREATE INDEX events_at ON mill.events (graph_id, at);
 CREATE INDEX events_age ON mill.events (at);
 
--- How many dead letters, late records and events were removed because of their age; reason is an event's kind.
+-- The numbers of dead letters, late records and events that were deleted by age. For events, `reason` is their kind.
 CREATE TABLE mill.expired (
     graph_id    integer NOT NULL REFERENCES mill.graphs ON DELETE CASCADE,
-    pile        text NOT NULL CHECK (pile IN ('dead_letters', 'late_records', 'events')),
+    table_name  text NOT NULL CHECK (table_name IN ('dead_letters', 'late_records', 'events')),
     stream      text NOT NULL,
     computation text NOT NULL,
     reason      text NOT NULL,
     count       bigint NOT NULL,
-    PRIMARY KEY (graph_id, pile, stream, computation, reason)
+    PRIMARY KEY (graph_id, table_name, stream, computation, reason)
 );

@@ -1,4 +1,4 @@
-"""Fence, folding and rings, where they have to raise."""
+"""Functions of the fence, folding and the rings."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
--- Every function pins its search_path, or has a body that was parsed when it was made (RETURN): people call them from
--- sessions of their own, with a path on which anybody may have put an operator or a function of the same name.
+-- Every function pins its search_path, or has a body that is parsed at creation (RETURN). Users call the functions
+-- from their own sessions, where the path may lead to another operator or function of the same name.
 
--- With a RETURN they are still put into the queries that call them, once a row.
+-- Functions with RETURN are still inlined into the queries that call them for each row.
 CREATE FUNCTION mill.moment(p_instant bigint) RETURNS timestamptz LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN p_instant <= -4611686018427387904 THEN timestamptz '-infinity'
             WHEN p_instant >= 4611686018427387904 THEN timestamptz 'infinity'
@@ -15,26 +15,27 @@ RETURN CASE WHEN p_moment = timestamptz '-infinity' THEN -4611686018427387904
             ELSE (extract(epoch FROM p_moment) * 1000000)::bigint
        END;
 
--- Whether a worker's lease lasts, on the server's clock. One that ends later than a lease can was given before the clock
--- was set back: it would keep a dead worker's intervals from the others until the clock is there again.
+-- Tells whether a worker's lease has not expired, on the server's clock. A deadline further away than any lease was
+-- set before the clock was set back; such a lease would keep a dead worker's intervals from the others until the clock
+-- catches up, so it does not count.
 CREATE FUNCTION mill.alive(p_worker uuid) RETURNS boolean LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
     SELECT EXISTS (SELECT FROM mill.workers WHERE worker_id = p_worker AND lease_deadline > clock_timestamp()
                      AND lease_deadline <= clock_timestamp() + 2 * make_interval(secs => lease_s))
 $$;
 
--- Raises MW008 unless each statement sees what was committed before it: what is read after a lock was waited for would
--- be what was there before.
+-- Raises MW008 unless each statement sees what was committed before it. At a higher isolation level, a statement that
+-- has waited for a lock would read rows as they were before the wait.
 CREATE FUNCTION mill.check_isolation() RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
-        RAISE EXCEPTION 'the transaction is %, and has to be READ COMMITTED', upper(current_setting('transaction_isolation'))
+        RAISE EXCEPTION 'the transaction is %, but must be READ COMMITTED', upper(current_setting('transaction_isolation'))
               USING ERRCODE = 'MW008';
     END IF;
 END $$;
 
--- Advances the checkpoint headers and holds the grants for the rest of this transaction (I1, I2).
--- A row that does not match has a newer sequencer, or this bundle is committed already, or runs another version
--- of the graph, or its watermark would regress (I5). It raises, because in a pipeline the statements behind it
+-- The fence: advances the checkpoint headers, which holds the grants until this transaction ends (I1, I2). A row does not match
+-- when its sequencer is newer, when this bundle is committed already, when it runs another version of the graph, or
+-- when its watermark would regress (I5). The function then raises, because the statements behind it in the pipeline
 -- have been sent already:
 --   MW001 stale grants (DETAIL: their ids)    MW002 another graph version runs (DETAIL: which)
 --   MW005 a low watermark would move back (DETAIL: ids)
@@ -54,7 +55,7 @@ BEGIN
            input_watermark = e.input_watermark,
            low_watermark = e.low_watermark,
            oldest_work = e.oldest_work,
-           -- It may fall: one that a wrong clock has left must not last. An injector has none.
+           -- The floor may fall, so that the effect of a wrong clock does not last. Injectors have no floor.
            processing_floor = coalesce(nullif(e.processing_floor, -4611686018427387904), i.processing_floor)
       FROM unnest(p_intervals, p_sequencers, p_bundles, p_input_watermarks, p_low_watermarks, p_oldest_works, p_floors)
         AS e (interval_id, sequencer, bundle, input_watermark, low_watermark, oldest_work, processing_floor)
@@ -69,11 +70,11 @@ BEGIN
     END IF;
 END $$;
 
--- Raises MW003 unless the slots, in the order of the rings' names, are the current ones. Called when all that goes into
--- the rings has been written: a writer holds a lock on the slot's table from its INSERT to COMMIT, and emptying a slot
--- takes one that waits for it. So a slot that is found current here, in a statement after the INSERT, is not emptied
--- before this transaction ends, nor was it emptied since. Only who may write to a slot can lock it against others:
--- readers have no such right.
+-- Raises MW003 unless the slots, in the order of the rings' names, are the current ones. It runs after the last INSERT
+-- into a ring: a writer holds a lock on the slot's table from its INSERT to COMMIT, and emptying a slot takes a lock
+-- that waits for it. So a slot that is current here, in a statement after the INSERT, has not been emptied since, and
+-- is not emptied before this transaction ends. Only roles that may write to a slot can lock it against others; readers
+-- cannot.
 CREATE FUNCTION mill.check_slots(p_slots integer[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -82,7 +83,7 @@ BEGIN
     END IF;
 END $$;
 
--- Says why a fence refused; the headers are locked by the caller.
+-- Raises the error that says why the fence refused a commit. The caller has locked the headers.
 CREATE FUNCTION mill.refuse(
     p_graph_version integer, p_intervals bigint[], p_sequencers bigint[], p_bundles bigint[], p_low_watermarks bigint[]
 ) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -97,7 +98,7 @@ BEGIN
         RAISE EXCEPTION 'graph version % runs, not %', running, p_graph_version
               USING ERRCODE = 'MW002', DETAIL = running::text;
     END IF;
-    -- The fence has advanced the headers that matched, so those have the new bundle number now.
+    -- The fence has advanced the headers that matched, so these have the new bundle number now.
     SELECT array_agg(e.interval_id ORDER BY e.interval_id)
              FILTER (WHERE i.interval_id IS NULL OR i.sequencer <> e.sequencer
                         OR i.bundle NOT IN (e.bundle - 1, e.bundle)
@@ -113,12 +114,12 @@ BEGIN
         RAISE EXCEPTION 'the low watermark of intervals % would move back', regressed
               USING ERRCODE = 'MW005', DETAIL = array_to_string(regressed, ',');
     END IF;
-    RAISE EXCEPTION 'the fence matched not every one of %', p_intervals
+    RAISE EXCEPTION 'the fence did not match all of %', p_intervals
           USING ERRCODE = 'MW001', DETAIL = array_to_string(p_intervals, ',');
 END $$;
 
--- Raises when panes have found rows that they do not follow (I7): MW004 when the interval that sends them has written
--- one of these rows, MW009 when they are all the user's.
+-- Raises when panes do not follow the stored rows (I7): MW004 when the sending interval wrote at least one of these
+-- rows, MW009 when the user wrote all of them.
 CREATE FUNCTION mill.check_panes(p_table text, p_own bigint, p_all bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -130,14 +131,14 @@ BEGIN
     END IF;
 END $$;
 
--- Whether a trigger of the user's may keep single rows from being written.
+-- Tells whether a user's trigger may keep single rows from being written.
 CREATE FUNCTION mill.has_filter(p_table regclass) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT EXISTS (SELECT FROM pg_trigger AS t
                     WHERE t.tgrelid = p_table AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 3 = 3)
 $$;
 
--- Raises unless every cursor moved forward, and not past its producer (I3): anything else is a broken invariant.
+-- Raises MW006 unless every cursor moved forward, and not past its producer: anything else breaks I3.
 CREATE FUNCTION mill.check_cursors(p_written bigint, p_sent bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -147,17 +148,17 @@ BEGIN
     END IF;
 END $$;
 
--- Raises unless every request was still there: a person may have withdrawn one meanwhile.
+-- Raises MW007 unless every request still exists: an operator may have withdrawn one in the meantime.
 CREATE FUNCTION mill.check_settled(p_settled bigint, p_sent bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF p_settled <> p_sent THEN
-        RAISE EXCEPTION '% of % records that were to be replayed have been withdrawn', p_sent - p_settled, p_sent
+        RAISE EXCEPTION '% of % replayed records have been withdrawn', p_sent - p_settled, p_sent
               USING ERRCODE = 'MW007';
     END IF;
 END $$;
 
--- The last step of folding a piece: holds the header for an instant and raises MW001 when the grant is stale.
+-- The last step of folding a piece: locks the header for an instant, and raises MW001 when the grant is stale.
 CREATE FUNCTION mill.end_fold(p_interval bigint, p_sequencer bigint, p_folded bigint, p_bundle bigint)
 RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -168,8 +169,8 @@ BEGIN
     END IF;
 END $$;
 
--- Whether nobody needs what a filled slot holds. Once true it stays true, because nobody writes to a filled slot
--- and cursors, folded bundles and dedupe clocks only move forward. Index probes only.
+-- Tells whether a filled slot is no longer needed. Once true, this stays true, because filled slots take no writes,
+-- and cursors, folded bundles and dedupe clocks only move forward. Uses index probes only.
 CREATE FUNCTION mill.unneeded(p_ring text, p_slot integer) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -198,9 +199,9 @@ BEGIN
                           AND r.bundle >= coalesce(latest.whole, 0)));
 END $$;
 
--- Begins a new epoch when the current one is old or large and a slot is free. True when it did.
--- Writers of the old slot that are in flight end undisturbed: they have its table locked until then.
--- As the owner, like free_slot: a worker may not write to the epochs, nor empty a slot that somebody needs.
+-- Begins a new epoch when the current one is old or large and a slot is free. Returns whether it did.
+-- Transactions in flight that write to the old slot can still end: they lock its table until then.
+-- Runs with the owner's rights, like free_slot: workers may neither write to the epochs nor empty a slot in use.
 CREATE FUNCTION mill.turn_ring(p_ring text, p_epoch_s double precision, p_epoch_bytes bigint)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -214,7 +215,7 @@ BEGIN
         RETURN false;
     END IF;
     size := pg_table_size(format('mill.%I', p_ring || '_' || turned.slot)::regclass);
-    -- An empty TOASTed table has 8 kB, the page of its TOAST index.
+    -- An empty table with TOAST has 8 kB: the page of its TOAST index.
     IF size <= 8192 OR (size < p_epoch_bytes
                         AND turned.started_at > clock_timestamp() - make_interval(secs => p_epoch_s)
                         AND turned.started_at <= clock_timestamp()) THEN
@@ -230,9 +231,9 @@ BEGIN
     RETURN true;
 END $$;
 
--- Empties a filled slot that nobody needs. The caller sets a lock_timeout of a few milliseconds: neither writers
--- nor readers may queue behind this for long. First writers of this slot are waited for, then, in TRUNCATE, readers.
--- True when the slot is free now.
+-- Empties a filled slot that is no longer needed. Returns whether the slot is free now. LOCK waits for writers of the
+-- slot, then TRUNCATE for readers. The caller sets a lock_timeout of a few milliseconds, because other writers and
+-- readers queue behind this wait.
 CREATE FUNCTION mill.free_slot(p_ring text, p_slot integer) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

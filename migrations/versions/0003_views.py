@@ -1,4 +1,4 @@
-"""Views and functions for people."""
+"""Views and functions for operators."""
 
 from __future__ import annotations
 

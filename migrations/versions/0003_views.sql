@@ -1,17 +1,17 @@
--- What people read. Exact and live: folded rows overlaid by the documents that are not folded yet, in one snapshot.
--- A reader has no rights in schema mill: views read it with their owner's rights, and functions that read are
--- SECURITY DEFINER. Functions that write have the rights of their caller.
+-- Views and functions for operators. They are exact and live: folded rows overlaid by unfolded documents, in one
+-- snapshot. Readers have no rights in schema mill: views read it with their owner's rights, and functions that only
+-- read are SECURITY DEFINER. Functions that write have the rights of their caller.
 CREATE SCHEMA millpy;
 
 CREATE VIEW millpy.graphs AS
 SELECT name AS graph, family, generation, name = family AS current, version, deployed_at FROM mill.graphs;
 
--- What the status views of result tables need. They have their caller's rights, so that row-level security holds
--- there too; this they may all see.
+-- The status views of result tables read this. They have their caller's rights, so that row-level security holds there
+-- too; therefore every role may read this view.
 CREATE VIEW millpy.input_watermarks AS SELECT interval_id, input_watermark FROM mill.intervals;
 GRANT SELECT ON millpy.input_watermarks TO PUBLIC;
 
--- Changes that are not folded yet.
+-- The entries of all unfolded delta documents, one row each.
 CREATE VIEW mill.changes AS
 SELECT d.interval_id, d.bundle, e.kind, e.namespace, c.key::text AS key, c.subkey,
        c.fire_at::bigint AS fire_at, nullif(c.value::text, 'null')::json AS value  -- a tombstone is null
@@ -22,7 +22,7 @@ SELECT d.interval_id, d.bundle, e.kind, e.namespace, c.key::text AS key, c.subke
  CROSS JOIN LATERAL ROWS FROM (json_array_elements(e.key), json_array_elements_text(e.subkey),
        json_array_elements(e.value), json_array_elements_text(e.fire_at)) AS c (key, subkey, value, fire_at);
 
--- Every keyed thing as it is now.
+-- The current value of every keyed entry.
 CREATE VIEW mill.entries AS
 SELECT interval_id, kind, namespace, key, subkey, fire_at, value
   FROM (SELECT DISTINCT ON (interval_id, kind, namespace, key, subkey) *
@@ -32,7 +32,7 @@ SELECT interval_id, kind, namespace, key, subkey, fire_at, value
          ORDER BY interval_id, kind, namespace, key, subkey, bundle DESC) AS newest
  WHERE value IS NOT NULL;
 
--- An interval with the words for it.
+-- All intervals, with their graph and computation, and a description for operators.
 CREATE VIEW mill.places AS
 SELECT g.name AS graph, c.name AS computation, c.kind, i.*,
        CASE WHEN c.kind = 'injector' THEN 'source partition ' || i.source_partition
@@ -60,7 +60,8 @@ SELECT p.graph, p.computation, e.key, mill.moment(split_part(e.subkey, '/', 1)::
   FROM mill.entries AS e JOIN mill.places AS p USING (interval_id)
  WHERE e.kind = 'window';
 
--- Stored records and bytes above the cursors, by subscription: counted, not subtracted.
+-- Stored segments, records and bytes above the cursors, by subscription: counted from what is stored, not computed as
+-- the difference of other counts.
 CREATE VIEW mill.pending AS
 SELECT u.subscription_id, coalesce(sum(found.segments), 0)::bigint AS segments,
        coalesce(sum(found.records), 0)::bigint AS records, coalesce(sum(found.bytes), 0)::bigint AS bytes
@@ -85,21 +86,22 @@ SELECT g.name AS graph, s.name AS stream, c.name AS consumer, u.key_fields, p.se
   JOIN mill.computations AS c ON c.computation_id = u.consumer_id
   JOIN mill.graphs AS g ON g.graph_id = u.graph_id;
 
--- I8. Both sides of each comparison are counted by themselves, where it happens; none is what another leaves over.
+-- The accounting (I8). Each number is counted independently, where the event happens; none is derived from the others.
 --   a source partition   injected = accepted + duplicate + dead_lettered
---                        (by the source before decoding; by the intake behind it)
---   a subscription       produced + added = filtered + consumed + late + quarantined + parked + pending
---                        (where records come into being, operators for `added` and `filtered`; where they reach a step's
---                        state; parked and pending: as stored). `duplicate` of those consumed were dropped by a deduplicate step.
---   a result table       produced = consumed: rows that came into being, and rows that were given to the table
--- Counts that do not apply are null; so are `parked`, `filtered` and `added` while there are none.
--- A function, because the planner takes the functions over documents for expensive and would compile the query (JIT)
--- for longer than it runs. VOLATILE, so that its snapshot is taken after its locks: a slot of a ring is emptied by
--- TRUNCATE, which older snapshots see too, and what was folded or consumed between would be missing on both sides.
+--                        (the source counts the left side before decoding, the intake counts the right side)
+--   a subscription       produced + added = filtered + consumed + late + dead_lettered + parked + pending
+--                        (the left side is counted where records are created, by operators for `added` and `filtered`;
+--                        the right side where records reach a step's state; parked and pending are counted as stored).
+--                        `duplicate` is the part of the consumed records that a deduplicate step dropped.
+--   a result table       produced = consumed: rows that were created, and rows that were given to the table
+-- Counts that do not apply are null, and so are `parked`, `filtered` and `added` as long as they are zero.
+-- It is a function with jit = off, because the planner overestimates the functions over documents and would compile the
+-- query for longer than it runs. It is VOLATILE, so that it takes its snapshot after its locks: TRUNCATE empties a slot
+-- of a ring for older snapshots too, and whatever was folded or consumed in between would be missing on both sides.
 CREATE FUNCTION mill.account()
 RETURNS TABLE (graph text, stream text, source_partition text, consumer text, key_fields text[], result_table text,
                injected bigint, accepted bigint, duplicate bigint, dead_lettered bigint, produced bigint, added bigint,
-               filtered bigint, consumed bigint, late bigint, quarantined bigint, parked bigint, pending bigint, balanced boolean)
+               filtered bigint, consumed bigint, late bigint, parked bigint, pending bigint, balanced boolean)
 LANGUAGE sql VOLATILE ROWS 20 SET jit = off
 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 WITH counters AS MATERIALIZED (
@@ -125,7 +127,7 @@ WITH counters AS MATERIALIZED (
            sum(k.count) FILTER (WHERE k.namespace = 'filtered')::bigint AS filtered,
            coalesce(sum(k.count) FILTER (WHERE k.namespace = 'consumed'), 0)::bigint AS consumed,
            coalesce(sum(k.count) FILTER (WHERE k.namespace = 'late'), 0)::bigint AS late,
-           coalesce(sum(k.count) FILTER (WHERE k.namespace = 'quarantined'), 0)::bigint AS quarantined,
+           coalesce(sum(k.count) FILTER (WHERE k.namespace = 'dead_lettered'), 0)::bigint AS dead_lettered,
            (SELECT q.count FROM parked AS q WHERE q.subscription = u.subscription_id::text) AS parked,
            (SELECT w.records FROM mill.pending AS w WHERE w.subscription_id = u.subscription_id) AS pending
       FROM mill.subscriptions AS u
@@ -134,7 +136,7 @@ WITH counters AS MATERIALIZED (
       JOIN mill.graphs AS g ON g.graph_id = u.graph_id
       LEFT JOIN counters AS k
         ON k.subkey = u.subscription_id::text
-       AND k.namespace IN ('produced', 'added', 'filtered', 'consumed', 'late', 'quarantined', 'duplicate')
+       AND k.namespace IN ('produced', 'added', 'filtered', 'consumed', 'late', 'dead_lettered', 'duplicate')
      GROUP BY g.name, s.name, c.name, u.subscription_id
 ), tables AS (
     SELECT g.name AS graph, s.name AS stream, t.name AS result_table,
@@ -148,23 +150,24 @@ WITH counters AS MATERIALIZED (
 )
 SELECT graph, stream, source_partition, NULL::text AS consumer, NULL::text[] AS key_fields, NULL::text AS result_table,
        injected, accepted, duplicate, dead_lettered, NULL::bigint AS produced, NULL::bigint AS added,
-       NULL::bigint AS filtered, NULL::bigint AS consumed, NULL::bigint AS late, NULL::bigint AS quarantined,
-       NULL::bigint AS parked, NULL::bigint AS pending, injected = accepted + duplicate + dead_lettered AS balanced
+       NULL::bigint AS filtered, NULL::bigint AS consumed, NULL::bigint AS late, NULL::bigint AS parked,
+       NULL::bigint AS pending, injected = accepted + duplicate + dead_lettered AS balanced
   FROM sources
  UNION ALL
-SELECT graph, stream, NULL, consumer, key_fields, NULL, NULL, NULL, duplicate, NULL, produced, added, filtered, consumed, late,
-       quarantined, parked, pending,
-       produced + coalesce(added, 0) = coalesce(filtered, 0) + consumed + late + quarantined + coalesce(parked, 0) + pending
+SELECT graph, stream, NULL, consumer, key_fields, NULL, NULL, NULL, duplicate, dead_lettered, produced, added, filtered,
+       consumed, late, parked, pending,
+       produced + coalesce(added, 0) = coalesce(filtered, 0) + consumed + late + dead_lettered + coalesce(parked, 0) + pending
   FROM subscribed
  UNION ALL
-SELECT graph, stream, NULL, NULL, NULL, result_table, NULL, NULL, NULL, NULL, produced, NULL, NULL, consumed, NULL, NULL, NULL,
+SELECT graph, stream, NULL, NULL, NULL, result_table, NULL, NULL, NULL, NULL, produced, NULL, NULL, consumed, NULL, NULL,
        NULL, produced = consumed
   FROM tables
 $$;
 
 CREATE VIEW millpy.accounting AS SELECT * FROM mill.account();
 
--- `infinity` is the end of the input, `-infinity` its beginning. lag: how far behind the clock.
+-- `infinity` is the end of the input, `-infinity` its beginning. `lag` is how far the low watermark is behind the
+-- clock.
 CREATE VIEW millpy.watermarks AS
 SELECT p.graph, p.computation, p.interval_id, p.described AS part, p.worker_id,
        coalesce(w.lease_deadline > clock_timestamp(), false) AS live, p.bundle,
@@ -194,7 +197,7 @@ SELECT g.name AS graph, t.name, t.kind, c.name AS computation, t.key_columns, t.
 CREATE VIEW millpy.events AS
 SELECT g.name AS graph, e.at, e.kind, e.detail FROM mill.events AS e JOIN mill.graphs AS g USING (graph_id);
 
--- The watermark of an interval's keyed thing that holds it back: the oldest window, timer, hold or parked record.
+-- The entry that holds back an interval's watermark: its oldest window, timer, hold or parked record.
 CREATE FUNCTION mill.oldest_entry(p_interval bigint)
 RETURNS TABLE (kind text, namespace text, key text, subkey text, at bigint)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -208,13 +211,13 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
                                      e.fire_at)
                   END AS at) AS held
      WHERE e.interval_id = p_interval AND e.kind IN ('window', 'timer', 'parked')
-       -- A window whose on-time pane is out holds nothing.
+       -- A window that has emitted its on-time pane does not hold the watermark.
        AND NOT (e.kind = 'window' AND at < (SELECT i.oldest_work FROM mill.intervals AS i WHERE i.interval_id = p_interval))
      ORDER BY at, e.key, e.subkey LIMIT 1
 $$;
 
--- Walks upstream from a computation to what holds its watermark: one row per step, the last one is the culprit.
--- held_for: how far its watermark is behind the clock.
+-- Walks upstream from a computation to what holds back its watermark. Returns one row per step, the cause in the last
+-- one. `held_for` is how far the step's low watermark is behind the clock.
 CREATE FUNCTION millpy.explain_watermark(p_graph text, p_computation text)
 RETURNS TABLE (step integer, computation text, part text, input_watermark timestamptz, low_watermark timestamptz,
                held_by text, detail text, held_for interval)
@@ -246,7 +249,7 @@ BEGIN
          WHERE k.consumer = next_interval ORDER BY k.watermark, i.low_watermark, k.producer LIMIT 1;
         IF here.low_watermark >= 4611686018427387904 THEN
             held_by := 'nothing';
-            detail := 'everything has ended';
+            detail := 'all input has ended';
         ELSIF NOT here.live THEN
             held_by := 'owner';
             detail := 'no live worker owns this interval';
@@ -257,24 +260,26 @@ BEGIN
             detail := CASE entry.kind
                 WHEN 'window' THEN format('key %s, window %s to %s', entry.key, mill.moment(split_part(entry.subkey, '/', 1)::bigint),
                                           mill.moment(split_part(entry.subkey, '/', 2)::bigint))
-                WHEN 'parked' THEN format('key %s stopped at a record that fails; its records wait from %s (millpy parked list)',
+                WHEN 'parked' THEN format('key %s is stopped by a failing record; its records since %s are parked (millpy parked list)',
                                           entry.key, mill.moment(entry.at))
                 WHEN 'timer' THEN format('key %s, %s %s at %s', entry.key, entry.namespace, entry.subkey, mill.moment(entry.at))
                 ELSE format('oldest work at %s', mill.moment(here.oldest_work)) END;
         ELSIF slowest.producer IS NULL AND EXISTS (SELECT FROM mill.pauses AS s WHERE s.interval_id = next_interval) THEN
             held_by := 'pause';
-            detail := (SELECT format('%s stands still since %s: %s', here.described, s.paused_at, s.reason)
+            detail := (SELECT format('%s has been paused since %s: %s', here.described, s.paused_at, s.reason)
                          FROM mill.pauses AS s WHERE s.interval_id = next_interval);
         ELSIF slowest.producer IS NULL THEN
             held_by := 'source';
-            -- Its newest record says where its watermark stands; whose it is, and who is silent, is in millpy.fleet.
-            detail := format('%s has brought nothing later than %s', here.described, mill.moment(here.low_watermark))
+            -- The newest record determines the watermark. millpy.fleet shows its device, and which devices are silent.
+            detail := CASE WHEN here.low_watermark > -4611686018427387904
+                           THEN format('%s has delivered nothing later than %s', here.described, mill.moment(here.low_watermark))
+                           ELSE format('%s has not delivered any record yet', here.described) END
                 || coalesce((SELECT format('; the newest record is from %s, see millpy.fleet', e.key)
                                FROM mill.entries AS e WHERE e.interval_id = next_interval AND e.kind = 'fleet'
                               ORDER BY (e.value ->> 2)::bigint DESC LIMIT 1), '');
         ELSIF slowest.published > slowest.watermark THEN
             held_by := 'backlog';
-            detail := format('bundle %s of %s is consumed and %s is committed', slowest.seq,
+            detail := format('consumed up to bundle %s of %s, which has committed up to %s', slowest.seq,
                              (SELECT p.computation || ', ' || p.described FROM mill.places AS p WHERE p.interval_id = slowest.producer),
                              slowest.bundle);
         ELSE
@@ -289,7 +294,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- The same for a computation whose name is in one graph only.
+-- As above, for a computation whose name is unique among the graphs.
 CREATE FUNCTION millpy.explain_watermark(p_computation text)
 RETURNS TABLE (step integer, computation text, part text, input_watermark timestamptz, low_watermark timestamptz,
                held_by text, detail text, held_for interval)
@@ -307,7 +312,7 @@ BEGIN
     RETURN QUERY SELECT * FROM millpy.explain_watermark(graphs[1], p_computation);
 END $$;
 
--- Bytes as text; escaped when they are none.
+-- Bytes as text; escaped when they are not UTF-8.
 CREATE FUNCTION mill.readable(p_bytes bytea) RETURNS text LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -316,8 +321,8 @@ EXCEPTION WHEN character_not_in_repertoire THEN
     RETURN encode(p_bytes, 'escape');
 END $$;
 
--- What was set aside, for people: payloads as received, and as text.
--- state: set_aside, requested (to be taken again), replayed, discarded; attempts: replays that ended here again.
+-- Dead letters with their payloads, as received and as text.
+-- `state` is open, requested (waiting for its replay), replayed or discarded. `attempts` counts failed replays.
 CREATE VIEW millpy.dead_letters AS
 SELECT g.name AS graph, d.computation, d.stream, d.reason, d.detail, d.source_position, d.key,
        mill.moment(d.event_time) AS event_time, mill.readable(d.payload) AS payload_text, d.payload, d.traceback,
@@ -335,66 +340,67 @@ SELECT g.name AS graph, l.computation, l.stream, l.key, mill.moment(l.event_time
   JOIN mill.intervals AS i USING (interval_id)
   JOIN mill.graphs AS g ON g.graph_id = i.graph_id;
 
--- Of each cause, what was seen, what of it was kept (the rest is only counted), and what has been removed since by age.
-CREATE VIEW millpy.set_aside AS
-SELECT graph, pile, stream, computation, reason, sum(seen)::bigint AS seen, sum(kept)::bigint AS kept,
+-- Dead letters and late records by cause: how many occurred (`seen`), how many of these were stored (`kept`; the others
+-- are only counted), and how many were deleted by age (`expired`).
+CREATE VIEW millpy.retention AS
+SELECT graph, table_name, stream, computation, reason, sum(seen)::bigint AS seen, sum(kept)::bigint AS kept,
        sum(seen - kept)::bigint AS not_kept, sum(expired)::bigint AS expired
-  FROM (SELECT g.name AS graph, e.namespace AS pile, c.cause ->> 0 AS stream, c.cause ->> 1 AS computation,
+  FROM (SELECT g.name AS graph, e.namespace AS table_name, c.cause ->> 0 AS stream, c.cause ->> 1 AS computation,
                c.cause ->> 2 AS reason, (e.value ->> 0)::bigint AS seen, (e.value ->> 1)::bigint AS kept, 0 AS expired
           FROM mill.entries AS e
           JOIN mill.intervals AS i USING (interval_id)
           JOIN mill.graphs AS g ON g.graph_id = i.graph_id
          CROSS JOIN LATERAL (SELECT e.subkey::json AS cause) AS c
-         WHERE e.kind = 'set_aside'
+         WHERE e.kind = 'sample'
          UNION ALL
-        SELECT g.name, x.pile, x.stream, x.computation, x.reason, 0, 0, x.count
+        SELECT g.name, x.table_name, x.stream, x.computation, x.reason, 0, 0, x.count
           FROM mill.expired AS x JOIN mill.graphs AS g USING (graph_id)) AS counted
- GROUP BY graph, pile, stream, computation, reason;
+ GROUP BY graph, table_name, stream, computation, reason;
 
--- Asks for dead letters to be taken again; how many were waiting for it. The owner of the interval that set a record
--- aside takes it as it takes any other, in one transaction with marking it replayed, or set aside again. What is no
--- record (a timer, a result row) cannot be replayed.
+-- Requests the replay of dead letters. Returns the number of requests. The owner of the interval that dead-lettered a
+-- record processes it like any other record, and marks it in the same transaction: as replayed, or as open again when
+-- it fails. A dead letter that is not a record (a timer, a result row) cannot be replayed.
 CREATE FUNCTION millpy.replay_dead_letters(p_ids bigint[]) RETURNS bigint
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    WITH asked AS (
+    WITH requested AS (
         UPDATE mill.dead_letters SET state = 'requested', state_at = now()
-         WHERE dead_letter_id = ANY (p_ids) AND state = 'set_aside' AND stream <> ''
+         WHERE dead_letter_id = ANY (p_ids) AND state = 'open' AND stream <> ''
         RETURNING interval_id
-    ), told AS (
+    ), notified AS (
         SELECT pg_notify('millpy_' || graph_id, 'replay')
-          FROM (SELECT DISTINCT i.graph_id FROM asked JOIN mill.intervals AS i USING (interval_id)) AS graphs
+          FROM (SELECT DISTINCT i.graph_id FROM requested JOIN mill.intervals AS i USING (interval_id)) AS graphs
     )
-    SELECT count(*) FROM asked WHERE (SELECT count(*) FROM told) >= 0
+    SELECT count(*) FROM requested WHERE (SELECT count(*) FROM notified) >= 0
 $$;
 
--- The same for one, read from another payload; it keeps the dedupe id that it had.
+-- Requests the replay of one dead letter with a corrected payload. The record keeps its dedupe id.
 CREATE FUNCTION millpy.replay_dead_letter(p_id bigint, p_payload bytea) RETURNS bigint
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    UPDATE mill.dead_letters SET corrected = p_payload WHERE dead_letter_id = p_id AND state = 'set_aside' AND stream <> '';
+    UPDATE mill.dead_letters SET corrected = p_payload WHERE dead_letter_id = p_id AND state = 'open' AND stream <> '';
     SELECT millpy.replay_dead_letters(ARRAY[p_id])
 $$;
 
--- A record that is in another of its windows already is not taken again; of one that missed several windows, one row
--- stands for it.
+-- Requests the replay of late records. Returns the number of requests. Only rows with `whole` can be replayed: a record
+-- that is in one of its windows has no such row, and a record that missed several windows has one.
 CREATE FUNCTION millpy.replay_late_records(p_ids bigint[]) RETURNS bigint
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    WITH asked AS (
+    WITH requested AS (
         UPDATE mill.late_records SET state = 'requested', state_at = now()
-         WHERE late_record_id = ANY (p_ids) AND state = 'set_aside' AND whole
+         WHERE late_record_id = ANY (p_ids) AND state = 'open' AND whole
         RETURNING interval_id
-    ), told AS (
+    ), notified AS (
         SELECT pg_notify('millpy_' || graph_id, 'replay')
-          FROM (SELECT DISTINCT i.graph_id FROM asked JOIN mill.intervals AS i USING (interval_id)) AS graphs
+          FROM (SELECT DISTINCT i.graph_id FROM requested JOIN mill.intervals AS i USING (interval_id)) AS graphs
     )
-    SELECT count(*) FROM asked WHERE (SELECT count(*) FROM told) >= 0
+    SELECT count(*) FROM requested WHERE (SELECT count(*) FROM notified) >= 0
 $$;
 
--- Gives records up: they stay counted, and are removed after a while. What is being replayed right now is waited for.
+-- Discards dead letters: they are still counted, and are deleted later. Waits for a replay that is being committed.
 CREATE FUNCTION millpy.discard_dead_letters(p_ids bigint[]) RETURNS bigint
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     WITH gone AS (
         UPDATE mill.dead_letters SET state = 'discarded', state_at = now()
-         WHERE dead_letter_id = ANY (p_ids) AND state IN ('set_aside', 'requested')
+         WHERE dead_letter_id = ANY (p_ids) AND state IN ('open', 'requested')
         RETURNING 1
     )
     SELECT count(*) FROM gone
@@ -404,13 +410,13 @@ CREATE FUNCTION millpy.discard_late_records(p_ids bigint[]) RETURNS bigint
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     WITH gone AS (
         UPDATE mill.late_records SET state = 'discarded', state_at = now()
-         WHERE late_record_id = ANY (p_ids) AND state IN ('set_aside', 'requested')
+         WHERE late_record_id = ANY (p_ids) AND state IN ('open', 'requested')
         RETURNING 1
     )
     SELECT count(*) FROM gone
 $$;
 
--- Source partitions: what they have counted, and which stand still because too much was set aside.
+-- Source partitions with their states and counts. A partition pauses when too many of its records become dead letters.
 CREATE VIEW millpy.sources AS
 SELECT p.graph, p.computation AS stream, p.source_partition,
        CASE WHEN s.interval_id IS NOT NULL THEN 'paused'
@@ -423,7 +429,7 @@ SELECT p.graph, p.computation AS stream, p.source_partition,
   LEFT JOIN mill.workers AS w USING (worker_id)
  WHERE p.kind = 'injector';
 
--- Lets the partitions of a source that stand still go on; how many did.
+-- Resumes the paused partitions of a source. Returns their number.
 CREATE FUNCTION millpy.resume_source(p_graph text, p_stream text) RETURNS bigint
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     WITH resumed AS (
@@ -433,16 +439,16 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     ), noted AS (
         INSERT INTO mill.events (graph_id, kind, detail)
         SELECT graph_id, 'resumed', jsonb_build_object('stream', p_stream, 'partitions', count(*)) FROM resumed GROUP BY graph_id
-    ), told AS (
+    ), notified AS (
         SELECT pg_notify('millpy_' || graph_id, 'resume') FROM (SELECT DISTINCT graph_id FROM resumed) AS graphs
     )
-    SELECT count(*) FROM resumed WHERE (SELECT count(*) FROM told) >= 0
+    SELECT count(*) FROM resumed WHERE (SELECT count(*) FROM notified) >= 0
 $$;
 
--- The devices of every source: when each was heard last, how far its clock or line is behind (lag), how often it sends
--- (records a second, over about the last minute), and what of it was dropped or set aside. Counts of the last second
--- may not be written yet. late and dead_letters are those of all computations with the same key, and what the source itself
--- set aside of records that it could read.
+-- The devices of every source: when each last sent a record, how far its clock or its connection is behind (`lag`), how
+-- often it sends (`rate`, records per second over about the last minute), and how many of its records were duplicates,
+-- late or dead-lettered. Counts of the last second may not be stored yet. `late` and `dead_letters` count the records
+-- of all computations with the same key, and those that the source decoded and then dead-lettered itself.
 CREATE FUNCTION mill.devices()
 RETURNS TABLE (graph text, stream text, source_partition text, device text, key text, last_event_time timestamptz,
                lag interval, silent_since timestamptz, silent_for interval, rate double precision, records bigint,
@@ -480,7 +486,7 @@ SELECT d.graph, d.stream, d.source_partition, d.key::jsonb #>> '{}', d.key, mill
        CASE WHEN (d.value ->> 2)::bigint > -4611686018427387904
             THEN mill.moment((d.value ->> 3)::bigint) - mill.moment((d.value ->> 2)::bigint) END,
        mill.moment((d.value ->> 3)::bigint), clock_timestamp() - mill.moment((d.value ->> 3)::bigint),
-       -- Since it was last written the device has not been heard, or the last second is not written yet.
+       -- Since the last write, either the device was silent or the last second is not written yet.
        (d.value ->> 4)::double precision
        * exp(-greatest(0, extract(epoch FROM clock_timestamp() - mill.moment((d.value ->> 5)::bigint)) - 1) / 60),
        (d.value ->> 0)::bigint, (d.value ->> 1)::bigint, coalesce(l.count, 0), coalesce(x.count, 0)
@@ -491,7 +497,7 @@ $$;
 
 CREATE VIEW millpy.fleet AS SELECT * FROM mill.devices();
 
--- Keys that stopped at a failing record or timer, and what waits behind it.
+-- Keys that stopped at a failing record or timer, with the records that wait behind it.
 CREATE VIEW millpy.parked AS
 SELECT p.graph, p.computation, w.key, w.records, mill.moment(w.holds_at) AS holds_watermark_at,
        mill.moment((f.value ->> 'parked_at')::bigint) AS parked_at, f.value ->> 'reason' AS reason,
@@ -508,31 +514,34 @@ SELECT p.graph, p.computation, w.key, w.records, mill.moment(w.holds_at) AS hold
     USING (interval_id, key)
   JOIN mill.places AS p USING (interval_id);
 
-CREATE FUNCTION mill.ask_release(p_graph text, p_computation text, p_key text, p_discards boolean) RETURNS bigint
+CREATE FUNCTION mill.request_release(p_graph text, p_computation text, p_key text, p_discards boolean) RETURNS bigint
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    WITH asked AS (
+    WITH requested AS (
         INSERT INTO mill.releases (interval_id, key, ticket, discards)
         SELECT k.interval_id, k.key, k.ticket, p_discards
           FROM millpy.parked AS k
          WHERE k.graph = p_graph AND k.computation = p_computation AND NOT k.requested
            AND (p_key IS NULL OR k.key = p_key OR k.key = to_json(p_key)::text)
         RETURNING interval_id
-    ), told AS (
+    ), notified AS (
         SELECT pg_notify('millpy_' || graph_id, 'release')
-          FROM (SELECT DISTINCT i.graph_id FROM asked JOIN mill.intervals AS i USING (interval_id)) AS graphs
+          FROM (SELECT DISTINCT i.graph_id FROM requested JOIN mill.intervals AS i USING (interval_id)) AS graphs
     )
-    SELECT count(*) FROM asked WHERE (SELECT count(*) FROM told) >= 0
+    SELECT count(*) FROM requested WHERE (SELECT count(*) FROM notified) >= 0
 $$;
 
--- Lets a parked key go on, by its key as text or JSON, or all of a computation; how many keys were asked to.
+-- Requests the release of a parked key, given as text or JSON, or of all parked keys of a computation. Returns the
+-- number of keys.
 CREATE FUNCTION millpy.release_parked(p_graph text, p_computation text, p_key text DEFAULT NULL) RETURNS bigint
-LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$ SELECT mill.ask_release(p_graph, p_computation, p_key, false) $$;
+LANGUAGE sql SET search_path = pg_catalog, pg_temp
+AS $$ SELECT mill.request_release(p_graph, p_computation, p_key, false) $$;
 
--- The same without what it stopped at, which becomes a dead letter.
+-- Requests the same, but without the record or timer at which the key stopped, which becomes a dead letter.
 CREATE FUNCTION millpy.discard_parked(p_graph text, p_computation text, p_key text DEFAULT NULL) RETURNS bigint
-LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$ SELECT mill.ask_release(p_graph, p_computation, p_key, true) $$;
+LANGUAGE sql SET search_path = pg_catalog, pg_temp
+AS $$ SELECT mill.request_release(p_graph, p_computation, p_key, true) $$;
 
--- Functions are for whom they are granted to. What everybody may call only reckons: the views beside result tables have
--- the rights of whoever asks.
+-- Only roles with a grant may call the functions. PUBLIC may call those that only compute, because the status views
+-- beside result tables run with their caller's rights.
 REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA mill, millpy FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION mill.moment(bigint), mill.instant(timestamptz), mill.readable(bytea) TO PUBLIC;

@@ -1,4 +1,4 @@
-"""PostgreSQL and an MQTT broker that come along: for a first run, the demonstration and tests."""
+"""Embedded PostgreSQL and an embedded MQTT broker, for a first run, the demonstration and tests."""
 
 from millpy.embedded.broker import EmbeddedBroker, end_broker_left_behind, mosquitto_program
 from millpy.embedded.parts import free_port

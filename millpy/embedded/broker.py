@@ -16,22 +16,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from millpy.config.extras import to_install
 from millpy.embedded.parts import START_S_MAX, free_port, last_lines
 from millpy.embedded.supervise import runs
 from millpy.errors import ConfigError, SourceUnavailableError
-from millpy.extras import to_install
 
 
 class EmbeddedBroker:
     """An MQTT broker as a child process: mosquitto if installed, else the pure-Python amqtt (MQTT 3.1.1 only).
 
     Args:
-        directory: for its configuration, log and (mosquitto) persistent sessions.
-        port: 0 takes a free one, kept over `kill` and `start`.
-        save_always: mosquitto saves whenever it has queued a message for an absent client. Slow: otherwise it saves
-            once a minute and at `stop`. Either way `kill` loses what a connected client has not acknowledged yet,
-            unless `save` came before.
-        queued_max: how many messages mosquitto keeps for an absent client; it drops what comes after.
+        directory: the directory of its configuration, log and (mosquitto) persistent sessions.
+        port: the port; 0 chooses a free one, which stays the same over `kill` and `start`.
+        save_always: whether mosquitto saves each time it queues a message for an absent client, which is slow.
+            Otherwise it saves once a minute and at `stop`. Either way `kill` loses the messages that a connected client
+            has not acknowledged, unless `save` was called before.
+        queued_max: the largest number of messages that mosquitto keeps for an absent client; it drops later ones.
     """
 
     host = "127.0.0.1"
@@ -57,19 +57,20 @@ class EmbeddedBroker:
 
     @property
     def protocol(self) -> str:
-        """What it speaks at best: "5" or "3.1.1"."""
+        """The highest supported version of MQTT: "5" or "3.1.1"."""
         return "5" if self.program else "3.1.1"
 
     def start(self) -> None:
-        """Start it and wait until it takes connections.
+        """Start the broker and wait until it accepts connections.
 
         Raises:
-            SourceUnavailableError: it does not start; the message quotes its log.
+            ConfigError: neither mosquitto nor amqtt is installed.
+            SourceUnavailableError: the broker does not start; the message quotes its log.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         log = self.directory / "broker.log"
         with log.open("ab") as out:
-            # In our process group: whoever ends us from the keyboard ends it too.
+            # The broker is in our process group, so that Ctrl-C ends both.
             self._process = subprocess.Popen(self._command(), stdin=subprocess.DEVNULL, stdout=out, stderr=out)
         (self.directory / "broker.pid").write_text(f"{self._process.pid}\n")
         deadline = time.monotonic() + START_S_MAX
@@ -80,17 +81,17 @@ class EmbeddedBroker:
             time.sleep(0.02)
 
     def stop(self) -> None:
-        """End it in good order: mosquitto saves its sessions."""
+        """Terminate the broker; mosquitto saves its sessions."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Kill the broker by SIGKILL."""
         self._end(signal.SIGKILL)
 
     def save(self) -> None:
-        """Let mosquitto write its sessions and all their messages to disk, and wait for that."""
-        assert self.program is not None, "only mosquitto keeps anything"
-        assert self._process is not None, "it does not run"
+        """Make mosquitto write its sessions and all their messages to disk, and wait for it."""
+        assert self.program is not None, "only mosquitto saves sessions"
+        assert self._process is not None, "the broker is not running"
         saved = self.directory / "mosquitto.db"
         before = saved.stat().st_mtime_ns if saved.exists() else 0
         self._process.send_signal(signal.SIGUSR1)
@@ -101,7 +102,7 @@ class EmbeddedBroker:
             time.sleep(0.01)
 
     def pid(self) -> int:
-        """Of the running broker."""
+        """Return the process id of the running broker."""
         assert self._process is not None, "the broker is not running"
         return self._process.pid
 
@@ -114,7 +115,9 @@ class EmbeddedBroker:
     def _command(self) -> list[str]:
         if self.program is None:
             if find_spec("amqtt") is None:
-                raise ConfigError("no MQTT broker to embed", hint=f"install mosquitto, or {to_install('embedded')}")
+                raise ConfigError(
+                    "no embedded MQTT broker is installed", hint=f"install mosquitto, or {to_install('embedded')}"
+                )
             configuration = self.directory / _AMQTT_FILE
             configuration.write_text(_AMQTT.format(host=self.host, port=self.port))
             return [
@@ -157,20 +160,20 @@ listeners:
     type: tcp
     bind: {host}:{port}
 plugins:
-  amqtt.plugins.base.BaseAuthPlugin:  # lets everybody in; its AnonymousAuthPlugin keeps nothing for absent clients
+  amqtt.plugins.base.BaseAuthPlugin:  # admits every client; its AnonymousAuthPlugin keeps nothing for absent clients
 """
 
 
 def mosquitto_program() -> str | None:
-    """Path of mosquitto, or None. Debian keeps it in /usr/sbin, which is not on every PATH."""
+    """Return the path of mosquitto, or None. Debian installs it in /usr/sbin, which is not on every PATH."""
     return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin")
 
 
 def end_broker_left_behind(directory: Path) -> None:
-    """SIGKILL the broker of a directory whose starter was killed itself and could not end it.
+    """Kill the broker of a directory if it has outlived the process that started it.
 
     Raises:
-        SourceUnavailableError: it does not end.
+        SourceUnavailableError: the broker does not end.
     """
     directory = directory.expanduser().resolve()
     try:
@@ -178,7 +181,7 @@ def end_broker_left_behind(directory: Path) -> None:
     except (FileNotFoundError, ValueError):
         return
 
-    def is_ours() -> bool:  # the number may be any other process's by now
+    def is_ours() -> bool:  # the number may belong to another process by now
         python = os.path.basename(sys.executable)
         called = [("mosquitto", _MOSQUITTO_FILE), (python, _AMQTT_FILE)]
         return any(runs(pid, program, str(directory / name)) for program, name in called)
@@ -190,7 +193,7 @@ def end_broker_left_behind(directory: Path) -> None:
     deadline = time.monotonic() + START_S_MAX
     while is_ours():
         if time.monotonic() > deadline:
-            raise SourceUnavailableError(f"process {pid}, a broker that was left behind, does not end")
+            raise SourceUnavailableError(f"process {pid}, an orphaned broker, does not end")
         time.sleep(0.01)
 
 

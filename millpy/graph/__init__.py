@@ -1,4 +1,4 @@
-"""Graph: computations joined by streams, as a user writes them."""
+"""The fluent API: computations joined by streams, as a user writes them."""
 
 from millpy.graph.graph import Graph
 from millpy.graph.nodes import InjectorNode, StageNode

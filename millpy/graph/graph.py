@@ -1,7 +1,7 @@
-"""Graph: its nodes in topological order, by name.
+"""`Graph`: named nodes in topological order.
 
-A stream exists before anybody can consume it, so a graph is acyclic by construction. Every stateful step is named,
-explicitly or by its table: positional names would orphan state when a step is inserted.
+A stream exists before a step can consume it, so a graph is acyclic by construction. Every stateful step has a name,
+its own or that of its table: with positional names, inserting a step would orphan state.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from millpy.graph.names import RESERVED_SCHEMAS, checked_name
 from millpy.graph.nodes import FailurePolicy, InjectorNode, StageNode
 from millpy.graph.spec import graph_spec
 from millpy.graph.streams import KeyedStream, Stream
-from millpy.injectors.protocol import FillsFields, Source
-from millpy.injectors.settings import AdvanceWithClock, Dedupe, EventTime, Rate, Wait
+from millpy.ingest.protocol import Source
+from millpy.ingest.settings import AdvanceWithClock, Dedupe, ErrorRate, EventTime, Wait
 from millpy.limits import KEY_INTERVALS_DEFAULT
-from millpy.model.deployment import GraphSpec, own_name
+from millpy.model.deployment import GraphSpec, permanent_name
+from millpy.model.identity import canonical_json
 from millpy.model.record import RecordType
 from millpy.model.time import check_length
-from millpy.runtime.keyed import ComputationLogic
-from millpy.runtime.upgrades import StateFunction, StateUpgrade
+from millpy.operators.keyed import ComputationLogic
+from millpy.operators.state_migration import StateFunction, StateUpgrade
 
 GENERATION_MAX = 2**31 - 1
 
@@ -36,9 +37,10 @@ class Graph:
 
     Args:
         name: a plain SQL identifier.
-        generation: 2 and more for a graph that takes the place of the one before it. It is deployed beside that, with
-            state, positions and result tables of its own (in schema NAME_GENERATION), until `millpy switch`.
-        max_skew: no source reads further ahead in event time than this of the slowest that has something to say.
+        generation: 2 or more for a graph that is to replace the previous generation. Until `millpy switch`, it runs
+            beside the previous generation with separate state, positions and result tables (in schema
+            NAME_GENERATION).
+        max_skew: how far in event time a source may read ahead of the slowest source that has records.
 
     Examples:
         >>> graph = Graph("factory")
@@ -47,11 +49,11 @@ class Graph:
     def __init__(self, name: str, *, generation: int = 1, max_skew: timedelta | None = None) -> None:
         checked_name(name, "graph")
         if max_skew is not None and max_skew <= timedelta(0):
-            raise GraphError("max_skew is not positive", hint="leave it out, or give a duration")
-        check_length("a skew", max_skew or timedelta(0))
+            raise GraphError("max_skew must be positive", hint="leave it out, or pass a duration")
+        check_length("max_skew", max_skew or timedelta(0))
         if type(generation) is not int or not 1 <= generation <= GENERATION_MAX:  # a bool is an int, too
             raise GraphError(
-                f"there is no generation {generation!r}", hint=f"it is a whole number from 1 to {GENERATION_MAX:,}"
+                f"invalid generation {generation!r}", hint=f"use a whole number from 1 to {GENERATION_MAX:,}"
             )
         self.max_skew = max_skew
         if name in RESERVED_SCHEMAS or name.startswith("pg_"):
@@ -67,17 +69,25 @@ class Graph:
         )
 
     @property
-    def own_name(self) -> str:
-        """What this generation is known by to brokers and to monitoring, before and after a switch."""
-        return own_name(self.name, self.generation)
+    def permanent_name(self) -> str:
+        """Name of this generation for brokers and monitoring; a switch does not change it."""
+        return permanent_name(self.name, self.generation)
+
+    def injectors(self) -> list[InjectorNode]:
+        """Return the nodes with a source, in order of creation."""
+        return [node for node in self.nodes if isinstance(node, InjectorNode)]
 
     def add(self, node: InjectorNode | StageNode) -> None:
-        """Append a node; a name twice is refused."""
+        """Append a node, behind the nodes that produce its input.
+
+        Raises:
+            GraphError: another node has its name.
+        """
         if node.name and any(other.name == node.name for other in self.nodes):
-            raise GraphError(f"two steps are named {node.name!r}", hint="names are identities of stored state")
+            raise GraphError(f"two steps are named {node.name!r}", hint="rename one: a name identifies stored state")
         self.nodes.append(node)
 
-    def inject(
+    def inject(  # noqa: PLR0913 - keywords of the public interface
         self,
         name: str,
         source: Source,
@@ -86,39 +96,38 @@ class Graph:
         event_time: EventTime,
         dedupe: Dedupe | None = None,
         idle: AdvanceWithClock | Wait | None = None,
-        pause_above: Rate | None = None,
+        pause_above: ErrorRate | None = None,
         device: str | tuple[str, ...] | None = None,
     ) -> Stream:
-        """Bring an outside feed in as a stream.
+        """Read an external feed as a stream.
 
         Args:
             name: the stream's name.
-            source: where records come from: `Mqtt`, `Kafka`, `Files`, `File` or `Directory`.
+            source: the origin of the records: `Mqtt`, `Kafka`, `Files`, `File` or `Directory`.
             schema: the msgspec.Struct that decides which payloads are valid.
-            event_time: which field says when it happened, and how far records may come out of order.
-            dedupe: which fields identify a record, and for how long.
-            idle: what the watermark does while the source is silent; the default waits.
-            pause_above: when more than this is set aside, the source stands still until a person resumes it
-                (`millpy sources resume`), rather than empty a feed into the dead letters. May be changed at any time.
-            device: which fields name a device in the view `millpy.fleet`, `()` for none; by default the key of the
-                first computation that takes the stream as it is. May be changed at any time.
+            event_time: the field that holds the event time, and how far out of order records may arrive.
+            dedupe: the fields that identify a record, and the horizon.
+            idle: how the watermark behaves while the source is silent; the default waits.
+            pause_above: the rate of dead letters above which the source pauses until an operator resumes it with
+                `millpy sources resume`, so that a broken feed does not drain into the dead-letter queue. May change
+                at any time.
+            device: the fields that name a device in the view `millpy.fleet`, `()` to list no devices. Default: the
+                key of the first computation that consumes the stream without operators. May change at any time.
 
         Raises:
-            GraphError: a name that is taken or no plain identifier, a field that does not exist; with a hint.
-            SchemaError: a record type that millpy cannot carry.
+            GraphError: a name is taken or is not a plain identifier, or a field does not exist.
+            SchemaError: the record type is one that millpy cannot carry.
         """
         checked_name(name, "stream")
         record_type = RecordType(schema)
         event_time.validate(record_type)
         if dedupe is not None:
             dedupe.validate(record_type)
-        if isinstance(source, FillsFields):
-            source.validate(record_type)
+        _check_source(source)
+        source.validate(record_type)
         devices = (device,) if isinstance(device, str) else device
         if devices:
             record_type.key_types(devices)
-        if len(set(source.partitions())) != len(source.partitions()) or not source.partitions():
-            raise GraphError(f"source {source!r} names no partition, or one twice")
         node = InjectorNode(name, source, record_type, event_time, dedupe, idle or Wait(), pause_above, devices)
         self.add(node)
         return Stream(self, node, record_type)
@@ -131,26 +140,26 @@ class Graph:
         inputs: Sequence[KeyedStream],
         output: type[msgspec.Struct] | Mapping[str, type[msgspec.Struct]] | None = None,
         intervals: int = KEY_INTERVALS_DEFAULT,
-        on_failure: FailurePolicy = "quarantine",
+        on_failure: FailurePolicy = "dead_letter",
     ) -> Any:
         """Run a Computation on several keyed streams.
 
         Args:
             computation: the logic; shared by all keys.
             name: the step's name.
-            inputs: streams by keys of one type.
-            output: the type of what it produces, or several by stream name.
-            intervals: key intervals, the unit of ownership.
-            on_failure: what becomes of a record (or timer) for which it raises, after its retries. "quarantine": it is
-                set aside as a dead letter and its key goes on. "park": its key stops; its records wait and hold the
-                watermark until a person lets it go on (`millpy parked`).
+            inputs: keyed streams with keys of one type.
+            output: the record type of the output stream, or several types by stream name.
+            intervals: number of key intervals, the unit of ownership.
+            on_failure: what happens to a record (or timer) whose call still raises after its retries. "dead_letter"
+                dead-letters it, and its key continues. "park" stops its key: the key's records wait and hold the
+                watermark until an operator releases the key (`millpy parked`).
 
         Returns:
-            One Stream for one output type; a dict of Streams by name for several; None for none.
+            A Stream for one output type, a dict of Streams by name for several, None without an output.
         """
         checked_name(name, "step")
-        if on_failure not in ("quarantine", "park"):
-            raise GraphError(f"on_failure={on_failure!r} of {name!r}", hint='it is "quarantine" or "park"')
+        if on_failure not in ("dead_letter", "park"):
+            raise GraphError(f"unknown on_failure={on_failure!r} of step {name!r}", hint='use "dead_letter" or "park"')
         if not inputs:
             raise GraphError(f"step {name!r} has no inputs")
         if len({keyed.key_types for keyed in inputs}) > 1:
@@ -174,24 +183,26 @@ class Graph:
         return streams.get(name)
 
     def upgrade(self, name: str, function: StateFunction) -> None:
-        """Say how the stored cells of a computation become those of this version; for `millpy deploy --upgrade`.
+        """Register a function that migrates a computation's stored cells to this version.
+
+        `millpy deploy --upgrade` runs it, once for every key that has state.
 
         Args:
             name: the step's name.
-            function: from the stored cells of one key to what the cells are to hold, both by name: plain data as JSON
-                reads it, a `MapCell` as a dict. A cell that has its default is not stored, and may be left out. It
-                depends on nothing but its argument, and is called once for every key that has state.
+            function: maps the stored cells of one key to the new cells, both by name, as plain JSON data; a `MapCell`
+                is a dict. A cell that has its default is not stored, and may be left out. The result depends only on
+                the argument.
 
         Raises:
-            GraphError: no step of this name is a Computation.
+            GraphError: the graph has no Computation of this name.
         """
         node = next((node for node in self.nodes if node.name == name and isinstance(node, StageNode)), None)
         if not (isinstance(node, StageNode) and isinstance(node.logic, ComputationLogic)):
-            raise GraphError(f"there is no Computation {name!r} to upgrade", hint="name a step after process(…)")
+            raise GraphError(f"cannot upgrade {name!r}: no Computation has that name", hint="name a step of process(…)")
         self.upgrades[name] = node.logic.upgrade(name, function)
 
     def streams(self) -> list[Stream]:
-        """All streams, in the order in which they were made (injectors' first appear by their consumers)."""
+        """Return all streams in order of creation; an injector's stream appears with its first consumer."""
         found: list[Stream] = []
         for node in self.nodes:
             if isinstance(node, StageNode):
@@ -200,10 +211,10 @@ class Graph:
         return found
 
     def spec(self) -> GraphSpec:
-        """The graph as it is deployed.
+        """Return the graph as it is deployed.
 
         Raises:
-            GraphError: an unnamed step, a name twice, or nothing to run.
+            GraphError: a step has no name, a name occurs twice, or the graph computes nothing.
         """
         self._check()
         return replace(graph_spec(self.name, self.nodes), generation=self.generation)
@@ -213,11 +224,33 @@ class Graph:
             raise GraphError(f"graph {self.name!r} computes nothing", hint="aggregate or process one of its streams")
         for node in self.nodes:
             if not node.name:
-                raise GraphError("a windowed step has no name", hint="window(..., name=…) or .to_table(…) names it")
+                raise GraphError("a windowed step has no name", hint="name it with window(..., name=…) or .to_table(…)")
         for what, names in (
             ("step", [node.name for node in self.nodes]),
             ("stream", [stream.name for stream in self.streams()]),
             ("table", [stream.table for stream in self.streams() if stream.table]),
         ):
             if twice := sorted({name for name in names if names.count(name) > 1}):
-                raise GraphError(f"two {what}s are named {twice[0]!r}", hint="names are identities of stored state")
+                raise GraphError(
+                    f"two {what}s are named {twice[0]!r}", hint="rename one: a name identifies stored state"
+                )
+
+
+def _check_source(source: Any) -> None:
+    name = type(source).__name__
+    if not isinstance(source, Source):
+        raise GraphError(f"{name} is not a source", hint="derive its class from millpy.sources.Source")
+    identity = source.identity()
+    if not isinstance(identity, dict) or not isinstance(identity.get("kind"), str):
+        raise GraphError(
+            f"{name}.identity() returns no kind: {identity!r}", hint='name one of your own: {"kind": "ticks", …}'
+        )
+    try:
+        canonical_json(identity)
+    except TypeError as error:
+        raise GraphError(
+            f"{name}.identity() is not JSON: {error}", hint="use numbers, texts, lists and dicts"
+        ) from None
+    partitions = source.partitions()
+    if not partitions or len(set(partitions)) != len(partitions):
+        raise GraphError(f"source {source!r} needs at least one partition, each named once")

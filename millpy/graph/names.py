@@ -1,4 +1,4 @@
-"""Names of steps, streams, tables and columns: plain SQL identifiers, and those that are taken."""
+"""Names of steps, streams, tables and columns: plain SQL identifiers, minus the reserved ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ RESERVED_COLUMNS = {
 
 
 def checked_name(name: str, what: str) -> str:
-    """A name that is a plain lower-case SQL identifier, or a GraphError that says so."""
+    """Return `name` if it is a plain lower-case SQL identifier.
+
+    Raises:
+        GraphError: it is not.
+    """
     if not IDENTIFIER.fullmatch(name):
         raise GraphError(
             f"{what} {name!r} is not a plain name", hint="use lower-case letters, digits and underscores, at most 63"

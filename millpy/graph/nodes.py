@@ -1,30 +1,29 @@
-"""Nodes: injectors and stages, as a graph holds them before it is deployed."""
+"""Nodes of a graph before its deployment: injectors and stages."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from millpy.injectors.protocol import Source
-from millpy.injectors.settings import AdvanceWithClock, Dedupe, EventTime, Rate, Wait
-from millpy.model.deployment import Meaning
+from millpy.ingest.protocol import Source
+from millpy.ingest.settings import AdvanceWithClock, Dedupe, ErrorRate, EventTime, Wait
+from millpy.model.identity import Identity
 from millpy.model.record import RecordType
 from millpy.model.stage import InputSpec, StageLogic
-from millpy.runtime.deduplicate import DeduplicateLogic
-from millpy.runtime.operators import Chain
-from millpy.windowing.columnar import WindowedLogic
+from millpy.operators.deduplicate import DeduplicateLogic
+from millpy.operators.stateless import Chain
+from millpy.windowing.logic import WindowedLogic
 
 if TYPE_CHECKING:
     from millpy.graph.streams import Stream
 
 
-FailurePolicy = Literal["quarantine", "park"]
+FailurePolicy = Literal["dead_letter", "park"]
 
 
 @dataclass(slots=True, eq=False)
 class InjectorNode:
-    """A source and how its payloads become records."""
+    """A source, and how its payloads become records."""
 
     name: str
     source: Source
@@ -32,29 +31,28 @@ class InjectorNode:
     event_time: EventTime
     dedupe: Dedupe | None
     idle: AdvanceWithClock | Wait
-    pause_above: Rate | None = None
+    pause_above: ErrorRate | None = None
     device: tuple[str, ...] | None = None
 
-    def meaning(self) -> Meaning:
-        """What must not change under a stored position."""
-        unit = f", unit={self.event_time.unit!r}" if self.event_time.unit else ""
+    def identity(self) -> Identity:
+        """Describe what must not change while positions of the source are stored."""
         return {
-            "source": repr(self.source),
-            "event_time": f"{self.event_time.field!r}{unit}",
-            "dedupe": repr(self.dedupe),
+            "source": self.source.identity(),
+            "event_time": self.event_time.identity(),
+            "dedupe": None if self.dedupe is None else self.dedupe.identity(),
         }
 
-    def settings(self) -> Mapping[str, str]:
-        """How its watermark goes on: what is published stays (I5), so these may change."""
-        return {"disorder": self.event_time.promise, "idle": repr(self.idle)}
+    def settings(self) -> Identity:
+        """Describe the settings of the watermark, which may change: a published watermark stays (I5)."""
+        return {**self.event_time.settings(), "idle": self.idle.identity()}
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One subscription of a stage: what a computation produces, behind operators, by a key.
+    """One subscription of a stage: a stream, the operators behind it, and the key.
 
     Attributes:
-        record_type: of the records behind the operators.
+        record_type: the type of the records behind the operators.
     """
 
     stream: Stream
@@ -65,7 +63,7 @@ class Input:
 
     @property
     def producer(self) -> InjectorNode | StageNode:
-        """Whose stream it is."""
+        """Node that produces the stream."""
         assert self.stream.producer is not None, self.stream
         return self.stream.producer
 
@@ -88,11 +86,11 @@ class StageNode:
 
     @property
     def keeps_ids(self) -> bool:
-        """Whether it keeps dedupe ids."""
+        """Whether it is a `deduplicate` step, whose interval stores the ids that it has let through."""
         return isinstance(self.logic, DeduplicateLogic)
 
     def input_specs(self) -> tuple[InputSpec, ...]:
-        """The inputs as the stage sees them."""
+        """Return the inputs as the stage sees them."""
         return tuple(
             InputSpec(
                 stream=taken.stream.name,

@@ -1,4 +1,4 @@
-"""Spec: a graph as it is deployed, computations in topological order with their streams and tables."""
+"""Specs: a graph as it is deployed, with its computations in topological order, their streams and tables."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from millpy.model.deployment import (
     SubscriptionSpec,
     TableSpec,
 )
+from millpy.model.identity import identity_of_type
 from millpy.model.record import RecordType, column_name, is_wide, without_none
-from millpy.windowing.columnar import WindowedLogic
-from millpy.windowing.fold import Folds
+from millpy.windowing.accumulator import AccumulatorSet
+from millpy.windowing.logic import WindowedLogic
 
 SQL_TYPES: dict[Any, str] = {
     str: "text",
@@ -35,7 +36,7 @@ SQL_TYPES: dict[Any, str] = {
 
 
 def graph_spec(name: str, nodes: Sequence[InjectorNode | StageNode]) -> GraphSpec:
-    """All nodes of a checked graph as specs."""
+    """Return the nodes of a checked graph as specs."""
     computations, streams, subscriptions, tables = [], [], [], []
     for node in nodes:
         if isinstance(node, InjectorNode):
@@ -44,7 +45,7 @@ def graph_spec(name: str, nodes: Sequence[InjectorNode | StageNode]) -> GraphSpe
                     node.name,
                     "injector",
                     partitions=node.source.partitions(),
-                    meaning=node.meaning(),
+                    identity=node.identity(),
                     settings=node.settings(),
                 )
             )
@@ -55,7 +56,7 @@ def graph_spec(name: str, nodes: Sequence[InjectorNode | StageNode]) -> GraphSpe
                 node.name,
                 "stage",
                 intervals=node.intervals,
-                meaning=node.logic.meaning(),
+                identity=node.logic.identity(),
                 accumulators=_accumulators(node),
             )
         )
@@ -64,8 +65,8 @@ def graph_spec(name: str, nodes: Sequence[InjectorNode | StageNode]) -> GraphSpe
             if stream.table is not None:
                 tables.append(_table_spec(node, stream))
         for index, taken in enumerate(node.inputs):
-            operators = tuple(operator.meaning() for operator in taken.operators)
-            types = tuple(kind.__name__ for kind in taken.key_types)
+            operators = tuple(operator.identity() for operator in taken.operators)
+            types = tuple(map(identity_of_type, taken.key_types))
             subscriptions.append(SubscriptionSpec(taken.stream.name, node.name, index, taken.fields, operators, types))
     return GraphSpec(name, tuple(computations), tuple(streams), tuple(subscriptions), tuple(tables))
 
@@ -73,16 +74,16 @@ def graph_spec(name: str, nodes: Sequence[InjectorNode | StageNode]) -> GraphSpe
 def _accumulators(node: StageNode) -> int:
     if not isinstance(node.logic, WindowedLogic):
         return 0
-    return len(Folds(node.logic.aggregates, node.inputs[0].record_type).folds)
+    return len(AccumulatorSet(node.logic.aggregates, node.inputs[0].record_type).members)
 
 
 def _stream_spec(name: str, producer: str, record_type: RecordType) -> StreamSpec:
-    fields = record_type.field_texts()
+    fields = tuple(record_type.described_fields())
     return StreamSpec(name, producer, record_type.schema, fields, tuple(record_type.defaults))
 
 
 def sql_type(annotation: Any) -> str:
-    """The column type of a field in a result table; what nests becomes jsonb."""
+    """Return the SQL type of a field in a result table; a nested field becomes jsonb."""
     if is_wide(annotation):
         return "numeric"
     return SQL_TYPES.get(without_none(annotation)[0], "jsonb")
@@ -92,7 +93,7 @@ def _columns(record_type: RecordType, names: Sequence[str]) -> tuple[ColumnSpec,
     return tuple(
         ColumnSpec(
             checked_name(column_name(name), "column"),
-            sql_type(record_type.along(name)[-1]),
+            sql_type(record_type.annotations_along(name)[-1]),
             record_type.is_nullable(name),
         )
         for name in names

@@ -1,4 +1,4 @@
-"""Streams, and what a user calls on them: keys, windows, aggregates, computations, tables."""
+"""Streams and their methods: operators, keys, windows, aggregates, computations, tables."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from millpy.graph.names import RESERVED_COLUMNS, checked_name
 from millpy.graph.nodes import FailurePolicy, InjectorNode, Input, StageNode
 from millpy.limits import KEY_INTERVALS_DEFAULT
 from millpy.model.record import RecordType, column_name
-from millpy.model.time import check_length, microseconds
-from millpy.runtime.deduplicate import DeduplicateLogic
-from millpy.runtime.mapping import FlatMap, Map
-from millpy.runtime.operators import Chain, Filter, Operator, Split
-from millpy.windowing.columnar import WindowedLogic
-from millpy.windowing.fold import Aggregate
+from millpy.model.time import Instant, check_length, microseconds
+from millpy.operators.deduplicate import DeduplicateLogic
+from millpy.operators.map import FlatMap, Map
+from millpy.operators.stateless import Chain, Filter, Operator, Split
+from millpy.windowing.accumulator import Aggregate
+from millpy.windowing.logic import WindowedLogic
+from millpy.windowing.triggers import AFTER_WATERMARK, Trigger
 from millpy.windowing.window import Windows
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What a computation produces, and the operators behind it."""
+    """A computation's output stream and the operators behind it."""
 
     stream: Stream
     operators: Chain
@@ -38,13 +39,14 @@ class Route:
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """A typed flow of records: what an injector or computation produces, or operators make of it.
+    """A typed flow of records: the output of an injector or computation, or of operators behind it.
 
-    Made by `Graph.inject`, `process` and `aggregate`; and by `map`, `filter`, `flat_map`, `split` and `union`, which
-    have no producer of their own: they run in that of the stream that they start from, for each consumer.
+    `Graph.inject`, `process` and `aggregate` return streams, and so do `map`, `filter`, `flat_map`, `split` and
+    `union`. The streams of those operators have no producer: the operators run in the producer of the original stream,
+    once for each consumer.
 
     Attributes:
-        routes: where its records come from: itself, or other streams behind operators.
+        routes: the origins of its records: the stream itself, or other streams behind operators.
     """
 
     graph: Graph
@@ -59,7 +61,7 @@ class Stream:
 
     @property
     def name(self) -> str:
-        """Its own name, or its producer's; without a producer, what it is made of."""
+        """Name of the stream or of its producer; without a producer, a description of its routes."""
         if self.producer is None:
             return " + ".join(".".join([r.stream.name, *map(repr, r.operators)]) for r in self.routes)
         return self.own_name or self.producer.name
@@ -73,20 +75,22 @@ class Stream:
         event_time: str | None = None,
         immediate: bool = False,
     ) -> Stream:
-        """Make one record of each.
+        """Turn each record into one new record.
 
         Args:
-            function: from a record to a record; with `columns`, from a `pyarrow.RecordBatch` to one with as many rows
-                (or a dict of columns). It depends on nothing but the record, and may be called again.
-            output: the type of the new records; without it, they are of the old one.
+            function: maps a record to a record; with `columns`, a `pyarrow.RecordBatch` to one with as many rows (or
+                to a dict of columns). Its result depends only on the record, and it may be called more than once.
+            output: the type of the new records. Default: the type of the old ones.
             columns: whether the function takes whole columns.
-            event_time: a datetime field of the new record that is its event time, by default that of the old one.
-                An earlier one is refused: the watermark may have passed it.
-            immediate: the function only computes; see `Computation.immediate`.
+            event_time: a datetime field of the new record that is its event time. Default: the old event time. A
+                record with an earlier one is dead-lettered, because the watermark may have passed it.
+            immediate: whether the function only computes; see `Computation.immediate`.
         """
         made = RecordType(output) if output is not None else self.record_type
         if event_time is not None and made.field_type(event_time) is not datetime:
-            raise GraphError(f"event time {event_time!r} of a map is not a datetime", hint="leave event_time= out")
+            raise GraphError(
+                f"event_time={event_time!r} of a map is not a datetime field", hint="name a datetime field, or omit it"
+            )
         _check_function(function, "map")
         return self._through(
             Map(function, self.record_type, made, columns=columns, event_time=event_time, immediate=immediate)
@@ -96,10 +100,10 @@ class Stream:
         """Keep the records for which the function is true.
 
         Args:
-            function: from a record to a truth value; with `columns`, from a `pyarrow.RecordBatch` to a boolean column
-                (null is false). It depends on nothing but the record, and may be called again.
+            function: maps a record to a truth value; with `columns`, a `pyarrow.RecordBatch` to a boolean column
+                (null is false). Its result depends only on the record, and it may be called more than once.
             columns: whether the function takes whole columns.
-            immediate: the function only computes; see `Computation.immediate`.
+            immediate: whether the function only computes; see `Computation.immediate`.
         """
         _check_function(function, "filter")
         return self._through(Filter(function, self.record_type, columns=columns, immediate=immediate))
@@ -113,11 +117,11 @@ class Stream:
         event_time: str | None = None,
         immediate: bool = False,
     ) -> Stream:
-        """Make any number of records of each, in order.
+        """Turn each record into any number of new records, in order.
 
         Args:
-            function: from a record to an iterable of records; with `columns`, from a `pyarrow.RecordBatch` to
-                (columns, for each of their rows the row that it is made of, rising).
+            function: maps a record to an iterable of records; with `columns`, a `pyarrow.RecordBatch` to a pair: the
+                new columns, and for each new row the index of the row it comes from, ascending.
             output: as for `map`.
             columns: whether the function takes whole columns.
             event_time: as for `map`.
@@ -125,7 +129,10 @@ class Stream:
         """
         made = RecordType(output) if output is not None else self.record_type
         if event_time is not None and made.field_type(event_time) is not datetime:
-            raise GraphError(f"event time {event_time!r} of a flat_map is not a datetime", hint="leave event_time= out")
+            raise GraphError(
+                f"event_time={event_time!r} of a flat_map is not a datetime field",
+                hint="name a datetime field, or omit it",
+            )
         _check_function(function, "flat_map")
         return self._through(
             FlatMap(function, self.record_type, made, columns=columns, event_time=event_time, immediate=immediate)
@@ -137,29 +144,29 @@ class Stream:
         """Send each record to one of several streams.
 
         Args:
-            function: from a record to the name of its stream, or None for none of them; with `columns`, from a
+            function: maps a record to the name of its stream, or to None to drop it; with `columns`, a
                 `pyarrow.RecordBatch` to a column of names.
-            into: the names. A record with another one is set aside.
+            into: the names of the streams. A record sent to any other name is dead-lettered.
             columns: whether the function takes whole columns.
-            immediate: the function only computes; see `Computation.immediate`.
+            immediate: whether the function only computes; see `Computation.immediate`.
 
         Returns:
             The streams by name.
         """
         if not into or len(set(into)) < len(into):
-            raise GraphError(f"split into {list(into)}: names are wanted, each once")
+            raise GraphError(f"split needs at least one name, each once: into={list(into)}")
         _check_function(function, "split")
         split = Split(function, self.record_type, into, columns=columns, immediate=immediate)
         return {name: self._through(split, split.branch(name)) for name in into}
 
     def union(self, *others: Stream) -> Stream:
-        """The records of several streams of one type; each keeps the order of its own."""
+        """Merge streams of one type. The records of each stream keep their order."""
         streams = (self, *others)
         if any(stream.graph is not self.graph for stream in others):
-            raise GraphError(f"a union of {self.name!r} with a stream of another graph")
+            raise GraphError(f"cannot unite {self.name!r} with a stream of another graph")
         if len({stream.record_type.struct for stream in streams}) > 1:
             names = ", ".join(stream.record_type.struct.__name__ for stream in streams)
-            raise GraphError(f"a union of streams of different types: {names}", hint="map them to one type first")
+            raise GraphError(f"cannot unite streams of different types: {names}", hint="map them to one type first")
         routes = tuple(route for stream in streams for route in stream.routes)
         return Stream(self.graph, None, self.record_type, routes=routes)
 
@@ -171,22 +178,22 @@ class Stream:
         name: str,
         intervals: int = KEY_INTERVALS_DEFAULT,
     ) -> Stream:
-        """Let the first record of each id through: a step of its own, keyed by the id.
+        """Keep the first record of each id. This is a separate step, keyed by the id.
 
-        For feeds that share ids across source partitions; a single feed does it for less with `inject(dedupe=…)`. A
-        record is a duplicate when one of its id that has come before and was let through has an event time at most
-        `within` away. A record more than `within` behind the watermark cannot be judged and is set aside as late.
+        Use it for feeds that share ids across source partitions; for a single feed `inject(dedupe=…)` costs less. A
+        record is a duplicate if an earlier record with its id was kept and their event times are at most `within`
+        apart. A record more than `within` behind the watermark cannot be judged and becomes a late record.
 
         Args:
-            by: the field or fields that are the id.
-            within: the horizon of event time.
+            by: the field or fields of the id.
+            within: the horizon in event time.
             name: the step's name.
-            intervals: key intervals, the unit of ownership.
+            intervals: number of key intervals, the unit of ownership.
         """
         checked_name(name, "step")
         if within <= timedelta(0):
-            raise GraphError(f"deduplicate {name!r}: within must be positive")
-        check_length("a horizon", within)
+            raise GraphError(f"deduplicate {name!r} needs a positive within=")
+        check_length("within", within)
         fields = (by,) if isinstance(by, str) else tuple(by)
         node = StageNode(name, self.key_by(*fields).inputs(), DeduplicateLogic(fields, within), intervals)
         stream = Stream(self.graph, node, self.record_type)
@@ -195,9 +202,9 @@ class Stream:
         return stream
 
     def key_by(self, *fields: str) -> KeyedStream:
-        """Group the records by one field (the key is its value) or several (the key is a tuple).
+        """Key the records by one field (the key is its value) or by several (the key is a tuple).
 
-        "a.b" is field b of the struct in field a; in a result table its column is a_b.
+        "a.b" names field b of the struct in field a; its column in a result table is a_b.
 
         Raises:
             SchemaError: a field does not exist, may be None, or has a type that cannot be a key.
@@ -207,15 +214,15 @@ class Stream:
         return KeyedStream(self, fields, self.record_type.key_types(fields))
 
     def to_table(self, name: str) -> Stream:
-        """Write the stream to a result table in the graph's schema; names an unnamed step.
+        """Write the stream to a result table in the graph's schema. An unnamed step takes the table's name.
 
-        Windowed streams: newest pane per (key, window). Computation outputs: one row a record.
+        A windowed stream keeps the newest pane per key and window; the output of a computation has one row per record.
         """
         checked_name(name, "table")
         if self.producer is None:
             raise GraphError(
-                f"stream {self.name!r} has no computation of its own that could write a table",
-                hint="aggregate or process it, and write that to a table",
+                f"stream {self.name!r} has no computation that could write a table",
+                hint="aggregate or process it first, then write that to a table",
             )
         if isinstance(self.producer, InjectorNode):
             raise GraphError(
@@ -223,7 +230,7 @@ class Stream:
                 hint="process or aggregate it first, then write that to a table",
             )
         if self.table is not None:
-            raise GraphError(f"stream {self.name!r} goes to table {self.table!r} already")
+            raise GraphError(f"stream {self.name!r} already goes to table {self.table!r}")
         self.table = name
         if not self.producer.name:
             self.producer.name = name
@@ -236,14 +243,14 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class KeyedStream:
-    """A stream by a key: what computations consume."""
+    """A stream with a key, ready for a computation."""
 
     stream: Stream
     fields: tuple[str, ...]
     key_types: tuple[type, ...]
 
     def inputs(self) -> tuple[Input, ...]:
-        """The subscriptions that it takes: one a route."""
+        """Return the subscriptions to the stream, one per route."""
         return tuple(
             Input(route.stream, route.operators, self.stream.record_type, self.fields, self.key_types)
             for route in self.stream.routes
@@ -256,7 +263,7 @@ class KeyedStream:
         name: str,
         output: type[msgspec.Struct] | Mapping[str, type[msgspec.Struct]] | None = None,
         intervals: int = KEY_INTERVALS_DEFAULT,
-        on_failure: FailurePolicy = "quarantine",
+        on_failure: FailurePolicy = "dead_letter",
     ) -> Any:
         """Run a Computation on this stream; see `Graph.process`."""
         return self.stream.graph.process(
@@ -268,49 +275,60 @@ class KeyedStream:
         windows: Windows,
         *,
         allowed_lateness: timedelta = timedelta(0),
+        trigger: Trigger = AFTER_WATERMARK,
         name: str = "",
         intervals: int = KEY_INTERVALS_DEFAULT,
     ) -> WindowedStream:
         """Group the records of each key into event-time windows.
 
         Args:
-            windows: where records are grouped.
+            windows: how records are grouped: fixed, sliding or session windows.
             allowed_lateness: how long past a window's end late records still amend it.
-            name: the step's name; without it, that of its table.
-            intervals: key intervals, the unit of ownership.
+            trigger: when windows fire.
+            name: the step's name. Default: the name of its table.
+            intervals: number of key intervals, the unit of ownership.
 
         Raises:
-            GraphError: a negative lateness; or panes that may come again or be taken back, which would count twice.
+            GraphError: the lateness is negative; the trigger fires when the window is over; or the input has panes that
+                may be amended or retracted, which would count twice.
         """
         if name:
             checked_name(name, "step")
         for route in self.stream.routes:
             _refuse_amended_panes(route.stream)
         if allowed_lateness < timedelta(0):
-            raise GraphError("allowed_lateness is negative", hint="use zero or a positive duration")
-        check_length("a lateness", allowed_lateness)
-        return WindowedStream(self, windows, allowed_lateness, name, intervals)
+            raise GraphError("allowed_lateness must not be negative", hint="use zero or a positive duration")
+        check_length("allowed_lateness", allowed_lateness)
+        if trigger.due_at(Instant(0)) > microseconds(allowed_lateness):
+            raise GraphError(
+                f"{trigger!r} fires windows after allowed_lateness={allowed_lateness!r}, when they are over",
+                hint="choose a longer allowed_lateness",
+            )
+        return WindowedStream(self, windows, allowed_lateness, trigger, name, intervals)
 
 
 @dataclass(frozen=True, slots=True)
 class WindowedStream:
-    """Records by key and window, waiting for their aggregates."""
+    """Records grouped by key and window, ready for aggregates."""
 
     keyed: KeyedStream
     windows: Windows
     allowed_lateness: timedelta
+    trigger: Trigger
     name: str
     intervals: int
 
     def aggregate(self, **aggregates: Aggregate) -> Stream:
-        """One column per aggregate; `aggregate(n=Count(), mean=Mean("temperature")).to_table("t")`."""
+        """Compute one column per aggregate: `aggregate(n=Count(), mean=Mean("temperature")).to_table("t")`."""
         if not aggregates:
-            raise GraphError("aggregate needs at least one aggregate", hint="aggregate(n=Count())")
+            raise GraphError("aggregate needs at least one aggregate", hint="for example aggregate(n=Count())")
         keyed = self.keyed
-        logic = WindowedLogic(self.windows, self.allowed_lateness, aggregates)
+        logic = WindowedLogic(self.windows, self.allowed_lateness, aggregates, trigger=self.trigger)
         taken = [column_name(field) for field in keyed.fields]
         if len(set(taken)) < len(taken):
-            raise GraphError(f"the key fields {keyed.fields} have one column name", hint="map one to another name")
+            raise GraphError(
+                f"key fields {keyed.fields} share a column name", hint="map one of them to a field of another name"
+            )
         for name in aggregates:
             checked_name(name, "column")
             if name in taken or name in RESERVED_COLUMNS["windowed"]:
@@ -326,7 +344,11 @@ class WindowedStream:
 
 
 def _refuse_amended_panes(stream: Stream) -> None:
-    """Refuse to group panes that are not the last of their window: each would be a record, and so would retractions."""
+    """Refuse to window panes that may be amended: each pane of a window, and each retraction, would count as a record.
+
+    Raises:
+        GraphError: the stream has such panes.
+    """
     producer = stream.producer
     if not isinstance(producer, StageNode):
         return
@@ -337,9 +359,9 @@ def _refuse_amended_panes(stream: Stream) -> None:
         lateness = timedelta(microseconds=producer.allowed_lateness_us)
         name = stream.name or producer.name
         raise GraphError(
-            f"windows over the panes of {name!r}: with allowed_lateness={lateness!r} a window has several "
-            "panes, or one that is taken back, and each would count",
-            hint="leave allowed_lateness out there, or keep the newest pane of each window in a Computation between",
+            f"cannot window the panes of {name!r}: with allowed_lateness={lateness!r} a window may have several "
+            "panes, or one that is retracted, and each would count",
+            hint="omit allowed_lateness there, or keep the newest pane of each window in a Computation in between",
         )
 
 
@@ -347,4 +369,6 @@ def _check_function(function: Callable[[Any], Any], what: str) -> None:
     if not callable(function):
         raise GraphError(f"{what} needs a function, not {function!r}")
     if inspect.iscoroutinefunction(function):
-        raise GraphError(f"{what} cannot wait for {function.__qualname__}", hint="a Computation may be async def")
+        raise GraphError(
+            f"{what} cannot await {function.__qualname__}", hint="use a plain function; a Computation may be async"
+        )

@@ -1,1 +1,1 @@
-"""Values: no I/O, no asyncio, no clock."""
+"""Values, without I/O, asyncio or clocks."""

@@ -1,4 +1,4 @@
-"""What arrived in one turn, joined: one key column and one column of judging watermarks over all its bundles."""
+"""Columns over all bundles of a turn: the keys of the rows, and the watermarks that judge them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy.typing as npt
 
 from millpy.model.keys import Key
 from millpy.model.record import Instants
-from millpy.model.stage import Arrived, Work
+from millpy.model.stage import InputBundle, Work
 
 
-def judging_watermarks(arrived: Arrived, work: Work) -> Instants:
-    """Per row what lateness and timers go by: its own watermark capped by the other producers', or the turn's.
+def judging_watermarks(arrived: InputBundle, work: Work) -> Instants:
+    """Return, for each row of a bundle, the watermark by which the row is late and timers are due.
 
-    Behind a source a bundle has the effect of one record at a time; behind a keyed stage all rows are judged alike
-    (I9).
+    Behind a source it is the watermark of the row, but at most `arrived.cap`: a bundle has the same effect as its
+    records one at a time (I9). Behind a keyed stage it is `work.watermark_before` for all rows.
     """
     watermarks = arrived.bundle.records.watermarks
     if watermarks is None:
@@ -24,8 +24,8 @@ def judging_watermarks(arrived: Arrived, work: Work) -> Instants:
     return np.minimum(watermarks, arrived.cap)
 
 
-def joined_keys(arrived: Sequence[Arrived]) -> tuple[npt.NDArray[np.integer], list[Key], list[int]]:
-    """(code per row, distinct keys, their hashes) over all bundles, in order; at least one bundle."""
+def joined_keys(arrived: Sequence[InputBundle]) -> tuple[npt.NDArray[np.integer], list[Key], list[int]]:
+    """Return (key code per row, distinct keys, hash per key) over the bundles, of which there must be at least one."""
     if len(arrived) == 1:
         column = arrived[0].bundle.keys
         return column.codes, list(column.keys), column.hashes.tolist()

@@ -1,4 +1,4 @@
-"""Bundle: records of one subscription as one consumer takes them, and where they came from."""
+"""Bundle: the records that one consumer interval takes at once from one producer, and where they came from."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from millpy.model.time import Instant
 
 @dataclass(slots=True)
 class Bundle:
-    """One slice: what one producer's bundle holds for one consumer interval.
+    """One slice: the records of one producer's bundle for one consumer interval.
 
     Attributes:
         input: index into the consumer's inputs (its subscriptions, in declaration order).
         producer: interval id of the producer.
         seq: the producer's bundle number.
-        watermark: the producer's watermark at `seq`; belongs to this position and to no other (I5).
+        watermark: the producer's watermark at `seq`; valid only at this position (I5).
         records: the records, in the producer's order.
-        keys: their keys by the subscription's key fields.
+        keys: the records' keys by the subscription's key fields.
     """
 
     input: int
@@ -36,7 +36,7 @@ class Bundle:
         return len(self.records)
 
     def take(self, rows: npt.NDArray[np.int64]) -> Bundle:
-        """The same slice with some of its rows."""
+        """Return a bundle of the given rows, in the given order."""
         return Bundle(
             self.input, self.producer, self.seq, self.watermark, self.records.take(rows), self.keys.take(rows)
         )

@@ -13,27 +13,27 @@ from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 
 
 class Kind(StrEnum):
-    """What a keyed entry is. The counters of I8 and a source's position are keyed things too (key `""`)."""
+    """The kind of a keyed entry. Counters and positions, which have no key, are stored under the key `""`."""
 
     STATE = "state"  # namespace: cell name; subkey: a map cell's entry (JSON text), else ""
     TIMER = "timer"  # namespace: time domain ("event", "processing", "hold"); subkey: timer name; fire_at: when
     WINDOW = "window"  # namespace: ""; subkey: "<start µs>/<end µs>"; fire_at: when it expires
-    POSITION = "position"  # a source partition's position and running maximum
-    COUNTER = "counter"  # namespace: what is counted, e.g. "consumed"; subkey: stream; value: absolute count
-    PARKED = "parked"
-    SET_ASIDE = "set_aside"  # namespace: the pile; subkey: cause; value: what was seen and kept of it
-    FLEET = "fleet"  # namespace: what names a device; key: the device; value: see injectors.fleet
+    POSITION = "position"  # a source partition's position and running maximum; how far sliding windows have fired
+    COUNTER = "counter"  # namespace: the counter, e.g. "consumed"; subkey: stream; value: absolute count (I8)
+    PARKED = "parked"  # a parked key, or a record that waits behind it: see operators/parking.py
+    SAMPLE = "sample"  # namespace: a table of records; subkey: cause; value: counts of seen and kept records
+    FLEET = "fleet"  # namespace: the fields that name a device; key: the device; value: see ingest/device_stats.py
 
 
 @dataclass(slots=True)
 class Entries:
-    """Changes to keyed things of one kind and namespace: columns of equal length, newest value per (key, subkey).
+    """Changes to keyed entries of one kind and namespace, as columns of equal length; one change per (key, subkey).
 
     Attributes:
-        keys: the keys as JSON text (`keys.key_text`), `b'""'` for things without a key.
-        key_hashes: their hashes, 0 for things without a key.
-        subkeys: "" where the kind has none.
-        values: JSON text, or None for a tombstone. Must be storable: see `model.delta.storable`.
+        keys: keys as JSON text (`keys.key_text`), `b'""'` for entries without a key.
+        key_hashes: hashes of the keys, 0 for entries without a key.
+        subkeys: subkeys; "" where the kind has none.
+        values: JSON text, or None for a tombstone. Must be storable: see `model.delta.encode_value`.
         fire_ats: µs, for timers and windows; INSTANT_MAX otherwise.
     """
 
@@ -46,7 +46,7 @@ class Entries:
     fire_ats: list[int] = field(default_factory=list)
 
     def add(self, key: bytes, key_hash: int, subkey: str, value: bytes | None, fire_at: int = INSTANT_MAX) -> None:
-        """Append one change; each (key, subkey) at most once in one delta."""
+        """Append one change."""
         self.keys.append(key)
         self.key_hashes.append(key_hash)
         self.subkeys.append(subkey)
@@ -54,12 +54,12 @@ class Entries:
         self.fire_ats.append(fire_at)
 
     def part(self, lo: int, hi: int) -> Entries:
-        """Those of [lo, hi)."""
+        """Return the changes at the positions [lo, hi)."""
         columns = (self.keys, self.key_hashes, self.subkeys, self.values, self.fire_ats)
         return Entries(self.kind, self.namespace, *(column[lo:hi] for column in columns))  # type: ignore[arg-type]
 
     def clear(self) -> None:
-        """Let all of them go."""
+        """Remove all changes."""
         for column in (self.keys, self.key_hashes, self.subkeys, self.values, self.fire_ats):
             column.clear()
 
@@ -80,7 +80,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """All segments of `producer` up to `seq`, in every subscription of this consumer, are consumed (I3)."""
+    """A consumed position: all segments of `producer` up to `seq`, in every subscription of this consumer (I3)."""
 
     producer: int
     seq: int
@@ -89,7 +89,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class StoredSlice:
-    """One consumer interval's part of a segment: encoded Arrow, checked on reading."""
+    """One consumer interval's part of a segment: records as Arrow IPC, and a checksum that readers verify."""
 
     records: int
     payload: bytes
@@ -98,15 +98,15 @@ class StoredSlice:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Records of one subscription by one producer's bundle, for consumers that did not take them in memory.
+    """The records that one bundle produced for one subscription, stored for consumers that do not get them in memory.
 
     Attributes:
-        subscription_id: which subscription.
-        seq: the producer's bundle number (the checkpoint's).
-        previous_seq: the seq of the previous segment written for this subscription, 0 for none.
-        watermark: the producer's low watermark at seq.
-        slices: one per interval of the consuming computation, in the order of its intervals; None where
-            that consumer takes its records in memory or has none.
+        subscription_id: id of the subscription.
+        seq: the producer's bundle number.
+        previous_seq: seq of the previous segment of this subscription, 0 for none.
+        watermark: the producer's low watermark at `seq`.
+        slices: one per interval of the consuming computation, in the order of its intervals; None where that consumer
+            takes its records in memory or has none.
         event_time_lo, event_time_hi: smallest and largest event time.
     """
 
@@ -121,15 +121,15 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class DedupeRun:
-    """The dedupe ids that one bundle of a source saw, duplicates too, as a sorted run.
+    """The dedupe ids that one bundle of a source saw, including duplicates, as a sorted run.
 
     Attributes:
-        ids: 16 bytes each, sorted, concatenated.
-        times: int64 little-endian, when each id was last seen on the dedupe clock, in the order of `ids`; one alone
-            when it is that of all.
-        expires_at: when the last of them leaves the horizon, on the dedupe clock.
+        ids: sorted ids of 16 bytes, concatenated.
+        times: when each id was last seen on the dedupe clock, in the order of `ids`, as int64 little-endian; a single
+            time if it applies to all ids.
+        expires_at: when the last id leaves the horizon, on the dedupe clock.
         clock: the dedupe clock's running maximum at this commit; runs with expires_at < clock are dead.
-        whole: it holds all ids that matter; runs of earlier bundles are dead too.
+        whole: whether the run has all live ids, so that runs of earlier bundles are dead, too.
     """
 
     ids: bytes
@@ -144,13 +144,14 @@ class ResultRows:
     """Rows for one result table.
 
     Attributes:
-        table_id: the table, as deployed.
-        columns: one Arrow array or Python list per column of the table spec, in its order (key columns,
-            then `window_start`, `window_end` for windowed tables, then values, then `pane_index`,
-            `pane_timing`, `late_count` for windowed tables). Event-time columns are int64 µs; the store
-            converts them to timestamptz. `ordinal` for record tables is the row's place in the bundle.
-        count: rows.
-        first: every row is a first pane (absent from the table unless something is wrong), so it may be copied.
+        table_id: id of the table, as deployed.
+        columns: one Arrow array or Python list per column of the table spec, in its order (key columns, then
+            `window_start`, `window_end` for windowed tables, then values, then `pane_index`, `pane_timing`,
+            `late_count` for windowed tables). Event-time columns are int64 µs; the store converts them to timestamptz.
+            `ordinal` for record tables is the row's place in the bundle.
+        count: number of rows.
+        first: whether every row is a first pane (absent from the table unless something is wrong), so that the rows may
+            be copied.
     """
 
     table_id: int
@@ -161,14 +162,14 @@ class ResultRows:
 
 @dataclass(slots=True)
 class AbsorbedRows:
-    """Rows to delete from a windowed result table: their windows have become part of others (sessions).
+    """Rows to delete from a windowed result table, because their sessions were merged into others.
 
-    A row that is absent is passed over, because people delete old ones.
+    A row that no longer exists is ignored: an administrator may have deleted old rows.
 
     Attributes:
-        table_id: the table, as deployed.
+        table_id: id of the table, as deployed.
         columns: one column per key column, then `window_start` and `window_end`, as in `ResultRows`.
-        count: rows.
+        count: number of rows.
     """
 
     table_id: int
@@ -178,12 +179,12 @@ class AbsorbedRows:
 
 @dataclass(slots=True)
 class LateRows:
-    """Records too late for their window: columns of equal length, for `mill.late_records`.
+    """Records too late for their window, or to be deduplicated: columns of equal length, for `mill.late_records`.
 
     Attributes:
-        input: index of the computation's input that they came on.
-        whole: which rows stand for a record that missed all of its windows, one a record; empty for all. Only they
-            can be replayed: any other record is in a window already, or has a row that stands for it.
+        input: index of the computation's input of the records.
+        whole: rows that represent a record that missed all of its windows, one per record; empty if all rows do. Only
+            these rows can be replayed: any other record is in a window already, or has another row that represents it.
     """
 
     stream: str
@@ -201,7 +202,7 @@ class LateRows:
         return len(self.payloads)
 
     def select(self, rows: Sequence[int]) -> LateRows:
-        """Some of the rows."""
+        """Return the given rows, in the given order."""
         return replace(
             self,
             keys=[self.keys[row] for row in rows],
@@ -216,18 +217,18 @@ class LateRows:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A record set aside: nothing is lost.
+    """A record that could not be processed, kept so that it is not lost.
 
     Attributes:
-        reason: a word for the class of failure: "undecodable", "oversize", "event_time", "future",
-            "refused", "user_error", "key", "windows".
-        detail: what exactly, one line; with the traceback for user errors.
-        payload: the record's bytes as received, or as JSON when it was a millpy record.
-        stream, computation: where it was on its way.
-        position: where in the source (file and offset, topic), as JSON-able text.
-        input: index of the computation's input that it came on.
-        wire: how the payload is read again, as the injector wrote it down; "" for a record of the stream as JSON.
-        dedupe_id: the 16-byte id under which it was let in before it was set aside; None when it never had one.
+        reason: "undecodable", "oversize", "event_time", "future", "refused", "user_error", "key" or "windows".
+        detail: the failure in one line.
+        payload: the record's bytes as received, or as JSON if it was a millpy record.
+        stream, computation: stream of the record, and computation that rejected it.
+        position: position in the source (file and offset, topic), as text that JSON can hold.
+        traceback: traceback of a user error.
+        input: index of the computation's input of the record.
+        wire: encoding of the payload, as the injector recorded it; "" for a record of the stream as JSON.
+        dedupe_id: 16-byte id under which the record was accepted before it was dead-lettered; None if it has none.
     """
 
     reason: str
@@ -244,20 +245,20 @@ class DeadLetter:
     dedupe_id: bytes | None = None
 
 
-Pile = Literal["dead_letters", "late_records"]
+RecordTableName = Literal["dead_letters", "late_records"]
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A record set aside that a person wants taken again; the rest as in `DeadLetter` and `LateRows`.
+    """A request to replay a dead letter or a late record. Other attributes are those of `DeadLetter`.
 
     Attributes:
-        pile, id: where it lies.
-        interval_id: the interval that set it aside, and whose owner takes it again.
-        payload: as a person has corrected it, else as it was set aside.
+        table, id: table and row of the record.
+        interval_id: interval that rejected the record; its owner replays it.
+        payload: payload of the record, or its correction by an operator.
     """
 
-    pile: Pile
+    table: RecordTableName
     id: int
     interval_id: int
     stream: str
@@ -271,29 +272,29 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """What became of a request: it was taken, or set aside again.
+class RequestOutcome:
+    """The outcome of a request. The record was accepted if `dead_letter` and `watermark` are None.
 
     Attributes:
-        letter: why a dead letter is one again.
-        watermark: by which a late record is late again.
+        dead_letter: the new dead letter, if the record was dead-lettered again.
+        watermark: the watermark that judged the record, if it was late again.
     """
 
     request: Request
-    letter: DeadLetter | None = None
+    dead_letter: DeadLetter | None = None
     watermark: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A source partition stops until a person resumes it, because too much of it is set aside."""
+    """A source partition stops reading until an operator resumes it: too many of its records became dead letters."""
 
     reason: str
 
 
 @dataclass(slots=True)
 class Checkpoint:
-    """All that must change for one bundle of one interval; commits whole or not at all (I2)."""
+    """All changes for one bundle of one interval; commits as a whole or not at all (I2)."""
 
     grant: Grant
     bundle: int
@@ -301,7 +302,9 @@ class Checkpoint:
     input_watermark: Instant
     low_watermark: Instant
     oldest_work: Instant = INSTANT_MAX
+    """Smallest event time of pending work; INSTANT_MAX if there is none."""
     processing_floor: Instant = INSTANT_MIN
+    """Processing time of this bundle; later bundles of the interval have no earlier one."""
     delta: Delta = ()
     cursors: Sequence[Cursor] = ()
     segments: Sequence[Segment] = ()
@@ -310,11 +313,11 @@ class Checkpoint:
     absorbed: Sequence[AbsorbedRows] = ()
     late: Sequence[LateRows] = ()
     dead_letters: Sequence[DeadLetter] = ()
-    settled: Sequence[Settled] = ()
+    outcomes: Sequence[RequestOutcome] = ()
     pause: Pause | None = None
-    unkept: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """(computation, reason) -> dead letters that are counted and not kept."""
-    late_unkept: int = 0
-    """Late rows that are counted and not kept."""
+    unstored: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """(computation, reason) -> number of dead letters that are counted but not stored."""
+    unstored_late: int = 0
+    """Number of late rows that are counted but not stored."""
     release_ids: Sequence[int] = ()
-    """Requests to release parked keys that are done with, whether or not they did anything."""
+    """Finished requests to release parked keys, whether or not they had an effect."""

@@ -1,4 +1,4 @@
-r"""The delta codec: the only place that turns keyed values into stored JSON.
+r"""The codec of deltas: turns keyed values into stored JSON and back.
 
 A delta document is a JSON array with one object per `Entries`, columns inside:
 
@@ -7,9 +7,9 @@ A delta document is a JSON array with one object per `Entries`, columns inside:
 
 A value is wrapped in an array of one, so that a stored JSON null and a tombstone (null) stay apart.
 
-What encodes here must also be accepted by PostgreSQL's `::jsonb` and `->>`, long after the step that wrote it.
-So the step refuses what they would refuse: NaN and infinities (which msgspec writes as null), `\u0000`, lone
-surrogates. Ordinary values pay only two substring tests; the exact checks run when one of them is suspicious.
+PostgreSQL's `::jsonb` and `->>` must accept the encoded text, long after the step that wrote it. So the step refuses
+the values that they would refuse: NaN and infinities (which msgspec writes as null), `\u0000` and lone surrogates.
+Ordinary values cost only two substring tests; the exact checks run when one of the tests finds something.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from millpy.errors import RefusedValueError
 from millpy.model.checkpoint import Delta, Entries, Kind
 
 ENTRY_BYTES = 50
-"""What an entry takes in a document beside its texts, about."""
+"""Approximate bytes that an entry takes in a document beside its key, subkey and value."""
 _encode = msgspec.json.Encoder().encode
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _TEXT_OR_ZERO = re.compile(rb'"(?:[^"\\]|\\.)*"|-0\.0(?![0-9eE])')
 
 
-class _Columns(msgspec.Struct, forbid_unknown_fields=True):
-    """One `Entries` as it is written."""
+class _EntryColumns(msgspec.Struct, forbid_unknown_fields=True):
+    """The stored form of an `Entries`."""
 
     kind: str
     namespace: str
@@ -44,14 +44,14 @@ class _Columns(msgspec.Struct, forbid_unknown_fields=True):
     fire_at: list[int]
 
 
-_decode = msgspec.json.Decoder(list[_Columns]).decode
+_decode = msgspec.json.Decoder(list[_EntryColumns]).decode
 
 
 def encode_value(value: Any) -> bytes:
-    """A value of a cell, timer or window as JSON text that PostgreSQL can hold.
+    """Encode a value of a cell, timer or window as JSON text that PostgreSQL can hold.
 
     Raises:
-        RefusedValueError: NaN or an infinity, NUL or a lone surrogate in text, or a type that JSON has no form for.
+        RefusedValueError: NaN or an infinity, NUL or a lone surrogate in text, or a type without a JSON form.
 
     Cost:
         About 0.1 µs beyond msgspec, unless the text has a null or an escape.
@@ -59,7 +59,7 @@ def encode_value(value: Any) -> bytes:
     try:
         encoded = _encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        # UnicodeEncodeError, for a lone surrogate, is a ValueError.
+        # UnicodeEncodeError, which a lone surrogate raises, is a ValueError.
         raise RefusedValueError(f"a value cannot be stored as JSON: {error}") from error
     if b"null" in encoded and value is not None:
         _refuse_lost_floats(value)
@@ -69,21 +69,21 @@ def encode_value(value: Any) -> bytes:
 
 
 def with_one_zero(text: bytes) -> bytes:
-    """JSON text without negative zeros: jsonb has none, a value would have another sign once it is folded."""
+    """Replace -0.0 in JSON text by 0.0. jsonb has no negative zero, so folding would change the value."""
     if b"-0.0" not in text:
         return text
     return _TEXT_OR_ZERO.sub(lambda found: b"0.0" if found[0] == b"-0.0" else found[0], text)
 
 
 def refuse_unstorable(text: bytes) -> None:
-    r"""Raise when JSON text holds what jsonb refuses although it is valid JSON.
+    r"""Raise for valid JSON text that jsonb refuses.
 
     Raises:
-        RefusedValueError: for `\u0000` or a lone surrogate.
+        RefusedValueError: the text has `\u0000` or a lone surrogate.
     """
     if b"\\u" not in text:
         return
-    # An escaped backslash before a plain "u0000" is innocent: take the pairs out, then every "\u" is an escape.
+    # An escaped backslash before a plain "u0000" is valid: remove the pairs, then every "\u" is an escape.
     escapes = text.replace(b"\\\\", b"")
     if b"\\u0000" in escapes:
         raise RefusedValueError("text with a NUL character cannot be stored", hint="remove \\u0000 from the value")
@@ -95,13 +95,13 @@ def refuse_unstorable(text: bytes) -> None:
 
 
 def encode_document(delta: Delta) -> bytes:
-    """All changes of one checkpoint as one JSON document; an empty delta is `[]`.
+    """Encode all changes of one checkpoint as one JSON document; an empty delta is `[]`.
 
     Raises:
-        RefusedValueError: a key or subkey that jsonb would refuse (values are checked by `encode_value`).
+        RefusedValueError: jsonb would refuse a key or subkey (`encode_value` checks values).
 
     Cost:
-        Bytes are joined, nothing is parsed: 45,000 keys in under 40 ms.
+        Bytes are joined without parsing: 45,000 keys in under 40 ms.
     """
     document = b"[" + b",".join(_columns_text(entries) for entries in delta if len(entries)) + b"]"
     refuse_unstorable(document)
@@ -109,10 +109,10 @@ def encode_document(delta: Delta) -> bytes:
 
 
 def encode_documents(delta: Delta, bytes_max: int) -> list[bytes]:
-    """The same as documents of about bytes_max, which take effect together; an entry may have more than that.
+    """Encode a delta as documents of about `bytes_max`, which take effect together; a single entry may be larger.
 
     Raises:
-        RefusedValueError: as `encode_document`.
+        RefusedValueError: as for `encode_document`.
     """
     whole = encode_document(delta)
     if len(whole) <= bytes_max:
@@ -122,7 +122,7 @@ def encode_documents(delta: Delta, bytes_max: int) -> list[bytes]:
 
 
 def _parts(delta: Delta, bytes_max: int) -> Iterator[Delta]:
-    """A delta in parts of about bytes_max of text, at least an entry each."""
+    """Cut a delta into parts of about `bytes_max` bytes of text, with at least one entry each."""
     part: list[Entries] = []
     room = bytes_max
     for entries in delta:
@@ -165,7 +165,7 @@ def _columns_text(entries: Entries) -> bytes:
 
 
 def decode_document(document: bytes | str) -> Delta:
-    """The inverse of `encode_document`, also for a document that came back through jsonb (other white space)."""
+    """Decode a document of `encode_document`; jsonb may have changed its white space."""
     return tuple(
         Entries(
             kind=Kind(columns.kind),
@@ -181,13 +181,13 @@ def decode_document(document: bytes | str) -> Delta:
 
 
 def canonical_key(text: bytes) -> bytes:
-    """Key text as `keys.key_text` writes it, from what jsonb prints (a space after each comma of a tuple)."""
+    """Convert key text as jsonb prints it (a space after each comma of a tuple) to the form of `keys.key_text`."""
     text = text.strip()
     return _encode(msgspec.json.decode(text)) if text.startswith(b"[") else text
 
 
 def _refuse_lost_floats(value: Any) -> None:
-    """Raise when a null in the encoding was a NaN or an infinity; a real None is kept."""
+    """Raise RefusedValueError if a value contains NaN or an infinity, which msgspec encodes as null."""
     pending = [msgspec.to_builtins(value, enc_hook=_raw_is_trusted)]
     while pending:
         part = pending.pop()
@@ -202,5 +202,5 @@ def _refuse_lost_floats(value: Any) -> None:
 
 
 def _raw_is_trusted(value: Any) -> None:
-    """A msgspec.Raw is JSON already and holds no float."""
+    """Accept a msgspec.Raw, which was checked when it was encoded."""
     assert isinstance(value, msgspec.Raw), type(value)

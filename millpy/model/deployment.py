@@ -1,4 +1,4 @@
-"""A graph as the database knows it: specs go in, a `Deployment` with ids comes out."""
+"""Deployed graphs: a `GraphSpec` goes into the database, a `Deployment` with ids comes out."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 import pyarrow as pa
-import xxhash
 
+from millpy.errors import GraphError, GraphVersionError
+from millpy.model.identity import Identity
 from millpy.model.keys import KeyInterval
 
-Meaning: TypeAlias = "Mapping[str, str | Sequence[tuple[str, str]]]"
-"""What a computation is, part by part: a text, or named texts in their order."""
+FORMAT = 1
+"""The version of the stored descriptions of graphs. Raise it when a description changes its meaning."""
 
 StateRow: TypeAlias = "tuple[str, str, bytes]"
 """(cell, entry of a MapCell as JSON text or "", value as JSON text)."""
 Upgrade: TypeAlias = "Callable[[bytes, Sequence[StateRow]], list[StateRow]]"
-"""From a key and its stored cells to its cells as they are to be stored."""
+"""Takes a key as JSON text and its stored cells; returns its new stored cells."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnSpec:
-    """One column of a result table. `sql_type` is one of: text, bigint, numeric, double precision, boolean, bytea,
-    timestamptz, uuid, jsonb.
+    """One column of a result table.
+
+    `sql_type` is one of: text, bigint, numeric, double precision, boolean, bytea, timestamptz, uuid, jsonb.
     """
 
     name: str
@@ -34,12 +36,12 @@ class ColumnSpec:
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """A result table in the graph's own schema.
+    """A result table in the graph's schema.
 
     windowed: `keys`, window_start, window_end, `values`, pane_index, pane_timing, late_count,
         + emitted_at, interval_id, bundle; primary key (keys, window_start, window_end); newest pane only.
     records: `values`, event_time, ordinal, + emitted_at, interval_id, bundle;
-        primary key (interval_id, bundle, ordinal); one row a record, `keys` is empty.
+        primary key (interval_id, bundle, ordinal); one row per record, `keys` is empty.
     `ResultRows.columns` has the columns before the `+`, in this order.
     """
 
@@ -52,7 +54,7 @@ class TableSpec:
     allowed_lateness_us: int = 0
 
     def columns(self) -> tuple[ColumnSpec, ...]:
-        """The columns of `ResultRows.columns`, in order."""
+        """Return the specs of `ResultRows.columns`, in order."""
         if self.kind == "windowed":
             return (
                 *self.keys,
@@ -74,16 +76,17 @@ class TableSpec:
 class ComputationSpec:
     """One computation: an injector with its source partitions, or a stage with its key intervals.
 
-    `meaning` is what must not change under stored state: windows, aggregators, cells. `settings` say how it goes on
-    from now, and may change when a person says so. `accumulators`: how many a stored window has; 0 without windows.
+    `identity` describes the parts that must not change under stored state: windows, aggregates, cells. `settings`
+    affect only future processing and may change when an operator deploys them. `accumulators` is the number of
+    accumulators of a stored window; 0 without windows.
     """
 
     name: str
     kind: Literal["injector", "stage"]
     partitions: tuple[str, ...] = ()
     intervals: int = 0
-    meaning: Meaning = field(default_factory=dict)
-    settings: Mapping[str, str] = field(default_factory=dict)
+    identity: Identity = field(default_factory=dict)
+    settings: Identity = field(default_factory=dict)
     accumulators: int = 0
 
 
@@ -92,54 +95,52 @@ class StreamSpec:
     """A named, typed stream and the computation that produces it.
 
     Attributes:
-        schema: its columns.
-        fields: its fields with their types as text, which tells more than a column does; by default the columns'.
-        optional: its fields that have a default.
+        schema: columns of the stream.
+        fields: fields with their described types, which are more precise than columns; by default the columns.
+        optional: fields that have a default.
     """
 
     name: str
     producer: str
     schema: pa.Schema
-    fields: tuple[str, ...] = ()
+    fields: tuple[tuple[str, Any], ...] = ()
     optional: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionSpec:
-    """A stream as one computation consumes it, by its key. `input` is its index among the consumer's inputs.
+    """A stream as one computation consumes it. `input` is its index among the consumer's inputs.
 
-    `operators`: what its records go through on the way, in words. `key_types`: of the key's fields, as text.
+    `operators` describes the operators before the consumer, `key_types` the types of the key's fields.
     """
 
     stream: str
     consumer: str
     input: int
     key_fields: tuple[str, ...]
-    operators: tuple[str, ...] = ()
-    key_types: tuple[str, ...] = ()
+    operators: tuple[Identity, ...] = ()
+    key_types: tuple[Any, ...] = ()
 
-    def key(self) -> list[str]:
-        """The key's fields with their types, where they are known."""
-        if not self.key_types:
-            return list(self.key_fields)
-        return [f"{name}: {kind}" for name, kind in zip(self.key_fields, self.key_types, strict=True)]
+    def key(self) -> list[tuple[str, Any]]:
+        """Return (field, described type) of each key field; "any" for an unknown type."""
+        return list(zip(self.key_fields, self.key_types or ("any",) * len(self.key_fields), strict=True))
 
 
-def name_beside(name: str, generation: int) -> str:
-    """What a generation of a graph is called while another one has the graph's name."""
+def generation_name(name: str, generation: int) -> str:
+    """Return the name of a generation while another generation has the graph's name."""
     return f"{name}_{generation}"
 
 
-def own_name(name: str, generation: int) -> str:
-    """What a generation is known by outside the database, for ever: to brokers and to monitoring."""
-    return name if generation == 1 else name_beside(name, generation)
+def permanent_name(name: str, generation: int) -> str:
+    """Return the name of a generation at brokers and in monitoring, which a switch does not change."""
+    return name if generation == 1 else generation_name(name, generation)
 
 
 @dataclass(frozen=True, slots=True)
 class GraphSpec:
-    """A whole graph; computations in topological order.
+    """A graph to deploy; its computations are in topological order.
 
-    `generation`: which one of the graphs of this name. Each has its own state, positions and result tables.
+    `generation` is its number among the graphs of this name. Each has its own state, positions and result tables.
     """
 
     name: str
@@ -150,14 +151,15 @@ class GraphSpec:
     generation: int = 1
 
     def description(self) -> dict[str, Any]:
-        """The graph as plain data, as JSON reads it back: what is stored and compared."""
+        """Return the graph as JSON data, to be stored and compared."""
         description = {
+            "format": FORMAT,
             "computations": {
                 c.name: {
                     "kind": c.kind,
                     "partitions": list(c.partitions),
                     "intervals": c.intervals,
-                    "meaning": dict(c.meaning),
+                    "identity": dict(c.identity),
                     "settings": dict(c.settings),
                 }
                 for c in self.computations
@@ -165,20 +167,26 @@ class GraphSpec:
             "streams": {
                 s.name: {
                     "producer": s.producer,
-                    "schema": list(s.fields) or [f"{f.name}: {f.type}" for f in s.schema],
+                    "fields": list(s.fields) or [(f.name, str(f.type)) for f in s.schema],
                     "optional": list(s.optional),
                 }
                 for s in self.streams
             },
             "subscriptions": [
-                [s.stream, s.consumer, s.input, s.key(), *([list(s.operators)] if s.operators else [])]
+                {
+                    "stream": s.stream,
+                    "consumer": s.consumer,
+                    "input": s.input,
+                    "key": s.key(),
+                    "operators": list(s.operators),
+                }
                 for s in self.subscriptions
             ],
             "tables": {
                 t.name: {
                     "kind": t.kind,
                     "stream": t.stream,
-                    "columns": [f"{c.name} {c.sql_type}{'' if c.nullable else ' NOT NULL'}" for c in t.columns()],
+                    "columns": [(c.name, c.sql_type, c.nullable) for c in t.columns()],
                 }
                 for t in self.tables
             },
@@ -186,22 +194,35 @@ class GraphSpec:
         read: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(description))
         return read
 
-    def fingerprint(self) -> str:
-        """A short hash of the description."""
-        return fingerprint_of(self.description())
 
+def check_format(name: str, description: Mapping[str, Any]) -> None:
+    """Raise if this version of millpy cannot read the stored description of a graph.
 
-def fingerprint_of(description: object) -> str:
-    """A short hash of a description, as it was made or as it was stored."""
-    return xxhash.xxh3_128_hexdigest(msgspec.json.encode(description, order="sorted"))
+    Raises:
+        GraphVersionError: a newer millpy stored it.
+        GraphError: a millpy that is no longer supported stored it.
+    """
+    stored = description.get("format", 0)
+    if stored == FORMAT:
+        return
+    what = f"cannot compare with deployed graph {name!r}: its description has format {stored}, not {FORMAT}"
+    if isinstance(stored, int) and stored > FORMAT:
+        raise GraphVersionError(
+            f"{what}, so a newer millpy deployed it", hint="update millpy to the version of its workers"
+        )
+    raise GraphError(
+        f"{what}: it was deployed by a version of millpy that is no longer supported",
+        hint="run the millpy that deployed it, or deploy the file as the next generation: Graph(…, generation=…)",
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class DeployedInterval:
     """One interval as deployed: the unit of ownership.
 
-    `index` is its place among its computation's intervals; `keys` the range of a stage's interval, None for an
-    injector's, whose `partition` names the source partition; `joined`: added to a deployed source.
+    `index` is its place among its computation's intervals; `keys` is the range of a stage's interval and None for an
+    injector's, whose `partition` names the source partition; `joined` tells whether the partition was added to a
+    deployed source.
     """
 
     interval_id: int
@@ -214,7 +235,7 @@ class DeployedInterval:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """The ids of a deployed graph; `name` is what it is called now, and the schema of its result tables."""
+    """The ids of a deployed graph. `name` is its present name, which is also the schema of its result tables."""
 
     graph_id: int
     version: int
@@ -225,10 +246,10 @@ class Deployment:
     table_ids: dict[str, int]
     """Table name -> id."""
     changes: tuple[str, ...] = field(default=(), compare=False)
-    """What deploying it has changed, in words."""
+    """Descriptions of the changes that deploying has made."""
     secret: str = field(default="", compare=False, repr=False)
-    """What names at brokers are made from, so that nobody else can guess them; its own for each generation."""
+    """The secret from which unguessable names at brokers are derived; different for each generation."""
 
-    def of(self, computation: str) -> tuple[DeployedInterval, ...]:
-        """A computation's intervals, by index."""
+    def intervals_of(self, computation: str) -> tuple[DeployedInterval, ...]:
+        """Return the intervals of a computation, ordered by index."""
         return tuple(sorted((i for i in self.intervals if i.computation == computation), key=lambda i: i.index))

@@ -1,52 +1,62 @@
-"""The timers of the key in hand, by when they fire: heaps whose outdated entries stay until they reach the top.
+"""The timers of one key during a step, in due order.
 
-Made once a key and step, when something may be due; what calls set meanwhile is added. An entry counts while the key
-still has that very timer.
+The queues are made when a timer may be due; timers that calls set meanwhile are added. A timer that is deleted or moved
+is outdated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from heapq import heapify, heappop, heappush
 
+from millpy.model.due_queue import DueQueue
+from millpy.model.keys import Key
 from millpy.model.time import Instant
 from millpy.model.timer import Timer, TimerId
 
-Entry = tuple[Instant, str, int, Timer]
-
 
 class DueTimers:
-    """Timers of one key by domain, then in due order."""
+    """The event timers and the processing timers of one key, each in due order."""
+
+    __slots__ = ("_event", "_processing")
 
     def __init__(self, pending: Mapping[TimerId, Timer]) -> None:
-        self._added = len(pending)
-        self._event: list[Entry] = []
-        self._processing: list[Entry] = []
-        for place, timer in enumerate(pending.values()):
-            if timer.domain != "hold":
-                self._of(timer).append((timer.at_us, timer.name, place, timer))
-        heapify(self._event)
-        heapify(self._processing)
+        self._event: _TimersOfKey | None = None
+        self._processing: _TimersOfKey | None = None
+        for timer in pending.values():
+            self.add(timer)
 
     def add(self, timer: Timer) -> None:
-        """A timer that was set."""
-        if timer.domain != "hold":
-            self._added += 1  # keeps the comparison away from timers
-            heappush(self._of(timer), (timer.at_us, timer.name, self._added, timer))
+        """Add a timer that a call has set."""
+        if timer.domain == "event":
+            queue = self._event = self._event or _TimersOfKey()
+        elif timer.domain == "processing":
+            queue = self._processing = self._processing or _TimersOfKey()
+        else:
+            return
+        queue.add(timer.at_us, None, timer, timer.name)
 
-    def next(self, pending: Mapping[TimerId, Timer], watermark: Instant, now_us: Instant | None) -> Timer | None:
-        """The first that is due: event timers before processing timers; without `now_us`, only event timers."""
-        timer = _first(self._event, pending)
-        if timer is not None and timer.at_us <= watermark:
-            return timer
-        timer = None if now_us is None else _first(self._processing, pending)
-        return timer if timer is not None and now_us is not None and timer.at_us <= now_us else None
+    def next_to_fire(
+        self, pending: Mapping[TimerId, Timer], watermark: Instant, now_us: Instant | None
+    ) -> Timer | None:
+        """Return the first timer that is due; None if no timer is.
 
-    def _of(self, timer: Timer) -> list[Entry]:
-        return self._event if timer.domain == "event" else self._processing
+        Event timers up to `watermark` come first, then processing timers up to `now_us`. If `now_us` is None, no
+        processing timer is due. `pending` has the key's timers at this moment.
+        """
+        timer = None if self._event is None else self._event.first_of(pending, watermark)
+        if timer is None and now_us is not None and self._processing is not None:
+            return self._processing.first_of(pending, now_us)
+        return timer
 
 
-def _first(heap: list[Entry], pending: Mapping[TimerId, Timer]) -> Timer | None:
-    while heap and pending.get(heap[0][3].id) is not heap[0][3]:
-        heappop(heap)
-    return heap[0][3] if heap else None
+class _TimersOfKey(DueQueue[Timer]):
+    __slots__ = ("_pending",)
+
+    def first_of(self, pending: Mapping[TimerId, Timer], until: Instant) -> Timer | None:
+        """Return the first timer of those that are set if it is due by `until`, else None."""
+        self._pending = pending
+        return self.first(until)
+
+    def is_current(self, key: Key | None, item: Timer) -> bool:
+        """Tell whether the key still has that timer."""
+        return self._pending.get(item.id) is item

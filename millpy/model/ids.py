@@ -1,11 +1,11 @@
-"""Ids of 16 bytes, as two columns of unsigned 64-bit numbers (hi, lo): what everything that remembers ids shares.
+"""Operations on ids of 16 bytes as two columns of unsigned 64-bit numbers (hi, lo).
 
-    tiers     sorted columns, oldest first; when there are FAN_OUT of about one size they become one, so that there are
-              O(log n) of them and an id is moved O(log n) times, with a large base
-    filter    one bit for each range of hi: most ids that are new are known to be so without looking into any tier
+    tiers     sorted columns, oldest first; FAN_OUT tiers of similar size are merged into one, so that there are
+              O(log n) tiers and an id is moved O(log n) times, with a large base
+    filter    one bit for each range of hi: most new ids are recognized without a search in any tier
 
-Ids are hashes (xxh3_128 of canonical bytes). Two different ones are taken for one with a probability of n² / 2^129
-among n ids: below 10^-20 for a billion ids within a horizon.
+Ids are hashes (xxh3_128 of canonical bytes). Among n ids, two different ones collide with a probability of n² / 2^129:
+below 10^-20 for a billion ids within a horizon.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ Rows = npt.NDArray[np.int64]
 
 
 def halves_of(ids: bytes) -> tuple[Halves, Halves]:
-    """The two columns of ids of 16 bytes, concatenated."""
+    """Return the two columns of concatenated ids of 16 bytes."""
     pairs = np.frombuffer(ids, ">u8")
     return pairs[::2].astype(np.uint64), pairs[1::2].astype(np.uint64)
 
 
 def ids_of(hi: Halves, lo: Halves) -> bytes:
-    """The inverse of `halves_of`."""
+    """Return two columns as concatenated ids of 16 bytes: the inverse of `halves_of`."""
     pairs = np.empty((len(hi), 2), ">u8")
     pairs[:, 0], pairs[:, 1] = hi, lo
     return pairs.tobytes()
 
 
 def order_of(hi: Halves, lo: Halves) -> Rows:
-    """Rows by id, and within one id in the order given.
+    """Return the order that sorts ids, stably.
 
-    Sorts the upper bits of the ids with the row number below them: a plain sort of integers is ten times as fast as a
-    stable one of pairs. Where two different ids agree in those bits, which does not happen to hashes, pairs it is.
+    It comes from a plain sort of integers: the upper bits of each id, with the row number below them. That is ten times
+    as fast as a stable sort of pairs, which is left for the rare ids that differ only in their lower bits.
     """
     bits = np.uint64(len(hi).bit_length())
     packed = np.sort((hi >> bits << bits) | np.arange(len(hi), dtype=np.uint64))
@@ -53,17 +53,17 @@ def order_of(hi: Halves, lo: Halves) -> Rows:
 
 
 def first_of_each(hi: Halves, lo: Halves) -> Mask:
-    """Of ids in order, which rows differ from the one before."""
+    """Return, per row of sorted ids, whether its id differs from that of the row before."""
     first = np.ones(len(hi), np.bool_)
     first[1:] = (hi[1:] != hi[:-1]) | (lo[1:] != lo[:-1])
     return first
 
 
 def tiers_to_merge(sizes: Sequence[int]) -> int:
-    """How many of the newest tiers become one now; 0 for none.
+    """Return how many of the newest tiers to merge into one now; 0 if there are too few.
 
     Args:
-        sizes: of all tiers, oldest first.
+        sizes: sizes of all tiers, oldest first.
     """
     if not sizes:
         return 0
@@ -81,9 +81,9 @@ def _level(size: int) -> int:
 
 
 class IdFilter:
-    """Which ids were never added, for all but one in sixteen; it forgets nothing before it is filled again.
+    """A Bloom filter with one bit per id: it passes every id that was added, and at most one in sixteen of the others.
 
-    Two to eight bytes an id. Ids are asked for and added in order, so memory is walked through and not jumped about in.
+    It takes two to eight bytes per id. Ids are added and looked up in order, so that memory is accessed sequentially.
     """
 
     def __init__(self, ids_min: int = 4_096) -> None:
@@ -91,18 +91,18 @@ class IdFilter:
         self._empty(0)
 
     def _empty(self, count: int) -> None:
-        """Room for twice as many ids."""
+        """Replace the filter by an empty one for twice `count` ids, at least for `ids_min`."""
         bits = max(2 * count, self._ids_min).bit_length()
         self._ids_max, self._count = 1 << bits, 0
         self._shift = np.uint64(64 - bits - _SPARSENESS_BITS)
         self._bits = np.zeros(1 << bits + _SPARSENESS_BITS - 3, np.uint8)
 
     def add(self, hi: Halves, tiers: Iterable[Halves]) -> None:
-        """Add the upper halves of ids, in order.
+        """Add ids. If the filter becomes too dense, build a larger one from all live ids.
 
         Args:
-            hi: what is new.
-            tiers: all that counts, `hi` included: what it is filled with when it has grown too dense.
+            hi: upper halves of the new ids, ascending.
+            tiers: upper halves of all live ids, including `hi`.
         """
         if self._count + len(hi) <= self._ids_max:
             self._add(hi)
@@ -123,7 +123,7 @@ class IdFilter:
         self._count += len(hi)
 
     def may_hold(self, hi: Halves) -> Mask:
-        """False where no id with this upper half was added."""
+        """Return, per upper half of an id, whether it may have been added; False is certain."""
         places = (hi >> self._shift).astype(np.int64)
         bits: Mask = (self._bits[places >> 3] >> (places & 7).astype(np.uint8) & np.uint8(1)).astype(np.bool_)
         return bits

@@ -1,12 +1,13 @@
-"""Keys: canonical bytes, hashes, intervals of the 32-bit hash space.
+"""Keys: canonical bytes, hashes, and intervals of the 32-bit hash space.
 
-Canonical bytes outlive processes, versions and machines: golden vectors pin them in tests/unit/test_keys.py.
+Canonical bytes outlive processes, versions and machines: golden vectors in tests/unit/model/test_keys.py pin them.
 
     str    b"s" + UTF-8                      int    b"i" + 8 bytes, big-endian two's complement
     bool   b"b" + one byte                   UUID   b"u" + 16 bytes
     bytes  b"y" + the bytes                  tuple  b"t" + per member: 4 bytes length, canonical bytes
 
-No floats: 0.0 and -0.0 are equal and have different bytes. No null: a nullable field cannot be a key.
+A key cannot be a float, because 0.0 and -0.0 are equal and have different bytes, or null: a nullable field cannot be a
+key.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ Key = str | int | bool | UUID | bytes | tuple[Any, ...]
 KEY_TYPES = (str, int, bool, UUID, bytes)
 KEY_SPACE = 2**32
 FEW_KEYS_MAX = 64
-"""Up to so many rows plain Python beats column calls."""
+"""Up to this many rows plain Python is faster than column calls."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 def canonical_bytes(key: Key) -> bytes:
-    """The bytes whose hash places a key; see the module for the format."""
+    """Return the bytes whose hash places a key, in the format of the module docstring."""
     if isinstance(key, str):
         return b"s" + key.encode()
     if isinstance(key, bool):
@@ -50,22 +51,22 @@ def canonical_bytes(key: Key) -> bytes:
 
 
 def key_hash(key: Key) -> KeyHash:
-    """The place of a key in [0, 2**32)."""
+    """Return the hash that places a key in [0, 2**32)."""
     return KeyHash(xxhash.xxh3_64_intdigest(canonical_bytes(key)) >> 32)
 
 
 def key_text(key: Key) -> bytes:
-    """A key as JSON, as it is stored in `mill.keyed`: `"dev-1"`, `7`, `["a", 3]`; UUIDs and bytes as text."""
+    """Encode a key as JSON, as `mill.keyed` stores it: `"dev-1"`, `7`, `["a", 3]`; UUIDs and bytes as text."""
     return msgspec.json.encode(key)
 
 
 def key_texts(keys: Sequence[Key]) -> list[bytes]:
-    """`key_text` of many keys."""
+    """Encode many keys as `key_text` does."""
     return list(map(_encode, keys))
 
 
 def key_from_text(text: bytes | str, key_types: tuple[type, ...]) -> Key:
-    """The inverse of `key_text`, given the Python types of the key's fields."""
+    """Decode a key of `key_text`, given the Python types of its fields."""
     if len(key_types) == 1:
         return msgspec.json.decode(text, type=key_types[0])
     return msgspec.json.decode(text, type=tuple[key_types])  # type: ignore[valid-type]
@@ -81,12 +82,8 @@ class KeyInterval:
     def __post_init__(self) -> None:
         assert 0 <= self.lo < self.hi <= KEY_SPACE, (self.lo, self.hi)
 
-    def covers(self, hashed: KeyHash) -> bool:
-        """Whether the hash is in [lo, hi)."""
-        return self.lo <= hashed < self.hi
 
-
-def tile(count: int) -> list[KeyInterval]:
+def tile_key_space(count: int) -> list[KeyInterval]:
     """Cut the whole key space into `count` intervals that touch and do not overlap (I1)."""
     assert count >= 1, count
     bounds = [KEY_SPACE * index // count for index in range(count + 1)]
@@ -108,7 +105,7 @@ class KeyColumn:
     hashes: npt.NDArray[np.int64]
 
     def take(self, rows: npt.NDArray[np.int64]) -> KeyColumn:
-        """The keys of some rows; keys that no row uses any more are dropped."""
+        """Return the keys of the given rows, in their order; `keys` has only those that occur."""
         if len(rows) <= FEW_KEYS_MAX:
             places: dict[int, int] = {}
             few = [places.setdefault(code, len(places)) for code in self.codes[rows].tolist()]
@@ -118,14 +115,14 @@ class KeyColumn:
 
 
 PLAIN_KEY_BYTES = 100
-"""A key that is longer counts as several."""
+"""Bytes that count as one key of the cache; a longer key counts as several."""
 
 
 class KeyHasher:
-    """Remembers the hash of keys that come again; bounded.
+    """A bounded cache of the hashes of keys.
 
-    Keys are remembered by their exact types too: True == 1 and (True, "a") == (1, "a"), but their canonical bytes
-    differ, and one hasher serves steps with keys of many types.
+    Keys are cached by their exact types, too: True == 1 and (True, "a") == (1, "a"), but their canonical bytes differ,
+    and one hasher serves steps with keys of many types.
     """
 
     def __init__(self, keys_max: int = 500_000) -> None:
@@ -134,7 +131,7 @@ class KeyHasher:
         self._keys_max = keys_max
 
     def hashes(self, keys: Sequence[Key]) -> npt.NDArray[np.int64]:
-        """int64[len(keys)]: the hash of each key."""
+        """Return the hash of each key (`key_hash`), as int64[len(keys)]."""
         if self._count > self._keys_max:
             self._by_type.clear()
             self._count = 0
@@ -152,12 +149,12 @@ class KeyHasher:
 
 
 def _size_of(key: Key) -> int:
-    """Bytes of its text, about."""
+    """Return the approximate bytes of a key's text."""
     return len(key) if isinstance(key, str | bytes) else len(str(key)) if isinstance(key, tuple) else 0
 
 
 def _types_of(keys: Sequence[Key]) -> frozenset[Any]:
-    """The types of keys, those of a tuple's members for tuples: more than one only where they differ between keys."""
+    """Return the distinct types of keys; the type of a tuple is the tuple of its members' types."""
     types: set[Any] = set(map(type, keys))
     if types == {tuple}:
         lengths = set(map(len, keys))  # type: ignore[arg-type]
@@ -169,6 +166,6 @@ def _types_of(keys: Sequence[Key]) -> frozenset[Any]:
 
 
 def distinct(column: pa.Array) -> tuple[npt.NDArray[np.int32], list[Any]]:
-    """Codes per row and the distinct values of an Arrow column without nulls."""
+    """Return the codes per row and the distinct values of an Arrow column without nulls."""
     encoded = column.dictionary_encode()
     return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int32), encoded.dictionary.to_pylist()

@@ -1,8 +1,8 @@
-"""Records of one stream: as Arrow columns, as typed objects, or as both once asked.
+"""Records of one stream, as Arrow columns or as objects; one form is made from the other when it is needed.
 
-A stream is typed by a `msgspec.Struct`. Columns are what bulk work reads; objects are what a user's own
-function reads, and the cheap form of a handful of records (a one-row Arrow call costs 0.1 ms).
-Beside the payload every record has an event time and, behind a source, the watermark before it (I9).
+A `msgspec.Struct` is the type of a stream. Bulk work reads columns. User functions read objects, which are also the
+cheaper form of a few records (a one-row Arrow call costs 0.1 ms). Beside the payload every record has an event time
+and, behind a source, the watermark before it (I9).
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpy.errors import SchemaError
-from millpy.model.identity import type_text
+from millpy.model.identity import identity_of_type, or_none
 from millpy.model.keys import KEY_TYPES, KeyColumn, KeyHasher, distinct
 from millpy.model.time import to_datetime
 
 Instants = npt.NDArray[np.int64]
 SMALL_RECORDS_MAX = 64
-"""Up to so many records are handled as objects rather than as columns."""
+"""Up to this many records are handled as objects rather than as columns."""
 
 
-class _Wide:
-    """Marks whole numbers that 64 bits may not hold."""
+class _WideMark:
+    """Marks integers that may not fit in 64 bits."""
 
 
-WideInt = typing.Annotated[int, _Wide()]
-"""A whole number of any width (up to 38 digits in columns; a sum of 64-bit numbers has no more)."""
+WideInt = typing.Annotated[int, _WideMark()]
+"""An integer of any width; in columns up to 38 digits, which is enough for a sum of 64-bit integers."""
 
 
 ARROW_TYPES: dict[Any, pa.DataType] = {
@@ -52,7 +52,7 @@ ARROW_TYPES: dict[Any, pa.DataType] = {
 
 
 def without_none(annotation: Any) -> tuple[Any, bool]:
-    """An annotation without `| None` and without `Annotated`, and whether it had `| None`."""
+    """Return an annotation without `| None` and `Annotated`, and whether it had `| None`."""
     if typing.get_origin(annotation) is typing.Annotated:
         annotation = typing.get_args(annotation)[0]
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
@@ -65,18 +65,18 @@ def without_none(annotation: Any) -> tuple[Any, bool]:
 
 
 def is_wide(annotation: Any) -> bool:
-    """Whether a field is a `WideInt`, or may be None beside it."""
+    """Tell whether a field is a `WideInt` or `WideInt | None`."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return any(map(is_wide, typing.get_args(annotation)))
     metadata = getattr(annotation, "__metadata__", ())
-    return any(isinstance(mark, _Wide) for mark in metadata)
+    return any(isinstance(mark, _WideMark) for mark in metadata)
 
 
 def arrow_type(annotation: Any) -> pa.DataType:
-    """The Arrow type of a field; structs, lists and dicts of what it knows nest.
+    """Return the Arrow type of a field; structs, lists and dicts may be nested.
 
     Raises:
-        SchemaError: for an annotation that has no column type.
+        SchemaError: the annotation has no column type.
     """
     if is_wide(annotation):
         return pa.decimal128(38, 0)
@@ -98,7 +98,7 @@ def arrow_type(annotation: Any) -> pa.DataType:
 
 
 def getter(path: str) -> Callable[[Any], Any]:
-    """Reads a field of an object; "a.b.c" goes through nested structs, and is None where one of them is."""
+    """Return a function that reads a field of an object; "a.b.c" reads nested structs, None if one of them is None."""
     if "." not in path:
         return attrgetter(path)
     names = path.split(".")
@@ -114,23 +114,23 @@ def getter(path: str) -> Callable[[Any], Any]:
 
 
 def column_of(batch: pa.RecordBatch, path: str) -> pa.Array:
-    """The column of a field; "a.b.c" goes through nested structs, and is null where one of them is."""
+    """Return the column of a field; "a.b.c" reads nested structs, and is null where one of them is null."""
     name, *nested = path.split(".")
     column = batch.column(name)
     return pc.struct_field(column, nested) if nested else column
 
 
 def column_name(path: str) -> str:
-    """What the column of a field is called in a result: "a.b" becomes a_b."""
+    """Return the name of a field's column in a result: "a.b" becomes a_b."""
     return path.replace(".", "_")
 
 
 _SECONDS_EXACT = 2**32
-"""Below so many seconds from the epoch (the year 2106) a double holds every µs."""
+"""Up to this many seconds from the epoch (the year 2106) a double is exact to a µs."""
 
 
 def moments(column: pa.Array) -> list[datetime | None]:
-    """A timestamp column as UTC datetimes: ten times as fast as `to_pylist`, which asks for the time zone of each."""
+    """Convert a timestamp column to UTC datetimes, ten times as fast as `to_pylist`, which resolves each time zone."""
     instants = column.cast(pa.int64())
     if instants.null_count or not len(instants):
         return [None if at is None else to_datetime(at) for at in instants.to_pylist()]
@@ -141,17 +141,17 @@ def moments(column: pa.Array) -> list[datetime | None]:
     return [from_timestamp(at, UTC) for at in (values / 1_000_000).tolist()]
 
 
-def _field_text(annotation: Any) -> str:
-    """A field's type: UUIDs and text are one type in columns, and two here."""
+def _described(annotation: Any) -> Any:
+    """Describe a field's type. UUIDs and text, both columns of text, are different types."""
     plain, nullable = without_none(annotation)
-    if plain in ARROW_TYPES:
-        name = "int of any width" if is_wide(annotation) else plain.__name__
-        return f"{name} | None" if nullable else name
-    return type_text(annotation)
+    if plain not in ARROW_TYPES:
+        return identity_of_type(annotation)
+    kind = "wide_int" if is_wide(annotation) else identity_of_type(plain)
+    return or_none(kind) if nullable else kind
 
 
 def _check_default(struct: str, name: str, field: Any, annotation: Any) -> None:
-    """Raise SchemaError for a default that msgspec would not take from outside: it takes it unseen."""
+    """Raise SchemaError if a default is not of its field's type: msgspec does not check that."""
     value = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
     try:
         msgspec.convert(msgspec.to_builtins(value, builtin_types=(datetime, bytes)), annotation)
@@ -163,7 +163,7 @@ def _check_default(struct: str, name: str, field: Any, annotation: Any) -> None:
 
 
 class RecordType:
-    """A stream's record class, its Arrow schema, and the way between the two."""
+    """A stream's record class, its Arrow schema, and the conversion between the two."""
 
     def __init__(self, struct: type[msgspec.Struct]) -> None:
         if not (isinstance(struct, type) and issubclass(struct, msgspec.Struct)):
@@ -173,7 +173,7 @@ class RecordType:
         hints = typing.get_type_hints(struct, include_extras=True)
         self.annotations = {name: hints[name] for name in self.fields}
         self.schema = pa.schema([pa.field(name, arrow_type(hints[name])) for name in self.fields])
-        # Nested values and UUIDs come out of Arrow as dicts and text and have to be converted.
+        # Arrow returns nested values and UUIDs as dicts and text, which have to be converted.
         self.flat = all(without_none(hints[name])[0] in ARROW_TYPES for name in self.fields)
         self._uuids = [n for n in self.fields if without_none(hints[n])[0] is UUID]
         self.wide = [n for n in self.fields if is_wide(hints[n])]
@@ -190,21 +190,21 @@ class RecordType:
         return f"RecordType({self.struct.__name__})"
 
     def misfit(self, record: Any) -> str | None:
-        """Which field a `__post_init__` has given a value that is not of its type; msgspec has checked all others."""
+        """Describe a field whose value is of another type, which only `__post_init__` can cause; None if all fit."""
         for name, kind in self._of_hook.items():
             value = getattr(record, name)
             if value is None and self.is_nullable(name):
                 continue
             fits = isinstance(value, (float, int) if kind is float else kind)
             if not fits or (isinstance(value, bool) and kind is not bool):
-                return f"{name}: {value!r} is no {kind.__name__}"
+                return f"{name}: {value!r} is not of type {kind.__name__}"
         return None
 
-    def along(self, path: str) -> list[Any]:
-        """The annotations of a field and of the structs that it is nested in, outermost first.
+    def annotations_along(self, path: str) -> list[Any]:
+        """Return the annotations along a path such as "a.b.c": of a, of a.b and of a.b.c.
 
         Raises:
-            SchemaError: there is no such field.
+            SchemaError: the field does not exist.
         """
         name, *nested = path.split(".")
         if name not in self.annotations:
@@ -225,19 +225,19 @@ class RecordType:
         return found
 
     def field_type(self, path: str) -> type:
-        """The Python type of a field, without `| None`. Raises SchemaError when there is no such field."""
-        return without_none(self.along(path)[-1])[0]  # type: ignore[no-any-return]
+        """Return the Python type of a field, without `| None`. Raises SchemaError if the field does not exist."""
+        return without_none(self.annotations_along(path)[-1])[0]  # type: ignore[no-any-return]
 
-    def field_texts(self) -> tuple[str, ...]:
-        """The fields with their types as text; bounds of plain ones are left out, because columns do not check them."""
-        return tuple(f"{name}: {_field_text(annotation)}" for name, annotation in self.annotations.items())
+    def described_fields(self) -> list[tuple[str, Any]]:
+        """Describe the fields and their types; without the bounds of plain types, which columns do not check."""
+        return [(name, _described(annotation)) for name, annotation in self.annotations.items()]
 
     def is_nullable(self, path: str) -> bool:
-        """Whether the field may be None, or nothing because a struct that it is nested in may be."""
-        return any(without_none(annotation)[1] for annotation in self.along(path))
+        """Tell whether a field, or a struct that contains it, may be None."""
+        return any(without_none(annotation)[1] for annotation in self.annotations_along(path))
 
     def batch_of(self, objects: Sequence[Any]) -> pa.RecordBatch:
-        """Objects as columns."""
+        """Convert objects of the struct to columns of the schema."""
         if not self.flat:
             rows = [
                 {n: msgspec.to_builtins(getattr(o, n), builtin_types=(datetime, bytes)) for n in self.fields}
@@ -252,8 +252,8 @@ class RecordType:
             columns.append(pa.array(values, field.type))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
-    def completed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Columns of this type as it once was, with the fields that it has got since then, its last: their defaults."""
+    def with_defaults(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Add columns of defaults for the fields that the batch lacks: the last ones, added after it was stored."""
         columns = list(batch.columns)
         for name in self.fields[batch.num_columns :]:
             field = self.defaults[name]
@@ -262,8 +262,8 @@ class RecordType:
             columns.append(pa.array([plain] * batch.num_rows, self.schema.field(name).type))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
-    def with_none(self, encoded: bytes | msgspec.Raw) -> Any:
-        """An object from JSON in which fields that may not be None may be.
+    def decode_with_none(self, encoded: bytes | msgspec.Raw) -> Any:
+        """Decode an object from JSON, where any field may be null.
 
         Raises:
             msgspec.ValidationError: another value is not of its type.
@@ -278,15 +278,15 @@ class RecordType:
                 values[name] = None if value is None else msgspec.convert(value, self.annotations[name], strict=False)
         return self.struct(**values)
 
-    def clone(self) -> Callable[[Any], Any] | None:
-        """Copies an object of the struct before user code gets it, which may change it in place; None: nothing can."""
+    def cloner(self) -> Callable[[Any], Any] | None:
+        """Return a function that copies an object deeply enough for user code to change it; None for immutable ones."""
         if any(pa.types.is_nested(column.type) for column in self.schema):
             return copy.deepcopy
         shallow: Callable[[Any], Any] = self.struct.__copy__  # type: ignore[attr-defined]
         return None if self.struct.__struct_config__.frozen else shallow
 
     def objects_of(self, batch: pa.RecordBatch) -> list[Any]:
-        """Columns as objects of the struct."""
+        """Convert columns of the schema to objects of the struct."""
         if not self.flat or self._uuids:
             rows = batch.to_pylist(maps_as_pydicts="strict")
             for name in self.wide:
@@ -308,17 +308,19 @@ class RecordType:
             return [self.struct(**dict(zip(self.fields, row, strict=True))) for row in zip(*columns, strict=True)]
 
     def key_types(self, fields: Sequence[str]) -> tuple[type, ...]:
-        """The Python types of key fields.
+        """Return the Python types of key fields.
 
         Raises:
-            SchemaError: when a field does not exist, may be None, or has a type that cannot be a key.
+            SchemaError: a field does not exist, may be None, or has a type that cannot be a key.
         """
         for name in fields:
             if self.is_nullable(name):
                 raise SchemaError(f"{name!r} of {self.struct.__name__} may be None and cannot be a key")
-            if self.field_type(name) not in KEY_TYPES:
+            kind = self.field_type(name)
+            if kind not in KEY_TYPES:
                 raise SchemaError(
-                    f"{name!r} of {self.struct.__name__} cannot be a key", hint="keys are str, int, bool, UUID or bytes"
+                    f"{name!r} of {self.struct.__name__} cannot be a key: it is a {getattr(kind, '__name__', kind)}",
+                    hint="keys are str, int, bool, UUID or bytes",
                 )
         return tuple(self.field_type(name) for name in fields)
 
@@ -327,8 +329,8 @@ class Records:
     """n records of one type with their event times; immutable by convention.
 
     Attributes:
-        type: their record type.
-        event_times: int64[n], µs since the epoch.
+        type: the record type.
+        event_times: int64[n], in µs since the epoch.
         watermarks: int64[n], the source's watermark before each record; None behind a keyed stage.
     """
 
@@ -355,8 +357,8 @@ class Records:
         self._keys: dict[tuple[str, ...], KeyColumn] = {}
 
     @classmethod
-    def none(cls, record_type: RecordType) -> Records:
-        """No records."""
+    def empty(cls, record_type: RecordType) -> Records:
+        """Return zero records."""
         return cls(record_type, np.empty(0, np.int64), objects=[])
 
     def __len__(self) -> int:
@@ -364,25 +366,25 @@ class Records:
 
     @property
     def small(self) -> bool:
-        """Whether they are so few that plain Python beats column calls."""
+        """Whether plain Python handles the records faster than column calls."""
         return len(self.event_times) <= SMALL_RECORDS_MAX
 
     def batch(self) -> pa.RecordBatch:
-        """The payload as columns in the order of `type.schema`."""
+        """Return the payload as columns in the order of `type.schema`."""
         if self._batch is None:
             assert self._objects is not None
             self._batch = self.type.batch_of(self._objects)
         return self._batch
 
     def objects(self) -> list[Any]:
-        """The payload as objects of `type.struct`."""
+        """Return the payload as objects of `type.struct`."""
         if self._objects is None:
             assert self._batch is not None
             self._objects = self.type.objects_of(self._batch)
         return self._objects
 
     def take(self, rows: npt.NDArray[np.int64]) -> Records:
-        """Some rows, by index, in the order given."""
+        """Return the rows with the given indices, in the given order."""
         return Records(
             self.type,
             self.event_times[rows],
@@ -394,11 +396,11 @@ class Records:
         )
 
     def without_watermarks(self) -> Records:
-        """The same, as a keyed stage produces them."""
+        """Return the same records without watermarks, as those behind a keyed stage are."""
         return Records(self.type, self.event_times, batch=self._batch, objects=self._objects)
 
     def slice(self, start: int, end: int) -> Records:
-        """Rows [start, end)."""
+        """Return rows [start, end)."""
         return Records(
             self.type,
             self.event_times[start:end],
@@ -408,7 +410,7 @@ class Records:
         )
 
     def keys(self, fields: Sequence[str], hasher: KeyHasher) -> KeyColumn:
-        """The keys of all rows by one field (scalar keys) or several (tuple keys); found once."""
+        """Return the key of every row: the value of one field, or the tuple of several. Results are cached."""
         names = tuple(fields)
         if names not in self._keys:
             self._keys[names] = self._found_keys(names, hasher)
@@ -443,7 +445,7 @@ class Records:
 
 
 def concat(parts: Sequence[Records]) -> Records:
-    """Join records of one type, in order; at least one part."""
+    """Concatenate records of one type. There must be at least one part; watermarks are kept if all parts have them."""
     if len(parts) == 1:
         return parts[0]
     watermarks = None

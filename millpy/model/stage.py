@@ -1,14 +1,14 @@
-"""What the runtime asks of a computation: pure steps from bundles and state to data.
+"""The interface between the engine and a computation: steps from bundles and state to data.
 
-A `Stage` is the immutable logic of one computation (windowed or user code). `open` makes a `StageInterval`:
-the soft state of one key interval under one sequencer. The runtime calls, always from one thread at a time:
+A `Stage` is the immutable logic of one deployed computation (windowed or user code). `open` makes a `StageInterval`:
+the soft state of one key interval under one sequencer. The engine calls, from one thread at a time:
 
-    missing(bundles) -> keys whose state is not in memory;  absorb(entries) <- the store
-    step(work) -> StepResult                                 (pure but for the soft state)
-    oldest_work(), next_due()                                (what holds the watermark, when to wake)
-    folded(bundle)                                           (values up to that bundle are rows now: may be evicted)
+    missing_keys, load_state    to load the state that a step needs and that is not in memory
+    step                        to apply a turn's work; it changes nothing but the soft state
+    oldest_work, next_due       to learn what holds the watermark back, and when to step without records
+    on_folded                   to allow that values leave memory
 
-After a failed or unknown commit the runtime drops the StageInterval and opens a new one from the store.
+After a failed or unknown commit the engine drops the StageInterval and opens a new one from the store.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Protocol
 from millpy.limits import Limits
 from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import AbsorbedRows, DeadLetter, DedupeRun, Delta, Entries, LateRows, ResultRows
-from millpy.model.deployment import Meaning
+from millpy.model.identity import Identity
 from millpy.model.keys import Key
 from millpy.model.record import Records, RecordType
 from millpy.model.step_progress import StepProgress
@@ -30,14 +30,12 @@ UNBOUNDED = 2**62
 
 
 @dataclass(slots=True)
-class Arrived:
-    """A bundle and the watermarks that judge it.
+class InputBundle:
+    """A bundle, and the bound on the watermarks that judge it.
 
     Attributes:
-        bundle: the records.
-        cap: min over the *other* producers of their watermark at the position consumed when this bundle is
-            taken. A row that carries a watermark is judged by min(row watermark, cap); one that carries
-            none by `Work.watermark_before`.
+        cap: the smallest watermark of the *other* producers, at the positions consumed when this bundle is taken. A row
+            with a watermark is judged by min(row watermark, cap), a row without one by `Work.watermark_before`.
     """
 
     bundle: Bundle
@@ -46,12 +44,12 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A person's request to let a parked key go on.
+    """An operator's request to release a parked key.
 
     Attributes:
-        key: JSON text.
-        ticket: which parking is meant; any other is none.
-        discard: whether what it stopped at is set aside first.
+        key: the key as JSON text.
+        ticket: identifies the parking; a request for another parking has no effect.
+        discard: whether to dead-letter the record or timer at which the key stopped.
     """
 
     release_id: int
@@ -63,24 +61,25 @@ class Release:
 
 @dataclass(slots=True)
 class Work:
-    """What one interval does in one turn. `arrived` may be empty: then only the watermark or the clock moved.
+    """The work of one interval in one turn. `arrived` may be empty: then only the watermark or the clock moved.
 
     Attributes:
-        bundle: the bundle number that the commit will give the interval.
+        bundle: bundle number that the commit will give the interval.
+        arrived: bundles of records, in order.
         watermark_before: input watermark before the turn.
-        watermark: input watermark after all that arrived; windows close and timers fire by it at the end.
-        now_us: processing time, never running backwards.
-        releases: parked keys to let go on.
-        panes_max: emit at most so many panes that the watermark makes due, and say `StepResult.unfinished` when more
-            are; what is left is due in the next turn. The worker halves it when a turn was too large.
+        watermark: input watermark after all input; windows close and timers fire by it at the end.
+        now_us: processing time, which never runs backwards.
+        releases: parked keys to release.
+        panes_max: maximum of panes to emit because the watermark makes them due. If more are due, the step sets
+            `StepResult.unfinished` and the rest is due in the next turn. The worker halves it after too large a turn.
         timers_max: the same for timers that fire at the end of the turn.
-        overdue: whether the step has taken its time; asked between timers.
-        fires: fire at the end so many timers of each key, and no others: as the step that is taken again did, which
-            was cut by time. None: all that are due, within the bounds above.
+        overdue: returns whether the step has used up its time; called between timers.
+        fires: key -> number of timers to fire at the end, to repeat a step whose first run was cut by time. None: all
+            due timers, within the bounds above.
     """
 
     bundle: int
-    arrived: Sequence[Arrived]
+    arrived: Sequence[InputBundle]
     watermark_before: Instant
     watermark: Instant
     now_us: Instant
@@ -95,43 +94,46 @@ class Work:
 class StepResult:
     """All effects of a step, as data. The runtime adds cursors, segments and the header.
 
-    The counts are those of I8. Each is taken where the thing counted happens, never as what is left of others: a record
-    that gets lost is in none of them, and the account says so.
+    The counts are those of I8. Each is counted where its event happens and never derived from other counts, so that
+    they differ if a record is lost.
     """
 
     delta: Delta = ()
     productions: dict[str, Records] = field(default_factory=dict)
-    """Output stream -> records produced, in order."""
+    """Output stream -> productions, in order."""
     results: list[ResultRows] = field(default_factory=list)
     absorbed: list[AbsorbedRows] = field(default_factory=list)
     late: list[LateRows] = field(default_factory=list)
     dead_letters: list[DeadLetter] = field(default_factory=list)
     consumed_by_input: dict[int, int] = field(default_factory=dict)
-    """Input index -> records that have been applied to the state, or judged by it."""
+    """Input index -> number of records that were applied to the state or judged by it."""
     emitted_by_stream: dict[str, int] = field(default_factory=dict)
-    """Output stream -> records that came into being for its consumers."""
+    """Output stream -> number of records made for its consumers."""
     emitted_by_table: dict[int, int] = field(default_factory=dict)
-    """Result table -> rows that came into being for it."""
+    """Result table -> number of rows made for it."""
     late_by_input: dict[int, int] = field(default_factory=dict)
-    """Input index -> records that went to `late_records` for every one of their windows (I8)."""
-    quarantined_by_input: dict[int, int] = field(default_factory=dict)
+    """Input index -> number of records that were too late for all of their windows."""
+    dead_lettered_by_input: dict[int, int] = field(default_factory=dict)
+    """Input index -> number of records that became dead letters."""
     duplicates_by_input: dict[int, int] = field(default_factory=dict)
-    """Input index -> consumed records that were duplicates of others."""
+    """Input index -> number of consumed records that were duplicates of others."""
     dedupe_run: DedupeRun | None = None
     fired: Mapping[Key, int] = field(default_factory=dict)
-    """Key -> timers that fired at the end, for `Work.fires`; only when timers are among what is unfinished."""
+    """Key -> number of timers that fired at the end, for `Work.fires`; empty unless due timers were left."""
     unfinished: bool = False
-    """More was due than the turn may hold. Until the next turns have done the rest, the low watermark stays."""
+    """Whether more was due than the turn may hold. The low watermark stays until later turns have done the rest."""
 
 
 @dataclass(slots=True)
-class Recovered:
-    """What the store holds of one interval, read after the claim (entries: folded rows overlaid by deltas).
+class StoredInterval:
+    """The stored state of one interval, as a new owner reads it.
 
     Attributes:
-        entries: newest values of every kind but STATE, and STATE too when `state_complete`.
-        state_complete: all state of the interval is in `entries`; if not, keys are loaded on demand.
-        dedupe_runs: of a stage that keeps ids, those that have not expired.
+        bundle: number of the last committed bundle.
+        folded_bundle: number of the last bundle whose delta is folded into rows.
+        entries: newest values of every kind; of STATE only if `state_complete`.
+        state_complete: whether `entries` has all state of the interval; if not, keys are loaded on demand.
+        dedupe_runs: runs that have not expired, for a stage that keeps ids.
     """
 
     interval_id: int
@@ -147,51 +149,51 @@ class Recovered:
 
 
 class StageInterval(Protocol):
-    """Soft state of one key interval of one computation."""
+    """The soft state of one key interval of one computation."""
 
     @property
     def immediate(self) -> bool:
-        """Whether a step neither loads state nor calls user code, so that a small one may run on the event loop."""
+        """Whether a step neither loads state nor waits, so that a small one may run on the event loop."""
         ...
 
-    def missing(self, bundles: Sequence[Bundle]) -> Sequence[bytes]:
-        """Keys (JSON text) whose state has to be loaded before these bundles can be stepped."""
+    def missing_keys(self, bundles: Sequence[Bundle]) -> Sequence[bytes]:
+        """Return the keys (JSON text) whose state must be loaded before a step with these bundles."""
         ...
 
-    def absorb(self, keys: Sequence[bytes], entries: Sequence[Entries]) -> None:
-        """Take what the store holds of `keys`: entries of kind STATE; a key without entries has none."""
+    def load_state(self, keys: Sequence[bytes], entries: Sequence[Entries]) -> None:
+        """Add the stored state of `keys`: entries of kind STATE. A key without entries has no state."""
         ...
 
     def step(self, work: Work) -> StepResult:
-        """Apply one turn's work to the soft state and say what has to be committed for it."""
+        """Apply one turn's work to the soft state, and return its effects."""
         ...
 
     def oldest_work(self) -> Instant:
-        """Smallest event time that this interval still holds back: open windows, timers, holds."""
+        """Return the smallest event time of open windows, timers and holds; INSTANT_MAX without any."""
         ...
 
     def next_due(self) -> tuple[Instant, Instant]:
-        """(event time, processing time) at which something becomes due without data; INSTANT_MAX for nothing."""
+        """Return (watermark, processing time) at which work becomes due without records; INSTANT_MAX if never."""
         ...
 
-    def folded(self, bundle: int) -> None:
-        """Values last changed at or before `bundle` are rows now."""
+    def on_folded(self, bundle: int) -> None:
+        """Allow values that last changed at or before `bundle` to leave memory: they are rows now."""
         ...
 
 
 class Stage(Protocol):
-    """The logic of one computation."""
+    """The logic of one computation in a deployed graph; immutable."""
 
-    def open(self, recovered: Recovered) -> StageInterval:
-        """Build the soft state of one interval from what is stored."""
+    def open(self, recovered: StoredInterval) -> StageInterval:
+        """Build the soft state of one interval from its stored state."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """One input of a stage: a stream by its key.
+    """One input of a stage: a stream and the fields of its key.
 
-    `source_fed`: its producer is an injector, so its rows carry watermarks. `subscription_id`: as deployed.
+    `source_fed` tells whether the producer is an injector, so that rows have watermarks.
     """
 
     stream: str
@@ -203,13 +205,14 @@ class InputSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Binding:
-    """What a stage's logic learns when its graph is deployed.
+class StageBinding:
+    """What one stage needs to know of the deployed graph.
 
-    `tables`: output stream -> id of its result table, for streams that have one.
-    `subscribed`: output streams that somebody consumes; productions to others need not be kept.
-    `progress`: what calls of user code are told to. `windowed_intervals`: how many the graph has, which share what a
-    worker has room for.
+    Attributes:
+        tables: output stream -> id of its result table, for streams that have one.
+        subscribed: output streams with consumers; the stage need not produce to others.
+        progress: the progress to which calls of user code are reported.
+        windowed_intervals: number of the graph's windowed intervals, which share `limits.open_windows_bytes_max`.
     """
 
     computation: str
@@ -223,12 +226,12 @@ class Binding:
 
 
 class StageLogic(Protocol):
-    """What a graph node holds: a windowed aggregation or a user's Computation, before deployment."""
+    """The logic of a computation before deployment: a windowed aggregation or a user's Computation."""
 
-    def bind(self, binding: Binding) -> Stage:
-        """The stage, ready to open intervals."""
+    def bind(self, binding: StageBinding) -> Stage:
+        """Return the stage of this logic in a deployed graph."""
         ...
 
-    def meaning(self) -> Meaning:
-        """What must not change under stored state (windows, aggregators, cells)."""
+    def identity(self) -> Identity:
+        """Describe the parts that must not change under stored state (windows, aggregates, cells)."""
         ...

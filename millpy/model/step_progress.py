@@ -1,16 +1,16 @@
-"""How far the step in hand is: told by the thread that steps, read by those who watch it.
+"""Progress of the current step: written by the thread that steps, read by its watchdogs.
 
-A *unit* is one call of user code (of a record, a timer, a piece of columns) or a stretch of our own work between two
-looks. A step whose units rise is alive, however long it takes; a unit that lasts longer than `Limits.call_s_max` is
-taken for one that never ends. Then the step is given up (`begin_anew`): the thread that is still inside the call stops
-at its end, before it changes or calls anything else, and the call is remembered. One that has not returned twice is
-dead-lettered without being made again.
+A *unit* is one call of user code (for a record, a timer, a piece of columns) or a piece of the engine's work between
+two checks. A step whose units rise is alive, however long it takes. A unit that lasts longer than `Limits.call_s_max`
+is assumed never to end, and the step is abandoned. If the call returns after all, its thread stops there, before it
+changes or calls anything else. The second time that a call does not return, its record is dead-lettered without
+another call.
 
-Whoever calls user code does, with `run = progress.run` from before the call:
+Code that calls user code does the following, with `run = progress.run` from before the call:
 
-    progress.in_hand = call      what is being called, if it is known by name (see `Call`)
-    ...                          the call
-    progress.done(run)           one unit; raises StepAbandoned when the step was given up meanwhile
+    progress.current_call = call   the call, if it can be identified (see `Call`)
+    ...                            the call
+    progress.count_unit(run)       one unit; raises StepAbandonment if the step was abandoned meanwhile
 """
 
 from __future__ import annotations
@@ -21,55 +21,55 @@ from typing import Any
 
 CALLS_REMEMBERED_MAX = 1_000
 UNRETURNED_MAX = 2
-"""A call that has not returned so often is not made again."""
+"""How often a call may fail to return before it is not made again."""
 
 Call = tuple[str, tuple[Any, ...]]
-"""Whose code, and of which record or timer: hashable."""
+"""The owner of the code, and the record or timer of the call: hashable."""
 
 
-class StepAbandoned(BaseException):
-    """Leaves a step that was given up; not an Exception, so that no user code catches it."""
+class StepAbandonment(BaseException):
+    """Ends an abandoned step. It is no Exception, so that user code does not catch it."""
 
 
 class StepProgress:
     """Progress of the steps of one worker.
 
     Attributes:
-        units: rises with each unit.
-        run: which attempt counts; rises when a step is given up.
-        stepping: whether a step is in hand.
-        in_hand: says which call is being made, if that is known; asked only when it does not return.
-        unreturned: call -> how often it has not returned.
+        units: number of units so far.
+        run: number of the valid attempt; rises when a step is abandoned.
+        stepping: whether a step is running.
+        current_call: returns the current call, if known; used only when the call does not return.
+        unreturned: call -> how often it did not return.
     """
 
-    __slots__ = ("in_hand", "run", "stepping", "units", "unreturned")
+    __slots__ = ("current_call", "run", "stepping", "units", "unreturned")
 
     def __init__(self) -> None:
         self.units = 0
         self.run = 0
         self.stepping = False
-        self.in_hand: Callable[[], Call | None] | None = None
+        self.current_call: Callable[[], Call | None] | None = None
         self.unreturned: dict[Call, int] = {}
 
-    def done(self, run: int) -> None:
+    def count_unit(self, run: int) -> None:
         """Count a unit of the attempt that began as `run`.
 
         Raises:
-            StepAbandoned: it was given up.
+            StepAbandonment: the attempt was abandoned.
         """
         self.units += 1
         if run != self.run:
-            raise StepAbandoned
+            raise StepAbandonment
 
-    def begin_anew(self, *, blame: bool = True) -> Call | None:
-        """Give the step in hand up; returns the call that does not return, if it is known.
+    def abandon(self, *, blame: bool = True) -> Call | None:
+        """Abandon the current step. Return the call that does not return, if known.
 
         Args:
-            blame: whether that call is the reason.
+            blame: whether to count that call as unreturned.
         """
         self.run += 1
-        call = self.in_hand() if self.in_hand is not None else None
-        self.in_hand = None
+        call = self.current_call() if self.current_call is not None else None
+        self.current_call = None
         if call is not None and blame:
             if len(self.unreturned) >= CALLS_REMEMBERED_MAX:
                 self.unreturned.clear()
@@ -77,15 +77,15 @@ class StepProgress:
         return call
 
     def is_hopeless(self, call: Call) -> bool:
-        """Whether a call has not returned so often that it is not to be made again."""
+        """Tell whether a call has failed to return so often that it must not be made again."""
         return self.unreturned.get(call, 0) >= UNRETURNED_MAX
 
 
-def is_users(error: BaseException) -> bool:
-    """Whether what a call of user code has raised is to be dead-lettered, whatever its class.
+def is_user_error(error: BaseException) -> bool:
+    """Tell whether an exception from a call of user code counts as the user's error, and causes a dead letter.
 
-    Not what ends a step of ours, and not Ctrl-C, which Python raises in the main thread only.
+    Only two do not: StepAbandonment, and Ctrl-C, which Python raises in the main thread.
     """
     if isinstance(error, KeyboardInterrupt):
         return threading.current_thread() is not threading.main_thread()
-    return not isinstance(error, StepAbandoned)
+    return not isinstance(error, StepAbandonment)

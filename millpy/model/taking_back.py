@@ -1,8 +1,8 @@
-"""Taking back: a deployed graph becomes again what it was before an addition, and what the addition has stored goes.
+"""Taking back: restore a deployed graph to its state before an addition, and drop the addition's stored data.
 
-Only what came as an addition can be taken back: then nothing that stays has changed its meaning meanwhile. Workers that
-still have the file would bring it in again by themselves, so what was taken back is kept in mind, by its words, until a
-person deploys it.
+Only additions can be taken back, because they do not change the meaning of anything that stays. Workers that still have
+the newer file would deploy the addition again by themselves. So the description keeps what was taken back until an
+operator deploys it again.
 """
 
 from __future__ import annotations
@@ -12,84 +12,87 @@ from dataclasses import replace
 from typing import Any
 
 from millpy.errors import GraphError, GraphVersionError
-from millpy.model.versions import Change, Description, changes_between, merged, only, said
+from millpy.model.graph_changes import Description, GraphChange, changes_between, changes_text, named_parts, of_kind
+from millpy.model.identity import canonical_json
+from millpy.model.versions import merged
 
 TAKEN_BACK = "taken_back"
-"""In a stored description: additions, in words, that workers do not bring in."""
+"""Key in a stored description: the additions that workers do not deploy."""
 
 
-def ways_back(
-    stored: Description, wanted: Description, changes: Sequence[Change], upgrades: Collection[str] = ()
-) -> list[Change] | None:
-    """The changes with those that take an addition back marked as such; None when there are others.
+def changes_back(
+    stored: Description, wanted: Description, changes: Sequence[GraphChange], upgrades: Collection[str] = ()
+) -> list[GraphChange] | None:
+    """Return the changes with kind "back" where they remove an addition; None if the file differs in other ways.
 
     Args:
         stored: description of the deployed graph.
-        wanted: description of the graph as it was.
-        changes: from the one to the other.
-        upgrades: computations whose state will be migrated by a function.
+        wanted: description of the earlier graph.
+        changes: changes from the stored to the wanted graph.
+        upgrades: computations whose state a function migrates.
     """
-    since = _since(stored, wanted)
+    since = _changes_since(stored, wanted)
     if not all(c.kind in ("addition", "setting") or (c.kind == "state" and c.computation in upgrades) for c in since):
         return None
     lost = [c for c in changes if c.kind == "meaning" or (c.kind == "state" and c.computation not in upgrades)]
     return [replace(change, kind="back") if change in lost else change for change in changes]
 
 
-def refuse_back(name: str, version: int, stored: Description, wanted: Description) -> GraphError:
-    """Why the changes cannot be taken back."""
-    found = [change for change in _since(stored, wanted) if change.kind in ("meaning", "state")]
+def cannot_take_back(name: str, version: int, stored: Description, wanted: Description) -> GraphError:
+    """Return the error for a file from which the deployed graph differs by more than additions."""
+    found = [change for change in _changes_since(stored, wanted) if change.kind in ("meaning", "state")]
     return GraphError(
-        f"graph {name!r} (version {version}) was not made of this one by additions: {said(found)}",
-        hint="--back takes a file that lacks what was added and is the same in the rest: the last addition goes first",
+        f"graph {name!r} (version {version}) differs from this file by more than additions: {changes_text(found)}",
+        hint="--back needs a file that lacks only the last additions and is otherwise the same",
     )
 
 
-def refuse_taken_back(name: str, version: int, stored: Description, changes: Sequence[Change]) -> None:
-    """Raise GraphVersionError when a person has taken one of these additions back."""
-    again = [change for change in only("addition", changes) if str(change) in stored.get(TAKEN_BACK, ())]
+def refuse_taken_back(name: str, version: int, stored: Description, changes: Sequence[GraphChange]) -> None:
+    """Raise GraphVersionError if an operator has taken one of these additions back."""
+    again = [change for change in of_kind("addition", changes) if list(change.addition) in stored.get(TAKEN_BACK, ())]
     if again:
         raise GraphVersionError(
-            f"this has been taken back from graph {name!r} (version {version}): {said(again)}",
-            hint="`millpy deploy` this file to bring it in again, or run the file that is deployed",
+            f"additions to graph {name!r} have been taken back (version {version}): {changes_text(again)}",
+            hint="run `millpy deploy` with this file to add them again, or run the deployed file",
         )
 
 
-def description_after(stored: Description, wanted: Description, changes: Sequence[Change]) -> dict[str, Any]:
-    """The description of the deployed graph after its changes, with what has been taken back up to now."""
+def description_after(stored: Description, wanted: Description, changes: Sequence[GraphChange]) -> dict[str, Any]:
+    """Return the description to store after the changes; it lists all additions that are taken back by then."""
     description = merged(stored, wanted)
-    back = set(stored.get(TAKEN_BACK, ()))
-    if only("back", changes):
-        back |= {str(change) for change in only("addition", _since(stored, wanted))}
-    back -= {str(change) for change in changes}
-    return {**description, TAKEN_BACK: sorted(back)} if back else description
+    back = list(stored.get(TAKEN_BACK, ()))
+    if of_kind("back", changes):
+        back += [list(change.addition) for change in of_kind("addition", _changes_since(stored, wanted))]
+    again = [list(change.addition) for change in changes]
+    kept = {canonical_json(addition): addition for addition in back if addition not in again}
+    return {**description, TAKEN_BACK: [kept[text] for text in sorted(kept)]} if kept else description
 
 
 def lost_names(before: Mapping[str, Any] | Sequence[str], after: Mapping[str, Any] | Sequence[str]) -> list[str]:
-    """What is in the one and not in the other, in its order."""
+    """Return the names in `before` that are not in `after`, in order."""
     return [name for name in before if name not in after]
 
 
 def field_names(stream: Description) -> list[str]:
-    """The fields of a described stream."""
-    return [field.split(": ", 1)[0] for field in stream["schema"]]
+    """Return the fields of a described stream."""
+    return [name for name, _ in stream["fields"]]
 
 
 def column_names(table: Description) -> list[str]:
-    """The columns of a described result table."""
-    return [column.split(" ", 1)[0] for column in table["columns"]]
+    """Return the columns of a described result table."""
+    return [name for name, *_ in table["columns"]]
 
 
 def cell_names(computation: Description) -> list[str]:
-    """The cells of a described computation."""
-    return [name for name, _ in computation["meaning"].get("cells", ())]
+    """Return the cells of a described computation."""
+    return list(named_parts(computation, "cells"))
 
 
 def aggregate_names(computation: Description) -> list[str]:
-    """The aggregates of a described computation."""
-    return [name for name, _ in computation["meaning"].get("aggregates", ())]
+    """Return the aggregates of a described computation."""
+    return list(named_parts(computation, "aggregates"))
 
 
-def _since(stored: Description, wanted: Description) -> list[Change]:
-    """What has come since the graph was like `wanted`, source partitions apart: those stay."""
+def _changes_since(stored: Description, wanted: Description) -> list[GraphChange]:
+    """Return the changes that lead from `wanted` to `stored`. Source partitions stay, so they are no changes."""
     return changes_between(merged(stored, wanted), stored)

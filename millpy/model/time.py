@@ -18,21 +18,22 @@ INSTANT_MAX = Instant(2**62)
 YEARS_LO = Instant(-62_135_596_800_000_000)
 YEARS_HI = Instant(253_402_300_799_999_999)
 DURATION_MAX = timedelta(days=366 * 1_000)
-"""No window, gap, lateness or horizon is longer, so that instants added to them do not overflow."""
+"""The longest window, gap, lateness or horizon; an instant plus such a duration does not overflow."""
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _US = timedelta(microseconds=1)
+_UNITS = (("hours", 3_600_000_000), ("minutes", 60_000_000), ("seconds", 1_000_000), ("milliseconds", 1_000))
 
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
-    """What time it is, and how sure that is (see `runtime/guarded_clock.py`).
+    """The processing time, and bounds on the true time (see `runtime/guarded_clock.py`).
 
     Attributes:
-        now_us: processing time: the best that is known.
-        earliest_us: it is no earlier than this; what claims that time has passed goes by it.
-        latest_us: it is no later than this; what claims that time has not come yet goes by it.
-        stepped_us: the sum of all steps of `now_us` so far: without them it counts elapsed time.
+        now_us: processing time: the best estimate.
+        earliest_us: lower bound of the time, for decisions that require that time has passed.
+        latest_us: upper bound of the time, for decisions that require that a time has not yet come.
+        stepped_us: sum of all steps of `now_us` so far; without them `now_us` counts elapsed time.
     """
 
     now_us: Instant
@@ -42,65 +43,82 @@ class ClockReading:
 
     @classmethod
     def certain(cls, now_us: Instant) -> ClockReading:
-        """A reading without a doubt."""
+        """Return a reading whose bounds are the time itself."""
         return cls(now_us, now_us, now_us)
 
     @property
     def elapsed_us(self) -> int:
-        """Runs evenly, from an arbitrary origin: differences of it are elapsed time."""
+        """A time from an arbitrary origin, of which only differences have a meaning: they are elapsed time."""
         return self.now_us - self.stepped_us
 
 
+def plausible_floor(floor: Instant, clock: ClockReading, step_us: int) -> Instant:
+    """Return an interval's floor of processing time, or the clock's time if the floor is too late to be true.
+
+    A floor keeps processing time from running backwards at a takeover. A floor from a worker whose clock was wrong
+    could stop processing time for years.
+    """
+    return floor if floor <= clock.latest_us + step_us else clock.now_us
+
+
 def check_length(what: str, duration: timedelta) -> None:
-    """Refuse a duration that instants cannot be added to. Raises GraphError."""
+    """Raise GraphError if a duration exceeds DURATION_MAX; `what` names it in the message."""
     if duration > DURATION_MAX:
-        raise GraphError(f"{what} of {duration!r} is longer than a thousand years", hint="say a shorter one")
+        raise GraphError(f"{what} of {duration!r} is longer than a thousand years", hint="use a shorter duration")
 
 
 def microseconds(duration: timedelta) -> int:
-    """A duration in whole µs."""
+    """Return a duration in µs, rounded down."""
     return duration // _US
 
 
+def duration_text(us: int) -> str:
+    """Return the call in `millpy` that makes a duration: `minutes(10)` for 600,000,000 µs."""
+    for name, size in _UNITS:
+        if us and us % size == 0:
+            return f"{name}({us // size})"
+    return f"timedelta(microseconds={us})" if us else "seconds(0)"
+
+
 def instant(moment: datetime) -> Instant:
-    """The instant of an aware datetime; a naive one raises `ValueError`, because it names no instant."""
+    """Return the instant of an aware datetime; raise `ValueError` for a naive one."""
     if moment.tzinfo is None:
-        raise ValueError(f"naive datetime {moment!r} names no instant")
+        raise ValueError(f"datetime {moment!r} has no time zone")
     return Instant((moment - EPOCH) // _US)
 
 
 def to_datetime(at: Instant) -> datetime:
-    """The aware UTC datetime of an instant between the years 1 and 9999."""
+    """Return the aware UTC datetime of an instant between the years 1 and 9999."""
     return EPOCH + timedelta(microseconds=at)
 
 
 def milliseconds(count: float) -> timedelta:
-    """A duration for settings: `milliseconds(250)`."""
+    """Return a duration of `count` milliseconds."""
     return timedelta(milliseconds=count)
 
 
 def seconds(count: float) -> timedelta:
-    """A duration for settings: `seconds(10)`."""
+    """Return a duration of `count` seconds."""
     return timedelta(seconds=count)
 
 
 def minutes(count: float) -> timedelta:
-    """A duration for settings: `minutes(1)`."""
+    """Return a duration of `count` minutes."""
     return timedelta(minutes=count)
 
 
 def hours(count: float) -> timedelta:
-    """A duration for settings: `hours(1)`."""
+    """Return a duration of `count` hours."""
     return timedelta(hours=count)
 
 
 def days(count: float) -> timedelta:
-    """A duration for settings: `days(1)`."""
+    """Return a duration of `count` days of 24 hours."""
     return timedelta(days=count)
 
 
 def describe(at: Instant) -> str:
-    """An instant for people: ISO 8601, or the word for a sentinel."""
+    """Format an instant for messages: ISO 8601, or "the beginning" and "the end" for the sentinels."""
     if at <= INSTANT_MIN:
         return "the beginning"
     if at >= INSTANT_MAX:

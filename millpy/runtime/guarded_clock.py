@@ -1,29 +1,29 @@
-"""The one clock of a worker: the database's time, carried by the host's monotonic clock, witnessed by its wall clock.
+"""The one clock of a worker: the database's time, carried by the host's monotonic clock, checked by its wall clock.
 
-Arrival and processing times come from here. Between two readings of the database's clock, time goes on by the
-monotonic clock. A reading that is within `clock_step_s` of that is followed. One that is further away is a step:
+Arrival and processing times come from this clock. Between two readings of the database's clock, time advances by the
+monotonic clock. A reading within `clock_step_s` of that time is followed. A reading further away is a step:
 
-    refused   time goes on by the monotonic clock, and people are told (event, log, doctor)
+    refused   time advances by the monotonic clock; an event, the log and `millpy doctor` report the step
     over      the database agrees with our time again
     followed  the host's wall clock has agreed with the database for `clock_agree_s`; or, whatever the host says, the
-              database's clock has run evenly for `clock_settle_s`: then it is ours that is wrong
+              database's clock has run evenly for `clock_settle_s`: then our time is wrong
 
-What that means for clocks that go wrong (D the database's, W the host's wall clock, T our time):
+The outcomes for clocks that go wrong (D the database's clock, W the host's wall clock, T our time):
 
-    D steps for some seconds            refused; T goes on
-    W steps, or is corrected            told; T does not depend on it
+    D steps for some seconds            refused; T continues
+    W steps, or is corrected            reported; T does not depend on it
     both step (one machine, or NTP)     refused, followed after `clock_agree_s`
     failover to a database with         refused for `clock_settle_s`, then followed: it is the authority
       another clock
-    the host was suspended, or paused   T is behind: D and W agree, followed after `clock_agree_s`; when nobody corrects
-                                        W, after `clock_settle_s`
+    the host was suspended, or paused   T is behind: D and W agree, followed after `clock_agree_s`; when W is not
+                                        corrected, after `clock_settle_s`
     slewing, drift, leap second         below `clock_step_s`, followed
     a worker starts while D and W       T begins as D, in doubt until W agrees or D has run evenly for `clock_settle_s`
-      disagree                          (a host that has not been set yet, before `UNSET_US`, is no witness)
+      disagree                          (a host clock before `UNSET_US` has not been set and does not count)
 
-While T is in doubt, or a step is refused, there is an earliest and a latest time that it can be. What cannot be undone
-goes by the safe one: idle sources advance their watermark, and dedupe ids expire, by the earliest; a record is from the
-future by the latest. A step that is followed is no elapsed time: `ClockReading.stepped_us` says how much to take off.
+While T is in doubt, or a step is refused, T has an earliest and a latest possible value. Irreversible decisions use the
+safe one: idle sources advance their watermark, and dedupe ids expire, by the earliest; a record is from the future by
+the latest. A followed step is not elapsed time: `ClockReading.stepped_us` is the amount to subtract.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ log = logging.getLogger(__name__)
 READ_EVERY_S = 60.0
 READ_EVERY_IN_DOUBT_S = 5.0
 READINGS_MAX = 5
-"""A reading whose round trip took longer than a step says little; after so many it has to do."""
+"""A reading with a round trip longer than a step is imprecise; after this many attempts it is used nevertheless."""
 QUARTZ_MAX = 0.02
-"""A monotonic clock is at most by this part slow or fast."""
+"""The largest relative error of a monotonic clock."""
 UNSET_US = 1_767_225_600_000_000
 """2026-01-01: a clock that shows an earlier time has not been set since the machine started."""
 
@@ -53,7 +53,7 @@ Tell = Callable[[str, dict[str, object]], None]
 class _Doubt:
     """A disagreement: how far the other clock is ahead of ours, and since when, on the monotonic clock.
 
-    `latest_us`: how far it was ahead in the latest reading.
+    `latest_us` is how far it was ahead in the latest reading.
     """
 
     ahead_us: int
@@ -62,12 +62,12 @@ class _Doubt:
 
 
 class ClockGuard:
-    """Decides from readings what time it is; pure but for its own memory.
+    """Computes the time from readings of three clocks; performs no I/O itself.
 
     Args:
-        limits: what counts as a step, and how long one is refused.
-        tell: told of steps (kind, detail): "clock_refused", "clock_agrees", "clock_followed", "clock_doubted",
-            "clock_settled".
+        limits: the size of a step, and how long a step is refused.
+        tell: called with (kind, detail) for each step: "clock_refused", "clock_agrees", "clock_followed",
+            "clock_doubted", "clock_settled".
     """
 
     def __init__(self, limits: Limits, tell: Tell) -> None:
@@ -83,15 +83,15 @@ class ClockGuard:
 
     @property
     def doubtful(self) -> bool:
-        """Whether the clocks disagree and it is not decided yet who is right."""
+        """Whether the clocks disagree and it is undecided which is right."""
         return self._refused is not None or self._unwitnessed is not None
 
     def read(self, wall_us: Instant, monotonic_s: float) -> ClockReading:
-        """The time now, by what the host's clocks show; only after the first `observe`."""
+        """Return the time for a reading of the host's clocks; requires an earlier `observe`."""
         now = self._time(monotonic_s)
         earliest = latest = now
         if self._unwitnessed is not None:
-            # By the host's clock as it began, and as it is by now: one that steps meanwhile makes nothing sure.
+            # Use the host's clock both as it began and as it is now: it may have stepped meanwhile.
             began = now + self._unwitnessed.ahead_us
             wall = wall_us if wall_us >= UNSET_US else began
             earliest, latest = min(now, wall, began), max(now, wall, began)
@@ -100,11 +100,11 @@ class ClockGuard:
         return ClockReading(Instant(now), Instant(earliest), Instant(latest), self._stepped_us)
 
     def observe(self, server_us: Instant, round_trip_s: float, wall_us: Instant, monotonic_s: float) -> None:
-        """Take a reading of the database's clock in.
+        """Compare a reading of the database's clock with our time; follow or refuse it.
 
         Args:
-            server_us: what it showed at some moment of the round trip, which has ended just now.
-            round_trip_s: how long that took.
+            server_us: the database's time at some moment of the round trip, which has just ended.
+            round_trip_s: duration of the round trip.
             wall_us: the host's wall clock now.
             monotonic_s: the host's monotonic clock now.
         """
@@ -112,7 +112,7 @@ class ClockGuard:
             self._base_us, self._base_s = server_us, monotonic_s
             if wall_us >= UNSET_US and abs(wall_us - server_us) > self._step_us + round_trip_s * 1e6:
                 self._unwitnessed = _Doubt(wall_us - server_us, monotonic_s)
-                self._say("clock_doubted", server_us - wall_us, "the database's clock less the host's, at the start")
+                self._say("clock_doubted", server_us - wall_us, "the database's clock minus the host's, at the start")
             return
         now = self._time(monotonic_s)
         server_last = server_us + round(round_trip_s * 1e6)
@@ -123,7 +123,7 @@ class ClockGuard:
             return
         self._base_us, self._base_s = now + ahead, monotonic_s
         if self._refused is not None:
-            self._say("clock_agrees", self._refused.ahead_us, "the step that was refused is over")
+            self._say("clock_agrees", self._refused.ahead_us, "the refused step is over")
             self._refused = None
         if self._unwitnessed is not None and (witnessed or monotonic_s - self._unwitnessed.since_s >= self._settle_s):
             why = "the host's clock agrees" if witnessed else "the database's clock has run evenly"
@@ -133,7 +133,7 @@ class ClockGuard:
     def _judge_step(self, ahead_us: int, witnessed: bool, monotonic_s: float) -> None:
         """Refuse a step, or follow one that has lasted."""
         wait_s = self._settle_s
-        if witnessed:  # by a host whose clock was never seen to agree with the time that we began with
+        if witnessed:  # the wait is zero if the host's clock has never agreed with the time that we began with
             wait_s = 0.0 if self._unwitnessed is not None else self._agree_s
         refused = self._refused
         if refused is None or not self._runs_evenly(refused, ahead_us, monotonic_s):
@@ -142,7 +142,7 @@ class ClockGuard:
         if monotonic_s - refused.since_s < wait_s:
             if refused is not self._refused:
                 self._refused = refused
-                self._say("clock_refused", ahead_us, "the database's clock has stepped; time goes on without it")
+                self._say("clock_refused", ahead_us, "the database's clock has stepped; time continues without it")
             return
         self._base_us, self._base_s = self._time(monotonic_s) + ahead_us, monotonic_s
         self._stepped_us += ahead_us
@@ -151,7 +151,7 @@ class ClockGuard:
         self._say("clock_followed", ahead_us, why)
 
     def _runs_evenly(self, refused: _Doubt, ahead_us: int, monotonic_s: float) -> bool:
-        """Whether a clock is as far ahead as when it was refused, but for what a quartz may lose or gain since."""
+        """Tell whether a clock is as far ahead as when it was refused, within the drift of a quartz since then."""
         drift_us = (monotonic_s - refused.since_s) * 1e6 * QUARTZ_MAX
         has_stepped = abs(refused.latest_us - ahead_us) > self._step_us
         return not has_stepped and abs(refused.ahead_us - ahead_us) <= self._step_us + drift_us
@@ -166,11 +166,11 @@ class ClockGuard:
 
 
 class GuardedClock:
-    """A Clock whose wall time is guarded; give it to whoever asks for the time of arrival.
+    """A Clock whose wall time is guarded; the clock for arrival times.
 
     Args:
         host: the machine's clocks.
-        server_now: reads the database's clock, µs since the epoch.
+        server_now: reads the database's clock, in µs since the epoch.
         limits, tell: see `ClockGuard`.
     """
 
@@ -180,28 +180,28 @@ class GuardedClock:
         self._quick_s = limits.clock_step_s
         self._guard = ClockGuard(limits, tell)
         self._read_at = float("-inf")
-        # Several readings within the time that a step is refused for, however short somebody has made that.
+        # Several readings within the time for which a step is refused, however short the limits make it.
         in_doubt_s = min(READ_EVERY_IN_DOUBT_S, max(0.05, limits.clock_agree_s / 12))
         self._every_s = (min(READ_EVERY_S, max(in_doubt_s, limits.clock_settle_s / 60)), in_doubt_s)
 
     def read(self) -> ClockReading:
-        """What time it is, and how sure that is."""
+        """Return the time and its bounds."""
         return self._guard.read(self._host.now_us(), self._host.monotonic())
 
     def now_us(self) -> Instant:
-        """Processing time, µs since the epoch."""
+        """Return the processing time in µs since the epoch."""
         return self.read().now_us
 
     def monotonic(self) -> float:
-        """The host's monotonic clock."""
+        """Return the host's monotonic clock in seconds."""
         return self._host.monotonic()
 
     async def sleep(self, seconds: float) -> None:
-        """Wait for that many seconds."""
+        """Sleep for a number of seconds."""
         await self._host.sleep(seconds)
 
     def is_due(self) -> bool:
-        """Whether the database's clock should be read."""
+        """Tell whether a reading of the database's clock is due."""
         return self._host.monotonic() - self._read_at > self._every_s[self._guard.doubtful]
 
     async def synchronize(self) -> None:
@@ -216,12 +216,3 @@ class GuardedClock:
                 break
         self._guard.observe(server_us, round_trip_s, self._host.now_us(), ended)
         self._read_at = ended
-
-
-def believed_floor(floor: Instant, clock: ClockReading, step_us: int) -> Instant:
-    """The processing time that an interval has reached, unless no clock can have been there: then the clock's.
-
-    A floor keeps processing time from running backwards at a takeover. One that was stored while a clock was wrong
-    would stop it, for years perhaps.
-    """
-    return floor if floor <= clock.latest_us + step_us else clock.now_us

@@ -1,6 +1,7 @@
-"""What a worker tells whoever watches it: health, metrics and traces are built on this, and the engine needs none.
+"""Observers of a worker: health, metrics and traces implement this protocol; the engine works without them.
 
-Called in the worker's event loop, between turns or just behind a commit: an observer is quick, and raises nothing.
+The worker calls its observer in the event loop, between turns or just after a commit. An observer must be quick and
+must not raise.
 """
 
 from __future__ import annotations
@@ -10,16 +11,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from millpy.errors import MillError
-from millpy.runtime.soft_state import Owned
-from millpy.runtime.turn import Turn
+from millpy.runtime.owned_interval import OwnedInterval
 
 if TYPE_CHECKING:
+    from millpy.runtime.turn import Turn
     from millpy.runtime.worker import Worker
 
 
 @dataclass(frozen=True, slots=True)
-class Moments:
-    """A turn on the monotonic clock, in seconds: gathered from, stepped from and to, committed from and to."""
+class TurnTimes:
+    """The times of a turn, in seconds on the monotonic clock.
+
+    Attributes:
+        gathered: when the worker began to gather its input.
+        stepped_from, stepped_to: begin and end of the step.
+        sent: when the commit began.
+        committed: when the commit was known.
+    """
 
     gathered: float
     stepped_from: float
@@ -29,69 +37,69 @@ class Moments:
 
 
 class Observer(Protocol):
-    """Watches one worker process."""
+    """What one worker process reports about itself; see the module for what an observer must not do."""
 
     def waiting(self, error: MillError) -> None:
-        """There is no worker, because the database does not answer or is not migrated."""
+        """Handle that no worker can start, because the database does not answer or is not migrated."""
         ...
 
     def begun(self, worker: Worker) -> None:
-        """There is a worker with a lease; it owns nothing yet."""
+        """Handle a new worker, which has a lease and owns no interval yet."""
         ...
 
     def ended(self) -> None:
-        """The worker has left, or was lost."""
+        """Handle the end of the worker, orderly or not."""
         ...
 
-    def holds(self, intervals: Mapping[int, Owned], claimed: int) -> None:
-        """What it owns has changed, or was read again; so many intervals it has just taken over from others."""
+    def holds(self, intervals: Mapping[int, OwnedInterval], claimed: int) -> None:
+        """Handle the intervals that are owned now: `claimed` of them are new, or some were released or read again."""
         ...
 
-    def committed(self, turn: Turn, at: Moments) -> None:
-        """A turn is committed and its sources are acknowledged."""
+    def committed(self, turn: Turn, at: TurnTimes) -> None:
+        """Handle a turn that is committed and whose sources are acknowledged."""
         ...
 
     def failed(self, error: MillError) -> None:
-        """A turn has failed; everything is read again."""
+        """Handle the error of a turn, before the worker reacts to it."""
         ...
 
 
 class Observers:
-    """Several, told in order; none is nobody."""
+    """A list of observers, called in order; it may be empty."""
 
     def __init__(self) -> None:
         self._observers: list[Observer] = []
 
     def add(self, observer: Observer) -> None:
-        """Tell this one too, from now on."""
+        """Add an observer."""
         self._observers.append(observer)
 
     def waiting(self, error: MillError) -> None:
-        """Tell all of them."""
+        """Call every observer."""
         for observer in self._observers:
             observer.waiting(error)
 
     def begun(self, worker: Worker) -> None:
-        """Tell all of them."""
+        """Call every observer."""
         for observer in self._observers:
             observer.begun(worker)
 
     def ended(self) -> None:
-        """Tell all of them."""
+        """Call every observer."""
         for observer in self._observers:
             observer.ended()
 
-    def holds(self, intervals: Mapping[int, Owned], claimed: int) -> None:
-        """Tell all of them."""
+    def holds(self, intervals: Mapping[int, OwnedInterval], claimed: int) -> None:
+        """Call every observer."""
         for observer in self._observers:
             observer.holds(intervals, claimed)
 
-    def committed(self, turn: Turn, at: Moments) -> None:
-        """Tell all of them."""
+    def committed(self, turn: Turn, at: TurnTimes) -> None:
+        """Call every observer."""
         for observer in self._observers:
             observer.committed(turn, at)
 
     def failed(self, error: MillError) -> None:
-        """Tell all of them."""
+        """Call every observer."""
         for observer in self._observers:
             observer.failed(error)

@@ -1,145 +1,239 @@
-"""Leases: how long this process may believe that it is alive.
+"""The intervals that a worker owns, from claim to release.
 
-The server's clock decides expiry. Local trust ends at *attempt start + ttl - margin* on the monotonic clock, so a slow
-answer cannot stretch it. Trust is a courtesy that saves useless work: what protects the data is the fence in every
-commit (I1, I2). A thread sends heartbeats on a connection of its own, so neither a long step nor a slow commit loses
-the lease; a watchdog stops it when neither the worker's loop nor the step that it waits for makes progress, so a stuck
-worker does. A step reports each call of user code (`StepProgress`), so a long one is not stuck; a call that does not
-return within `Limits.call_s_max` is.
+A claim raises the sequencer; a later statement reads what the previous owner stored. After any failed or unknown
+commit the worker takes its intervals over from itself, which waits for a commit in flight, and reads everything again:
+the database is the authority, soft state is always dropped.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import threading
-from typing import Protocol
-from uuid import UUID
+import os
+import platform
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 
-from millpy.clock import Clock
-from millpy.errors import LeaseExpiredError, MillError
-from millpy.limits import Limits
-from millpy.model.step_progress import StepProgress
+from millpy.errors import GraphVersionError, TransientError
+from millpy.graph import InjectorNode
+from millpy.hosting.failpoints import Failpoint
+from millpy.hosting.interval_state import PauseState, intake_of
+from millpy.ingest.intake import Intake
+from millpy.ingest.protocol import Injector, SourceSetup
+from millpy.model.checkpoint import Grant
+from millpy.model.deployment import DeployedInterval
+from millpy.runtime.balance import moves
+from millpy.runtime.context import WorkerContext
+from millpy.runtime.owned_interval import OwnedInterval, owned
+from millpy.store.protocol import Event, OwnerSnapshot, WorkerInfo
 
 log = logging.getLogger(__name__)
+ASK_FINISHED_EVERY_S = 0.1
+"""Seconds between questions to the store whether the graph has finished."""
 
 
-class Heart(Protocol):
-    """Sends one heartbeat, blocking, on a connection of its own."""
+class OwnedIntervals:
+    """The intervals that a worker owns, by id, with their soft state; its methods claim, open and release them."""
 
-    def beat(self, worker_id: UUID, ttl_s: float) -> bool:
-        """Renew the lease; False when it had expired. Raises TransientError."""
-        ...
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._store = context.store
+        self._plan = context.plan
+        self._limits = context.limits
+        self._clock = context.clock
+        self._lease = context.lease
+        self._failpoints = context.failpoints
+        self._only = frozenset(context.only)
+        self._ask_finished_at = 0.0
+        self.intervals: dict[int, OwnedInterval] = {}
 
-    def close(self) -> None:
-        """Give the connection back."""
-        ...
-
-
-class Lease:
-    """Trust in the worker's own lease; written by the heartbeat thread, read by everybody."""
-
-    def __init__(self, limits: Limits, clock: Clock) -> None:
-        self._limits = limits
-        self._clock = clock
-        self._trusted_until = float("-inf")
-        self._progress_at = clock.monotonic()
-        self._progress = StepProgress()
-        self._units = 0
-        self.expired = False
-
-    def watch(self, progress: StepProgress) -> None:
-        """Take a step whose units rise for alive."""
-        self._progress = progress
-
-    def renewed(self, attempt_started: float) -> None:
-        """The server has answered an attempt that began then."""
-        self._trusted_until = attempt_started + self._limits.lease_ttl_s - self._limits.lease_margin_s
-        self.expired = False
-
-    def lost(self) -> None:
-        """The server says that the lease had expired."""
-        self._trusted_until = float("-inf")
-        self.expired = True
-
-    def is_trusted(self) -> bool:
-        """Whether work may be started and committed on it."""
-        return self._clock.monotonic() < self._trusted_until
-
-    async def await_trust(self) -> None:
-        """Return once work may be started and committed on it, in most cases at once.
-
-        A heartbeat may be late because the machine or the database is busy. Waiting for it loses nothing, as the fence
-        protects what is stored; starting anew means to read all state again, which keeps a busy machine busy.
+    async def rebalance(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Read the ownership table and decide; return the ids of the intervals to claim and of those to release.
 
         Raises:
-            LeaseExpiredError: it had expired, or the database has renewed nothing for as long as it lasts.
+            GraphVersionError: another version of the graph is deployed. A commit would find that out, too, but a
+                worker that has nothing to commit must not keep its lease.
         """
-        ends_at = self._clock.monotonic() + self._limits.lease_ttl_s
-        while not self.is_trusted():
-            if self.expired:
-                raise LeaseExpiredError("the lease has expired")
-            if self._clock.monotonic() >= ends_at:
-                raise LeaseExpiredError(f"the lease was not renewed for {self._limits.lease_ttl_s:.1f} s")
-            await self._clock.sleep(self._limits.heartbeat_s / 4)
+        known = self._plan.deployment
+        ownership = await self._store.ownership(known.graph_id)
+        if ownership.graph_version != known.version:
+            raise GraphVersionError(
+                f"version {ownership.graph_version} of the graph is deployed; this worker runs {known.version}"
+            )
+        computations = {
+            c.name: [i.interval_id for i in c.intervals] for c in self._plan if not self._only or c.name in self._only
+        }
+        decided = moves(self._context.worker_id, ownership, computations, frozenset(self.intervals))
+        return decided.to_claim, decided.to_release
 
-    def progressed(self) -> None:
-        """The worker's loop is alive."""
-        self._progress_at = self._clock.monotonic()
+    async def claim(self, interval_ids: Sequence[int]) -> int:
+        """Claim free intervals and open them; return how many were claimed."""
+        grants = await self._store.claim(self._context.worker_id, interval_ids)
+        if not grants:
+            return 0
+        await self._failpoints.reach(Failpoint.AFTER_CLAIM)
+        await self._open(grants, {})
+        log.info("claimed %d intervals: %s", len(grants), [grant.interval_id for grant in grants])
+        detail: dict[str, object] = {
+            "worker": str(self._context.worker_id),
+            "intervals": [grant.interval_id for grant in grants],
+        }
+        await self._store.record_events(self._context.graph_id, [Event("claimed", detail)])
+        return len(grants)
 
-    def is_stuck(self) -> bool:
-        """Whether nothing has moved for too long: neither the loop nor, by its units, the step that it waits for."""
-        now, progress = self._clock.monotonic(), self._progress
-        if progress.units != self._units:
-            self._units, self._progress_at = progress.units, now
-        allowed_s = self._limits.call_s_max if progress.stepping else self._limits.watchdog_s
-        return now - self._progress_at > allowed_s
-
-
-class Heartbeat:
-    """One attempt to renew a lease, and what its answer means."""
-
-    def __init__(self, heart: Heart, worker_id: UUID, lease: Lease, limits: Limits, clock: Clock) -> None:
-        self._heart = heart
-        self._worker_id = worker_id
-        self._lease = lease
-        self._limits = limits
-        self._clock = clock
-
-    def attempt(self) -> None:
-        """Renew the lease, unless the worker is stuck."""
-        if self._lease.is_stuck():
-            log.error("worker makes no progress, lease is left to expire")
-            return
-        attempt_started = self._clock.monotonic()
+    async def have_finished(self) -> bool:
+        """Tell whether the graph has no work left. Ask the store (see `Store.finished`) at most every 0.1 s."""
+        now = self._clock.monotonic()
+        ended = all(interval.intake is None or interval.finished for interval in self.intervals.values())
+        if not ended or now < self._ask_finished_at:
+            return False
+        self._ask_finished_at = now + ASK_FINISHED_EVERY_S
         try:
-            alive = self._heart.beat(self._worker_id, self._limits.lease_ttl_s)
-        except MillError as error:
-            # Whatever it is, the next one may succeed; and a thread that ends says nothing to anybody.
-            log.warning("heartbeat failed: %s", error)
+            return await self._store.finished(self._context.graph_id)
+        except TransientError:
+            return False
+
+    async def fold(self) -> None:
+        """Fold the deltas of all intervals on exit. On a release they stay: a new owner loads them faster unfolded."""
+        for interval in self.intervals.values():
+            if interval.unfolded_bytes:
+                await self._store.fold(
+                    interval.grant, bytes_max=self._limits.unfolded_bytes_max, progressed=self._lease.progressed
+                )
+
+    async def leave(self, fold_s: float | None) -> None:
+        """Fold for at most `fold_s` seconds (None: to the end), release everything and unregister."""
+        with suppress(TimeoutError):  # the next owner folds the rest
+            async with asyncio.timeout(fold_s):
+                await self.fold()
+        await self.release(list(self.intervals))
+        await self._store.unregister(self._context.worker_id)
+
+    async def release(self, interval_ids: Sequence[int]) -> None:
+        """Close the sources of these intervals and release them; no stepped turn may contain them."""
+        leaving = [self.intervals.pop(i) for i in interval_ids if i in self.intervals]
+        for interval in leaving:
+            if interval.injector is not None:
+                await interval.injector.close()
+        await self._failpoints.reach(Failpoint.BEFORE_RELEASE)
+        await self._store.release(self._context.worker_id, [interval.grant for interval in leaving])
+
+    async def recover(self) -> None:
+        """Take all intervals over from this worker itself, which waits for commits in flight; read them again."""
+        grants = [interval.grant for interval in self.intervals.values()]
+        for interval in self.intervals.values():
+            if interval.injector is not None:
+                await interval.injector.close()
+                interval.injector = None
+        if not self._lease.is_trusted() or self._lease.expired:
+            await self.announce()
+        fresh = await self._store.take_over_from_self(self._context.worker_id, grants) if grants else []
+        self.intervals.clear()
+        await self._open(fresh, {})
+
+    async def announce(self) -> None:
+        """Register this worker with the store, which starts its lease."""
+        started = self._clock.monotonic()
+        known, only = self._plan.deployment, tuple(sorted(self._only))
+        info = WorkerInfo(self._context.worker_id, known.graph_id, known.version, only, platform.node(), os.getpid())
+        await self._store.register(info, self._limits.lease_ttl_s)
+        self._lease.renewed(started)
+
+    async def restart(self) -> None:
+        """Read all state again under the same grants and keep the open sources; only valid if nothing was committed."""
+        kept = {interval_id: interval.injector for interval_id, interval in self.intervals.items()}
+        grants = [interval.grant for interval in self.intervals.values()]
+        for interval in self.intervals.values():
+            interval.stage = None  # free the old state before the new one is read
+        await self._open(grants, kept)
+
+    async def _open(self, grants: Sequence[Grant], kept: dict[int, Injector | None]) -> None:
+        """Read what is stored under these grants and open the sources; `kept` has the sources that are open still."""
+        if not grants:
             return
-        if alive:
-            self._lease.renewed(attempt_started)
+        recovered = []
+        for grant in grants:
+            (found,) = await self._store.read([grant], state_rows_max=self._limits.state_preload_rows_max)
+            self._lease.progressed()  # each interval may take seconds, and together they may take minutes
+            recovered.append(await self._recovered(grant, found, kept.get(grant.interval_id)))
+            del found  # do not keep the snapshot of one interval while the next is read
+        await self._connect(recovered)
+        sources = [grant.interval_id for grant in grants if self.intervals[grant.interval_id].intake is not None]
+        if sources:
+            pending = await self._store.read_requests(sources, records_max=0, bytes_max=0)
+            for interval_id in pending.paused:
+                self.intervals[interval_id].pause = PauseState.COMMITTED
+
+    async def _connect(self, intervals: Sequence[OwnedInterval]) -> None:
+        """Open all closed sources at once, so that a source whose broker is away does not delay the others.
+
+        When some fail, keep the others and raise the first failure.
+        """
+        closed = {
+            interval.interval_id: asyncio.create_task(self._connect_one(interval))
+            for interval in intervals
+            if interval.intake is not None and interval.injector is None and not interval.finished
+        }
+        try:
+            await asyncio.gather(*closed.values(), return_exceptions=True)
+        finally:
+            for interval in intervals:
+                task = closed.get(interval.interval_id)
+                if task is None or not (task.cancelled() or task.exception()):
+                    self.intervals[interval.interval_id] = interval
+        for task in closed.values():
+            task.result()
+
+    async def _connect_one(self, interval: OwnedInterval) -> None:
+        node, intake = interval.plan.node, interval.intake
+        assert isinstance(node, InjectorNode)
+        assert intake is not None
+        injector = node.source.connect(self._setup(node, interval.deployed, intake))
+        async with AsyncExitStack() as opening:
+            opening.push_async_callback(injector.close)
+            await injector.open(intake.position)
+            opening.pop_all()
+        interval.injector = injector
+        intake.source_opened()
+        self._lease.progressed()
+
+    async def _recovered(self, grant: Grant, found: OwnerSnapshot, injector: Injector | None) -> OwnedInterval:
+        plan = self._plan.by_interval[grant.interval_id]
+        interval = owned(grant, plan, found, self._clock.monotonic(), self._limits)
+        runs = await self._store.load_dedupe_runs(grant) if plan.keeps_ids else ()
+        if plan.stage is None:
+            interval.intake = intake_of(plan, found.recovered, runs, self._limits)
+            interval.injector = injector
         else:
-            self._lease.lost()
+            # Millions of open windows take minutes; meanwhile the process must answer and react to signals.
+            loop, recovered = asyncio.get_running_loop(), replace(found.recovered, dedupe_runs=runs)
+            interval.stage = await loop.run_in_executor(self._context.thread, plan.stage.open, recovered)
+        return interval
 
+    def _setup(self, node: InjectorNode, deployed: DeployedInterval, intake: Intake) -> SourceSetup:
+        return SourceSetup(
+            graph=self._plan.permanent_name,
+            generation=self._plan.generation,
+            secret=self._plan.deployment.secret,
+            stream=node.name,
+            partition=deployed.partition,
+            joined=deployed.joined,
+            limits=self._limits,
+            clock=self._clock,
+            ready=self._context.wake,
+            trusted=self._lease.is_trusted,
+            record_type=node.record_type,
+            notes=intake.notes,
+            start=self._context.start,
+            bound=self._context.budget,
+            deduplicated=node.dedupe is not None,
+            tell=self._context.events.add,
+        )
 
-class HeartThread(threading.Thread):
-    """Renews a lease until stopped, or until the worker is stuck."""
-
-    def __init__(self, heart: Heart, worker_id: UUID, lease: Lease, limits: Limits, clock: Clock) -> None:
-        super().__init__(name="heartbeat", daemon=True)
-        self._heart = heart
-        self._heartbeat = Heartbeat(heart, worker_id, lease, limits, clock)
-        self._limits = limits
-        self._ended = threading.Event()
-
-    def run(self) -> None:
-        """Beat, wait, beat."""
-        while not self._ended.wait(self._limits.heartbeat_s):
-            self._heartbeat.attempt()
-        self._heart.close()
-
-    def stop(self) -> None:
-        """Send no more; joins the thread."""
-        self._ended.set()
-        self.join(timeout=self._limits.lease_ttl_s)
+    async def close(self) -> None:
+        """Close all sources and forget all intervals, without releasing them in the store."""
+        for interval in self.intervals.values():
+            if interval.injector is not None:
+                await interval.injector.close()
+        self.intervals.clear()

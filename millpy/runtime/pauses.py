@@ -1,8 +1,8 @@
-"""Short pauses: Python's collector of cycles stops every thread while it looks at all that is alive.
+"""Short pauses of garbage collection: Python's cycle collector stops every thread while it scans all live objects.
 
-Over five million open windows one look takes five seconds: no heartbeat leaves meanwhile, and the lease ends. Soft
-state has no cycles, and is freed by its counts. So what is alive when a look has taken long is not looked at any more.
-What that costs in memory is cycles that were in use then and are given up later, which are few.
+With five million open windows a scan takes five seconds; no heartbeat leaves meanwhile, and the lease ends. Soft state
+has no cycles; reference counts free it. So after a long scan all live objects are excluded from further scans
+(`gc.freeze`). The cost in memory is the few cycles that were alive then and become garbage later.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from millpy.clock import SystemClock
 
 PAUSE_S_MAX = 0.2
 OLDEST = 2
-"""The generation whose collection looks at everything."""
+"""The generation whose collection scans all objects."""
 
 
 @contextmanager
 def short_pauses() -> Iterator[None]:
-    """Collect garbage without stopping this process for long; afterwards as before."""
+    """Freeze all live objects after each collection of more than PAUSE_S_MAX; unfreeze them at the end."""
     clock = SystemClock()
     started = clock.monotonic()
 

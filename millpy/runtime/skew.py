@@ -1,12 +1,12 @@
-"""Skew: no source reads further ahead in event time than `max_skew` of the slowest, so that windows stay few.
+"""Skew: keep every source within `max_skew` of the slowest in event time, so that few windows are open.
 
 A backfill beside a live feed, or one file much denser than another, would otherwise open windows without bound: they
-close only when the slowest source has passed them. A source that has ended, stands still until a person resumes it, or
-is proven idle (`Injector.quiet`) slows nobody; one that is merely out of reach, or has not begun, does. The slowest is
-never held back, so some source can always go on.
+close only when the slowest source has passed them. A source that has ended, is paused until an operator resumes it, or
+is proven idle (`Injector.quiet`) does not slow the others; one that is merely out of reach, or has not begun, does. The
+slowest source is never held back, so some source can always continue.
 
-A source may overshoot by what it hands over in one turn. Sources of this worker are compared turn by turn in memory.
-Of those elsewhere the last known watermark is used: it only rises, so an old one holds back for longer, never for less.
+A source may overshoot by the records of one turn. Sources of this worker are compared in memory, turn by turn. For
+sources elsewhere the last known watermark is used: it only rises, so an old one holds back for longer, never for less.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
+from millpy.hosting.interval_state import PauseState
 from millpy.model.time import INSTANT_MAX, describe
-from millpy.runtime.soft_state import Halt, Owned
+from millpy.runtime.owned_interval import OwnedInterval
 from millpy.store.protocol import SourceState
 
 log = logging.getLogger(__name__)
 
 
 class Skew:
-    """Compares the sources of one graph.
+    """Decide which sources must wait, so that none is more than `max_skew_us` ahead of the slowest.
 
     Args:
-        max_skew_us: how far one may be ahead; None for as far as it likes.
+        max_skew_us: how far a source may be ahead of the slowest; None for no limit.
     """
 
     def __init__(self, max_skew_us: int | None) -> None:
@@ -34,23 +35,25 @@ class Skew:
         self._held: frozenset[int] = frozenset()
 
     def learn(self, states: Sequence[SourceState]) -> None:
-        """Take what the store knows of all sources of the graph."""
+        """Remember the states of all sources of the graph, as the store knows them."""
         self._known = {state.interval_id: state for state in states}
 
-    def own(self, intervals: Mapping[int, Owned]) -> list[SourceState]:
-        """How the sources of this worker stand."""
+    def own(self, intervals: Mapping[int, OwnedInterval]) -> list[SourceState]:
+        """Return the states of the owned sources."""
         return [
-            SourceState(interval.interval_id, interval.low_watermark, interval.quiet or interval.halt is not Halt.NO)
+            SourceState(
+                interval.interval_id, interval.low_watermark, interval.quiet or interval.pause is not PauseState.NO
+            )
             for interval in intervals.values()
             if interval.plan.stage is None
         ]
 
-    def held_back(self, intervals: Mapping[int, Owned]) -> frozenset[int]:
-        """The sources of this worker that are not read now."""
+    def held_back(self, intervals: Mapping[int, OwnedInterval]) -> frozenset[int]:
+        """Return the ids of the owned sources that must wait now: all of them before the first `learn`."""
         if self.max_skew_us is None:
             return self._held
         own = self.own(intervals)
-        if self._known is None:  # nobody is read before all are known
+        if self._known is None:  # read no source before the state of all is known
             return frozenset(state.interval_id for state in own)
         everywhere = self._known | {state.interval_id: state for state in own}
         slowest = min(filter(_counts, everywhere.values()), key=lambda state: state.low_watermark, default=None)

@@ -1,31 +1,36 @@
-"""The one thread in which steps run, so that callbacks always find the same one.
+"""The one thread in which callbacks, and steps of more than a few quick records, run.
 
-A thread cannot be ended from outside. When a call in it does not return, the step is given up: whoever waits for it
-goes on at once, a new thread takes the next step, and the old one ends when its call returns, if it ever does
-(`StepProgress`). Threads are daemons: none of them holds up the end of the process.
+A thread cannot be ended from outside. When a call in it does not return, the step is abandoned: its waiter gets an
+error at once, a new thread takes the next step, and the old thread ends when its call returns, if it ever does
+(`StepProgress`). The threads are daemons, so they do not delay the end of the process.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, InvalidStateError
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
+from millpy.hosting.step import LoadState
+from millpy.model.checkpoint import Entries, Grant
+from millpy.store.protocol import Store
+
 Job = tuple[Callable[[], Any], "Future[Any]"]
 
 
 class StepThread(Executor):
-    """Runs one piece of work after the other in a thread that can be replaced."""
+    """An executor that runs one job at a time, in a thread that can be replaced."""
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[Job | None] | None = None
         self._running: Future[Any] | None = None
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **more: Any) -> Future[Any]:
-        """Run it behind what was submitted before."""
+        """Queue a function for the thread and return its future; start the thread if there is none."""
         if self._jobs is None:
             self._jobs = SimpleQueue()
             threading.Thread(target=_serve, args=(self._jobs,), name="steps", daemon=True).start()
@@ -33,20 +38,29 @@ class StepThread(Executor):
         self._jobs.put((lambda: fn(*args, **more), self._running))
         return self._running
 
+    def loader(self, store: Store) -> LoadState:
+        """Return a function that loads missing state from inside a step; call this in the event loop."""
+        loop = asyncio.get_running_loop()
+
+        def load(grant: Grant, keys: Sequence[bytes]) -> Sequence[Entries]:
+            return asyncio.run_coroutine_threadsafe(store.load_state(grant, keys), loop).result()
+
+        return load
+
     def is_busy(self) -> bool:
-        """Whether somebody waits for a step."""
+        """Tell whether a submitted function has not ended yet."""
         return self._running is not None and not self._running.done()
 
-    def give_up(self, error: Exception) -> None:
-        """Whoever waits for a step is told this error; the next one runs in another thread."""
+    def abandon(self, error: Exception) -> None:
+        """Set an error as the outcome of the running step and ignore its own; the next step runs in another thread."""
         running, self._running = self._running, None
         self.shutdown()
         if running is not None:
-            with suppress(InvalidStateError):  # it has ended at this moment
+            with suppress(InvalidStateError):  # the step has just ended
                 running.set_exception(error)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the thread behind what it is doing; waits for nothing."""
+        """Let the thread end after its current job; do not wait for it."""
         if self._jobs is not None:
             self._jobs.put(None)
             self._jobs = None

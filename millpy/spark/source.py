@@ -5,16 +5,16 @@
 Options: `table` (schema.table); `url` (default: MILLPY_DATABASE_URL of the driver); `columns` (comma-separated);
 `from` and `to` (ISO 8601: windows that start, or records that happen, at or after the one and before the other); `keys`
 (JSON: column -> values, `{"device": ["a", "b"]}`); `partitions` (connections that read at the same time, default 4);
-`batch_rows` (default 500,000); `key` (comma-separated: columns that tell a view's rows apart and are never null; a
-table has its primary key).
+`batch_rows` (default 500,000); `key` (comma-separated: columns that identify a view's rows and are never null; a table
+has its primary key).
 
 What the options leave out is not read at all. Spark's own push-down of `where` is not used: up to version 4.3 it keeps
 the filters of one query for the next one over the same DataFrame, which then silently lacks rows.
 
-The table is cut by its primary key into ranges, one a partition, and each range is read in pieces of bounded size
-between two keys. Each piece is a statement and a snapshot of its own, a second long as a rule: a longer one would keep
-old row versions alive and slow every commit. A window is therefore read exactly once, in the version that was
-committed when its piece was read; windows of different pieces may be of different moments, but never of two tables.
+The table is cut by its primary key into ranges, one per partition, and each range is read in pieces of bounded size
+between two keys. Each piece is one statement and one snapshot, usually a second long: a longer one would keep old row
+versions alive and slow every commit. A window is therefore read exactly once, in the version committed when its piece
+was read; windows of different pieces may be from different times, but never from two tables.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from millpy.database_url import complete
+from millpy.config.database_url import complete
+from millpy.config.secrets import secret
 from millpy.errors import ConfigError
-from millpy.secret import secret
 from millpy.spark.pieces import Bounds, plan, read
-from millpy.spark.tables import Condition, Table, as_text, describe
+from millpy.spark.tables import Condition, SparkTable, as_text, describe
 
 PARTITIONS_DEFAULT = 4
 BATCH_ROWS_DEFAULT = 500_000
@@ -43,10 +43,10 @@ TIME_COLUMNS = ("window_start", "event_time")
 
 
 class MillpyDataSource(DataSource):
-    """`spark.read.format("millpy")`; see the module's text for options.
+    """`spark.read.format("millpy")`; the module's docstring lists the options.
 
     Attributes:
-        database_url: where no option says otherwise; default: MILLPY_DATABASE_URL.
+        database_url: the database when no option names one; default: MILLPY_DATABASE_URL.
     """
 
     database_url: str | None = None
@@ -70,31 +70,31 @@ class MillpyDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Return the format's name."""
         return "millpy"
 
     def schema(self) -> StructType:
-        """The columns, in the table's order or that of the option `columns`."""
+        """Return the columns, in the table's order or that of the option `columns`."""
         return from_arrow_schema(self._table.arrow_schema(self._wanted))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of the columns in `schema`, which may be fewer than the table has."""
+        """Return a reader of the columns in `schema`, which may be fewer than the table has."""
         self._table.select(schema.fieldNames())
-        return _Reader(self._url, self._table, schema, self._conditions, self._partitions, self._batch_rows)
+        return _PartitionReader(self._url, self._table, schema, self._conditions, self._partitions, self._batch_rows)
 
 
 @dataclass
 class _Range(InputPartition):
-    """Pieces that follow each other by the primary key."""
+    """Consecutive pieces in the order of the primary key."""
 
     bounds: Bounds
 
 
-class _Reader(DataSourceReader):
+class _PartitionReader(DataSourceReader):
     def __init__(
         self,
         url: str,
-        table: Table,
+        table: SparkTable,
         schema: StructType,
         conditions: list[Condition],
         partitions: int,
@@ -108,7 +108,7 @@ class _Reader(DataSourceReader):
         self._batch_rows = batch_rows
 
     def partitions(self) -> Sequence[InputPartition]:
-        """About as many rows each, from a sample."""
+        """Return ranges of about equal size, from a sample."""
         planned = plan(
             self._url,
             self._table,
@@ -120,7 +120,7 @@ class _Reader(DataSourceReader):
         return [_Range(bounds) for bounds in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """One range, piece by piece; runs in a process of Spark's."""
+        """Yield one range, piece by piece; runs in a process of Spark's."""
         assert isinstance(partition, _Range)
         _freeze()
         yield from read(
@@ -130,7 +130,7 @@ class _Reader(DataSourceReader):
 
 @cache
 def _freeze() -> None:
-    """Once a process: Spark's looks through all that it has imported for garbage after each task (50 ms of CPU)."""
+    """Freeze all imports, once a process: Spark's collector scans them after each task (50 ms of CPU)."""
     gc.freeze()
 
 
@@ -147,7 +147,7 @@ def _positive(options: MutableMapping[str, str], name: str, default: int) -> int
     return int(text)
 
 
-def _time_conditions(options: MutableMapping[str, str], table: Table) -> Iterator[Condition]:
+def _time_conditions(options: MutableMapping[str, str], table: SparkTable) -> Iterator[Condition]:
     for option, comparison in (("from", ">="), ("to", "<")):
         text = options.get(option)
         if text is None:
@@ -162,11 +162,11 @@ def _time_conditions(options: MutableMapping[str, str], table: Table) -> Iterato
         except ValueError as error:
             raise ConfigError(f"option {option}: {error}", hint="write it like 2026-11-21T06:00:00Z") from None
         if moment.tzinfo is None:
-            raise ConfigError(f"option {option} is {text!r}, without a zone", hint=f"write {text}Z if it is UTC")
+            raise ConfigError(f"option {option} is {text!r} without a zone", hint=f"write {text}Z if it is UTC")
         yield Condition(column, comparison, (as_text(moment),))
 
 
-def _key_conditions(options: MutableMapping[str, str], table: Table) -> Iterator[Condition]:
+def _key_conditions(options: MutableMapping[str, str], table: SparkTable) -> Iterator[Condition]:
     text = options.get("keys")
     if text is None:
         return
@@ -177,5 +177,7 @@ def _key_conditions(options: MutableMapping[str, str], table: Table) -> Iterator
         raise ConfigError(f"option keys is {text!r}", hint='write JSON: {"device": ["a", "b"]}') from None
     for name in table.select(tuple(wanted)):
         if None in wanted[name]:
-            raise ConfigError(f"option keys asks for null in {name!r}", hint="no key is null; use where() for a value")
+            raise ConfigError(
+                f"option keys asks for null in {name!r}", hint="keys are never null; use where() for values"
+            )
         yield Condition(name, "= ANY", tuple(as_text(value) for value in wanted[name]))

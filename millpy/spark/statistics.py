@@ -1,6 +1,6 @@
-"""What a report says of a table of windows, as Spark DataFrames: profile, outliers, lateness. All columns, no rows.
+"""The statistics of a table of windows as Spark DataFrames: profile, outliers, lateness. All columns, no rows.
 
-Every function takes DataFrames and gives a DataFrame with the columns that its text names; each can be used alone:
+Every function takes DataFrames and returns a DataFrame with the columns that its docstring names; each works alone:
 
     windows = read_table(spark, "factory.temperature_1m")
     outliers(windows, Columns(("device",), "mean")).orderBy("score", ascending=False).show()
@@ -19,22 +19,22 @@ SIGMA_OF_MEDIAN_DEVIATION = 1.4826
 SIGMA_OF_MEAN_DEVIATION = 1.2533
 """A normal distribution's standard deviation, as a multiple of its median and its mean absolute deviation."""
 DISTRUST_OF_SHORT_HISTORY = 8.0
-"""The scale of a history of so many windows counts double: the median deviation of few values is often too small."""
+"""A history of this many windows doubles the scale: the median deviation of few values is often too small."""
 SCALE_SHARE_MIN = 1e-9
-"""No scale is below this share of the median, so that rounding is no outlier where all values were equal."""
+"""The smallest scale, as a share of the median: rounding must not make an outlier where all values were equal."""
 _JUDGED = ("expected", "scale", "score", "outlier")
 _FORGOTTEN = ("past", "apart")
-"""Columns that `judged` makes, and takes away again."""
+"""Columns that `judged` adds, and drops again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Which columns of a result table mean what.
+    """The roles of a result table's columns.
 
     Attributes:
-        keys: of the device, or whatever windows are made for.
-        value: the number that is looked at.
-        count: how many records a window has; None where the table does not say.
+        keys: the columns of the device, or of another key.
+        value: the number analyzed.
+        count: the number of records of a window; None if the table does not count them.
     """
 
     keys: tuple[str, ...]
@@ -44,12 +44,12 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What a window is compared with.
+    """The history that a window is compared with.
 
     Attributes:
-        windows: so many of its own device before it.
-        windows_min: with fewer there is no judgement.
-        threshold: a window is an outlier from this score on.
+        windows: the number of the device's windows before it.
+        windows_min: the number below which a window is not judged.
+        threshold: the score from which a window is an outlier.
     """
 
     windows: int = 30
@@ -62,7 +62,7 @@ class History:
 
 
 def profile(windows: DataFrame, columns: Columns) -> DataFrame:
-    """A row a device: keys, windows, records, mean, stddev, low, high, late, first_at, last_at.
+    """Return one row per device: keys, windows, records, mean, stddev, low, high, late, first_at, last_at.
 
     mean, stddev, low and high are over the windows' values, each window counting once; records and late are sums.
     """
@@ -81,7 +81,7 @@ def profile(windows: DataFrame, columns: Columns) -> DataFrame:
 
 
 def judged(windows: DataFrame, columns: Columns, history: History | None = None) -> DataFrame:
-    """The windows that have a value, with expected, scale, score and outlier: against the device's own windows before.
+    """Return the windows that have a value, with expected, scale, score and outlier, by the device's earlier windows.
 
     expected is the median of the history. scale is a robust standard deviation of it, wider the shorter it is: from the
     median absolute deviation, or from the mean one where more than half of the history is one value. score is the
@@ -91,9 +91,7 @@ def judged(windows: DataFrame, columns: Columns, history: History | None = None)
         ConfigError: the windows have a column of one of these names.
     """
     if taken := [name for name in (*_JUDGED, *_FORGOTTEN) if name in windows.columns]:
-        raise ConfigError(
-            f"the windows have a column {taken[0]!r} of their own", hint="withColumnRenamed() gives it another name"
-        )
+        raise ConfigError(f"the windows have a column {taken[0]!r} already", hint="rename it with withColumnRenamed()")
     history = history or History()
     before = Window.partitionBy(*columns.keys).orderBy("window_start", "window_end").rowsBetween(-history.windows, -1)
     past, expected, value = fn.col("past"), fn.col("expected"), fn.col(columns.value)
@@ -111,21 +109,21 @@ def judged(windows: DataFrame, columns: Columns, history: History | None = None)
 
 
 def outliers(windows: DataFrame, columns: Columns, history: History | None = None) -> DataFrame:
-    """The windows of `judged` that are outliers."""
+    """Return the windows of `judged` that are outliers."""
     return judged(windows, columns, history).where("outlier")
 
 
 def lateness(windows: DataFrame, too_late: DataFrame, columns: Columns) -> DataFrame:
-    """A row a device: keys, records, late, too_late, late_share, too_late_share.
+    """Return one row per device: keys, records, late, too_late, late_share, too_late_share.
 
-    late are records in the windows that came after the watermark had passed the window's end; too_late never got in.
-    Both shares are of all records, those that never got in included; null where the table does not count records. A
-    record is counted once for each window that it belongs to.
+    late counts the records that came after the watermark had passed their window's end; too_late those in no window.
+    Both shares are of all records, including those in no window; null where the table does not count records. A record
+    counts once for each window that it belongs to.
 
     Arguments:
         windows: the result table.
-        too_late: a row a record, with the same key columns.
-        columns: what is what.
+        too_late: one row per record, with the same key columns.
+        columns: the roles of the columns.
     """
     here = windows.groupBy(*columns.keys).agg(_records(columns).alias("records"), fn.sum("late_count").alias("late"))
     lost = too_late.groupBy(*columns.keys).agg(fn.count("*").alias("too_late"))
@@ -139,7 +137,7 @@ def lateness(windows: DataFrame, too_late: DataFrame, columns: Columns) -> DataF
 
 
 def over_time(windows: DataFrame, columns: Columns, *, first_us: int, width_us: int) -> DataFrame:
-    """A row a stretch of time, by the start of windows: place (0 from first_us on), windows, records, late."""
+    """Return one row per time bin, by windows' starts: place (0 from first_us on), windows, records, late."""
     place = fn.floor((fn.unix_micros("window_start") - fn.lit(first_us)) / fn.lit(width_us))
     return (
         windows.groupBy(place.alias("place"))
@@ -153,13 +151,13 @@ def _records(columns: Columns) -> Column:
 
 
 def _median(ordered: Column) -> Column:
-    """Of a sorted array; null when it is empty."""
+    """Return the median of a sorted array; null if it is empty."""
     middle = (fn.size(ordered) - 1) / 2
     return (fn.get(ordered, fn.floor(middle).cast("int")) + fn.get(ordered, fn.ceil(middle).cast("int"))) / 2
 
 
 def _scale(apart: Column, expected: Column, known: Column) -> Column:
-    """A robust standard deviation from sorted distances; never zero."""
+    """Return a robust standard deviation from sorted distances; never zero."""
     mean = fn.try_divide(fn.aggregate(apart, fn.lit(0.0), lambda total, one: total + one), known)
     floor = fn.abs(expected) * SCALE_SHARE_MIN + fn.lit(1e-300)
     median = _median(apart)

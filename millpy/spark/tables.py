@@ -1,4 +1,4 @@
-"""Result tables as the database describes them: columns, their types in Arrow, the key that tells rows apart."""
+"""Result tables as the database describes them: columns, their types in Arrow, the key that identifies rows."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _ARROW_TYPES: dict[str, pa.DataType] = {
     "bytea": pa.binary(),
     "timestamp with time zone": pa.timestamp("us", "UTC"),
 }
-"""Any other type is read as the text that PostgreSQL makes of it."""
+"""A value of any other type is read as PostgreSQL's text."""
 FIRST_DAY = dt.datetime(1, 1, 2, tzinfo=dt.UTC)
 LAST_DAY = dt.datetime(9999, 12, 31, tzinfo=dt.UTC)
-"""What is shown for -infinity and infinity: Python can have these in every zone."""
+"""The values shown for -infinity and infinity: Python can represent them in every zone."""
 _EPOCH_US = 946_684_800_000_000
 _LOWEST_US = -211_813_488_000_000_000 + _EPOCH_US
 _PAST_US = -(2**63) + _EPOCH_US
@@ -44,7 +44,7 @@ SELECT a.attname::text
   JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
  WHERE i.indrelid = {oid} AND i.indisprimary ORDER BY k.place
 """
-_NEIGHBOURS = """
+_Neighbors = """
 SELECT c.relname::text FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
  WHERE n.nspname = {schema} AND c.relkind = 'r' ORDER BY 1
 """
@@ -56,7 +56,7 @@ SELECT computation, key_columns::text FROM millpy.result_tables
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`column comparison value`, the value as text; `= ANY` takes any number, of which one must be equal."""
+    """`column comparison value`, the value as text; `= ANY` takes several values, one of which must be equal."""
 
     column: str
     comparison: str
@@ -64,12 +64,12 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """A table with a primary key, as it was when it was looked up.
+class SparkTable:
+    """A table with a primary key, as of its look-up.
 
     Attributes:
-        oid: the number that the server knows it by: another table gets another one, even by the same name.
-        types: column -> type of PostgreSQL, in the table's order.
+        oid: the server's number for the table; another table has another one, even under the same name.
+        types: column -> PostgreSQL type, in the table's order.
         required: the columns that are never null.
         key: the columns of the primary key.
     """
@@ -82,10 +82,10 @@ class Table:
     key: tuple[str, ...]
 
     def select(self, names: Sequence[str]) -> tuple[str, ...]:
-        """The names, all of which the table has.
+        """Return the names if the table has all of them.
 
         Raises:
-            ConfigError: it does not have one.
+            ConfigError: the table lacks one.
         """
         for name in names:
             if name not in self.types:
@@ -95,42 +95,42 @@ class Table:
         return tuple(names)
 
     def qualified(self) -> str:
-        """Its name in SQL."""
+        """Return the table's name in SQL."""
         return f"{quoted(self.schema)}.{quoted(self.name)}"
 
     def expression(self, column: str) -> str:
-        """A column in SQL, as a type that Arrow gets."""
+        """Write a column in SQL, as a type that has an Arrow type here."""
         kind = self.types[column]
         return f"t.{quoted(column)}" + ("" if kind in _ARROW_TYPES or kind == "text" else "::text")
 
     def arrow_schema(self, names: Sequence[str]) -> pa.Schema:
-        """The Arrow schema of some columns."""
+        """Return the Arrow schema of some columns."""
         return pa.schema([pa.field(n, self.arrow_type(n), nullable=n not in self.required) for n in names])
 
     def arrow_type(self, name: str) -> pa.DataType:
-        """What a column is read as."""
+        """Return the Arrow type that a column is read as."""
         return _ARROW_TYPES.get(self.types[name], pa.string())
 
 
-def describe(url: str, schema: str, name: str, key: Sequence[str] = ()) -> Table:
-    """Look a table up.
+def describe(url: str, schema: str, name: str, key: Sequence[str] = ()) -> SparkTable:
+    """Look up a table.
 
     Arguments:
-        url: of the database.
-        schema: of the table.
-        name: of the table, or of a view.
-        key: columns that tell its rows apart and are never null; default: its primary key.
+        url: the URL of the database.
+        schema: the schema of the table.
+        name: the name of the table, or of a view.
+        key: the columns that identify its rows and are never null; default: its primary key.
 
     Raises:
-        ConfigError: there is none, it has no primary key to read it by, or it lacks a column of `key`.
+        ConfigError: the table does not exist, has no primary key to read it by, or lacks a column of `key`.
         StoreUnavailableError: the database cannot be reached.
     """
     qualified = literal(f"{quoted(schema)}.{quoted(name)}", "text")
     with connected(url) as connection:
         columns = connection.rows(_COLUMNS.format(name=qualified))
         if not columns:
-            neighbours = connection.rows(_NEIGHBOURS.format(schema=literal(schema, "text")))
-            there = ", ".join(row[0] for row in neighbours) or "none"
+            neighbors = connection.rows(_Neighbors.format(schema=literal(schema, "text")))
+            there = ", ".join(row[0] for row in neighbors) or "none"
             raise ConfigError(f"there is no table {schema}.{name}", hint=f"tables in schema {schema}: {there}")
         oid = columns[0][0]
         key = tuple(key) or tuple(row[0] for row in connection.rows(_KEY.format(oid=oid)))
@@ -139,34 +139,34 @@ def describe(url: str, schema: str, name: str, key: Sequence[str] = ()) -> Table
             f"{schema}.{name} has no primary key to read it by",
             hint=f"it is a view: read {schema}.{name.removesuffix('_status')}"
             if name.endswith("_status")
-            else "name columns that tell its rows apart and are never null, in the option key",
+            else "give the columns that identify its rows and are never null in the option key",
         )
     types = {column: kind for _, column, kind, _ in columns}
     required = frozenset(column for _, column, _, required in columns if required)
-    table = Table(schema, name, oid, types, required, key)
+    table = SparkTable(schema, name, oid, types, required, key)
     table.select(key)
     return table
 
 
 def windowed(url: str, schema: str, name: str) -> tuple[str, tuple[str, ...]]:
-    """(computation, key columns) of a table of windows.
+    """Return (computation, key columns) of a table of windows.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the table is not one of windows.
         StoreUnavailableError: the database cannot be reached, or has no tables of millpy.
     """
     with connected(url) as connection:
         found = connection.rows(_WINDOWED.format(schema=literal(schema, "text"), name=literal(name, "text")))
     if not found:
         raise ConfigError(
-            f"{schema}.{name} is not a table of windows", hint="name a table that a windowed stream is written to"
+            f"{schema}.{name} is not a table of windows", hint="name a table that a windowed stream writes"
         )
     computation, keys = found[0]
     return computation, tuple(column for column, *_ in json.loads(keys))
 
 
 def finite(column: pa.Array) -> pa.Array:
-    """Instants without infinities; the driver's arithmetic overflows at infinity, which is then before all others."""
+    """Replace infinite instants; the driver's arithmetic overflows at infinity, which then precedes all others."""
     if not pa.types.is_timestamp(column.type):
         return column
     instants = column.cast(pa.int64())
@@ -182,9 +182,9 @@ def _instant(moment: dt.datetime) -> pa.Scalar:
 
 
 def as_text(value: object) -> str:
-    """A value as text that PostgreSQL reads."""
+    """Return a value as text that PostgreSQL reads."""
     if isinstance(value, dt.datetime):
-        # Without a zone it is a time of this process's zone, as in Spark's own literals.
+        # A time without a zone is in this process's zone, as in Spark's own literals.
         return value.astimezone(dt.UTC).isoformat()
     if isinstance(value, bool):
         return "true" if value else "false"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millpy.spark.report import Report
-from millpy.visible import visible
+from millpy.config.escape import visible
+from millpy.spark.report import OutlierReport
 
 DEVICES_SHOWN = 15
 OUTLIERS_SHOWN = 10
 
 
-def as_text(report: Report) -> str:
-    """Some forty lines: the whole, devices, outliers, lateness."""
+def as_text(report: OutlierReport) -> str:
+    """Return some forty lines: the whole, devices, outliers, lateness."""
     if report.windows == 0:
         return f"{report.table} has no windows in that time."
     return "\n".join(
@@ -32,7 +32,7 @@ def as_text(report: Report) -> str:
             ),
             *_more(report.device_count - DEVICES_SHOWN, "devices"),
             "",
-            f"{unlike(report)}.",
+            f"{outlier_line(report)}.",
             *(
                 _table(
                     ["device", "window", "records", report.value, "expected", "score"],
@@ -49,13 +49,13 @@ def as_text(report: Report) -> str:
             ),
             *_more(report.outlier_count - OUTLIERS_SHOWN, "outliers"),
             "",
-            f"{late(report)}.",
+            f"{lateness_line(report)}.",
         ]
     )  # fmt: skip
 
 
-def headline(report: Report) -> str:
-    """How much there is, of when."""
+def headline(report: OutlierReport) -> str:
+    """Say how many devices, windows and records there are, and from when."""
     records = f", {report.records:,} records" if report.records is not None else ""
     assert report.first_at is not None
     assert report.last_at is not None
@@ -65,17 +65,17 @@ def headline(report: Report) -> str:
     )
 
 
-def unlike(report: Report) -> str:
-    """How many outliers, and what one is."""
+def outlier_line(report: OutlierReport) -> str:
+    """Say how many outliers there are, and what an outlier is."""
     rule = report.history
     return (
-        f"{_many(report.outlier_count, 'window')} of {report.windows:,} unlike their own device's windows before"
+        f"{_many(report.outlier_count, 'window')} of {report.windows:,} unlike their own device's earlier windows"
         f" (score {rule.threshold:g} or more, against the median of {rule.windows_min} to {rule.windows} windows)"
     )
 
 
-def late(report: Report) -> str:
-    """How much came late, and too late."""
+def lateness_line(report: OutlierReport) -> str:
+    """Say how many records were late, and too late."""
     if report.records is None:
         return (
             f"Late but in time: {report.late:,} records; too late: {report.too_late:,}"
@@ -88,7 +88,7 @@ def late(report: Report) -> str:
 
 
 def number(value: float | None) -> str:
-    """Whole numbers with commas, others to four digits."""
+    """Format whole numbers with commas, others to four digits."""
     if value is None:
         return "-"
     if isinstance(value, int):
@@ -97,7 +97,7 @@ def number(value: float | None) -> str:
 
 
 def share(value: float | None, count: int) -> str:
-    """Per cent, or the count where there is no share."""
+    """Format a share in per cent, or the count where there is no share."""
     if count == 0:
         return "-"
     return f"{count:,}" if value is None else f"{value * 100:.2g} %"
@@ -112,7 +112,7 @@ def _more(count: int, what: str) -> list[str]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The first column to the left, the others to the right."""
+    """Align the first column to the left, the others to the right."""
     lines = [[visible(cell) for cell in line] for line in (head, *rows)]
     widths = [max(len(line[place]) for line in lines) for place in range(len(head))]
     return [

@@ -1,1 +1,1 @@
-"""Persistence: the protocol, the in-memory reference, PostgreSQL."""
+"""Persistence: the protocol, the in-memory reference implementation, and PostgreSQL."""

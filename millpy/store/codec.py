@@ -1,14 +1,14 @@
 """The slice codec: records as the bytes of one slice of a segment.
 
     frame     version, flags, counts and lengths (`_FRAME`)
-    times     event times int64[records], then watermarks, if there are any, either plain int64[records] or as
+    times     event times int64[records], then watermarks, if there are any, either as plain int64[records] or as
               runs: values int64[runs], ends int32[runs]; lz4 when that pays
-    batch     an Arrow IPC record batch message, its buffers lz4, without the schema message: the reader knows the
-              schema from the deployed stream, which only ever gets fields after those that it has, and from the
-              frame, how many of them there were when this was written
+    batch     an Arrow IPC record batch message with lz4 buffers, without the schema message. The reader takes the
+              schema from the deployed stream, to which fields are only appended, and the number of fields at the
+              time of writing from the frame
 
-Everything is little-endian. A slice is checked by its xxh3_64, as a signed 64-bit number because that is what a
-bigint holds. Watermarks before each row repeat while events are out of order, so runs are usually shorter.
+Everything is little-endian. The checksum of a slice is its xxh3_64 as a signed 64-bit number, because that is what a
+bigint holds. The watermarks of neighboring rows repeat while events are out of order, so runs are usually shorter.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _VERSION = 1
 _HAS_WATERMARKS = 1
 _WATERMARK_RUNS = 2
 _TIMES_COMPRESSED = 4
-# version, flags, fields, records, runs, bytes of times as stored, and when decompressed; padded to 8 for Arrow.
+# Version, flags, fields, records, runs, bytes of times as stored and when decompressed; padded to 8 for Arrow.
 _FRAME = struct.Struct("<BBHIIIIxxxx")
 _COMPRESS_BYTES_MIN = 2_048
-"""Below this, lz4 framing costs more than it saves."""
+"""Below this size, lz4 framing costs more than it saves."""
 _LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 def checksum_of(payload: bytes | memoryview) -> int:
-    """xxh3_64 as a signed 64-bit integer."""
+    """Return the xxh3_64 of a payload as a signed 64-bit integer."""
     digest = xxhash.xxh3_64_intdigest(payload)
     return digest - 2**64 if digest >= 2**63 else digest
 
 
 def encode_slice(records: Records) -> StoredSlice:
-    """Records with their event times and watermarks as one slice.
+    """Encode records, with their event times and watermarks, as one slice.
 
     Cost:
         Under 0.1 ms and a few hundred bytes for one record; about 5 ms for 65,536.
@@ -59,28 +59,28 @@ def encode_slice(records: Records) -> StoredSlice:
 
 
 def decode_slice(record_type: RecordType, payload: bytes, checksum: int) -> Records:
-    """The records of one slice; the payload is not copied where Arrow can refer to it.
+    """Decode the records of one slice. The payload is not copied where Arrow can refer to it.
 
     Raises:
-        SegmentChecksumError: the bytes are not those that were written.
+        SegmentChecksumError: the bytes have changed since they were written.
     """
     _check_written(payload, checksum)
     try:
         return _decoded(record_type, payload)
     except (pa.ArrowException, EOFError, MemoryError, OSError, OverflowError, ValueError, struct.error) as error:
         raise SegmentChecksumError(
-            f"a slice of {len(payload)} bytes has the right checksum and is none: {error}",
-            hint="it was not written by millpy; keep everything and restore from a backup",
+            f"a slice of {len(payload)} bytes has the right checksum but cannot be decoded: {error}",
+            hint="another program wrote it: keep everything, and restore from a backup",
         ) from error
 
 
 def _decoded(record_type: RecordType, payload: bytes) -> Records:
-    """The records of bytes that may be anything. Raises ValueError and its like for what is no slice."""
+    """Decode the bytes of a slice. Malformed bytes raise one of the errors that `decode_slice` catches."""
     version, flags, fields, count, runs, stored_length, times_length = _FRAME.unpack_from(payload)
     schema = record_type.schema
     start = _FRAME.size + stored_length + -stored_length % 8
     if version != _VERSION or start > len(payload) or fields > len(schema):
-        # The fence lets nobody read what a newer version of the graph has written.
+        # The fence keeps this worker from reading slices of a newer version of the graph.
         raise ValueError(f"version {version}, {fields} fields, {stored_length} bytes of times")
     if times_length != _times_length(count, flags, runs):
         raise ValueError(f"{times_length} bytes of times for {count} records in {runs} runs")
@@ -92,17 +92,17 @@ def _decoded(record_type: RecordType, payload: bytes) -> Records:
     batch = pa.ipc.read_record_batch(pa.py_buffer(payload).slice(start), written)
     if len(batch) != count:
         raise ValueError(f"{len(batch)} rows for {count} records")
-    batch.validate(full=True)  # Arrow takes lengths and offsets on trust
+    batch.validate(full=True)  # reading does not check lengths and offsets
     if fields < len(schema):
-        batch = record_type.completed(batch)
+        batch = record_type.with_defaults(batch)
     return Records(record_type, event_times, watermarks=watermarks, batch=batch)
 
 
 def without_fields(piece: StoredSlice, schema: pa.Schema, kept: int) -> StoredSlice:
-    """A slice with the first `kept` columns of those with which it was written, the first of `schema`.
+    """Return a slice with only the first `kept` of its columns. `schema` begins with the columns of the slice.
 
     Raises:
-        SegmentChecksumError: the bytes are not those that were written.
+        SegmentChecksumError: the bytes have changed since they were written.
     """
     if not piece.records:
         return piece
@@ -120,23 +120,24 @@ def without_fields(piece: StoredSlice, schema: pa.Schema, kept: int) -> StoredSl
 
 
 def _check_written(payload: bytes, checksum: int) -> None:
-    """Raise SegmentChecksumError when the bytes are not those that were written."""
+    """Raise SegmentChecksumError when the bytes have changed since they were written."""
     found = checksum_of(payload)
     if found != checksum:
         raise SegmentChecksumError(
-            f"a slice of {len(payload)} bytes has checksum {found}, written was {checksum}",
-            hint="the storage below PostgreSQL may be damaged; keep everything and restore from a backup",
+            f"a slice of {len(payload)} bytes has checksum {found}, but was written with {checksum}",
+            hint="the storage below PostgreSQL may be damaged: keep everything, and restore from a backup",
         )
 
 
 def _times_length(count: int, flags: int, runs: int) -> int:
+    """Return the number of bytes of the times before compression."""
     if not flags & _HAS_WATERMARKS:
         return 8 * count
     return 8 * count + (12 * runs if flags & _WATERMARK_RUNS else 8 * count)
 
 
 def _encode_times(records: Records) -> tuple[bytes, int, int]:
-    """The section of times, its flags and the number of runs."""
+    """Encode the event times and watermarks. Return the bytes, their flags and the number of runs."""
     event_times = records.event_times.astype("<i8", copy=False).tobytes()
     watermarks = records.watermarks
     if watermarks is None:
@@ -150,13 +151,16 @@ def _encode_times(records: Records) -> tuple[bytes, int, int]:
 
 
 def _runs(values: Instants) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-    """Run-length encoding: the value of each run and the row after its last."""
+    """Encode values as runs. Return the value and the end (exclusive) of each run."""
     ends = np.append(np.flatnonzero(values[1:] != values[:-1]) + 1, len(values))[: len(values)]
     return values[ends - 1].astype("<i8", copy=False), ends.astype("<i4")
 
 
 def _decode_times(times: bytes, count: int, flags: int, runs: int) -> tuple[Instants, Instants | None]:
-    """Event times and watermarks of `count` records."""
+    """Decode the event times and watermarks of `count` records; None for records without watermarks.
+
+    Raises ValueError when the runs do not cover the records exactly.
+    """
     event_times: Instants = np.frombuffer(times, "<i8", count)
     if not flags & _HAS_WATERMARKS:
         return event_times, None
@@ -166,16 +170,16 @@ def _decode_times(times: bytes, count: int, flags: int, runs: int) -> tuple[Inst
     ends = np.frombuffer(times, "<i4", runs, offset=8 * (count + runs))
     lengths = np.diff(ends, prepend=0)
     if (int(ends[-1]) if runs else 0) != count or (lengths < 0).any():
-        raise ValueError(f"runs of watermarks for {int(ends[-1]) if runs else 0} of {count} records")
+        raise ValueError(f"watermark runs cover {int(ends[-1]) if runs else 0} of {count} records")
     return event_times, np.repeat(values, lengths)
 
 
 def _encode_batch(batch: pa.RecordBatch) -> bytes | memoryview:
-    """One record batch message, compressed when that pays."""
+    """Encode one record batch message, compressed when that pays."""
     if batch.nbytes < _COMPRESS_BYTES_MIN:
         return memoryview(batch.serialize())
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=_LZ4) as writer:
         writer.write_batch(batch)
-    # A stream is the schema message, the batches, and 8 bytes that end it.
+    # A stream consists of the schema message, the batches, and an end marker of 8 bytes.
     return memoryview(sink.getvalue())[len(batch.schema.serialize()) : -8]

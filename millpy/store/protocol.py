@@ -1,10 +1,11 @@
-"""Store: what the runtime needs of persistence. Ours alone, not a user's extension point.
+"""The Store protocol: the persistence operations that the runtime needs. Internal, not an extension point for users.
 
-Two implementations, held equal by tests/conformance/store_suite.py: `store.memory.MemoryStore` (models snapshots,
-lock waits and commits that land after the client lost its connection) and `store.postgres.PostgresStore`.
+tests/conformance/store_suite.py holds two implementations equal: `store.memory.MemoryStore`, which models snapshots,
+lock waits and commits that land after the client lost its connection, and `store.postgres.PostgresStore`.
 
-Errors: OwnershipError, TransientError (CommitUnknownError for `commit` only), PoisonError (`commit` only),
-GraphVersionError, CorruptionError. A method that raised a TransientError other than CommitUnknownError changed nothing.
+Errors: OwnershipError, TransientError (CommitUnknownError from `commit` only), PoisonError (from `commit` only),
+GraphVersionError, CorruptionError. A method that raises a TransientError other than CommitUnknownError has changed
+nothing.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ from uuid import UUID
 
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, Request
 from millpy.model.deployment import Deployment, GraphSpec
-from millpy.model.stage import Recovered, Release
+from millpy.model.stage import Release, StoredInterval
 from millpy.model.time import Instant
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
-    """What one consumer interval wants to read of one producer interval.
+class SegmentQuery:
+    """A request of one consumer interval to read one producer interval.
 
     Attributes:
+        consumer, producer: interval ids.
         subscription_ids: every subscription of this consumer to streams of this producer.
-        consumer_index: which slice of a segment is the consumer's.
-        after: the cursor: segments with seq > after.
+        consumer_index: position of the consumer's slice in each segment.
+        after: the cursor; the consumer reads segments with seq > after.
     """
 
     consumer: int
@@ -39,7 +41,7 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class PolledSegment:
-    """A segment as one consumer reads it; `payload` is its slice, None when that slice is empty."""
+    """A segment as one consumer reads it. `payload` is the consumer's slice; None if that slice is empty."""
 
     subscription_id: int
     seq: int
@@ -51,16 +53,16 @@ class PolledSegment:
 
 
 @dataclass(frozen=True, slots=True)
-class Polled:
-    """Answer to one Want, read in one statement (one snapshot).
+class PollResult:
+    """The answer to one SegmentQuery, read in one statement and so in one snapshot.
 
     Attributes:
-        segments: ordered by (seq, subscription); never part of a seq.
-        head_seq, head_watermark: the producer's header in the same snapshot. Use them only when not
-            `truncated`: then everything up to head_seq is in `segments`.
+        segments: ordered by (seq, subscription); each seq is complete.
+        head_seq, head_watermark: the producer's header in the same snapshot. Use them only when `truncated` is false:
+            then `segments` holds everything up to head_seq.
     """
 
-    want: Want
+    query: SegmentQuery
     segments: tuple[PolledSegment, ...]
     head_seq: int
     head_watermark: Instant
@@ -68,41 +70,46 @@ class Polled:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """What an owner reads after its claim, in a new statement."""
+class OwnerSnapshot:
+    """The stored data of one interval. The owner reads it after its claim, in a new statement."""
 
-    recovered: Recovered
+    recovered: StoredInterval
     cursors: dict[int, tuple[int, Instant]]
-    """producer interval -> (seq, watermark)."""
+    """Producer interval -> (seq, watermark)."""
     last_segments: dict[int, int]
-    """subscription id -> seq of the last segment that this interval wrote for it; 0 for none."""
+    """Subscription id -> seq of the last segment that this interval wrote for it; 0 before the first."""
     unfolded_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """A worker as it registers itself."""
+    """The description with which a worker registers."""
 
     worker_id: UUID
     graph_id: int
     graph_version: int
     only: tuple[str, ...] = ()
-    """Computations that it takes; empty for all."""
+    """Names of the computations that the worker runs; empty for all."""
     host: str = ""
     pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class LiveWorker:
-    """A worker whose lease has not expired."""
+    """A worker whose lease has not expired. `only` names the computations that it runs; empty for all."""
 
     worker_id: UUID
     only: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Owned:
-    """Who owns an interval; `live` when that worker's lease has not expired. worker_id None: nobody."""
+class IntervalOwner:
+    """The owner of an interval.
+
+    Attributes:
+        worker_id: None when the interval has no owner.
+        live: whether the owner's lease has not expired.
+    """
 
     interval_id: int
     worker_id: UUID | None
@@ -111,20 +118,21 @@ class Owned:
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """The ownership table of one graph in one snapshot: what balancing decides on.
+    """The ownership table of one graph in one snapshot: the input of balancing.
 
     Attributes:
-        graph_version: the one that is deployed.
+        intervals: every interval of the graph, with or without an owner.
+        graph_version: the deployed version.
     """
 
     workers: tuple[LiveWorker, ...]
-    intervals: tuple[Owned, ...]
+    intervals: tuple[IntervalOwner, ...]
     graph_version: int
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Stored segments above the cursors, for one producing computation's subscriptions."""
+    """The records and bytes that one computation has written and that consumers have not read yet."""
 
     records: int
     bytes: int
@@ -132,7 +140,7 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """For people: a takeover, a fence refused, a quarantine. Never needed for correctness."""
+    """A note for operators, such as a takeover or a refused commit. Workers write events and never read them."""
 
     kind: str
     detail: dict[str, object] = field(default_factory=dict)
@@ -140,7 +148,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """How a source partition stands: what it has published, and whether it is proven idle or stands still."""
+    """The low watermark of a source partition. `quiet` tells whether the partition is proven idle, or paused."""
 
     interval_id: int
     low_watermark: Instant
@@ -148,13 +156,13 @@ class SourceState:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What people ask of some intervals.
+class PendingRequests:
+    """Operators' requests for some intervals.
 
     Attributes:
-        requests: records set aside that are to be taken again, oldest first.
-        paused: source partitions that stand still until they are resumed.
-        releases: parked keys that are to go on.
+        requests: dead letters and late records to replay, oldest first.
+        paused: source partitions that are paused until an operator resumes them.
+        releases: parked keys to release.
     """
 
     requests: tuple[Request, ...] = ()
@@ -162,89 +170,107 @@ class Asked:
     releases: tuple[Release, ...] = ()
 
 
-CommitProbe = Callable[[], Awaitable[None]]
+CommitFailpoint = Callable[[], Awaitable[None]]
+"""Called inside a transaction, between the fence and the rest; tests pause or fail there."""
 
 
 class Store(Protocol):
-    """The dozen operations; all coroutines may raise TransientError."""
+    """The persistence of one worker. Every method may raise TransientError."""
 
     async def open(self) -> None:
-        """Connect. Raises NotMigratedError, or ConfigError when it is not reachable with these settings."""
+        """Connect. Raises NotMigratedError, ConfigError (wrong settings) or StoreUnavailableError."""
         ...
 
     async def close(self) -> None:
-        """Give all connections back."""
+        """Close all connections."""
         ...
 
     async def deploy(self, spec: GraphSpec, *, on_purpose: bool = False) -> Deployment:
-        """Register the graph, its intervals and result tables, find it deployed, or bring its additions in.
+        """Register a graph, or change the deployed one to match `spec`. Return its deployment.
 
-        What changes raises the version, and fences off every worker that knows the graph as it was. `on_purpose`: a
-        person has asked for it, so that settings may change too (see `model.versions`).
+        A change raises the version, and fences off every worker that knows the earlier one. `on_purpose` says that
+        an operator requested the change, so that settings may change too (see `model.versions`).
 
         Raises:
-            GraphError: a change of meaning, or of settings without being asked for (the differences in words, a
-                hint); or a result table of this name exists that is not ours.
-            GraphVersionError: this graph is an older version of the one that is deployed.
+            GraphError: `spec` does not fit the stored data, or changes settings without `on_purpose` (the message
+                lists the differences); or another relation has the name of a result table.
+            GraphVersionError: the deployed version of this graph is newer.
         """
         ...
 
     async def register(self, worker: WorkerInfo, ttl_s: float) -> None:
-        """Announce a worker with a lease of ttl_s from now on the server's clock.
+        """Register a worker, which owns nothing yet, with a lease of ttl_s seconds by the server's clock.
 
         Raises:
-            GraphVersionError: another version of the graph is deployed than it knows.
+            GraphVersionError: the worker does not know the deployed version of the graph.
         """
         ...
 
     async def heartbeat(self, worker_id: UUID, ttl_s: float) -> bool:
-        """Renew the lease; False when it had expired or the worker is unknown (it owns nothing then)."""
+        """Renew the lease. Return False if it has expired or the worker is not registered: it then owns nothing."""
         ...
 
     async def unregister(self, worker_id: UUID) -> None:
-        """Forget a worker that has released everything."""
+        """Delete the registration of a worker that has released everything."""
         ...
 
     async def ownership(self, graph_id: int) -> Ownership:
-        """Who lives, who owns what."""
+        """Read the live workers and the owner of each interval."""
         ...
 
     async def claim(self, worker_id: UUID, interval_ids: Sequence[int]) -> Sequence[Grant]:
-        """Take those of the intervals that no live worker owns, raising their sequencers. None of another version.
+        """Claim the intervals that no live worker owns, and raise their sequencers. Return the grants.
 
-        Waits for a commit in flight of the old owner. A row locked by an expired owner's frozen transaction
-        is freed by terminating its backend. Intervals that somebody else holds are left out of the answer; those that
-        the table says are this worker's own are claimed again (the answer to an earlier claim was lost),
-        and so is everything when the worker's own lease has expired.
+        A claim waits for a commit in flight of the old owner. When an expired owner's frozen transaction locks the
+        row, the claim terminates its backend. An interval that the table already assigns to this worker is claimed
+        again, because the answer to the earlier claim was lost. The answer leaves out intervals of a graph version
+        that the worker does not know, and intervals that another worker holds; it is empty when the worker's own
+        lease has expired.
         """
         ...
 
     async def release(self, worker_id: UUID, grants: Sequence[Grant]) -> None:
-        """Give intervals up, at once claimable by others; stale grants are ignored."""
+        """Release intervals, so that other workers can claim them at once. Stale grants are ignored."""
         ...
 
     async def take_over_from_self(self, worker_id: UUID, grants: Sequence[Grant]) -> Sequence[Grant]:
-        """Raise the sequencers of the grants that are still ours (waits for a commit in flight). New grants."""
+        """Wait for commits in flight, then raise the sequencers of grants that are still current.
+
+        Return the new grants, without those that were stale.
+        """
         ...
 
-    async def read(self, grants: Sequence[Grant], *, state_rows_max: int) -> Sequence[Opened]:
-        """Everything an owner needs, per grant, in the order of `grants`. Raises StaleSequencerError."""
+    async def read(self, grants: Sequence[Grant], *, state_rows_max: int) -> Sequence[OwnerSnapshot]:
+        """Read the stored data of owned intervals, in the order of `grants`.
+
+        An interval with more than `state_rows_max` rows of state comes without its state.
+
+        Raises:
+            StaleSequencerError: one of the grants is stale.
+        """
         ...
 
     async def load_state(self, grant: Grant, keys: Sequence[bytes]) -> Sequence[Entries]:
-        """STATE entries of these keys (JSON text), folded rows overlaid by unfolded deltas; tombstones left out."""
+        """Read the STATE entries of these keys (JSON text): folded rows overlaid by unfolded deltas, no tombstones.
+
+        Raises:
+            StaleSequencerError: the grant is stale.
+        """
         ...
 
     async def load_dedupe_runs(self, grant: Grant) -> Sequence[DedupeRun]:
-        """Runs of this source partition that are not expired by its latest dedupe clock, oldest first."""
+        """Read the dedupe runs of this source partition that have not expired by its dedupe clock, oldest first."""
         ...
 
-    async def poll(self, wants: Sequence[Want], bytes_max: int) -> Sequence[Polled]:
-        """Headers and segments above the cursors, in one statement; at most about bytes_max of payload."""
+    async def poll(self, queries: Sequence[SegmentQuery], bytes_max: int) -> Sequence[PollResult]:
+        """Read the producers' headers, and about `bytes_max` of the segments above the cursors, in one statement.
+
+        Return one result per query, in the order of `queries`, but none for a producer that does not exist.
+        """
         ...
 
-    async def asked(self, interval_ids: Sequence[int], *, records_max: int, bytes_max: int) -> Asked:
-        """What people ask of these intervals: at most records_max of each pile, about bytes_max in all."""
+    async def read_requests(self, interval_ids: Sequence[int], *, records_max: int, bytes_max: int) -> PendingRequests:
+        """Read the requests for these intervals: at most records_max of each table, about bytes_max in all."""
         ...
 
     async def commit(
@@ -252,18 +278,18 @@ class Store(Protocol):
         checkpoints: Sequence[Checkpoint],
         *,
         graph_version: int,
-        inside: CommitProbe | None = None,
+        inside: CommitFailpoint | None = None,
         trial: bool = False,
     ) -> None:
         """Commit a turn: all checkpoints of one graph, in one transaction, fenced by all their grants (I2).
 
-        `inside` (tests) is awaited between the fence and the rest of the transaction. A `trial` does everything,
-        deferred constraints included (`SET CONSTRAINTS ALL IMMEDIATE`), and then rolls back: it only says whether
-        the database would refuse a value.
+        `inside` (tests) is awaited between the fence and the rest of the transaction. A `trial` executes everything,
+        including deferred constraints (`SET CONSTRAINTS ALL IMMEDIATE`), and then rolls back. It finds out whether the
+        database refuses a value.
 
         Raises:
-            StaleSequencerError: somebody else owns some of them, or a bundle number is not the expected one.
-            RequestWithdrawnError: a settled request is one no more.
+            StaleSequencerError: another worker owns some of the intervals, or a bundle number is not the expected one.
+            RequestWithdrawnError: an operator has withdrawn a request that the turn settles.
             CommitUnknownError: the connection was lost around COMMIT.
             PoisonError: the database refused a value. Nothing was committed.
             GraphVersionError, CorruptionError, TransientError.
@@ -271,59 +297,69 @@ class Store(Protocol):
         ...
 
     async def fold(self, grant: Grant, *, bytes_max: int, progressed: Callable[[], None] | None = None) -> int:
-        """Bring this interval's deltas into rows; returns the new folded bundle. On its own connection.
+        """Fold about `bytes_max` of this interval's oldest deltas into rows. Return the last folded bundle.
 
-        `progressed` is called after each piece, for a worker that waits for this and has nothing else to do.
+        `progressed` is called after each piece.
+
+        Raises:
+            StaleSequencerError: the grant is stale.
         """
         ...
 
     async def backlog(self, graph_id: int) -> dict[str, Backlog]:
-        """Pending records and bytes per producing computation, counted from stored segments above the cursors."""
+        """Return the records and bytes of stored segments above the cursors, by producing computation."""
         ...
 
     async def compare_sources(self, graph_id: int, own: Sequence[SourceState]) -> Sequence[SourceState]:
-        """Say which of one's own sources are quiet; all sources of the graph as they stand. Advisory, not fenced."""
+        """Record which of the worker's sources are quiet. Return the states of all sources of the graph.
+
+        The record is advisory: the fence does not protect it.
+        """
         ...
 
     async def turn_rings(self, *, epoch_s: float, epoch_bytes: int) -> int:
-        """Start a new epoch where one is due and a slot is free; free what can be freed. Returns slots freed."""
+        """Start a new epoch in each ring where one is due and a slot is free, and free the slots that nothing needs.
+
+        An epoch is due after `epoch_s` seconds or `epoch_bytes` bytes. Return the number of freed slots.
+        """
         ...
 
     async def forget_old(
-        self, *, now_us: Instant, set_aside_kept_s: float, settled_kept_s: float, events_kept_s: float
+        self, *, now_us: Instant, dead_letter_kept_s: float, settled_kept_s: float, events_kept_s: float
     ) -> int:
-        """Remove dead letters, late records and events beyond their time, and what was settled long ago; in pieces.
+        """Delete dead letters, late records and events beyond their age, and records settled long ago; in pieces.
 
-        What people have asked for is not removed. What goes by age is counted. Returns how many rows went: when it is
-        not 0, there may be more.
+        Requested records are kept. Deletions by age are counted. Return the number of deleted rows: when it is not 0,
+        more rows may be due.
 
         Args:
-            now_us: the earliest that it can be, by the worker's guarded clock: what is removed cannot be had again.
-            set_aside_kept_s: how old dead letters and late records may become.
+            now_us: the earliest possible present, by the worker's guarded clock, because a deletion is final.
+            dead_letter_kept_s: maximum age of dead letters and late records.
             settled_kept_s: how long they are kept after they were replayed or discarded.
-            events_kept_s: how old events may become.
+            events_kept_s: maximum age of events.
         """
         ...
 
     async def finished(self, graph_id: int) -> bool:
-        """Whether every interval of the graph has reached INSTANT_MAX, and nothing is pending or asked.
+        """Tell whether the graph has no work left.
 
-        What is taken again behind the end moves no watermark any more.
+        Every low watermark is INSTANT_MAX, no record waits for a consumer, and no replay or release is requested.
+        A replay after the end of the input does not move a watermark.
         """
         ...
 
     async def now_us(self) -> Instant:
-        """The server's clock."""
+        """Read the server's clock."""
         ...
 
     async def notify(self, graph_id: int) -> None:
-        """Hint to others that there is something to read; coalesced by the caller."""
+        """Hint to other workers that there are new segments or free intervals. A lost hint only delays them."""
         ...
 
     async def wait_hint(self, graph_id: int, timeout_s: float) -> bool:
-        """Wait for a hint from others; False on time-out. Nothing correct depends on it."""
+        """Wait for a hint from another worker. Return False on timeout. Correctness does not depend on hints."""
         ...
 
     async def record_events(self, graph_id: int, events: Sequence[Event]) -> None:
-        """Write events for people."""
+        """Store events for operators."""
         ...

@@ -1,1 +1,1 @@
-"""Test kit: crash probes, proxies, clocks."""
+"""Test kit: failpoints, proxies, clocks."""

@@ -1,7 +1,7 @@
-"""Clocks that stand still until somebody moves them.
+"""Clocks that a test moves.
 
-ManualClock   elapsed time, moved by hand; whoever sleeps on it wakes when it has moved far enough
-SkewedClock   what one machine reads of it: its wall clock may jump, its quartz may be slow or fast
+ManualClock   elapsed time, moved by hand; sleepers wake when it has moved far enough
+SkewedClock   one machine's view of it: the wall clock may jump, the machine may run slow or fast
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ class ManualClock:
         self._order = count()
 
     def now_us(self) -> Instant:
-        """Wall time, µs since the epoch."""
+        """Return the wall time, µs since the epoch."""
         return Instant(self._start_us + self._elapsed_us)
 
     def monotonic(self) -> float:
-        """Seconds since the beginning."""
+        """Return the seconds since the start."""
         return self._elapsed_us / 1e6
 
     async def sleep(self, seconds: float) -> None:
-        """Wait until the clock has moved that far."""
+        """Wait until the clock has advanced by `seconds`."""
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.call_at(self.monotonic() + seconds, lambda: None if woken.done() else woken.set_result(None))
         await woken
 
     def call_at(self, when_s: float, callback: Callable[[], None]) -> None:
-        """Call when the clock reaches a time; those of the same time in the order in which they asked."""
+        """Call `callback` when the clock reaches `when_s`. Callbacks of one time run in the order of these calls."""
         heappush(self._alarms, (max(self._elapsed_us, round(when_s * 1e6)), next(self._order), callback))
 
     def advance(self, seconds: float) -> None:
-        """Let time pass; alarms on the way ring in order, each at its own time."""
+        """Advance by `seconds`; run the callbacks that fall due, each at its own time."""
         until = self._elapsed_us + round(seconds * 1e6)
         while self._alarms and self._alarms[0][0] <= until:
             self._ring()
         self._elapsed_us = until
 
     def advance_to_next(self) -> bool:
-        """Go to the next alarm and ring all of that moment; False when there is none."""
+        """Advance to the next callback and run all callbacks of that time. Return False if there is none."""
         if not self._alarms:
             return False
         moment = self._alarms[0][0]
@@ -68,11 +68,11 @@ class ManualClock:
 
 
 class SkewedClock:
-    """One machine's reading of a ManualClock.
+    """The clocks of one machine, which deviate from a ManualClock.
 
     Args:
-        true: the clock that everybody's time comes from.
-        rate: seconds that this machine counts in a true second.
+        true: the clock that all machines share.
+        rate: the seconds that this machine counts in a true second.
         offset_us: how far its wall clock is ahead.
     """
 
@@ -84,15 +84,15 @@ class SkewedClock:
         self._counted = 0.0
 
     def now_us(self) -> Instant:
-        """This machine's wall time."""
+        """Return this machine's wall time."""
         return Instant(self._true.now_us() + self._offset_us + round((self.monotonic() - self._true.monotonic()) * 1e6))
 
     def monotonic(self) -> float:
-        """This machine's seconds; never run backwards."""
+        """Return this machine's seconds, which never run backwards."""
         return self._counted + (self._true.monotonic() - self._since) * self._rate
 
     async def sleep(self, seconds: float) -> None:
-        """Wait for that many of this machine's seconds."""
+        """Wait for seconds of this machine."""
         await self._true.sleep(max(0.0, seconds) / self._rate)
 
     def jump(self, seconds: float) -> None:
@@ -100,7 +100,7 @@ class SkewedClock:
         self._offset_us += round(seconds * 1e6)
 
     def drift(self, rate: float) -> None:
-        """Run slower or faster from now on."""
+        """Change the rate from now on."""
         self._counted = self.monotonic()
         self._since = self._true.monotonic()
         self._rate = rate

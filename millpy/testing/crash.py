@@ -1,17 +1,17 @@
-"""A probe that kills or freezes its own process at a named point; tests start it through `crash_worker`.
+"""Failpoints that kill or freeze their own process at a named point; tests start it through `crash_worker`.
 
 A spec is a comma-separated list of traps, `point:n:action` or `point:n:action:moment`:
 
     after_fence:3:kill      the third time that the point is reached, SIGKILL this process
-    before_commit:5:stop    the fifth time, SIGSTOP this process (SIGCONT lets it go on)
-    after_fence:1:count     nothing happens; the commit stops between fence and COMMIT, so that the point is reached
-    after_step:25:kill:overlapped    from the 25th time on, as soon as another turn of this worker is in the air too
-    after_step:25:kill:alone         from the 25th time on, as soon as none is
+    before_commit:5:stop    the fifth time, SIGSTOP this process (until SIGCONT)
+    after_fence:1:count     do nothing but pause each commit between fence and COMMIT, so that the point is reached
+    after_step:25:kill:overlapped    from the 25th time on, as soon as another turn of this worker is in flight
+    after_step:25:kill:alone         from the 25th time on, as soon as no other turn is in flight
 
 Turns overlap: while one commits, the next is stepped. At a point of a step, the other turn is the one that commits; at
 a point of a commit, it is the one stepped behind it; at any other point (folding, claiming), it is either.
 
-Whatever is reached is appended to a file, one name a line, in single O_APPEND writes that survive SIGKILL.
+Each point that is reached is appended to a file, one name a line, by single O_APPEND writes that survive SIGKILL.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from millpy.errors import ConfigError
-from millpy.runtime.probe import Point
+from millpy.hosting.failpoints import Failpoint
 
 
 class Action(StrEnum):
@@ -39,74 +39,76 @@ class Action(StrEnum):
 
 
 class Moment(StrEnum):
-    """What else the worker does when a trap may spring."""
+    """Whether another turn must be in flight for a trap to spring."""
 
     ANY = "any"
     ALONE = "alone"
     OVERLAPPED = "overlapped"
 
 
-STEPPING = frozenset([Point.AFTER_POLL, Point.AFTER_DECODE, Point.AFTER_LOAD, Point.AFTER_STEP])
-COMMITTING = frozenset([Point.BEFORE_COMMIT, Point.AFTER_FENCE, Point.AFTER_COMMIT, Point.AFTER_ACKNOWLEDGE])
+STEPPING = frozenset([Failpoint.AFTER_POLL, Failpoint.AFTER_DECODE, Failpoint.AFTER_LOAD, Failpoint.AFTER_STEP])
+COMMITTING = frozenset(
+    [Failpoint.BEFORE_COMMIT, Failpoint.AFTER_FENCE, Failpoint.AFTER_COMMIT, Failpoint.AFTER_ACKNOWLEDGE]
+)
 PATIENCE_MS = 20
-"""How long a commit waits for the next step to begin, when a trap is set for both: as behind a slow network."""
+"""How long a commit waits for the next step to begin, for a trap that needs both."""
 SIGNALS = {Action.KILL: signal.SIGKILL, Action.STOP: signal.SIGSTOP}
 
 
 @dataclass(frozen=True, slots=True)
 class Trap:
-    """At the `nth` time that `point` is reached, do `action`; with a moment, at the first fitting time from then on."""
+    """Do `action` when `point` is reached for the `nth` time, or at the first time from then on that fits `moment`."""
 
-    point: Point
+    point: Failpoint
     nth: int
     action: Action
     moment: Moment = Moment.ANY
 
     def springs(self, times: int, overlapped: bool) -> bool:
-        """Whether this is the time."""
+        """Tell whether the trap springs when its point is reached for the `times`-th time."""
         if self.moment is Moment.ANY:
             return times == self.nth
         return times >= self.nth and overlapped is (self.moment is Moment.OVERLAPPED)
 
 
 def parse_spec(spec: str) -> tuple[Trap, ...]:
-    """Read a spec; see the module.
+    """Parse a spec, which the module's docstring describes. An empty text has no traps.
 
     Raises:
-        ConfigError: it is not one.
+        ConfigError: a trap is invalid.
     """
     traps = []
     for text in filter(None, spec.split(",")):
         try:
             point, nth, action, *moment = text.split(":")
-            traps.append(Trap(Point(point), int(nth), Action(action), *map(Moment, moment)))
+            traps.append(Trap(Failpoint(point), int(nth), Action(action), *map(Moment, moment)))
         except (ValueError, TypeError) as error:
-            raise ConfigError(f"{text!r} is no trap: {error}", hint='write "after_fence:3:kill"') from error
+            raise ConfigError(f"invalid trap {text!r}: {error}", hint='write "after_fence:3:kill"') from error
     return tuple(traps)
 
 
-class CrashProbe:
-    """Counts the points that the engine reaches and springs the traps set for them."""
+class CrashFailpoints:
+    """Counts the points that the engine reaches, and springs the traps that are set there."""
 
     def __init__(self, traps: Sequence[Trap], reached: Path | None = None) -> None:
         self._traps = list(traps)
         self._file = None if reached is None else os.open(reached, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._lock = threading.Lock()  # points are reached by the loop and by the thread that steps
+        self._lock = threading.Lock()  # points are reached on the loop and in the step thread
         self._stepping = self._committing = self._behind = False
-        self.counts: Counter[Point] = Counter()
-        self.overlapped: Counter[Point] = Counter()
-        self.watches_fence = any(trap.point is Point.AFTER_FENCE for trap in traps)
+        self.counts: Counter[Failpoint] = Counter()
+        self.overlapped: Counter[Failpoint] = Counter()
+        self.watches_fence = any(trap.point is Failpoint.AFTER_FENCE for trap in traps)
 
-    async def reach(self, point: Point) -> None:
-        """The cycle has reached a point; where a trap waits for another turn in the air, that may take a moment."""
+    async def reach(self, point: Failpoint) -> None:
+        """Count a point of the cycle. If a trap waits for another turn in flight, wait a moment for one."""
         for _ in range(PATIENCE_MS):
             if not self._lacks_company(point):
                 break
             await asyncio.sleep(0.001)
         self.reach_now(point)
 
-    def _lacks_company(self, point: Point) -> bool:
-        behind = self._stepping if point is Point.BEFORE_COMMIT else self._behind
+    def _lacks_company(self, point: Failpoint) -> bool:
+        behind = self._stepping if point is Failpoint.BEFORE_COMMIT else self._behind
         return (
             point in COMMITTING
             and not behind
@@ -114,8 +116,8 @@ class CrashProbe:
             and all(trap.moment is Moment.OVERLAPPED for trap in self._traps if trap.point is point)
         )
 
-    def reach_now(self, point: Point) -> None:
-        """The same, from the thread that steps."""
+    def reach_now(self, point: Failpoint) -> None:
+        """Count a point and spring its traps; safe in any thread."""
         with self._lock:
             self.counts[point] += 1
             overlapped = self._is_overlapped(point)
@@ -129,23 +131,18 @@ class CrashProbe:
             if trap.action in SIGNALS:
                 os.kill(os.getpid(), SIGNALS[trap.action])
 
-    def _is_overlapped(self, point: Point) -> bool:
-        """Follow the turns; whether at this point another one than the one that reaches it is in the air."""
-        if point is Point.AFTER_POLL:
+    def _is_overlapped(self, point: Failpoint) -> bool:
+        """Update which turns are in flight; return whether one is besides the turn that reached the point."""
+        if point is Failpoint.AFTER_POLL:
             self._stepping = self._behind = True
-        elif point is Point.AFTER_STEP:
+        elif point is Failpoint.AFTER_STEP:
             self._stepping = False
-        elif point is Point.BEFORE_COMMIT:
+        elif point is Failpoint.BEFORE_COMMIT:
             self._committing, self._behind = True, self._stepping
-        elif point is Point.AFTER_COMMIT:
+        elif point is Failpoint.AFTER_COMMIT:
             self._committing = False
         if point in STEPPING:
             return self._committing
         if point in COMMITTING:
             return self._behind
         return self._committing or self._stepping
-
-
-def points_reached(reached: Path) -> Counter[Point]:
-    """How often each point was reached, from the file that probes wrote."""
-    return Counter(Point(line) for line in reached.read_text().split()) if reached.exists() else Counter()

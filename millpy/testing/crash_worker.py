@@ -1,6 +1,6 @@
-"""One worker in a process of its own, for tests that kill it.
+"""One worker in its own process, for tests that kill it.
 
-    python -m millpy.testing.crash_worker GRAPH.py --database URL [--probe SPEC] [--reached FILE] [--only A,B]
+    python -m millpy.testing.crash_worker GRAPH.py --database URL [--failpoint SPEC] [--reached FILE] [--only A,B]
         [--lease-s 1] [--bundle-records-max 50] …
 
 Every field of `Limits` is an option. `--gated` lets several processes, all imported, begin at the same moment. SIGTERM
@@ -18,55 +18,55 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from millpy.assembly import run_worker
 from millpy.errors import MillError
 from millpy.graph import Graph
-from millpy.graph_file import load_graph
+from millpy.hosting.failpoints import Failpoints
 from millpy.limits import Limits
-from millpy.runtime.probe import Probe
-from millpy.testing.crash import CrashProbe, parse_spec
+from millpy.process.assembly import run_worker
+from millpy.process.graph_loader import load_graph
+from millpy.testing.crash import CrashFailpoints, parse_spec
 
 
 def parser() -> argparse.ArgumentParser:
-    """Options of the process; one per limit."""
+    """Return the argument parser, with an option for each field of `Limits`."""
     options = argparse.ArgumentParser(prog="crash_worker")
     options.add_argument("graph")
     options.add_argument("--database", required=True)
-    options.add_argument("--probe", default="")
+    options.add_argument("--failpoint", default="")
     options.add_argument("--reached", type=Path)
     options.add_argument("--only", default="")
     options.add_argument("--log-level", default="WARNING")
-    options.add_argument("--gated", action="store_true", help="say `ready`, then wait for a line on standard input")
+    options.add_argument("--gated", action="store_true", help="print `ready`, then wait for a line on standard input")
     for limit in dataclasses.fields(Limits):
         names = ["--" + limit.name.replace("_", "-"), *(["--lease-s"] if limit.name == "lease_ttl_s" else [])]
         options.add_argument(*names, dest=limit.name, type=type(limit.default), default=None)
     return options
 
 
-async def run(graph: Graph, database: str, limits: Limits, only: Sequence[str], probe: Probe) -> None:
+async def run(graph: Graph, database: str, limits: Limits, only: Sequence[str], failpoints: Failpoints) -> None:
     """Run one worker until the graph has finished or a signal asks it to drain."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await run_worker(graph, database, limits=limits, only=only, stop=stop, probe=probe, patient=True)
+    await run_worker(graph, database, limits=limits, only=only, stop=stop, failpoints=failpoints, patient=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry of the process."""
+    """Run the worker; return the exit status."""
     options = parser().parse_args(arguments)
     logging.basicConfig(
         level=options.log_level, stream=sys.stderr, format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s %(message)s"
     )
     names = [limit.name for limit in dataclasses.fields(Limits)]
     limits = Limits(**{name: value for name in names if (value := getattr(options, name)) is not None})
-    probe = CrashProbe(parse_spec(options.probe), options.reached)
+    failpoints = CrashFailpoints(parse_spec(options.failpoint), options.reached)
     only = tuple(filter(None, options.only.split(",")))
     try:
         graph = load_graph(options.graph)
         if options.gated:
             print("ready", flush=True)
             sys.stdin.readline()
-        asyncio.run(run(graph, options.database, limits, only, probe))
+        asyncio.run(run(graph, options.database, limits, only, failpoints))
     except MillError as error:
         logging.getLogger(__name__).exception("worker stopped")
         print(f"error: {error.message}" + (f" ({error.hint})" if error.hint else ""), file=sys.stderr)

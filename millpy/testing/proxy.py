@@ -1,16 +1,16 @@
-"""A TCP proxy before PostgreSQL that loses, swallows and delays what a network can lose, swallow and delay.
+"""A TCP proxy in front of PostgreSQL that injects network faults: lost connections, lost answers, delays.
 
-It understands enough of the protocol to recognise the COMMIT of a checkpoint: a transaction in which `marker` was
+It understands enough of the protocol to recognize the COMMIT of a checkpoint: a transaction in which `marker` was
 called (`hold_grants`), ended by COMMIT in a simple query or in a pipeline, or by the Sync of a pipeline without BEGIN.
 
     proxy.cut()            close all connections now
     proxy.stall(True)      forward nothing until stall(False)
-    proxy.forsake()        the present connections stay open and silent for ever; new ones work
-    proxy.bytes_per_s = n  each connection passes so much in each direction, as a slow link does; None: all of it
-    proxy.arm(Fault.SWALLOW)         the next checkpoint commits, its answer is lost with the connection
-    proxy.arm(Fault.LATE_COMMIT)     the next COMMIT reaches the server only `delay_s` after the client lost it
-    proxy.arm(Fault.LATE_PIPELINE)   the same for its whole last pipeline, fence included
-    proxy.arm(Fault.CUT_COMMIT)      the connection is cut before the COMMIT is forwarded
+    proxy.forsake()        the present connections stay open and silent; new connections work
+    proxy.bytes_per_s = n  each connection passes n bytes a second in each direction, like a slow link; None: no bound
+    proxy.arm(CommitFault.SWALLOW)        the next checkpoint commits; its answer and the connection are lost
+    proxy.arm(CommitFault.LATE_COMMIT)    the client loses its connection; its COMMIT arrives `delay_s` later
+    proxy.arm(CommitFault.LATE_PIPELINE)  the same for the whole pipeline of the COMMIT, fence included
+    proxy.arm(CommitFault.CUT_COMMIT)     the connection is cut before the COMMIT is forwarded
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from types import TracebackType
 from typing import Any, Self
 
 BUFFER_BYTES = 65_536
-"""What a connection takes in ahead of what it has passed on: a slow link has no room for whole messages."""
+"""The receive buffer of a connection with a rate; like that of a slow link, it has no room for whole messages."""
 AT_ONCE_BYTES = 16_384
 ENCRYPTION_REQUESTS = {80877103, 80877104}
 CANCEL_REQUEST = 80877102
 
 
-class Fault(StrEnum):
-    """What happens to the next commit of a checkpoint."""
+class CommitFault(StrEnum):
+    """A fault of the next commit of a checkpoint."""
 
     SWALLOW = "swallow"
     LATE_COMMIT = "late_commit"
@@ -41,15 +41,15 @@ class Fault(StrEnum):
 
 
 class PostgresProxy:
-    """Listens on a free port of 127.0.0.1 in a thread of its own, and forwards to one server.
+    """Listens on a free port of 127.0.0.1 in its own thread, and forwards to one server.
 
     Attributes:
-        bytes_per_s: how much a connection passes, in each direction; None for as much as there is.
-        struck: how many armed faults have happened.
-        commits: how many commits of checkpoints have been seen.
-        lost_answers: what the server said to each commit whose client was gone.
-        landed: set when that answer is complete.
-        may_land: set; while it is cleared, what is late does not go on.
+        bytes_per_s: the rate of each connection, in each direction; None for no bound.
+        struck: the number of armed faults that have happened.
+        commits: the number of checkpoint commits seen.
+        lost_answers: the server's answer to each commit whose client was gone.
+        landed: set when such an answer is complete.
+        may_land: delayed messages wait while a test has cleared it.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class PostgresProxy:
         self.landed = threading.Event()
         self.may_land = threading.Event()
         self.may_land.set()
-        self._fault: Fault | None = None
+        self._fault: CommitFault | None = None
         self._links: set[_Link] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
@@ -99,31 +99,31 @@ class PostgresProxy:
         self._call(self._cut())
 
     def stall(self, stalled: bool) -> None:
-        """Forward nothing, in either direction, until called with False."""
+        """Forward nothing in either direction until called with False."""
         self._loop.call_soon_threadsafe(self._flowing.clear if stalled else self._flowing.set)
 
     def forsake(self) -> None:
-        """Forward nothing more on the present connections, and do not close them: as behind a pooler that hangs."""
+        """Forward nothing more on the present connections, and keep them open, like a pooler that hangs."""
         self._call(self._forsake())
 
-    def arm(self, fault: Fault) -> None:
-        """Let a fault happen to the next commit of a checkpoint."""
+    def arm(self, fault: CommitFault) -> None:
+        """Arm a fault for the next commit of a checkpoint."""
         self.landed.clear()
         self._fault = fault
 
-    def take_fault(self) -> Fault | None:
-        """The armed fault, for the commit that meets it first."""
+    def take_fault(self) -> CommitFault | None:
+        """Disarm the fault and return it; None if none is armed."""
         fault, self._fault = self._fault, None
         return fault
 
-    async def flowing(self, link: _Link) -> None:
-        """Wait while stalled; for ever when the link is forsaken."""
+    async def wait_while_stalled(self, link: _Link) -> None:
+        """Wait while the proxy is stalled; never return if the link is forsaken."""
         await self._flowing.wait()
         if link.forsaken:
             await asyncio.Event().wait()
 
-    def keep(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something in the background that ends at the latest with the proxy."""
+    def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine in the background; the proxy cancels it when it shuts down."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -146,7 +146,7 @@ class PostgresProxy:
         try:
             await link.run()
         except asyncio.CancelledError:
-            pass  # the proxy shuts; a cancelled handler would be logged as a failure
+            pass  # the proxy shuts down; a cancelled handler would be logged as a failure
         finally:
             self._links.discard(link)
 
@@ -178,18 +178,18 @@ class _Link:
         self.client_reader, self.client_writer = reader, writer
         self.server_reader: asyncio.StreamReader | None = None
         self.server_writer: asyncio.StreamWriter | None = None
-        self.statements: dict[bytes, bytes] = {}  # prepared statement -> its text
+        self.statements: dict[bytes, bytes] = {}  # the text of each prepared statement
         self.fenced = False  # the transaction has called the marker
         self.explicit = False  # it began with BEGIN
         self.held: list[bytes] = []  # the pipeline since its last Sync
         self.syncs = 0  # sent to the server
         self.ended_by = b""  # what ended the last pipeline: Sync or simple Query
-        self.answers = -1  # ReadyForQuery seen; the one of the start answers nothing
+        self.answers = -1  # ReadyForQuery messages seen, except the first
         self.swallow_at = 0  # drop the server's answers from this one on
         self.hung_up = asyncio.Event()  # the server has closed its side
-        self.lost = bytearray()  # answers that no client sees
+        self.lost = bytearray()  # the answers that the client does not see
         self.forsaken = False  # nothing passes any more
-        self.detached = False  # the client is gone, the server's side is ours
+        self.detached = False  # the client is gone; the server's side remains
 
     async def run(self) -> None:
         try:
@@ -211,7 +211,7 @@ class _Link:
                 self.server_writer.close()
 
     async def _parts(self, reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-        """One typed message, whole, or as it comes over a slow link; first its type and length."""
+        """Yield the head (type and length) of a message, then its body, which a slow link cuts into parts."""
         head = await reader.readexactly(5)
         yield head
         left = struct.unpack("!I", head[1:])[0] - 4
@@ -229,7 +229,7 @@ class _Link:
                 writer.transport.abort()
 
     async def _start_up(self) -> bool:
-        """Pass the untyped messages at the beginning; False when there is nothing behind them."""
+        """Pass the untyped messages of the startup. Return False after a cancel request, which nothing follows."""
         assert self.server_writer is not None
         while True:
             head = await self.client_reader.readexactly(8)
@@ -243,20 +243,20 @@ class _Link:
             return bool(code != CANCEL_REQUEST)
 
     async def _forward(self) -> None:
-        """Client to server, message by message."""
+        """Pass messages from the client to the server."""
         assert self.server_writer is not None
         while True:
             message = b"".join([part async for part in self._parts(self.client_reader)])
             kind = message[:1]
-            await self.proxy.flowing(self)
+            await self.proxy.wait_while_stalled(self)
             ends, commits = self._read(kind, message)
             self.held.append(message)
             if not ends:
-                # What follows the fence waits for its Sync: it may be the one to lose. COPY data must not wait.
+                # Messages behind the fence wait for their Sync, which may be the one to lose. COPY data must not wait.
                 if not self.fenced or kind in b"dcfH":
                     self._send()
                 if kind in b"cf" and self.ended_by == b"S":
-                    self.syncs -= 1  # a server that waits for COPY data ignores the Sync before
+                    self.syncs -= 1  # a server that waits for COPY data ignores the Sync
                 continue
             self.ended_by = kind
             if commits:
@@ -278,7 +278,7 @@ class _Link:
         self.held.clear()
 
     def _read(self, kind: bytes, message: bytes) -> tuple[bool, bool]:
-        """Follow the transaction: (this message ends a pipeline, with it a checkpoint commits)."""
+        """Track the transaction. Return whether this message ends a pipeline, and whether it commits a checkpoint."""
         text = b""
         if kind == b"Q":
             text = message[5:-1]
@@ -302,27 +302,27 @@ class _Link:
             self.fenced = False
         return ends, commits
 
-    async def _strike(self, fault: Fault) -> bool:
-        """Do the fault; True when the client is gone."""
-        if fault is Fault.CUT_COMMIT:
+    async def _strike(self, fault: CommitFault) -> bool:
+        """Carry out the fault; return whether the client is gone."""
+        if fault is CommitFault.CUT_COMMIT:
             self.cut()
-        elif fault is Fault.SWALLOW:
+        elif fault is CommitFault.SWALLOW:
             self.swallow_at = self.syncs + 1
             self._send()
             return False
         else:
             self.detached = True
             late = list(self.held)
-            if fault is Fault.LATE_COMMIT:
+            if fault is CommitFault.LATE_COMMIT:
                 commit_from = self._commit_from(late)
                 self._write(b"".join(late[:commit_from]) + (b"H\0\0\0\x04" if commit_from else b""))  # H: Flush
                 late = late[commit_from:]
             self.client_writer.transport.abort()
-            self.proxy.keep(self._land(late))
+            self.proxy.run_in_background(self._land(late))
         return True
 
     def _commit_from(self, messages: list[bytes]) -> int:
-        """Where the COMMIT begins among the messages of its pipeline; its Sync when there is no COMMIT."""
+        """Return where the COMMIT begins among the messages of its pipeline; its Sync if there is no COMMIT."""
         for place, message in enumerate(messages):
             if message[:1] in (b"P", b"Q") and b"COMMIT" in message[:40].upper():
                 return place
@@ -335,7 +335,7 @@ class _Link:
         self.server_writer.write(data)
 
     async def _land(self, late: list[bytes]) -> None:
-        """Deliver what was held back, wait for the server to be done with it, and hang up."""
+        """Deliver the messages that were held back, wait until the server has answered, and hang up."""
         assert self.server_writer is not None
         await asyncio.sleep(self.proxy.delay_s)
         await asyncio.to_thread(self.proxy.may_land.wait)
@@ -345,24 +345,24 @@ class _Link:
             self.server_writer.write(b"X\0\0\0\x04")  # Terminate, behind the COMMIT
             await self.server_writer.drain()
         except OSError:
-            pass  # the server has ended the session first
+            pass  # the server ended the session first
         await self.hung_up.wait()
-        self._tell()
+        self._publish_lost_answer()
         self.server_writer.close()
 
-    def _tell(self) -> None:
+    def _publish_lost_answer(self) -> None:
         self.proxy.lost_answers.append(bytes(self.lost))
         self.proxy.landed.set()
 
     async def _backward(self) -> None:
-        """Server to client, message by message, so that an answer can be dropped."""
+        """Pass messages from the server to the client, one by one, so that an answer can be dropped."""
         assert self.server_reader is not None and self.server_writer is not None
         try:
             while True:
                 kind = b""
                 async for part in self._parts(self.server_reader):
                     kind = kind or part[:1]
-                    await self.proxy.flowing(self)
+                    await self.proxy.wait_while_stalled(self)
                     if self.detached or (self.swallow_at and self.answers >= self.swallow_at - 1):
                         self.lost += part
                     elif not self.client_writer.is_closing():
@@ -370,7 +370,7 @@ class _Link:
                 if kind == b"Z":
                     self.answers += 1
                     if self.swallow_at and self.answers >= self.swallow_at:
-                        self._tell()
+                        self._publish_lost_answer()
                         self.cut()
                         return
                 if self.client_writer.transport.get_write_buffer_size() > 1_000_000:

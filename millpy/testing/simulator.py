@@ -1,11 +1,11 @@
-"""The simulator: seeds in, violations out. `python -m millpy.testing.simulator --help`.
+"""The simulator runs seeds and reports violations. `python -m millpy.testing.simulator --help`.
 
-Real workers, housekeeping and intakes over the in-memory store, on one simulated clock and one event loop, with
+Real workers, maintenance and intakes over the in-memory store, on one simulated clock and one event loop, with
 crashes, frozen machines, lost answers, broker outages and clocks that jump. One seed is one run, in every process.
 The checkers look for I1 to I9 after every step, an oracle at the end (see `simulation/checkers.py`, `oracle.py`).
 
-    a run counts   when it had at least 200 steps and 5 faults that took effect; others are run and checked too
-    a failure      prints its seed, which replays it exactly, and the shortest schedule found that still fails
+    a run counts   if it has at least 200 steps and 5 faults that took effect; other runs are checked, too
+    a failure      prints its seed, which replays it exactly; the replay prints the shortest schedule that still fails
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from millpy.testing.simulation.canaries import Canary
 from millpy.testing.simulation.edges import CANARIES
 from millpy.testing.simulation.schedule import Schedule, draw
 from millpy.testing.simulation.shrink import shrink
-from millpy.testing.simulation.world import Outcome, World
+from millpy.testing.simulation.world import RunOutcome, World
 
 STEPS_MIN = 200
 FAULTS_MIN = 5
 CANARY_SEEDS = 100
-"""Within so many seeds a canary has to be found."""
+"""A canary must be found within this number of seeds."""
 SHARE = 25
 """Seeds that a process takes at a time."""
 
 
 @dataclass(slots=True)
-class Tally:
-    """What many runs have shown.
+class RunStatistics:
+    """Counts over many runs.
 
     Attributes:
         counted: runs with enough steps and faults; `steps`, `commits`, `faults` and `points` are of these.
-        features: what graphs they had: how often each of `schedule.FEATURES`.
-        failures: (seed, what was found first).
+        features: how often the graphs had each of `schedule.FEATURES`.
+        failures: (seed, first violations).
     """
 
     runs: int = 0
@@ -62,7 +62,7 @@ class Tally:
     features: Counter[str] = field(default_factory=Counter)
     failures: list[tuple[int, str]] = field(default_factory=list)
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: RunOutcome) -> None:
         """Add a run."""
         self.runs += 1
         if outcome.violations:
@@ -78,8 +78,8 @@ class Tally:
         self.points += outcome.points
         self.features.update(outcome.schedule.features)
 
-    def merge(self, other: Tally) -> None:
-        """Add what another process has found."""
+    def merge(self, other: RunStatistics) -> None:
+        """Add the findings of another process."""
         self.runs += other.runs
         self.counted += other.counted
         self.steps += other.steps
@@ -90,21 +90,21 @@ class Tally:
         self.failures += other.failures
 
 
-def counts(outcome: Outcome) -> bool:
-    """Whether a run had enough steps and faults to count; one that failed always does."""
+def counts(outcome: RunOutcome) -> bool:
+    """Tell whether a run has enough steps and faults to count; a failed run always counts."""
     return bool(outcome.violations) or (outcome.steps >= STEPS_MIN and outcome.faults.total() >= FAULTS_MIN)
 
 
-def run_seed(seed: int, directory: Path, canary: Canary | None = None) -> Outcome:
-    """One run; the directory is for its input file. With a canary alive, what it breaks is broken."""
+def run_seed(seed: int, directory: Path, canary: Canary | None = None) -> RunOutcome:
+    """Run one seed, with its input file in `directory`. A canary breaks the engine during the run."""
     return run_schedule(draw(seed), directory, canary)
 
 
-def run_schedule(schedule: Schedule, directory: Path, canary: Canary | None = None) -> Outcome:
-    """The same for a schedule that was drawn before, or cut down."""
+def run_schedule(schedule: Schedule, directory: Path, canary: Canary | None = None) -> RunOutcome:
+    """Run a schedule, as drawn from a seed or as shrunk."""
     path = directory / f"{os.getpid()}.ndjson"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # of a machine that is killed the files stay open
+        warnings.simplefilter("ignore", ResourceWarning)  # a killed machine leaves its files open
         if canary is None:
             outcome = World(schedule, path).run()
         else:
@@ -114,11 +114,11 @@ def run_schedule(schedule: Schedule, directory: Path, canary: Canary | None = No
     return outcome
 
 
-def hunt(name: str, seeds: int = CANARY_SEEDS) -> Counter[str]:
-    """Run with a canary until the checker that should find it does, on graphs that have what it breaks.
+def catch_canary(name: str, seeds: int = CANARY_SEEDS) -> Counter[str]:
+    """Run seeds with a canary until its checker finds it. Seeds without the feature that it needs are left out.
 
     Returns:
-        Checker -> runs in which it found something, in the seeds up to then.
+        Checker -> the number of runs in which it found something, up to then.
     """
     canary = next(canary for canary in CANARIES if canary.name == name)
     caught: Counter[str] = Counter()
@@ -133,7 +133,7 @@ def hunt(name: str, seeds: int = CANARY_SEEDS) -> Counter[str]:
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Log nothing of millpy meanwhile: in a simulation everything goes wrong all the time."""
+    """Silence millpy's log, which would be full of the injected faults."""
     logger = logging.getLogger("millpy")
     before = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -144,10 +144,10 @@ def silence() -> Iterator[None]:
 
 
 @contextmanager
-def gathering_rarely() -> Iterator[None]:
-    """Collect garbage after runs only: then little is alive, in the middle of one much."""
+def collecting_garbage_between_runs() -> Iterator[None]:
+    """Collect garbage only between runs, when few objects are alive."""
     enabled = gc.isenabled()
-    gc.freeze()  # what is there before the first run stays
+    gc.freeze()  # objects from before the first run stay
     gc.disable()
     try:
         yield
@@ -157,35 +157,35 @@ def gathering_rarely() -> Iterator[None]:
             gc.enable()
 
 
-def run_seeds(seeds: Iterable[int]) -> Tally:
-    """Several runs, in this process."""
-    tally = Tally()
-    with silence(), gathering_rarely(), tempfile.TemporaryDirectory() as directory:
+def run_seeds(seeds: Iterable[int]) -> RunStatistics:
+    """Run seeds in this process; return their statistics."""
+    statistics = RunStatistics()
+    with silence(), collecting_garbage_between_runs(), tempfile.TemporaryDirectory() as directory:
         for seed in seeds:
             try:
-                tally.add(run_seed(seed, Path(directory)))
+                statistics.add(run_seed(seed, Path(directory)))
             except BaseException as error:
                 error.add_note(f"seed={seed}")
                 raise
-    return tally
+    return statistics
 
 
-def search(wanted: int, *, first: int = 0, processes: int = 2) -> Tally:
-    """Run seeds from `first` on until so many runs count, in several processes; stops early at a failure."""
-    tally = Tally()
+def search(wanted: int, *, first: int = 0, processes: int = 2) -> RunStatistics:
+    """Run seeds from `first` on until `wanted` runs count, in several processes; stop early at a failure."""
+    statistics = RunStatistics()
     shares = (range(start, start + SHARE) for start in _steps_from(first, SHARE))
     if processes == 1:
-        while tally.counted < wanted and not tally.failures:
-            tally.merge(run_seeds(next(shares)))
-        return tally
+        while statistics.counted < wanted and not statistics.failures:
+            statistics.merge(run_seeds(next(shares)))
+        return statistics
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         running = [pool.submit(run_seeds, next(shares)) for _ in range(processes + 1)]
         while running:
-            tally.merge(running.pop(0).result())
-            promised = tally.counted + len(running) * SHARE
-            if promised < wanted and not tally.failures:
+            statistics.merge(running.pop(0).result())
+            promised = statistics.counted + len(running) * SHARE
+            if promised < wanted and not statistics.failures:
                 running.append(pool.submit(run_seeds, next(shares)))
-    return tally
+    return statistics
 
 
 def _steps_from(start: int, step: int) -> Iterator[int]:
@@ -195,12 +195,12 @@ def _steps_from(start: int, step: int) -> Iterator[int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Search seeds, or replay one; the last line is JSON."""
+    """Run seeds, or replay one; return the exit status. The last line of the output is JSON."""
     parser = argparse.ArgumentParser(prog="python -m millpy.testing.simulator", description=__doc__.partition("\n")[0])
-    parser.add_argument("--seeds", type=int, default=2_000, help="how many runs that count")
+    parser.add_argument("--seeds", type=int, default=2_000, help="the number of runs that count")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--seed", type=int, help="replay this one and print its trace")
-    parser.add_argument("--schedule", help="replay this one: JSON, as a failure prints it")
+    parser.add_argument("--seed", type=int, help="replay this seed and print its trace")
+    parser.add_argument("--schedule", help="replay this schedule: JSON, as a failure prints it")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     chosen = parser.parse_args(arguments)
     if chosen.schedule is not None:
@@ -209,38 +209,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _replay(draw(chosen.seed))
     clock = SystemClock()
     started = clock.monotonic()
-    tally = search(chosen.seeds, first=chosen.first, processes=chosen.processes)
+    statistics = search(chosen.seeds, first=chosen.first, processes=chosen.processes)
     elapsed = clock.monotonic() - started
-    caught = sum(canary.checker in hunt(canary.name) for canary in CANARIES)
-    _describe(tally)
+    caught = sum(canary.checker in catch_canary(canary.name) for canary in CANARIES)
+    _describe(statistics)
     summary = {
-        "seeds": tally.counted,
-        "steps": tally.steps,
-        "faults": tally.faults.total(),
-        "violations": len(tally.failures),
+        "seeds": statistics.counted,
+        "steps": statistics.steps,
+        "faults": statistics.faults.total(),
+        "violations": len(statistics.failures),
         "canaries": len(CANARIES),
         "canaries_caught": caught,
-        "runs_per_minute": round(tally.runs / elapsed * 60),
+        "runs_per_minute": round(statistics.runs / elapsed * 60),
     }
     print(json.dumps(summary))
-    return 1 if tally.failures or caught < len(CANARIES) else 0
+    return 1 if statistics.failures or caught < len(CANARIES) else 0
 
 
-def _describe(tally: Tally) -> None:
-    runs = max(1, tally.counted)
+def _describe(statistics: RunStatistics) -> None:
+    runs = max(1, statistics.counted)
     print(
-        f"{tally.counted} runs count (of {tally.runs}): on average {tally.steps / runs:.0f} steps, "
-        f"{tally.commits / runs:.0f} bundles committed, {tally.faults.total() / runs:.1f} faults"
+        f"{statistics.counted} runs count (of {statistics.runs}): on average {statistics.steps / runs:.0f} steps, "
+        f"{statistics.commits / runs:.0f} bundles committed, {statistics.faults.total() / runs:.1f} faults"
     )
-    counts = (("graphs", tally.features), ("faults", tally.faults), ("died or froze at", tally.points))
+    counts = (("graphs", statistics.features), ("faults", statistics.faults), ("died or froze at", statistics.points))
     for what, found in counts:
         print(f"{what}: " + ", ".join(f"{name} {times}" for name, times in found.most_common()))
-    for seed, violation in tally.failures:
+    for seed, violation in statistics.failures:
         print(f"seed={seed} (replay and shrink: make sim SEED={seed}): {violation[:500]}")
 
 
-def shortest(outcome: Outcome, directory: Path, canary: Canary | None = None) -> Outcome:
-    """The shortest run found that fails as this one did: its first violation is by the same checker."""
+def shortest(outcome: RunOutcome, directory: Path, canary: Canary | None = None) -> RunOutcome:
+    """Return the shortest run found that fails like this one: its first violation is by the same checker."""
     checker = outcome.violations[0].checker
 
     def fails(schedule: Schedule) -> bool:
@@ -251,22 +251,22 @@ def shortest(outcome: Outcome, directory: Path, canary: Canary | None = None) ->
 
 
 def _replay(schedule: Schedule) -> int:
-    """Run once, tell all; a failure is made as short as can be."""
+    """Run once, print the trace and the violations, and shrink a failure."""
     with silence(), tempfile.TemporaryDirectory() as directory:
         outcome = run_schedule(schedule, Path(directory))
         print("\n".join(outcome.trace))
-        _tell(outcome)
+        _print_outcome(outcome)
         if outcome.violations:
             short = shortest(outcome, Path(directory))
-            print(f"\nthe shortest schedule that fails so, {len(short.schedule.faults)} faults:\n")
+            print(f"\nthe shortest schedule that fails in the same way has {len(short.schedule.faults)} faults:\n")
             print("\n".join(short.trace))
-            _tell(short)
+            _print_outcome(short)
             print(f"replay: --schedule '{msgspec.json.encode(short.schedule).decode()}'")
     print(json.dumps({"seed": schedule.seed, "steps": outcome.steps, "violations": len(outcome.violations)}))
     return 1 if outcome.violations else 0
 
 
-def _tell(outcome: Outcome) -> None:
+def _print_outcome(outcome: RunOutcome) -> None:
     print(outcome.schedule)
     for violation in outcome.violations:
         print(f"{violation.checker}: {violation.what}")

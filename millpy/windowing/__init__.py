@@ -1,1 +1,1 @@
-"""Windows and aggregates."""
+"""Windows over event time, and their aggregates."""

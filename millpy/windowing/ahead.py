@@ -1,8 +1,9 @@
-"""Keys of one interval whose sliding windows have left before those of the other keys.
+"""Keys of one interval that are ahead: their sliding windows have fired before those of the other keys.
 
-All windows up to the interval's position have left. When a window has more keys than a turn may emit, some of them go
-ahead; so does a key whose record is late for a window that waits. Each is stored under its key until the position has
-reached it, kind POSITION, namespace "ahead".
+The position of an interval, or of a key, is the end up to which its windows have fired. If a window has more keys than
+a turn may emit, some of its keys go ahead of the interval; so does a key whose record is late for a window that has not
+fired yet. The store keeps each key that is ahead, under kind POSITION and namespace "ahead", until the interval's
+position has reached it.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ NAMESPACE = "ahead"
 
 
 class KeysAhead:
-    """How far keys are whose windows have left before others'."""
+    """The positions of the keys that are ahead of their interval, and their changes since they were last stored."""
 
     def __init__(self) -> None:
         self._reached: dict[Key, Instant] = {}
         self._moved: dict[Key, Instant] = {}
-        self._stale: dict[Key, None] = {}
+        self._to_delete: dict[Key, None] = {}
         self._hasher = KeyHasher()
 
     def recover(self, entries: Iterable[Entries], key_types: tuple[type, ...], position: Instant) -> None:
-        """Take what is stored, given how far all keys are."""
+        """Load the stored keys, given the interval's position."""
         for part in entries:
             if part.kind is not Kind.POSITION or part.namespace != NAMESPACE:
                 continue
@@ -44,44 +45,47 @@ class KeysAhead:
     def __contains__(self, key: Key) -> bool:
         return key in self._reached
 
-    def of(self, key: Key, position: Instant) -> Instant:
-        """How far a key is when all are at a position."""
+    def position_of(self, key: Key, position: Instant) -> Instant:
+        """Return the position of a key, given the interval's position."""
         return max(position, self._reached.get(key, position))
 
-    def of_all(self, keys: Sequence[Key], position: Instant) -> Instants:
-        """The same of several."""
+    def positions_of(self, keys: Sequence[Key], position: Instant) -> Instants:
+        """Return the positions of several keys, given the interval's position."""
         if not self._reached:
             return np.full(len(keys), position, np.int64)
-        return np.array([self.of(key, position) for key in keys], np.int64)
+        return np.array([self.position_of(key, position) for key in keys], np.int64)
 
-    def before(self, position: Instant) -> list[tuple[Key, Instant]]:
-        """Those that are not as far as a position, and how far they are."""
+    def positions_before(self, position: Instant) -> list[tuple[Key, Instant]]:
+        """Return (key, position) of the keys that are ahead, but not as far as the given position."""
         return [(key, reached) for key, reached in self._reached.items() if reached < position]
 
-    def go(self, keys: Mapping[Key, Instant]) -> None:
-        """Windows of these keys have left so far."""
+    def advance(self, keys: Mapping[Key, Instant]) -> None:
+        """Record that windows of these keys have fired up to the given positions."""
         self._reached.update(keys)
         self._moved.update(keys)
         for key in keys:
-            self._stale.pop(key, None)
+            self._to_delete.pop(key, None)
 
     def forget(self, position: Instant) -> None:
-        """All keys are at a position."""
+        """Forget the keys that the interval has caught up with at its new position."""
         for key in [key for key, reached in self._reached.items() if reached <= position]:
             del self._reached[key]
             if self._moved.pop(key, None) is None:
-                self._stale[key] = None
+                self._to_delete[key] = None
 
     @property
-    def stale(self) -> bool:
-        """Whether something is stored that says nothing any more."""
-        return bool(self._stale)
+    def has_deletions(self) -> bool:
+        """Whether the store still has entries of keys that are no longer ahead."""
+        return bool(self._to_delete)
 
     def take_entries(self, gone_max: int) -> Entries | None:
-        """What has changed; of what says nothing any more about so many."""
-        gone = list(self._stale)[:gone_max]
+        """Return the changes since the last call as entries; None without any.
+
+        At most `gone_max` of them are deletions; further ones follow with the next call.
+        """
+        gone = list(self._to_delete)[:gone_max]
         for key in gone:
-            del self._stale[key]
+            del self._to_delete[key]
         moved, self._moved = self._moved, {}
         keys = [*moved, *gone]
         if not keys:

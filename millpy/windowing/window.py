@@ -1,12 +1,12 @@
-"""Windows: where in event time records are grouped. Half-open `[start, end)`.
+"""Windows: half-open intervals `[start, end)` of event time by which records are grouped.
 
-Fixed windows touch and do not overlap; of sliding ones a record is in several; both are aligned to the epoch. A session
-lasts as long as records keep coming: each opens [t, t + gap), and those that intersect merge.
+Fixed windows touch and do not overlap. Sliding windows overlap, so that a record is in several. Both are aligned to the
+epoch. A session lasts as long as records keep arriving: each opens [t, t + gap), and those that intersect merge.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeAlias
@@ -15,34 +15,40 @@ import numpy as np
 import numpy.typing as npt
 
 from millpy.errors import GraphError
+from millpy.model.identity import Identity, identity_of_value
+from millpy.model.identity_text import GraphPart
 from millpy.model.keys import Key
 from millpy.model.record import Instants
-from millpy.model.time import YEARS_HI, YEARS_LO, check_length, microseconds
+from millpy.model.time import YEARS_HI, YEARS_LO, check_length, duration_text, microseconds
 
 WINDOWS_PER_RECORD_MAX = 1_000
-"""A record in more windows than this is a mistake in the settings."""
+"""The most sliding windows that a record may be in; more are refused as a mistake."""
 
 
 def _positive(duration: object, what: str, hint: str) -> None:
     if not isinstance(duration, timedelta):
-        raise GraphError(f"{what} of {duration!r}: that is no duration", hint=hint)
+        raise GraphError(f"{what} must be a duration, not {duration!r}", hint=hint)
     if microseconds(duration) <= 0:
-        raise GraphError(f"{what} of {duration!r} holds nothing", hint=hint)
+        raise GraphError(f"{what} must be positive, not {duration!r}", hint=hint)
     check_length(what, duration)
 
 
-@dataclass(frozen=True, slots=True)
-class FixedWindows:
+@dataclass(frozen=True, slots=True, repr=False)
+class FixedWindows(GraphPart):
     """Windows of one size that touch and do not overlap: `FixedWindows(minutes(1))`.
 
     Raises:
-        GraphError: the size is not positive.
+        GraphError: the size is not a positive duration of at most a thousand years.
     """
 
     size: timedelta
 
     def __post_init__(self) -> None:
-        _positive(self.size, "a window", "FixedWindows(minutes(1))")
+        _positive(self.size, "the window size", "for example FixedWindows(minutes(1))")
+
+    def identity(self) -> Identity:
+        """Describe the windows."""
+        return {"kind": "fixed", "size_us": self.size_us}
 
     @property
     def size_us(self) -> int:
@@ -51,33 +57,45 @@ class FixedWindows:
 
     @property
     def every_us(self) -> int:
-        """From one start to the next: the size."""
+        """The time from one start to the next in µs: the size."""
         return microseconds(self.size)
 
 
-@dataclass(frozen=True, slots=True)
-class SlidingWindows:
-    """Windows of one size, one beginning every so often: `SlidingWindows(seconds(10), every=seconds(2))`.
+@dataclass(frozen=True, slots=True, repr=False)
+class SlidingWindows(GraphPart):
+    """Windows of one size that begin at a regular period: `SlidingWindows(seconds(10), every=seconds(2))`.
 
-    A record is in `size / every` of them, and is judged for each apart: late for one, it may be on time for the next.
+    A record is in `size / every` of them. Each window judges it separately: a record that is late for one may be on
+    time for the next.
 
     Raises:
-        GraphError: size or period is not positive, or records would fall between windows or into too many.
+        GraphError: size or period is not a positive duration, records would fall between windows, or a record would be
+            in more than 1,000 of them.
     """
 
     size: timedelta
     every: timedelta
 
     def __post_init__(self) -> None:
-        hint = "SlidingWindows(seconds(10), every=seconds(2))"
-        _positive(self.size, "a window", hint)
-        _positive(self.every, "a period", hint)
+        hint = "for example SlidingWindows(seconds(10), every=seconds(2))"
+        _positive(self.size, "the window size", hint)
+        _positive(self.every, "the period", hint)
         if self.every > self.size:
-            raise GraphError("records would fall between these windows", hint="`every` is at most the size")
+            raise GraphError(
+                f"records would fall between windows of {duration_text(self.size_us)} that begin every"
+                f" {duration_text(self.every_us)}",
+                hint="make `every` at most the size",
+            )
         if self.size > self.every * WINDOWS_PER_RECORD_MAX:
             raise GraphError(
-                f"a record would be in more than {WINDOWS_PER_RECORD_MAX} windows", hint="make `every` longer"
+                f"a record would be in {-(-self.size_us // self.every_us):,} windows; the limit is"
+                f" {WINDOWS_PER_RECORD_MAX:,}",
+                hint="make `every` longer",
             )
+
+    def identity(self) -> Identity:
+        """Describe the windows."""
+        return {"kind": "sliding", "size_us": self.size_us, "every_us": self.every_us}
 
     @property
     def size_us(self) -> int:
@@ -86,22 +104,22 @@ class SlidingWindows:
 
     @property
     def every_us(self) -> int:
-        """From one start to the next, in µs."""
+        """The time from one start to the next in µs."""
         return microseconds(self.every)
 
 
-@dataclass(frozen=True, slots=True, init=False)
-class SessionWindows:
-    """A window lasts as long as each record of its key is less than a gap after another: `SessionWindows(minutes(30))`.
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class SessionWindows(GraphPart):
+    """Windows that last as long as records of a key follow one another within a gap: `SessionWindows(minutes(30))`.
 
-    It begins at its first record and ends a gap after its last. A record that comes out of order may join two.
+    A session begins at its first record and ends a gap after its last. A record out of order may join two sessions.
 
     Args:
-        gap: silence that ends a session.
-        by_key: other gaps for some keys (key -> gap); the key as `key_by` makes it, a tuple for several fields.
+        gap: the time without records that ends a session.
+        by_key: key -> gap, for keys with another gap; the key is a tuple if `key_by` names several fields.
 
     Raises:
-        GraphError: a gap is not positive.
+        GraphError: a gap is not a positive duration of at most a thousand years.
     """
 
     gap: timedelta
@@ -110,13 +128,17 @@ class SessionWindows:
     def __init__(self, gap: timedelta, *, by_key: Mapping[Key, timedelta] | None = None) -> None:
         gaps = tuple(sorted((by_key or {}).items(), key=repr))
         for one in (gap, *(other for _, other in gaps)):
-            _positive(one, "a session with a gap", 'SessionWindows(minutes(30), by_key={"slow": hours(2)})')
+            _positive(one, "the session gap", 'for example SessionWindows(minutes(30), by_key={"slow": hours(2)})')
         object.__setattr__(self, "gap", gap)
         object.__setattr__(self, "by_key", gaps)
 
-    def __repr__(self) -> str:
-        others = f", by_key={dict(self.by_key)!r}" if self.by_key else ""
-        return f"SessionWindows({self.gap!r}{others})"
+    def identity(self) -> Identity:
+        """Describe the windows."""
+        return {
+            "kind": "session",
+            "gap_us": microseconds(self.gap),
+            "by_key": identity_of_value(dict(self.by_key)) if self.by_key else None,
+        }
 
 
 AlignedWindows: TypeAlias = FixedWindows | SlidingWindows
@@ -124,57 +146,50 @@ Windows: TypeAlias = FixedWindows | SlidingWindows | SessionWindows
 
 
 class Assigner:
-    """Aligned windows of event times."""
+    """Assigns event times to aligned windows."""
 
     def __init__(self, windows: AlignedWindows) -> None:
         self.size_us = windows.size_us
         self.every_us = windows.every_us
-        self.most = -(-self.size_us // self.every_us)
-        """In so many windows a record is at most."""
-
-    def starts_of(self, event_time: int) -> Iterable[int]:
-        """Starts of the windows that have this event time."""
-        last = event_time // self.every_us * self.every_us
-        if self.most == 1:
-            return (last,)
-        return range(last, event_time - self.size_us, -self.every_us)
+        self.windows_per_record = -(-self.size_us // self.every_us)
+        """The most windows that a record can be in."""
 
     def assign(self, event_times: Instants) -> tuple[Instants, npt.NDArray[np.int64] | None]:
-        """(window starts, the row of each; None when row n has start n)."""
+        """Return (the starts of all windows of the rows, the row of each; None if row n has start n)."""
         last = event_times // self.every_us * self.every_us
-        if self.most == 1:
+        if self.windows_per_record == 1:
             return last, None
-        starts = (last[:, None] - np.arange(self.most) * self.every_us).ravel()
-        rows = np.repeat(np.arange(len(event_times)), self.most)
+        starts = (last[:, None] - np.arange(self.windows_per_record) * self.every_us).ravel()
+        rows = np.repeat(np.arange(len(event_times)), self.windows_per_record)
         if self.size_us % self.every_us:
             inside = starts > event_times[rows] - self.size_us
             return starts[inside], rows[inside]
         return starts, rows
 
-    def lasting(self) -> tuple[int, int]:
-        """Windows of event times from the one to the other begin and end in the years 1 to 9999."""
+    def event_time_range(self) -> tuple[int, int]:
+        """Return the first and last event time, in µs, whose windows lie in the years 1 to 9999."""
         first = -(-YEARS_LO // self.every_us) * self.every_us
         last = (YEARS_HI - self.size_us) // self.every_us * self.every_us
         return first + self.size_us - self.every_us, last + self.every_us - 1
 
 
 class Gaps:
-    """Session gaps of keys, in µs."""
+    """The session gaps of keys, in µs."""
 
     def __init__(self, windows: SessionWindows) -> None:
         self._gap_us = microseconds(windows.gap)
         self._by_key = {key: microseconds(gap) for key, gap in windows.by_key}
 
-    def of(self, key: Key) -> int:
-        """The gap of a key."""
+    def gap_of(self, key: Key) -> int:
+        """Return the gap of a key, in µs."""
         return self._by_key.get(key, self._gap_us)
 
-    def of_all(self, keys: list[Key]) -> npt.NDArray[np.int64]:
-        """The gaps of some keys."""
+    def gaps_of(self, keys: list[Key]) -> npt.NDArray[np.int64]:
+        """Return the gaps of several keys, in µs."""
         if not self._by_key:
             return np.full(len(keys), self._gap_us, np.int64)
-        return np.array([self.of(key) for key in keys], np.int64)
+        return np.array([self.gap_of(key) for key in keys], np.int64)
 
-    def lasting(self) -> tuple[int, int]:
-        """The same: sessions begin and end in the years 1 to 9999."""
+    def event_time_range(self) -> tuple[int, int]:
+        """Return the first and last event time, in µs, at which a session of any key lies in the years 1 to 9999."""
         return YEARS_LO, YEARS_HI - max([self._gap_us, *self._by_key.values()])

@@ -1,4 +1,4 @@
-"""Publishes readings as a gateway in a plant does, and knows without our code what must come of them."""
+"""Publishes readings like a gateway in a plant, and computes the expected results without millpy."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections import deque
 from datetime import UTC, datetime, timedelta
 
 import paho.mqtt.client as mqtt
+from paho.mqtt.enums import CallbackAPIVersion
 
 DEVICES = 40
 WINDOW_S = 10
@@ -39,7 +40,7 @@ class Gateway:
         self._lock = threading.Lock()
         self._sent = self._acknowledged = 0
         self._connections = 0
-        self._client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, client_id="gateway", protocol=mqtt.MQTTv5)
+        self._client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id="gateway", protocol=mqtt.MQTTv5)
         self._client.username_pw_set(username, password)
         self._client.max_inflight_messages_set(1_000)
         self._client.on_connect = self._on_connect
@@ -49,7 +50,7 @@ class Gateway:
         self._client.loop_start()
 
     def publish(self, count: int, per_second: float) -> None:
-        """Publish so many readings at that rate."""
+        """Publish readings at a rate."""
         started = time.monotonic()
         for number in range(count):
             ahead = number / per_second - (time.monotonic() - started)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +22,7 @@ KILL_ALL = ("sh", "-c", "kill -9 -1")
 
 
 class StackError(Exception):
-    """The stack is not as it should be; the message says how."""
+    """The stack is broken; the message describes how."""
 
 
 class Stack:
@@ -60,7 +61,7 @@ class Stack:
         self.compose("--profile", "*", "down", "--volumes", "--remove-orphans", "--timeout", "5", check=False)
 
     def keep_logs(self) -> Path:
-        """Write what all containers have said to a file."""
+        """Write the logs of all containers to a file."""
         self._log.write_text(self.compose("logs", "--no-color", "--timestamps", check=False))
         return self._log
 
@@ -89,7 +90,7 @@ class Stack:
         return urlsplit((self.secrets / secret).read_text())
 
     def database_url(self) -> str:
-        """The database as it is reached from this host, for a reader."""
+        """Return the URL of the database from this host, for a reader."""
         inside = self.url("reader_database_url")
         outside = f"{inside.username}:{inside.password}@127.0.0.1:{self.ports['POSTGRES_PORT']}"
         return inside._replace(netloc=outside).geturl()
@@ -126,7 +127,7 @@ def missing() -> str:
     return ""
 
 
-def _inspected(container: str) -> dict[str, object]:
+def _inspected(container: str) -> dict[str, Any]:
     found = subprocess.run(["docker", "inspect", container], capture_output=True, text=True, check=True).stdout
-    answer: dict[str, object] = json.loads(found)[0]
+    answer: dict[str, Any] = json.loads(found)[0]
     return answer

@@ -23,7 +23,7 @@ def rights() -> str:
 
 
 class GuardedBroker(SettledBroker):
-    """Lets nobody in without a password, which is the same for both."""
+    """Requires a password, the same for both users."""
 
     def __init__(self, directory: Path) -> None:
         files = directory.with_name(directory.name + "-files")

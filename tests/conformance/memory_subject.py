@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from millpy.model.checkpoint import Pile
+from millpy.model.checkpoint import RecordTableName
 from millpy.model.deployment import Deployment
 from millpy.model.keys import key_text
-from millpy.store.memory import MemoryDatabase, MemoryStore
-from millpy.store.memory_faults import Landing
+from millpy.store.memory.faults import Landing
+from millpy.store.memory.store import MemoryDatabase, MemoryStore
 from millpy.store.protocol import Store
 from tests.conformance.store_builders import Row
 
@@ -41,19 +41,19 @@ class MemorySubject:
     async def forbid_negative(self, deployment: Deployment, table: str, column: str) -> None:
         self.database.constrain(table, "not_negative", lambda row: (row[column] or 0) >= 0, deployment.name)
 
-    async def set_aside(self, deployment: Deployment) -> tuple[int, int]:
+    async def dead_and_late(self, deployment: Deployment) -> tuple[int, int]:
         late = sum(len(rows) for _, _, rows in self.database.late_records)
         return late, len(self.database.dead_letters)
 
-    async def replay(self, pile: Pile, number: int, payload: bytes | None = None) -> bool:
-        return self.database.requests.replay(pile, number, payload)
+    async def replay(self, table: RecordTableName, number: int, payload: bytes | None = None) -> bool:
+        return self.database.requests.replay(table, number, payload)
 
-    async def discard(self, pile: Pile, number: int) -> bool:
-        return self.database.requests.discard(pile, number)
+    async def discard(self, table: RecordTableName, number: int) -> bool:
+        return self.database.requests.discard(table, number)
 
-    async def standing(self, pile: Pile, number: int) -> tuple[str, int]:
-        standing = self.database.requests.standing(pile, number)
-        return standing.state, standing.attempts
+    async def standing(self, table: RecordTableName, number: int) -> tuple[str, int]:
+        record = self.database.requests.state_of(table, number)
+        return record.state, record.attempts
 
     async def resume(self, graph: str, stream: str, interval_id: int) -> None:
         self.database.requests.resume(interval_id)
@@ -73,7 +73,14 @@ class MemorySubject:
                 counts[name] = counts.get(name, 0) + getattr(source, name)
         for sub in accounting.subscriptions:
             counts = found.setdefault(f"{sub.stream}>{sub.consumer}", {})
-            for name in ("produced", "consumed", "late", "quarantined", "pending", *(["parked"] if sub.parked else [])):
+            for name in (
+                "produced",
+                "consumed",
+                "late",
+                "dead_lettered",
+                "pending",
+                *(["parked"] if sub.parked else []),
+            ):
                 counts[name] = counts.get(name, 0) + getattr(sub, name)
         return found
 

@@ -11,10 +11,10 @@ import aiomqtt
 
 from millpy.clock import SystemClock
 from millpy.embedded import EmbeddedBroker
-from millpy.injectors.mqtt import Mqtt
-from millpy.injectors.mqtt_injector import MqttInjector
-from millpy.injectors.protocol import SourceSetup, Taken
+from millpy.ingest.protocol import SourceBatch, SourceSetup
 from millpy.limits import Limits
+from millpy.sources.mqtt.injector import MqttInjector
+from millpy.sources.mqtt.source import Mqtt
 
 
 class SettledBroker(EmbeddedBroker):
@@ -62,7 +62,7 @@ async def publish(
             await publisher.publish(topic, payload, qos=1, **how)
 
 
-async def take(injector: MqttInjector) -> Taken:
+async def take(injector: MqttInjector) -> SourceBatch:
     async with asyncio.timeout(60):
         while (taken := await injector.take()) is None:
             injector._setup.ready.clear()

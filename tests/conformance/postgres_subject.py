@@ -12,15 +12,15 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from millpy.limits import Limits
-from millpy.model.checkpoint import Pile
+from millpy.model.checkpoint import RecordTableName
 from millpy.model.deployment import Deployment
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, instant
 from millpy.store.postgres.store import PostgresStore
 from millpy.store.protocol import Store
-from millpy.testing.proxy import Fault, PostgresProxy
+from millpy.testing.proxy import CommitFault, PostgresProxy
 from tests.conformance.store_builders import Row
 
-FAULTS = {"before": Fault.SWALLOW, "later": Fault.LATE_COMMIT, "never": Fault.CUT_COMMIT}
+FAULTS = {"before": CommitFault.SWALLOW, "later": CommitFault.LATE_COMMIT, "never": CommitFault.CUT_COMMIT}
 LANDS_AFTER_S = 0.6
 """Longer than the test watches a takeover wait."""
 
@@ -58,28 +58,28 @@ class PostgresSubject:
         statement = sql.SQL("ALTER TABLE {} ADD CONSTRAINT not_negative CHECK ({} >= 0)")
         await self._execute(statement.format(sql.Identifier(deployment.name, table), sql.Identifier(column)))
 
-    async def set_aside(self, deployment: Deployment) -> tuple[int, int]:
+    async def dead_and_late(self, deployment: Deployment) -> tuple[int, int]:
         statement = "SELECT (SELECT count(*) FROM mill.late_records) l, (SELECT count(*) FROM mill.dead_letters) d"
         (row,) = await self._fetch(sql.SQL(statement))
         return row["l"], row["d"]
 
-    async def replay(self, pile: Pile, number: int, payload: bytes | None = None) -> bool:
+    async def replay(self, table: RecordTableName, number: int, payload: bytes | None = None) -> bool:
         if payload is not None:
             statement = sql.SQL("SELECT millpy.replay_dead_letter({}, {}) AS n").format(number, payload)
         else:
-            function = sql.Identifier("millpy", f"replay_{pile}")
+            function = sql.Identifier("millpy", f"replay_{table}")
             statement = sql.SQL("SELECT {}(ARRAY[{}]::bigint[]) AS n").format(function, number)
         return bool((await self._fetch(statement))[0]["n"])
 
-    async def discard(self, pile: Pile, number: int) -> bool:
-        function = sql.Identifier("millpy", f"discard_{pile}")
+    async def discard(self, table: RecordTableName, number: int) -> bool:
+        function = sql.Identifier("millpy", f"discard_{table}")
         statement = sql.SQL("SELECT {}(ARRAY[{}]::bigint[]) AS n").format(function, number)
         return bool((await self._fetch(statement))[0]["n"])
 
-    async def standing(self, pile: Pile, number: int) -> tuple[str, int]:
-        column = sql.Identifier(pile.removesuffix("s") + "_id")
+    async def standing(self, table: RecordTableName, number: int) -> tuple[str, int]:
+        column = sql.Identifier(table.removesuffix("s") + "_id")
         statement = sql.SQL("SELECT state, attempts FROM {} WHERE {} = {}")
-        (row,) = await self._fetch(statement.format(sql.Identifier("millpy", pile), column, number))
+        (row,) = await self._fetch(statement.format(sql.Identifier("millpy", table), column, number))
         return row["state"], row["attempts"]
 
     async def resume(self, graph: str, stream: str, interval_id: int) -> None:
@@ -130,7 +130,7 @@ async def _pause() -> None:
 
 
 def _in_us(value: Any) -> Any:
-    """Moments as µs; everything else as it is."""
+    """Convert datetimes to µs; return other values unchanged."""
     if not isinstance(value, datetime):
         return value
     if value.year in (1, 9999):

@@ -28,10 +28,10 @@ from millpy.model.deployment import (
 )
 from millpy.model.keys import key_hash, key_text
 from millpy.model.record import Records, RecordType
-from millpy.model.stage import Recovered
+from millpy.model.stage import StoredInterval
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 from millpy.store.codec import encode_slice
-from millpy.store.protocol import Opened, Store, Want, WorkerInfo
+from millpy.store.protocol import OwnerSnapshot, SegmentQuery, Store, WorkerInfo
 
 MINUTE = 60_000_000
 LEASE_S = 60.0
@@ -51,7 +51,7 @@ READINGS = RecordType(Reading)
 
 
 class Subject(Protocol):
-    """A store implementation under test, and what people do around it."""
+    """A store implementation under test, and what users do with its tables."""
 
     async def store(self) -> Store:
         """Another open connection to the same database."""
@@ -66,14 +66,14 @@ class Subject(Protocol):
         ...
 
     async def delete_rows(self, deployment: Deployment, table: str) -> None:
-        """Delete all result rows, as people do."""
+        """Delete all result rows, as users do."""
         ...
 
     async def forbid_negative(self, deployment: Deployment, table: str, column: str) -> None:
         """Add a user's CHECK constraint."""
         ...
 
-    async def set_aside(self, deployment: Deployment) -> tuple[int, int]:
+    async def dead_and_late(self, deployment: Deployment) -> tuple[int, int]:
         """How many late records and dead letters are stored."""
         ...
 
@@ -102,8 +102,12 @@ def a_graph(name: str = "factory", *, intervals: int = 2, partitions: tuple[str,
         name=name,
         computations=(
             ComputationSpec("readings", "injector", partitions=partitions),
-            ComputationSpec("sums", "stage", intervals=intervals, meaning={"cells": [("sum", "Value(float)")]}),
-            ComputationSpec("alarms", "stage", intervals=1, meaning={"cells": [("alarm", "Value(bool)")]}),
+            ComputationSpec(
+                "sums", "stage", intervals=intervals, identity={"cells": [("sum", {"kind": "value", "type": "float"})]}
+            ),
+            ComputationSpec(
+                "alarms", "stage", intervals=1, identity={"cells": [("alarm", {"kind": "value", "type": "bool"})]}
+            ),
         ),
         streams=(
             StreamSpec("readings", "readings", READINGS.schema),
@@ -138,7 +142,7 @@ class Owner:
         await self.store.register(WorkerInfo(self.worker_id, self.deployment.graph_id, self.deployment.version), ttl_s)
 
     async def claim(self, *intervals: DeployedInterval) -> Sequence[Grant]:
-        """Claim intervals, all of the graph when none is named, and read where they stand."""
+        """Claim intervals, by default all of the graph, and read their positions."""
         wanted = intervals or self.deployment.intervals
         grants = await self.store.claim(self.worker_id, [i.interval_id for i in wanted])
         await self._learn(grants)
@@ -156,7 +160,7 @@ class Owner:
         assert await self.store.heartbeat(self.worker_id, 0.0)
 
     def checkpoint(self, interval: DeployedInterval, **changes: Any) -> Checkpoint:
-        """The interval's next checkpoint; nothing changes but what is given."""
+        """Build the interval's next checkpoint, with only the given changes."""
         changes = {"input_watermark": INSTANT_MIN, "low_watermark": INSTANT_MIN, **changes}
         grant = changes.pop("grant", None) or self.grants[interval.interval_id]
         bundle = changes.pop("bundle", None) or self.bundles[interval.interval_id] + 1
@@ -168,8 +172,8 @@ class Owner:
         for checkpoint in checkpoints:
             self.bundles[checkpoint.grant.interval_id] = checkpoint.bundle
 
-    async def opened(self, interval: DeployedInterval, *, state_rows_max: int = 1_000) -> Opened:
-        """What the store says of an interval."""
+    async def opened(self, interval: DeployedInterval, *, state_rows_max: int = 1_000) -> OwnerSnapshot:
+        """An interval as the store describes it."""
         grant = self.grants[interval.interval_id]
         (opened,) = await self.store.read([grant], state_rows_max=state_rows_max)
         return opened
@@ -195,9 +199,9 @@ class World:
         self.subject = subject
         self.store = store
         self.deployment = deployment
-        self.a, self.b = deployment.of("readings")
-        self.sums = deployment.of("sums")
-        (self.alarms,) = deployment.of("alarms")
+        self.a, self.b = deployment.intervals_of("readings")
+        self.sums = deployment.intervals_of("sums")
+        (self.alarms,) = deployment.intervals_of("alarms")
         self.by_device = deployment.subscription_ids["readings", "sums", 0]
         self.by_room = deployment.subscription_ids["readings", "sums", 1]
         self.to_alarms = deployment.subscription_ids["readings", "alarms", 0]
@@ -219,15 +223,15 @@ class World:
         """Result rows."""
         return await self.subject.rows(self.deployment, table)
 
-    def want(self, consumer: DeployedInterval, producer: DeployedInterval, after: int = 0) -> Want:
-        """What a consumer reads of a producer, in all its subscriptions."""
+    def query(self, consumer: DeployedInterval, producer: DeployedInterval, after: int = 0) -> SegmentQuery:
+        """Return the query of a consumer for a producer, over all its subscriptions."""
         if consumer.computation == "sums":
             subscriptions: tuple[int, ...] = (self.by_device, self.by_room)
         elif producer.computation == "readings":
             subscriptions = (self.to_alarms,)
         else:
             subscriptions = (self.deployment.subscription_ids["sums", "alarms", 1],)
-        return Want(consumer.interval_id, consumer.index, producer.interval_id, subscriptions, after)
+        return SegmentQuery(consumer.interval_id, consumer.index, producer.interval_id, subscriptions, after)
 
     def table_id(self, name: str) -> int:
         """Id of a result table."""
@@ -268,7 +272,7 @@ def a_segment(
 
 
 def entries(kind: Kind, namespace: str, *rows: tuple[Any, ...]) -> Entries:
-    """Entries from (key, value, subkey, fire time), the last two optional; None is a tombstone, NULL a null."""
+    """Build entries from (key, value, subkey, fire time), the last two optional; None is a tombstone, NULL a null."""
     found = Entries(kind, namespace)
     for row in rows:
         key, value, subkey, fire_at = (*row, "", INSTANT_MAX)[:4] if len(row) != 3 else (*row, INSTANT_MAX)
@@ -278,7 +282,7 @@ def entries(kind: Kind, namespace: str, *rows: tuple[Any, ...]) -> Entries:
 
 
 def counters(**counts: tuple[str, int]) -> tuple[Entries, ...]:
-    """Counters: what is counted = (stream or subscription id, count)."""
+    """Build counters from name=(stream or subscription id, count)."""
     found = []
     for namespace, (subkey, count) in counts.items():
         entry = Entries(Kind.COUNTER, namespace)
@@ -310,9 +314,9 @@ def alarm_rows(table_id: int, *totals: float, label: str = "x") -> ResultRows:
     return ResultRows(table_id, columns, count, first=True)
 
 
-def contents(found: Sequence[Entries] | Recovered) -> dict[tuple[str, str, str, str], tuple[Any, int]]:
+def contents(found: Sequence[Entries] | StoredInterval) -> dict[tuple[str, str, str, str], tuple[Any, int]]:
     """Entries as a dict: (kind, namespace, key, subkey) -> (value, fire time); tombstones and order left out."""
-    parts = found.entries if isinstance(found, Recovered) else found
+    parts = found.entries if isinstance(found, StoredInterval) else found
     table = {}
     for part in parts:
         for row in range(len(part)):

@@ -35,9 +35,9 @@ from tests.conformance.store_builders import (
 
 
 class FenceSuite:
-    """Who may commit what. Mix into a test class that has a `world` fixture."""
+    """Which commits are allowed. Mix into a test class that has a `world` fixture."""
 
-    async def test_cursor_goes_neither_back_nor_past_its_producer(self, world: World) -> None:
+    async def test_cursor_moves_neither_back_nor_past_its_producer(self, world: World) -> None:
         owner = await world.owner()
 
         def reading(seq: int) -> Any:
@@ -75,13 +75,13 @@ class FenceSuite:
 
         assert (await owner.opened(world.a)).recovered.bundle == 1
 
-    async def test_bundle_number_cannot_be_left_out(self, world: World) -> None:
+    async def test_bundle_number_cannot_be_skipped(self, world: World) -> None:
         owner = await world.owner(world.a)
 
         with pytest.raises(OwnershipError):
             await owner.commit(owner.checkpoint(world.a, bundle=2))
 
-    async def test_turn_of_several_intervals_commits_whole(self, world: World) -> None:
+    async def test_turn_of_several_intervals_commits_completely(self, world: World) -> None:
         owner = await world.owner()
 
         await owner.commit(*(owner.checkpoint(i) for i in reversed(world.deployment.intervals)))
@@ -113,7 +113,7 @@ class FenceSuite:
         with pytest.raises(CorruptionError):
             await owner.commit(source, owner.checkpoint(world.sums[0], results=[panes(table, ("d", 2.0, 7))]))
 
-        (polled,) = await owner.store.poll([world.want(world.alarms, world.a)], 1_000_000)
+        (polled,) = await owner.store.poll([world.query(world.alarms, world.a)], 1_000_000)
         assert polled.segments == ()
         assert polled.head_seq == 0
         assert contents((await owner.opened(world.a)).recovered) == {}
@@ -136,16 +136,16 @@ class FenceSuite:
 
         assert (await owner.opened(world.a)).recovered.bundle == 0
 
-    async def test_taking_over_from_oneself_waits_for_the_commit_in_flight(self, world: World) -> None:
+    async def test_taking_over_from_oneself_waits_for_a_commit_in_flight(self, world: World) -> None:
         owner = await world.owner(world.a)
-        inside, go_on = asyncio.Event(), asyncio.Event()
-        commit = asyncio.ensure_future(owner.commit(owner.checkpoint(world.a), inside=holding(inside, go_on)))
+        inside, may_continue = asyncio.Event(), asyncio.Event()
+        commit = asyncio.ensure_future(owner.commit(owner.checkpoint(world.a), inside=holding(inside, may_continue)))
         await inside.wait()
 
         takeover = asyncio.ensure_future(owner.take_over_from_self())
         await asyncio.wait([takeover], timeout=0.1)
         waited = not takeover.done()
-        go_on.set()
+        may_continue.set()
         await asyncio.gather(commit, takeover)
 
         assert waited
@@ -153,8 +153,8 @@ class FenceSuite:
 
     async def test_owner_frozen_between_fence_and_commit_does_not_block_the_takeover(self, world: World) -> None:
         old = await world.owner(world.a)
-        inside, go_on = asyncio.Event(), asyncio.Event()
-        commit = asyncio.ensure_future(old.commit(old.checkpoint(world.a), inside=holding(inside, go_on)))
+        inside, may_continue = asyncio.Event(), asyncio.Event()
+        commit = asyncio.ensure_future(old.commit(old.checkpoint(world.a), inside=holding(inside, may_continue)))
         await inside.wait()
         await old.expire()
         new = await world.worker()
@@ -162,7 +162,7 @@ class FenceSuite:
         async with asyncio.timeout(60):
             while not await new.claim(world.a):
                 pass
-        go_on.set()
+        may_continue.set()
         (outcome,) = await asyncio.gather(commit, return_exceptions=True)
 
         assert isinstance(outcome, OwnershipError | TransientError), outcome
@@ -193,7 +193,7 @@ class FenceSuite:
 
 
 class ResultSuite:
-    """Result rows and what is set aside. Mix into a test class that has a `world` fixture."""
+    """Result rows, dead letters and late records. Mix into a test class that has a `world` fixture."""
 
     async def test_pane_replaces_the_pane_before_it(self, world: World) -> None:
         owner = await world.owner(world.sums[0])
@@ -211,7 +211,7 @@ class ResultSuite:
         assert (rows["a"]["window_start"], rows["a"]["window_end"]) == (0, 60_000_000)
         assert rows["a"]["interval_id"] == world.sums[0].interval_id
 
-    async def test_absorbed_rows_leave_with_the_commit_and_others_stay(self, world: World) -> None:
+    async def test_commit_deletes_absorbed_rows_and_no_others(self, world: World) -> None:
         owner = await world.owner(world.sums[0])
         table = world.table_id("sums_1m")
         three = panes(table, ("a", 1.0, 0), ("b", 2.0, 0), ("c", 3.0, 0), first=True)
@@ -224,7 +224,7 @@ class ResultSuite:
         assert [row["device"] for row in await world.rows("sums_1m")] == ["b"]
 
     @pytest.mark.parametrize("index", [0, 2])
-    async def test_pane_that_does_not_follow_is_refused(self, world: World, index: int) -> None:
+    async def test_pane_that_skips_an_index_is_refused(self, world: World, index: int) -> None:
         owner = await world.owner(world.sums[0])
         table = world.table_id("sums_1m")
         await owner.commit(owner.checkpoint(world.sums[0], results=[panes(table, ("a", 1.0, 0))]))
@@ -235,7 +235,7 @@ class ResultSuite:
         (row,) = await world.rows("sums_1m")
         assert row["total"] == 1.0
 
-    async def test_first_pane_that_exists_already_is_refused(self, world: World) -> None:
+    async def test_first_pane_that_already_exists_is_refused(self, world: World) -> None:
         owner = await world.owner(world.sums[0])
         table = world.table_id("sums_1m")
         await owner.commit(owner.checkpoint(world.sums[0], results=[panes(table, ("a", 1.0, 0), first=True)]))
@@ -243,7 +243,7 @@ class ResultSuite:
         with pytest.raises(CorruptionError):
             await owner.commit(owner.checkpoint(world.sums[0], results=[panes(table, ("a", 1.0, 0), first=True)]))
 
-    async def test_pane_after_people_deleted_the_row_is_stored(self, world: World) -> None:
+    async def test_pane_is_stored_after_users_deleted_its_row(self, world: World) -> None:
         owner = await world.owner(world.sums[0])
         table = world.table_id("sums_1m")
         await owner.commit(owner.checkpoint(world.sums[0], results=[panes(table, ("a", 1.0, 0))]))
@@ -269,7 +269,7 @@ class ResultSuite:
         ]
         assert rows[0]["event_time"] == 60_000_000
 
-    async def test_row_that_the_user_forbids_is_poison_and_nothing_is_committed(self, world: World) -> None:
+    async def test_row_that_violates_a_users_constraint_is_poison_and_nothing_is_committed(self, world: World) -> None:
         owner = await world.owner(world.sums[0], world.alarms)
         table = world.table_id("sums_1m")
         await world.subject.forbid_negative(world.deployment, "sums_1m", "total")
@@ -285,7 +285,7 @@ class ResultSuite:
         assert await world.rows("alarms") == []
         await owner.commit(alarms, owner.checkpoint(world.sums[0], results=[panes(table, ("a", 1.0, 0))]))
 
-    async def test_trial_says_what_is_refused_and_changes_nothing(self, world: World) -> None:
+    async def test_trial_reports_what_is_refused_and_changes_nothing(self, world: World) -> None:
         owner = await world.owner(world.sums[0])
         table, version = world.table_id("sums_1m"), world.deployment.version
         await world.subject.forbid_negative(world.deployment, "sums_1m", "total")
@@ -313,22 +313,22 @@ class ResultSuite:
 
         assert (await owner.opened(world.sums[0])).recovered.bundle == 0
 
-    async def test_record_set_aside_is_stored_with_the_commit(self, world: World) -> None:
+    async def test_record_dead_lettered_is_stored_with_the_commit(self, world: World) -> None:
         owner = await world.owner(world.sums[0])
         late = LateRows("readings", "sums", [b'"d"'], [b"{}"], [1], [2], [0], [60_000_000])
-        letter = DeadLetter("undecodable", "not JSON", b"\xff\x00{", "readings", "readings")
+        dead_letter = DeadLetter("undecodable", "not JSON", b"\xff\x00{", "readings", "readings")
 
-        await owner.commit(owner.checkpoint(world.sums[0], late=[late], dead_letters=[letter, letter]))
+        await owner.commit(owner.checkpoint(world.sums[0], late=[late], dead_letters=[dead_letter, dead_letter]))
 
-        assert await world.subject.set_aside(world.deployment) == (1, 2)
+        assert await world.subject.dead_and_late(world.deployment) == (1, 2)
 
 
-def holding(inside: asyncio.Event, go_on: asyncio.Event) -> Any:
-    """A commit probe that says when the fence is passed and waits for leave to go on."""
+def holding(inside: asyncio.Event, may_continue: asyncio.Event) -> Any:
+    """Return a failpoint of a commit that reports when the fence is passed, and waits until it may continue."""
 
     async def hold() -> None:
         inside.set()
-        await go_on.wait()
+        await may_continue.wait()
 
     return hold
 

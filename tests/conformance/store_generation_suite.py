@@ -16,7 +16,7 @@ FIRST, SECOND = a_graph(), replace(a_graph(intervals=3), generation=2)
 
 
 async def owner_of(world: World, spec: GraphSpec, *, claims: bool = True) -> Owner:
-    """A worker of one generation, as a process begins: it deploys, registers and takes what it can."""
+    """Start a worker of one generation like a process: deploy, register, and claim what is free."""
     store = await world.subject.store()
     owner = Owner(store, await store.deploy(spec))
     await owner.register()
@@ -29,11 +29,11 @@ async def write(owner: Owner, total: float, pane_index: int, device: str = "d") 
     """Commit a row of the windowed table, at the first interval of its writer."""
     table_id = owner.deployment.table_ids["sums_1m"]
     rows = panes(table_id, (device, total, pane_index), first=pane_index == 0)
-    await owner.commit(owner.checkpoint(owner.deployment.of("sums")[0], results=(rows,)))
+    await owner.commit(owner.checkpoint(owner.deployment.intervals_of("sums")[0], results=(rows,)))
 
 
 async def totals(world: World, deployment: Deployment, name: str) -> list[float]:
-    """What the table of the graph that has this name now holds."""
+    """Return the rows of the table of the graph that has this name now."""
     rows = await world.subject.rows(replace(deployment, name=name), "sums_1m")
     return sorted(row["total"] for row in rows)
 
@@ -41,7 +41,7 @@ async def totals(world: World, deployment: Deployment, name: str) -> list[float]
 class GenerationSuite:
     """Mix into a test class that has a `world` fixture."""
 
-    async def test_switch_gives_the_name_with_the_tables_and_fences_both(self, world: World) -> None:
+    async def test_switch_moves_name_and_tables_and_fences_both_generations(self, world: World) -> None:
         old, new = await owner_of(world, FIRST), await owner_of(world, SECOND)
         await write(old, 1.0, 0)
         await write(new, 2.0, 0)
@@ -61,7 +61,7 @@ class GenerationSuite:
         assert await totals(world, old.deployment, "factory") == [2.0]
         assert await totals(world, old.deployment, "factory_1") == [1.0]
 
-    async def test_worker_that_looks_its_graph_up_again_goes_on_in_its_new_place(self, world: World) -> None:
+    async def test_worker_that_looks_its_graph_up_again_continues_under_its_new_name(self, world: World) -> None:
         for spec, total in ((FIRST, 1.0), (SECOND, 2.0)):
             await write(await owner_of(world, spec), total, 0)
         before = [await world.store.deploy(spec) for spec in (FIRST, SECOND)]
@@ -79,49 +79,49 @@ class GenerationSuite:
         await world.store.deploy(SECOND)
         for spec, current in ((FIRST, 2), (SECOND, 1)):
             owner = await owner_of(world, spec)
-            inside, go_on = asyncio.Event(), asyncio.Event()
+            inside, may_continue = asyncio.Event(), asyncio.Event()
             commit = asyncio.ensure_future(
-                owner.commit(owner.checkpoint(owner.deployment.intervals[-1]), inside=holding(inside, go_on))
+                owner.commit(owner.checkpoint(owner.deployment.intervals[-1]), inside=holding(inside, may_continue))
             )
             await inside.wait()
 
             switch = asyncio.ensure_future(world.subject.switch("factory", current))
             await asyncio.wait([switch], timeout=0.1)
             waited = not switch.done()
-            go_on.set()
+            may_continue.set()
             await asyncio.gather(commit, switch)
 
             assert waited
             again = await owner_of(world, spec)
             assert again.bundles[owner.deployment.intervals[-1].interval_id] == 1
 
-    async def test_worker_that_is_frozen_inside_a_commit_does_not_hold_a_switch_up(self, world: World) -> None:
+    async def test_worker_that_is_frozen_inside_a_commit_does_not_delay_a_switch(self, world: World) -> None:
         await world.store.deploy(SECOND)
         owner = await owner_of(world, FIRST)
-        inside, go_on = asyncio.Event(), asyncio.Event()
-        commit = asyncio.ensure_future(owner.commit(owner.checkpoint(world.a), inside=holding(inside, go_on)))
+        inside, may_continue = asyncio.Event(), asyncio.Event()
+        commit = asyncio.ensure_future(owner.commit(owner.checkpoint(world.a), inside=holding(inside, may_continue)))
         await inside.wait()
         await owner.expire()
 
         async with asyncio.timeout(60):
             assert await world.subject.switch("factory", 2)
-        go_on.set()
+        may_continue.set()
         (outcome,) = await asyncio.gather(commit, return_exceptions=True)
 
         assert isinstance(outcome, GraphVersionError | OwnershipError | TransientError), outcome
         assert (await owner_of(world, FIRST)).bundles[world.a.interval_id] == 0
 
-    async def test_switch_that_is_given_up_has_changed_nothing(self, world: World) -> None:
+    async def test_abandoned_switch_changes_nothing(self, world: World) -> None:
         new = await world.store.deploy(SECOND)
         owner = await owner_of(world, FIRST)
-        inside, go_on = asyncio.Event(), asyncio.Event()
-        commit = asyncio.ensure_future(owner.commit(owner.checkpoint(world.a), inside=holding(inside, go_on)))
+        inside, may_continue = asyncio.Event(), asyncio.Event()
+        commit = asyncio.ensure_future(owner.commit(owner.checkpoint(world.a), inside=holding(inside, may_continue)))
         await inside.wait()
         switch = asyncio.ensure_future(world.subject.switch("factory", 2))
         await asyncio.wait([switch], timeout=0.1)
         switch.cancel()
         await asyncio.gather(switch, return_exceptions=True)
-        go_on.set()
+        may_continue.set()
         await commit
 
         assert await world.store.deploy(FIRST) == world.deployment
@@ -129,7 +129,7 @@ class GenerationSuite:
         await owner.commit(owner.checkpoint(world.a))
         assert await world.subject.switch("factory", 2)
 
-    async def test_switch_to_what_is_current_changes_nothing_and_to_what_is_not_there_is_refused(
+    async def test_switch_to_the_current_generation_changes_nothing_and_to_a_missing_one_is_refused(
         self, world: World
     ) -> None:
         await world.store.deploy(SECOND)

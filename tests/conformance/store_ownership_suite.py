@@ -47,7 +47,7 @@ class OwnershipSuite:
 
         assert all(other == first for other in others)
 
-    async def test_changed_graph_is_refused_with_the_difference(self, world: World) -> None:
+    async def test_changed_graph_is_refused_and_the_difference_named(self, world: World) -> None:
         with pytest.raises(GraphError) as refused:
             await world.store.deploy(a_graph(intervals=3))
 
@@ -67,16 +67,16 @@ class OwnershipSuite:
         old, newer = await world.owner(), Owner(world.store, new)
         await newer.register()
         await newer.claim()
-        for owner, interval in ((old, world.a), (newer, new.of("readings")[0])):
+        for owner, interval in ((old, world.a), (newer, new.intervals_of("readings")[0])):
             await owner.commit(owner.checkpoint(interval))
 
-    async def test_generation_that_is_older_than_the_newest_does_not_begin_anew(self, world: World) -> None:
+    async def test_generation_older_than_the_newest_cannot_be_deployed_again(self, world: World) -> None:
         await world.store.deploy(replace(a_graph(), generation=3))
 
         with pytest.raises(GraphVersionError, match="generation 3"):
             await world.store.deploy(replace(a_graph(), generation=2))
 
-    async def test_source_partition_that_is_added_joins_at_the_watermark_of_its_stream(self, world: World) -> None:
+    async def test_added_source_partition_starts_at_the_watermark_of_its_stream(self, world: World) -> None:
         old = await world.owner()
         for interval, at in ((world.a, 9), (world.b, 7), (world.sums[0], 5)):
             reached = Instant(at * MINUTE)
@@ -88,14 +88,18 @@ class OwnershipSuite:
         await new.register()
         await new.claim()
 
-        added = grown.of("readings")[2]
-        assert [(i.partition, i.joined) for i in grown.of("readings")] == [("a", False), ("b", False), ("c", True)]
-        assert grown.of("readings")[:2] == world.deployment.of("readings")
+        added = grown.intervals_of("readings")[2]
+        assert [(i.partition, i.joined) for i in grown.intervals_of("readings")] == [
+            ("a", False),
+            ("b", False),
+            ("c", True),
+        ]
+        assert grown.intervals_of("readings")[:2] == world.deployment.intervals_of("readings")
         assert (await new.opened(added)).recovered.low_watermark == 7 * MINUTE
         cursors = [(await new.opened(stage)).cursors[added.interval_id] for stage in (*world.sums, world.alarms)]
         assert cursors == [(0, 5 * MINUTE), (0, INSTANT_MIN), (0, INSTANT_MIN)]
 
-    async def test_worker_of_the_graph_as_it_was_cannot_commit_and_finds_it_grown(self, world: World) -> None:
+    async def test_worker_of_the_former_graph_cannot_commit_and_gets_the_grown_one(self, world: World) -> None:
         old = await world.owner()
         grown = await world.store.deploy(a_graph(partitions=("c", "a", "b")))
 
@@ -106,11 +110,11 @@ class OwnershipSuite:
         assert await world.store.deploy(a_graph()) == grown
         assert await world.store.deploy(a_graph(partitions=("a", "b", "c"))) == grown
 
-    async def test_graph_that_has_grown_is_still_refused_with_another_meaning(self, world: World) -> None:
+    async def test_graph_with_an_addition_is_still_refused_if_its_meaning_changed(self, world: World) -> None:
         with pytest.raises(GraphError):
             await world.store.deploy(a_graph(intervals=3, partitions=("a", "b", "c")))
 
-    async def test_computation_that_is_added_begins_where_its_producers_are(self, world: World) -> None:
+    async def test_added_computation_starts_where_its_producers_are(self, world: World) -> None:
         old = await world.owner()
         for interval, at in ((world.a, 9), (world.b, 7)):
             reached = Instant(at * MINUTE)
@@ -137,7 +141,7 @@ class OwnershipSuite:
         assert {grown.table_ids[name] for name in world.deployment.table_ids} == set(
             world.deployment.table_ids.values()
         )
-        for interval in grown.of("totals"):
+        for interval in grown.intervals_of("totals"):
             opened = await new.opened(interval)
             assert opened.cursors == {
                 world.a.interval_id: (2, 9 * MINUTE),
@@ -163,7 +167,7 @@ class OwnershipSuite:
         await world.store.register(WorkerInfo(old.worker_id, grown.graph_id, 2), 60.0)
         assert len(await old.claim(*grown.intervals)) == len(grown.intervals)
 
-    async def test_setting_changes_when_a_person_says_so(self, world: World) -> None:
+    async def test_setting_changes_when_a_user_requests_it(self, world: World) -> None:
         readings, *others = a_graph().computations
         changed = replace(a_graph(), computations=(replace(readings, settings={"idle": "Wait()"}), *others))
 
@@ -213,7 +217,7 @@ class OwnershipSuite:
 
         assert grant.sequencer > old.grants[world.a.interval_id].sequencer
 
-    async def test_a_lease_from_before_the_clock_was_set_back_keeps_nobody_out(self, world: World) -> None:
+    async def test_a_lease_from_before_the_clock_was_set_back_does_not_block_others(self, world: World) -> None:
         old = await world.owner(world.a)
         assert await old.store.heartbeat(old.worker_id, 3_600.0), "as if the clock had been an hour ahead"
 
@@ -222,7 +226,7 @@ class OwnershipSuite:
         assert new.grants[world.a.interval_id].sequencer > old.grants[world.a.interval_id].sequencer
         assert await old.store.heartbeat(old.worker_id, 5.0), "one that lives is not lost for it"
 
-    async def test_expired_worker_claims_nothing_and_hears_it_from_its_heartbeat(self, world: World) -> None:
+    async def test_expired_worker_claims_nothing_and_learns_it_from_its_heartbeat(self, world: World) -> None:
         worker = await world.worker()
         await worker.expire()
 
@@ -238,7 +242,7 @@ class OwnershipSuite:
         assert await worker.store.heartbeat(worker.worker_id, 60.0)
         assert not await (await world.worker()).claim(world.a)
 
-    async def test_interval_whose_claim_was_not_answered_is_claimed_again(self, world: World) -> None:
+    async def test_interval_whose_claim_got_no_answer_is_claimed_again(self, world: World) -> None:
         worker = await world.worker()
         (lost,) = await worker.claim(world.a)
 
@@ -246,7 +250,7 @@ class OwnershipSuite:
 
         assert grant.sequencer > lost.sequencer
 
-    async def test_released_interval_is_at_once_claimable(self, world: World) -> None:
+    async def test_released_interval_is_claimable_at_once(self, world: World) -> None:
         old = await world.owner(world.a, world.b)
         await old.store.release(old.worker_id, [old.grants[world.a.interval_id]])
 
@@ -266,7 +270,7 @@ class OwnershipSuite:
         ownership = await world.store.ownership(world.deployment.graph_id)
         assert {o.interval_id: o.worker_id for o in ownership.intervals}[world.a.interval_id] == new.worker_id
 
-    async def test_ownership_tells_who_lives_and_who_owns_what(self, world: World) -> None:
+    async def test_ownership_lists_live_workers_and_their_intervals(self, world: World) -> None:
         expired = await world.owner(world.a)
         await expired.expire()
         live = await world.owner(world.b)
@@ -279,21 +283,21 @@ class OwnershipSuite:
         assert not owned[world.a.interval_id][1]
         assert owned[world.alarms.interval_id] == (None, False)
 
-    async def test_ownership_tells_which_computations_a_worker_takes(self, world: World) -> None:
+    async def test_ownership_lists_the_computations_of_each_worker(self, world: World) -> None:
         await world.store.register(WorkerInfo(uuid.uuid4(), world.deployment.graph_id, 1, only=("sums",)), 60.0)
 
         (worker,) = (await world.store.ownership(world.deployment.graph_id)).workers
 
         assert tuple(worker.only) == ("sums",)
 
-    async def test_unregistered_worker_is_forgotten(self, world: World) -> None:
+    async def test_unregistered_worker_is_removed(self, world: World) -> None:
         worker = await world.worker()
 
         await worker.store.unregister(worker.worker_id)
 
         assert not (await world.store.ownership(world.deployment.graph_id)).workers
 
-    async def test_taking_over_from_oneself_raises_only_what_is_still_ours(self, world: World) -> None:
+    async def test_taking_over_from_oneself_raises_only_intervals_still_owned(self, world: World) -> None:
         worker = await world.owner(world.a)
         ours = worker.grants[world.a.interval_id]
         stale = Grant(world.b.interval_id, 0)
@@ -325,13 +329,13 @@ class OwnershipSuite:
 
         assert await waiting
 
-    async def test_wait_without_a_hint_ends(self, world: World) -> None:
+    async def test_wait_ends_without_a_hint(self, world: World) -> None:
         assert not await world.store.wait_hint(world.deployment.graph_id, 0.01)
 
-    async def test_server_clock_moves_on(self, world: World) -> None:
+    async def test_server_clock_advances(self, world: World) -> None:
         before = await world.store.now_us()
 
         assert await world.store.now_us() >= before > 0
 
-    async def test_events_are_taken(self, world: World) -> None:
+    async def test_events_are_stored(self, world: World) -> None:
         await world.store.record_events(world.deployment.graph_id, [Event("takeover", {"interval": 1})])

@@ -10,7 +10,7 @@ from millpy.errors import SegmentChecksumError
 from millpy.model.checkpoint import Checkpoint, Cursor, Kind
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 from millpy.store.codec import decode_slice
-from millpy.store.protocol import Polled, SourceState
+from millpy.store.protocol import PollResult, SourceState
 from tests.conformance.store_builders import READINGS, Owner, World, a_segment, a_slice, contents, counters, entries
 from tests.conformance.store_reading_suite import a_run
 
@@ -27,7 +27,7 @@ def a_bundle_for_sums(world: World, owner: Owner, seq: int) -> Checkpoint:
     return owner.checkpoint(world.a, input_watermark=watermark, low_watermark=watermark, segments=segments)
 
 
-def values_of(polled: Polled) -> list[list[float]]:
+def values_of(polled: PollResult) -> list[list[float]]:
     """The readings of each segment."""
     return [
         []
@@ -45,8 +45,8 @@ class PollSuite:
         for seq in (1, 2):
             await owner.commit(a_bundle_for_sums(world, owner, seq))
 
-        wants = [world.want(interval, world.a) for interval in world.sums]
-        first, second = await owner.store.poll(wants, 1_000_000)
+        queries = [world.query(interval, world.a) for interval in world.sums]
+        first, second = await owner.store.poll(queries, 1_000_000)
 
         places = [(1, world.by_device), (1, world.by_room), (2, world.by_device), (2, world.by_room)]
         assert [(s.seq, s.subscription_id) for s in first.segments] == places
@@ -55,7 +55,7 @@ class PollSuite:
         assert values_of(first) == [[1.0], [1.0], [2.0], [2.0]]
         assert values_of(second) == [[1.0, 1.0], [1.0, 1.0], [2.0, 2.0], [2.0, 2.0]]
         assert [s.records for s in second.segments] == [2, 2, 2, 2]
-        assert (first.want, second.want) == tuple(wants)
+        assert (first.query, second.query) == tuple(queries)
         assert (first.head_seq, first.head_watermark, first.truncated) == (2, 20, False)
 
     async def test_poll_begins_above_the_cursor(self, world: World) -> None:
@@ -63,7 +63,7 @@ class PollSuite:
         for seq in (1, 2, 3):
             await owner.commit(a_bundle_for_sums(world, owner, seq))
 
-        (polled,) = await owner.store.poll([world.want(world.sums[0], world.a, after=2)], 1_000_000)
+        (polled,) = await owner.store.poll([world.query(world.sums[0], world.a, after=2)], 1_000_000)
 
         assert {(s.seq, s.previous_seq) for s in polled.segments} == {(3, 2)}
 
@@ -72,7 +72,7 @@ class PollSuite:
         await owner.commit(a_bundle_for_sums(world, owner, 1))
 
         to_alarms, of_b = await owner.store.poll(
-            [world.want(world.alarms, world.a), world.want(world.sums[0], world.b)], 1_000_000
+            [world.query(world.alarms, world.a), world.query(world.sums[0], world.b)], 1_000_000
         )
 
         assert (to_alarms.segments, to_alarms.head_seq) == ((), 1)
@@ -83,20 +83,20 @@ class PollSuite:
         segment = a_segment(world.by_device, 1, [None, a_slice(1.0)], watermark=7)
         await owner.commit(owner.checkpoint(world.a, segments=[segment]))
 
-        (polled,) = await owner.store.poll([world.want(world.sums[0], world.a)], 1_000_000)
+        (polled,) = await owner.store.poll([world.query(world.sums[0], world.a)], 1_000_000)
 
         (found,) = polled.segments
         assert (found.seq, found.records, found.payload, found.watermark) == (1, 0, None, 7)
 
     @pytest.mark.parametrize("bytes_max", [1, 900, 2_000])
-    async def test_poll_never_hands_over_part_of_a_seq(self, world: World, bytes_max: int) -> None:
+    async def test_poll_never_returns_part_of_a_seq(self, world: World, bytes_max: int) -> None:
         owner = await world.owner(world.a)
         for seq in range(1, 6):
             await owner.commit(a_bundle_for_sums(world, owner, seq))
         after, seen, polls = 0, [], 0
 
         while after < 5:
-            (polled,) = await owner.store.poll([world.want(world.sums[0], world.a, after)], bytes_max)
+            (polled,) = await owner.store.poll([world.query(world.sums[0], world.a, after)], bytes_max)
             seqs = [segment.seq for segment in polled.segments]
             assert seqs, "a poll must get on, however small its limit"
             assert all(seqs.count(seq) == 2 for seq in seqs)
@@ -118,7 +118,7 @@ class PollSuite:
         producing = asyncio.ensure_future(produce())
         try:
             while not producing.done():
-                (polled,) = await reader.poll([world.want(world.sums[0], world.a)], 10_000_000)
+                (polled,) = await reader.poll([world.query(world.sums[0], world.a)], 10_000_000)
                 last = max((s.seq for s in polled.segments), default=0)
                 assert not polled.truncated
                 assert polled.head_seq == last, "a head ahead of its segments would make their records late"
@@ -127,18 +127,18 @@ class PollSuite:
             await asyncio.gather(producing, return_exceptions=True)
         await producing
 
-    async def test_slice_that_is_not_what_was_written_is_noticed(self, world: World) -> None:
+    async def test_corrupted_slice_is_detected(self, world: World) -> None:
         owner = await world.owner(world.a)
         await owner.commit(a_bundle_for_sums(world, owner, 1))
 
-        (polled,) = await owner.store.poll([world.want(world.sums[0], world.a)], 1_000_000)
+        (polled,) = await owner.store.poll([world.query(world.sums[0], world.a)], 1_000_000)
 
         payload = polled.segments[0].payload
         assert payload is not None
         with pytest.raises(SegmentChecksumError):
             decode_slice(READINGS, payload[:-1] + b"\x01", polled.segments[0].checksum)
 
-    async def test_backlog_counts_what_is_above_the_cursors(self, world: World) -> None:
+    async def test_backlog_counts_records_above_the_cursors(self, world: World) -> None:
         owner = await world.owner()
         await owner.commit(a_bundle_for_sums(world, owner, 1))
         graph_id = world.deployment.graph_id
@@ -161,7 +161,7 @@ class PollSuite:
         assert not any(found)
         assert await owner.store.finished(world.deployment.graph_id)
 
-    async def test_graph_with_records_on_their_way_behind_the_end_has_not_finished(self, world: World) -> None:
+    async def test_graph_with_unread_records_at_the_end_has_not_finished(self, world: World) -> None:
         # They were taken again: the watermarks are where they were.
         owner = await world.owner()
         for interval in world.deployment.intervals:
@@ -196,7 +196,7 @@ class PollSuite:
             ],
         )
         taken = counters(
-            consumed=(ids[world.by_device], 2), late=(ids[world.by_device], 1), quarantined=(ids[world.by_device], 1)
+            consumed=(ids[world.by_device], 2), late=(ids[world.by_device], 1), dead_lettered=(ids[world.by_device], 1)
         )
         cursor = Cursor(world.a.interval_id, 1, Instant(0))
         await owner.commit(source, owner.checkpoint(world.sums[0], delta=taken, cursors=[cursor]))
@@ -204,10 +204,10 @@ class PollSuite:
         balance = await world.subject.balance(world.deployment)
 
         assert balance["readings"] == {"injected": 10, "accepted": 7, "duplicate": 2, "dead_lettered": 1}
-        assert balance["readings>sums"] == {"produced": 7, "consumed": 2, "late": 1, "quarantined": 1, "pending": 3}
+        assert balance["readings>sums"] == {"produced": 7, "consumed": 2, "late": 1, "dead_lettered": 1, "pending": 3}
         assert balance["readings>alarms"]["pending"] == 2
 
-    async def test_sources_are_compared_with_what_their_owners_said_last(self, world: World) -> None:
+    async def test_sources_are_compared_by_their_owners_last_reports(self, world: World) -> None:
         owner = await world.owner()
         await owner.commit(owner.checkpoint(world.a, input_watermark=Instant(5), low_watermark=Instant(5)))
         graph_id, a, b = world.deployment.graph_id, world.a.interval_id, world.b.interval_id
@@ -232,11 +232,11 @@ class RetentionSuite:
 
         await turn(owner)
 
-        (polled,) = await owner.store.poll([world.want(world.sums[1], world.a)], 1_000_000)
+        (polled,) = await owner.store.poll([world.query(world.sums[1], world.a)], 1_000_000)
         assert [s.seq for s in polled.segments] == [1, 1, 2, 2, 3, 3]
         assert values_of(polled)[-1] == [3.0, 3.0]
 
-    async def test_retention_frees_what_everybody_has_consumed(self, world: World) -> None:
+    async def test_retention_frees_what_every_consumer_has_read(self, world: World) -> None:
         owner = await world.owner()
         for seq in range(1, 4):
             await owner.commit(a_bundle_for_sums(world, owner, seq))
@@ -246,13 +246,13 @@ class RetentionSuite:
 
         assert await turn(owner) >= 1
 
-        (polled,) = await owner.store.poll([world.want(world.sums[1], world.a)], 1_000_000)
+        (polled,) = await owner.store.poll([world.query(world.sums[1], world.a)], 1_000_000)
         assert len(polled.segments) < 6
         assert (await owner.opened(world.a)).last_segments[world.by_device] == 3
 
         for _ in range(3):
             await turn(owner)
-        (polled,) = await owner.store.poll([world.want(world.sums[1], world.a)], 1_000_000)
+        (polled,) = await owner.store.poll([world.query(world.sums[1], world.a)], 1_000_000)
         assert list(polled.segments) == [], "the last that was consumed is not needed either"
 
     async def test_retention_keeps_deltas_until_they_are_folded(self, world: World) -> None:
@@ -305,7 +305,7 @@ class RetentionSuite:
             await owner.commit(a_bundle_for_sums(world, owner, seq))
             await owner.store.turn_rings(epoch_s=0.0, epoch_bytes=1)
 
-        (polled,) = await owner.store.poll([world.want(world.sums[0], world.a)], 10_000_000)
+        (polled,) = await owner.store.poll([world.query(world.sums[0], world.a)], 10_000_000)
 
         assert [s.seq for s in polled.segments[::2]] == list(range(1, RINGS_TURNED + 1))
 

@@ -81,9 +81,9 @@ class KeyedSuite:
         assert opened.unfolded_bytes > 0
         assert len(contents(recovered)) == 7
 
-    async def test_processing_time_that_a_wrong_clock_has_left_is_taken_back(self, world: World) -> None:
+    async def test_processing_floor_may_be_lowered_after_a_wrong_clock(self, world: World) -> None:
         owner = await world.owner()
-        for floor in (10**18, 99, INSTANT_MIN):  # the last as of an injector, which has none
+        for floor in (10**18, 99, INSTANT_MIN):  # the last is that of an injector, which has no floor
             await owner.commit(owner.checkpoint(world.sums[0], processing_floor=Instant(floor)))
 
         assert (await owner.opened(world.sums[0])).recovered.processing_floor == 99
@@ -98,7 +98,7 @@ class KeyedSuite:
         assert opened.recovered.state_complete
         assert contents(opened.recovered) == {}
 
-    async def test_several_intervals_are_read_in_the_order_asked(self, world: World) -> None:
+    async def test_intervals_are_read_in_the_requested_order(self, world: World) -> None:
         owner = await world.owner()
         grants = [owner.grants[i.interval_id] for i in reversed(world.deployment.intervals)]
 
@@ -122,7 +122,7 @@ class KeyedSuite:
             name: value for name, value in FINAL.items() if name[0] == "state" and name[2] in ('"a"', '"b"', '["t",7]')
         }
 
-    async def test_folding_in_small_pieces_comes_to_the_same(self, world: World) -> None:
+    async def test_folding_in_small_pieces_gives_the_same_result(self, world: World) -> None:
         owner = await world.owner(world.sums[0])
         for delta in BUNDLES:
             await owner.commit(owner.checkpoint(world.sums[0], delta=delta))
@@ -166,7 +166,7 @@ class KeyedSuite:
         assert list(before.values()) == [(None, 2**62)]
         assert await state_of(owner, world, "k") == before
 
-    async def test_state_beyond_the_limit_is_left_to_be_loaded(self, world: World) -> None:
+    async def test_state_beyond_the_limit_is_loaded_on_demand(self, world: World) -> None:
         owner = await world.owner(world.sums[0])
         state = entries(STATE, "cell", *((f"k{n}", n) for n in range(10)))
         timers = entries(TIMER, "event", *((f"k{n}", {}, "t", n) for n in range(10)))
@@ -182,7 +182,7 @@ class KeyedSuite:
         assert len(contents(whole)) == 20
         assert [v for v, _ in (await state_of(owner, world, "k3")).values()] == [3]
 
-    async def test_loading_state_finds_only_the_keys_asked_for(self, world: World) -> None:
+    async def test_loading_state_returns_only_the_requested_keys(self, world: World) -> None:
         owner = await world.owner(world.sums[0])
         await owner.commit(owner.checkpoint(world.sums[0], delta=BUNDLES[0]))
         await owner.fold(world.sums[0])
@@ -231,7 +231,7 @@ class DedupeSuite:
 
         assert list(await owner.store.load_dedupe_runs(owner.grants[world.a.interval_id])) == runs
 
-    async def test_run_is_dead_once_the_dedupe_clock_is_past_it(self, world: World) -> None:
+    async def test_run_expires_once_the_dedupe_clock_is_past_it(self, world: World) -> None:
         owner = await world.owner(world.a)
         runs = [a_run(1, expires_at=10, clock=0), a_run(2, expires_at=20, clock=5), a_run(3, expires_at=30, clock=20)]
         for run in runs:
@@ -239,7 +239,7 @@ class DedupeSuite:
 
         assert list(await owner.store.load_dedupe_runs(owner.grants[world.a.interval_id])) == runs[1:]
 
-    async def test_whole_run_stands_for_those_before_it(self, world: World) -> None:
+    async def test_whole_run_replaces_those_before_it(self, world: World) -> None:
         owner = await world.owner(world.a)
         runs = [a_run(1, expires_at=90, clock=0), a_run(2, expires_at=90, clock=5), a_run(3, expires_at=90, clock=6)]
         runs[1] = replace(runs[1], whole=True)

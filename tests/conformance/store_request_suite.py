@@ -1,4 +1,4 @@
-"""What people ask of records set aside: asked once, settled with the commit that has the effects, or not at all."""
+"""Requests for dead letters and late records: made once, settled with the commit that has the effects or not at all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol, cast
 import pytest
 
 from millpy.errors import RequestWithdrawnError, StaleSequencerError
-from millpy.model.checkpoint import DeadLetter, Kind, LateRows, Pause, Pile, Request, Settled
+from millpy.model.checkpoint import DeadLetter, Kind, LateRows, Pause, RecordTableName, Request, RequestOutcome
 from millpy.model.time import INSTANT_MAX
 from tests.conformance.store_builders import Owner, World, entries
 
@@ -27,13 +27,13 @@ LATE = LateRows("readings", "sums", [b'"d"', b'"e"'], [b"{}", b"[]"], [1, 2], [2
 
 
 class People(Protocol):
-    """What people do, and see, of records set aside."""
+    """The requests and views of users on dead letters and late records."""
 
-    async def replay(self, pile: Pile, number: int, payload: bytes | None = None) -> bool: ...
+    async def replay(self, table: RecordTableName, number: int, payload: bytes | None = None) -> bool: ...
 
-    async def discard(self, pile: Pile, number: int) -> bool: ...
+    async def discard(self, table: RecordTableName, number: int) -> bool: ...
 
-    async def standing(self, pile: Pile, number: int) -> tuple[str, int]: ...
+    async def standing(self, table: RecordTableName, number: int) -> tuple[str, int]: ...
 
     async def resume(self, graph: str, stream: str, interval_id: int) -> None: ...
 
@@ -46,14 +46,14 @@ def people(world: World) -> People:
 
 async def asked(owner: Owner, world: World, **bounds: int) -> list[Request]:
     ids = [interval.interval_id for interval in world.deployment.intervals]
-    found = await owner.store.asked(ids, **{"records_max": 100, "bytes_max": 10_000, **bounds})
+    found = await owner.store.read_requests(ids, **{"records_max": 100, "bytes_max": 10_000, **bounds})
     return list(found.requests)
 
 
 class RequestSuite:
     """Mixed into the store suite."""
 
-    async def test_request_is_what_was_set_aside(self, world: World) -> None:
+    async def test_request_contains_the_dead_letter(self, world: World) -> None:
         owner = await world.owner()
         await owner.commit(
             owner.checkpoint(world.a, dead_letters=[LETTER]), owner.checkpoint(world.sums[0], late=[LATE])
@@ -73,9 +73,9 @@ class RequestSuite:
         )
         assert await asked(owner, world, records_max=1) == [first, second]
         assert await asked(owner, world, bytes_max=1) == [first]
-        assert (await owner.store.asked([world.b.interval_id], records_max=9, bytes_max=9)).requests == ()
+        assert (await owner.store.read_requests([world.b.interval_id], records_max=9, bytes_max=9)).requests == ()
 
-    async def test_request_is_settled_with_the_commit_and_only_once(self, world: World) -> None:
+    async def test_request_is_fulfilled_by_the_commit_and_only_once(self, world: World) -> None:
         owner = await world.owner()
         await owner.commit(owner.checkpoint(world.a, dead_letters=[LETTER, LETTER]))
         for number in (1, 2):
@@ -83,31 +83,33 @@ class RequestSuite:
         first, second = await asked(owner, world)
         again = DeadLetter("future", "too early", b"", "readings", "readings", event_time=8)
 
-        await owner.commit(owner.checkpoint(world.a, settled=[Settled(first), Settled(second, again)]))
+        await owner.commit(owner.checkpoint(world.a, outcomes=[RequestOutcome(first), RequestOutcome(second, again)]))
 
         assert await people(world).standing("dead_letters", 1) == ("replayed", 0)
-        assert await people(world).standing("dead_letters", 2) == ("set_aside", 1)
+        assert await people(world).standing("dead_letters", 2) == ("open", 1)
         assert await asked(owner, world) == []
         assert not await people(world).replay("dead_letters", 1)
         assert not await people(world).discard("dead_letters", 1)
         assert await people(world).replay("dead_letters", 2)
         assert [request.dedupe_id for request in await asked(owner, world)] == [ID]
         with pytest.raises(RequestWithdrawnError):
-            await owner.commit(owner.checkpoint(world.a, settled=[Settled(first)]))
+            await owner.commit(owner.checkpoint(world.a, outcomes=[RequestOutcome(first)]))
 
-    async def test_late_record_is_settled_too(self, world: World) -> None:
+    async def test_request_for_a_late_record_is_fulfilled_too(self, world: World) -> None:
         owner = await world.owner()
         await owner.commit(owner.checkpoint(world.sums[0], late=[LATE]))
         for number in (1, 2):
             await people(world).replay("late_records", number)
         first, second = await asked(owner, world)
 
-        await owner.commit(owner.checkpoint(world.sums[0], settled=[Settled(first), Settled(second, watermark=99)]))
+        await owner.commit(
+            owner.checkpoint(world.sums[0], outcomes=[RequestOutcome(first), RequestOutcome(second, watermark=99)])
+        )
 
         assert await people(world).standing("late_records", 1) == ("replayed", 0)
-        assert await people(world).standing("late_records", 2) == ("set_aside", 1)
+        assert await people(world).standing("late_records", 2) == ("open", 1)
 
-    async def test_withdrawn_request_is_not_settled(self, world: World) -> None:
+    async def test_withdrawn_request_is_not_fulfilled(self, world: World) -> None:
         owner = await world.owner()
         await owner.commit(owner.checkpoint(world.a, dead_letters=[LETTER]))
         await people(world).replay("dead_letters", 1)
@@ -115,17 +117,17 @@ class RequestSuite:
         assert await people(world).discard("dead_letters", 1)
 
         with pytest.raises(RequestWithdrawnError):
-            await owner.commit(owner.checkpoint(world.a, settled=[Settled(request)]))
+            await owner.commit(owner.checkpoint(world.a, outcomes=[RequestOutcome(request)]))
 
         assert await people(world).standing("dead_letters", 1) == ("discarded", 0)
         assert (await owner.opened(world.a)).recovered.bundle == 1
 
-    async def test_stale_owner_settles_nothing(self, world: World) -> None:
+    async def test_stale_owner_fulfills_no_request(self, world: World) -> None:
         owner = await world.owner()
         await owner.commit(owner.checkpoint(world.a, dead_letters=[LETTER]))
         await people(world).replay("dead_letters", 1)
         (request,) = await asked(owner, world)
-        stale = owner.checkpoint(world.a, settled=[Settled(request)])
+        stale = owner.checkpoint(world.a, outcomes=[RequestOutcome(request)])
         await owner.take_over_from_self()
 
         with pytest.raises(StaleSequencerError):
@@ -133,14 +135,14 @@ class RequestSuite:
 
         assert await people(world).standing("dead_letters", 1) == ("requested", 0)
 
-    async def test_source_stands_still_until_it_is_resumed(self, world: World) -> None:
+    async def test_source_pauses_until_it_is_resumed(self, world: World) -> None:
         owner = await world.owner()
         a, b = world.a.interval_id, world.b.interval_id
 
         await owner.commit(owner.checkpoint(world.a, pause=Pause("too much")))
-        paused = await owner.store.asked([a, b], records_max=1, bytes_max=1)
+        paused = await owner.store.read_requests([a, b], records_max=1, bytes_max=1)
         await people(world).resume("factory", "readings", a)
-        resumed = await owner.store.asked([a, b], records_max=1, bytes_max=1)
+        resumed = await owner.store.read_requests([a, b], records_max=1, bytes_max=1)
 
         assert (paused.paused, resumed.paused) == ({a}, frozenset())
 
@@ -171,7 +173,7 @@ class RequestSuite:
 
         assert not await owner.store.finished(world.deployment.graph_id)
 
-    async def test_release_of_a_parked_key_is_asked_for_until_a_commit_has_done_it(self, world: World) -> None:
+    async def test_release_of_a_parked_key_stays_requested_until_a_commit_fulfills_it(self, world: World) -> None:
         owner = await world.owner()
         interval, other = world.sums
         parked = entries(Kind.PARKED, "key", ("d", {"ticket": 3, "parked_at": 0}))
@@ -181,10 +183,12 @@ class RequestSuite:
         await people(world).release("sums", interval.interval_id, "d", 3)
 
         for _ in range(2):
-            found = await owner.store.asked([interval.interval_id, world.a.interval_id], records_max=9, bytes_max=9)
+            found = await owner.store.read_requests(
+                [interval.interval_id, world.a.interval_id], records_max=9, bytes_max=9
+            )
             (release,) = found.releases
             assert (release.interval_id, release.key, release.ticket) == (interval.interval_id, b'"d"', 3)
-        assert (await owner.store.asked([other.interval_id], records_max=9, bytes_max=9)).releases == ()
+        assert (await owner.store.read_requests([other.interval_id], records_max=9, bytes_max=9)).releases == ()
         await owner.commit(owner.checkpoint(interval, release_ids=[release.release_id]))
-        assert (await owner.store.asked([interval.interval_id], records_max=9, bytes_max=9)).releases == ()
+        assert (await owner.store.read_requests([interval.interval_id], records_max=9, bytes_max=9)).releases == ()
         assert (await world.subject.balance(world.deployment))["readings>sums"]["parked"] == 1

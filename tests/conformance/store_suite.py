@@ -21,4 +21,4 @@ class StoreSuite(
     RetentionSuite,
     RequestSuite,
 ):
-    """The suite that holds MemoryStore and PostgresStore equal."""
+    """The suite that MemoryStore and PostgresStore both must pass."""

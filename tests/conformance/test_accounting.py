@@ -12,14 +12,14 @@ import pytest_asyncio
 
 from millpy.model.checkpoint import Cursor, Kind
 from millpy.model.time import Instant
-from millpy.store.memory_tables import Accounting, SourceAccount, SubscriptionAccount, TableAccount
+from millpy.store.memory.tables import SourceAccount, StoredAccounting, SubscriptionAccount, TableAccount
 from millpy.store.postgres.statements import statement
 from millpy.store.postgres.store import PostgresStore
 from millpy.testing.crash_test.database import UNBALANCED
 from tests.conformance.store_builders import Owner, a_graph, a_segment, a_slice, counters, entries
 
 SOURCE = {"injected": 10, "accepted": 7, "duplicate": 2, "dead_lettered": 1}
-SUBSCRIPTION = {"produced": 12, "added": 4, "filtered": 3, "consumed": 5, "late": 2, "quarantined": 1}
+SUBSCRIPTION = {"produced": 12, "added": 4, "filtered": 3, "consumed": 5, "late": 2, "dead_lettered": 1}
 PARKED, PENDING = 2, 3
 TABLE = {"emitted": 4, "written": 4}
 STORED = {"source": [*SOURCE], "subscription": [*SUBSCRIPTION, "parked", "pending"], "table": [*TABLE]}
@@ -34,7 +34,7 @@ SELECT balanced, CASE
 COMPARISONS = {
     "source": "injected = accepted + duplicate + dead_lettered",
     "subscription": "produced + coalesce(added, 0)"
-    " = coalesce(filtered, 0) + consumed + late + quarantined + coalesce(parked, 0) + pending",
+    " = coalesce(filtered, 0) + consumed + late + dead_lettered + coalesce(parked, 0) + pending",
     "table": "produced = consumed",
 }
 
@@ -56,8 +56,8 @@ def broken(comparison: str) -> Iterator[str]:
 MUTANTS = [(part, mutant) for part, comparison in COMPARISONS.items() for mutant in broken(comparison)]
 
 
-class Books:
-    """One source partition, one subscription and one table that balance, and ways to change what is stored."""
+class StoredAccounts:
+    """A source partition, a subscription and a table that balance, and ways to change their stored counts."""
 
     def __init__(self, connection: psycopg.Connection, keys: dict[str, str]) -> None:
         self.connection = connection
@@ -65,12 +65,12 @@ class Books:
 
     @contextmanager
     def undone(self) -> Iterator[None]:
-        """Whatever is changed inside is not when it is over."""
+        """Undo all changes of a `with` block."""
         with self.connection.transaction(force_rollback=True):
             yield
 
     def change(self, part: str, name: str, by: int) -> None:
-        """Change a term by so many."""
+        """Change a term of the accounting."""
         if name == "pending":
             done = self.connection.execute("UPDATE mill.segments SET records = ARRAY[0, records[2] + %s]", [by])
         elif name == "parked" and by < 0:
@@ -89,13 +89,13 @@ class Books:
         assert done.rowcount == 1
 
     def balanced(self) -> set[str]:
-        """The parts of which every row says that it balances."""
+        """Return the parts of which every row balances."""
         rows = self.connection.execute(ROWS).fetchall()
         assert {part for _, part in rows} == ALL
         return ALL - {part for balances, part in rows if not balances}
 
     def judges_rightly(self, part: str) -> bool:
-        """Whether what is said of one part is right: as it is, and with each term one too high and one too low."""
+        """Tell whether one part is judged rightly: as stored, and with each term one too high and one too low."""
         if self.balanced() != ALL:
             return False
         for name in STORED[part]:
@@ -108,13 +108,13 @@ class Books:
 
 
 @pytest_asyncio.fixture
-async def books(database_url: str) -> AsyncIterator[Books]:
+async def accounts(database_url: str) -> AsyncIterator[StoredAccounts]:
     async with PostgresStore(database_url) as store:
         deployment = await store.deploy(a_graph())
         owner = Owner(store, deployment)
         await owner.register()
         await owner.claim()
-        (a, _), (first, second) = deployment.of("readings"), deployment.of("sums")
+        (a, _), (first, second) = deployment.intervals_of("readings"), deployment.intervals_of("sums")
         subscription = str(deployment.subscription_ids["readings", "sums", 0])
         table = str(deployment.table_ids["sums_1m"])
         source = {name: ("readings", count) for name, count in SOURCE.items()}
@@ -129,59 +129,61 @@ async def books(database_url: str) -> AsyncIterator[Books]:
         for interval in (a, first, second):
             await owner.fold(interval)
         with psycopg.connect(database_url, autocommit=True) as connection:
-            yield Books(connection, {"source": "readings", "subscription": subscription, "table": table})
+            yield StoredAccounts(connection, {"source": "readings", "subscription": subscription, "table": table})
 
 
-async def test_one_too_many_or_too_few_of_any_term_is_seen_where_it_is(books: Books) -> None:
-    assert [part for part in STORED if books.judges_rightly(part)] == [*STORED]
+async def test_one_too_many_or_too_few_of_any_term_is_reported_in_its_place(accounts: StoredAccounts) -> None:
+    assert [part for part in STORED if accounts.judges_rightly(part)] == [*STORED]
 
 
-async def test_what_moves_between_terms_still_balances(books: Books) -> None:
+async def test_records_that_move_between_terms_still_balance(accounts: StoredAccounts) -> None:
     for part, names in STORED.items():
         first = names[0]
         for name in names[1:]:
-            with books.undone():
-                books.change(part, first, 1)
-                books.change(part, name, -1 if name in LEFT_SIDE else 1)
-                assert books.balanced() == ALL, (first, name)
+            with accounts.undone():
+                accounts.change(part, first, 1)
+                accounts.change(part, name, -1 if name in LEFT_SIDE else 1)
+                assert accounts.balanced() == ALL, (first, name)
 
 
-async def test_every_other_comparison_is_told_from_the_right_one(books: Books) -> None:
-    (definition,) = books.connection.execute("SELECT pg_get_functiondef('mill.account'::regproc)").fetchone() or ("",)
+async def test_every_wrong_comparison_is_detected(accounts: StoredAccounts) -> None:
+    (definition,) = accounts.connection.execute("SELECT pg_get_functiondef('mill.account'::regproc)").fetchone() or (
+        "",
+    )
     alike = []
     for part, mutant in MUTANTS:
         comparison = COMPARISONS[part]
         assert definition.count(comparison) == 1, comparison
-        with books.undone():
-            books.connection.execute(definition.replace(comparison, f"({mutant})").encode())
-            if books.judges_rightly(part):
+        with accounts.undone():
+            accounts.connection.execute(definition.replace(comparison, f"({mutant})").encode())
+            if accounts.judges_rightly(part):
                 alike.append((part, mutant))
 
     assert alike == []
 
 
-async def test_doctor_and_crash_test_name_what_does_not_balance(books: Books) -> None:
+async def test_doctor_and_crash_test_name_an_imbalance(accounts: StoredAccounts) -> None:
     def named() -> list[int]:
         return [
-            len(books.connection.execute(question).fetchall())
+            len(accounts.connection.execute(question).fetchall())
             for question in (statement("look_at_balance"), UNBALANCED)
         ]
 
     assert named() == [0, 0]
     for part in STORED:
-        with books.undone():
-            books.change(part, STORED[part][0], 1)
+        with accounts.undone():
+            accounts.change(part, STORED[part][0], 1)
             assert named() == [1, 1], part
 
 
 @pytest.mark.parametrize(("part", "name"), TERMS)
 @pytest.mark.parametrize("by", [1, -1])
-def test_account_of_the_memory_store_sees_it_too(part: str, name: str, by: int) -> None:
+def test_accounting_of_the_memory_store_detects_it_too(part: str, name: str, by: int) -> None:
     names = {"emitted": "produced", "written": "consumed"}
     source = SourceAccount("readings", "a", **SOURCE)
     subscription = SubscriptionAccount(1, "readings", "sums", parked=PARKED, pending=PENDING, **SUBSCRIPTION)
     table = TableAccount("sums", "sums_1m", **{names[name]: count for name, count in TABLE.items()})
-    account = Accounting((source,), (subscription,), (table,))
+    account = StoredAccounting((source,), (subscription,), (table,))
     assert account.balanced
 
     field, kept = names.get(name, name) if part == "table" else name, f"{part}s"

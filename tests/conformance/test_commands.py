@@ -16,10 +16,10 @@ from typing import Any
 import psycopg
 import pytest
 
+from millpy.admin import events as admin_events
+from millpy.admin.queries import Admin
 from millpy.embedded import EmbeddedPostgres
 from millpy.model.checkpoint import Kind
-from millpy.store import admin_events
-from millpy.store.admin import Admin
 from millpy.store.postgres.store import PostgresStore
 from tests.commands import millpy, millpy_json
 from tests.conformance.store_builders import MINUTE, Owner, a_graph, entries
@@ -73,15 +73,15 @@ def test_written_project_accounts_for_every_line(made: Project) -> None:
     assert all(row["balanced"] for row in rows)
 
 
-def test_init_overwrites_nothing(tmp_path: Path) -> None:
+def test_init_overwrites_no_file(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("mine")
 
-    assert millpy("init", str(tmp_path), status=2).startswith(f"millpy: {tmp_path}/README.md exists already\n  hint: ")
+    assert millpy("init", str(tmp_path), status=2).startswith(f"millpy: {tmp_path}/README.md already exists\n  hint: ")
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
     assert (tmp_path / "README.md").read_text() == "mine"
 
 
-def test_windows_are_the_newest_by_event_time(made: Project) -> None:
+def test_windows_lists_the_newest_by_event_time(made: Project) -> None:
     rows = made.json("windows", "-n", "4")["rows"]
 
     assert [(row["device"], row["window_start"][11:16]) for row in rows] == [
@@ -100,11 +100,11 @@ def test_windows_are_the_newest_by_event_time(made: Project) -> None:
         (["--key", "nobody"], []),
     ],
 )
-def test_windows_are_chosen_by_value_and_time(made: Project, options: list[str], starts: list[str]) -> None:
+def test_windows_filters_by_value_and_time(made: Project, options: list[str], starts: list[str]) -> None:
     assert [row["window_start"][11:16] for row in made.json("windows", *options)["rows"]] == starts
 
 
-def test_windows_follow_what_is_written(made: Project, postgres: EmbeddedPostgres) -> None:
+def test_windows_follows_new_rows(made: Project, postgres: EmbeddedPostgres) -> None:
     write = """
         INSERT INTO plant.temperature_1m (device, window_start, window_end, n, mean, high, pane_index, pane_timing,
                                           late_count, interval_id, bundle)
@@ -131,7 +131,7 @@ def test_windows_follow_what_is_written(made: Project, postgres: EmbeddedPostgre
     assert seen == [12, 7, 8]
 
 
-def test_tables_that_are_not_there_are_named(made: Project) -> None:
+def test_missing_tables_are_named(made: Project) -> None:
     assert made.ask("windows", "nope", status=2) == (
         "millpy: there is no result table 'nope'\n  hint: there are: plant.temperature_1m\n"
     )
@@ -143,37 +143,39 @@ def test_tables_that_are_not_there_are_named(made: Project) -> None:
     )
 
 
-def test_sql_reads_and_only_reads(made: Project) -> None:
+def test_sql_only_reads(made: Project) -> None:
     asked = "SELECT device, sum(n)::int AS n, '%:x' AS other FROM plant.temperature_1m GROUP BY 1 ORDER BY 1"
 
     assert made.json("sql", asked)[0] == {"device": "boiler", "n": 121, "other": "%:x"}
     assert made.ask("sql", "DELETE FROM plant.temperature_1m", status=2).startswith(
-        "millpy: this would change something"
+        "millpy: this statement would change the database"
     )
     assert made.ask("sql", "SELECT nope FROM plant.temperature_1m", status=2).startswith('millpy: column "nope" does')
 
 
-def test_events_are_told_in_words(made: Project) -> None:
-    told = {event["kind"]: event["happened"] for event in made.json("events")}
+def test_events_are_described(made: Project) -> None:
+    reported = {event["kind"]: event["happened"] for event in made.json("events")}
 
-    assert told["claimed"].endswith("took 5 intervals of readings, temperature_1m")
-    assert told["quarantined"].startswith("1 record of readings set aside (undecodable): DecodeError")
-    assert told["late"] == "1 record came too late for temperature_1m"
+    assert reported["claimed"].endswith("took 5 intervals of readings, temperature_1m")
+    assert reported["dead_lettered"].startswith("1 record of readings dead-lettered (undecodable): DecodeError")
+    assert reported["late"] == "1 record came too late for temperature_1m"
     assert {event["kind"] for event in made.json("events", "--kind", "late")} == {"late"}
     assert made.json("events", "--from", "2126-01-01T00:00:00Z") == []
 
 
 @pytest.mark.parametrize(("partitions", "words"), [(1, "1 partition"), (2, "2 partitions")])
-def test_events_count_as_people_do(partitions: int, words: str) -> None:
-    told = admin_events.in_words("resumed", {"stream": "readings", "partitions": partitions}, {})
+def test_events_use_singular_and_plural(partitions: int, words: str) -> None:
+    reported = admin_events.describe("resumed", {"stream": "readings", "partitions": partitions}, {})
 
-    assert told == f"source readings goes on ({words})"
+    assert reported == f"source readings resumed ({words})"
 
 
-def test_events_say_when_more_was_set_aside_than_they_count(made: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin_events, "SET_ASIDE_MAX", 1)
+def test_events_tell_when_more_was_dead_lettered_than_they_count(
+    made: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin_events, "COUNTED_MAX", 1)
 
-    found = admin_events.happenings(Admin(made.url), None, start="", kinds=["quarantined", "late"], limit=5)
+    found = admin_events.list_events(Admin(made.url), None, start="", kinds=["dead_lettered", "late"], limit=5)
 
     assert {event["happened"].split(" of ")[0].split(" came")[0] for event in found} == {"1 or more record"}
 
@@ -182,7 +184,7 @@ def test_fleet_tells_partitions_of_one_device_apart(made: Project) -> None:
     assert made.ask("fleet").split()[:4] == ["graph", "stream", "source_partition", "device"]
 
 
-def test_tables_fit_an_unknown_width_when_piped(made: Project) -> None:
+def test_piped_tables_are_not_cut(made: Project) -> None:
     text = made.ask("windows", "-n", "1")
 
     assert text.split("\n")[0].split() == [
@@ -203,7 +205,7 @@ async def test_state_shows_cells_timers_and_open_windows_of_a_key(database_url: 
         owner = Owner(store, await store.deploy(a_graph()))
         await owner.register()
         await owner.claim()
-        (interval, _) = owner.deployment.of("sums")
+        (interval, _) = owner.deployment.intervals_of("sums")
         cell = entries(Kind.STATE, "usual", ("a", 1), (["a", 2], {"x": 1}), (7, 3))
         timer = entries(Kind.TIMER, "event", ("a", {"at": 1}, "quiet", 3 * MINUTE))
         window = entries(Kind.WINDOW, "", ("a", [1, 2.5], f"0/{MINUTE}", 2 * MINUTE))
@@ -225,12 +227,12 @@ async def test_state_shows_cells_timers_and_open_windows_of_a_key(database_url: 
 
 
 def shown_on_the_first_page() -> list[tuple[str, str]]:
-    """(command, what the page says that it prints) of docs/first-five-minutes.md."""
+    """Yield (command, expected output) from docs/first-five-minutes.md."""
     page = (ROOT / "docs" / "first-five-minutes.md").read_text()
     return re.findall(r"^\$ millpy ((?:sql|windows) .*)\n((?:[^`\n]+\n)+)```", page, re.MULTILINE)
 
 
-def test_first_five_minutes_show_what_is_printed(made: Project) -> None:
+def test_first_five_minutes_page_shows_the_printed_output(made: Project) -> None:
     shown = shown_on_the_first_page()
 
     assert len(shown) == 2

@@ -14,10 +14,10 @@ from millpy import Count, Dedupe, EventTime, Files, FixedWindows, Graph, Mqtt, h
 from millpy.clock import SystemClock
 from millpy.embedded import EmbeddedBroker
 from millpy.errors import UsageError
-from millpy.injectors.protocol import SourceSetup, Taken
+from millpy.ingest.protocol import SourceBatch, SourceSetup
 from millpy.limits import Limits
-from millpy.testing.crash_test.broker import END, HELLO, EndingInjector, Publisher, redirected
-from millpy.testing.crash_test.inputs import injectors, prepare
+from millpy.testing.crash_test.broker import END, HELLO, EndingInjector, Publisher, source_at_broker
+from millpy.testing.crash_test.inputs import prepare
 from millpy.testing.crash_test.options import Options
 from millpy.testing.crash_test.session import refuse_without_broker
 
@@ -60,11 +60,12 @@ async def test_everything_arrives_in_order_through_crashes_of_the_broker(
     lines = [f'{{"site":"s{n % 3}","id":{n},"at":{n}}}' for n in range(RECORDS)]
     (tmp_path / "lines.ndjson").write_text("\n".join(lines))
     made = graph(Mqtt("plant/{site}/+"))
-    (node,) = injectors(made)
-    (prepared,) = prepare(made, Options(graph="g.py", inputs=(str(tmp_path / "lines.ndjson"),)), tmp_path / "input")
+    (node,) = made.injectors()
+    options = Options(graph="g.py", inputs=(str(tmp_path / "lines.ndjson"),))
+    (prepared,) = await asyncio.to_thread(prepare, made, options, tmp_path / "input")
     publisher = Publisher(prepared, node, tmp_path / "feed", broker, threading.Event())
     assert isinstance(node.source, Mqtt)
-    source = redirected(node.source, tmp_path / "feed")
+    source = source_at_broker(node.source, tmp_path / "feed")
     assert source is not None
     setup = SourceSetup(
         graph="brokered", stream="readings", partition=source.partitions()[0], clock=SystemClock(),
@@ -75,7 +76,7 @@ async def test_everything_arrives_in_order_through_crashes_of_the_broker(
     reading = asyncio.create_task(read_to_the_end(injector, setup.ready))
 
     def publish() -> None:
-        publisher.greet()
+        publisher.await_subscribers()
         for _ in range(3):
             publisher.write(RECORDS // 3)
             broker.kill()
@@ -91,7 +92,7 @@ async def test_everything_arrives_in_order_through_crashes_of_the_broker(
 
 
 class Scripted:
-    """An injector that hands over what a test has laid out."""
+    """An injector that returns prepared batches."""
 
     def __init__(self, *batches: list[bytes]) -> None:
         self.batches = list(batches)
@@ -99,10 +100,10 @@ class Scripted:
 
     async def open(self, position: bytes | None) -> None: ...
 
-    async def take(self) -> Taken | None:
+    async def take(self) -> SourceBatch | None:
         if not self.batches:
             return None
-        return Taken("json", SystemClock().now_us(), payloads=self.batches.pop(0), token=len(self.batches))
+        return SourceBatch("json", SystemClock().now_us(), payloads=self.batches.pop(0), token=len(self.batches))
 
     async def acknowledge(self, token: object) -> None:
         self.acknowledged.append(token)
@@ -113,7 +114,7 @@ class Scripted:
     async def close(self) -> None: ...
 
 
-async def test_our_own_messages_are_taken_out(tmp_path: Path) -> None:
+async def test_crash_tests_own_messages_are_removed(tmp_path: Path) -> None:
     completed = HELLO[:-1] + b',"site":"0"}'  # with a field of its topic
     inner = Scripted([completed], [HELLO, b"{}"], [b"{}", END])
     injector = EndingInjector(inner, tmp_path / "hello-0")

@@ -11,14 +11,14 @@ import pytest
 import trustme
 from typer.testing import CliRunner
 
-from millpy.cli import app
+from millpy.admin.diagnosis import read_facts
+from millpy.cli.app import app
 from millpy.clock import SystemClock
-from millpy.config import Settings
+from millpy.config.settings import Settings
 from millpy.embedded import EmbeddedPostgres, binaries
 from millpy.errors import ConfigError
 from millpy.spark.tables import describe
-from millpy.store.migrate import migrate
-from millpy.store.postgres.diagnosis import look
+from millpy.store.postgres.deployment.migrate import migrate
 from millpy.store.postgres.store import PostgresStore
 
 NAME = "db.example"
@@ -81,15 +81,15 @@ def completed(address: str) -> str:
     return url
 
 
-def test_a_server_that_nobody_vouches_for_is_refused_without_being_asked_to(server: TlsServer) -> None:
+def test_a_server_without_a_trusted_certificate_is_refused_by_default(server: TlsServer) -> None:
     with pytest.raises(ConfigError, match="certificate verify failed") as refused:
-        look(completed(server.address()), SystemClock())
+        read_facts(completed(server.address()), SystemClock())
 
     assert "sslrootcert" in refused.value.hint
     assert PASSWORD not in f"{refused.value} {refused.value.hint}"
 
 
-async def test_every_way_to_the_database_is_encrypted_when_its_authority_is_named(server: TlsServer) -> None:
+async def test_every_connection_is_encrypted_when_an_authority_is_named(server: TlsServer) -> None:
     url = completed(server.address(f"sslrootcert={server.authority}"))
 
     migrate(url)
@@ -101,17 +101,17 @@ async def test_every_way_to_the_database_is_encrypted_when_its_authority_is_name
 
     assert shown.exit_code == 0
     assert PASSWORD not in shown.output
-    assert look(url, SystemClock()).server["encrypted"]
+    assert read_facts(url, SystemClock()).server["encrypted"]
 
 
 def test_a_server_under_another_name_is_refused(server: TlsServer) -> None:
     url = completed(server.address(f"sslrootcert={server.authority}", name="db.elsewhere"))
 
     with pytest.raises(ConfigError, match=r"certificate for .db\.example., not for .db\.elsewhere."):
-        look(url, SystemClock())
+        read_facts(url, SystemClock())
 
 
-def test_a_wrong_password_is_said_to_be_wrong_and_not_shown(server: TlsServer, password_file: Path) -> None:
+def test_a_wrong_password_is_reported_and_not_shown(server: TlsServer, password_file: Path) -> None:
     password_file.write_text("other-" + PASSWORD)
     address = server.address(f"sslrootcert={server.authority}")
 
@@ -122,11 +122,11 @@ def test_a_wrong_password_is_said_to_be_wrong_and_not_shown(server: TlsServer, p
         assert PASSWORD not in result.output
 
 
-def test_a_server_without_tls_is_refused_by_default_with_what_to_do(postgres: EmbeddedPostgres) -> None:
+def test_a_server_without_tls_is_refused_by_default_with_a_hint(postgres: EmbeddedPostgres) -> None:
     address = postgres.tcp_url().replace("@127.0.0.1:", "@db.example:") + "?hostaddr=127.0.0.1"
 
-    with pytest.raises(ConfigError, match="does not speak TLS") as refused:
-        look(completed(address), SystemClock())
+    with pytest.raises(ConfigError, match="does not support TLS") as refused:
+        read_facts(completed(address), SystemClock())
 
     assert "sslmode=disable" in refused.value.hint
-    assert not look(completed(address + "&sslmode=disable"), SystemClock()).server["encrypted"]
+    assert not read_facts(completed(address + "&sslmode=disable"), SystemClock()).server["encrypted"]

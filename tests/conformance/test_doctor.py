@@ -1,4 +1,4 @@
-"""`millpy doctor`: what is wrong with a real database is found; what it judges is in tests/unit/test_doctor.py."""
+"""`millpy doctor` finds faults of a real database; tests/unit/test_doctor.py tests its verdicts."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ import psycopg
 import pytest
 from typer.testing import CliRunner
 
-from millpy.cli import app
+from millpy.admin.diagnosis import read_facts
+from millpy.admin.doctor import examine
+from millpy.cli.app import app
 from millpy.clock import SystemClock
-from millpy.doctor import Severity, examine
 from millpy.limits import Limits
 from millpy.model.checkpoint import Kind
-from millpy.store.migrate import migrate
-from millpy.store.postgres import pooling
-from millpy.store.postgres.diagnosis import look
+from millpy.model.finding import Severity
+from millpy.store.postgres import pooler_check as pooling
+from millpy.store.postgres.deployment.migrate import migrate
 from millpy.store.postgres.store import PostgresStore
 from tests.conformance.store_builders import Owner, a_graph, a_segment, a_slice, entries
 
 
 def found(url: str) -> dict[str, tuple[Severity, str]]:
-    return {f.check: (f.severity, f.found) for f in examine(look(url, SystemClock()), Limits())}
+    return {f.check: (f.severity, f.found) for f in examine(read_facts(url, SystemClock()), Limits())}
 
 
-def test_an_empty_database_is_told_to_migrate(empty_database_url: str) -> None:
+def test_an_empty_database_gets_the_hint_to_migrate(empty_database_url: str) -> None:
     severity, text = found(empty_database_url)["tables"]
 
     assert severity is Severity.ERROR
-    assert "none of millpy" in text
+    assert "are missing" in text
 
 
 def test_a_migrated_database_has_no_errors(database_url: str) -> None:
@@ -55,22 +56,20 @@ async def test_a_dead_worker_and_its_intervals_are_named(owner: Owner, database_
     assert judged["expired lease"][0] is Severity.WARNING
     assert "of factory" in judged["expired lease"][1]
     assert judged["graph"][0] is Severity.WARNING
-    assert "nobody works on" in judged["graph"][1]
+    assert "have no owner" in judged["graph"][1]
 
 
-async def test_a_source_that_stands_still_is_named_with_what_lets_it_go_on(owner: Owner, database_url: str) -> None:
-    source = owner.deployment.of("readings")[0]
-    change(database_url, f"INSERT INTO mill.pauses VALUES ({source.interval_id}, 1, 'too much was set aside')")
+async def test_a_paused_source_is_named_with_the_command_that_resumes_it(owner: Owner, database_url: str) -> None:
+    source = owner.deployment.intervals_of("readings")[0]
+    change(database_url, f"INSERT INTO mill.pauses VALUES ({source.interval_id}, 1, 'too many dead letters')")
 
-    (finding,) = [f for f in examine(look(database_url, SystemClock()), Limits()) if f.check == "paused source"]
+    (finding,) = [f for f in examine(read_facts(database_url, SystemClock()), Limits()) if f.check == "paused source"]
 
-    assert finding.found == "factory.readings, 1 of its partitions: too much was set aside"
+    assert finding.found == "factory.readings, 1 of its partitions: too many dead letters"
     assert finding.action.endswith("`millpy sources resume readings factory`")
 
 
-async def test_a_worker_that_refuses_a_step_of_the_clock_is_named_until_it_agrees(
-    owner: Owner, database_url: str
-) -> None:
+async def test_a_worker_that_rejects_a_clock_step_is_named_until_it_agrees(owner: Owner, database_url: str) -> None:
     def tell(kind: str) -> None:
         change(
             database_url,
@@ -88,8 +87,10 @@ async def test_a_worker_that_refuses_a_step_of_the_clock_is_named_until_it_agree
 
 
 @pytest.mark.parametrize("ring", ["segments", "deltas"])
-async def test_a_slot_that_cannot_be_freed_names_who_needs_it(owner: Owner, database_url: str, ring: str) -> None:
-    source = owner.deployment.of("readings")[0]
+async def test_a_slot_that_cannot_be_freed_is_reported_with_its_reader(
+    owner: Owner, database_url: str, ring: str
+) -> None:
+    source = owner.deployment.intervals_of("readings")[0]
     if ring == "segments":
         subscription = owner.deployment.subscription_ids["readings", "sums", 0]
         await owner.commit(owner.checkpoint(source, segments=[a_segment(subscription, 1, [a_slice(1), a_slice(2)])]))
@@ -102,19 +103,17 @@ async def test_a_slot_that_cannot_be_freed_names_who_needs_it(owner: Owner, data
         f"UPDATE mill.epochs SET state = 'current', started_at = clock_timestamp() WHERE ring = '{ring}' AND slot = 14",
     )
 
-    findings = [f for f in examine(look(database_url, SystemClock()), Limits()) if f.check == "ring"]
+    findings = [f for f in examine(read_facts(database_url, SystemClock()), Limits()) if f.check == "ring"]
 
     (full,) = [f for f in findings if f.severity is Severity.WARNING]
     assert full.found.startswith(f"{ring}: 15 of 16 slots")
     assert ("factory.sums" if ring == "segments" else "factory.readings") in full.found
 
 
-async def test_accounting_that_does_not_add_up_is_an_error_and_the_exit_status_says_so(
-    owner: Owner, database_url: str
-) -> None:
+async def test_accounting_that_does_not_add_up_is_an_error_with_an_exit_status(owner: Owner, database_url: str) -> None:
     assert CliRunner().invoke(app, ["doctor", "--database", database_url]).exit_code == 0
 
-    source = owner.deployment.of("readings")[0]
+    source = owner.deployment.intervals_of("readings")[0]
     lost = entries(Kind.COUNTER, "injected", ('""', 5, "readings"))
     await owner.commit(owner.checkpoint(source, delta=(lost,)))
     result = CliRunner().invoke(app, ["doctor", "--database", database_url, "--quiet", "--json"])
@@ -125,7 +124,7 @@ async def test_accounting_that_does_not_add_up_is_an_error_and_the_exit_status_s
     assert "factory.readings" in error["found"]
 
 
-async def test_workers_under_a_role_that_may_do_anything_are_named(owner: Owner, database_url: str) -> None:
+async def test_workers_under_a_superuser_are_named(owner: Owner, database_url: str) -> None:
     assert "workers run as millpy, a superuser" in found(database_url)["roles"][1]
 
 
@@ -151,5 +150,5 @@ async def test_a_result_table_that_workers_cannot_write_to_is_found(
     assert words in found(database_url)["result table"][1]
 
 
-def test_a_connection_of_its_own_is_no_pool_of_transactions(database_url: str) -> None:
-    assert not pooling.shares(database_url)
+def test_a_direct_connection_is_not_mistaken_for_a_transaction_pool(database_url: str) -> None:
+    assert not pooling.pooler_shares(database_url)

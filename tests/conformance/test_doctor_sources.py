@@ -9,12 +9,13 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from millpy import EventTime, Graph, Kafka, Mqtt, seconds
-from millpy.cli import app
-from millpy.doctor import Finding, Severity
-from millpy.doctor_sources import COUNTS, DROPPED, STORED, _queues, examine_sources
+from millpy import EventTime, Graph, Kafka, KafkaBrokers, Login, Mqtt, MqttSession, seconds
+from millpy.admin.doctor_sources import examine_sources
+from millpy.cli.app import app
 from millpy.embedded import EmbeddedBroker, free_port
-from millpy.injectors.kafka_client import Client
+from millpy.model.finding import Finding, Severity
+from millpy.sources.kafka.client import Client
+from millpy.sources.mqtt.examination import COUNTS, DROPPED, STORED, _queues
 from tests.conformance.guarded_broker import PASSWORD, GuardedBroker
 
 GRAPH = """
@@ -48,7 +49,7 @@ async def findings_of(source: Mqtt | Kafka) -> dict[str, Finding]:
     return {finding.check: finding for finding in await examine_sources(plant(source))}
 
 
-def test_a_broker_that_answers_is_well_and_leaves_no_session_behind(
+def test_a_broker_that_answers_is_healthy_and_keeps_no_session(
     broker: EmbeddedBroker, tmp_path: Path, database_url: str
 ) -> None:
     file = tmp_path / "plant.py"
@@ -61,31 +62,29 @@ def test_a_broker_that_answers_is_well_and_leaves_no_session_behind(
     assert "broker queues" in result.output
 
 
-async def test_names_that_can_be_guessed_and_brokers_that_let_everybody_in_are_told(
-    broker: EmbeddedBroker, tmp_path: Path
-) -> None:
-    known = await findings_of(Mqtt("a", host="127.0.0.1", port=broker.port, client_id="plant"))
+async def test_guessable_names_and_open_brokers_are_reported(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    known = await findings_of(Mqtt("a", host="127.0.0.1", port=broker.port, session=MqttSession(client_id="plant")))
     unknown = await findings_of(Mqtt("a", host="127.0.0.1", port=broker.port))
 
     assert known["broker session"].severity is Severity.WARNING
     assert unknown["broker session"].severity is Severity.OK
     assert unknown["broker login"].severity is Severity.NOTE  # on this machine
     with GuardedBroker(tmp_path / "guarded") as guarded:
-        mine = {"host": "127.0.0.1", "port": guarded.port, "username": "millpy", "password": PASSWORD}
+        mine = {"host": "127.0.0.1", "port": guarded.port, "login": Login("millpy", PASSWORD)}
         assert (await findings_of(Mqtt("sensors/#", **mine)))["broker login"].severity is Severity.OK
 
 
-async def test_a_broker_that_nobody_reaches_is_an_error_with_what_to_do() -> None:
+async def test_unreachable_broker_is_an_error_with_a_hint() -> None:
     finding = (await findings_of(Mqtt("a", host="127.0.0.1", port=free_port())))["broker"]
 
     assert finding.severity is Severity.ERROR
-    assert "no connection to the MQTT broker" in finding.found
+    assert "cannot connect to the MQTT broker" in finding.found
     assert finding.action
 
 
-async def test_a_password_that_goes_out_in_the_clear_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_password_sent_in_clear_text_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MILLPY_MQTT_URL", f"mqtt://me:hunter2@192.0.2.1:{free_port()}")
-    monkeypatch.setattr("millpy.injectors.mqtt_connection._CONNECT_S_MAX", 0.05)  # nobody has that address
+    monkeypatch.setattr("millpy.sources.mqtt.connection._CONNECT_S_MAX", 0.05)  # an address without a host
 
     finding = (await findings_of(Mqtt("a")))["broker encryption"]
 
@@ -97,7 +96,7 @@ async def test_a_password_that_goes_out_in_the_clear_is_a_warning(monkeypatch: p
     ("stored", "dropped", "severity"),
     [(b"7", b"0", Severity.OK), (b"7", b"3", Severity.WARNING), (b"", b"", Severity.NOTE)],
 )
-def test_what_a_brokers_counts_mean(stored: bytes, dropped: bytes, severity: Severity) -> None:
+def test_counts_of_a_broker_are_explained(stored: bytes, dropped: bytes, severity: Severity) -> None:
     said = {topic: count for topic, count in ((STORED, stored), (DROPPED, dropped)) if count}
 
     assert set(said) <= COUNTS
@@ -107,7 +106,7 @@ def test_what_a_brokers_counts_mean(stored: bytes, dropped: bytes, severity: Sev
 @pytest.mark.parametrize(
     ("there", "severity"), [(0, Severity.ERROR), (1, Severity.ERROR), (2, Severity.OK), (3, Severity.WARNING)]
 )
-async def test_partitions_that_are_missing_or_not_read(
+async def test_missing_and_unread_partitions_are_reported(
     there: int, severity: Severity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def reached(_: Client) -> None:
@@ -119,7 +118,7 @@ async def test_partitions_that_are_missing_or_not_read(
     monkeypatch.setattr(Client, "start", reached)
     monkeypatch.setattr(Client, "partitions", partitions)
 
-    found = await findings_of(Kafka("readings", partitions=2, servers="localhost:1"))
+    found = await findings_of(Kafka("readings", partitions=2, brokers=KafkaBrokers("localhost:1")))
 
     assert found["broker"].severity is severity
     assert f"has {there} partitions, 2 are read" in found["broker"].found

@@ -39,7 +39,7 @@ async def play(url: str, body: str, path: str = "") -> Owner:
         await owner.register()
         await owner.claim()
         rows = panes(owner.deployment.table_ids["sums_1m"], ("a", 1.0, 0), first=True)
-        await owner.commit(owner.checkpoint(owner.deployment.of("sums")[0], results=[rows]))
+        await owner.commit(owner.checkpoint(owner.deployment.intervals_of("sums")[0], results=[rows]))
         return owner
 
 
@@ -53,13 +53,13 @@ async def test_a_function_that_names_no_schema_fails_and_is_named(database_url: 
 
 @pytest.mark.parametrize("path", ["", "SET search_path = public"])
 @pytest.mark.parametrize("body", WELL)
-async def test_a_function_that_names_schemas_is_well(database_url: str, body: str, path: str) -> None:
+async def test_a_function_that_names_schemas_is_no_finding(database_url: str, body: str, path: str) -> None:
     await play(database_url, body, path)
 
     assert "trigger" not in found(database_url)
 
 
-async def test_a_function_with_a_path_of_its_own_is_well(database_url: str) -> None:
+async def test_a_function_that_sets_its_own_path_is_no_finding(database_url: str) -> None:
     await play(database_url, NAMED[0], "SET search_path = public")
 
     assert "trigger" not in found(database_url)

@@ -14,13 +14,14 @@ import pytest_asyncio
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from millpy.admin.diagnosis import read_facts
+from millpy.admin.doctor import examine
+from millpy.admin.queries import Admin
 from millpy.clock import SystemClock
-from millpy.doctor import Severity, examine
 from millpy.embedded import EmbeddedPostgres
 from millpy.limits import Limits
-from millpy.session_settings import PINNED
-from millpy.store.admin import Admin
-from millpy.store.postgres.diagnosis import look
+from millpy.model.finding import Severity
+from millpy.store.postgres.session_settings import PINNED
 from tests.conformance.postgres_subject import PostgresSubject
 from tests.conformance.store_builders import World, a_world
 from tests.conformance.store_commit_suite import FenceSuite, ResultSuite
@@ -67,7 +68,7 @@ if os.environ.get("MILLPY_TEST_POSTGRES", "18") == "18":
 
 
 class ForeignSubject(PostgresSubject):
-    """People come with most of these settings, too; what changes what they write or can do at all is left out."""
+    """Users connect with most of these settings, too, except those that change their output or rights."""
 
     async def _fetch(self, statement: sql.SQL | sql.Composed) -> list[dict[str, Any]]:
         async with await psycopg.AsyncConnection.connect(self._people(), autocommit=True) as connection:
@@ -110,14 +111,14 @@ if os.environ.get("MILLPY_TEST_SETTINGS") == "all":
 else:
 
     class TestForeignSettings(FenceSuite, ResultSuite, RetentionSuite):  # type: ignore[no-redef]
-        """What the settings could change most."""
+        """The tests that foreign settings are most likely to break."""
 
 
-async def test_every_lane_has_our_settings_and_no_others(world: World) -> None:
+async def test_every_channel_has_our_settings_and_no_others(world: World) -> None:
     store: Any = world.store
-    for lane in (store._commit, store._poll, store._admin, store._fold, store._hint, store._listen):
-        own = lane._own_settings()
-        async with lane.use() as connection:
+    for channel in (store._commit, store._poll, store._admin, store._fold, store._hint, store._listen):
+        own = channel._own_settings()
+        async with channel.use() as connection:
             rows = await (await connection.execute("SELECT name, current_setting(name) FROM pg_settings")).fetchall()
         found = {name.lower(): value for name, value in rows}
         wanted = {name: value for name, value in PINNED.items() if name not in own}
@@ -129,17 +130,19 @@ async def test_every_lane_has_our_settings_and_no_others(world: World) -> None:
         assert found["session_replication_role"] == "origin"
 
 
-def test_people_and_the_doctor_are_answered(database_url: str) -> None:
+def test_queries_and_the_doctor_work_under_foreign_settings(database_url: str) -> None:
     make_foreign(database_url)
 
     assert Admin(database_url).graphs() == []
-    assert look(database_url, SystemClock()).revision is not None
+    assert read_facts(database_url, SystemClock()).revision is not None
 
 
 def test_the_doctor_names_the_defaults_that_millpy_does_not_follow(database_url: str) -> None:
     make_foreign(database_url)
 
-    found = {f.severity: f.found for f in examine(look(database_url, SystemClock()), Limits()) if f.check == "settings"}
+    found = {
+        f.severity: f.found for f in examine(read_facts(database_url, SystemClock()), Limits()) if f.check == "settings"
+    }
 
     assert "default_transaction_isolation = serializable" in found[Severity.NOTE]
     assert "session_replication_role is replica" in found[Severity.WARNING]

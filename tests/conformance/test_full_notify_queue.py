@@ -11,9 +11,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from millpy.assembly import run_worker
 from millpy.embedded import EmbeddedPostgres
 from millpy.limits import Limits
+from millpy.process.assembly import run_worker
 from millpy.store.postgres.store import PostgresStore
 from tests.conformance.store_builders import a_graph
 from tests.conformance.test_users_tables import fetch, plant, run
@@ -36,12 +36,12 @@ def url(server: EmbeddedPostgres) -> Iterator[str]:
 
 @pytest.fixture
 def listener(url: str) -> Iterator[psycopg.Connection]:
-    """Somebody idle in a transaction, and a queue that is full behind them; closed, it empties."""
+    """Fill the notify queue behind a connection that idles in a transaction; the queue empties when it is closed."""
     with psycopg.connect(url, autocommit=True) as idle, psycopg.connect(url, autocommit=True) as sender:
         idle.execute("LISTEN somebody")
         idle.execute("BEGIN")
         idle.execute("SELECT 1")
-        sender.execute("SELECT pg_notification_queue_usage()")  # lets go of what earlier tests have left
+        sender.execute("SELECT pg_notification_queue_usage()")  # drops what earlier tests have left
         with pytest.raises(psycopg.errors.ProgramLimitExceeded):
             for _ in range(1_000):
                 sender.execute("SELECT pg_notify('somebody', repeat('x', 7000) || g) FROM generate_series(1, 20) AS g")
@@ -51,7 +51,7 @@ def listener(url: str) -> Iterator[psycopg.Connection]:
         yield idle
 
 
-async def test_a_hint_that_has_no_place_in_the_queue_is_left_out(url: str, listener: psycopg.Connection) -> None:
+async def test_a_hint_is_skipped_when_the_notify_queue_is_full(url: str, listener: psycopg.Connection) -> None:
     async with PostgresStore(url) as store:
         deployment = await store.deploy(a_graph())
 
@@ -65,7 +65,7 @@ async def test_a_hint_that_has_no_place_in_the_queue_is_left_out(url: str, liste
             assert await waiting
 
 
-async def test_workers_go_on_by_polling(url: str, listener: psycopg.Connection, tmp_path: Path) -> None:
+async def test_workers_continue_by_polling(url: str, listener: psycopg.Connection, tmp_path: Path) -> None:
     path = write(tmp_path)
 
     async with asyncio.timeout(60):
@@ -74,7 +74,7 @@ async def test_workers_go_on_by_polling(url: str, listener: psycopg.Connection, 
     assert_complete(url)
 
 
-async def test_commits_of_a_trigger_that_notifies_resume_when_the_queue_empties(
+async def test_commits_with_a_notifying_trigger_resume_when_the_queue_empties(
     url: str, listener: psycopg.Connection, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write(tmp_path)
@@ -90,7 +90,7 @@ async def test_commits_of_a_trigger_that_notifies_resume_when_the_queue_empties(
     async with asyncio.timeout(60):
         limits = Limits(bundle_records_max=30, retry_s_max=0.2)
         worker = asyncio.create_task(run_worker(plant(path), url, limits=limits))
-        while caplog.text.count("a transaction that notifies cannot commit") < 3:
+        while caplog.text.count("cannot commit a transaction with NOTIFY") < 3:
             await asyncio.sleep(0)
             assert not worker.done(), worker
         assert fetch(url, "SELECT count(*) FROM plant.counts") == [(0,)]

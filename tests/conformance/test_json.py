@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 from typer.testing import CliRunner
 
-from millpy.cli import app
+from millpy.cli.app import app
 from millpy.embedded import EmbeddedPostgres
 from millpy.model.checkpoint import Kind
 from millpy.store.postgres.store import PostgresStore
@@ -99,7 +99,7 @@ async def park(url: str) -> None:
         owner = Owner(store, await store.deploy(a_graph()))
         await owner.register()
         await owner.claim()
-        for interval, key in zip(owner.deployment.of("sums"), "ab", strict=True):
+        for interval, key in zip(owner.deployment.intervals_of("sums"), "ab", strict=True):
             parked = entries(Kind.PARKED, "key", (key, {"ticket": 3, "parked_at": 0}))
             await owner.commit(owner.checkpoint(interval, delta=(parked,)))
     with psycopg.connect(url, autocommit=True) as connection:
@@ -125,7 +125,7 @@ def documents(project: Path) -> dict[tuple[str, ...], Any]:
     return found
 
 
-def test_every_command_takes_json() -> None:
+def test_every_command_has_a_json_option() -> None:
     without = {" ".join(path) for path, command in ALL.items() if "--json" not in options(command)}
 
     assert without == WITHOUT.keys()
@@ -135,7 +135,7 @@ def options(command: Any) -> set[str]:
     return {option for parameter in command.params for option in parameter.opts}
 
 
-def test_every_command_prints_one_document(project: Path) -> None:
+def test_every_command_prints_one_json_document(project: Path) -> None:
     found = documents(project)
 
     asked = {path for words in ASKED for path in ALL if words[: len(path)] == path}
@@ -145,7 +145,7 @@ def test_every_command_prints_one_document(project: Path) -> None:
     assert found["deploy", "graph.py"]["deployed"] == 1
     assert [source["injected"] for source in found["run",]["sources"]] == [372]
     assert found["sql", QUESTION][0]["one"] == 1
-    assert found["dead-letters", "replay", "--all"] == {"asked": 1, "of": 1, "states": None}
+    assert found["dead-letters", "replay", "--all"] == {"requested": 1, "of": 1, "states": None}
     assert found["dead-letters", "discard", "1"] == {"discarded": 1, "of": 1}
     assert found["sources", "resume", "readings"] == {"graph": "plant", "stream": "readings", "resumed": 1}
     assert found["parked", "release", "sums", "--key", "a"]["keys"] == 1
@@ -162,24 +162,24 @@ SPEAKS_TO_NO_DATABASE = ("init", "demo")
 
 
 @pytest.mark.parametrize("path", [path for path in ALL if path[0] not in SPEAKS_TO_NO_DATABASE], ids=" ".join)
-def test_an_error_is_one_object_with_the_status_of_the_words(
+def test_an_error_is_one_json_object_with_the_same_exit_status(
     path: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     millpy("init", str(tmp_path / "plant"))
     monkeypatch.chdir(tmp_path / "plant")
     command = [*path, *NEEDED.get(" ".join(path), []), "--database", "postgresql://me@127.0.0.1:1/none"]
 
-    status, said = run_millpy(*command)
+    status, output = run_millpy(*command)
     same_status, line = run_millpy(*command, "--json")
 
     (error,) = json.loads(line.splitlines()[-1]).values()
     assert status == same_status == error["exit_status"] != 0
-    assert said.splitlines()[-2:] == [f"millpy: {error['message']}", f"  hint: {error['hint']}"]
+    assert output.splitlines()[-2:] == [f"millpy: {error['message']}", f"  hint: {error['hint']}"]
 
 
 @pytest.mark.parametrize("words", [("statsu",), ("status", "--nope"), ("state",), ("windows", "-n", "x")], ids=" ".join)
-def test_a_mistake_on_the_command_line_is_one_object(words: tuple[str, ...]) -> None:
-    status, said = run_millpy(*words, "--json")
+def test_a_usage_error_is_one_json_object(words: tuple[str, ...]) -> None:
+    status, output = run_millpy(*words, "--json")
 
     assert status == 2
-    assert json.loads(said)["error"]["kind"] == "UsageError"
+    assert json.loads(output)["error"]["kind"] == "UsageError"

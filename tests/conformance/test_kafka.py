@@ -17,12 +17,13 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, Records
 
 from millpy.clock import SystemClock
 from millpy.errors import ConfigError
-from millpy.injectors.decode import Decoder
-from millpy.injectors.kafka import Kafka, KafkaInjector
-from millpy.injectors.protocol import SourceSetup, Taken
+from millpy.ingest.decode import Decoder
+from millpy.ingest.protocol import SourceBatch, SourceSetup
 from millpy.limits import Limits
 from millpy.model.record import RecordType
 from millpy.model.time import Instant, instant
+from millpy.sources.kafka.records import FieldMapping
+from millpy.sources.kafka.source import Kafka, KafkaBrokers, KafkaInjector
 from tests.kafka_server import KafkaServer
 
 _numbers = itertools.count(1)
@@ -60,7 +61,7 @@ class Feed:
         return self
 
     async def make_more(self, partitions: int) -> None:
-        """Make it one of so many partitions, or make it at all."""
+        """Create a topic, or raise its number of partitions."""
         async with self.admin() as admin:
             if self.topic in await admin.list_topics():
                 await admin.create_partitions({self.topic: NewPartitions(partitions)})
@@ -104,7 +105,8 @@ class Feed:
         joined: bool = False,
         **options: Any,
     ) -> AsyncIterator[Reader]:
-        source = Kafka(self.topic, **{"partitions": 1, "key": "device", "servers": self.server.address, **options})
+        given = {"partitions": 1, "fields": FieldMapping("device"), "brokers": KafkaBrokers(self.server.address)}
+        source = Kafka(self.topic, **{**given, **options})
         setup = SourceSetup(
             graph="g", stream="s", partition=f"{self.topic}/{partition}", limits=limits or Limits(),
             clock=clock or SystemClock(), ready=asyncio.Event(), record_type=TYPE, start=begin, joined=joined,
@@ -125,7 +127,7 @@ class Reader:
         self.setup = setup
         self.position: bytes | None = None
 
-    async def take(self) -> Taken:
+    async def take(self) -> SourceBatch:
         while (taken := await self.injector.take()) is None:
             self.setup.ready.clear()
             await self.setup.ready.wait()
@@ -133,7 +135,7 @@ class Reader:
         return taken
 
     async def records(self, count: int) -> list[Any]:
-        """So many records, however they are bundled."""
+        """Take this number of records, in any bundles."""
         found: list[Any] = []
         while len(found) < count:
             found += records_of(await self.take())
@@ -146,7 +148,7 @@ class Reader:
             await asyncio.sleep(0)
 
 
-def records_of(taken: Taken) -> list[Any]:
+def records_of(taken: SourceBatch) -> list[Any]:
     decoded = Decoder(TYPE).decode(taken)
     return decoded.objects if decoded.objects is not None else TYPE.objects_of(decoded.batch)
 
@@ -160,7 +162,7 @@ def feed(kafka: KafkaServer) -> Feed:
     return Feed(kafka)
 
 
-async def test_records_come_in_order_with_key_headers_and_timestamp_as_fields(feed: Feed) -> None:
+async def test_records_arrive_in_order_with_key_headers_and_timestamp_as_fields(feed: Feed) -> None:
     await feed.make()
     async with feed.producer() as producer:
         for value in range(100):
@@ -170,7 +172,7 @@ async def test_records_come_in_order_with_key_headers_and_timestamp_as_fields(fe
                 headers=[("site", b"old"), ("site", b"paris")] if value % 2 else [],
             )  # fmt: skip
 
-    async with feed.reader(headers={"site": "site"}, timestamp="published") as reader:
+    async with feed.reader(fields=FieldMapping("device", {"site": "site"}, "published")) as reader:
         found = await reader.records(100)
 
     assert found == [
@@ -179,7 +181,7 @@ async def test_records_come_in_order_with_key_headers_and_timestamp_as_fields(fe
     ]
 
 
-async def test_reading_goes_on_at_every_committed_offset(feed: Feed) -> None:
+async def test_reading_continues_at_every_committed_offset(feed: Feed) -> None:
     await feed.make()
     await feed.send(*range(40))
     async with feed.reader(limits=Limits(bundle_records_max=7)) as reader:
@@ -195,7 +197,7 @@ async def test_reading_goes_on_at_every_committed_offset(feed: Feed) -> None:
             assert values(await reader.records(len(rest))) == rest
 
 
-async def test_where_it_begins_is_committed_before_any_record(feed: Feed) -> None:
+async def test_start_position_is_committed_before_any_record(feed: Feed) -> None:
     await feed.make()
     await feed.send(1, 2)
 
@@ -214,7 +216,7 @@ async def test_compressed_batches_are_read(feed: Feed, compression: str) -> None
         assert values(await reader.records(300)) == list(range(300))
 
 
-async def test_aborted_and_open_transactions_are_not_seen_and_the_position_passes_their_markers(feed: Feed) -> None:
+async def test_aborted_and_open_transactions_are_skipped_with_their_markers(feed: Feed) -> None:
     await feed.make()
     async with feed.producer(transactional_id=feed.topic) as producer:
 
@@ -240,7 +242,7 @@ async def test_aborted_and_open_transactions_are_not_seen_and_the_position_passe
 
 
 @pytest.mark.parametrize("policy", ["dead_letter", "skip", "record"])
-async def test_tombstones_by_policy(feed: Feed, policy: str) -> None:
+async def test_tombstones_follow_the_policy(feed: Feed, policy: str) -> None:
     await feed.make(**{"cleanup.policy": "compact"})
     async with feed.producer() as producer:
         await producer.send_and_wait(feed.topic, b'{"value":1}', key=b"a")
@@ -248,7 +250,7 @@ async def test_tombstones_by_policy(feed: Feed, policy: str) -> None:
         await producer.send_and_wait(feed.topic, b'{"value":2}', key=b"b")
 
     async with feed.reader(tombstones=policy) as reader:
-        taken: list[Taken] = []
+        taken: list[SourceBatch] = []
         while not taken or b'"value":2' not in taken[-1].payloads[-1]:
             bundle = await reader.take()
             taken += [bundle] if bundle.payloads else []
@@ -259,7 +261,7 @@ async def test_tombstones_by_policy(feed: Feed, policy: str) -> None:
     assert refused == ([("tombstone", f"{feed.topic}/0@1")] if policy == "dead_letter" else [])
 
 
-async def test_offset_that_retention_has_passed_stops_the_source(feed: Feed) -> None:
+async def test_offset_removed_by_retention_stops_the_source(feed: Feed) -> None:
     await feed.make()
     await feed.send(*range(10))
     async with feed.admin() as admin:
@@ -270,7 +272,7 @@ async def test_offset_that_retention_has_passed_stops_the_source(feed: Feed) -> 
             pass
 
 
-async def test_source_goes_on_at_the_oldest_record_and_says_so_when_that_is_the_policy(feed: Feed) -> None:
+async def test_source_continues_at_the_oldest_record_and_reports_it_if_that_is_the_policy(feed: Feed) -> None:
     await feed.make()
     await feed.send(*range(10))
     async with feed.admin() as admin:
@@ -295,7 +297,7 @@ async def test_records_deleted_under_a_reader_stop_it(feed: Feed) -> None:
             assert values(await second.records(1)) == [11]
 
 
-async def test_topic_made_anew_is_noticed_when_it_is_shorter(feed: Feed) -> None:
+async def test_recreated_topic_is_detected_when_it_is_shorter(feed: Feed) -> None:
     await feed.make()
     await feed.send(1)
     clock = SteppedClock()
@@ -307,11 +309,11 @@ async def test_topic_made_anew_is_noticed_when_it_is_shorter(feed: Feed) -> None
             await reader.take()
 
 
-async def test_topic_that_is_not_there_is_waited_for(feed: Feed) -> None:
+async def test_missing_topic_is_waited_for(feed: Feed) -> None:
     async with feed.reader() as reader:
         assert await reader.injector.take() is None
         assert not reader.injector.quiet()
-        assert "is not there" in str(feed.events)
+        assert "does not exist" in str(feed.events)
         await feed.make()
         await feed.send(1)
 
@@ -327,13 +329,15 @@ async def test_partitions_added_later_are_announced_by_the_first(feed: Feed) -> 
             async with feed.reader():
                 pass
 
-    assert "has 3 partitions, 1 of them are read" in str(feed.events)
+    assert "has 3 partitions, but the graph reads 1" in str(feed.events)
 
 
 @pytest.mark.parametrize(
     ("start", "expected"), [("earliest", 0), ("latest", 6), (datetime.fromtimestamp((MS + 3) / 1000, UTC), 3)]
 )
-async def test_partition_without_a_position_begins_where_the_source_says(feed: Feed, start: Any, expected: int) -> None:
+async def test_partition_without_a_position_starts_where_the_source_decides(
+    feed: Feed, start: Any, expected: int
+) -> None:
     await feed.make()
     await feed.send(*range(6))
 
@@ -347,10 +351,10 @@ async def test_partition_without_a_position_begins_where_the_source_says(feed: F
 
 @pytest.mark.parametrize("there_before", [0, 1])
 @pytest.mark.parametrize("restarted", [False, True])
-async def test_partition_that_comes_to_be_is_read_from_its_beginning_also_with_latest(
+async def test_partition_created_later_is_read_from_its_beginning_even_with_latest(
     feed: Feed, there_before: int, restarted: bool
 ) -> None:
-    # Whoever reads it sees it only some time after its first records have come.
+    # Readers see it only some time after its first records.
     if there_before:
         await feed.make()
     async with feed.reader(partition=1, partitions=2, start="latest") as reader:
@@ -367,7 +371,7 @@ async def test_partition_that_comes_to_be_is_read_from_its_beginning_also_with_l
             assert values(await reader.records(6)) == list(range(6))
 
 
-async def test_partition_that_is_added_to_a_source_is_read_from_its_beginning_also_with_latest(feed: Feed) -> None:
+async def test_partition_added_to_a_source_is_read_from_its_beginning_even_with_latest(feed: Feed) -> None:
     await feed.make(2)
     await feed.send(*range(6), partition=1)
 
@@ -375,10 +379,10 @@ async def test_partition_that_is_added_to_a_source_is_read_from_its_beginning_al
         assert values(await reader.records(6)) == list(range(6))
 
 
-async def test_record_that_comes_while_a_moment_is_looked_up_is_read(
+async def test_record_that_arrives_while_a_start_time_is_looked_up_is_read(
     feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # There was none of that time; then it came; then the end was asked for, which is behind it.
+    # No record had that time; then one arrived; then the end was requested, which is after it.
     await feed.make()
     await feed.send(1)
     look_up = AIOKafkaConsumer.offsets_for_times
@@ -394,7 +398,7 @@ async def test_record_that_comes_while_a_moment_is_looked_up_is_read(
         assert values(await reader.records(2)) == [5, 6]
 
 
-async def test_going_back_is_refused_where_a_position_is_committed(feed: Feed) -> None:
+async def test_moving_back_before_a_committed_position_is_refused(feed: Feed) -> None:
     await feed.make()
     await feed.send(*range(10))
     start = instant(datetime.fromtimestamp((MS + 4) / 1000, UTC))
@@ -410,7 +414,7 @@ async def test_going_back_is_refused_where_a_position_is_committed(feed: Feed) -
                 pass
 
 
-async def test_broker_that_crashes_and_comes_back_is_read_on_and_is_not_quiet_while_away(feed: Feed) -> None:
+async def test_reading_continues_after_a_broker_crash_and_the_source_is_not_quiet_meanwhile(feed: Feed) -> None:
     await feed.make()
     await feed.send(1)
     clock = SteppedClock()
@@ -428,8 +432,8 @@ async def test_broker_that_crashes_and_comes_back_is_read_on_and_is_not_quiet_wh
         await reader.until_quiet()
 
 
-async def test_batch_that_would_become_huge_is_a_dead_letter_and_what_is_around_it_is_read(feed: Feed) -> None:
-    # 16.5 kB of zstd became a gigabyte, in whoever read the partition; then it stood still for ever.
+async def test_batch_that_would_expand_too_far_is_a_dead_letter_and_its_neighbors_are_read(feed: Feed) -> None:
+    # 16.5 kB of zstd became a gigabyte in every reader of the partition, which then never moved again.
     await feed.make()
     async with feed.producer(
         compression_type="zstd", max_request_size=200_000_000, max_batch_size=200_000_000
@@ -438,15 +442,15 @@ async def test_batch_that_would_become_huge_is_a_dead_letter_and_what_is_around_
             await sender.send_and_wait(feed.topic, value, partition=0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
-    found, letters, counted = [], [], 0
+    found, dead_letters, counted = [], [], 0
     async with feed.reader() as reader:
         while values(found) != [1, 2, 3]:
             taken = await reader.take()
             found += records_of(taken)
-            letters += [(taken.describe(refused.row), refused.reason) for refused in taken.refused]
+            dead_letters += [(taken.describe(refused.row), refused.reason) for refused in taken.refused]
             counted += taken.records
         await reader.until_quiet()
 
-    assert letters == [(f"{feed.topic}/0@{offset}", "unreadable") for offset in (1, 3)]
+    assert dead_letters == [(f"{feed.topic}/0@{offset}", "unreadable") for offset in (1, 3)]
     assert counted == 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000  # kB

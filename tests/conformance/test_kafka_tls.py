@@ -14,11 +14,11 @@ import pytest_asyncio
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.conn import AIOKafkaConnection
 
-from millpy import EventTime, Graph, Kafka, seconds
-from millpy.doctor import Finding, Severity
-from millpy.doctor_sources import examine_sources
+from millpy import EventTime, Graph, Kafka, KafkaBrokers, Sasl, Tls, seconds
+from millpy.admin.doctor_sources import examine_sources
 from millpy.errors import ConfigError, SourceUnavailableError
-from millpy.injectors.kafka_client import Client
+from millpy.model.finding import Finding, Severity
+from millpy.sources.kafka.client import Client
 from tests.conformance.test_kafka import Feed, values
 from tests.kafka_server import PASSWORD, USER, KafkaServer
 
@@ -45,7 +45,7 @@ async def _all_is_closed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]
     yield
     if closing:
         await asyncio.wait(closing, timeout=60)
-    for _ in range(3):  # a handshake that failed has nobody to wait for
+    for _ in range(3):  # after a failed handshake no peer is left to wait for
         await asyncio.sleep(0)
 
 
@@ -57,7 +57,7 @@ def secured(kafka: KafkaServer) -> KafkaServer:
 
 @pytest.fixture
 def account(secured: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The environment as a service has it; the file that holds the password."""
+    """Set the environment of a service; return the file with the password."""
     path = tmp_path / "password"
     path.write_text(PASSWORD + "\n")
     monkeypatch.setenv("MILLPY_KAFKA_SERVERS", secured.login)
@@ -77,66 +77,78 @@ async def connected(source: Kafka) -> int:
 
 
 @pytest.mark.parametrize("sasl", ["PLAIN", "SCRAM-SHA-512"])
-async def test_records_come_over_tls_to_those_who_log_in(secured: KafkaServer, account: Path, sasl: str) -> None:
+async def test_records_are_read_over_tls_with_a_login(secured: KafkaServer, account: Path, sasl: str) -> None:
     feed = await Feed(secured).make()
     await feed.send(*range(200))
 
-    async with feed.reader(servers=None, sasl=sasl, ca_file=str(secured.authority)) as reader:
+    async with feed.reader(brokers=KafkaBrokers(sasl=Sasl(mechanism=sasl), tls=Tls(ca=secured.authority))) as reader:
         assert values(await reader.records(200)) == list(range(200))
 
 
-async def test_broker_that_nobody_vouches_for_is_refused_and_not_waited_for(kafka: KafkaServer) -> None:
-    with pytest.raises(ConfigError, match="not to be trusted") as refused:
-        await connected(Kafka("readings", partitions=1, servers=kafka.tls, tls=True))
+async def test_broker_without_a_trusted_certificate_is_refused_at_once(kafka: KafkaServer) -> None:
+    with pytest.raises(ConfigError, match="is not trusted") as refused:
+        await connected(Kafka("readings", partitions=1, brokers=KafkaBrokers(kafka.tls, tls=True)))
 
-    assert "ca_file=" in refused.value.hint
+    assert "Tls(ca=" in refused.value.hint
 
 
 async def test_broker_under_another_name_is_refused(kafka: KafkaServer) -> None:
     elsewhere = kafka.tls.replace("127.0.0.1", "localhost")
 
     with pytest.raises(ConfigError, match="not valid for 'localhost'"):
-        await connected(Kafka("readings", partitions=1, servers=elsewhere, ca_file=str(kafka.authority)))
+        await connected(Kafka("readings", partitions=1, brokers=KafkaBrokers(elsewhere, tls=Tls(ca=kafka.authority))))
 
 
 @pytest.mark.parametrize("sasl", ["PLAIN", "SCRAM-SHA-512"])
-async def test_wrong_password_is_said_to_be_wrong_and_not_shown(
+async def test_wrong_password_is_reported_and_not_shown(
     secured: KafkaServer, account: Path, sasl: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     account.write_text("other-" + PASSWORD)
 
     with pytest.raises(ConfigError, match=f"refuses user '{USER}' with {sasl}") as refused, caplog.at_level("DEBUG"):
-        await connected(Kafka("readings", partitions=1, sasl=sasl, ca_file=str(secured.authority)))
+        await connected(
+            Kafka(
+                "readings", partitions=1, brokers=KafkaBrokers(sasl=Sasl(mechanism=sasl), tls=Tls(ca=secured.authority))
+            )
+        )
 
     assert "MILLPY_KAFKA_PASSWORD" in refused.value.hint
     assert PASSWORD not in f"{refused.value} {refused.value.hint} {caplog.text}"
 
 
-async def test_login_of_another_kind_is_named(kafka: KafkaServer, account: Path) -> None:
-    with pytest.raises(ConfigError, match="does not take SCRAM-SHA-256"):
-        await connected(Kafka("readings", partitions=1, sasl="SCRAM-SHA-256", ca_file=str(kafka.authority)))
+async def test_unexpected_kind_of_login_is_named(kafka: KafkaServer, account: Path) -> None:
+    with pytest.raises(ConfigError, match="does not support SCRAM-SHA-256"):
+        await connected(
+            Kafka(
+                "readings",
+                partitions=1,
+                brokers=KafkaBrokers(sasl=Sasl(mechanism="SCRAM-SHA-256"), tls=Tls(ca=kafka.authority)),
+            )
+        )
 
 
-async def test_login_where_nobody_logs_in_is_refused(
+async def test_login_at_a_broker_without_logins_is_refused(
     kafka: KafkaServer, account: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MILLPY_KAFKA_SERVERS", kafka.tls)
 
-    with pytest.raises(ConfigError, match="takes no login there"):
-        await connected(Kafka("readings", partitions=1, ca_file=str(kafka.authority)))
+    with pytest.raises(ConfigError, match="accepts no login"):
+        await connected(Kafka("readings", partitions=1, brokers=KafkaBrokers(tls=Tls(ca=kafka.authority))))
 
 
 @pytest.mark.parametrize(
     ("port", "tls", "words"),
     [
-        ("address", True, "ends the connection"),
-        ("tls", False, "ends the connection"),
+        ("address", True, "closes the connection"),
+        ("tls", False, "closes the connection"),
         ("login", True, "does not answer"),
     ],
 )
-async def test_port_that_speaks_otherwise_is_hinted_at(kafka: KafkaServer, port: str, tls: bool, words: str) -> None:
+async def test_port_with_another_protocol_gets_a_hint(kafka: KafkaServer, port: str, tls: bool, words: str) -> None:
     source = Kafka(
-        "readings", partitions=1, servers=getattr(kafka, port), tls=tls, ca_file=str(kafka.authority) if tls else None
+        "readings",
+        partitions=1,
+        brokers=KafkaBrokers(getattr(kafka, port), tls=Tls(ca=kafka.authority) if tls else False),
     )
 
     with pytest.raises(SourceUnavailableError, match=words) as silent:
@@ -145,26 +157,26 @@ async def test_port_that_speaks_otherwise_is_hinted_at(kafka: KafkaServer, port:
     assert "TLS" in silent.value.hint
 
 
-async def test_nobody_listens_and_no_such_host_are_told_apart() -> None:
+async def test_closed_port_and_unknown_host_are_distinguished() -> None:
     with pytest.raises(SourceUnavailableError, match=r"nothing listens at 127\.0\.0\.1:1"):
-        await connected(Kafka("readings", partitions=1, servers="127.0.0.1:1"))
-    with pytest.raises(SourceUnavailableError, match=r"there is no host nowhere\.invalid:1"):
-        await connected(Kafka("readings", partitions=1, servers="nowhere.invalid:1"))
+        await connected(Kafka("readings", partitions=1, brokers=KafkaBrokers("127.0.0.1:1")))
+    with pytest.raises(SourceUnavailableError, match=r"cannot resolve host nowhere\.invalid:1"):
+        await connected(Kafka("readings", partitions=1, brokers=KafkaBrokers("nowhere.invalid:1")))
 
 
 @pytest.mark.parametrize("text", [None, "nothing"])
-def test_file_that_holds_no_authority_is_named(tmp_path: Path, text: str | None) -> None:
+def test_file_without_a_certificate_authority_is_named(tmp_path: Path, text: str | None) -> None:
     file = tmp_path / "ca.pem"
     if text is not None:
         file.write_text(text)
 
     with pytest.raises(ConfigError, match=r"ca\.pem"):
-        Kafka("readings", partitions=1, ca_file=str(file)).cluster().options()
+        Kafka("readings", partitions=1, brokers=KafkaBrokers(tls=Tls(ca=file))).cluster().options()
 
 
-def test_login_that_cannot_be_spoken_is_refused_when_the_source_is_made() -> None:
+def test_unsupported_login_is_refused_when_the_source_is_created() -> None:
     with pytest.raises(ConfigError, match="'SCRAM'"):
-        Kafka("readings", partitions=1, sasl="SCRAM")
+        Sasl(mechanism="SCRAM")
 
 
 async def finding(source: Kafka) -> Finding:
@@ -178,7 +190,7 @@ async def finding(source: Kafka) -> Finding:
 @pytest.mark.parametrize(
     ("there", "severity"), [(0, Severity.ERROR), (1, Severity.ERROR), (2, Severity.OK), (3, Severity.WARNING)]
 )
-async def test_the_doctor_compares_partitions_with_the_topics_own(
+async def test_the_doctor_compares_partitions_with_those_of_the_topic(
     kafka: KafkaServer, there: int, severity: Severity
 ) -> None:
     topic = f"doctor-{next(_numbers)}"
@@ -191,16 +203,16 @@ async def test_the_doctor_compares_partitions_with_the_topics_own(
                 pass
         await client.close()
 
-    found = await finding(Kafka(topic, partitions=2, servers=kafka.address))
+    found = await finding(Kafka(topic, partitions=2, brokers=KafkaBrokers(kafka.address)))
 
     assert found.severity is severity
     assert f"has {there} partitions, 2 are read" in found.found
 
 
-async def test_the_doctor_says_why_a_broker_refuses_us(secured: KafkaServer, account: Path) -> None:
+async def test_the_doctor_tells_why_a_broker_refuses_the_login(secured: KafkaServer, account: Path) -> None:
     account.write_text("other")
 
-    found = await finding(Kafka("readings", partitions=1, ca_file=str(secured.authority)))
+    found = await finding(Kafka("readings", partitions=1, brokers=KafkaBrokers(tls=Tls(ca=secured.authority))))
 
     assert found.severity is Severity.ERROR
     assert f"refuses user '{USER}'" in found.found

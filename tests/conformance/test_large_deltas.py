@@ -14,8 +14,9 @@ from millpy.embedded import EmbeddedPostgres
 from millpy.model.checkpoint import Delta, Entries, Kind
 from millpy.model.delta import decode_document, encode_document, encode_documents
 from millpy.store.postgres.commit import STATEMENT_BYTES
-from millpy.store.postgres.folding import PIECE_BYTES, Piece
-from millpy.store.postgres.reading import PIECE_BYTES as READ_BYTES
+from millpy.store.postgres.fold import PIECE_BYTES, FoldPiece
+from millpy.store.postgres.recovery import PIECE_BYTES as READ_BYTES
+from millpy.store.postgres.store import PostgresStore
 from tests.conformance.postgres_subject import PostgresSubject
 from tests.conformance.store_builders import World, a_world, contents, entries
 
@@ -34,7 +35,7 @@ async def world(postgres: EmbeddedPostgres, database_url: str) -> AsyncIterator[
 
 
 def bundle(number: int) -> Delta:
-    """Every key: a new value, by now and then a tombstone; a window of each, and one entry larger than a document."""
+    """Build a value or sometimes a tombstone for every key, a window of each, and one entry larger than a document."""
     values = [(f"k{key}", None if number and (key + number) % 3 == 0 else [number, key, TEXT]) for key in range(KEYS)]
     windows = [(f"k{key}", [number] if (key + number) % 5 else None, "0/60", 60) for key in range(0, KEYS, 4)]
     large = [("large", [number, "y" * (STATEMENT_BYTES + 1_000)])]
@@ -42,7 +43,7 @@ def bundle(number: int) -> Delta:
 
 
 def after(*deltas: Delta) -> dict[Any, Any]:
-    """What is stored in the end."""
+    """Return the final state."""
     table: dict[Any, Any] = {}
     for delta in deltas:
         for part in delta:
@@ -55,7 +56,7 @@ def after(*deltas: Delta) -> dict[Any, Any]:
 
 
 @pytest.mark.parametrize("bytes_max", [1, 100, 3_000, 10**9])
-def test_parts_say_what_the_whole_says(bytes_max: int) -> None:
+def test_documents_of_a_delta_decode_like_one(bytes_max: int) -> None:
     rows = [(f"k{n}", "z" * (n % 7 * 30) if n % 5 else None, str(n)) for n in range(60)]
     delta = (entries(Kind.STATE, "cell", *rows), entries(Kind.WINDOW, ""), entries(Kind.TIMER, "event", *rows))
 
@@ -106,7 +107,7 @@ async def test_deltas_of_several_documents_are_folded_and_read_as_one(world: Wor
         pieces: list[None] = []
         grant = new.grants[interval.interval_id]
         await new.store.fold(grant, bytes_max=10**9, progressed=lambda: pieces.append(None))
-        assert len(pieces) > 1, "whoever waits for a large fold hears of each piece"
+        assert len(pieces) > 1, "a worker that waits for a large fold hears of each piece"
         await stored()
         (rows,) = connection.execute("SELECT count(*) FROM mill.keyed").fetchone() or ()
         assert rows == len(expected)
@@ -115,12 +116,14 @@ async def test_deltas_of_several_documents_are_folded_and_read_as_one(world: Wor
 async def _fold_a_piece(url: str, grant: Any) -> None:
     """As a worker that dies after the first piece."""
     async with await psycopg.AsyncConnection.connect(url) as connection:
-        piece = Piece(grant)
+        piece = FoldPiece(grant)
         assert await piece.choose(connection, PIECE_BYTES)
         await piece.fold(connection)
 
 
-async def test_rows_that_compress_well_are_read_in_pieces_of_what_they_become(world: World, database_url: str) -> None:
+async def test_rows_that_compress_well_are_read_in_pieces_by_their_expanded_size(
+    world: World, database_url: str
+) -> None:
     owner = await world.owner()
     interval = world.sums[0]
     rows = [(f"k{n}", "z" * 500_000, str(n)) for n in range(60)]
@@ -128,8 +131,9 @@ async def test_rows_that_compress_well_are_read_in_pieces_of_what_they_become(wo
         delta = (entries(Kind.WINDOW, "", *rows[place : place + 20]),)
         await owner.commit(owner.checkpoint(interval, delta=delta))
     await owner.fold(interval, bytes_max=10**9)
-    told: list[None] = []
-    owner.store._progressed = lambda: told.append(None)
+    reported: list[None] = []
+    assert isinstance(owner.store, PostgresStore)
+    owner.store._progressed = lambda: reported.append(None)
 
     opened = await owner.opened(interval, state_rows_max=ROWS_MAX)
 
@@ -137,4 +141,4 @@ async def test_rows_that_compress_well_are_read_in_pieces_of_what_they_become(wo
     with psycopg.connect(database_url) as connection:
         (stored,) = connection.execute("SELECT sum(pg_column_size(value)) FROM mill.keyed").fetchone() or (0,)
     assert stored < READ_BYTES < 30_000_000 / 5
-    assert len(told) >= 30_000_000 // READ_BYTES
+    assert len(reported) >= 30_000_000 // READ_BYTES

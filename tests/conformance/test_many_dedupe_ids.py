@@ -8,16 +8,14 @@ import psycopg
 import pytest
 
 from millpy.model.checkpoint import Grant
-from millpy.store.postgres import reading
+from millpy.store.postgres import recovery as reading
 from millpy.store.postgres.store import PostgresStore
 
 ID, TIME = b"0123456789abcdef", bytes(8)
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_runs_are_read_in_pieces_and_all_that_matter_are_read(
-    database_url: str, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+async def test_all_live_runs_are_read_in_pieces(database_url: str, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     rng = random.Random(seed)
     # (bundle, ids, expires_at, clock, whole), in slots at random
     runs = [

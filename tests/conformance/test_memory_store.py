@@ -1,4 +1,4 @@
-"""MemoryStore keeps what every store promises, and its own faults do what they say."""
+"""MemoryStore keeps the promises of a store, and its injected faults work as described."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from millpy.errors import CommitUnknownError, StoreUnavailableError
-from millpy.store.memory import MemoryDatabase
+from millpy.store.memory.store import MemoryDatabase
 from tests.conformance.memory_subject import MemorySubject
 from tests.conformance.store_builders import World, a_world
 from tests.conformance.store_suite import StoreSuite
@@ -41,7 +41,7 @@ async def test_lost_connection_changes_nothing(world: World) -> None:
     assert (await owner.opened(world.a)).recovered.bundle == 0
 
 
-async def test_delayed_commit_meets_the_fence_of_whoever_took_over(world: World) -> None:
+async def test_delayed_commit_meets_the_fence_of_the_new_owner(world: World) -> None:
     owner = await world.owner(world.a)
     faults = database_of(world).faults
     faults.lose_answer_of_next_commit("delayed")
@@ -54,7 +54,7 @@ async def test_delayed_commit_meets_the_fence_of_whoever_took_over(world: World)
     assert (await owner.opened(world.a)).recovered.bundle == 0
 
 
-async def test_delayed_commit_lands_when_nobody_took_over(world: World) -> None:
+async def test_delayed_commit_succeeds_without_a_takeover(world: World) -> None:
     owner = await world.owner(world.a)
     faults = database_of(world).faults
     faults.lose_answer_of_next_commit("delayed")
@@ -65,7 +65,7 @@ async def test_delayed_commit_lands_when_nobody_took_over(world: World) -> None:
     assert (await owner.opened(world.a)).recovered.bundle == 1
 
 
-async def test_dropped_commit_frees_whoever_waits_for_it(world: World) -> None:
+async def test_dropped_commit_releases_its_waiters(world: World) -> None:
     owner = await world.owner(world.a)
     faults = database_of(world).faults
     faults.lose_answer_of_next_commit("later")

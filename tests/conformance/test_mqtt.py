@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from millpy import Login, MqttSession
 from millpy.embedded import EmbeddedBroker
 from millpy.errors import ConfigError
-from millpy.injectors.mqtt_inbox import MARKER_PREFIX
-from millpy.injectors.mqtt_socket import READ_BYTES
 from millpy.limits import Limits
+from millpy.sources.mqtt.inbox import MARKER_PREFIX
 from tests.conformance.mqtt_subject import (
     SettledBroker,
     an_injector,
@@ -22,11 +22,13 @@ from tests.conformance.mqtt_subject import (
     until_quiet,
 )
 
+READ_BYTES = 1 << 18
+"""asyncio reads at most this from a socket at once."""
 IMPATIENT = Limits(lease_ttl_s=0.5, retry_s_min=0.01, retry_s_max=0.01)
 """A connection that ends soon after it began is tried again after a lease."""
 
 
-async def test_messages_come_in_order_and_name_their_topic(broker: EmbeddedBroker) -> None:
+async def test_messages_arrive_in_order_with_their_topic(broker: EmbeddedBroker) -> None:
     injector = an_injector(broker.port)
     await injector.open(None)
 
@@ -53,7 +55,7 @@ async def test_nothing_is_acknowledged_before_the_commit(broker: EmbeddedBroker)
     await second.close()
 
 
-async def test_acknowledged_messages_do_not_come_again_and_the_others_do(broker: EmbeddedBroker) -> None:
+async def test_only_unacknowledged_messages_are_redelivered(broker: EmbeddedBroker) -> None:
     first = an_injector(broker.port)
     await first.open(None)
     await publish(broker.port, [b"1", b"2"])
@@ -80,8 +82,7 @@ async def test_token_of_a_lost_connection_acknowledges_nothing(broker: EmbeddedB
     old = await take(injector)
     session = injector._session
     assert session is not None
-    session.connection._paho._sock_close()
-    session.connection._client._disconnected.set_result(None)
+    session.connection.mark_lost("cut by the test")
     again = await take(injector)
 
     await injector.acknowledge(old.token)
@@ -94,7 +95,7 @@ async def test_token_of_a_lost_connection_acknowledges_nothing(broker: EmbeddedB
     await last.close()
 
 
-async def test_injector_finds_a_killed_broker_again_and_loses_nothing(broker: EmbeddedBroker) -> None:
+async def test_injector_reconnects_to_a_killed_broker_and_loses_nothing(broker: EmbeddedBroker) -> None:
     injector = an_injector(broker.port, limits=IMPATIENT)
     await injector.open(None)
     await publish(broker.port, [b"first", b"second"])
@@ -115,7 +116,7 @@ async def test_injector_finds_a_killed_broker_again_and_loses_nothing(broker: Em
     await injector.close()
 
 
-async def test_injector_waits_for_a_broker_that_is_not_there_yet(broker: EmbeddedBroker) -> None:
+async def test_injector_waits_for_a_broker_that_has_not_started(broker: EmbeddedBroker) -> None:
     broker.stop()
     injector = an_injector(broker.port)
     await injector.open(None)
@@ -129,7 +130,7 @@ async def test_injector_waits_for_a_broker_that_is_not_there_yet(broker: Embedde
     await injector.close()
 
 
-async def test_source_is_quiet_only_after_its_backlog_was_taken(broker: EmbeddedBroker) -> None:
+async def test_source_is_quiet_only_after_its_backlog_was_read(broker: EmbeddedBroker) -> None:
     injector = an_injector(broker.port)
     await injector.open(None)
     await injector.close()
@@ -149,7 +150,7 @@ async def test_source_is_quiet_only_after_its_backlog_was_taken(broker: Embedded
     await injector.close()
 
 
-async def test_source_is_not_quiet_before_its_marker_has_come_back(broker: EmbeddedBroker) -> None:
+async def test_source_is_not_quiet_before_its_marker_has_returned(broker: EmbeddedBroker) -> None:
     injector = an_injector(broker.port)
 
     await injector.open(None)  # nothing is queued, and nothing has proven that yet
@@ -159,7 +160,7 @@ async def test_source_is_not_quiet_before_its_marker_has_come_back(broker: Embed
     await injector.close()
 
 
-async def test_marker_is_no_record_even_under_a_filter_for_everything(broker: EmbeddedBroker) -> None:
+async def test_marker_is_not_a_record_even_under_a_filter_for_all_topics(broker: EmbeddedBroker) -> None:
     injector = an_injector(broker.port, filter="#")
     await injector.open(None)
     await until_quiet(injector)
@@ -171,7 +172,7 @@ async def test_marker_is_no_record_even_under_a_filter_for_everything(broker: Em
     await injector.close()
 
 
-async def test_markers_do_not_pile_up_in_the_session(broker: EmbeddedBroker) -> None:
+async def test_markers_do_not_accumulate_in_the_session(broker: EmbeddedBroker) -> None:
     for _ in range(3):
         injector = an_injector(broker.port)
         await injector.open(None)
@@ -190,7 +191,7 @@ async def test_markers_do_not_pile_up_in_the_session(broker: EmbeddedBroker) -> 
 
 
 @pytest.mark.parametrize("protocol", [5, 311])
-async def test_retained_messages_are_old_news(broker: EmbeddedBroker, protocol: int) -> None:
+async def test_retained_messages_are_ignored_by_default(broker: EmbeddedBroker, protocol: int) -> None:
     await publish(broker.port, [b"old"], retain=True)
     injector = an_injector(broker.port, protocol=protocol)
     await injector.open(None)
@@ -199,13 +200,13 @@ async def test_retained_messages_are_old_news(broker: EmbeddedBroker, protocol: 
 
     assert await take_payloads(injector, 1) == [b"new"]
     await injector.close()
-    keen = an_injector(broker.port, protocol=protocol, retained=True, client_id=f"keen-{protocol}")
+    keen = an_injector(broker.port, protocol=protocol, retained=True, session=MqttSession(client_id=f"keen-{protocol}"))
     await keen.open(None)
     assert await take_payloads(keen, 1) == [b"old"]
     await keen.close()
 
 
-async def test_untrusted_grant_never_connects(broker: EmbeddedBroker) -> None:
+async def test_injector_never_connects_under_an_untrusted_grant(broker: EmbeddedBroker) -> None:
     trust, asked = [True], [0]
 
     def trusted() -> bool:
@@ -221,7 +222,7 @@ async def test_untrusted_grant_never_connects(broker: EmbeddedBroker) -> None:
     broker.start()
     other = an_injector(broker.port)
     await other.open(None)
-    await until_quiet(other)  # nobody takes the session away from it
+    await until_quiet(other)  # no other client takes its session over
     before = asked[0]
     async with asyncio.timeout(60):
         while asked[0] < before + 3:  # noqa: ASYNC110 - each time it could have connected
@@ -234,7 +235,7 @@ async def test_untrusted_grant_never_connects(broker: EmbeddedBroker) -> None:
     await injector.close()
 
 
-async def test_session_taken_over_is_not_fought_for(broker: EmbeddedBroker) -> None:
+async def test_injector_does_not_fight_for_a_session_taken_over(broker: EmbeddedBroker) -> None:
     first, second = an_injector(broker.port), an_injector(broker.port)
     await first.open(None)
 
@@ -249,7 +250,7 @@ async def test_session_taken_over_is_not_fought_for(broker: EmbeddedBroker) -> N
 
 
 @pytest.mark.parametrize("protocol", [5, 311])
-async def test_two_deployments_under_one_client_id_do_not_kick_each_other_in_a_loop(
+async def test_two_deployments_with_one_client_id_do_not_disconnect_each_other_in_a_loop(
     broker: EmbeddedBroker, protocol: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     limits = Limits(lease_ttl_s=60, retry_s_min=0.01, retry_s_max=0.01)
@@ -263,7 +264,9 @@ async def test_two_deployments_under_one_client_id_do_not_kick_each_other_in_a_l
         await publish(broker.port, [b"1"])  # a round trip to the broker, while nothing else happens
 
     assert (broker.directory / "broker.log").read_text().count("closing old connection") <= 2
-    assert "client_id=" in next(record.hint for record in caplog.records if "waiting for a lease" in record.message)
+    assert "client_id=" in next(
+        vars(record)["hint"] for record in caplog.records if "waiting for a lease" in record.message
+    )
     for rival in rivals:
         await rival.close()
 
@@ -283,7 +286,7 @@ async def test_reading_stops_beyond_two_bundles_and_drops_nothing(broker: Embedd
 
 
 @pytest.mark.parametrize("protocol", [5, 311])
-async def test_backlog_is_not_read_at_once_before_the_subscription_is_answered(tmp_path: Path, protocol: int) -> None:
+async def test_backlog_is_not_read_before_the_subscription_is_answered(tmp_path: Path, protocol: int) -> None:
     # The broker sends it as soon as the session is back, and its answer to our subscription behind that.
     limits = Limits(bundle_bytes_max=100_000, record_bytes_max=20_000)
     payloads = [b"%d " % i + b"x" * 10_000 for i in range(150)]
@@ -313,8 +316,8 @@ async def test_backlog_is_not_read_at_once_before_the_subscription_is_answered(t
         await injector.close()
 
 
-async def test_paused_longer_than_the_keepalive_the_connection_stands(broker: EmbeddedBroker) -> None:
-    injector = an_injector(broker.port, limits=Limits(bundle_records_max=5), keepalive_s=1)
+async def test_connection_survives_a_pause_longer_than_the_keepalive(broker: EmbeddedBroker) -> None:
+    injector = an_injector(broker.port, limits=Limits(bundle_records_max=5), session=MqttSession(keepalive_s=1))
     await injector.open(None)
     await until_quiet(injector)
     session = injector._session
@@ -323,7 +326,7 @@ async def test_paused_longer_than_the_keepalive_the_connection_stands(broker: Em
     await until(injector, lambda: session._paused)
 
     losing = asyncio.create_task(session.connection.lost())
-    # Neither the library, which hears no answer to its pings, nor the broker, which gives up at one and a half.
+    # Neither the library, which hears no answer to its pings, nor the broker, which hangs up at one and a half.
     await asyncio.wait([losing], timeout=4)
 
     assert not losing.done()
@@ -350,7 +353,7 @@ async def test_handover_repeats_nothing_that_was_acknowledged(broker: EmbeddedBr
     await second.close()
 
 
-async def test_leaving_a_broker_that_has_just_died_is_no_error(broker: EmbeddedBroker) -> None:
+async def test_closing_after_the_broker_has_died_is_no_error(broker: EmbeddedBroker) -> None:
     injector = an_injector(broker.port, limits=IMPATIENT)
     await injector.open(None)
     await publish(broker.port, [b"1"])
@@ -363,7 +366,7 @@ async def test_leaving_a_broker_that_has_just_died_is_no_error(broker: EmbeddedB
     assert injector._session is None
 
 
-async def test_oversized_message_is_one_dead_letter_and_the_feed_goes_on(broker: EmbeddedBroker) -> None:
+async def test_oversized_message_is_one_dead_letter_and_the_feed_continues(broker: EmbeddedBroker) -> None:
     limits = Limits(record_bytes_max=1_000, bundle_bytes_max=100_000)
     injector = an_injector(broker.port, limits=limits)
     await injector.open(None)
@@ -376,7 +379,7 @@ async def test_oversized_message_is_one_dead_letter_and_the_feed_goes_on(broker:
     await injector.close()
 
 
-async def test_array_is_acknowledged_once_and_comes_again_whole(broker: EmbeddedBroker) -> None:
+async def test_array_is_acknowledged_once_and_redelivered_whole(broker: EmbeddedBroker) -> None:
     first = an_injector(broker.port, limits=Limits(bundle_records_max=2))
     await first.open(None)
     await publish(broker.port, [b'[{"a":1},{"a":2},{"a":3}]'])
@@ -398,27 +401,27 @@ async def test_array_is_acknowledged_once_and_comes_again_whole(broker: Embedded
     await third.close()
 
 
-async def test_messages_of_a_filter_from_before_are_no_records(
+async def test_messages_of_a_former_filter_are_not_records(
     broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = an_injector(broker.port, filter="old/#", client_id="mine")
+    before = an_injector(broker.port, filter="old/#", session=MqttSession(client_id="mine"))
     await before.open(None)
     await before.close()
-    injector = an_injector(broker.port, filter="new/#", client_id="mine")
+    injector = an_injector(broker.port, filter="new/#", session=MqttSession(client_id="mine"))
     await injector.open(None)
 
     await publish(broker.port, [b"1"], topic="old/a")
     await publish(broker.port, [b"2"], topic="new/a")
 
     assert (await take(injector)).payloads == [b"2"]
-    assert "'old/a' are not of 'new/#'" in caplog.text
+    assert "topic 'old/a', which does not match filter 'new/#'" in caplog.text
     await injector.close()
 
 
-async def test_bad_password_is_a_setting_to_fix(tmp_path: Path) -> None:
+async def test_bad_password_is_a_configuration_error(tmp_path: Path) -> None:
     (tmp_path / "nobody").write_text("")
     with SettledBroker(tmp_path / "broker", [f"password_file {tmp_path / 'nobody'}"], anonymous=False) as broker:
-        injector = an_injector(broker.port, username="u", password="secret", limits=Limits(retry_s_max=0.1))
+        injector = an_injector(broker.port, login=Login("u", "secret"), limits=Limits(retry_s_max=0.1))
 
         with pytest.raises(ConfigError, match="refuses user 'u'") as caught:
             await injector.open(None)
@@ -444,7 +447,7 @@ async def test_mqtt_3_1_1_on_mosquitto_loses_nothing_either(broker: EmbeddedBrok
     await second.close()
 
 
-async def test_amqtt_as_a_broker(tmp_path: Path) -> None:
+async def test_source_works_with_amqtt(tmp_path: Path) -> None:
     pytest.importorskip("amqtt")
     broker = EmbeddedBroker(tmp_path)
     broker.program = None

@@ -1,4 +1,4 @@
-"""What is committed and was not acknowledged comes again from a real broker, and is no record then."""
+"""A real broker redelivers committed messages that were not acknowledged; they do not count again."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import weakref
 import pytest
 
 from millpy.embedded import EmbeddedBroker
-from millpy.injectors.mqtt_injector import MqttInjector
-from millpy.injectors.protocol import Taken
+from millpy.ingest.protocol import SourceBatch
 from millpy.limits import Limits
+from millpy.sources.mqtt.injector import MqttInjector
 from tests.conformance.mqtt_subject import an_injector, publish, take, take_payloads, until, until_quiet
 
 IMPATIENT = Limits(lease_ttl_s=0.5, retry_s_min=0.01, retry_s_max=0.01)
 
 
-def stored(notes: dict[str, bytes], taken: Taken) -> None:
-    """What the commit of a bundle leaves in the store."""
+def stored(notes: dict[str, bytes], taken: SourceBatch) -> None:
+    """Apply the notes of a bundle to the stored ones, as its commit does."""
     for name, note in taken.notes.items():
         if note is None:
             del notes[name]
@@ -26,8 +26,8 @@ def stored(notes: dict[str, bytes], taken: Taken) -> None:
             notes[name] = note
 
 
-async def take_all(injector: MqttInjector, count: int, notes: dict[str, bytes]) -> list[Taken]:
-    found: list[Taken] = []
+async def take_all(injector: MqttInjector, count: int, notes: dict[str, bytes]) -> list[SourceBatch]:
+    found: list[SourceBatch] = []
     while sum(len(taken.payloads) for taken in found) < count:
         found.append(await take(injector))
         stored(notes, found[-1])
@@ -38,12 +38,13 @@ def drop(injector: MqttInjector) -> None:
     """Cut its connection as a network does."""
     session = injector._session
     assert session is not None
-    session.connection._paho._sock_close()
-    session.connection._client._disconnected.set_result(None)
+    session.connection.mark_lost("cut by the test")
 
 
 @pytest.mark.parametrize("protocol", [5, 311])
-async def test_owner_that_died_before_it_could_acknowledge(broker: EmbeddedBroker, protocol: int) -> None:
+async def test_nothing_counts_twice_after_an_owner_died_before_acknowledging(
+    broker: EmbeddedBroker, protocol: int
+) -> None:
     notes: dict[str, bytes] = {}
     first = an_injector(broker.port, deduplicated=True, protocol=protocol)
     await first.open(None)
@@ -60,7 +61,9 @@ async def test_owner_that_died_before_it_could_acknowledge(broker: EmbeddedBroke
     await second.close()
 
 
-async def test_connection_that_was_lost_between_commit_and_acknowledgement(broker: EmbeddedBroker) -> None:
+async def test_nothing_counts_twice_after_a_connection_was_lost_before_the_acknowledgement(
+    broker: EmbeddedBroker,
+) -> None:
     injector = an_injector(broker.port, deduplicated=True, limits=IMPATIENT)
     await injector.open(None)
     await publish(broker.port, [b"1", b"2"])
@@ -75,7 +78,7 @@ async def test_connection_that_was_lost_between_commit_and_acknowledgement(broke
     await injector.close()
 
 
-async def test_connection_that_was_lost_while_a_commit_was_under_way(broker: EmbeddedBroker) -> None:
+async def test_nothing_counts_twice_after_a_connection_was_lost_during_a_commit(broker: EmbeddedBroker) -> None:
     injector = an_injector(broker.port, deduplicated=True, limits=IMPATIENT)
     await injector.open(None)
     await publish(broker.port, [b"1"])
@@ -91,7 +94,7 @@ async def test_connection_that_was_lost_while_a_commit_was_under_way(broker: Emb
     await injector.close()
 
 
-async def test_messages_that_were_passed_over_are_acknowledged_and_do_not_come_a_third_time(
+async def test_skipped_messages_are_acknowledged_and_not_redelivered_again(
     broker: EmbeddedBroker,
 ) -> None:
     notes: dict[str, bytes] = {}
@@ -129,7 +132,7 @@ async def test_notes_are_forgotten_once_the_broker_has_processed_the_acknowledge
     await injector.close()
 
 
-async def test_without_ids_what_comes_again_is_a_record(broker: EmbeddedBroker) -> None:
+async def test_redelivered_message_counts_again_without_dedupe_ids(broker: EmbeddedBroker) -> None:
     notes: dict[str, bytes] = {}
     first = an_injector(broker.port)
     await first.open(None)
@@ -146,7 +149,7 @@ async def test_without_ids_what_comes_again_is_a_record(broker: EmbeddedBroker) 
     await second.close()
 
 
-async def test_equal_message_that_was_on_its_way_is_not_taken_for_the_one_before_it(broker: EmbeddedBroker) -> None:
+async def test_equal_message_in_flight_is_not_mistaken_for_a_redelivery(broker: EmbeddedBroker) -> None:
     """A record without an id is never a duplicate, and neither is one beyond the horizon."""
     notes: dict[str, bytes] = {}
     first = an_injector(broker.port, deduplicated=True)
@@ -165,13 +168,13 @@ async def test_equal_message_that_was_on_its_way_is_not_taken_for_the_one_before
     await second.close()
 
 
-async def test_notes_of_another_owner_are_forgotten_though_a_turn_is_always_under_way(broker: EmbeddedBroker) -> None:
+async def test_notes_of_another_owner_are_forgotten_though_a_turn_is_always_in_flight(broker: EmbeddedBroker) -> None:
     notes: dict[str, bytes] = {"sent:7": b'"%b"' % (b"A" * 22 + b"==")}
     injector = an_injector(broker.port, deduplicated=True, notes=notes)
     await injector.open(None)
     await publish(broker.port, [b"first"])
     await until(injector, lambda: injector._session is not None and injector._session.inbox.records == 1)
-    under_way: list[Taken] = []
+    under_way: list[SourceBatch] = []
     async with asyncio.timeout(60):
         while "sent:7" in notes:
             await publish(broker.port, [b"%d" % len(notes)])
@@ -181,8 +184,8 @@ async def test_notes_of_another_owner_are_forgotten_though_a_turn_is_always_unde
     await injector.close()
 
 
-async def test_connections_that_were_lost_do_not_stay_in_memory(broker: EmbeddedBroker) -> None:
-    """Also while what they have brought may come again: their inboxes are large."""
+async def test_lost_connections_do_not_stay_in_memory(broker: EmbeddedBroker) -> None:
+    """Lost connections are freed even while their messages may be redelivered, because their inboxes are large."""
     injector = an_injector(broker.port, deduplicated=True, limits=IMPATIENT)
     await injector.open(None)
     sessions = []

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import trustme
 
+from millpy import Tls
 from millpy.embedded import mosquitto_program
 from millpy.errors import ConfigError
 from millpy.limits import Limits
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.skipif(mosquitto_program() is None, reason="mosquitto i
 
 
 class Certificates:
-    """An authority that nobody else trusts, the broker's certificate and a client's, as files."""
+    """Write a private authority and the certificates of a broker and a client to files."""
 
     def __init__(self, directory: Path, name: str) -> None:
         authority = trustme.CA()
@@ -57,10 +58,8 @@ def tls_broker(tmp_path: Path, certificates: Certificates) -> Iterator[SettledBr
         yield broker
 
 
-async def test_messages_come_over_tls_also_when_reading_stops_and_goes_on(
-    tls_broker: SettledBroker, certificates: Certificates
-) -> None:
-    injector = an_injector(tls_broker.port, tls_ca=str(certificates.ca), limits=Limits(bundle_records_max=20))
+async def test_messages_arrive_over_tls_across_pauses(tls_broker: SettledBroker, certificates: Certificates) -> None:
+    injector = an_injector(tls_broker.port, tls=Tls(ca=certificates.ca), limits=Limits(bundle_records_max=20))
     await injector.open(None)
     expected = [b"%04d" % i * 100 for i in range(300)]
 
@@ -70,33 +69,31 @@ async def test_messages_come_over_tls_also_when_reading_stops_and_goes_on(
     await injector.close()
 
 
-async def test_broker_that_nobody_vouches_for_is_refused(tls_broker: SettledBroker) -> None:
+async def test_broker_without_a_trusted_certificate_is_refused(tls_broker: SettledBroker) -> None:
     injector = an_injector(tls_broker.port, tls=True)
 
-    with pytest.raises(ConfigError, match="not to be trusted") as caught:
+    with pytest.raises(ConfigError, match="is not trusted") as caught:
         await injector.open(None)
 
-    assert "tls_ca=" in caught.value.hint
+    assert "Tls(ca=" in caught.value.hint
     await injector.close()
 
 
 async def test_broker_under_another_name_is_refused(tmp_path: Path) -> None:
     elsewhere = Certificates(tmp_path / "certificates", "broker.example")
     with SettledBroker(tmp_path / "broker", elsewhere.lines()) as broker:
-        injector = an_injector(broker.port, tls_ca=str(elsewhere.ca))
+        injector = an_injector(broker.port, tls=Tls(ca=elsewhere.ca))
 
-        with pytest.raises(ConfigError, match="not to be trusted"):
+        with pytest.raises(ConfigError, match="is not trusted"):
             await injector.open(None)
 
         await injector.close()
 
 
-async def test_client_shows_its_own_certificate(tmp_path: Path, certificates: Certificates) -> None:
+async def test_client_certificate_is_presented(tmp_path: Path, certificates: Certificates) -> None:
     with SettledBroker(tmp_path / "broker", [*certificates.lines(), "require_certificate true"]) as broker:
         certificate, key = map(str, certificates.client)
-        injector = an_injector(
-            broker.port, tls_ca=str(certificates.ca), tls_certificate=certificate, tls_key=key, protocol=311
-        )
+        injector = an_injector(broker.port, tls=Tls(ca=certificates.ca, certificate=certificate, key=key), protocol=311)
         await injector.open(None)
 
         await publish(broker.port, [b"1"], client=certificates.for_publisher())
@@ -114,7 +111,7 @@ def users(tmp_path: Path) -> Path:
     return file
 
 
-async def test_user_and_password_open_the_broker(
+async def test_login_works_over_tls(
     users: Path,
     tmp_path: Path,
     certificates: Certificates,
@@ -133,9 +130,9 @@ async def test_user_and_password_open_the_broker(
     assert "p@ss" not in caplog.text and "p%40ss" not in caplog.text
 
 
-def test_file_that_holds_no_certificate_is_named(tmp_path: Path) -> None:
+def test_file_without_a_certificate_is_named(tmp_path: Path) -> None:
     nothing = tmp_path / "ca.pem"
     nothing.write_text("nothing")
 
     with pytest.raises(ConfigError, match=r"ca\.pem"):
-        an_injector(1, tls_ca=str(nothing))
+        an_injector(1, tls=Tls(ca=nothing))

@@ -17,7 +17,7 @@ import pytest
 from psycopg import sql
 from typer.testing import CliRunner
 
-from millpy.cli import app
+from millpy.cli.app import app
 from millpy.embedded import EmbeddedBroker, EmbeddedPostgres
 from tests.databases import fresh_database
 
@@ -50,7 +50,7 @@ def secrets(
     request: pytest.FixtureRequest, postgres: EmbeddedPostgres, broker: EmbeddedBroker, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[str]:  # fmt: skip
-    """The environment of somebody with passwords; the database without them."""
+    """Set an environment with passwords; return the database URL without them."""
     if request.param == "in files":
         before = after = ""
         for name, password in (("DATABASE", DATABASE_PASSWORD), ("MQTT", MQTT_PASSWORD)):

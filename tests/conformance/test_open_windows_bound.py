@@ -1,4 +1,4 @@
-"""A worker whose windows have no more room: the rest is set aside, counted over takeovers, and can be replayed."""
+"""A worker whose windows have no more room: the rest is dead-lettered, counted over takeovers, and can be replayed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import msgspec
 import psycopg
 
 from millpy import Count, EventTime, FixedWindows, Graph, minutes, seconds
-from millpy.assembly import run_worker
 from millpy.limits import Limits
+from millpy.process.assembly import run_worker
 from tests.conformance.test_users_tables import fetch
 from tests.feed import Feed
 
@@ -40,7 +40,7 @@ def readings(name: str, count: int, at: str = "2026-01-01T00:00:00Z") -> list[by
 
 @asynccontextmanager
 async def working(url: str, feed: Feed, limits: Limits) -> AsyncIterator[None]:
-    """A worker that takes over what the one before has stored."""
+    """Run a worker that takes over from the one before."""
     stop = asyncio.Event()
     worker = asyncio.create_task(run_worker(a_graph(feed), url, limits=limits, stop=stop))
     yield
@@ -54,11 +54,11 @@ async def until(url: str, query: LiteralString, wanted: object) -> None:
             pass
 
 
-JUDGED = "SELECT (consumed + quarantined)::int FROM millpy.accounting WHERE consumer = 'counted'"
-REFUSED = "SELECT seen::int FROM millpy.set_aside WHERE reason = 'windows'"
+JUDGED = "SELECT (consumed + dead_lettered)::int FROM millpy.accounting WHERE consumer = 'counted'"
+REFUSED = "SELECT seen::int FROM millpy.retention WHERE reason = 'windows'"
 
 
-async def test_what_has_no_room_is_counted_over_takeovers_and_can_be_replayed(database_url: str) -> None:
+async def test_records_without_room_are_counted_across_takeovers_and_can_be_replayed(database_url: str) -> None:
     feed = Feed()
     feed.push(*readings("old", 4))
     async with working(database_url, feed, FULL):

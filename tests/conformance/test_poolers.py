@@ -1,4 +1,4 @@
-"""Behind a real pgbouncer: what workers, people and `millpy doctor` say and do in each of its modes."""
+"""Workers, queries and `millpy doctor` behind a real pgbouncer, in each of its modes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from millpy.cli import app
+from millpy.admin.diagnosis import read_facts
+from millpy.admin.doctor import examine
+from millpy.admin.queries import Admin
+from millpy.cli.app import app
 from millpy.clock import SystemClock
-from millpy.doctor import Severity, examine
 from millpy.embedded import EmbeddedPostgres
 from millpy.errors import ConfigError, StoreUnavailableError
 from millpy.limits import Limits
-from millpy.store.admin import Admin
-from millpy.store.postgres import pooling
+from millpy.model.finding import Severity
+from millpy.store.postgres import pooler_check as pooling
 from millpy.store.postgres.connection import ConnectionSettings
-from millpy.store.postgres.diagnosis import look
 from millpy.store.postgres.store import PostgresStore
 from tests.databases import fresh_database
 from tests.pgbouncer import Pgbouncer, program
@@ -44,7 +45,7 @@ readings.key_by("device").window(FixedWindows(seconds(10))).aggregate(n=Count())
 
 @pytest.fixture
 def pooled(postgres: EmbeddedPostgres, tmp_path: Path) -> Iterator[Pooled]:
-    """URL of a fresh migrated database behind a pool of a mode and a size."""
+    """Yield the URL of a fresh, migrated database behind a pool with a mode and a size."""
     with ExitStack() as stack:
 
         def made(mode: str, size: int = 20) -> str:
@@ -66,7 +67,7 @@ def graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def pooler(url: str) -> tuple[Severity, str]:
-    (found,) = [f for f in examine(look(url, SystemClock()), Limits()) if f.check == "pooler"]
+    (found,) = [f for f in examine(read_facts(url, SystemClock()), Limits()) if f.check == "pooler"]
     return found.severity, found.found
 
 
@@ -81,16 +82,14 @@ async def test_a_worker_refuses_a_pool_that_shares_its_connections(pooled: Poole
 
 
 @pytest.mark.parametrize(("mode", "size"), [("transaction", 20), ("transaction", 1), ("statement", 20)])
-def test_the_doctor_sees_a_pool_that_shares_also_when_it_has_one_connection(
-    pooled: Pooled, mode: str, size: int
-) -> None:
+def test_the_doctor_detects_a_shared_pool_with_one_connection(pooled: Pooled, mode: str, size: int) -> None:
     severity, found = pooler(pooled(mode, size))
 
     assert severity is Severity.ERROR
     assert "transaction" in found
 
 
-def test_people_read_through_a_pool_of_transactions_as_often_as_they_like(pooled: Pooled) -> None:
+def test_queries_work_repeatedly_through_a_transaction_pool(pooled: Pooled) -> None:
     url = pooled("transaction", 2)
     admin = Admin(url, statement_s_max=5)
 
@@ -103,14 +102,14 @@ def test_people_read_through_a_pool_of_transactions_as_often_as_they_like(pooled
     assert result.exit_code == 0, result.output
 
 
-def test_a_pool_of_statements_is_refused_with_what_to_do(pooled: Pooled) -> None:
+def test_a_statement_pool_is_refused_with_a_hint(pooled: Pooled) -> None:
     result = CliRunner().invoke(app, ["status", "--database", pooled("statement")])
 
     assert result.exit_code == 2
-    assert "a pool in statement mode stands before the database" in result.output
+    assert "behind a pooler in statement mode" in result.output
 
 
-def test_a_graph_runs_to_its_end_behind_a_pool_of_sessions(pooled: Pooled, graph: str) -> None:
+def test_a_graph_finishes_behind_a_session_pool(pooled: Pooled, graph: str) -> None:
     url = pooled("session")
 
     result = CliRunner().invoke(app, ["run", graph, "--database", url])
@@ -121,32 +120,30 @@ def test_a_graph_runs_to_its_end_behind_a_pool_of_sessions(pooled: Pooled, graph
     assert pooler(url)[0] is Severity.NOTE
 
 
-def test_the_doctor_says_when_a_pool_is_too_small_for_a_worker(pooled: Pooled, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_reports_a_pool_too_small_for_a_worker(pooled: Pooled, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pooling, "ANSWER_S", 1.0)
 
     severity, found = pooler(pooled("session", 3))
 
     assert severity is Severity.WARNING
-    assert "gave us 3 connections" in found
+    assert "gave only 3 connections" in found
 
 
-async def test_a_pool_without_a_connection_to_spare_is_named_as_a_possible_reason(
-    pooled: Pooled, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_exhausted_pool_is_named_as_a_possible_reason(pooled: Pooled, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pooling, "ANSWER_S", 0.2)
     settings = ConnectionSettings(statement_s=0.5)
 
     async with PostgresStore(pooled("session", 1), settings=settings) as store:
-        with pytest.raises(StoreUnavailableError, match="let us in and does not answer") as unanswered:
+        with pytest.raises(StoreUnavailableError, match="accepted the connection but does not answer") as unanswered:
             await store.now_us()
 
     assert "pool" in unanswered.value.hint
 
 
-def test_a_parameter_that_a_pool_does_not_take_is_named(pooled: Pooled, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parameter_that_a_pool_rejects_is_named(pooled: Pooled, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGOPTIONS", "-c geqo=off")
 
     result = CliRunner().invoke(app, ["status", "--database", pooled("session")])
 
     assert result.exit_code == 2
-    assert "does not take the parameter 'options'" in result.output
+    assert "does not accept the parameter 'options'" in result.output

@@ -1,4 +1,4 @@
-"""What only PostgreSQL can show of a commit: cancelled tasks, ended backends, rings that turn, the heart."""
+"""What only PostgreSQL can show of a commit: cancelled tasks, ended backends, rings that turn, the sender."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from millpy.errors import CommitUnknownError, StoreUnavailableError
 from millpy.model.checkpoint import Entries, Kind
 from millpy.store.postgres.arrays import Bigints
-from millpy.store.postgres.heart import Heart
+from millpy.store.postgres.heartbeat import HeartbeatConnection
 from millpy.store.postgres.statements import statement
 from millpy.store.postgres.store import PostgresStore
 from tests.conformance.store_builders import Owner, a_segment, a_slice, entries
@@ -30,7 +30,7 @@ async def waits_for_a_lock(watcher: psycopg.AsyncConnection) -> None:
         pass
 
 
-async def test_fold_of_a_stale_owner_does_not_end(owner: Owner, database_url: str) -> None:
+async def test_fold_of_a_stale_owner_is_refused(owner: Owner, database_url: str) -> None:
     interval = owner.deployment.intervals[0]
     await owner.commit(owner.checkpoint(interval, delta=some_state()))
     grant = owner.grants[interval.interval_id]
@@ -62,7 +62,7 @@ async def test_cancelled_commit_is_unknown(owner: Owner, database_url: str) -> N
     await owner.commit(owner.checkpoint(interval, delta=some_state()))
 
 
-async def test_backend_ended_inside_a_commit_changes_nothing(owner: Owner, database_url: str) -> None:
+async def test_backend_terminated_inside_a_commit_changes_nothing(owner: Owner, database_url: str) -> None:
     interval = owner.deployment.intervals[0]
 
     async def end_it() -> None:
@@ -79,7 +79,7 @@ async def test_backend_ended_inside_a_commit_changes_nothing(owner: Owner, datab
     await owner.commit(owner.checkpoint(interval, delta=some_state()))
 
 
-async def test_reconnected_commit_lane_is_recorded(owner: Owner, database_url: str) -> None:
+async def test_reconnected_commit_channel_is_recorded(owner: Owner, database_url: str) -> None:
     interval = owner.deployment.intervals[0]
     recorded = "SELECT backend_pid FROM mill.workers WHERE worker_id = %s"
     async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as other:
@@ -97,8 +97,8 @@ async def test_reconnected_commit_lane_is_recorded(owner: Owner, database_url: s
         assert await alive.fetchone() == ("millpy commit",)
 
 
-async def test_commit_goes_on_when_another_worker_turned_the_rings(owner: Owner, database_url: str) -> None:
-    interval = owner.deployment.of("readings")[0]
+async def test_commit_continues_after_another_worker_turned_the_rings(owner: Owner, database_url: str) -> None:
+    interval = owner.deployment.intervals_of("readings")[0]
     subscription = owner.deployment.subscription_ids["readings", "sums", 0]
 
     for seq in range(1, 4):
@@ -112,7 +112,7 @@ async def test_commit_goes_on_when_another_worker_turned_the_rings(owner: Owner,
     assert slots == [(0,), (1,), (2,)]
 
 
-async def test_commit_of_an_owner_that_is_alive_is_never_ended(owner: Owner, database_url: str) -> None:
+async def test_commit_of_a_live_owner_is_never_terminated(owner: Owner, database_url: str) -> None:
     interval = owner.deployment.intervals[0]
 
     async def end_whoever_is_frozen() -> None:
@@ -126,15 +126,15 @@ async def test_commit_of_an_owner_that_is_alive_is_never_ended(owner: Owner, dat
     assert (await owner.opened(interval)).recovered.bundle == 1
 
 
-async def test_heart_renews_the_lease_and_says_when_it_is_over(owner: Owner, database_url: str) -> None:
-    with Heart(database_url) as heart:
-        renewed = await asyncio.to_thread(heart.beat, owner.worker_id, 60.0)
+async def test_heartbeat_renews_the_lease_and_tells_when_it_has_expired(owner: Owner, database_url: str) -> None:
+    with HeartbeatConnection(database_url) as sender:
+        renewed = await asyncio.to_thread(sender.beat, owner.worker_id, 60.0)
         await owner.expire()
-        over = await asyncio.to_thread(heart.beat, owner.worker_id, 60.0)
+        over = await asyncio.to_thread(sender.beat, owner.worker_id, 60.0)
 
     assert (renewed, over) == (True, False)
 
 
-def test_heart_that_reaches_nobody_says_so() -> None:
-    with Heart("postgresql://nobody@127.0.0.1:1/nothing") as heart, pytest.raises(StoreUnavailableError):
-        heart.beat(UUID(int=1), 1.0)
+def test_heartbeat_without_an_answer_is_logged() -> None:
+    with HeartbeatConnection("postgresql://nobody@127.0.0.1:1/nothing") as sender, pytest.raises(StoreUnavailableError):
+        sender.beat(UUID(int=1), 1.0)

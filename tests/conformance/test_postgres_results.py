@@ -1,4 +1,4 @@
-"""Result tables on PostgreSQL: every type by INSERT and by COPY, and who is at fault for what the database refuses."""
+"""Result tables on PostgreSQL: every type by INSERT and by COPY, and the blame for refused rows."""
 
 from __future__ import annotations
 
@@ -90,7 +90,9 @@ def fetch(url: str, query: str) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("arrow", [False, True], ids=["lists", "arrow"])
 @pytest.mark.parametrize("count", [3, COPY_ROWS_MIN], ids=["insert", "copy"])
-async def test_every_type_arrives_as_it_was(owner: Owner, database_url: str, count: int, arrow: bool) -> None:
+async def test_values_of_every_type_are_stored_exactly(
+    owner: Owner, database_url: str, count: int, arrow: bool
+) -> None:
     values = [ROW, EMPTY, NULLS]
 
     await commit(owner, panes(owner, values, arrow=arrow, count=count))
@@ -105,7 +107,7 @@ async def test_every_type_arrives_as_it_was(owner: Owner, database_url: str, cou
 
 
 @pytest.mark.parametrize("count", [9, COPY_ROWS_MIN], ids=["insert", "copy"])
-async def test_numbers_at_their_ends_arrive_as_they_were(owner: Owner, database_url: str, count: int) -> None:
+async def test_extreme_numbers_are_stored_exactly(owner: Owner, database_url: str, count: int) -> None:
     wholes = [0, 9_999, 10_000, -10_000, 2**63 - 1, -(2**63), 10**45, -(10**39) - 1, 70_000]
     reals = [float("inf"), float("-inf"), 5e-324, 1.7976931348623157e308, -0.0, 1.0, 2.0, 3.0, 4.0]
     values = [(*ROW[:2], real, *ROW[3:8], whole) for whole, real in zip(wholes, reals, strict=True)]
@@ -116,7 +118,7 @@ async def test_numbers_at_their_ends_arrive_as_they_were(owner: Owner, database_
     assert fetch(database_url, query) == list(zip(wholes, reals, strict=True))
 
 
-async def test_rows_in_bulk_are_copied_key_by_key(owner: Owner, database_url: str) -> None:
+async def test_bulk_rows_replace_one_row_a_key(owner: Owner, database_url: str) -> None:
     rows = panes(owner, [ROW], arrow=False, count=COPY_ROWS_MIN)
     rows.columns[0] = [f"device {row % 7}" for row in range(COPY_ROWS_MIN)]
     rows.columns[1] = [row * MINUTE for row in range(COPY_ROWS_MIN)]
@@ -155,7 +157,7 @@ async def test_first_pane_on_a_present_row_is_corruption(owner: Owner, count: in
         ("ADD CHECK (whole > 0)", "23514"),
     ],
 )
-async def test_what_the_user_forbids_is_poison(
+async def test_row_that_violates_a_users_constraint_is_poison(
     owner: Owner, database_url: str, count: int, constraint: str, sqlstate: str
 ) -> None:
     with psycopg.connect(database_url) as connection:
@@ -169,7 +171,7 @@ async def test_what_the_user_forbids_is_poison(
     assert fetch(database_url, "SELECT max(bundle) FROM mill.intervals") == [(0,)]
 
 
-async def test_trigger_of_the_user_that_raises_is_poison(owner: Owner, database_url: str) -> None:
+async def test_row_that_makes_a_users_trigger_raise_is_poison(owner: Owner, database_url: str) -> None:
     with psycopg.connect(database_url) as connection:
         connection.execute(
             "CREATE FUNCTION typed.no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$;"
@@ -180,7 +182,7 @@ async def test_trigger_of_the_user_that_raises_is_poison(owner: Owner, database_
         await commit(owner, panes(owner, [ROW], arrow=False, count=1))
 
 
-async def test_null_in_a_key_costs_its_row(owner: Owner) -> None:
+async def test_null_in_a_key_rejects_its_row(owner: Owner) -> None:
     rows = panes(owner, [ROW], arrow=False, count=1)
     rows.columns[0] = [None]
 
@@ -201,7 +203,7 @@ async def test_window_is_final_once_nothing_can_join_it(owner: Owner, database_u
     assert before == [(False,), (False,), (True,)]
 
 
-async def test_table_of_somebody_else_is_not_taken(owner: Owner, database_url: str) -> None:
+async def test_foreign_table_is_not_taken_over(owner: Owner, database_url: str) -> None:
     with psycopg.connect(database_url) as connection:
         connection.execute("CREATE SCHEMA other; CREATE TABLE other.panes (a int)")
 
@@ -212,12 +214,12 @@ async def test_table_of_somebody_else_is_not_taken(owner: Owner, database_url: s
 
 
 @pytest.mark.parametrize("name", ["mill", "millpy", "public", "pg_catalog", "", "x" * 64, "a\nb"])
-async def test_graph_with_a_name_that_is_taken_is_refused(owner: Owner, name: str) -> None:
+async def test_graph_with_a_used_name_is_refused(owner: Owner, name: str) -> None:
     with pytest.raises(GraphError):
         await owner.store.deploy(a_graph(name))
 
 
-async def test_whole_numbers_of_any_width_arrive_exactly(owner: Owner, database_url: str) -> None:
+async def test_integers_of_any_width_are_stored_exactly(owner: Owner, database_url: str) -> None:
     wide = [0, 1, -1, 9_999, 10_000, 10_001, -(10**8), 2**63, -(2**63), 2**64, 10**37, -(10**37) - 1, 120_000_000]
     values = [(*NULLS[:-1], value) for value in wide]
 

@@ -45,7 +45,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database_url: str) ->
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_run_shows_how_far_it_is_below_the_log_and_leaves_nothing_of_it(place: Path, workers: int) -> None:
+def test_run_shows_progress_below_the_log_and_removes_it_at_the_end(place: Path, workers: int) -> None:
     running = Terminal([*RUN, "--workers", str(workers)], cwd=place)
     running.read_until(lambda written: b"3 records, " in written)
     running.process.send_signal(signal.SIGINT)
@@ -60,7 +60,7 @@ def test_run_shows_how_far_it_is_below_the_log_and_leaves_nothing_of_it(place: P
     assert written.rindex(b"\x1b[?25h") > written.rindex(b"\x1b[?25l")
 
 
-def test_run_in_a_pipe_is_the_log_alone(place: Path) -> None:
+def test_piped_run_prints_only_the_log(place: Path) -> None:
     running = subprocess.Popen(RUN, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert running.stdout is not None
     try:
@@ -77,8 +77,8 @@ def test_run_in_a_pipe_is_the_log_alone(place: Path) -> None:
 
 WORKING = """
 import logging, sys, threading
-from millpy.config import Settings, configure_logging
-from millpy.progress import CHANNEL, working
+from millpy.config.settings import Settings, configure_logging
+from millpy.observability.status_line import CHANNEL, working
 configure_logging(Settings.load())
 log, channel = logging.getLogger("millpy.x"), logging.getLogger(CHANNEL)
 channel.debug("nobody hears this")
@@ -96,7 +96,7 @@ print(" comes", file=sys.stderr)
 """
 
 
-def test_work_shows_what_goes_on_and_leaves_the_log_whole(tmp_path: Path) -> None:
+def test_progress_of_a_command_does_not_break_the_log(tmp_path: Path) -> None:
     done = Terminal([sys.executable, "-c", WORKING], cwd=tmp_path, columns=24, environment={"NO_COLOR": "1"})
 
     status, written = done.end()
@@ -111,7 +111,7 @@ def test_work_shows_what_goes_on_and_leaves_the_log_whole(tmp_path: Path) -> Non
     assert b"nobody hears" not in written
 
 
-def test_work_in_a_pipe_says_nothing(tmp_path: Path) -> None:
+def test_piped_command_shows_no_progress(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", WORKING], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, check=True
     )
@@ -125,7 +125,7 @@ def test_progress_is_in_the_log_at_level_debug(tmp_path: Path) -> None:
         [sys.executable, "-c", WORKING], cwd=tmp_path, env=environment, capture_output=True, check=True, text=True
     )
 
-    said = [line for line in done.stderr.splitlines() if "millpy.progress" in line]
-    assert [word in line for word, line in zip(("nobody", "a long", "and a part", "within"), said, strict=True)] == [
+    output = [line for line in done.stderr.splitlines() if "millpy.observability.status_line" in line]
+    assert [word in line for word, line in zip(("nobody", "a long", "and a part", "within"), output, strict=True)] == [
         True
     ] * 4

@@ -25,9 +25,9 @@ from millpy import (
     Value,
     seconds,
 )
-from millpy.assembly import run_worker
 from millpy.embedded import EmbeddedPostgres
 from millpy.limits import Limits
+from millpy.process.assembly import run_worker
 from millpy.store.postgres.store import PostgresStore
 from tests.conformance.store_builders import a_graph
 from tests.databases import TEMPLATE, make_template
@@ -137,7 +137,7 @@ async def test_every_table_can_be_published_with_its_changes(database_url: str, 
     ],
     ids=["row filter", "no identity"],
 )
-async def test_publication_that_refuses_our_updates_is_said_and_waited_for(
+async def test_publication_that_blocks_our_updates_is_reported_and_waited_for(
     database_url: str, feed: Path, caplog: pytest.LogCaptureFixture, does: str, undoes: str
 ) -> None:
     async with PostgresStore(database_url) as store:
@@ -156,7 +156,9 @@ async def test_publication_that_refuses_our_updates_is_said_and_waited_for(
     assert run(database_url, "SELECT sum(n) FROM plant.counts") == [(READINGS,)]
 
 
-async def test_subscriber_of_all_tables_has_what_the_workers_wrote(publisher: EmbeddedPostgres, feed: Path) -> None:
+async def test_subscriber_of_all_tables_receives_what_the_workers_wrote(
+    publisher: EmbeddedPostgres, feed: Path
+) -> None:
     url = made(publisher, "published", TEMPLATE)
     async with PostgresStore(url) as store:
         await store.deploy(plant(feed).spec())

@@ -1,4 +1,4 @@
-"""Who may do what: every role against everything that the catalogue knows, and one table of what is right.
+"""The rights of every role on every object of the catalog, against one table of expected rights.
 
 An object that this table does not know fails: say here who may what with it.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from millpy.store.migrate import migrate
+from millpy.store.postgres.deployment.migrate import migrate
 from millpy.store.postgres.store import PostgresStore
 from tests.conformance.store_builders import a_graph
 
@@ -34,7 +34,7 @@ RELATIONS = {
     ),
     r"mill\.(segments|deltas|dedupe_runs)(_\d+)?": ("SI", "", ""),
     r"mill\.(intervals|cursors|last_segments)": ("SIU", "", ""),
-    r"mill\.(workers|keyed|dead_letters|late_records|pauses|outbox|source_states|releases|events|expired)": (
+    r"mill\.(workers|keyed|dead_letters|late_records|pauses|source_states|releases|events|expired)": (
         "SIUD",
         "",
         "",
@@ -44,7 +44,7 @@ RELATIONS = {
     r"millpy\.\w+": ("S", "S", ""),
     r"factory\.(sums_1m|alarms)(_status)?": ("SIUD", "S", ""),
 }
-COLUMNS = {"mill.graphs": ({"version", "fingerprint", "description", "deployed_at"}, "UPDATE")}
+COLUMNS = {"mill.graphs": ({"version", "description", "deployed_at"}, "UPDATE")}
 # Pattern of a function -> who may call it, besides the owner.
 FUNCTIONS = {
     r"mill\.(moment|instant|readable)\(.*": {"worker", "reader", "stranger"},
@@ -53,16 +53,16 @@ FUNCTIONS = {
     r"mill\.\w+\(.*": {"worker"},
     r"millpy\.(replay|discard|release|resume)_\w+\(.*": {"worker"},
 }
-SCHEMAS = {  # USAGE; nobody but the owner has CREATE
+SCHEMAS = {  # USAGE; only the owner has CREATE
     "mill": {"worker"},
     "millpy": {"worker", "reader"},
     "factory": {"worker", "reader"},
 }
 KNOWN_FUNCTIONS = set(
     "alive check_isolation hold_grants check_slots refuse check_panes has_filter check_cursors check_settled end_fold "
-    "unneeded turn_ring free_slot moment instant readable account devices oldest_entry ask_release explain_watermark "
-    "replay_dead_letters replay_dead_letter replay_late_records discard_dead_letters discard_late_records "
-    "resume_source release_parked discard_parked".split()
+    "unneeded turn_ring free_slot moment instant readable account devices oldest_entry request_release "
+    "explain_watermark replay_dead_letters replay_dead_letter replay_late_records discard_dead_letters "
+    "discard_late_records resume_source release_parked discard_parked".split()
 )
 ROLES = {"owner": "millpy_owner", "worker": "millpy_worker", "reader": "millpy_reader", "stranger": "stranger"}
 
@@ -86,7 +86,7 @@ def expected(table: dict[str, object], name: str) -> object:
     raise AssertionError(f"{name} is not in the table of rights: say who may what with it")
 
 
-async def test_every_role_may_what_the_table_says_and_nothing_else(database: str) -> None:
+async def test_every_role_has_the_documented_rights_and_no_others(database: str) -> None:
     async with PostgresStore(database) as store:
         await store.deploy(a_graph())
     found, wanted = {}, {}
@@ -119,7 +119,7 @@ async def test_every_role_may_what_the_table_says_and_nothing_else(database: str
     assert len(relations) > 80
 
 
-async def test_functions_schemas_and_sequences_are_for_whom_the_table_says(database: str) -> None:
+async def test_rights_on_functions_schemas_and_sequences_are_the_documented_ones(database: str) -> None:
     async with PostgresStore(database) as store:
         await store.deploy(a_graph())
     differing = []
@@ -156,7 +156,7 @@ async def test_functions_schemas_and_sequences_are_for_whom_the_table_says(datab
 
 
 @pytest.mark.parametrize("role", ["worker", "reader", "stranger"])
-async def test_nobody_but_the_owner_locks_a_table_against_reading(database: str, role: str) -> None:
+async def test_only_the_owner_locks_a_table_against_reading(database: str, role: str) -> None:
     async with PostgresStore(database) as store:
         await store.deploy(a_graph())
     with psycopg.connect(database.replace("//millpy@", f"//{ROLES[role]}@")) as connection:
@@ -184,12 +184,12 @@ async def test_nobody_but_the_owner_locks_a_table_against_reading(database: str,
 RENAMES = (
     "UPDATE mill.graphs SET name = 'victim'",
     "UPDATE mill.graphs SET family = 'victim', name = 'victim'",
-    "INSERT INTO mill.graphs (name, family, generation, fingerprint, description) VALUES ('v', 'v', 1, '', '{}')",
+    "INSERT INTO mill.graphs (name, family, generation, description) VALUES ('v', 'v', 1, '{}')",
     "UPDATE mill.result_tables SET name = 'victim'",
 )
 
 
-async def test_schema_of_somebody_else_is_never_taken_over(database: str) -> None:
+async def test_foreign_schema_is_never_taken_over(database: str) -> None:
     async with PostgresStore(database) as store:
         await store.deploy(a_graph())
     with psycopg.connect(database, autocommit=True) as administrator:
@@ -200,7 +200,7 @@ async def test_schema_of_somebody_else_is_never_taken_over(database: str) -> Non
                 pytest.raises(psycopg.errors.InsufficientPrivilege),
             ):
                 worker.execute(statement)  # type: ignore[call-overload]
-        for name in ("public", "pg_catalog"):  # whoever wrote it
+        for name in ("public", "pg_catalog"):  # by any writer
             administrator.execute("UPDATE mill.graphs SET name = %s, family = %s", [name, name])
             migrate(database, "millpy")
         administrator.execute("UPDATE mill.graphs SET name = 'factory', family = 'factory'")

@@ -1,4 +1,4 @@
-"""Who waits for whom at the rings: emptying a slot waits for its own writers, and nobody else can make commits wait."""
+"""Locks of rings: emptying a slot waits for its own writers, and no other session can make commits wait."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from millpy.model.checkpoint import Kind
-from millpy.store.migrate import migrate
 from millpy.store.postgres import retention
+from millpy.store.postgres.deployment.migrate import migrate
 from millpy.store.postgres.statements import statements
 from millpy.store.postgres.store import PostgresStore
 from tests.conformance.store_builders import Owner, a_graph, contents, entries, panes
@@ -22,7 +22,7 @@ def cell(number: int) -> tuple[object, ...]:
 
 
 async def commit_a_cell(owner: Owner, number: int) -> None:
-    interval = owner.deployment.of("sums")[0]
+    interval = owner.deployment.intervals_of("sums")[0]
     rows = panes(owner.deployment.table_ids["sums_1m"], (f"dev{number}", 1.0, 0), first=True)
     await owner.commit(owner.checkpoint(interval, delta=cell(number), results=[rows]))
 
@@ -36,13 +36,11 @@ async def waiting(watcher: psycopg.AsyncConnection, application: str) -> None:
 
 async def a_filled_slot_that_nobody_needs(owner: Owner) -> None:
     await commit_a_cell(owner, 1)
-    await owner.fold(owner.deployment.of("sums")[0])
+    await owner.fold(owner.deployment.intervals_of("sums")[0])
 
 
-async def test_slot_that_a_commit_writes_to_is_not_emptied_and_what_it_writes_is_there(
-    owner: Owner, database_url: str
-) -> None:
-    # The commit has written to slot 0 and waits for a lock of the user's; meanwhile the ring turns.
+async def test_slot_is_not_emptied_while_a_commit_writes_to_it(owner: Owner, database_url: str) -> None:
+    # The commit has written to slot 0 and waits for a user's lock while the ring turns.
     await a_filled_slot_that_nobody_needs(owner)
     async with (
         PostgresStore(database_url) as other,
@@ -58,14 +56,14 @@ async def test_slot_that_a_commit_writes_to_is_not_emptied_and_what_it_writes_is
         await commit
 
     assert freed == [0, 0, 0]
-    assert len(contents((await owner.opened(owner.deployment.of("sums")[0])).recovered)) == 2
+    assert len(contents((await owner.opened(owner.deployment.intervals_of("sums")[0])).recovered)) == 2
 
 
 @pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
-async def test_slot_is_not_emptied_of_what_was_committed_while_the_emptying_waited(
+async def test_emptying_spares_what_was_committed_while_it_waited(
     owner: Owner, database_url: str, monkeypatch: pytest.MonkeyPatch, isolation: str
 ) -> None:
-    # Whatever the database's default: what counts is what is there after the wait, not when the transaction began.
+    # Under any default of the database, the state after the wait counts, not that at the begin of the transaction.
     monkeypatch.setattr(retention, "FREE_LOCK_MS", 30_000)
     await a_filled_slot_that_nobody_needs(owner)
     async with (
@@ -85,7 +83,7 @@ async def test_slot_is_not_emptied_of_what_was_committed_while_the_emptying_wait
             freed = await turning
 
     assert freed == 0
-    assert len(contents((await owner.opened(owner.deployment.of("sums")[0])).recovered)) == 2
+    assert len(contents((await owner.opened(owner.deployment.intervals_of("sums")[0])).recovered)) == 2
 
 
 @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
@@ -97,7 +95,7 @@ async def test_slot_is_not_emptied_of_what_was_committed_while_the_emptying_wait
         "mill.hold_grants(1, '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
     ],
 )
-def test_functions_that_read_after_a_lock_refuse_a_snapshot_from_before_it(
+def test_functions_that_read_after_a_lock_refuse_an_older_snapshot(
     database_url: str, isolation: str, call: str
 ) -> None:
     with psycopg.connect(database_url) as person:
@@ -108,7 +106,7 @@ def test_functions_that_read_after_a_lock_refuse_a_snapshot_from_before_it(
     assert refused.value.sqlstate == "MW008"
 
 
-def test_nothing_of_ours_takes_an_advisory_lock(database_url: str) -> None:
+def test_millpy_takes_no_advisory_lock(database_url: str) -> None:
     # Any login can take one: there is no right to it.
     with psycopg.connect(database_url) as connection:
         found = connection.execute(
@@ -120,7 +118,7 @@ def test_nothing_of_ours_takes_an_advisory_lock(database_url: str) -> None:
     assert [name for name, text in statements().items() if b"advisory" in text] == []
 
 
-async def test_reader_who_locks_all_that_it_can_stops_no_commit_and_delays_no_turn(database_url: str) -> None:
+async def test_reader_with_all_its_locks_stops_no_commit_and_delays_no_turn(database_url: str) -> None:
     migrate(database_url, "millpy")
     reader = database_url.replace("//millpy@", "//millpy_reader@")
     worker = database_url.replace("//millpy@", "//millpy_worker@")
@@ -138,15 +136,15 @@ async def test_reader_who_locks_all_that_it_can_stops_no_commit_and_delays_no_tu
             async with asyncio.timeout(60):
                 for number in range(1, 40):
                     await commit_a_cell(owner, number)
-                    await owner.fold(owner.deployment.of("sums")[0])
+                    await owner.fold(owner.deployment.intervals_of("sums")[0])
                     await store.turn_rings(epoch_s=0.0, epoch_bytes=1)
-        state = contents((await owner.opened(owner.deployment.of("sums")[0])).recovered)
+        state = contents((await owner.opened(owner.deployment.intervals_of("sums")[0])).recovered)
 
     assert len(state) == 40
 
 
 @pytest.mark.parametrize("role", ["reader", "stranger"])
-async def test_who_locks_all_that_it_can_holds_up_no_deployment_and_no_migration(database_url: str, role: str) -> None:
+async def test_reader_with_all_its_locks_delays_no_deployment_and_no_migration(database_url: str, role: str) -> None:
     migrate(database_url, "millpy")
     async with PostgresStore(database_url) as store:
         await store.deploy(a_graph())
@@ -166,7 +164,7 @@ async def test_who_locks_all_that_it_can_holds_up_no_deployment_and_no_migration
     assert done.roles is not None
 
 
-async def test_migrations_and_deployments_at_once_wait_for_each_other(empty_database_url: str) -> None:
+async def test_concurrent_migrations_and_deployments_wait_for_each_other(empty_database_url: str) -> None:
     async with asyncio.timeout(60):
         done = await asyncio.gather(*(asyncio.to_thread(migrate, empty_database_url) for _ in range(4)))
         assert sorted(len(migrated.applied) for migrated in done)[:3] == [0, 0, 0]
@@ -177,7 +175,7 @@ async def test_migrations_and_deployments_at_once_wait_for_each_other(empty_data
 
 
 def take_everything(connection: psycopg.Connection) -> None:
-    """Every advisory lock that millpy has ever used, every relation in every mode, every row: what is allowed of it."""
+    """Take every lock that a reader is allowed: advisory locks, every relation in every mode, every row."""
     for key in (7596565200000000, *range(7596565200000100, 7596565200000200)):
         connection.execute("SELECT pg_advisory_lock(%s)", [key])
     for family in ("factory", "names"):

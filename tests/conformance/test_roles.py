@@ -15,13 +15,13 @@ import pytest
 from typer.testing import CliRunner
 
 from millpy import Count, EventTime, File, FixedWindows, Graph, seconds
-from millpy.assembly import run_worker
-from millpy.cli import app
+from millpy.admin.queries import Admin
+from millpy.cli.app import app
 from millpy.embedded import EmbeddedPostgres
 from millpy.errors import ConfigError
 from millpy.limits import Limits
-from millpy.store.admin import Admin
-from millpy.store.migrate import migrate
+from millpy.process.assembly import run_worker
+from millpy.store.postgres.deployment.migrate import migrate
 from millpy.store.postgres.results import COPY_ROWS_MIN
 from millpy.store.postgres.store import PostgresStore
 from tests.conformance.store_builders import a_graph
@@ -91,15 +91,13 @@ async def deploy(url: str, graph: Graph) -> None:
 
 
 async def work(url: str, graph: Graph) -> None:
-    """Two workers, of which one has the source: what they hand over goes through the database."""
+    """Run two workers, one of them with the source, so that records pass through the database."""
     limits = Limits(fold_every_s=0.2, epoch_s=0.1)
     parts = (("readings",), ("windows",))
     await asyncio.gather(*(run_worker(graph, url, limits=limits, only=part) for part in parts))
 
 
-async def test_a_whole_graph_runs_under_the_worker_role_with_epochs_that_turn_and_slots_that_are_freed(
-    roles: str, feed: Path
-) -> None:
+async def test_a_graph_runs_under_the_worker_role_and_frees_slots(roles: str, feed: Path) -> None:
     worker = as_role(roles, "millpy_worker")
     await deploy(as_role(roles, "millpy_owner"), plant(feed))
 
@@ -123,7 +121,7 @@ FORBIDDEN = (
     "DELETE FROM mill.deltas",
     "UPDATE mill.segments SET seq = 0",
     "UPDATE mill.epochs SET state = 'free'",
-    "INSERT INTO mill.graphs (name, fingerprint, description) VALUES ('a', 'b', '{}')",
+    "INSERT INTO mill.graphs (name, family, generation, description) VALUES ('a', 'a', 1, '{}')",
     "UPDATE mill.alembic_version SET version_num = 'none'",
     "DROP TABLE factory.sums_1m",
     "ALTER TABLE factory.sums_1m ADD COLUMN mine text",
@@ -140,7 +138,7 @@ async def test_the_worker_role_makes_changes_and_empties_no_table(roles: str) ->
             run(as_role(roles, "millpy_worker"), statement)
 
 
-async def test_a_graph_that_nobody_has_deployed_is_refused_to_the_worker_role_with_what_to_do(roles: str) -> None:
+async def test_worker_role_cannot_run_an_undeployed_graph_and_gets_a_hint(roles: str) -> None:
     async with PostgresStore(as_role(roles, "millpy_worker")) as store:
         with pytest.raises(ConfigError, match="millpy_worker may not deploy") as refused:
             await store.deploy(a_graph())
@@ -154,10 +152,10 @@ async def test_a_graph_with_a_new_source_partition_grows_under_the_worker_role(r
     async with PostgresStore(as_role(roles, "millpy_worker")) as store:
         deployed = await store.deploy(a_graph(partitions=("a", "b", "c")))
 
-    assert [interval.partition for interval in deployed.of("readings")] == ["a", "b", "c"]
+    assert [interval.partition for interval in deployed.intervals_of("readings")] == ["a", "b", "c"]
 
 
-async def test_tables_of_a_later_deployment_by_any_member_are_the_owners_and_open_to_worker_and_reader(
+async def test_tables_of_a_later_deployment_belong_to_the_owner_and_are_open_to_worker_and_reader(
     roles: str, feed: Path
 ) -> None:
     await deploy(roles, plant(feed))  # a superuser: a member of every role
@@ -170,7 +168,7 @@ async def test_tables_of_a_later_deployment_by_any_member_are_the_owners_and_ope
         run(as_role(roles, "millpy_reader"), "DELETE FROM plant.counts")
 
 
-async def test_the_reader_role_reads_every_view_and_nothing_of_the_machinery(roles: str, feed: Path) -> None:
+async def test_the_reader_role_reads_every_view_and_no_internal_table(roles: str, feed: Path) -> None:
     await deploy(roles, plant(feed))
     await work(as_role(roles, "millpy_worker"), plant(feed))
     reader = as_role(roles, "millpy_reader")
@@ -221,7 +219,7 @@ async def test_row_security_and_column_grants_of_users_outlive_restarts_migratio
     assert seen == [("d7", True)]
 
 
-async def test_roles_are_made_for_a_database_that_is_in_use_and_once(database_url: str, feed: Path) -> None:
+async def test_roles_are_created_for_a_used_database_and_only_once(database_url: str, feed: Path) -> None:
     await deploy(database_url, plant(feed))
     before = fetch(database_url, "SELECT tableowner::text FROM pg_tables WHERE schemaname = 'plant'")
 
@@ -253,14 +251,14 @@ def tenant(postgres: EmbeddedPostgres) -> Iterator[str]:
     run(postgres.url(), f"DROP ROLE {', '.join(['tenant', *(role for (role,) in made)])}")
 
 
-def test_a_login_that_may_create_no_roles_is_told_what_an_administrator_does(
+def test_a_login_that_cannot_create_roles_gets_the_statements_for_an_administrator(
     tenant: str, postgres: EmbeddedPostgres
 ) -> None:
     migrate(tenant)
     with pytest.raises(ConfigError, match="login tenant may not create roles") as refused:
         migrate(tenant, "t")
     advice = refused.value.hint
-    prepared = advice.removeprefix("as an administrator: ").removesuffix("; then again").split("; ")
+    prepared = advice.removeprefix("as an administrator: ").removesuffix("; then retry").split("; ")
 
     run(postgres.url(), *prepared)
 
@@ -268,7 +266,7 @@ def test_a_login_that_may_create_no_roles_is_told_what_an_administrator_does(
     assert fetch(as_role(tenant, "t_reader"), "SELECT * FROM millpy.graphs") == []
 
 
-async def test_a_login_with_createrole_alone_makes_the_roles_migrates_and_deploys(
+async def test_a_login_with_createrole_creates_the_roles_migrates_and_deploys(
     tenant: str, postgres: EmbeddedPostgres, feed: Path
 ) -> None:
     run(postgres.url(), "ALTER ROLE tenant CREATEROLE")
@@ -286,7 +284,7 @@ async def test_the_worker_role_may_not_migrate(roles: str) -> None:
         migrate(as_role(roles, "millpy_worker"))
 
 
-def test_a_prefix_without_roles_is_a_mistake(database_url: str) -> None:
+def test_a_prefix_without_roles_is_refused(database_url: str) -> None:
     result = CliRunner().invoke(app, ["migrate", "--role-prefix", "x", "--database", database_url])
 
     assert result.exit_code == 2

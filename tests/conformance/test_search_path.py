@@ -1,4 +1,4 @@
-"""No name of ours means something of anybody else's, wherever PUBLIC may create and whatever the path is."""
+"""No name in millpy's SQL resolves to a foreign object, whatever PUBLIC may create and whatever the path."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import psycopg
 import pytest
 from typer.testing import CliRunner
 
-from millpy.assembly import run_worker
-from millpy.cli import app
+from millpy.admin.diagnosis import read_facts
+from millpy.cli.app import app
 from millpy.clock import SystemClock
 from millpy.embedded import EmbeddedPostgres
-from millpy.graph_file import load_graph
 from millpy.limits import Limits
-from millpy.store.postgres.diagnosis import look
+from millpy.process.assembly import run_worker
+from millpy.process.graph_loader import load_graph
 from millpy.store.postgres.session import connect
 from tests.commands import logging_as_it_was
 from tests.databases import fresh_database
@@ -140,14 +140,14 @@ def traps_of(url: str) -> set[tuple[str, str]]:
         return {(what, who) for what, who in connection.execute("SELECT what, as_role FROM public.trapped").fetchall()}
 
 
-def test_the_traps_work(trapped_url: str) -> None:
+def test_traps_catch_an_unpinned_path(trapped_url: str) -> None:
     with psycopg.connect(trapped_url, autocommit=True) as connection:
         connection.execute("SELECT now(), 'a'::text = 'b'::text")
 
     assert traps_of(trapped_url) == {("now", "millpy"), ("=", "millpy")}
 
 
-def test_nothing_that_millpy_does_calls_what_others_have_put_on_the_path(
+def test_millpy_calls_no_function_that_others_put_on_the_path(
     trapped_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [{"device": f"d{n % 300}", "at": f"2026-11-21T08:{n // 60 % 60:02}:{n % 60:02}Z"} for n in range(3_000)]
@@ -169,7 +169,7 @@ def test_nothing_that_millpy_does_calls_what_others_have_put_on_the_path(
     for words in ("status", "watermarks", "dead-letters list", "parked list", "sources list", "fleet"):
         done(*words.split())
     done("sources", "resume", "readings", "plant", status=2)  # none is paused
-    facts = look(trapped_url, SystemClock())
+    facts = read_facts(trapped_url, SystemClock())
     done("drop", "plant", "--yes")
 
     assert facts.revision is not None

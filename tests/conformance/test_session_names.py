@@ -14,11 +14,12 @@ import xxhash
 from psycopg import sql
 
 from millpy import Count, EventTime, FixedWindows, Graph, Mqtt, seconds
-from millpy.assembly import deploy
-from millpy.injectors.mqtt import session_name
-from millpy.injectors.mqtt_inbox import MARKER_PREFIX
-from millpy.store.memory import MemoryDatabase, MemoryStore
-from millpy.store.migrate import migrate
+from millpy.config.access import Login
+from millpy.process.assembly import deploy
+from millpy.sources.mqtt.inbox import MARKER_PREFIX
+from millpy.sources.mqtt.source import session_name
+from millpy.store.memory.store import MemoryDatabase, MemoryStore
+from millpy.store.postgres.deployment.migrate import migrate
 from millpy.store.postgres.store import PostgresStore
 from tests.conformance.guarded_broker import PASSWORD, GuardedBroker
 from tests.conformance.mqtt_subject import an_injector, publish, take_payloads
@@ -41,7 +42,7 @@ def guarded(tmp_path: Path) -> Iterator[GuardedBroker]:
 
 async def queue_up(broker: GuardedBroker) -> None:
     """A session with readings that the broker has acknowledged to a device, and whose reader is away."""
-    reader = an_injector(broker.port, filter=FILTER, secret=SECRET, username="millpy", password=PASSWORD)
+    reader = an_injector(broker.port, filter=FILTER, secret=SECRET, login=Login("millpy", PASSWORD))
     await reader.open(None)
     await reader.close()
     await publish(broker.port, READINGS, client=FLEET)
@@ -66,33 +67,33 @@ def guesses() -> Iterator[str]:
             yield session_name(name, "s", FILTER, secret)
 
 
-async def test_a_device_ends_no_session_by_any_name_that_it_can_guess(guarded: GuardedBroker) -> None:
+async def test_a_device_cannot_guess_a_session_name_to_end_it(guarded: GuardedBroker) -> None:
     await queue_up(guarded)
 
     for name in guesses():
         await come_as(guarded, name)
 
-    reader = an_injector(guarded.port, filter=FILTER, secret=SECRET, username="millpy", password=PASSWORD)
+    reader = an_injector(guarded.port, filter=FILTER, secret=SECRET, login=Login("millpy", PASSWORD))
     await reader.open(None)
     assert await take_payloads(reader, COUNT) == READINGS
     await reader.close()
 
 
-async def test_who_knows_the_name_does_end_it(guarded: GuardedBroker) -> None:
+async def test_client_with_the_session_name_does_end_it(guarded: GuardedBroker) -> None:
     # Else the test above shows nothing.
     await queue_up(guarded)
 
     await come_as(guarded, session_name("g", "s", FILTER, SECRET))
 
     await publish(guarded.port, [b"last"], client=FLEET)
-    reader = an_injector(guarded.port, filter=FILTER, secret=SECRET, username="millpy", password=PASSWORD)
+    reader = an_injector(guarded.port, filter=FILTER, secret=SECRET, login=Login("millpy", PASSWORD))
     await reader.open(None)
     await publish(guarded.port, [b"new"], client=FLEET)
     assert await take_payloads(reader, 1) == [b"new"]
     await reader.close()
 
 
-async def test_a_device_reads_nothing_and_no_marker_says_a_sessions_name(guarded: GuardedBroker) -> None:
+async def test_a_device_reads_no_message_or_marker_with_a_session_name(guarded: GuardedBroker) -> None:
     seen: list[str] = []
 
     async def listen(client: aiomqtt.Client) -> None:
@@ -117,7 +118,7 @@ async def test_a_device_reads_nothing_and_no_marker_says_a_sessions_name(guarded
 
         await ours.subscribe(f"{MARKER_PREFIX}#")
         listening.append(asyncio.create_task(hear()))
-        reader = an_injector(guarded.port, filter=FILTER, secret=SECRET, username="millpy", password=PASSWORD)
+        reader = an_injector(guarded.port, filter=FILTER, secret=SECRET, login=Login("millpy", PASSWORD))
         await reader.open(None)
         await publish(guarded.port, READINGS, client=FLEET)
         assert await take_payloads(reader, COUNT) == READINGS
@@ -140,7 +141,7 @@ def plant() -> Graph:
     return graph
 
 
-async def test_all_workers_of_a_deployment_have_one_secret_and_no_other_has(
+async def test_workers_of_one_deployment_share_a_secret_of_their_own(
     database_url: str, empty_database_url: str
 ) -> None:
     migrate(empty_database_url)
@@ -155,16 +156,16 @@ async def test_all_workers_of_a_deployment_have_one_secret_and_no_other_has(
     assert all(len(secret) == 36 for secret in secrets)
 
 
-async def test_a_dropped_graph_that_comes_again_has_another_secret(database_url: str) -> None:
+async def test_a_graph_that_is_dropped_and_deployed_again_has_another_secret(database_url: str) -> None:
     async with PostgresStore(database_url) as store:
         before = (await store.deploy(plant().spec())).secret
-        remains = await store.drop("plant")
+        result = await store.drop("plant")
         after = (await store.deploy(plant().spec())).secret
 
-    assert remains.secret == before != after
+    assert result.secret == before != after
 
 
-async def test_a_reader_sees_the_secret_nowhere(empty_database_url: str) -> None:
+async def test_a_reader_cannot_see_the_secret(empty_database_url: str) -> None:
     migrate(empty_database_url, role_prefix="secretive")
     await deploy(plant(), empty_database_url)
     with psycopg.connect(empty_database_url, autocommit=True) as connection:

@@ -11,11 +11,11 @@ import psycopg
 import pytest
 
 from millpy.embedded import EmbeddedPostgres
-from millpy.store.postgres.arrays import Bigints, Byteas, Jsonbs, Moments, Texts
+from millpy.store.postgres.arrays import Bigints, Byteas, Jsonbs, Texts, Timestamps
 from millpy.store.postgres.statements import statements
 from tests.databases import fresh_database
 
-ROOT = Path(__file__).resolve().parents[2] / "millpy" / "store"
+PACKAGE = Path(__file__).resolve().parents[2] / "millpy"
 NAMED = re.compile(rb"%\((\w+)\)s")
 # What the client sends as arrays of other types than bigint[]; scalars are inferred.
 TEXTS = (
@@ -30,7 +30,7 @@ def type_oid(name: str, statement: str) -> int:
     if name == "graph_version" and statement == "hold_grants":
         return 0
     if name == "starts":
-        return Moments.array_oid
+        return Timestamps.array_oid
     if name == "details" and statement == "append_events":
         return Jsonbs.array_oid
     if statement == "register_worker" or name in ("slots", "key_fields", "names", "types"):
@@ -77,13 +77,18 @@ def test_statement_prepares(name: str, migrated: psycopg.Connection[Any]) -> Non
     assert result.error_message.decode() == ""
 
 
+def package_source() -> str:
+    """All Python of the package: the store, the doctor and the readers of `millpy.admin` name statements."""
+    return "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+
+
 def test_every_statement_is_used() -> None:
-    code = "\n".join(path.read_text() for path in (ROOT / "postgres").glob("*.py"))
+    code = package_source()
 
     assert [name for name in statements() if f'statement("{name}")' not in code] == []
 
 
 def test_every_statement_used_exists() -> None:
-    code = "\n".join(path.read_text() for path in (ROOT / "postgres").glob("*.py"))
+    code = package_source()
 
     assert sorted(set(re.findall(r'statement\("(\w+)"\)', code)) - set(statements())) == []

@@ -12,8 +12,8 @@ import pytest
 
 from millpy.errors import MillError, StoreUnavailableError
 from millpy.model.checkpoint import Checkpoint, Entries, Grant
-from millpy.store.memory import MemoryStore
-from millpy.store.protocol import Polled, Want
+from millpy.store.memory.store import MemoryStore
+from millpy.store.protocol import PollResult, SegmentQuery
 from tests.conformance.memory_subject import MemorySubject
 from tests.conformance.store_builders import a_world, closing
 from tests.conformance.store_suite import StoreSuite
@@ -43,10 +43,10 @@ class CommitsTwice(MemoryStore):
 class ReadsHeadsLater(MemoryStore):
     """Reads segments and headers in two statements."""
 
-    async def poll(self, wants: Sequence[Want], bytes_max: int) -> Sequence[Polled]:
-        found = await super().poll(wants, bytes_max)
+    async def poll(self, queries: Sequence[SegmentQuery], bytes_max: int) -> Sequence[PollResult]:
+        found = await super().poll(queries, bytes_max)
         await asyncio.sleep(0)
-        later = await super().poll(wants, bytes_max)
+        later = await super().poll(queries, bytes_max)
         return [
             dataclasses.replace(polled, head_seq=head.head_seq, head_watermark=head.head_watermark)
             for polled, head in zip(found, later, strict=True)
@@ -107,10 +107,10 @@ CANARIES: list[tuple[type[MemoryStore], str, str, dict[str, Any]]] = [
     (CommitsTwice, "test_bundle_cannot_commit_twice", "DID NOT RAISE OwnershipError", {}),
     (ReadsHeadsLater, "test_head_watermark_belongs_to_the_position_polled", "assert polled.head_seq == last", {}),
     (CommitsInParts, "test_turn_that_fails_late_commits_nothing", "assert polled.segments == ()", {}),
-    (CommitsTrials, "test_trial_says_what_is_refused_and_changes_nothing", "trial=True) StaleSequencerError", {}),
+    (CommitsTrials, "test_trial_reports_what_is_refused_and_changes_nothing", "trial=True) StaleSequencerError", {}),
     (
         TakesOverAtOnce,
-        "test_taking_over_from_oneself_waits_for_the_commit_in_flight",
+        "test_taking_over_from_oneself_waits_for_a_commit_in_flight",
         "await asyncio.gather(commit, takeover) StaleSequencerError",
         {},
     ),
@@ -135,7 +135,7 @@ canaries = pytest.mark.parametrize(
 
 
 async def finding_of(store: type[MemoryStore], claim: str, arguments: dict[str, Any]) -> str:
-    """The statement of the suite that fails, and the error that it fails with; empty when none does."""
+    """Return the test of the suite that fails and its error; empty if none fails."""
     check = getattr(StoreSuite(), claim)
     async with closing(MemorySubject(store)) as subject:
         world = await a_world(subject)
@@ -149,7 +149,7 @@ async def finding_of(store: type[MemoryStore], claim: str, arguments: dict[str, 
 
 
 @canaries
-async def test_broken_store_is_caught_by_what_it_breaks(
+async def test_broken_store_is_caught_by_the_tests_of_what_it_breaks(
     broken: type[MemoryStore], claim: str, finding: str, arguments: dict[str, Any]
 ) -> None:
     assert await finding_of(MemoryStore, claim, arguments) == ""
@@ -158,7 +158,7 @@ async def test_broken_store_is_caught_by_what_it_breaks(
 
 
 @canaries
-async def test_store_that_merely_fails_is_not_taken_for_the_broken_one(
+async def test_failing_store_is_not_mistaken_for_the_broken_one(
     broken: type[MemoryStore], claim: str, finding: str, arguments: dict[str, Any]
 ) -> None:
     if broken is TakesOverAtOnce:

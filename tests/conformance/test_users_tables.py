@@ -13,9 +13,9 @@ import psycopg
 import pytest
 
 from millpy import Count, EventTime, File, FixedWindows, Graph, seconds
-from millpy.assembly import run_worker
 from millpy.errors import CommitUnknownError, PaneOrderError, PoisonError, ResultTableError
 from millpy.limits import Limits
+from millpy.process.assembly import run_worker
 from millpy.store.postgres.results import COPY_ROWS_MIN
 from millpy.store.postgres.store import PostgresStore
 from tests.conformance.store_builders import Owner, panes
@@ -74,12 +74,12 @@ def put_trigger(url: str, table: str, when: str, body: str) -> None:
 
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("body", BODIES)
-async def test_whatever_a_users_trigger_raises_is_the_rows_fault(
+async def test_any_error_of_a_users_trigger_dead_letters_its_row(
     owner: Owner, database_url: str, when: str, body: str
 ) -> None:
     put_trigger(database_url, "factory.sums_1m", when, BODIES[body])
     table = owner.deployment.table_ids["sums_1m"]
-    interval = owner.deployment.of("sums")[0]
+    interval = owner.deployment.intervals_of("sums")[0]
     many = [(f"d{n}", 1.0, 0) for n in range(COPY_ROWS_MIN)]
 
     for rows in ([(BAD, 1.0, 0)], [*many, (BAD, 1.0, 0)]):
@@ -95,11 +95,11 @@ async def test_whatever_a_users_trigger_raises_is_the_rows_fault(
 
 
 @pytest.mark.parametrize("column", ["device", "pane_timing", "window_start"])
-async def test_trigger_that_empties_a_column_of_ours_costs_its_row(
+async def test_trigger_that_clears_a_required_column_rejects_its_row(
     owner: Owner, database_url: str, column: str
 ) -> None:
     put_trigger(database_url, "factory.sums_1m", "before", f"NEW.{column} := NULL")
-    table, interval = owner.deployment.table_ids["sums_1m"], owner.deployment.of("sums")[0]
+    table, interval = owner.deployment.table_ids["sums_1m"], owner.deployment.intervals_of("sums")[0]
     many = [(f"d{n}", 1.0, 0) for n in range(COPY_ROWS_MIN)]
 
     for rows in ([(BAD, 1.0, 0)], [*many, (BAD, 1.0, 0)]):
@@ -107,25 +107,23 @@ async def test_trigger_that_empties_a_column_of_ours_costs_its_row(
             await owner.commit(owner.checkpoint(interval, results=[panes(table, *rows, first=True)]))
 
 
-async def test_lost_connection_in_a_users_trigger_is_no_rows_fault(owner: Owner, database_url: str) -> None:
+async def test_lost_connection_in_a_users_trigger_dead_letters_no_row(owner: Owner, database_url: str) -> None:
     put_trigger(database_url, "factory.sums_1m", "before", "PERFORM pg_terminate_backend(pg_backend_pid())")
     rows = panes(owner.deployment.table_ids["sums_1m"], (BAD, 1.0, 0), first=True)
 
     with pytest.raises(CommitUnknownError):
-        await owner.commit(owner.checkpoint(owner.deployment.of("sums")[0], results=[rows]))
+        await owner.commit(owner.checkpoint(owner.deployment.intervals_of("sums")[0], results=[rows]))
 
 
 @pytest.mark.parametrize("event", ["INSERT", "UPDATE", "INSERT OR UPDATE"])
-async def test_rows_that_a_trigger_filters_are_left_out_for_as_long_as_it_does(
-    owner: Owner, database_url: str, event: str
-) -> None:
+async def test_rows_that_a_trigger_filters_are_not_stored(owner: Owner, database_url: str, event: str) -> None:
     run(
         database_url,
         "CREATE FUNCTION public.mine() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
         " IF NEW.device = 'bad' AND NEW.total < 10 THEN RETURN NULL; END IF; RETURN NEW; END $$",
         f"CREATE TRIGGER mine BEFORE {event} ON factory.sums_1m FOR EACH ROW EXECUTE FUNCTION public.mine()",
     )
-    table, interval = owner.deployment.table_ids["sums_1m"], owner.deployment.of("sums")[0]
+    table, interval = owner.deployment.table_ids["sums_1m"], owner.deployment.intervals_of("sums")[0]
 
     shown = []
     for index, total in enumerate((1.0, 2.0, 3.0, 20.0, 4.0, 30.0)):
@@ -147,11 +145,11 @@ ROW = (
 
 @pytest.mark.parametrize("many", [False, True], ids=["insert", "copy"])
 @pytest.mark.parametrize(("index", "place"), [(0, (0, 0)), (5, (1, 1)), (-1, (-1, 99)), (0, (10**9, 1))])
-async def test_row_of_the_users_with_the_key_of_a_window_is_kept_and_the_pane_is_poison(
+async def test_users_row_with_the_key_of_a_window_is_kept_and_the_pane_is_poison(
     owner: Owner, database_url: str, index: int, place: tuple[int, int], many: bool
 ) -> None:
     run(database_url, ROW.format(index, *place))
-    table, interval = owner.deployment.table_ids["sums_1m"], owner.deployment.of("sums")[0]
+    table, interval = owner.deployment.table_ids["sums_1m"], owner.deployment.intervals_of("sums")[0]
     others = [(f"d{n}", 1.0, 0) for n in range(COPY_ROWS_MIN if many else 2)]
 
     with pytest.raises(PoisonError):
@@ -162,8 +160,8 @@ async def test_row_of_the_users_with_the_key_of_a_window_is_kept_and_the_pane_is
     assert fetch(database_url, "SELECT device, total FROM factory.sums_1m") == [(BAD, 77.0)]
 
 
-async def test_pane_that_the_interval_itself_has_written_before_is_no_poison(owner: Owner) -> None:
-    table, interval = owner.deployment.table_ids["sums_1m"], owner.deployment.of("sums")[0]
+async def test_pane_that_the_interval_itself_wrote_before_is_not_poison(owner: Owner) -> None:
+    table, interval = owner.deployment.table_ids["sums_1m"], owner.deployment.intervals_of("sums")[0]
     await owner.commit(owner.checkpoint(interval, results=[panes(table, (BAD, 1.0, 0), first=True)]))
 
     for again in (panes(table, (BAD, 1.0, 0), first=True), panes(table, (BAD, 1.0, 0)), panes(table, (BAD, 1.0, 2))):
@@ -189,10 +187,10 @@ ALTERED = {
 @pytest.mark.parametrize("before", [True, False], ids=["seen before", "first"])
 @pytest.mark.parametrize("many", [False, True], ids=["insert", "copy"])
 @pytest.mark.parametrize("altered", ALTERED)
-async def test_table_that_an_administrator_has_altered_is_said_and_waited_for(
+async def test_altered_table_is_reported_and_waited_for(
     owner: Owner, database_url: str, altered: str, many: bool, before: bool
 ) -> None:
-    table, interval = owner.deployment.table_ids["sums_1m"], owner.deployment.of("sums")[0]
+    table, interval = owner.deployment.table_ids["sums_1m"], owner.deployment.intervals_of("sums")[0]
     if before:
         await owner.commit(owner.checkpoint(interval, results=[panes(table, ("x", 1.0, 0), first=True)]))
         await owner.commit(owner.checkpoint(interval, results=[panes(table, ("x", 1.0, 1))]))
@@ -205,7 +203,7 @@ async def test_table_that_an_administrator_has_altered_is_said_and_waited_for(
     if altered in ("key dropped", "published without identity", "given a rule") and many:
         await attempt()  # rows that are new only go in
         return
-    for _ in range(3):  # a prepared statement may have to be made anew first
+    for _ in range(3):  # a prepared statement may have to be prepared again first
         try:
             await attempt()
         except ResultTableError as error:
@@ -230,7 +228,7 @@ def plant(path: Path) -> Graph:
 
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("body", ["asserts", "own state", "names what is not there"])
-async def test_worker_sets_refused_rows_aside_and_commits_the_rest(
+async def test_worker_dead_letters_refused_rows_and_commits_the_rest(
     database_url: str, tmp_path: Path, when: str, body: str
 ) -> None:
     path = tmp_path / "readings.ndjson"
@@ -247,6 +245,6 @@ async def test_worker_sets_refused_rows_aside_and_commits_the_rest(
     assert dict(fetch(database_url, "SELECT device, count(*)::int FROM plant.counts GROUP BY 1")) == {
         device: 4 for device in devices if device != "bad"
     }
-    (letters,) = fetch(database_url, "SELECT count(*) FROM millpy.dead_letters WHERE reason = 'refused'")[0]
-    assert letters > 0
+    (dead_letters,) = fetch(database_url, "SELECT count(*) FROM millpy.dead_letters WHERE reason = 'refused'")[0]
+    assert dead_letters > 0
     assert fetch(database_url, "SELECT count(*) FROM millpy.accounting WHERE NOT balanced") == [(0,)]

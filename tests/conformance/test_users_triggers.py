@@ -1,4 +1,4 @@
-"""Triggers of every kind on result tables of every kind: what they refuse is set aside, the rest commits."""
+"""Triggers of every kind on result tables of every kind: what they refuse is dead-lettered, the rest commits."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from millpy import (
     hours,
     seconds,
 )
-from millpy.assembly import run_worker
 from millpy.limits import Limits
+from millpy.process.assembly import run_worker
 from millpy.store.postgres.store import PostgresStore
 from tests.conformance.test_users_tables import fetch, run
 from tests.feed import Feed
@@ -67,7 +67,7 @@ class Reading(msgspec.Struct):
 
 
 class Echo(Computation):
-    """Says each record; one that is late only when a timer fires, so in a turn without it."""
+    """Produces each record; a late one only when a timer fires, so in a turn without its input."""
 
     def process_record(self, context: Context, record: Reading) -> None:
         if context.late:
@@ -96,7 +96,7 @@ def plant(feed: Feed) -> Graph:
 
 
 def put_trigger(url: str, when: str, event: str, level: str, body: str) -> None:
-    """Refuse the rows of one device, leave out those of another; or refuse whatever a statement brings."""
+    """Create triggers that refuse the rows of one device and filter those of another, or refuse whole statements."""
     row = "OLD" if event == "DELETE" else "NEW"
     does = f"IF {row}.device LIKE '%{BAD}' THEN {body}; END IF;"
     transition = ""
@@ -147,7 +147,7 @@ async def give(feed: Feed, url: str) -> None:
 
 
 def complete(table: str) -> list[tuple[object, ...]]:
-    """What a device has when nothing is refused: (start, end, records), in seconds."""
+    """The expected windows of a device without refusals: (start, end, records), in seconds."""
     if table == "echoes":
         return [(second,) for second in sorted(SECONDS)]
     if table in SESSIONS:
@@ -160,7 +160,7 @@ def complete(table: str) -> list[tuple[object, ...]]:
 
 
 async def play(url: str, feed: Feed) -> dict[str, list[tuple[object, ...]]]:
-    """What the device has of which nothing is refused, by table."""
+    """The expected rows, by table, of the device without refusals."""
     async with asyncio.timeout(200), asyncio.TaskGroup() as group:
         group.create_task(run_worker(plant(feed), url, limits=Limits(bundle_records_max=TURN)))
         await give(feed, url)
@@ -177,7 +177,7 @@ async def play(url: str, feed: Feed) -> dict[str, list[tuple[object, ...]]]:
 
 
 @pytest.mark.parametrize(("when", "event", "level"), PLAYED, ids=[" ".join(t).lower() for t in PLAYED])
-async def test_what_a_trigger_refuses_is_set_aside_and_the_rest_commits(
+async def test_rows_that_a_trigger_refuses_are_dead_lettered_and_the_rest_commits(
     database_url: str, when: str, event: str, level: str
 ) -> None:
     feed = Feed()

@@ -1,4 +1,4 @@
-"""The views for people are exact and live, and the explanation of a watermark names the culprit."""
+"""The views are exact and live, and the explanation of a watermark names its cause."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ STATE = "SELECT graph, computation, cell, key, subkey, value FROM millpy.state O
 
 
 @pytest.mark.parametrize("folds_after", [0, 1, 2, 3])
-async def test_state_is_the_same_however_much_is_folded(owner: Owner, database_url: str, folds_after: int) -> None:
-    (interval, _) = owner.deployment.of("sums")
+async def test_state_view_does_not_depend_on_folding(owner: Owner, database_url: str, folds_after: int) -> None:
+    (interval, _) = owner.deployment.intervals_of("sums")
     changes: list[Entries] = [
         entries(Kind.STATE, "usual", ("a", 1), ("b", {"x": 1}), ("c", 3)),
         entries(Kind.STATE, "usual", ("a", 2), ("b", None)),
@@ -67,7 +67,7 @@ async def test_state_is_the_same_however_much_is_folded(owner: Owner, database_u
 
 
 async def test_timers_and_windows_are_shown_in_time(owner: Owner, database_url: str) -> None:
-    (interval, _) = owner.deployment.of("sums")
+    (interval, _) = owner.deployment.intervals_of("sums")
     timer = entries(Kind.TIMER, "event", ("a", {"at": 1}, "quiet", 3 * MINUTE))
     window = entries(Kind.WINDOW, "", ("a", [1, 2.5], f"0/{MINUTE}", 2 * MINUTE))
 
@@ -81,8 +81,8 @@ async def test_timers_and_windows_are_shown_in_time(owner: Owner, database_url: 
     assert windows == [('"a"', "1970-01-01 00:00:00+00", "1970-01-01 00:01:00+00", "1970-01-01 00:02:00+00")]
 
 
-async def test_backlog_counts_what_is_stored_above_the_cursors(owner: Owner, database_url: str) -> None:
-    (a, _), (first, second) = owner.deployment.of("readings"), owner.deployment.of("sums")
+async def test_backlog_counts_stored_records_above_the_cursors(owner: Owner, database_url: str) -> None:
+    (a, _), (first, second) = owner.deployment.intervals_of("readings"), owner.deployment.intervals_of("sums")
     subscription = owner.deployment.subscription_ids["readings", "sums", 0]
     await owner.commit(owner.checkpoint(a, segments=[a_segment(subscription, 1, [a_slice(1, 2), a_slice(3)])]))
     await owner.commit(owner.checkpoint(first, cursors=cursors(owner, 0, a)))
@@ -103,10 +103,8 @@ FOLD_AND_EMPTY = """
 """
 
 
-async def test_accounting_begun_before_a_fold_and_read_after_the_slot_is_emptied_misses_nothing(
-    owner: Owner, database_url: str
-) -> None:
-    (a, _) = owner.deployment.of("readings")
+async def test_accounting_that_spans_a_fold_and_an_emptied_slot_is_complete(owner: Owner, database_url: str) -> None:
+    (a, _) = owner.deployment.intervals_of("readings")
     await owner.commit(owner.checkpoint(a, delta=counters(injected=("readings", 5), accepted=("readings", 5))))
     accounted = "SELECT injected, accepted FROM millpy.accounting WHERE source_partition = 'a'"
 
@@ -121,7 +119,7 @@ async def test_accounting_begun_before_a_fold_and_read_after_the_slot_is_emptied
 
 
 async def test_watermarks_and_workers_are_shown(owner: Owner, database_url: str) -> None:
-    a, b = owner.deployment.of("readings")
+    a, b = owner.deployment.intervals_of("readings")
     await advance(owner, a, MINUTE)
     await advance(owner, b, INSTANT_MAX)
 
@@ -144,11 +142,11 @@ async def explain(owner: Owner, url: str, computation: str) -> list[tuple[Any, .
 
 async def sums_hold(owner: Owner, **changes: Any) -> None:
     """Both sources are at ten minutes and consumed; the first interval of `sums` has work that is older."""
-    a, b = owner.deployment.of("readings")
+    a, b = owner.deployment.intervals_of("readings")
     for source in (a, b):
         await advance(owner, source, 10 * MINUTE)
-    first, second = owner.deployment.of("sums")
-    (alarms,) = owner.deployment.of("alarms")
+    first, second = owner.deployment.intervals_of("sums")
+    (alarms,) = owner.deployment.intervals_of("alarms")
     await advance(owner, first, 10 * MINUTE, cursors=cursors(owner, 10 * MINUTE, a, b), **changes)
     await advance(owner, second, 10 * MINUTE, cursors=cursors(owner, 10 * MINUTE, a, b))
     low = min(10 * MINUTE, changes.get("oldest_work", INSTANT_MAX))
@@ -156,7 +154,7 @@ async def sums_hold(owner: Owner, **changes: Any) -> None:
     await advance(owner, alarms, low, cursors=taken)
 
 
-async def test_open_window_is_named_from_downstream(owner: Owner, database_url: str) -> None:
+async def test_open_window_is_named_as_the_cause_downstream(owner: Owner, database_url: str) -> None:
     window = entries(Kind.WINDOW, "", ("dev-7", [1], f"{4 * MINUTE}/{5 * MINUTE}", 6 * MINUTE))
     await sums_hold(owner, oldest_work=Instant(5 * MINUTE - 1), delta=(window,))
 
@@ -169,7 +167,7 @@ async def test_open_window_is_named_from_downstream(owner: Owner, database_url: 
 
 
 @pytest.mark.parametrize(("domain", "held_by"), [("event", "timer"), ("hold", "hold")])
-async def test_timer_and_hold_are_named(owner: Owner, database_url: str, domain: str, held_by: str) -> None:
+async def test_timers_and_holds_are_named_as_causes(owner: Owner, database_url: str, domain: str, held_by: str) -> None:
     timer = entries(Kind.TIMER, domain, ("dev-7", None, "x", 1), ("dev-8", {}, "quiet", 3 * MINUTE))
     await sums_hold(owner, oldest_work=Instant(3 * MINUTE), delta=(timer,))
 
@@ -179,8 +177,8 @@ async def test_timer_and_hold_are_named(owner: Owner, database_url: str, domain:
 
 
 async def test_slow_source_partition_is_named(owner: Owner, database_url: str) -> None:
-    a, b = owner.deployment.of("readings")
-    first, second = owner.deployment.of("sums")
+    a, b = owner.deployment.intervals_of("readings")
+    first, second = owner.deployment.intervals_of("sums")
     await advance(owner, a, 10 * MINUTE)
     await advance(owner, b, 2 * MINUTE)
     for interval in (first, second):
@@ -194,45 +192,47 @@ async def test_slow_source_partition_is_named(owner: Owner, database_url: str) -
 
 
 async def test_backlog_and_lost_owner_are_named(owner: Owner, database_url: str) -> None:
-    for source in owner.deployment.of("readings"):
+    for source in owner.deployment.intervals_of("readings"):
         await advance(owner, source, 10 * MINUTE)
     behind = await explain(owner, database_url, "sums")
     await owner.expire()
 
     lost = await explain(owner, database_url, "sums")
 
-    assert behind == [("sums", "backlog", "bundle 0 of readings, source partition a is consumed and 1 is committed")]
+    assert behind == [
+        ("sums", "backlog", "consumed up to bundle 0 of readings, source partition a, which has committed up to 1")
+    ]
     assert lost[-1][1] == "owner"
 
 
-async def test_source_that_stands_still_is_shown_and_named_and_can_be_resumed(owner: Owner, database_url: str) -> None:
-    a, _ = owner.deployment.of("readings")
-    await owner.commit(owner.checkpoint(a, pause=Pause("60 of its last 100 records were set aside")))
+async def test_paused_source_is_shown_and_can_be_resumed(owner: Owner, database_url: str) -> None:
+    a, _ = owner.deployment.intervals_of("readings")
+    await owner.commit(owner.checkpoint(a, pause=Pause("60 of its last 100 records are dead letters")))
 
     shown = fetch(database_url, "SELECT source_partition, state, paused_because FROM millpy.sources ORDER BY 1")
     (step,) = await explain(owner, database_url, "readings")
-    said = fetch(database_url, "SELECT kind, detail ->> 'stream' FROM millpy.events")
+    events = fetch(database_url, "SELECT kind, detail ->> 'stream' FROM millpy.events")
     resumed = fetch(database_url, "SELECT millpy.resume_source('factory', 'readings')")
 
-    assert shown == [("a", "paused", "60 of its last 100 records were set aside"), ("b", "running", None)]
+    assert shown == [("a", "paused", "60 of its last 100 records are dead letters"), ("b", "running", None)]
     assert step[1] == "pause"
-    assert "source partition a stands still since" in step[2]
-    assert said == [("paused", "readings")]
+    assert "source partition a has been paused since" in step[2]
+    assert events == [("paused", "readings")]
     assert resumed == [(1,)]
     assert fetch(database_url, "SELECT state FROM millpy.sources") == [("running",), ("running",)]
 
 
-async def test_computation_that_nobody_knows_is_refused(owner: Owner, database_url: str) -> None:
+async def test_unknown_computation_is_refused(owner: Owner, database_url: str) -> None:
     with pytest.raises(psycopg.errors.NoDataFound):
         await explain(owner, database_url, "nothing")
 
 
-async def test_what_was_set_aside_is_readable(owner: Owner, database_url: str) -> None:
-    (interval, _) = owner.deployment.of("sums")
-    letter = DeadLetter("user_error", "boom", b'{"x":"\xff"}', "readings", "sums", event_time=MINUTE, key=b'"a"')
+async def test_dead_letters_are_readable(owner: Owner, database_url: str) -> None:
+    (interval, _) = owner.deployment.intervals_of("sums")
+    dead_letter = DeadLetter("user_error", "boom", b'{"x":"\xff"}', "readings", "sums", event_time=MINUTE, key=b'"a"')
     late = LateRows("readings", "sums", [b'"a"'], [b"{}"], [MINUTE], [3 * MINUTE], [MINUTE], [2 * MINUTE])
 
-    await owner.commit(owner.checkpoint(interval, dead_letters=[letter], late=[late]))
+    await owner.commit(owner.checkpoint(interval, dead_letters=[dead_letter], late=[late]))
 
     dead = fetch(database_url, "SELECT graph, reason, event_time::text, payload_text FROM millpy.dead_letters")
     assert dead == [("factory", "user_error", "1970-01-01 00:01:00+00", '{"x":"\\377"}')]

@@ -10,17 +10,17 @@ from typing import Any
 import msgspec
 import psycopg
 
-from millpy.assembly import run_worker
 from millpy.graph import Graph
-from millpy.injectors.files import File
-from millpy.injectors.settings import EventTime
+from millpy.ingest.settings import EventTime
 from millpy.limits import Limits
 from millpy.model.time import seconds
-from millpy.windowing.aggregate import Count, Mean, StandardDeviation, Sum, Variance
-from millpy.windowing.combiner import Combiner
-from millpy.windowing.fold import Aggregate
-from millpy.windowing.positional import Collect, First, Last, Top
-from millpy.windowing.quantile import Median, Quantile
+from millpy.process.assembly import run_worker
+from millpy.sources.files.source import File
+from millpy.windowing.accumulator import Aggregate
+from millpy.windowing.aggregates.combiner import Combiner
+from millpy.windowing.aggregates.numeric import Count, Mean, StandardDeviation, Sum, Variance
+from millpy.windowing.aggregates.positional import Collect, First, Last, Top
+from millpy.windowing.aggregates.quantile import Median, Quantile
 from millpy.windowing.window import SessionWindows, SlidingWindows
 
 DEVICES = 150
@@ -91,7 +91,7 @@ def graph_of(path: Path, name: str) -> Graph:
     return graph
 
 
-async def test_size_of_bundles_does_not_show_in_any_table(tmp_path: Path, database_url: str) -> None:
+async def test_no_table_depends_on_the_size_of_bundles(tmp_path: Path, database_url: str) -> None:
     path = tmp_path / "readings.ndjson"
     path.write_text("".join(json.dumps(reading) + "\n" for reading in readings()))
 

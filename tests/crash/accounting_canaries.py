@@ -14,29 +14,32 @@ from typing import Any
 
 import numpy as np
 
-from millpy.injectors.decode import Decoded, Decoder
-from millpy.injectors.dedupe import DedupeIndex
-from millpy.injectors.files import FileInjector
-from millpy.injectors.files_reading import Reading
-from millpy.injectors.intake import Intake
-from millpy.injectors.protocol import Taken
-from millpy.model.first_seen import FirstSeen
+from millpy.hosting import routing
+from millpy.hosting import step as steps
+from millpy.hosting.step import Steps
+from millpy.ingest.decode import Decoder, DecodeResult
+from millpy.ingest.dedupe import DedupeIndex
+from millpy.ingest.intake import Intake
+from millpy.ingest.protocol import SourceBatch
 from millpy.model.record import Records
-from millpy.runtime import deduplicate, keyed, routing, steps, turn
-from millpy.runtime.calls import Calls
-from millpy.runtime.mapping import FlatMap, Map
-from millpy.runtime.operators import Branch, Filter
-from millpy.runtime.outlets import StreamOutlet
-from millpy.runtime.steps import Steps
+from millpy.operators import deduplicate, keyed
+from millpy.operators.callbacks import Calls
+from millpy.operators.first_seen import FirstSeen
+from millpy.operators.map import FlatMap, Map
+from millpy.operators.outputs import StreamOutlet
+from millpy.operators.stateless import Branch, Filter
+from millpy.runtime import gather
+from millpy.sources.files.reader import FileReader
+from millpy.sources.files.source import FileInjector
 from millpy.store.postgres.store import PostgresStore
-from millpy.windowing import interval
-from millpy.windowing.aligned import AlignedInterval
-from millpy.windowing.emission import Emission
-from millpy.windowing.interval import Rows
-from millpy.windowing.open_slices import OpenSlices
-from millpy.windowing.open_windows import OpenWindows
-from millpy.windowing.sessions import SessionInterval
-from millpy.windowing.sliced import SlicedInterval
+from millpy.windowing import operator as interval
+from millpy.windowing.fixed import AlignedInterval
+from millpy.windowing.fixed_state import OpenWindows
+from millpy.windowing.operator import JoinedRows
+from millpy.windowing.panes import Emission
+from millpy.windowing.session import SessionInterval
+from millpy.windowing.sliding import SlicedInterval
+from millpy.windowing.sliding_state import OpenSlices
 
 Part = Any
 Change = Callable[[Part], Part]
@@ -68,7 +71,7 @@ def with_one_twice(segments: Part) -> Part:
 
 
 def _picked(part: Part, choose: Callable[[int], Any]) -> Part:
-    if isinstance(part, Decoded):
+    if isinstance(part, DecodeResult):
         rows = _picked(part.rows, choose)
         batch, objects = (None if p is None else _picked(p, choose) for p in (part.batch, part.objects))
         return replace(part, rows=rows, batch=batch, objects=objects)
@@ -77,7 +80,7 @@ def _picked(part: Part, choose: Callable[[int], Any]) -> Part:
     if not len(part):
         return part
     rows = np.array(choose(len(part)), np.int64)
-    if isinstance(part, Records | Rows):
+    if isinstance(part, Records | JoinedRows):
         return part.take(rows)
     if hasattr(part, "num_rows"):
         return part.take(rows)
@@ -90,7 +93,7 @@ def _picked(part: Part, choose: Callable[[int], Any]) -> Part:
 
 
 def answers(*path: str | int) -> Callable[[Change], Callable[[Any], Any]]:
-    """Breaks what a function returns: all of it, or one member (of a tuple by number, of an object by name)."""
+    """Break the result of a function: all of it, or one member (of a tuple by number, of an object by name)."""
 
     def broken(change: Change) -> Callable[[Any], Any]:
         def around(sound: Any) -> Any:
@@ -164,7 +167,7 @@ def _jobs(change: Change) -> Callable[[Any], Any]:
 
 
 def _flipped(change: Change) -> Callable[[Any], Any]:
-    """Says the contrary of the last record for which it says what this change is about."""
+    """Returns the opposite verdict for the last record that this change concerns."""
     wanted = change is more
 
     def around(sound: Any) -> Any:
@@ -182,13 +185,13 @@ def _flipped(change: Change) -> Callable[[Any], Any]:
 
 
 def _flipped_back(change: Change) -> Callable[[Any], Any]:
-    """The same of a function that says which are accepted."""
+    """The same for a function that decides which records are accepted."""
     return _flipped(less if change is more else more)
 
 
 def _whole_batches(change: Change) -> Callable[[Any], Any]:
-    """The first batch of a source is lost between it and the turn, or comes in the next turn again."""
-    first: dict[Any, Taken] = {}
+    """Lose the first batch of a source before the turn, or repeat it in the next turn."""
+    first: dict[Any, SourceBatch] = {}
     again: list[bool] = []
 
     def around(sound: Any) -> Any:
@@ -241,8 +244,8 @@ CANARIES = [
     Canary("decoder", "fixed", SOURCE, Decoder, "decode", answers()),
     Canary("decoder", "fixed", SOURCE, Decoder, "decode", answers(), bundle=FEW),
     Canary("what the source hands over", "fixed", SOURCE, FileInjector, "take", answers("block")),
-    Canary("a piece of a file", "fixed", SOURCE, Reading, "read", answers("block")),
-    Canary("whole batches", "fixed", SOURCE, turn, "take", _whole_batches, bundle=FEW),
+    Canary("a piece of a file", "fixed", SOURCE, FileReader, "read", answers("block")),
+    Canary("whole batches", "fixed", SOURCE, gather, "take", _whole_batches, bundle=FEW),
     Canary("dedupe", "fixed", SOURCE, DedupeIndex, "check", _flipped),
     Canary("dedupe", "fixed", SOURCE, DedupeIndex, "check", _flipped, bundle=FEW),
     Canary("event times", "fixed", SOURCE, Intake, "_event_times", answers(1), (but_the_first,)),

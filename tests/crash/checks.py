@@ -1,4 +1,4 @@
-"""Compares what is in the database with what must be there; a check returns faults in words, none when all is well.
+"""Compares the database with the expected contents; a check returns descriptions of faults.
 
 A fault of a result is of one kind: *lost* (fewer records than there must be), *doubled* (more), or *changed* (as many,
 but not these). Everything else that must not be is a *violation*: a watermark that fell, accounting that does not add
@@ -23,7 +23,7 @@ Kind = Literal["lost", "doubled", "changed", "violation"]
 
 
 class Fault(str):
-    """What is wrong, in words; how often and of which kind."""
+    """A kind of fault, with its description and number."""
 
     __slots__ = ("count", "kind")
     kind: Kind
@@ -64,7 +64,7 @@ def differences(what: str, found: Mapping[Any, Any], wanted: Mapping[Any, Any]) 
 
 def _kind(found: Any, wanted: Any) -> Kind:
     if wanted is None:
-        return "changed"  # nobody has sent anything that could become this
+        return "changed"  # no message can have this result
     more = _records(found) - _records(wanted)
     return "doubled" if more > 0 else "lost" if more < 0 else "changed"
 

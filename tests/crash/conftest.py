@@ -22,7 +22,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def expected(source: Path) -> Expected:
-    """What must come out of it."""
+    """The expected results."""
     return expected_of(source)
 
 

@@ -40,7 +40,7 @@ from millpy import (
     Variance,
     seconds,
 )
-from millpy.windowing.fold import Aggregate
+from millpy.windowing.accumulator import Aggregate
 
 DISORDER = 5
 END = 240
@@ -122,7 +122,7 @@ KINDS = {
 
 @dataclass
 class Added:
-    """An aggregate that may be added, and what a recount makes of a window's records, in order of event time."""
+    """An aggregate to add, and its recount over a window's records in order of event time."""
 
     aggregate: Aggregate
     of: Callable[[Sequence[Reading]], Any]
@@ -235,7 +235,7 @@ class Window:
 
 
 def recount(records: Sequence[Reading], changed_at: int, kind: Kind, added: Sequence[str]) -> Rows:
-    """(device, start, end) -> n, total, spread (not of slices), what was added: None where there is an older record."""
+    """(device, start, end) -> n, total, spread (not of slices), additions; None if an older record is in the window."""
     windows: dict[str, list[Window]] = {}
     largest: int | None = None
     for place, record in enumerate(records):

@@ -12,9 +12,9 @@ import msgspec
 
 from millpy.computation import Computation, Context, Value
 from millpy.graph import Graph
-from millpy.injectors.files import Directory
-from millpy.injectors.settings import EventTime
+from millpy.ingest.settings import EventTime
 from millpy.model.time import hours
+from millpy.sources.files.source import Directory
 
 
 class Reading(msgspec.Struct):

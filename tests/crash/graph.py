@@ -9,11 +9,11 @@ import msgspec
 
 from millpy.computation import Computation, Context, MapCell, Value
 from millpy.graph import Graph
-from millpy.injectors.files import File
-from millpy.injectors.settings import Dedupe, EventTime
+from millpy.ingest.settings import Dedupe, EventTime
 from millpy.model.time import hours, milliseconds, seconds
 from millpy.model.timer import Timer
-from millpy.windowing.aggregate import Count, Max, Min, Sum
+from millpy.sources.files.source import File
+from millpy.windowing.aggregates.numeric import Count, Max, Min, Sum
 from millpy.windowing.window import FixedWindows
 
 INTERVALS = 2
@@ -74,7 +74,7 @@ class Watcher(Computation):
 
 
 class Tally(Computation):
-    """Counts a group's marks per period, and says the number once the period is well over."""
+    """Counts a group's marks per period, and produces the number well after the period."""
 
     marks = MapCell(int, int)
 

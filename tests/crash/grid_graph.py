@@ -8,12 +8,13 @@ from datetime import datetime
 
 import msgspec
 
-from millpy.computation import Computation, Context, Timer, Value
+from millpy.computation import Computation, Context, Value
 from millpy.graph import Graph
-from millpy.injectors.files import File
-from millpy.injectors.settings import EventTime
+from millpy.ingest.settings import EventTime
 from millpy.model.time import minutes, seconds
-from millpy.windowing.aggregate import Count, Sum
+from millpy.model.timer import Timer
+from millpy.sources.files.source import File
+from millpy.windowing.aggregates.numeric import Count, Sum
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
 
 WINDOWS = {
@@ -39,7 +40,7 @@ class Told(msgspec.Struct):
 
 
 class Marks(Computation):
-    """Keeps the texts of a key, and tells its sum at each timer; the key d0 has many timers at one time."""
+    """Keeps the texts of a key, and produces its sum at each timer; the key d0 has many timers at one time."""
 
     total = Value(int, default=0)
     texts = Value(str, default="")

@@ -8,14 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
 import psycopg
 
-from millpy.runtime.probe import Point
-from millpy.testing.crash import points_reached
+from millpy.hosting.failpoints import Failpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 GRAPH = Path(__file__).with_name("graph.py")
@@ -31,7 +31,7 @@ SETTINGS = {
 
 
 def await_true(condition: Callable[[], bool], what: str, within_s: float = 60.0) -> float:
-    """Poll until it holds; returns how long that took."""
+    """Poll until the condition is true; return how long that took."""
     started = time.monotonic()
     while not condition():
         if time.monotonic() - started > within_s:
@@ -52,7 +52,7 @@ class Worker:
         source: Path,
         *,
         graph: Path = GRAPH,
-        probe: str = "",
+        failpoint: str = "",
         only: str = "",
         gated: bool = False,
         environment: Mapping[str, str] | None = None,
@@ -63,7 +63,7 @@ class Worker:
         self.log_file = directory / f"worker.{number}.log"
         limits = {**SETTINGS, **{name.replace("_", "-"): value for name, value in settings.items()}}
         command = [sys.executable, "-m", "millpy.testing.crash_worker", str(graph), "--database", url]
-        command += ["--probe", probe, "--reached", str(self.reached_file), "--only", only]
+        command += ["--failpoint", failpoint, "--reached", str(self.reached_file), "--only", only]
         command += [word for name, value in limits.items() for word in (f"--{name}", str(value))]
         command += ["--gated"] if gated else []
         variables = {**os.environ, "CRASH_INPUT": str(source), "PYTHONPATH": str(ROOT), **(environment or {})}
@@ -86,14 +86,20 @@ class Worker:
     def log(self) -> str:
         return self.log_file.read_text(errors="replace")
 
-    def reached(self, point: Point) -> int:
-        return points_reached(self.reached_file)[point]
+    @property
+    def points_reached(self) -> Counter[Failpoint]:
+        """How often each point was reached."""
+        reached = self.reached_file
+        return Counter(map(Failpoint, reached.read_text().split())) if reached.exists() else Counter()
 
-    def await_reached(self, point: Point, times: int = 1, within_s: float = 60.0) -> None:
+    def reached(self, point: Failpoint) -> int:
+        return self.points_reached[point]
+
+    def await_reached(self, point: Failpoint, times: int = 1, within_s: float = 60.0) -> None:
         self.await_while_running(lambda: self.reached(point) >= times, f"{point} {times} times", within_s)
 
     def await_while_running(self, condition: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
-        """Poll until it holds; a worker that has ended cannot bring it about any more."""
+        """Poll until the condition is true; fail if the worker ends first."""
 
         def holds() -> bool:
             ended = self.process.poll()
@@ -131,12 +137,12 @@ class Worker:
         self.process.send_signal(signal.SIGTERM)
 
     def await_killed(self, within_s: float = 60.0) -> None:
-        """Its probe has killed it."""
+        """Its failpoint has killed it."""
         self._await_end(within_s)
         assert self.process.returncode == -signal.SIGKILL, (self.process.returncode, self.log[-3000:])
 
     def await_frozen(self, within_s: float = 60.0) -> None:
-        """Its probe has stopped it."""
+        """Its failpoint has stopped it."""
         status = Path(f"/proc/{self.process.pid}/stat")
         await_true(lambda: status.read_text().rpartition(")")[2].split()[0] == "T", "frozen", within_s)
 
@@ -171,7 +177,7 @@ def committed(url: str) -> dict[int, int]:
 
 
 def owned_by(url: str, worker: Worker) -> list[int]:
-    """Intervals that the table says are a worker's."""
+    """Return the intervals of a worker, from the table."""
     with psycopg.connect(url, autocommit=True) as connection:
         rows = connection.execute(
             "SELECT interval_id FROM mill.intervals JOIN mill.workers USING (worker_id) WHERE pid = %s",

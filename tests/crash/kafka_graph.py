@@ -4,7 +4,7 @@ import os
 
 import msgspec
 
-from millpy import Count, EventTime, FixedWindows, Graph, Kafka, Max, Sum, seconds
+from millpy import Count, EventTime, FieldMapping, FixedWindows, Graph, Kafka, KafkaBrokers, Max, Sum, seconds
 
 
 class Reading(msgspec.Struct):
@@ -17,7 +17,13 @@ address, topic, partitions, start = os.environ["CRASH_INPUT"].split(",")
 graph = Graph("kafka_crash")
 readings = graph.inject(
     "readings",
-    Kafka(topic, partitions=int(partitions), key="device", timestamp="at_ms", start=start, servers=address),
+    Kafka(
+        topic,
+        partitions=int(partitions),
+        fields=FieldMapping(key="device", timestamp="at_ms"),
+        start=start,
+        brokers=KafkaBrokers(address),
+    ),
     schema=Reading,
     event_time=EventTime("at_ms", unit="ms", max_disorder=seconds(5)),
 )

@@ -148,7 +148,7 @@ def summary(verdicts: Sequence[Verdict], skipped: Sequence[str], seconds: float)
 
 
 def failed(totals: dict[str, float | None], *, ci: bool) -> bool:
-    """Whether the last line says that something is wrong."""
+    """Tell whether the last line reports a fault."""
     return any(totals[kind] for kind in ("lost", "doubled", "changed", "violations")) or bool(ci and totals["skipped"])
 
 

@@ -13,20 +13,21 @@ from typing import Any
 
 import msgspec
 
-from millpy.clock import Clock, SystemClock, fresh_identity
+from millpy.clock import Clock, SystemClock, random_id
 from millpy.computation import Computation, Context, Value
 from millpy.errors import TransientError
 from millpy.graph import Graph
 from millpy.graph.streams import Stream
-from millpy.injectors.files import File
-from millpy.injectors.settings import EventTime
+from millpy.hosting.failpoints import NoFailpoints
+from millpy.hosting.plan import plan
+from millpy.ingest.settings import EventTime
 from millpy.limits import Limits
-from millpy.runtime.ownership import Lease
-from millpy.runtime.plan import plan
-from millpy.runtime.probe import NoProbe
+from millpy.runtime.context import WorkerContext
+from millpy.runtime.lease import Lease
 from millpy.runtime.worker import Worker
-from millpy.store.memory import MemoryDatabase, MemoryStore
-from millpy.windowing.aggregate import Count
+from millpy.sources.files.source import File
+from millpy.store.memory.store import MemoryDatabase, MemoryStore
+from millpy.windowing.aggregates.numeric import Count
 from millpy.windowing.window import FixedWindows
 
 LIMITS = Limits(lease_ttl_s=0.5, bundle_records_max=100, progress_every_s=0.01, fold_every_s=0.05, retry_s_min=0.002)
@@ -85,7 +86,7 @@ def two_stages(path: Path, records: Sequence[Reading]) -> Graph:
 
 
 def windows_over_several(directory: Path, records: Sequence[Reading], partitions: int) -> Graph:
-    """Counts of windows over so many source partitions; all of a device is in one."""
+    """Counts of windows over several source partitions; all readings of a device are in one."""
     graph = Graph("world")
     sources = []
     for n in range(partitions):
@@ -117,19 +118,21 @@ def expected(records: Sequence[Reading]) -> list[tuple[str, int, int]]:
 async def started(
     store: MemoryStore, graph: Graph, limits: Limits, clock: Clock, lease: Lease | None = None, **more: Any
 ) -> Worker:
-    """A worker on a store of its own, which is opened, and on the graph, which is deployed."""
+    """Start a worker with its own store on the deployed graph."""
     await store.open()
     deployment = await store.deploy(graph.spec())
     worker = Worker(
-        store,
-        plan(graph, deployment, limits),
-        fresh_identity(),
-        limits=limits,
-        clock=clock,
-        probe=NoProbe(),
-        lease=lease or Lease(limits, clock),
-        rng=random.Random(1),
-        **more,
+        WorkerContext(
+            store=store,
+            plan=plan(graph, deployment, limits),
+            worker_id=random_id(),
+            limits=limits,
+            host_clock=clock,
+            failpoints=NoFailpoints(),
+            lease=lease or Lease(limits, clock),
+            rng=random.Random(1),
+            **more,
+        )
     )
     await worker.start()
     return worker
@@ -161,7 +164,7 @@ class World:
                 worker = await started(store, self.graph, self.limits, self.clock, lease, only=only)
                 break
             await asyncio.sleep(self.limits.retry_s_min)
-        self.graph_id = worker.plan.deployment.graph_id
+        self.graph_id = worker.context.plan.deployment.graph_id
         self.deployed.set()
         beating = asyncio.create_task(self._beat(worker, store, lease))
         try:
@@ -175,7 +178,7 @@ class World:
             await asyncio.sleep(self.limits.heartbeat_s)
             started = self.clock.monotonic()
             try:
-                if await store.heartbeat(worker.worker_id, self.limits.lease_ttl_s):
+                if await store.heartbeat(worker.context.worker_id, self.limits.lease_ttl_s):
                     lease.renewed(started)
                 else:
                     lease.lost()

@@ -7,10 +7,10 @@ import os
 import msgspec
 
 from millpy.graph import Graph
-from millpy.injectors.mqtt import Mqtt
-from millpy.injectors.settings import AdvanceWithClock, Dedupe, EventTime, IdlePolicy, Wait
+from millpy.ingest.settings import AdvanceWithClock, Dedupe, EventTime, IdlePolicy, Wait
 from millpy.model.time import hours, seconds
-from millpy.windowing.aggregate import Count, Sum
+from millpy.sources.mqtt.source import Mqtt, MqttSession
+from millpy.windowing.aggregates.numeric import Count, Sum
 from millpy.windowing.window import FixedWindows
 
 FILTERS = ("north/{site}/{floor}", "south/{site}/{floor}")
@@ -26,7 +26,7 @@ class Reading(msgspec.Struct):
 
 
 def source(port: int, protocol: int = 5) -> Mqtt:
-    return Mqtt(*FILTERS, host="127.0.0.1", port=port, protocol=protocol, client_id="floors")  # type: ignore[arg-type]
+    return Mqtt(*FILTERS, host="127.0.0.1", port=port, protocol=protocol, session=MqttSession(client_id="floors"))  # type: ignore[arg-type]
 
 
 def counts(port: int, idle: IdlePolicy | None = None, *, disorder_s: float = 3_600, protocol: int = 5) -> Graph:

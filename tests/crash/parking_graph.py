@@ -1,4 +1,4 @@
-"""Two gateways that hear the same devices; a step that fails until somebody mends it, and parks the key meanwhile."""
+"""Two gateways that hear the same devices; a step that fails until it is repaired, and parks the key until then."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import msgspec
 
 from millpy.computation import Computation, Context, Value
 from millpy.graph import Graph
-from millpy.injectors.files import File
-from millpy.injectors.settings import EventTime
+from millpy.ingest.settings import EventTime
 from millpy.model.time import milliseconds, minutes
+from millpy.sources.files.source import File
 
 FOLDER = Path(os.environ["CRASH_INPUT"])
 MENDED = FOLDER / "mended"

@@ -1,4 +1,4 @@
-"""Feeds of a size that is asked for, and what must come out of them: for tests of what is too large for a bound."""
+"""Feeds of a requested size and their expected results, for tests that exceed a bound."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ START_S = 1_700_000_040
 
 @dataclass(frozen=True)
 class Feed:
-    """So many keys, each with so many records in the same half minute, of so many bytes of text."""
+    """Keys, each with a number of records in the same half minute, with texts of a given size."""
 
     path: Path
     keys: int
@@ -31,7 +31,7 @@ class Feed:
     text_bytes: int = 1
 
     def write(self) -> Feed:
-        """All keys once, then all of them again: none is done before the last records."""
+        """Yield all keys, then all of them again, so that none is complete before the end."""
         text = "x" * self.text_bytes
         with self.path.open("w") as file:
             for turn in range(self.each):
@@ -41,7 +41,7 @@ class Feed:
         return self
 
     def faults(self, url: str, windows: int = 1) -> list[str]:
-        """What is wrong with the results of a graph that has finished; each record is in `windows` windows."""
+        """Return the faults of a finished graph's results; each record is in `windows` windows."""
         wanted = {f"d{key}": (self.each * windows, self.total(key) * windows) for key in range(self.keys)}
         with psycopg.connect(url, autocommit=True) as connection:
             rows = connection.execute(

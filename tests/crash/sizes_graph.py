@@ -8,11 +8,11 @@ from datetime import datetime
 import msgspec
 
 from millpy.graph import Graph
-from millpy.injectors.files import File
-from millpy.injectors.settings import EventTime
+from millpy.ingest.settings import EventTime
 from millpy.model.time import minutes, seconds
-from millpy.windowing.aggregate import Count, Sum
-from millpy.windowing.positional import Collect
+from millpy.sources.files.source import File
+from millpy.windowing.aggregates.numeric import Count, Sum
+from millpy.windowing.aggregates.positional import Collect
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
 
 WINDOWS = {

@@ -10,8 +10,8 @@ import msgspec
 
 from millpy.computation import Computation, Context
 from millpy.graph import Graph
-from millpy.injectors.files import File
-from millpy.injectors.settings import EventTime
+from millpy.ingest.settings import EventTime
+from millpy.sources.files.source import File
 
 CALL_S = float(os.environ["SLOW_CALL_S"])
 CALLS = os.open(os.environ["SLOW_CALLS"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)

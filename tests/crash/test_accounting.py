@@ -17,17 +17,17 @@ import psycopg
 import pyarrow.compute as pc
 import pytest
 
-from millpy.assembly import deploy, run_worker
 from millpy.computation import Computation, Context, Value
 from millpy.errors import PaneOrderError
 from millpy.graph import Graph
 from millpy.graph.streams import Stream
-from millpy.injectors.files import File
-from millpy.injectors.settings import Dedupe, EventTime
+from millpy.ingest.settings import Dedupe, EventTime
 from millpy.limits import Limits
 from millpy.model.time import milliseconds, seconds
 from millpy.model.timer import Timer
-from millpy.windowing.aggregate import Count, Sum
+from millpy.process.assembly import deploy, run_worker
+from millpy.sources.files.source import File
+from millpy.windowing.aggregates.numeric import Count, Sum
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
 from tests.crash.accounting_canaries import CANARIES, Canary, Change
 
@@ -139,7 +139,7 @@ GRAPHS: dict[str, Callable[[Stream], object]] = {
 
 
 def a_graph(name: str, path: Path) -> Graph:
-    graph = Graph("books")
+    graph = Graph("accounts")
     source = graph.inject(
         "readings", File(path), schema=Reading, event_time=EventTime("at", unit="us", max_disorder=milliseconds(30)),
         dedupe=Dedupe("number", within=seconds(60)),
@@ -169,7 +169,9 @@ def fetch(url: str, query: str) -> list[Any]:
 
 @pytest.mark.parametrize("bundle", [20, 200])
 @pytest.mark.parametrize("name", GRAPHS)
-async def test_sound_engine_adds_up(name: str, bundle: int, tmp_path: Path, database_url: str) -> None:
+async def test_accounting_of_the_sound_engine_adds_up(
+    name: str, bundle: int, tmp_path: Path, database_url: str
+) -> None:
     await finish(a_graph(name, readings(tmp_path / "in.ndjson")), database_url, bundle)
 
     assert fetch(database_url, UNBALANCED) == []
@@ -205,6 +207,6 @@ async def test_record_lost_or_doubled_is_found(
     try:
         await finish(graph, database_url, canary.bundle)
     except* PaneOrderError:
-        pass  # what is stored contradicts itself by now, and the database stops the worker as well
+        pass  # the stored data contradict each other by now, and the database stops the worker, too
 
     assert canary.finds in {name for (name,) in fetch(database_url, UNBALANCED)}

@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 from pathlib import Path
 
-from millpy.runtime.housekeeping import Housekeeping
+from millpy.runtime.maintenance import Maintenance
 from tests.crash.memory_world import LIMITS, World, expected, readings, two_stages
 
 
@@ -20,7 +20,7 @@ async def injected_when_at_rest(world: World, more_than: int = 0, seconds: float
             await asyncio.sleep(seconds)
 
 
-async def test_a_source_pauses_at_the_high_mark_and_goes_on_below_the_low_one(tmp_path: Path) -> None:
+async def test_a_source_pauses_at_the_high_mark_and_resumes_below_the_low_one(tmp_path: Path) -> None:
     records = readings(40_000)
     limits = dataclasses.replace(LIMITS, backlog_records_high=1_000)
     world = World(two_stages(tmp_path / "in.ndjson", records), limits)
@@ -43,13 +43,13 @@ async def test_a_worker_that_cannot_fold_stops_taking_input(tmp_path: Path) -> N
     limits = dataclasses.replace(LIMITS, fold_bytes=100_000, unfolded_bytes_max=200_000, fold_every_s=0.05)
     world = World(two_stages(tmp_path / "in.ndjson", records), limits)
     may_fold = asyncio.Event()
-    fold = Housekeeping.fold
+    fold = Maintenance.fold
 
-    async def fold_later(self: Housekeeping) -> bool:
+    async def fold_later(self: Maintenance) -> bool:
         await may_fold.wait()
         return await fold(self)
 
-    Housekeeping.fold = fold_later  # type: ignore[method-assign]  # a database too slow to fold
+    Maintenance.fold = fold_later  # type: ignore[method-assign]  # a database too slow to fold
     try:
         world.start()
         await world.deployed.wait()
@@ -57,7 +57,7 @@ async def test_a_worker_that_cannot_fold_stops_taking_input(tmp_path: Path) -> N
         may_fold.set()
         await world.finish()
     finally:
-        Housekeeping.fold = fold  # type: ignore[method-assign]
+        Maintenance.fold = fold  # type: ignore[method-assign]
 
     assert 0 < injected < len(records)
     assert world.results() == expected(records)

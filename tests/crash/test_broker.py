@@ -26,5 +26,5 @@ def test_every_message_published_twice_counts_once(survives: Survives) -> None:
     survives(find("every message published twice", "a worker killed meanwhile"))
 
 
-def test_ten_minutes_of_messages_after_an_outage_are_not_late(survives: Survives) -> None:
+def test_messages_queued_for_ten_minutes_of_outage_are_not_late(survives: Survives) -> None:
     survives(find("ten minutes of messages after an outage"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from millpy.embedded import EmbeddedPostgres
-from millpy.runtime.probe import Point
+from millpy.hosting.failpoints import Failpoint
 from tests.crash.cases.freezing import freeze_and_thaw
 from tests.crash.checks import Observer, faults
 from tests.crash.harness import Worker
@@ -24,7 +24,7 @@ def test_store_that_ignores_the_sequencer_is_caught(tmp_path: Path, postgres: Em
     source = write_input(tmp_path / "few.ndjson", 2_000)
 
     def run(world: World) -> None:
-        freeze_and_thaw(world, Point.BEFORE_COMMIT, graph=CANARIES / "ignores_sequencer.py")
+        freeze_and_thaw(world, Failpoint.BEFORE_COMMIT, graph=CANARIES / "ignores_sequencer.py")
 
     case = Case("canary", "ignores the sequencer", run)
     verdict = play(case, tmp_path / "case", postgres, Inputs(source, expected_of(source)))

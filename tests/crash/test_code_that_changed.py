@@ -7,9 +7,9 @@ import json
 import msgspec
 
 from millpy import Combiner, Count, EventTime, FixedWindows, Graph, SessionWindows, SlidingWindows, seconds
-from millpy.assembly import run_worker
 from millpy.limits import Limits
-from tests.crash.on_disk import rows
+from millpy.process.assembly import run_worker
+from tests.crash.graph_files import rows
 from tests.crash.test_versions import fed
 from tests.feed import Feed
 
@@ -72,7 +72,7 @@ def reading(device: str, at: int, value: int) -> bytes:
     return msgspec.json.encode(Reading(device, at, value))
 
 
-async def test_result_that_fails_for_a_stored_window_costs_that_window_alone(database_url: str) -> None:
+async def test_result_that_fails_for_a_stored_window_rejects_only_that_window(database_url: str) -> None:
     feed = Feed()
     feed.push(reading("good", 1, 1), reading("bad", 2, 13), reading("good", 3, 2))
     await fed(database_url, graph_of(feed, Own()), feed)
@@ -84,18 +84,21 @@ async def test_result_that_fails_for_a_stored_window_costs_that_window_alone(dat
     for name in WINDOWS:
         found = rows(database_url, f"SELECT DISTINCT device, n, own FROM factory.{name} ORDER BY 1, 2")
         assert found == [("good", 1, 7), ("good", 2, 3)], name
-    letters = rows(
+    dead_letters = rows(
         database_url, "SELECT computation, reason, detail, convert_from(payload, 'UTF8') FROM mill.dead_letters"
     )
-    assert {letter[0] for letter in letters} == {*WINDOWS, "late_sessions"}
-    assert {letter[1:3] for letter in letters} == {
+    assert {dead_letter[0] for dead_letter in dead_letters} == {*WINDOWS, "late_sessions"}
+    assert {dead_letter[1:3] for dead_letter in dead_letters} == {
         ("user_error", "ZeroDivisionError: integer division or modulo by zero")
     }
-    assert all(json.loads(letter[3])["key"] == "bad" and 13 in json.loads(letter[3])["values"][1] for letter in letters)
+    assert all(
+        json.loads(dead_letter[3])["key"] == "bad" and 13 in json.loads(dead_letter[3])["values"][1]
+        for dead_letter in dead_letters
+    )
     assert rows(database_url, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []
 
 
-async def test_session_that_grows_gives_its_row_up_though_its_result_fails(database_url: str) -> None:
+async def test_session_that_grows_deletes_its_row_even_if_its_result_fails(database_url: str) -> None:
     feed = Feed()
     feed.push(reading("bad", 2, 13), reading("good", 45, 1))
     await fed(database_url, graph_of(feed, Own()), feed)

@@ -6,6 +6,7 @@ import pytest
 
 from tests.crash.cases import find, network
 from tests.crash.conftest import Survives
+from tests.crash.world import Case
 
 AROUND_COMMIT = [
     case
@@ -15,7 +16,7 @@ AROUND_COMMIT = [
 
 
 @pytest.mark.parametrize("case", AROUND_COMMIT, ids=lambda case: case.name)
-def test_lost_answer_to_commit(survives: Survives, case: network.Case) -> None:
+def test_lost_answer_to_commit(survives: Survives, case: Case) -> None:
     survives(case)
 
 
@@ -28,7 +29,7 @@ def test_worker_stalled_past_its_lease_changes_nothing(survives: Survives) -> No
     survives(find("network: stalled past the lease", "two workers"))
 
 
-def test_worker_comes_back_when_its_connections_never_answer(survives: Survives) -> None:
+def test_worker_recovers_when_its_connections_never_answer(survives: Survives) -> None:
     survives(find("network: connections silent for ever", "one worker"))
 
 

@@ -16,9 +16,9 @@ import msgspec
 import pytest
 
 from millpy import Count, Max, Mean, Sum
-from millpy.assembly import deploy, run_worker
 from millpy.errors import GraphError, GraphVersionError
 from millpy.limits import Limits
+from millpy.process.assembly import deploy, run_worker
 from tests.crash.deploy_graphs import (
     ADDED,
     END,
@@ -36,7 +36,7 @@ from tests.crash.deploy_graphs import (
     records_of,
     recount,
 )
-from tests.crash.on_disk import one, rows
+from tests.crash.graph_files import one, rows
 from tests.crash.test_versions import fed
 from tests.feed import Feed
 
@@ -85,7 +85,7 @@ def table_of(url: str, name: str, kind: Kind, added: Sequence[str]) -> Rows:
 
 
 def assert_exact(url: str, records: Sequence[Reading], changed_at: int, added: Sequence[str] = ()) -> None:
-    """Every table is what a recount says, to the digits that floats and sketches have."""
+    """Every table equals a recount, up to the precision of floats and sketches."""
     for name, kind in KINDS.items():
         found, wanted = table_of(url, name, kind, added), recount(records, changed_at, kind, added)
         assert found.keys() == wanted.keys(), name
@@ -123,7 +123,7 @@ if WHOLE:
 @seeds
 @stored_as
 @pytest.mark.parametrize("change", list(ADDITIONS) if WHOLE else SHORT)
-async def test_addition_is_exact_over_what_is_stored(database_url: str, change: str, stored: Stored, seed: int) -> None:
+async def test_addition_is_exact_over_stored_state(database_url: str, change: str, stored: Stored, seed: int) -> None:
     records, shape = records_of(seed), ADDITIONS[change]
     middle = len(records) // 2
     feed = await begun(database_url, stored, records[:middle])
@@ -132,20 +132,20 @@ async def test_addition_is_exact_over_what_is_stored(database_url: str, change: 
 
     assert one(database_url, "SELECT version FROM mill.graphs") == 2
     assert_exact(database_url, records, middle, shape.added)
-    with pytest.raises(GraphVersionError, match="has more than this one"):
+    with pytest.raises(GraphVersionError, match="has more than this file"):
         await run_worker(Shape().graph(feed), database_url, limits=LIMITS[stored])
 
 
-BACK = "take back what it lacks: millpy deploy FILE --back"
+BACK = "remove the additions: millpy deploy FILE --back"
 
 
 @seeds
 @stored_as
 @pytest.mark.parametrize("change", list(ADDITIONS) if WHOLE else ["all of them"])
-async def test_addition_is_taken_back_and_brought_in_again(
+async def test_addition_can_be_removed_and_added_again(
     database_url: str, change: str, stored: Stored, seed: int
 ) -> None:
-    """Records are on their way each time: what the one version has written, the other one reads."""
+    """Records are in flight at each change, so each version reads what the other has written."""
     records, new, old = records_of(seed), ADDITIONS[change], Shape()
     places = [len(records) * part // 5 for part in range(6)]
     parts = [records[lo:hi] for lo, hi in pairwise(places)]
@@ -165,7 +165,7 @@ async def test_addition_is_taken_back_and_brought_in_again(
 
     assert one(database_url, "SELECT version FROM mill.graphs") == 3
     assert sorted(relations(database_url)) == relations_of(old)
-    with pytest.raises(GraphVersionError, match="has been taken back"):
+    with pytest.raises(GraphVersionError, match="have been taken back"):
         await run_worker(new.graph(feed), database_url, limits=LIMITS[stored])
     feed.push(*lines(parts[3]))
     await fed(database_url, old.graph(feed), feed, LIMITS[stored])
@@ -176,15 +176,15 @@ async def test_addition_is_taken_back_and_brought_in_again(
     assert_exact(database_url, records, places[4], new.added)
 
 
-async def test_what_was_not_added_is_not_taken_back(database_url: str) -> None:
+async def test_only_additions_can_be_removed(database_url: str) -> None:
     feed = Feed()
     await deploy(Shape().graph(feed), database_url)
-    before = rows(database_url, "SELECT version, fingerprint FROM mill.graphs")
+    before = rows(database_url, "SELECT version, description FROM mill.graphs")
     for what, shape in REFUSED.items():
         if what not in ("aggregate gone", "step gone"):
-            with pytest.raises(GraphError, match="was not made of this one by additions"):
+            with pytest.raises(GraphError, match="differs from this file by more than additions"):
                 await deploy(shape.graph(feed), database_url, back=True)
-    assert rows(database_url, "SELECT version, fingerprint FROM mill.graphs") == before
+    assert rows(database_url, "SELECT version, description FROM mill.graphs") == before
 
 
 def relations(url: str) -> list[str]:
@@ -198,7 +198,7 @@ def relations_of(shape: Shape) -> list[str]:
 
 @seeds
 @stored_as
-async def test_changes_one_after_the_other_are_exact(database_url: str, stored: Stored, seed: int) -> None:
+async def test_successive_changes_are_exact(database_url: str, stored: Stored, seed: int) -> None:
     records, names = records_of(seed), list(ADDED)
     places = [len(records) * part // 4 for part in range(5)]
     feed = await begun(database_url, stored, records[: places[1]])
@@ -242,18 +242,18 @@ REFUSED: dict[str, Shape] = {
 
 @seeds
 @stored_as
-async def test_what_is_refused_leaves_the_old_graph_running(database_url: str, stored: Stored, seed: int) -> None:
+async def test_refused_change_leaves_the_old_graph_running(database_url: str, stored: Stored, seed: int) -> None:
     records = records_of(seed)
     middle = len(records) // 2
     feed = await begun(database_url, stored, records[:middle])
-    before = rows(database_url, "SELECT version, fingerprint FROM mill.graphs")
+    before = rows(database_url, "SELECT version, description FROM mill.graphs")
 
     for what, shape in REFUSED.items():
         with pytest.raises(GraphError):
             await deploy(shape.graph(feed), database_url)
         with pytest.raises(GraphError):
             await run_worker(shape.graph(feed), database_url, limits=LIMITS[stored])
-        assert rows(database_url, "SELECT version, fingerprint FROM mill.graphs") == before, what
+        assert rows(database_url, "SELECT version, description FROM mill.graphs") == before, what
     await ended(database_url, stored, Shape(), feed, records[middle:])
 
     assert_exact(database_url, records, 0)

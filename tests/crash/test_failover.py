@@ -1,4 +1,4 @@
-"""What a standby that becomes the primary has of what was committed."""
+"""The commits that a promoted standby has."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tests.crash.cases import find
 from tests.crash.conftest import Survives
 
 
-def test_asynchronous_standby_lacks_what_was_committed_and_a_file_is_read_again(survives: Survives) -> None:
+def test_file_is_read_again_after_failover_to_an_asynchronous_standby(survives: Survives) -> None:
     verdict = survives(find("failover to a standby", "asynchronous"))
 
     assert any("lacked" in note for note in verdict.notes)

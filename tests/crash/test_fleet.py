@@ -1,4 +1,4 @@
-"""The view of the fleet on PostgreSQL: what each device has sent, and what of it was dropped, late or set aside."""
+"""The view of the fleet on PostgreSQL: what each device has sent, and what of it was dropped, late or dead-lettered."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import psycopg
 
-from millpy.assembly import run_worker
-from tests.crash.test_replay import LIMITS, Faults, a_graph, payload, world_now
+from millpy.process.assembly import run_worker
+from tests.crash.memory_world import LIMITS
+from tests.crash.test_replay import Faults, a_graph, payload, world_now
 from tests.feed import Feed
 
 
@@ -20,7 +21,7 @@ def fetch(url: str, query: str) -> list[tuple[Any, ...]]:
 COUNTS = "SELECT device, records, duplicates, late, dead_letters FROM millpy.fleet ORDER BY device"
 
 
-async def test_fleet_shows_what_became_of_each_device(database_url: str) -> None:
+async def test_fleet_shows_the_outcome_for_each_device(database_url: str) -> None:
     Faults.decoding = Faults.computing = Faults.mapping = True
     feed, stop = Feed(batch_max=100), asyncio.Event()
     worker = asyncio.create_task(run_worker(a_graph(feed), database_url, limits=LIMITS, stop=stop))

@@ -1,4 +1,4 @@
-"""A worker frozen past its lease, also between fence and COMMIT: takeover goes on, its next commit is refused."""
+"""A worker is frozen past its lease, even between fence and COMMIT: others take over, its next commit is refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from millpy.embedded import EmbeddedPostgres
-from millpy.runtime.probe import Point
+from millpy.hosting.failpoints import Failpoint
 from tests.crash.cases.freezing import freeze_and_thaw
 from tests.crash.cases.killing import INJECTOR
 from tests.crash.checks import faults
@@ -15,9 +15,9 @@ from tests.crash.world import Inputs, World
 
 
 @pytest.mark.parametrize("only", ["", INJECTOR], ids=["anything", "injector"])
-@pytest.mark.parametrize("point", [Point.BEFORE_COMMIT, Point.AFTER_FENCE])
+@pytest.mark.parametrize("point", [Failpoint.BEFORE_COMMIT, Failpoint.AFTER_FENCE])
 def test_frozen_worker_changes_nothing(
-    tmp_path: Path, postgres: EmbeddedPostgres, inputs: Inputs, point: Point, only: str
+    tmp_path: Path, postgres: EmbeddedPostgres, inputs: Inputs, point: Failpoint, only: str
 ) -> None:
     with World(tmp_path, postgres, inputs) as world:
         frozen, _ = freeze_and_thaw(world, point, only)
@@ -25,8 +25,10 @@ def test_frozen_worker_changes_nothing(
         refused = world.connect().execute("SELECT count(*) FROM mill.events WHERE kind = 'fence_refused'").fetchone()
 
     assert found == []
-    assert frozen.reached(Point.BEFORE_COMMIT) > frozen.reached(Point.AFTER_COMMIT), "what it began did not succeed"
-    if point is Point.BEFORE_COMMIT:
+    assert frozen.reached(Failpoint.BEFORE_COMMIT) > frozen.reached(Failpoint.AFTER_COMMIT), (
+        "what it began did not succeed"
+    )
+    if point is Failpoint.BEFORE_COMMIT:
         assert refused is not None and refused[0] >= 1, frozen.log
     else:
         assert "Error" in frozen.log  # its transaction was ended for it

@@ -10,14 +10,14 @@ from typing import Any
 import psycopg
 import pytest
 
+from millpy.admin.queries import Row
+from millpy.admin.results import written_since
 from millpy.errors import GraphError
 from millpy.graph import Graph
-from millpy.runtime.probe import Point
-from millpy.store.admin import Row
-from millpy.store.admin_results import written_since
+from millpy.hosting.failpoints import Failpoint
 from tests.commands import millpy as run
+from tests.crash.graph_files import DEVICES, END, GRAPH, MIDDLE, done, drop, millpy, one, rows, sums
 from tests.crash.harness import Worker, await_true
-from tests.crash.on_disk import DEVICES, END, GRAPH, MIDDLE, done, drop, millpy, one, rows, sums
 
 NEXT = (
     GRAPH.replace('Graph("factory")', 'Graph("factory", generation=2)')
@@ -46,7 +46,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def consumed(url: str, name: str, count: int) -> Callable[[], bool]:
-    """So many records, and how far their source has come is known to every stage."""
+    """Wait for a number of records, until every stage knows the progress of their source."""
     watermarks = (
         "SELECT count(DISTINCT low_watermark) FROM mill.intervals JOIN mill.computations AS c USING (computation_id)"
         f" JOIN mill.graphs AS g ON g.graph_id = c.graph_id WHERE g.name = '{name}'"
@@ -57,12 +57,12 @@ def consumed(url: str, name: str, count: int) -> Callable[[], bool]:
 
 
 def did(url: str, *arguments: str) -> str:
-    """What a command that succeeds prints."""
+    """Run a command that must succeed; return its output."""
     return run(*arguments, "--database", url)
 
 
 def refused(url: str, *arguments: str, status: int = 2) -> str:
-    """What a command that is refused says, in one line of what and one of what to do."""
+    """Return the output of a refused command: one line with the reason and one with the hint."""
     said = run(*arguments, "--database", url, status=status)
     assert said.count("\n") == 2, said
     return said
@@ -73,7 +73,7 @@ def both_deployed(url: str) -> None:
         did(url, "deploy", file)
 
 
-def test_switch_under_running_workers_loses_and_doubles_nothing_in_either(place: Path, database_url: str) -> None:
+def test_switch_under_running_workers_loses_and_doubles_nothing(place: Path, database_url: str) -> None:
     drop(place, 0, MIDDLE)
     with Worker(place, database_url, place, graph=place / "old.py") as old:
         old.await_while_running(consumed(database_url, "factory", MIDDLE * DEVICES), "the first part")
@@ -88,7 +88,7 @@ def test_switch_under_running_workers_loses_and_doubles_nothing_in_either(place:
             drop(place, 1_000, 1_001)
             new.await_while_running(consumed(database_url, "factory", (END + 1) * DEVICES), "all of it")
             old.await_while_running(
-                consumed(database_url, "factory_1", (END + 1) * DEVICES), "the old one goes on, too"
+                consumed(database_url, "factory_1", (END + 1) * DEVICES), "the old one runs on, too"
             )
 
     assert rows(database_url, RESULTS.format("factory")) == EVERY_TWO
@@ -96,18 +96,18 @@ def test_switch_under_running_workers_loses_and_doubles_nothing_in_either(place:
     assert rows(database_url, "SELECT DISTINCT is_final FROM factory.minutes_status WHERE n = 120") == [(True,)]
     assert one(database_url, "SELECT count(*) FROM pg_namespace WHERE nspname = 'factory_2'") == 0
     assert rows(database_url, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []
-    told = rows(database_url, "SELECT graph, detail FROM millpy.events WHERE kind = 'switched' ORDER BY 1")
-    assert told == [("factory", {"from": 1, "to": 2}), ("factory_1", {"from": 1, "to": 2})]
+    reported = rows(database_url, "SELECT graph, detail FROM millpy.events WHERE kind = 'switched' ORDER BY 1")
+    assert reported == [("factory", {"from": 1, "to": 2}), ("factory_1", {"from": 1, "to": 2})]
 
 
-@pytest.mark.parametrize("point", [Point.BEFORE_COMMIT, Point.AFTER_FENCE])
+@pytest.mark.parametrize("point", [Failpoint.BEFORE_COMMIT, Failpoint.AFTER_FENCE])
 def test_worker_that_was_frozen_during_the_switch_writes_nothing_into_the_table_of_another(
-    place: Path, database_url: str, point: Point
+    place: Path, database_url: str, point: Failpoint
 ) -> None:
     both_deployed(database_url)
     drop(place, 0, END)
     drop(place, 1_000, 1_001)
-    with Worker(place, database_url, place, graph=place / "old.py", probe=f"{point}:3:stop") as old:
+    with Worker(place, database_url, place, graph=place / "old.py", failpoint=f"{point}:3:stop") as old:
         old.await_frozen()
         did(database_url, "switch", "factory", "2", "--anyway")
         with Worker(place, database_url, place, graph=place / "new.py") as new:
@@ -139,7 +139,7 @@ def test_switch_that_is_killed_changes_nothing(place: Path, database_url: str) -
         ("factory", 1),
         ("factory_2", 2),
     ]
-    assert "is the current one already" in did(database_url, "switch", "factory", "1")
+    assert "is already the current one" in did(database_url, "switch", "factory", "1")
 
 
 def test_switch_to_a_generation_that_has_not_caught_up_is_refused(place: Path, database_url: str) -> None:
@@ -163,7 +163,7 @@ def test_switch_to_a_generation_that_has_not_caught_up_is_refused(place: Path, d
     did(database_url, "switch", "factory", "2", "--anyway")
 
 
-def test_nobody_sees_more_in_the_tables_of_a_new_generation(place: Path, database_url: str) -> None:
+def test_new_generation_gives_no_role_more_rights(place: Path, database_url: str) -> None:
     did(database_url, "migrate", "--roles")
     did(database_url, "deploy", "old.py")
     with psycopg.connect(database_url, autocommit=True) as connection:
@@ -194,17 +194,17 @@ def test_nobody_sees_more_in_the_tables_of_a_new_generation(place: Path, databas
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute(rows_changed)
     complaint = refused(database_url, "switch", "factory", "2")
-    assert "millpy_reader may SELECT of column 'total'" in complaint
+    assert "millpy_reader may SELECT column 'total'" in complaint
     assert "--rights" in complaint
     out = did(database_url, "switch", "factory", "2", "--rights", "current")
-    assert "view public.mine goes on reading it" in out
+    assert "view public.mine still reads it" in out
     assert "index by_size of table minutes stays with it" in out
     assert one(database_url, asked.format("factory", "total"))
     assert not one(database_url, asked.format("factory", "high"))
     assert one(database_url, "SELECT has_schema_privilege('millpy_reader', 'factory_1', 'USAGE')")
 
 
-def test_generation_beside_one_without_tables_can_be_written_to_by_workers(place: Path, database_url: str) -> None:
+def test_workers_can_write_to_a_generation_beside_one_without_tables(place: Path, database_url: str) -> None:
     did(database_url, "migrate", "--roles")
     without = GRAPH.replace("FixedWindows(minutes(1))", 'FixedWindows(minutes(1)), name="sums"')
     (place / "old.py").write_text(without.replace('.to_table("minutes")', ""))
@@ -219,7 +219,7 @@ def test_generation_beside_one_without_tables_can_be_written_to_by_workers(place
     assert not one(database_url, usage.format("millpy_reader", "factory")), "nobody sees more"
 
 
-def test_generations_are_switched_and_dropped_in_schemas_that_an_administrator_has_made(
+def test_generations_are_switched_and_dropped_in_schemas_made_by_an_administrator(
     place: Path, database_url: str
 ) -> None:
     did(database_url, "migrate", "--roles")
@@ -238,7 +238,7 @@ def test_generations_are_switched_and_dropped_in_schemas_that_an_administrator_h
     assert tuple(row[0] for row in rows(database_url, left)) == schemas
 
 
-def test_policy_that_the_new_table_cannot_have_hides_its_rows(place: Path, database_url: str) -> None:
+def test_row_policy_that_cannot_be_copied_hides_the_rows(place: Path, database_url: str) -> None:
     did(database_url, "deploy", "old.py")
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute("CREATE ROLE auditor")
@@ -261,7 +261,7 @@ def test_policy_that_the_new_table_cannot_have_hides_its_rows(place: Path, datab
     did(database_url, "switch", "factory", "2", "--rights", "new")
 
 
-def test_generation_that_is_dropped_leaves_nothing_and_does_not_come_back(place: Path, database_url: str) -> None:
+def test_dropped_generation_leaves_nothing_and_cannot_be_deployed_again(place: Path, database_url: str) -> None:
     drop(place, 0, END)
     (place / "feed" / "bad.ndjson").write_bytes(b"this is no record\n")
     both_deployed(database_url)
@@ -272,10 +272,12 @@ def test_generation_that_is_dropped_leaves_nothing_and_does_not_come_back(place:
             assert "is the current one" in refused(database_url, "drop", "factory", "--yes")
             assert "no graph 'mine'" in refused(database_url, "drop", "mine", "--yes")
             did(database_url, "switch", "factory", "2")
-            old.await_while_running(lambda: "beginning again" in old.log, "the old one knows")
+            old.await_while_running(lambda: "starting again" in old.log, "the old one knows")
             live = "SELECT count(*) FROM millpy.workers WHERE graph = 'factory_1' AND live"
             old.await_while_running(lambda: one(database_url, live) == 1, "it is registered again")
-            assert "workers run graph 'factory_1'" in refused(database_url, "drop", "factory_1", "--yes")
+            assert "cannot drop graph 'factory_1': live workers run it" in refused(
+                database_url, "drop", "factory_1", "--yes"
+            )
             old.drain()
             old.await_finished()
             ids = [
@@ -289,7 +291,7 @@ def test_generation_that_is_dropped_leaves_nothing_and_does_not_come_back(place:
             dropped = json.loads(did(database_url, "drop", "factory_1", "--yes", "--json"))
             assert (dropped["tables"], dropped["dead_letters"]) == (["minutes"], 1)
             drop(place, 1_000, 1_001)
-            new.await_while_running(consumed(database_url, "factory", (END + 1) * DEVICES), "the new one goes on")
+            new.await_while_running(consumed(database_url, "factory", (END + 1) * DEVICES), "the new one runs on")
 
     for column in ("interval_id", "consumer", "producer"):
         for (table,) in rows(database_url, HAVING.format(column)):
@@ -300,7 +302,7 @@ def test_generation_that_is_dropped_leaves_nothing_and_does_not_come_back(place:
     assert one(database_url, "SELECT count(*) FROM pg_namespace WHERE nspname = 'factory_1'") == 0
     assert rows(database_url, RESULTS.format("factory"))[: len(others)] == others
     err = refused(database_url, "deploy", "old.py", status=1)
-    assert "generation 1 is not any more" in err
+    assert "generation 1 no longer is" in err
     assert "generation=3" in err
 
 
@@ -316,10 +318,10 @@ def test_worker_that_registers_while_a_drop_begins_is_seen(place: Path, database
         dropping = millpy(place, "drop", "factory_2", "--yes", "--database", database_url)
         await_true(lambda: waiting(database_url) == 1, "the drop waits")
     status, _, err = done(dropping)
-    assert (status, "1 workers run graph 'factory_2'" in err) == (2, True), err
+    assert (status, "cannot drop graph 'factory_2': live workers run it: 1" in err) == (2, True), err
 
 
-def test_rows_are_not_followed_in_silence_when_the_table_is_another_generations(place: Path, database_url: str) -> None:
+def test_follower_reports_that_a_table_was_switched(place: Path, database_url: str) -> None:
     both_deployed(database_url)
     with psycopg.connect(database_url, autocommit=True) as connection:  # a name alone is the current one's
         connection.execute(
@@ -333,11 +335,11 @@ def test_rows_are_not_followed_in_silence_when_the_table_is_another_generations(
     did(database_url, "switch", "factory", "2")
     status, out, err = done(following)
     assert (status, out) == (1, ""), (out, err)
-    assert "factory.minutes is another generation's now" in err
+    assert "factory.minutes now belongs to another generation" in err
 
 
 @pytest.mark.parametrize("change", [("total=", "amount="), ('"minutes"', '"hours"')], ids=["column", "table"])
-def test_follower_that_waited_for_a_switch_does_not_ask_for_what_is_gone(
+def test_follower_that_waited_for_a_switch_does_not_query_the_old_table(
     place: Path, database_url: str, monkeypatch: pytest.MonkeyPatch, change: tuple[str, str]
 ) -> None:
     (place / "new.py").write_text(NEXT.replace(*change))
@@ -347,15 +349,15 @@ def test_follower_that_waited_for_a_switch_does_not_ask_for_what_is_gone(
         did(database_url, "switch", "factory", "2")
         return written_since(*asked)
 
-    monkeypatch.setattr("millpy.commands.windows.written_since", after_a_switch)
+    monkeypatch.setattr("millpy.cli.windows.written_since", after_a_switch)
     complaint = refused(database_url, "windows", "factory.minutes", "--follow", status=1)
-    assert "factory.minutes is another generation's now" in complaint
+    assert "factory.minutes now belongs to another generation" in complaint
 
 
-def test_commit_that_cannot_be_ended_is_said_to_be_whose(
+def test_commit_that_cannot_be_terminated_is_reported_with_its_owner(
     place: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millpy.store.postgres.migrating.HEADER_ATTEMPTS", 1)
+    monkeypatch.setattr("millpy.store.postgres.deployment.live_changes.HEADER_ATTEMPTS", 1)
     both_deployed(database_url)
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute(
@@ -370,7 +372,7 @@ def test_commit_that_cannot_be_ended_is_said_to_be_whose(
     assert "worker 4711 on mill-7 holds it" in complaint
 
 
-def test_right_that_two_have_granted_is_one_right(place: Path, database_url: str) -> None:
+def test_right_granted_by_two_roles_is_copied_once(place: Path, database_url: str) -> None:
     did(database_url, "deploy", "old.py")
     with psycopg.connect(database_url) as connection:
         for statement in (
@@ -393,8 +395,8 @@ def test_right_that_two_have_granted_is_one_right(place: Path, database_url: str
 
 
 @pytest.mark.parametrize("generation", [0, -1, 2**31, "2", True, 2.0, None], ids=repr)
-def test_generation_that_the_database_cannot_count_is_refused_in_words(generation: Any) -> None:
-    with pytest.raises(GraphError, match=f"there is no generation {generation!r}"):
+def test_generation_beyond_the_databases_integers_is_refused_with_a_reason(generation: Any) -> None:
+    with pytest.raises(GraphError, match=f"invalid generation {generation!r}"):
         Graph("factory", generation=generation)
 
 
@@ -404,9 +406,7 @@ def waiting(url: str) -> int:
     return int(one(url, asked))
 
 
-def test_name_that_a_generation_gets_at_a_switch_is_not_given_to_another_graph_at_the_same_moment(
-    place: Path, database_url: str
-) -> None:
+def test_switch_and_deployment_cannot_give_one_name_to_two_graphs(place: Path, database_url: str) -> None:
     (place / "first.py").write_text(GRAPH.replace('"factory"', '"factory_1"'))
     did(database_url, "deploy", "old.py")
     with psycopg.connect(database_url) as holding:
@@ -419,7 +419,7 @@ def test_name_that_a_generation_gets_at_a_switch_is_not_given_to_another_graph_a
     assert sum("is the name of another graph" in err for _, _, err in ended) == 1, ended
 
 
-def test_switch_says_what_else_goes_by_the_old_table(place: Path, database_url: str) -> None:
+def test_switch_lists_what_else_refers_to_the_old_table(place: Path, database_url: str) -> None:
     did(database_url, "deploy", "old.py")
     with psycopg.connect(database_url, autocommit=True) as connection:
         for statement in (
@@ -444,7 +444,7 @@ def test_switch_says_what_else_goes_by_the_old_table(place: Path, database_url: 
         assert f"{words} of table minutes stays with it" in out
 
 
-def test_switch_does_not_put_tables_where_a_person_has_some_of_that_name(place: Path, database_url: str) -> None:
+def test_switch_does_not_move_tables_onto_users_tables(place: Path, database_url: str) -> None:
     both_deployed(database_url)
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute("CREATE SCHEMA factory_1")
@@ -453,14 +453,12 @@ def test_switch_does_not_put_tables_where_a_person_has_some_of_that_name(place: 
 
 
 @pytest.mark.parametrize("ending", ["status", "pkey"])
-def test_result_table_with_the_name_of_what_stands_beside_another_is_refused(
-    place: Path, database_url: str, ending: str
-) -> None:
+def test_result_table_with_a_reserved_name_is_refused(place: Path, database_url: str, ending: str) -> None:
     second = f'keyed.window(FixedWindows(minutes(2))).aggregate(n=Count()).to_table("minutes_{ending}")\n'
     (place / "old.py").write_text(GRAPH + second)
     for more in ((), ("--dry-run",)):
         complaint = refused(database_url, "deploy", "old.py", *more)
-        assert f"'minutes_{ending}' would have the name of what stands beside 'minutes'" in complaint
+        assert f"'minutes_{ending}' has a name that is reserved for 'minutes'" in complaint
     (place / "old.py").write_text(GRAPH)
     did(database_url, "deploy", "old.py")
     with psycopg.connect(database_url, autocommit=True) as connection:
@@ -470,9 +468,7 @@ def test_result_table_with_the_name_of_what_stands_beside_another_is_refused(
     assert "rename the result table" in said
 
 
-def test_file_of_a_generation_that_is_not_deployed_does_not_stand_for_another_one(
-    place: Path, database_url: str
-) -> None:
+def test_file_of_an_undeployed_generation_does_not_match_another_one(place: Path, database_url: str) -> None:
     both_deployed(database_url)
     (place / "next.py").write_text(NEXT.replace("generation=2", "generation=3"))
     for command in ("status", "watermarks", "windows", "events"):
@@ -481,7 +477,7 @@ def test_file_of_a_generation_that_is_not_deployed_does_not_stand_for_another_on
         assert "there are: factory, factory_2" in complaint
 
 
-def test_doctor_says_that_a_generation_that_nobody_runs_can_be_dropped(place: Path, database_url: str) -> None:
+def test_doctor_reports_that_a_generation_without_workers_can_be_dropped(place: Path, database_url: str) -> None:
     both_deployed(database_url)
     did(database_url, "switch", "factory", "2")
     said = [finding for finding in json.loads(did(database_url, "doctor", "--json")) if finding["check"] == "graph"]
@@ -491,7 +487,7 @@ def test_doctor_says_that_a_generation_that_nobody_runs_can_be_dropped(place: Pa
     assert actions["factory_1"].endswith("millpy drop factory_1")
 
 
-def test_generation_whose_table_a_person_has_dropped_gives_its_place_up(place: Path, database_url: str) -> None:
+def test_generation_whose_table_was_dropped_can_be_replaced_and_dropped(place: Path, database_url: str) -> None:
     both_deployed(database_url)
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute("DROP TABLE factory.minutes CASCADE")

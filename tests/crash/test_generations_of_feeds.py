@@ -17,10 +17,10 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from millpy.embedded import EmbeddedBroker, mosquitto_program
-from millpy.runtime.probe import Point
+from millpy.hosting.failpoints import Failpoint
 from tests.commands import millpy, millpy_json
+from tests.crash.graph_files import one, rows
 from tests.crash.harness import Worker, await_true
-from tests.crash.on_disk import one, rows
 from tests.crash.test_kafka import make_topic
 from tests.kafka_server import KafkaServer
 
@@ -37,7 +37,7 @@ graph = Graph("plant")
 """
 KAFKA = """
 readings = graph.inject(
-    "readings", Kafka("{topic}", partitions=2, servers="{address}"), schema=Reading,
+    "readings", Kafka("{topic}", partitions=2, brokers=KafkaBrokers("{address}")), schema=Reading,
     event_time=EventTime("at", unit="s", sorted=True),
 )
 readings.key_by("line").window(FixedWindows(minutes(1))).aggregate(n=Count(), total=Sum("id")).to_table("sums")
@@ -53,7 +53,7 @@ def of(line, **names):
         event_time=EventTime("at", unit="s", max_disorder=hours(1)), dedupe=Dedupe("id", within=hours(2)),
     )
 
-both = of("a").union(of("b", client_id="ours"))
+both = of("a").union(of("b", session=MqttSession(client_id="ours")))
 graph.process(Same(), name="same", inputs=[both.key_by("line")], output=Reading).to_table("seen")
 """
 SECOND = ('Graph("plant")', 'Graph("plant", generation=2)')
@@ -68,7 +68,7 @@ def consumed(url: str, graph: str) -> int:
 
 
 async def produce(address: str, topic: str, ids: Sequence[int]) -> None:
-    """Every second a record of each line, each line in a partition of its own."""
+    """Yield a record of each line every second, each line in its own partition."""
     producer = AIOKafkaProducer(bootstrap_servers=address, linger_ms=5, enable_idempotence=True)
     await producer.start()
     try:
@@ -81,7 +81,7 @@ async def produce(address: str, topic: str, ids: Sequence[int]) -> None:
 
 
 def sums(end: int, size: int) -> list[tuple[str, int, int, int]]:
-    """(Line, window start, count, sum of ids) of what was produced below `end`."""
+    """Return the expected (line, window start, count, sum of ids) of the records below `end`."""
     found: dict[tuple[str, int], list[int]] = defaultdict(list)
     for line, number in itertools.product(LINES, range(end)):
         found[line, number - number % size].append(number)
@@ -97,24 +97,24 @@ def test_two_generations_of_a_topic_are_exact_through_kills_and_a_switch(
     (tmp_path / "old.py").write_text(text)
     (tmp_path / "new.py").write_text(text.replace(*SECOND).replace("minutes(1)", "minutes(2)"))
 
-    def worker(file: str, probe: str = "") -> Worker:
-        return Worker(tmp_path, database_url, tmp_path, graph=tmp_path / file, probe=probe)
+    def worker(file: str, failpoint: str = "") -> Worker:
+        return Worker(tmp_path, database_url, tmp_path, graph=tmp_path / file, failpoint=failpoint)
 
     for file in ("old.py", "new.py"):
         millpy("deploy", str(tmp_path / file), "--database", database_url)
     asyncio.run(produce(kafka.address, topic, range(part)))
     with (
-        worker("old.py", f"{Point.AFTER_COMMIT}:15:kill") as old,
-        worker("new.py", f"{Point.BEFORE_COMMIT}:20:kill") as new,
+        worker("old.py", f"{Failpoint.AFTER_COMMIT}:15:kill") as old,
+        worker("new.py", f"{Failpoint.BEFORE_COMMIT}:20:kill") as new,
     ):
         old.await_killed()
         new.await_killed()
-    with worker("old.py") as old, worker("new.py", f"{Point.AFTER_FENCE}:12:kill") as new:
+    with worker("old.py") as old, worker("new.py", f"{Failpoint.AFTER_FENCE}:12:kill") as new:
         asyncio.run(produce(kafka.address, topic, range(part, 2 * part)))
         new.await_killed()
         old.await_while_running(lambda: consumed(database_url, "plant") > 2 * part, "the old one reads")
         millpy("switch", "plant", "2", "--anyway", "--database", database_url)
-        old.await_while_running(lambda: "beginning again" in old.log, "it knows")
+        old.await_while_running(lambda: "starting again" in old.log, "it knows")
         old.kill()
     with worker("old.py") as old, worker("new.py") as new:
         end = 3 * part
@@ -138,7 +138,7 @@ def test_two_generations_of_a_topic_are_exact_through_kills_and_a_switch(
         said = millpy("drop", "plant_1", "--yes", "--database", database_url)
         assert "MQTT" not in said
         asyncio.run(produce(kafka.address, topic, [10 * end + 1]))
-        new.await_while_running(lambda: consumed(database_url, "plant") == 2 * end + 4, "the new one goes on")
+        new.await_while_running(lambda: consumed(database_url, "plant") == 2 * end + 4, "the new one runs on")
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def quick_broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
 
 
 class Publisher(threading.Thread):
-    """Publishes readings of both lines, QoS 1, from number `count` on, until it is told to end."""
+    """Publishes readings of both lines, QoS 1, from number `count` on, until it is stopped."""
 
     def __init__(self, port: int, count: int) -> None:
         super().__init__(daemon=True)
@@ -204,8 +204,8 @@ def test_two_generations_on_a_broker_lose_nothing_through_kills_a_switch_and_a_d
     (tmp_path / "old.py").write_text(text)
     (tmp_path / "new.py").write_text(text.replace(*SECOND))
 
-    def worker(file: str, probe: str = "") -> Worker:
-        return Worker(tmp_path, database_url, tmp_path, graph=tmp_path / file, probe=probe)
+    def worker(file: str, failpoint: str = "") -> Worker:
+        return Worker(tmp_path, database_url, tmp_path, graph=tmp_path / file, failpoint=failpoint)
 
     for file in ("old.py", "new.py"):
         millpy("deploy", str(tmp_path / file), "--database", database_url)
@@ -216,15 +216,15 @@ def test_two_generations_on_a_broker_lose_nothing_through_kills_a_switch_and_a_d
             of_the_first = sessions(quick_broker)
             old.kill()
         with (
-            worker("old.py", f"{Point.AFTER_COMMIT}:15:kill") as old,
-            worker("new.py", f"{Point.BEFORE_COMMIT}:20:kill") as new,
+            worker("old.py", f"{Failpoint.AFTER_COMMIT}:15:kill") as old,
+            worker("new.py", f"{Failpoint.BEFORE_COMMIT}:20:kill") as new,
         ):
             old.await_killed()
             new.await_killed()
-        with worker("old.py") as old, worker("new.py", f"{Point.AFTER_COMMIT}:30:kill") as new:
+        with worker("old.py") as old, worker("new.py", f"{Failpoint.AFTER_COMMIT}:30:kill") as new:
             new.await_killed()
             with worker("new.py") as new:
-                new.await_while_running(lambda: consumed(database_url, "plant_2") > 500, "it goes on")
+                new.await_while_running(lambda: consumed(database_url, "plant_2") > 500, "it runs on")
                 millpy("switch", "plant", "2", "--anyway", "--database", database_url)
                 before = publisher.count
                 old.await_while_running(lambda: newest(database_url, "plant_1", "b") > before + 50, "after the switch")
@@ -250,8 +250,8 @@ def test_two_generations_on_a_broker_lose_nothing_through_kills_a_switch_and_a_d
             left = millpy_json("drop", "plant_1", "--yes", "--database", database_url)["mqtt_sessions"]
             end = publisher.count
             with publishing(quick_broker.port, end):
-                new.await_while_running(lambda: newest(database_url, "plant", "b") > end, "the new one goes on")
-    assert {left[0], "ours"} == of_the_first  # what name a person has given is not in the database
+                new.await_while_running(lambda: newest(database_url, "plant", "b") > end, "the new one runs on")
+    assert {left[0], "ours"} == of_the_first  # the database does not store a name that the user gave
     of_the_second = sessions(quick_broker) - of_the_first
     assert "ours_2" in of_the_second
     assert len(of_the_second) == 2

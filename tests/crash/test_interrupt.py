@@ -52,7 +52,7 @@ def start(url: str, place: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def ended(running: subprocess.Popen[str]) -> str:
-    """What it has still said, after it has ended; it ends here in any case."""
+    """Return the rest of its output; kill it if it has not ended."""
     try:
         return running.communicate(timeout=60)[1]
     finally:
@@ -60,7 +60,7 @@ def ended(running: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.parametrize("arguments", [(), ("--workers", "2")], ids=["one worker", "two workers"])
-def test_interrupted_once_it_drains(inbox: Path, database_url: str, arguments: tuple[str, ...]) -> None:
+def test_worker_drains_at_the_first_interrupt(inbox: Path, database_url: str, arguments: tuple[str, ...]) -> None:
     running = start(database_url, inbox.parent, *arguments)
     assert running.stderr is not None
     assert any("claimed" in line for line in running.stderr)
@@ -69,14 +69,14 @@ def test_interrupted_once_it_drains(inbox: Path, database_url: str, arguments: t
     said = ended(running)
 
     assert running.returncode == 0, said
-    assert "millpy: draining; Ctrl-C once more stops at once" in said
+    assert "millpy: draining; press Ctrl-C again to stop at once" in said
     assert "Traceback" not in said
     with psycopg.connect(database_url) as connection:
         assert connection.execute(OWNED).fetchall() == [(0,)]
 
 
 @pytest.mark.parametrize("arguments", [(), ("--workers", "2")], ids=["one worker", "two workers"])
-def test_interrupted_twice_it_stops_whatever_it_is_doing(
+def test_worker_stops_at_once_at_the_second_interrupt(
     inbox: Path, database_url: str, arguments: tuple[str, ...]
 ) -> None:
     running = start(database_url, inbox.parent, *arguments)

@@ -107,7 +107,7 @@ def low_watermark(url: str) -> int:
     return int(row[0]) // 1_000 if row else 0
 
 
-def test_windows_are_exact_while_workers_are_killed_and_the_broker_crashes(
+def test_windows_are_exact_when_workers_and_broker_are_killed(
     tmp_path: Path, database_url: str, kafka: KafkaServer
 ) -> None:
     records = workload(seed=5)

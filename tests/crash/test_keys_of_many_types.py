@@ -8,12 +8,12 @@ import msgspec
 
 from millpy.computation import Computation, Context, Value
 from millpy.graph import Graph
-from millpy.injectors.settings import EventTime
+from millpy.ingest.settings import EventTime
 from millpy.limits import Limits
 from millpy.model.time import minutes
-from millpy.windowing.aggregate import Count
+from millpy.windowing.aggregates.numeric import Count
 from millpy.windowing.window import FixedWindows, SlidingWindows
-from tests.crash.on_disk import rows
+from tests.crash.graph_files import rows
 from tests.crash.test_versions import fed
 from tests.feed import Feed
 
@@ -62,7 +62,7 @@ def graph_of(feed: Feed) -> Graph:
     return graph
 
 
-async def test_a_key_stays_in_its_interval_over_restarts(database_url: str) -> None:
+async def test_a_key_stays_in_its_interval_across_restarts(database_url: str) -> None:
     """Each part begins with another of the keys that are equal, so that another one is hashed first."""
     feed, given = Feed(), []
     for part, (flag, number) in enumerate([(True, 1), (False, 1), (True, 0), (False, 0)]):

@@ -1,4 +1,4 @@
-"""Commands that are killed in the middle, when half of what they do is done: nothing of it stays, and again is well."""
+"""Commands that are killed halfway leave nothing behind, and succeed when repeated."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from millpy.embedded import EmbeddedPostgres
 from tests.commands import millpy as run
+from tests.crash.graph_files import DEVICES, END, GRAPH, consumed, done, drop, millpy, one, rows
 from tests.crash.harness import Worker, await_true
-from tests.crash.on_disk import DEVICES, END, GRAPH, consumed, done, drop, millpy, one, rows
 from tests.databases import fresh_database
 
 WAITS = """
@@ -31,7 +31,7 @@ def found(url: str, *more: str) -> list[object]:
 
 
 def killed_while(url: str, place: Path, held: str, *arguments: str) -> None:
-    """Kill a command that has come to what another session holds uncommitted."""
+    """Kill a command while it waits for an uncommitted change of another session."""
     with psycopg.connect(url) as holding:
         holding.execute(held)
         process = millpy(place, *arguments, "--database", url)
@@ -43,7 +43,7 @@ def killed_while(url: str, place: Path, held: str, *arguments: str) -> None:
     await_true(lambda: one(url, others) == 0, "the server has noticed")
 
 
-def test_migration_that_is_killed_leaves_no_tables(tmp_path: Path, empty_database_url: str) -> None:
+def test_killed_migration_leaves_no_tables(tmp_path: Path, empty_database_url: str) -> None:
     before = found(empty_database_url)
     killed_while(empty_database_url, tmp_path, "CREATE SCHEMA millpy", "migrate")
 
@@ -60,7 +60,7 @@ def without_roles(postgres: EmbeddedPostgres) -> Iterator[str]:
         connection.execute("DROP ROLE IF EXISTS killed_owner, killed_worker, killed_reader")
 
 
-def test_roles_that_are_killed_in_the_making_are_not_there(tmp_path: Path, without_roles: str) -> None:
+def test_killed_roles_command_leaves_no_roles(tmp_path: Path, without_roles: str) -> None:
     command = ("migrate", "--roles", "--role-prefix", "killed")
     before = found(without_roles)
     killed_while(without_roles, tmp_path, "CREATE ROLE killed_reader", *command)
@@ -69,7 +69,7 @@ def test_roles_that_are_killed_in_the_making_are_not_there(tmp_path: Path, witho
     assert "killed_owner migrates and deploys" in run(*command, "--database", without_roles)
 
 
-def test_drop_that_is_killed_leaves_the_graph_whole(
+def test_killed_drop_leaves_the_graph_complete(
     tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "feed").mkdir()

@@ -1,4 +1,4 @@
-"""No source runs further ahead than `max_skew`: it is reached, and never left behind for ever."""
+"""No source runs further ahead than `max_skew`, and none waits forever."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from millpy.graph import Graph
-from millpy.injectors.files import File
-from millpy.injectors.protocol import Source
-from millpy.injectors.settings import EventTime
+from millpy.ingest.protocol import Source
+from millpy.ingest.settings import EventTime
 from millpy.limits import Limits
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, milliseconds, minutes, seconds
-from millpy.windowing.aggregate import Count
+from millpy.sources.files.source import File
+from millpy.windowing.aggregates.numeric import Count
 from millpy.windowing.window import FixedWindows
 from tests.crash.memory_world import LIMITS, Reading, World
 from tests.feed import Feed
@@ -77,7 +77,7 @@ async def test_without_max_skew_a_source_runs_ahead(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("placement", [[()], [("sparse",), ("dense", "counts")]], ids=["one worker", "two workers"])
-async def test_an_idle_source_holds_nobody_back(tmp_path: Path, placement: list[tuple[str, ...]]) -> None:
+async def test_an_idle_source_does_not_hold_others_back(tmp_path: Path, placement: list[tuple[str, ...]]) -> None:
     feed = Feed()
     feed.push(msgspec.json.encode(Reading("dense", 1, 1)))
     feed.push(msgspec.json.encode(Reading("dense", 2, 1)))

@@ -108,7 +108,7 @@ async def land_for_ever(world: World) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_a_refused_row_costs_only_its_record(tmp_path: Path) -> None:
+async def test_a_refused_row_dead_letters_only_its_record(tmp_path: Path) -> None:
     world = World(two_stages(tmp_path / "in.ndjson", RECORDS))
     world.start()
     await world.deployed.wait()

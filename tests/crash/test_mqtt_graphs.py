@@ -16,8 +16,8 @@ import pytest
 
 from millpy.clock import SystemClock
 from millpy.embedded import EmbeddedBroker, mosquitto_program
-from millpy.injectors.protocol import SourceSetup
-from millpy.injectors.settings import AdvanceWithClock
+from millpy.ingest.protocol import SourceSetup
+from millpy.ingest.settings import AdvanceWithClock
 from millpy.limits import Limits
 from millpy.model.time import milliseconds
 from tests.crash.harness import Worker, await_true, owned_by, owners
@@ -57,7 +57,7 @@ async def publish(port: int, topic: str, records: list[Reading], *, at_once: int
 
 
 def expected_rows(feeds: dict[str, list[Reading]]) -> Expected:
-    """What a plain group-by finds."""
+    """Return the expected windows, by a plain group-by."""
     found: dict[tuple[str, int, int], list[int]] = defaultdict(list)
     for topic, records in feeds.items():
         _, site, floor = topic.split("/")
@@ -90,7 +90,7 @@ def injected(world: World) -> int:
 
 
 async def subscribe(broker: EmbeddedBroker) -> None:
-    """Both sessions exist from now on, and nobody is connected."""
+    """Create both sessions, and disconnect."""
     mqtt = source(broker.port)
     for partition in mqtt.partitions():
         setup = SourceSetup(
@@ -140,7 +140,7 @@ async def test_every_reading_counts_once_through_kills_duplicates_and_a_broker_t
     assert not world.database.late_records
 
 
-async def test_what_queued_up_during_an_outage_is_not_late_and_silence_closes_its_windows(
+async def test_messages_queued_during_an_outage_are_not_late_and_silence_closes_their_windows(
     quick_broker: EmbeddedBroker,
 ) -> None:
     await subscribe(quick_broker)
@@ -158,7 +158,7 @@ async def test_what_queued_up_during_an_outage_is_not_late_and_silence_closes_it
     assert not world.database.late_records
 
 
-async def test_reading_of_an_array_that_is_none_is_set_aside_alone(quick_broker: EmbeddedBroker) -> None:
+async def test_invalid_element_of_an_array_is_dead_lettered_alone(quick_broker: EmbeddedBroker) -> None:
     await subscribe(quick_broker)
     now = int(time.time() * 1e6)
     good = readings(3, from_us=now - HOUR_US)
@@ -176,11 +176,14 @@ async def test_reading_of_an_array_that_is_none_is_set_aside_alone(quick_broker:
     counted = world.database.accounting(world.graph_id).sources
     assert sum(partition.accepted for partition in counted) == 3
     assert sum(partition.duplicate for partition in counted) == 1
-    letters = [letter for _, _, letter in world.database.dead_letters]
-    assert [letter.position.partition(" ")[0] for letter in letters] == ["north/oslo/1", "north/oslo/attic"]
-    assert letters[0].position.endswith("[1]")
-    assert json.loads(letters[0].payload) == {"id": "x", "site": "oslo", "floor": 1}
-    assert "floor" in letters[1].detail
+    dead_letters = [dead_letter for _, _, dead_letter in world.database.dead_letters]
+    assert [dead_letter.position.partition(" ")[0] for dead_letter in dead_letters] == [
+        "north/oslo/1",
+        "north/oslo/attic",
+    ]
+    assert dead_letters[0].position.endswith("[1]")
+    assert json.loads(dead_letters[0].payload) == {"id": "x", "site": "oslo", "floor": 1}
+    assert "floor" in dead_letters[1].detail
 
 
 @pytest.mark.parametrize("protocol", [5, 311])

@@ -1,4 +1,4 @@
-"""Operators in a running graph: what they let through is what the same functions as Computations produce."""
+"""Operators in a running graph produce the same as Computations with the same functions."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import pytest
 
 from millpy.computation import Computation, Context
 from millpy.graph import Graph, Stream
-from millpy.injectors.files import File
-from millpy.injectors.settings import EventTime
+from millpy.ingest.settings import EventTime
 from millpy.model.time import milliseconds, seconds
-from millpy.windowing.aggregate import Count
+from millpy.sources.files.source import File
+from millpy.windowing.aggregates.numeric import Count
 from millpy.windowing.window import FixedWindows
 from tests.crash.memory_world import Reading, World, readings
 from tests.crash.test_memory_engine import land_for_ever
@@ -110,7 +110,7 @@ def expected() -> Counter[tuple[str, int, int]]:
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["operators", "computations"])
-async def test_operators_do_what_computations_do(tmp_path: Path, fused: bool) -> None:
+async def test_operators_equal_computations(tmp_path: Path, fused: bool) -> None:
     world = World(graph_of(tmp_path / "in.ndjson", RECORDS, fused=fused))
     world.start()
 
@@ -135,12 +135,12 @@ async def test_operators_do_not_depend_on_where_their_consumers_run(
     assert rows(world) == expected()
     assert world.adds_up()
     failed = sum(1 for record in RECORDS if record.value == FAILS + 2)
-    letters = [letter for *_, letter in world.database.dead_letters]
+    dead_letters = [dead_letter for *_, dead_letter in world.database.dead_letters]
     # Once for each of the two subscriptions behind the failing function.
-    assert Counter((letter.stream, letter.computation, letter.reason) for letter in letters) == {
-        ("readings", "number", "user_error"): 2 * failed
-    }
-    assert "no 44" in letters[0].traceback
+    assert Counter(
+        (dead_letter.stream, dead_letter.computation, dead_letter.reason) for dead_letter in dead_letters
+    ) == {("readings", "number", "user_error"): 2 * failed}
+    assert "no 44" in dead_letters[0].traceback
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -166,7 +166,7 @@ async def test_crashes_change_nothing_behind_operators(tmp_path: Path, seed: int
 
 
 def windowed_union(folder: Path, count: int) -> tuple[Graph, int]:
-    """Two feeds that jump back now and then, as one, in windows."""
+    """Two feeds whose times sometimes jump back, united, in windows."""
     graph = Graph("world")
     feeds = []
     for seed, name in enumerate(("north", "south")):
@@ -180,7 +180,7 @@ def windowed_union(folder: Path, count: int) -> tuple[Graph, int]:
     return graph, 2 * (count - 100)
 
 
-async def test_a_union_is_windowed_as_one_and_accounted_for_as_two(tmp_path: Path) -> None:
+async def test_a_union_has_one_set_of_windows_and_two_accounts(tmp_path: Path) -> None:
     graph, count = windowed_union(tmp_path, 2_100)
     world = World(graph)
     world.start()
@@ -227,7 +227,7 @@ def through_two_gateways(folder: Path, count: int) -> Graph:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_feeds_that_share_ids_are_one_whatever_crashes(tmp_path: Path, seed: int) -> None:
+async def test_feeds_that_share_ids_count_once_through_crashes(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     graph = through_two_gateways(tmp_path, 1_000)
     lines = [line for gateway in ("north", "south") for line in (tmp_path / gateway).read_bytes().splitlines()]

@@ -1,7 +1,7 @@
-"""A standby becomes the primary without the newest commits: nobody goes on there with what he remembers of the old.
+"""A standby becomes the primary without the newest commits: no worker continues there with state of the old primary.
 
 A worker whose steps need no checkpoint knows more than the database: its cursors have moved on in memory. When it finds
-its connections dead beside its turns, all lanes come back to the new server, and no turn has failed.
+its connections dead beside its turns, all channels come back to the new server, and no turn has failed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from psycopg import conninfo
 
 from millpy.embedded import EmbeddedPostgres
 from millpy.errors import StoreUnavailableError
-from millpy.store.postgres.connection import ConnectionSettings, Lane, Outages
-from millpy.testing.crash_test.database import through
+from millpy.store.postgres.connection import Channel, ConnectionGroup, ConnectionSettings
+from millpy.testing.crash_test.database import url_through_proxy
 from millpy.testing.proxy import PostgresProxy
 from tests.crash.cases.failover import _alter, _one, _standby
 from tests.crash.harness import Worker, await_true, committed
@@ -36,7 +36,7 @@ SELECT count(*) FROM mill.cursors AS c JOIN mill.intervals AS p ON p.interval_id
 
 
 @pytest.mark.parametrize("rubbish", [0, RUBBISH], ids=["idle", "steps without checkpoints"])
-def test_consumer_reads_again_what_a_promoted_standby_lacks(
+def test_consumer_rereads_what_a_promoted_standby_lacks(
     tmp_path: Path, postgres: EmbeddedPostgres, inputs: Inputs, rubbish: int
 ) -> None:
     with World(tmp_path, postgres, inputs) as world:
@@ -48,8 +48,8 @@ def test_consumer_reads_again_what_a_promoted_standby_lacks(
         inbox.mkdir()
         add(inbox, "0", line("a"))
         reader = started(world, inbox, old, only="in_1", bundle_records_max=1)
-        # It renews its lease rarely and its progress never: whatever it commits comes of a record.
-        behind = through(primary.tcp_url("own"), proxy.port)
+        # It renews its lease rarely and its progress never, so every commit is due to a record.
+        behind = url_through_proxy(primary.tcp_url("own"), proxy.port)
         consumer = started(world, inbox, behind, only="totals_1", lease_s=60, progress_every_s=1000)
         consumer.await_while_running(lambda: rows(old) == [("a", 1, 1)], "a row")
         await_true(lambda: committed(old) == committed(standby.url("own")), "the standby has all")
@@ -58,7 +58,7 @@ def test_consumer_reads_again_what_a_promoted_standby_lacks(
         await_true(lambda: _one(primary, "SELECT count(*) FROM pg_stat_replication") == 0, "nobody listens")
         read = bundle(old, "in_1")
         add(inbox, "1", b"rubbish\n" * rubbish)
-        reader.await_while_running(lambda: bundle(old, "in_1") >= read + rubbish, "the rubbish is set aside")
+        reader.await_while_running(lambda: bundle(old, "in_1") >= read + rubbish, "the rubbish is dead-lettered")
         for _ in range(2):  # the answer to the first is in its memory when it asks again
             asked = asked_last(old)
             consumer.await_while_running(lambda asked=asked: asked_last(old) > asked, "it polls")
@@ -80,54 +80,53 @@ def test_consumer_reads_again_what_a_promoted_standby_lacks(
             worker.await_finished()
 
 
-async def test_lanes_that_come_back_to_another_server_say_so_until_all_is_read_again(
+async def test_channels_report_another_server_until_all_is_read_again(
     tmp_path: Path, postgres: EmbeddedPostgres, inputs: Inputs
 ) -> None:
     with World(tmp_path, postgres, inputs) as world:
         primary = world.own_server()
         standby = _standby(world, primary)
-        async with AsyncExitStack() as lanes:
-            proxy = lanes.enter_context(PostgresProxy(*address(primary)))
-            url, outages, settings = through(primary.tcp_url("own"), proxy.port), Outages(), ConnectionSettings()
-            poll = Lane(url, "poll", settings, outages=outages, soft=True)
-            commit = Lane(url, "commit", settings, outages=outages, soft=True)
-            hint, admin = (Lane(url, name, settings, outages=outages) for name in ("hint", "admin"))
-            for lane in (poll, commit, hint, admin):
-                lanes.push_async_callback(lane.close)
-            await read_anew(admin, outages)
-            for lane in (poll, commit, hint):
-                await ask(lane)
+        async with AsyncExitStack() as channels:
+            proxy = channels.enter_context(PostgresProxy(*address(primary)))
+            group = ConnectionGroup(url_through_proxy(primary.tcp_url("own"), proxy.port), ConnectionSettings())
+            poll, commit = (Channel(group, name, serves_turns=True) for name in ("poll", "commit"))
+            hint, admin = (Channel(group, name) for name in ("hint", "admin"))
+            for channel in (poll, commit, hint, admin):
+                channels.push_async_callback(channel.close)
+            await follow_server(admin, group)
+            for channel in (poll, commit, hint):
+                await ask(channel)
             proxy.cut()
             with pytest.raises(StoreUnavailableError):
                 await ask(hint)
-            for lane in (poll, commit, hint):  # the same server: they go on
-                await ask(lane)
+            for channel in (poll, commit, hint):  # the same server: they go on
+                await ask(channel)
             _one(standby, "SELECT pg_promote()")
             proxy.server_address = address(standby)
             proxy.cut()
             with pytest.raises(StoreUnavailableError):
                 await ask(hint)
             for _ in range(2):
-                for lane in (poll, commit):
-                    with pytest.raises(StoreUnavailableError, match="another server"):
-                        await ask(lane)
-            await read_anew(admin, outages)
+                for channel in (poll, commit):
+                    with pytest.raises(StoreUnavailableError, match="restarted or replaced"):
+                        await ask(channel)
+            await follow_server(admin, group)
             await ask(poll)
-            # One that is connected still, to a server that is not the one that was read from, goes too.
+            # A connection to a server other than the one that was read from is closed, too.
             proxy.server_address = address(primary)
             await admin.drop()
-            await read_anew(admin, outages)
+            await follow_server(admin, group)
             assert await ask(poll) == await ask(admin)
 
 
-async def read_anew(lane: Lane, outages: Outages) -> None:
-    async with lane.use() as connection:
-        await outages.read_anew(connection)
+async def follow_server(channel: Channel, group: ConnectionGroup) -> None:
+    async with channel.use() as connection:
+        await group.follow_server(connection)
 
 
-async def ask(lane: Lane) -> object:
-    """Which server a lane is connected to."""
-    async with lane.use() as connection:
+async def ask(channel: Channel) -> object:
+    """Which server a channel is connected to."""
+    async with channel.use() as connection:
         return await (await connection.execute("SELECT pg_catalog.pg_postmaster_start_time()")).fetchone()
 
 

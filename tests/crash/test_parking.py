@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import psycopg
 
+from millpy.admin.diagnosis import read_facts
+from millpy.admin.doctor import examine
 from millpy.clock import SystemClock
-from millpy.doctor import examine
 from millpy.limits import Limits
-from millpy.store.postgres.diagnosis import look
 from tests.crash.checks import accounting_faults
 from tests.crash.harness import Worker
 
@@ -71,7 +71,7 @@ def test_parked_records_count_once_through_kills_and_a_release(tmp_path: Path, d
         by_device[record["device"]][record["id"]] = record["value"]
 
     def all_waits() -> bool:
-        """Whether all that the sources hold has come to a stop: what is not parked is in the table."""
+        """Tell whether every record is processed: parked or in the table."""
         counted = sum(map(len, totals(database_url).values())) + sum(parked(database_url).values())
         return counted == len(records)
 
@@ -88,14 +88,14 @@ def test_parked_records_count_once_through_kills_and_a_release(tmp_path: Path, d
         second.await_while_running(all_waits, "everything is parked or counted")
         assert set(parked(database_url)) == {"d0", "d1", "d2"}
         assert adds_up(database_url)
-        assert " of totals stopped, parked (user_error): " in first.log + second.log
-        (finding,) = [f for f in examine(look(database_url, SystemClock()), Limits()) if f.check == "parked keys"]
+        assert " of totals parked (user_error): " in first.log + second.log
+        (finding,) = [f for f in examine(read_facts(database_url, SystemClock()), Limits()) if f.check == "parked keys"]
         assert finding.found.startswith("parking.totals, 3 of its keys: ")
         ((held_by, detail),) = fetch(
             database_url,
             "SELECT held_by, detail FROM millpy.explain_watermark('parking', 'totals') ORDER BY step DESC LIMIT 1",
         )
-        assert (held_by, "stopped at a record that fails" in detail) == ("parked", True)
+        assert (held_by, "stopped by a failing record" in detail) == ("parked", True)
         # What cannot be mended fails again, and waits on.
         fetch(database_url, "SELECT millpy.release_parked('parking', 'totals', 'd1')")
         second.await_while_running(
@@ -109,7 +109,7 @@ def test_parked_records_count_once_through_kills_and_a_release(tmp_path: Path, d
     (tmp_path / "mended").touch()
     with Worker(tmp_path, database_url, tmp_path, graph=GRAPH) as third:
         assert fetch(database_url, "SELECT millpy.release_parked('parking', 'totals', 'd0')") == [(1,)]
-        third.await_while_running(lambda: "d0" not in parked(database_url), "a released key goes on")
+        third.await_while_running(lambda: "d0" not in parked(database_url), "a released key continues")
         fetch(database_url, "SELECT millpy.release_parked('parking', 'totals')")
         third.kill()
     with Worker(tmp_path, database_url, tmp_path, graph=GRAPH) as last:
@@ -124,9 +124,9 @@ def test_parked_records_count_once_through_kills_and_a_release(tmp_path: Path, d
         assert {id_ for id_, _, _ in found[device]} == set(values)
         assert found[device][-1][2] == sum(values.values())
     assert adds_up(database_url)
-    letters = fetch(database_url, "SELECT computation, reason, payload FROM mill.dead_letters")
-    assert [(computation, reason, msgspec.json.decode(payload)["id"]) for computation, reason, payload in letters] == [
-        ("totals", "user_error", lost[0])
-    ]
+    dead_letters = fetch(database_url, "SELECT computation, reason, payload FROM mill.dead_letters")
+    assert [
+        (computation, reason, msgspec.json.decode(payload)["id"]) for computation, reason, payload in dead_letters
+    ] == [("totals", "user_error", lost[0])]
     assert fetch(database_url, "SELECT count(*) FROM mill.keyed WHERE kind = 'parked'") == [(0,)]
     assert fetch(database_url, "SELECT count(*) FROM mill.releases") == [(0,)]

@@ -1,22 +1,22 @@
-"""A feed of which too much is set aside stands still, and nothing of it is acknowledged, until a person resumes it."""
+"""A feed with too many dead letters pauses, and acknowledges no record, until an operator resumes it."""
 
 from __future__ import annotations
 
 import asyncio
 
-from millpy.injectors.settings import Rate
+from millpy.ingest.settings import ErrorRate
 from tests.crash.test_replay import payload, running, source, until
 from tests.feed import Feed
 
-LIMIT = Rate(share=0.5, minimum=20)
+LIMIT = ErrorRate(share=0.5, minimum=20)
 
 
-async def test_source_stands_still_behind_the_bundle_that_was_too_much() -> None:
+async def test_source_pauses_after_the_bundle_that_exceeds_the_error_rate() -> None:
     feed = Feed(batch_max=10)
     async with running(feed, pause_above=LIMIT) as world:
         feed.push(*(payload(n) for n in range(30)))
         feed.push(*(b"{" for _ in range(40)), *(payload(n) for n in range(100, 130)))
-        await until(world, lambda: bool(world.database.requests.pauses), "it stands still")
+        await until(world, lambda: bool(world.database.requests.pauses), "it pauses")
         assert source(world) == {"injected": 50, "accepted": 30, "dead_lettered": 20}, "the limit is passed at 20 of 20"
         await asyncio.sleep(0.3)
 
@@ -27,12 +27,12 @@ async def test_source_stands_still_behind_the_bundle_that_was_too_much() -> None
         await world.crash(world.running[0])
         world.start()
         await asyncio.sleep(0.3)
-        assert source(world)["injected"] == 50, "a new owner stands still too"
+        assert source(world)["injected"] == 50, "a new owner pauses, too"
 
         for interval_id in list(world.database.requests.pauses):
             world.database.requests.resume(interval_id)
-        await until(world, lambda: source(world)["injected"] == 70, "it goes on, up to the next time")
-        await until(world, lambda: bool(world.database.requests.pauses), "it stands still again")
+        await until(world, lambda: source(world)["injected"] == 70, "it resumes, up to the next pause")
+        await until(world, lambda: bool(world.database.requests.pauses), "it pauses again")
         for interval_id in list(world.database.requests.pauses):
             world.database.requests.resume(interval_id)
         feed.end()
@@ -42,7 +42,7 @@ async def test_source_stands_still_behind_the_bundle_that_was_too_much() -> None
         assert world.adds_up()
 
 
-async def test_bearable_feed_is_never_paused() -> None:
+async def test_feed_below_the_error_rate_is_never_paused() -> None:
     feed = Feed(batch_max=10)
     async with running(feed, pause_above=LIMIT) as world:
         for n in range(100):

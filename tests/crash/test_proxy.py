@@ -1,4 +1,4 @@
-"""The proxy does what it says, seen with plain psycopg: else the tests that use it prove nothing."""
+"""The proxy works as described, seen with plain psycopg; otherwise the tests with it would prove nothing."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from psycopg import conninfo
 
 from millpy.embedded import EmbeddedPostgres
-from millpy.testing.crash_test.database import through as by_way_of
-from millpy.testing.proxy import Fault, PostgresProxy
+from millpy.testing.crash_test.database import url_through_proxy
+from millpy.testing.proxy import CommitFault, PostgresProxy
 from tests.crash.harness import await_true
 
 FORMS = ["one pipeline", "pipeline in a block", "COPY between", "simple queries"]
@@ -39,7 +39,9 @@ def proxy(postgres: EmbeddedPostgres) -> Iterator[PostgresProxy]:
 def through(
     postgres: EmbeddedPostgres, direct: psycopg.Connection, proxy: PostgresProxy
 ) -> Iterator[psycopg.Connection]:
-    with psycopg.connect(by_way_of(postgres.tcp_url(direct.info.dbname), proxy.port), autocommit=True) as connection:
+    with psycopg.connect(
+        url_through_proxy(postgres.tcp_url(direct.info.dbname), proxy.port), autocommit=True
+    ) as connection:
         yield connection
 
 
@@ -71,7 +73,7 @@ def stored(direct: psycopg.Connection) -> list[int]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_passes_everything(
+def test_proxy_passes_everything(
     direct: psycopg.Connection, through: psycopg.Connection, proxy: PostgresProxy, form: str
 ) -> None:
     for n in range(7):
@@ -84,10 +86,15 @@ def test_passes_everything(
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
-    ("fault", "lands"), [(Fault.SWALLOW, True), (Fault.LATE_COMMIT, True), (Fault.CUT_COMMIT, False)]
+    ("fault", "lands"), [(CommitFault.SWALLOW, True), (CommitFault.LATE_COMMIT, True), (CommitFault.CUT_COMMIT, False)]
 )
-def test_fault_of_a_commit(
-    direct: psycopg.Connection, through: psycopg.Connection, proxy: PostgresProxy, form: str, fault: Fault, lands: bool
+def test_proxy_injects_each_fault_of_a_commit(
+    direct: psycopg.Connection,
+    through: psycopg.Connection,
+    proxy: PostgresProxy,
+    form: str,
+    fault: CommitFault,
+    lands: bool,
 ) -> None:
     commit(through, 1, form)
     proxy.arm(fault)
@@ -99,15 +106,15 @@ def test_fault_of_a_commit(
     if lands:
         assert proxy.landed.wait(60)
         assert b"COMMIT\0" in proxy.lost_answers[0]
-    assert at_loss == ([1, 2] if fault is Fault.SWALLOW else [1])
+    assert at_loss == ([1, 2] if fault is CommitFault.SWALLOW else [1])
     assert stored(direct) == ([1, 2] if lands else [1])
 
 
-def test_late_pipeline_takes_the_fence_along(
+def test_late_pipeline_includes_the_fence(
     direct: psycopg.Connection, through: psycopg.Connection, proxy: PostgresProxy
 ) -> None:
     commit(through, 1)
-    proxy.arm(Fault.LATE_PIPELINE)
+    proxy.arm(CommitFault.LATE_PIPELINE)
     with pytest.raises(psycopg.OperationalError):
         commit(through, 2)
     direct.execute("INSERT INTO stale VALUES (1)")
@@ -117,7 +124,7 @@ def test_late_pipeline_takes_the_fence_along(
     assert stored(direct) == [1]
 
 
-def test_cut_and_stall(
+def test_proxy_cuts_and_stalls(
     postgres: EmbeddedPostgres, direct: psycopg.Connection, through: psycopg.Connection, proxy: PostgresProxy
 ) -> None:
     proxy.stall(True)
@@ -126,5 +133,5 @@ def test_cut_and_stall(
         through.execute("SELECT 1")
     await_true(lambda: through.closed, "closed")
     proxy.stall(False)
-    with psycopg.connect(by_way_of(postgres.tcp_url(direct.info.dbname), proxy.port)) as another:
+    with psycopg.connect(url_through_proxy(postgres.tcp_url(direct.info.dbname), proxy.port)) as another:
         assert another.execute("SELECT 1").fetchone() == (1,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from millpy.runtime.probe import Point
+from millpy.hosting.failpoints import Failpoint
 from tests.crash.checks import Observer, faults
 from tests.crash.harness import LEASE_S, Worker, await_true, committed, owned_by
 from tests.crash.workload import Expected
@@ -23,8 +23,8 @@ def test_lost_intervals_commit_soon_after_the_lease(
         killed.await_ready()
         for worker in (other, killed):
             worker.begin()
-            worker.await_reached(Point.AFTER_CLAIM)
-        killed.await_reached(Point.AFTER_ACKNOWLEDGE, 5)
+            worker.await_reached(Failpoint.AFTER_CLAIM)
+        killed.await_reached(Failpoint.AFTER_ACKNOWLEDGE, 5)
         lost = owned_by(database_url, killed)
         killed.kill()
         died_at = time.monotonic()

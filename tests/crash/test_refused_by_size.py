@@ -1,4 +1,4 @@
-"""A database that refuses what is large, for any reason: turns get smaller until they pass, none is set aside."""
+"""If the database refuses large turns for any reason, turns shrink until they pass, and no record is dead-lettered."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ REFUSE = """
 
 @pytest.mark.parametrize("reason", REFUSALS if WHOLE else SHORT)
 def test_turns_get_smaller_until_they_pass(tmp_path: Path, database_url: str, reason: str) -> None:
-    # Both what comes in at once and what leaves at once is too large.
+    # Both the input and the output of a turn are too large.
     feed = Feed(tmp_path / "feed.ndjson", keys=600).write()
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute(REFUSE.format(bytes_max=BYTES_MAX, refusal=REFUSALS[reason]))
         with worker(feed, database_url, **SETTINGS) as one:
             one.await_finished(within_s=150)
         (refusals, called) = connection.execute("SELECT last_value, is_called FROM mill.refusals").fetchone() or (0, 0)
-        (letters,) = connection.execute("SELECT count(*) FROM mill.dead_letters").fetchone() or (None,)
+        (dead_letters,) = connection.execute("SELECT count(*) FROM mill.dead_letters").fetchone() or (None,)
 
     assert feed.faults(database_url) == []
-    assert letters == 0
+    assert dead_letters == 0
     assert called, "nothing was refused"
     assert refusals < 60

@@ -1,4 +1,4 @@
-"""Records set aside are taken again after a fix: once, under the id they had, whatever happens to the workers."""
+"""Dead letters and late records are replayed after a fix: once, under their ids, whatever happens to the workers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import pytest
 
 from millpy.computation import Computation, Context, Value
 from millpy.graph import Graph
-from millpy.injectors.settings import Dedupe, EventTime, Rate
+from millpy.ingest.settings import Dedupe, ErrorRate, EventTime
 from millpy.limits import Limits
 from millpy.model.time import hours, milliseconds, seconds
-from millpy.windowing.aggregate import Count, Sum
+from millpy.windowing.aggregates.numeric import Count, Sum
 from millpy.windowing.window import FixedWindows, SlidingWindows
 from tests.crash.memory_world import LIMITS, World
 from tests.crash.test_memory_engine import land_for_ever
@@ -28,7 +28,7 @@ FAULTY = 13
 
 
 class Faults:
-    """What is broken until somebody mends it."""
+    """Trouble that lasts until it is repaired."""
 
     decoding: ClassVar[bool] = False
     computing: ClassVar[bool] = False
@@ -74,7 +74,7 @@ def careful(record: Reading) -> Reading:
     return record
 
 
-def a_graph(feed: Feed, pause_above: Rate | None = None) -> Graph:
+def a_graph(feed: Feed, pause_above: ErrorRate | None = None) -> Graph:
     graph = Graph("world")
     source = graph.inject(
         "readings",
@@ -108,7 +108,7 @@ def payload(number: int, at: int | None = None, kind: str = "plain", value: int 
 
 
 @asynccontextmanager
-async def running(feed: Feed, limits: Limits = LIMITS, pause_above: Rate | None = None) -> AsyncIterator[World]:
+async def running(feed: Feed, limits: Limits = LIMITS, pause_above: ErrorRate | None = None) -> AsyncIterator[World]:
     world = World(a_graph(feed, pause_above), limits)
     world.start()
     await world.deployed.wait()
@@ -139,8 +139,8 @@ def source(world: World) -> Counter[str]:
 
 def states(world: World) -> list[tuple[str, int]]:
     requests = world.database.requests
-    found = [requests.standing("dead_letters", n + 1) for n in range(len(world.database.dead_letters))]
-    return [(standing.state, standing.attempts) for standing in found]
+    found = [requests.state_of("dead_letters", n + 1) for n in range(len(world.database.dead_letters))]
+    return [(record.state, record.attempts) for record in found]
 
 
 def replay_all(world: World) -> int:
@@ -162,12 +162,12 @@ async def test_dead_letter_is_replayed_after_a_fix_and_counted_as_accepted() -> 
         assert replay_all(world) == 2
         await until(world, lambda: settled(world), "both are settled")
 
-        assert states(world) == [("replayed", 0), ("set_aside", 1)]
+        assert states(world) == [("replayed", 0), ("open", 1)]
         assert source(world) == {"injected": 4, "accepted": 3, "dead_lettered": 1}
         assert world.adds_up()
 
 
-async def test_record_that_was_set_aside_behind_its_id_is_no_duplicate_of_itself() -> None:
+async def test_replayed_record_is_not_a_duplicate_of_itself() -> None:
     feed = Feed()
     future = world_now() + 3_600_000_000
     async with running(feed) as world:
@@ -185,11 +185,11 @@ async def test_record_that_was_set_aside_behind_its_id_is_no_duplicate_of_itself
         assert source(world) == {"injected": 3, "accepted": 1, "duplicate": 2}
 
 
-async def test_letter_that_never_had_an_id_is_a_duplicate_of_what_came_meanwhile() -> None:
+async def test_replayed_record_without_an_id_before_is_a_duplicate_of_a_later_one() -> None:
     feed = Feed()
     async with running(feed) as world:
         feed.push(payload(7, kind="decode"), payload(7, kind="decode"), payload(8))
-        await until(world, lambda: source(world)["dead_lettered"] == 2, "both are set aside")
+        await until(world, lambda: source(world)["dead_lettered"] == 2, "both are dead-lettered")
 
         Faults.decoding = False
         feed.push(payload(7, kind="decode"))
@@ -201,14 +201,14 @@ async def test_letter_that_never_had_an_id_is_a_duplicate_of_what_came_meanwhile
         assert sum(row["total"] for row in world.database.rows("totals") if row["device"] == "dev-2") == 1
 
 
-async def test_record_that_a_computation_did_not_survive_is_replayed_into_its_key() -> None:
+async def test_record_that_failed_in_a_computation_is_replayed_into_its_key() -> None:
     feed = Feed()
     async with running(feed) as world:
         feed.push(payload(1), payload(6, kind="compute"), payload(2, kind="compute"), payload(11))
-        await until(world, lambda: len(world.database.dead_letters) == 2, "two are quarantined")
+        await until(world, lambda: len(world.database.dead_letters) == 2, "two are dead-lettered")
         replay_all(world)
         await until(world, lambda: settled(world), "both have failed again")
-        assert states(world) == [("set_aside", 1), ("set_aside", 1)]
+        assert states(world) == [("open", 1), ("open", 1)]
         assert world.adds_up()
 
         Faults.computing = False
@@ -223,11 +223,11 @@ async def test_record_that_a_computation_did_not_survive_is_replayed_into_its_ke
         assert len(world.database.dead_letters) == 2
 
 
-async def test_record_that_an_operator_did_not_survive_goes_to_the_one_consumer_that_lacks_it() -> None:
+async def test_record_that_failed_in_an_operator_is_replayed_to_the_one_consumer_that_lacks_it() -> None:
     feed = Feed()
     async with running(feed) as world:
         feed.push(payload(1, kind="map"), payload(6))
-        await until(world, lambda: len(world.database.dead_letters) == 1, "one is set aside")
+        await until(world, lambda: len(world.database.dead_letters) == 1, "one is dead-lettered")
         replay_all(world)
         await until(world, lambda: settled(world), "it has failed again")
         Faults.mapping = False
@@ -242,7 +242,7 @@ async def test_record_that_an_operator_did_not_survive_goes_to_the_one_consumer_
         assert world.adds_up()
 
 
-async def test_replayed_record_is_late_when_it_is_late_and_moves_no_watermark() -> None:
+async def test_replayed_record_may_be_late_and_moves_no_watermark() -> None:
     feed = Feed()
     async with running(feed) as world:
         feed.push(payload(1, at=10_000, kind="decode"), payload(2, at=5_000_000))
@@ -267,7 +267,7 @@ def late_rows(world: World) -> list[tuple[str, bool]]:
     return [(late.computation, whole) for late in rows for whole in late.whole or [True] * len(late)]
 
 
-async def test_late_record_is_late_again_and_its_rows_say_so() -> None:
+async def test_replayed_late_record_is_late_again_and_counted_in_its_rows() -> None:
     feed = Feed()
     async with running(feed) as world:
         feed.push(payload(1, at=5_000_000), payload(2, at=10_000), payload(3, at=4_986_000))
@@ -277,28 +277,28 @@ async def test_late_record_is_late_again_and_its_rows_say_so() -> None:
 
         asked = [n + 1 for n in range(len(rows)) if world.database.requests.replay("late_records", n + 1)]
         assert [rows[n - 1][1] for n in asked] == [True, True]
-        standings = [world.database.requests.standing("late_records", n) for n in asked]
-        await until(world, lambda: all(s.state != "requested" for s in standings), "both are settled")
+        records = [world.database.requests.state_of("late_records", n) for n in asked]
+        await until(world, lambda: all(record.state != "requested" for record in records), "both are settled")
 
-        assert [(s.state, s.attempts) for s in standings] == [("set_aside", 1)] * 2
+        assert [(record.state, record.attempts) for record in records] == [("open", 1)] * 2
         assert late_rows(world) == rows, "no row is added"
         assert world.adds_up()
 
 
-async def test_record_that_the_database_refuses_names_the_computation_and_is_replayed_as_it_came() -> None:
+async def test_record_that_the_database_refused_is_replayed_unchanged() -> None:
     feed = Feed()
     async with running(feed) as world:
         world.database.constrain("totals", "not_13", lambda row: row["value"] != FAULTY)
         feed.push(payload(1), payload(2, value=FAULTY), payload(3))
         await until(world, lambda: source(world)["injected"] == 3, "all are read")
         await until(world, lambda: len(world.database.dead_letters) == 1, "one is refused")
-        (_, _, letter), *_ = world.database.dead_letters
-        assert (letter.computation, letter.payload) == ("totals", payload(2, value=FAULTY))
+        (_, _, dead_letter), *_ = world.database.dead_letters
+        assert (dead_letter.computation, dead_letter.payload) == ("totals", payload(2, value=FAULTY))
         assert source(world) == {"injected": 3, "accepted": 2, "dead_lettered": 1}
 
         replay_all(world)
         await until(world, lambda: settled(world), "it is refused again")
-        assert states(world) == [("set_aside", 1)]
+        assert states(world) == [("open", 1)]
         world.database.table("totals").constraints.clear()
         replay_all(world)
         await until(world, lambda: settled(world), "it is taken")
@@ -309,7 +309,7 @@ async def test_record_that_the_database_refuses_names_the_computation_and_is_rep
         assert world.adds_up()
 
 
-async def test_withdrawn_request_voids_its_turn_and_nothing_else() -> None:
+async def test_withdrawn_request_voids_only_its_turn() -> None:
     feed = Feed()
     async with running(feed) as world:
         feed.push(payload(1, kind="decode"), payload(2))
@@ -319,18 +319,18 @@ async def test_withdrawn_request_voids_its_turn_and_nothing_else() -> None:
             world.database.requests.replay("dead_letters", 1)
             await asyncio.sleep(0.013)
             if world.database.requests.discard("dead_letters", 1):
-                world.database.requests.standing("dead_letters", 1).state = "set_aside"
+                world.database.requests.state_of("dead_letters", 1).state = "open"
         world.database.requests.replay("dead_letters", 1)
         await until(world, lambda: settled(world), "it is settled")
         feed.push(payload(3))
-        await until(world, lambda: source(world)["injected"] == 3, "the feed goes on")
+        await until(world, lambda: source(world)["injected"] == 3, "the feed continues")
 
         assert source(world) == {"injected": 3, "accepted": 3}
         assert world.adds_up()
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_crashes_and_lost_commits_lose_and_double_no_replay(seed: int) -> None:
+async def test_crashes_and_lost_commits_neither_lose_nor_double_a_replay(seed: int) -> None:
     rng = random.Random(seed)
     kinds = ["plain", "plain", "decode", "compute", "map"]
     payloads = [payload(number, kind=rng.choice(kinds)) for number in range(400)]
@@ -356,8 +356,8 @@ async def test_crashes_and_lost_commits_lose_and_double_no_replay(seed: int) -> 
             assert world.adds_up()
 
         def all_have_come_through() -> bool:
-            # A loss asked for above may strike any commit until the end, and a turn computed before the mend may
-            # still set records aside: so nobody stops landing and replaying before every row is there.
+            # A loss asked for above may strike any commit until the end, and a turn computed before the repair may
+            # still dead-letter records, so commits and replays continue until every row is there.
             world.database.faults.land_lost_commits()
             replay_all(world)
             taken = all(state == "replayed" for state, _ in states(world))

@@ -10,7 +10,7 @@ import pytest
 from psycopg import conninfo
 
 from millpy.embedded import EmbeddedPostgres
-from millpy.testing.crash_test.database import through
+from millpy.testing.crash_test.database import url_through_proxy
 from millpy.testing.proxy import PostgresProxy
 from tests.crash.sizes import Feed, result_rows, stored_windows, worker
 
@@ -30,7 +30,7 @@ def link(postgres: EmbeddedPostgres) -> Iterator[PostgresProxy]:
 
 
 @pytest.mark.parametrize("stored", ["folded", "unfolded"])
-def test_windows_are_taken_over_by_a_slow_link(
+def test_windows_are_taken_over_through_a_slow_link(
     tmp_path: Path, database_url: str, postgres: EmbeddedPostgres, link: PostgresProxy, stored: str
 ) -> None:
     # Longer than the lease of a second, and than the silence that is too long.
@@ -40,19 +40,21 @@ def test_windows_are_taken_over_by_a_slow_link(
         first.await_while_running(lambda: stored_windows(database_url, stored) >= 9_000, "windows are stored", 60)
         first.kill()
     tcp = postgres.tcp_url(str(conninfo.conninfo_to_dict(database_url)["dbname"]))
-    with worker(feed, through(tcp, link.port), bundle_records_max=10_000) as second:
+    with worker(feed, url_through_proxy(tcp, link.port), bundle_records_max=10_000) as second:
         second.await_finished(within_s=100)
 
     assert feed.faults(database_url) == []
 
 
 @pytest.mark.parametrize("windows", ["fixed", "sliding", "session"])
-def test_windows_that_close_at_once_leave_in_several_turns(tmp_path: Path, database_url: str, windows: str) -> None:
-    # A worker is killed while they leave: what has left stays, the rest leaves later.
+def test_windows_that_close_at_once_are_emitted_in_several_turns(
+    tmp_path: Path, database_url: str, windows: str
+) -> None:
+    # A worker is killed while panes are emitted: emitted ones stay, the others follow.
     feed = Feed(tmp_path / "feed.ndjson", keys=2_000).write()
     settings = {"turn_panes_max": 150, "bundle_records_max": 2_000, "fold_every_s": 0.1}
     environment = {"SIZES_WINDOWS": windows}
-    with worker(feed, database_url, environment, probe="after_claim:1:stop", **settings) as first:
+    with worker(feed, database_url, environment, failpoint="after_claim:1:stop", **settings) as first:
         first.await_frozen()
         with psycopg.connect(database_url, autocommit=True) as connection:
             connection.execute(SLOW)

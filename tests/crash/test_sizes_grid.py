@@ -1,6 +1,6 @@
 """Turns at 0.5, 1 and 3 times every limit together, through a takeover: nothing stops, and results equal a recount.
 
-The work is the same each time: so many records, keys, panes, timers of one key, bytes of state, seconds of callbacks,
+The work is the same each time: a number of records, keys, panes, timers of one key, bytes of state, callback seconds,
 bytes over the link. What is generated are the limits: what there is, divided by how often it goes over the limit. A
 short form runs with all tests, in which each limit meets each factor; `make sizes` plays more combinations.
 """
@@ -17,7 +17,7 @@ import pytest
 from psycopg import conninfo
 
 from millpy.embedded import EmbeddedPostgres
-from millpy.testing.crash_test.database import through
+from millpy.testing.crash_test.database import url_through_proxy
 from millpy.testing.proxy import PostgresProxy
 from tests.crash.checks import differences
 from tests.crash.harness import Worker
@@ -62,7 +62,7 @@ class Case:
 
     @property
     def bytes_per_s(self) -> int:
-        """What the link carries."""
+        """Return the rate of the link."""
         return int(LINK_BYTES_PER_S / dict(zip(DIMENSIONS, self.times, strict=True))["link"])
 
 
@@ -78,7 +78,7 @@ def cases() -> Iterator[Case]:
 
 
 @pytest.mark.parametrize("case", list(cases()), ids=str)
-def test_nothing_stops_and_results_equal_a_recount(
+def test_worker_never_stops_and_results_equal_a_recount(
     tmp_path: Path, database_url: str, postgres: EmbeddedPostgres, case: Case
 ) -> None:
     feed = Feed(tmp_path / "feed.ndjson", keys=KEYS, each=EACH, text_bytes=TEXT_BYTES).write()
@@ -86,7 +86,7 @@ def test_nothing_stops_and_results_equal_a_recount(
     environment = {"SIZES_WINDOWS": case.windows, "GRID_CALL_S": str(CALL_S), "GRID_TIMERS": str(TIMERS)}
     with PostgresProxy(str(parts["host"]), int(str(parts["port"])), bytes_per_s=case.bytes_per_s) as proxy:
         name = str(conninfo.conninfo_to_dict(database_url)["dbname"])
-        url = through(postgres.tcp_url(name), proxy.port)
+        url = url_through_proxy(postgres.tcp_url(name), proxy.port)
 
         def worker() -> Worker:
             return Worker(tmp_path, url, feed.path, graph=GRAPH, environment=environment, **case.settings())
@@ -102,10 +102,10 @@ def test_nothing_stops_and_results_equal_a_recount(
     wanted = {(f"d{key}", f"t{timer}"): (feed.total(key),) for key in range(KEYS) for timer in range(timers(key))}
     with psycopg.connect(database_url, autocommit=True) as connection:
         rows = connection.execute("SELECT device, timer, max(total), count(*) FROM sizes.told GROUP BY 1, 2").fetchall()
-        (letters,) = connection.execute("SELECT count(*) FROM mill.dead_letters").fetchone() or (None,)
+        (dead_letters,) = connection.execute("SELECT count(*) FROM mill.dead_letters").fetchone() or (None,)
     assert differences("told", {row[:2]: row[2:3] for row in rows}, wanted) == []
     assert {row[3] for row in rows} == {1}
-    assert letters == 0
+    assert dead_letters == 0
 
 
 def timers(key: int) -> int:
@@ -118,7 +118,7 @@ LEFT = "SELECT count(*) FROM sizes.windows"
 
 
 def count(url: str, query: str) -> int:
-    """What a query counts; 0 before its table is there."""
+    """Return the count of a query; 0 before its table exists."""
     with psycopg.connect(url, autocommit=True) as connection:
         try:
             ((found,),) = connection.execute(query.encode()).fetchall()

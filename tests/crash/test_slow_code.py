@@ -1,4 +1,4 @@
-"""A backlog behind slow code, and a worker that is killed in the middle: nothing stops, nothing is called for ever."""
+"""A backlog behind slow code, and a worker that is killed halfway: progress continues and calls end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def seen(url: str) -> list[int]:
     [(0.002, 2_000), (0.5 * WATCHDOG_S, 8), (1.5 * WATCHDOG_S, 3)],
     ids=["many quick ones", "half the watchdog", "longer than the watchdog"],
 )
-def test_a_backlog_behind_slow_code_is_worked_off_through_a_kill(
+def test_a_backlog_behind_slow_code_is_processed_across_a_kill(
     tmp_path: Path, database_url: str, kind: str, call_s: float, records: int
 ) -> None:
     source, calls = tmp_path / "in.ndjson", tmp_path / "calls"

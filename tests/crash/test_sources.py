@@ -1,4 +1,4 @@
-"""Whoever reads a broker is killed around a commit: what it read is acknowledged after it. All points: `make crash`."""
+"""A broker's reader is killed around a commit: its input is acknowledged only after it. All points: `make crash`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from millpy.embedded import EmbeddedPostgres, mosquitto_program
-from millpy.runtime.probe import Point
+from millpy.hosting.failpoints import Failpoint
 from tests.crash.cases.sources import HORIZON_S, kafka_case, mqtt_case
 from tests.crash.conftest import Survives
 from tests.crash.world import Inputs, play
@@ -16,26 +16,26 @@ from tests.kafka_server import KafkaServer
 CANARIES = Path(__file__).with_name("canaries")
 
 
-def test_messages_of_a_turn_that_did_not_commit_come_again(survives: Survives) -> None:
-    verdict = survives(mqtt_case(Point.BEFORE_COMMIT))
+def test_messages_of_an_uncommitted_turn_are_redelivered(survives: Survives) -> None:
+    verdict = survives(mqtt_case(Failpoint.BEFORE_COMMIT))
 
     assert verdict.kills == 1
 
 
-def test_messages_of_a_turn_that_did_commit_come_again_and_count_once(survives: Survives) -> None:
-    verdict = survives(mqtt_case(Point.AFTER_COMMIT))
+def test_redelivered_messages_of_a_committed_turn_count_once(survives: Survives) -> None:
+    verdict = survives(mqtt_case(Failpoint.AFTER_COMMIT))
 
     assert verdict.notes[-1] != "0 came again"
 
 
-def test_committed_messages_that_come_again_beyond_the_horizon_count_once(survives: Survives) -> None:
-    verdict = survives(mqtt_case(Point.AFTER_COMMIT, horizon_s=HORIZON_S))
+def test_committed_messages_redelivered_beyond_the_horizon_count_once(survives: Survives) -> None:
+    verdict = survives(mqtt_case(Failpoint.AFTER_COMMIT, horizon_s=HORIZON_S))
 
     assert verdict.notes[-1] != "0 came again"
 
 
-def test_offsets_of_a_turn_that_did_not_commit_are_read_again(survives: Survives, kafka: KafkaServer) -> None:
-    verdict = survives(kafka_case(Point.BEFORE_COMMIT, server=kafka))
+def test_offsets_of_an_uncommitted_turn_are_read_again(survives: Survives, kafka: KafkaServer) -> None:
+    verdict = survives(kafka_case(Failpoint.BEFORE_COMMIT, server=kafka))
 
     assert verdict.kills == 1
 
@@ -44,7 +44,7 @@ def test_offsets_of_a_turn_that_did_not_commit_are_read_again(survives: Survives
 def test_worker_that_acknowledges_before_it_commits_is_caught(
     tmp_path: Path, postgres: EmbeddedPostgres, inputs: Inputs
 ) -> None:
-    case = mqtt_case(Point.BEFORE_COMMIT, CANARIES / "acknowledges_first.py")
+    case = mqtt_case(Failpoint.BEFORE_COMMIT, CANARIES / "acknowledges_first.py")
     verdict = play(case, tmp_path, postgres, inputs)
 
     assert verdict.count("lost"), verdict.faults
@@ -54,7 +54,7 @@ def test_worker_that_acknowledges_before_it_commits_is_caught(
 def test_worker_that_keeps_offsets_apart_from_its_commits_is_caught(
     tmp_path: Path, postgres: EmbeddedPostgres, inputs: Inputs, kafka: KafkaServer
 ) -> None:
-    case = kafka_case(Point.BEFORE_COMMIT, CANARIES / "keeps_offsets_apart.py", kafka)
+    case = kafka_case(Failpoint.BEFORE_COMMIT, CANARIES / "keeps_offsets_apart.py", kafka)
     verdict = play(case, tmp_path, postgres, inputs)
 
     assert verdict.count("lost"), verdict.faults

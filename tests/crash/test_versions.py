@@ -10,17 +10,16 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from millpy.assembly import run_worker
 from millpy.graph import Graph
-from millpy.injectors.settings import EventTime
+from millpy.hosting.failpoints import Failpoint
+from millpy.ingest.settings import EventTime
 from millpy.limits import Limits
 from millpy.model.time import minutes, seconds
-from millpy.runtime.probe import Point
-from millpy.windowing.aggregate import Count, Max, Sum
+from millpy.process.assembly import run_worker
+from millpy.windowing.aggregates.numeric import Count, Max, Sum
 from millpy.windowing.window import FixedWindows, SessionWindows
 from tests.commands import millpy as run
-from tests.crash.harness import Worker, await_true, committed
-from tests.crash.on_disk import (
+from tests.crash.graph_files import (
     DEVICES,
     END,
     EVERY_MINUTE,
@@ -37,6 +36,7 @@ from tests.crash.on_disk import (
     rows,
     sums,
 )
+from tests.crash.harness import Worker, await_true, committed
 from tests.feed import Feed
 
 LIMITS = Limits(progress_every_s=0.02, fold_every_s=0.2)
@@ -80,7 +80,7 @@ async def fed(url: str, graph: Graph, feed: Feed, limits: Limits = LIMITS, only:
     await worker
 
 
-async def test_additions_go_in_under_open_windows_and_what_was_there_stays_exact(database_url: str) -> None:
+async def test_additions_under_open_windows_keep_old_results_exact(database_url: str) -> None:
     feed = Feed()
     feed.push(*feed_of((0, MIDDLE)))
     await fed(database_url, before(feed), feed)
@@ -118,7 +118,7 @@ async def test_additions_go_in_under_open_windows_and_what_was_there_stays_exact
     assert one(database_url, "SELECT count(*) FROM public.mine WHERE is_final") == DEVICES * 4
     (event,) = rows(database_url, "SELECT detail FROM millpy.events WHERE kind = 'deployed'")
     assert event[0]["version"] == 2
-    assert any("'two_minutes' is new" in words for words in event[0]["changes"])
+    assert any("two_minutes: the computation is new" in change for change in event[0]["changes"])
 
 
 ADDED = 'keyed.window(FixedWindows(minutes(2))).aggregate(n=Count()).to_table("two_minutes")\n'
@@ -150,7 +150,7 @@ def test_rolling_restart_with_two_versions_on_disk_is_exact(place: Path, databas
 
     assert (old.process.returncode, again.process.returncode) == (1, 1)
     for stopped in (old, again):
-        assert "version 2 of graph 'factory' is deployed, which has more than this one" in stopped.log
+        assert "version 2 of graph 'factory' has more than this file" in stopped.log
     assert one(database_url, "SELECT version FROM mill.graphs") == 2
     assert rows(database_url, EVERY_MINUTE) == [row for start in range(0, END, 60) for row in sums(start, start + 60)]
     assert rows(database_url, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []
@@ -172,7 +172,7 @@ graph.process(Dies(), name="dies", inputs=[source.key_by("device")], output=Read
 )
 
 
-def test_deployment_whose_workers_die_at_once_is_taken_back(place: Path, database_url: str) -> None:
+def test_deployment_whose_workers_die_at_once_can_be_reverted(place: Path, database_url: str) -> None:
     (place / "new.py").write_text(DIES)
     drop(place, 0, MIDDLE)
     with Worker(place, database_url, place, graph=place / "old.py") as old:
@@ -185,13 +185,15 @@ def test_deployment_whose_workers_die_at_once_is_taken_back(place: Path, databas
         connection.execute("CREATE ROLE reader_of_status")
         connection.execute("GRANT SELECT (device, high) ON factory.minutes_status TO reader_of_status")
     status, _, err = done(millpy(place, "deploy", "old.py", "--database", database_url))
-    assert (status, "it lacks what was added since" in err) == (2, True), err
+    assert (status, "the file lacks parts of the deployed graph" in err) == (2, True), err
 
     status, out, err = done(millpy(place, "deploy", "old.py", "--back", "--database", database_url))
 
-    assert (status, "- computation 'dies' is gone" in out, "version 3 is deployed" in out) == (0, True, True), err
+    assert (status, "- dies: the computation was removed" in out, "version 3 is deployed" in out) == (0, True, True), (
+        err
+    )
     status, _, err = done(millpy(place, "run", "new.py", "--database", database_url))
-    assert (status, "this has been taken back from graph 'factory'" in err) == (1, True), err
+    assert (status, "additions to graph 'factory' have been taken back" in err) == (1, True), err
     drop(place, 1_000, 1_001)
     with Worker(place, database_url, place, graph=place / "old.py") as again:
         again.await_while_running(consumed(database_url, (END + 1) * DEVICES), "the rest")
@@ -203,7 +205,7 @@ def test_deployment_whose_workers_die_at_once_is_taken_back(place: Path, databas
     assert one(database_url, left) == 0
 
 
-def test_deploy_that_is_killed_leaves_the_old_version_whole(place: Path, database_url: str) -> None:
+def test_killed_deploy_leaves_the_old_version_intact(place: Path, database_url: str) -> None:
     (place / "new.py").write_text(COLUMN + ADDED)
     assert done(millpy(place, "deploy", "old.py", "--database", database_url))[0] == 0
     with psycopg.connect(database_url) as reader:
@@ -219,7 +221,7 @@ def test_deploy_that_is_killed_leaves_the_old_version_whole(place: Path, databas
     assert one(database_url, "SELECT count(*) FROM mill.intervals WHERE graph_version <> 1") == 0
     status, out, err = done(millpy(place, "deploy", "old.py", "--database", database_url))
     assert (status, err) == (0, "")
-    assert "deployed like this: version 1" in out
+    assert "graph factory is deployed already: version 1" in out
 
     status, out, err = done(millpy(place, "deploy", "new.py", "--database", database_url, "--json"))
     assert status == 0, err
@@ -227,13 +229,13 @@ def test_deploy_that_is_killed_leaves_the_old_version_whole(place: Path, databas
     rows(database_url, "SELECT high FROM factory.minutes")
 
 
-@pytest.mark.parametrize("point", [Point.BEFORE_COMMIT, Point.AFTER_FENCE])
-def test_worker_that_was_frozen_while_its_graph_changed_writes_nothing_more(
-    place: Path, database_url: str, point: Point
+@pytest.mark.parametrize("point", [Failpoint.BEFORE_COMMIT, Failpoint.AFTER_FENCE])
+def test_worker_that_was_frozen_during_a_deployment_writes_nothing(
+    place: Path, database_url: str, point: Failpoint
 ) -> None:
     drop(place, 0, END)
     drop(place, 1_000, 1_001)
-    with Worker(place, database_url, place, graph=place / "old.py", probe=f"{point}:3:stop") as old:
+    with Worker(place, database_url, place, graph=place / "old.py", failpoint=f"{point}:3:stop") as old:
         old.await_frozen()
         status, out, err = done(millpy(place, "deploy", "new.py", "--database", database_url))
         assert status == 0, err
@@ -248,18 +250,18 @@ def test_worker_that_was_frozen_while_its_graph_changed_writes_nothing_more(
             assert new.process.poll() is None
 
     assert old.process.returncode == 1
-    assert "version 2 of graph 'factory' is deployed, which has more than this one" in old.log
+    assert "version 2 of graph 'factory' has more than this file" in old.log
     assert all(committed(database_url)[interval] >= bundle for interval, bundle in before.items())
     assert rows(database_url, EVERY_MINUTE) == [row for start in range(0, END, 60) for row in sums(start, start + 60)]
     assert rows(database_url, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []
 
 
-def test_deploy_as_the_owner_ends_the_commit_of_a_frozen_worker(place: Path, database_url: str) -> None:
+def test_deploy_as_the_owner_terminates_the_commit_of_a_frozen_worker(place: Path, database_url: str) -> None:
     run("migrate", "--roles", "--database", database_url)
     assert done(millpy(place, "deploy", "old.py", "--database", database_url))[0] == 0
     drop(place, 0, END)
     as_worker = database_url.replace("//millpy@", "//millpy_worker@")
-    with Worker(place, as_worker, place, graph=place / "old.py", probe=f"{Point.AFTER_FENCE}:2:stop") as old:
+    with Worker(place, as_worker, place, graph=place / "old.py", failpoint=f"{Failpoint.AFTER_FENCE}:2:stop") as old:
         old.await_frozen()
         as_owner = database_url.replace("//millpy@", "//millpy_owner@")
         status, out, err = done(millpy(place, "deploy", "new.py", "--database", as_owner))
@@ -267,7 +269,7 @@ def test_deploy_as_the_owner_ends_the_commit_of_a_frozen_worker(place: Path, dat
     assert (status, "version 2 is deployed" in out) == (0, True), err
 
 
-def test_worker_of_the_old_version_that_has_nothing_to_do_stops_too(place: Path, database_url: str) -> None:
+def test_idle_worker_of_the_old_version_stops_too(place: Path, database_url: str) -> None:
     drop(place, 0, 10)
     with Worker(place, database_url, place, graph=place / "old.py") as old:
         old.await_while_running(consumed(database_url, 10 * DEVICES), "the feed")
@@ -346,7 +348,7 @@ MORE = (
 ) + 'source.key_by("unit").window(FixedWindows(minutes(1))).aggregate(n=Count()).to_table("units")\n'
 
 
-def test_field_with_a_default_goes_in_while_records_without_it_are_on_their_way(place: Path, database_url: str) -> None:
+def test_field_with_a_default_can_be_added_while_old_records_are_in_flight(place: Path, database_url: str) -> None:
     (place / "old.py").write_text(SUMS)
     (place / "new.py").write_text(MORE)
     drop(place, 0, 60)
@@ -357,7 +359,7 @@ def test_field_with_a_default_goes_in_while_records_without_it_are_on_their_way(
         waiting = "SELECT pending FROM millpy.accounting WHERE consumer = 'minutes'"
         injecting.await_while_running(lambda: one(database_url, waiting) == 60 * DEVICES, "records on their way")
     status, out, err = done(millpy(place, "deploy", "new.py", "--database", database_url))
-    assert (status, "+ stream 'readings' has a new field 'unit', str" in out) == (0, True), (out, err)
+    assert (status, "+ stream readings: field 'unit' is new, str" in out) == (0, True), (out, err)
     lines = [{"device": "d0", "at": at, "value": 1, "unit": "km", "tags": ["far"]} for at in (130, 300)]
     (place / "feed" / "999999.ndjson").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with Worker(place, database_url, place, graph=place / "new.py") as new:
@@ -365,16 +367,20 @@ def test_field_with_a_default_goes_in_while_records_without_it_are_on_their_way(
         again = millpy(place, "run", "old.py", "--database", database_url)
         status, _, err = done(again)
 
-    assert (status, "which has more than this one" in err) == (1, True), err
-    told = rows(database_url, "SELECT n, device, unit, tags FROM factory.told ORDER BY n, device")
-    assert told[: 60 * DEVICES] == [(n, f"d{device}", None, None) for n in range(1, 61) for device in range(DEVICES)]
-    assert told[60 * DEVICES : -2] == [(n, f"d{device}", "mm", []) for n in range(61, 121) for device in range(DEVICES)]
-    assert told[-2:] == [(121, "d0", "km", ["far"]), (122, "d0", "km", ["far"])]
+    assert (status, "has more than this file" in err) == (1, True), err
+    reported = rows(database_url, "SELECT n, device, unit, tags FROM factory.told ORDER BY n, device")
+    assert reported[: 60 * DEVICES] == [
+        (n, f"d{device}", None, None) for n in range(1, 61) for device in range(DEVICES)
+    ]
+    assert reported[60 * DEVICES : -2] == [
+        (n, f"d{device}", "mm", []) for n in range(61, 121) for device in range(DEVICES)
+    ]
+    assert reported[-2:] == [(121, "d0", "km", ["far"]), (122, "d0", "km", ["far"])]
     assert rows(database_url, "SELECT unit, n FROM factory.units ORDER BY window_start") == [("km", 1)]
     assert rows(database_url, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []
 
 
-def test_state_is_migrated_whole_or_not_at_all(place: Path, database_url: str) -> None:
+def test_state_is_migrated_completely_or_not_at_all(place: Path, database_url: str) -> None:
     (place / "old.py").write_text(SUMS)
     (place / "new.py").write_text(STRUCT)
     drop(place, 0, MIDDLE)
@@ -382,7 +388,7 @@ def test_state_is_migrated_whole_or_not_at_all(place: Path, database_url: str) -
     with Worker(place, database_url, place, graph=place / "old.py") as old:
         old.await_while_running(consumed(database_url, MIDDLE * DEVICES), "the first part")
         status, out, err = done(millpy(place, *deploy))
-        assert (status, "^ computation 'minutes' has no cell 'n' any more" in out) == (2, True), out
+        assert (status, "^ minutes: cell 'n' was removed" in out) == (2, True), out
         assert "graph.upgrade" in err
 
         (place / "hold").touch()
@@ -392,7 +398,7 @@ def test_state_is_migrated_whole_or_not_at_all(place: Path, database_url: str) -
         done(killed)
         (place / "hold").unlink()
         drop(place, MIDDLE, 120)
-        old.await_while_running(consumed(database_url, 120 * DEVICES), "the old version goes on")
+        old.await_while_running(consumed(database_url, 120 * DEVICES), "the old version runs on")
 
         (place / "wrong.py").write_text(STRUCT.replace('cells.get("n", 0)', '"many"'))
         status, _, err = done(millpy(place, "deploy", "wrong.py", "--database", database_url, "--upgrade"))
@@ -405,9 +411,11 @@ def test_state_is_migrated_whole_or_not_at_all(place: Path, database_url: str) -
     with Worker(place, database_url, place, graph=place / "new.py") as new:
         new.await_while_running(consumed(database_url, END * DEVICES), "the rest")
 
-    told = rows(database_url, "SELECT device, n, total FROM factory.told ORDER BY device, n")
+    reported = rows(database_url, "SELECT device, n, total FROM factory.told ORDER BY device, n")
     totals = [[at * 10 + device for at in range(END)] for device in range(DEVICES)]
-    assert told == [(f"d{device}", n, sum(totals[device][:n])) for device in range(DEVICES) for n in range(1, END + 1)]
+    assert reported == [
+        (f"d{device}", n, sum(totals[device][:n])) for device in range(DEVICES) for n in range(1, END + 1)
+    ]
     query = "SELECT value FROM millpy.state WHERE cell = 'seen' AND key = '\"d0\"' ORDER BY subkey::int"
     assert [value[0] for value in rows(database_url, query)] == [[60], [120], [*range(121, 181)], [*range(181, 241)]]
     assert rows(database_url, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []

@@ -41,12 +41,12 @@ SELECT c.name, p.interval_id, e.subkey, (e.value ->> 'offset')::bigint
 
 
 def content(path: Path) -> bytes:
-    """What is in a file, decompressed."""
+    """Return the decompressed content of a file."""
     return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
 
 
 class Inbox:
-    """The directory, and who writes its files."""
+    """The directory, and the writer of its files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -145,8 +145,8 @@ class Fleet:
         owner = self._owner_in_the_middle(source, path, begin, end)
         worker = next((worker for worker in self.alive if worker.process.pid == owner), None)
         if worker is None:
-            return False  # nobody reads it, or a dead one from whom nobody has taken over yet
-        # Frozen it gets no further while we look again; what it has sent before is less than the margin.
+            return False  # it has no reader, or a dead reader that no worker has replaced yet
+        # A frozen worker makes no progress while we check; what it sent before is less than the margin.
         worker.freeze()
         worker.await_frozen()
         if self._owner_in_the_middle(source, path, begin, end) != owner:
@@ -157,7 +157,7 @@ class Fleet:
         return True
 
     def _owner_in_the_middle(self, source: str, path: Path, begin: int, end: int) -> int | None:
-        """The process that reads a file, when some but not all behind `begin` is read, and another file was before."""
+        """Return the process that reads a file halfway behind `begin`, after another file."""
         for name, interval, pid, at, offset in self.fetch(POSITIONS):
             if (name, at) == (source, str(path)) and begin < offset < end - MARGIN_BYTES:
                 others = [note for note in self.fetch(NOTES) if note[1] == interval and note[2] != at]
@@ -165,14 +165,14 @@ class Fleet:
         return None
 
     def is_done(self) -> bool:
-        """Whether all files are read, and what was read is counted."""
+        """Tell whether all files are read and their records counted."""
         sizes = self.inbox.sizes()
         if any(self.noted(source) != sizes for source in SOURCES):
             return False
         return self.fetch("SELECT pending FROM millpy.accounting WHERE consumer IS NOT NULL") == [(0,)] * len(SOURCES)
 
     def growth(self, name: str) -> Iterator[Path]:
-        """A file that grows, each time when nobody reads it."""
+        """A file that grows whenever it is not being read."""
         for _ in range(20):
             self.until(self.is_done, "all is read that was there")
             yield self.inbox.grow(name, MANY)
@@ -193,7 +193,7 @@ class Fleet:
 
 
 def test_every_record_counts_once_when_workers_die_in_the_middle_of_files(tmp_path: Path, database_url: str) -> None:
-    # Whoever took over in the middle of a file once read the whole directory again.
+    # A worker that took over in the middle of a file once read the whole directory again.
     inbox = Inbox(tmp_path / "inbox")
     for name in SMALL:
         inbox.add(name, FEW)

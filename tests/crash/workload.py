@@ -1,4 +1,4 @@
-"""The input of the crash tests and what must come out of it, computed from its lines by a plain loop of its own."""
+"""The input of the crash tests and its expected results, computed from the lines by a plain loop."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def write_input(path: Path, records: int = 20_000, seed: int = 7) -> Path:
 
 @dataclass
 class Expected:
-    """Everything that the tables must hold in the end."""
+    """The expected final content of all tables."""
 
     injected: int = 0
     duplicates: int = 0

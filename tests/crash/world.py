@@ -35,7 +35,7 @@ SELECT interval_id, sequencer, bundle, low_watermark FROM mill.intervals
 
 @dataclass(frozen=True)
 class Inputs:
-    """A file of records and what must come out of it."""
+    """A file of records and its expected results."""
 
     path: Path
     expected: Expected
@@ -88,7 +88,7 @@ class Skipped(Exception):  # noqa: N818 - it is no error
 
 
 class World:
-    """What a case acts on."""
+    """The world in which a case runs: database, workers, input."""
 
     def __init__(self, directory: Path, server: EmbeddedPostgres, inputs: Inputs) -> None:
         self.directory = directory
@@ -115,7 +115,7 @@ class World:
         self.stack.close()
 
     def own_server(self, directory: Path | None = None, **settings: str) -> EmbeddedPostgres:
-        """A server that may be hurt: the case goes on with a database there."""
+        """A server that may be damaged: the case continues with a database there."""
         self.server = EmbeddedPostgres(directory or self.directory / "postgres", tcp=True, settings=settings)
         self.stack.enter_context(self.server)
         self.stack.callback(self.server.kill)  # its directory may be gone before a supervisor could stop it
@@ -126,14 +126,14 @@ class World:
         return self.server
 
     def move(self, url: str) -> None:
-        """The database is another one from now on, with a history of its own."""
+        """Replace the database by another one with its own history."""
         self.url = url
         if self.observer is not None:
             self.seen += self.observer.faults
             self.observer = None
 
     def worker(self, url: str | None = None, **options: Any) -> Worker:
-        """Start a worker; it is watched from now on, and killed at the end when it still runs."""
+        """Start a worker; it is watched, and killed at the end if it still runs."""
         if self.observer is None:
             self.observer = self.stack.enter_context(Observer(self.url))
         worker = Worker(self.directory, url or self.url, self.inputs.path, **options)
@@ -150,7 +150,7 @@ class World:
         return self._killed(worker)
 
     def await_killed(self, worker: Worker) -> Recovery:
-        """Its probe kills it."""
+        """Its failpoint kills it."""
         worker.await_killed()
         return self._killed(worker)
 
@@ -163,7 +163,7 @@ class World:
         return recovery
 
     def hurt(self, pids: Iterable[int] | None = None, *, fenced: bool = True) -> Recovery:
-        """Right after a fault: begin to measure the recovery of what these processes own (None: of everything)."""
+        """Start to measure the recovery from a fault, of the intervals of these processes (None: of all)."""
         recovery = Recovery(self, pids, fenced)
         if self.observer is not None:
             with suppress(psycopg.OperationalError):  # it may still be down
@@ -176,7 +176,7 @@ class World:
             worker.await_finished()
 
     def found(self) -> list[Fault]:
-        """What the observer has seen, and orphans that are left."""
+        """Return the observer's findings, and orphaned processes."""
         seen = self.seen
         if self.observer is not None:
             self.observer.look_now()
@@ -211,7 +211,7 @@ class Recovery:
         """Wait, record the seconds and return them.
 
         Args:
-            watched: whoever brings it about; when it ends with an error there is nothing to wait for.
+            watched: the process that causes it; when it ends with an error, waiting ends.
         """
         left = self.unfinished
         intervals = len(left)
@@ -234,7 +234,7 @@ class Recovery:
         return took_s
 
     def wait_aside(self, *, watched: Worker | None = None) -> Future[float]:
-        """The same while the case goes on; ask for its result before the end."""
+        """The same in the background; the case must ask for its result before the end."""
         pool = ThreadPoolExecutor(1)
         waiting = pool.submit(self.wait, watched=watched)
         pool.shutdown(wait=False)
@@ -273,7 +273,7 @@ def _headers(connection: psycopg.Connection, pids: Iterable[int] | None) -> dict
 
 
 def play(case: Case, directory: Path, server: EmbeddedPostgres, inputs: Inputs) -> Verdict:
-    """Play one case; whatever goes wrong in it is a fault of it. Raises Skipped."""
+    """Run one case; every error in it counts as a fault. Raises Skipped."""
     started = time.monotonic()
     with World(directory, server, inputs) as world:
         found: list[Fault] = []

@@ -1,8 +1,8 @@
-"""The code blocks of README.md and docs/: how a page is cut into them, and what a fence may say.
+"""The code blocks of README.md and docs/: how pages are split into blocks, and the words allowed at a fence.
 
 A block is tested by its language, and by what its fence says beside it (```` ```sql test="other" ````):
 
-    python            executed, after what is before it on the page and in `given.py`; every graph must be whole
+    python            executed, after what is before it on the page and in `page_names.py`; every graph must be whole
                       (one that imports what it needs is loaded once more, as a file of its own)
     python signatures executed with Spark's helpers replaced by ones that only check how they are called
     python other      code of another system: compiled, no more
@@ -40,7 +40,7 @@ OPTION = re.compile(r'(\w+)="([^"]*)"')
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: where its first line is, and what its fence says."""
+    """A fenced block, the line at which it starts, and the words at its fence."""
 
     path: Path
     line: int

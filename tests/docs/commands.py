@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from millpy.cli import app
+from millpy.cli.app import app
 from tests.docs.blocks import ROOT
 
 TARGETS = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -54,7 +54,7 @@ def is_open(command: str) -> bool:
 
 
 def faults_of(command: str) -> Iterator[str]:
-    """What is wrong with a command line: an unknown program, target, extra, option or argument."""
+    """Yield the faults of a command line: an unknown program, target, extra, option or argument."""
     part: list[str] = []
     for word in [*shlex.split(command, comments=True), ";"]:
         if word not in PARTS:
@@ -93,7 +93,7 @@ def faults_of_millpy(arguments: list[str]) -> Iterator[str]:
 
 
 def parser() -> Any:
-    """The command line with nothing behind it."""
+    """Return the parser of the command line, with all callbacks removed."""
     top: Any = typer.main.get_command(app)
     waiting = [top]
     while waiting:
@@ -104,7 +104,7 @@ def parser() -> Any:
 
 
 def faults_of_mention(text: str) -> Iterator[str]:
-    """What is wrong with a command in the middle of a sentence, where words may stand for others.
+    """Yield the faults of a command within a sentence, where words may be placeholders.
 
     Its subcommands and options must exist.
     """

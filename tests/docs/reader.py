@@ -1,4 +1,4 @@
-"""A reader who follows a page from top to bottom and does what it says."""
+"""A reader who follows the instructions of a page from top to bottom."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import yaml
 
 import millpy.spark
 from millpy import Graph
-from millpy.assembly import run_worker
-from millpy.graph_file import load_graph
 from millpy.limits import Limits
+from millpy.process.assembly import run_worker
+from millpy.process.graph_loader import load_graph
 from millpy.store.postgres.store import PostgresStore
-from tests.docs import given
+from tests.docs import page_names
 from tests.docs.blocks import ROOT, Block, blocks_of
 from tests.docs.commands import commands_in, faults_of
 
@@ -40,10 +40,10 @@ class Reader:
         self.printed = ""
         # A module, because msgspec looks annotations up there.
         self.module = ModuleType(f"page_{path.stem.replace('-', '_')}")
-        self.module.__dict__.update(given.names() | {"__name__": self.module.__name__})
+        self.module.__dict__.update(page_names.names() | {"__name__": self.module.__name__})
 
     def follow(self, blocks: list[Block]) -> None:
-        """Do what the blocks say; an AssertionError or the block's own error names its line."""
+        """Execute the blocks; an AssertionError or the block's own error names its line."""
         sys.modules[self.module.__name__] = self.module
         try:
             for block in blocks:
@@ -122,7 +122,7 @@ class Reader:
 
 
 def readme_graphs() -> list[Graph]:
-    """The graph of the README, whose tables pages without one of their own speak of."""
+    """The graph of the README, whose tables the pages without a graph mention."""
     readme = ROOT / "README.md"
     reader = Reader(readme, Path(), "")
     reader.follow([block for block in blocks_of(readme) if block.language == "python" and "Graph(" in block.body])

@@ -1,4 +1,4 @@
-"""Every code block of the documentation does what its page says; `blocks.py` says how each kind is tested."""
+"""Every code block of the documentation works as its page describes; `blocks.py` tells how each kind is tested."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from millpy.config import Settings
+from millpy.config.settings import Settings
 from millpy.limits import Limits
 from tests.docs.blocks import DOCUMENTS, ROOT, TESTS, blocks_of, prose_of
 from tests.docs.commands import faults_of, faults_of_mention
@@ -27,7 +27,7 @@ def needs_a_database(path: Path) -> bool:
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_every_block_says_how_it_is_tested(name: str) -> None:
+def test_every_block_names_its_kind_of_test(name: str) -> None:
     unknown = [
         f"{block}: ```{block.language} {block.options}"
         for block in blocks_of(ROOT / name)
@@ -38,14 +38,14 @@ def test_every_block_says_how_it_is_tested(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMED if not needs_a_database(ROOT / name)])
-def test_page_without_a_database_does_what_it_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_without_a_database_works_as_described(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
     Reader(ROOT / name, tmp_path, "").follow(blocks_of(ROOT / name))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMED if needs_a_database(ROOT / name)])
-def test_page_with_a_database_does_what_it_says(
+def test_page_with_a_database_works_as_described(
     name: str, tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -64,10 +64,10 @@ def test_settings_exist_and_all_are_in_their_table() -> None:
     settings = {f"MILLPY_{name.upper()}" for name in (*Settings.model_fields, *Limits.__dataclass_fields__)}
     elsewhere = {name for path in CODE for name in VARIABLE.findall(path.read_text())}
     elsewhere |= {f"{name}_FILE" for name in elsewhere | settings}  # of secrets
-    said = {path: set(VARIABLE.findall(path.read_text())) for path in DOCUMENTS}
+    mentioned = {path: set(VARIABLE.findall(path.read_text())) for path in DOCUMENTS}
 
-    assert set().union(*said.values()) - settings - elsewhere == set()
-    assert settings - {"MILLPY_LEASE_TTL_S"} - said[ROOT / "docs" / "settings.md"] == set()
+    assert set().union(*mentioned.values()) - settings - elsewhere == set()
+    assert settings - {"MILLPY_LEASE_TTL_S"} - mentioned[ROOT / "docs" / "settings.md"] == set()
 
 
 @pytest.mark.parametrize(

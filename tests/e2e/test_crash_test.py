@@ -16,13 +16,13 @@ from rich.console import Console
 from millpy.clock import SystemClock
 from millpy.model.time import Instant
 from millpy.testing.crash_test import session
-from millpy.testing.crash_test.display import Lines
+from millpy.testing.crash_test.feed_source import FeedInjector
 from millpy.testing.crash_test.options import FaultKind, Options
 from millpy.testing.crash_test.page import page
-from millpy.testing.crash_test.report import Report, as_json, build
-from millpy.testing.crash_test.tape import TapeInjector
-from millpy.testing.crash_test.verdict import Judgement
-from millpy.testing.crash_test.words import words
+from millpy.testing.crash_test.report import CrashReport, as_json, build
+from millpy.testing.crash_test.terminal import Lines
+from millpy.testing.crash_test.text_report import report_text
+from millpy.testing.crash_test.verdict import Judgment
 
 ROOT = Path(__file__).resolve().parents[2]
 GRAPHS = Path(__file__).with_name("crash_test_graphs")
@@ -48,8 +48,8 @@ def test_sound_graph_passes_under_kills_freezes_and_database_crashes(tmp_path: P
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == (tmp_path / "crash-test-factory.json").read_text() + "\n"
-    report = msgspec.json.decode(done.stdout, type=Report)
-    assert words(report).startswith("PASSED: exactly once.")
+    report = msgspec.json.decode(done.stdout, type=CrashReport)
+    assert report_text(report).startswith("PASSED: exactly once.")
     assert (report.lost, report.doubled, report.changed, report.records) == (0, 0, 0, 6000)
     assert sorted(fault.kind for fault in report.faults) == ["db", "freeze", "kill"]
     assert all(fault.recovered_s is not None for fault in report.faults)
@@ -59,7 +59,7 @@ def test_sound_graph_passes_under_kills_freezes_and_database_crashes(tmp_path: P
     assert list((tmp_path / ".millpy" / "crash-test").iterdir()) == []  # it has passed, so nothing is kept
 
 
-def crash_tested(graph: str, url: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> Report:
+def crash_tested(graph: str, url: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> CrashReport:
     monkeypatch.setattr(session, "SECOND_S", 1.0)
     options = Options(
         graph=str(GRAPHS / graph), generate=3000, count=2, workers=2, faults=(FaultKind.KILL,), database_url=url
@@ -70,16 +70,16 @@ def crash_tested(graph: str, url: str, place: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.timeout(300)
-def test_code_that_is_not_deterministic_is_told_from_what_faults_do(
+def test_nondeterministic_code_is_distinguished_from_the_effects_of_faults(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "url").write_text(database_url)
-    monkeypatch.setenv("MILLPY_DATABASE_URL_FILE", str(tmp_path / "url"))  # of the run; its workers are told another
+    monkeypatch.setenv("MILLPY_DATABASE_URL_FILE", str(tmp_path / "url"))  # of the run; its workers get another
     with_password = database_url.replace("@", ":%70assw0rd-shown-nowhere@")
     report = crash_tested("dice.py", with_password, tmp_path, monkeypatch)
 
     assert "assw0rd" not in page(report) + as_json(report).decode()
-    assert (report.verdict, report.passed) == (Judgement.UNSTEADY, False)
+    assert (report.verdict, report.passed) == (Judgment.UNSTEADY, False)
     assert (report.lost, report.doubled, report.changed) == (0, 0, 0)
     (unsteady,) = report.unsteady
     assert (unsteady.table, unsteady.columns, unsteady.rows) == ("alerts", ("drawn",), False)
@@ -92,11 +92,11 @@ def test_source_that_is_read_again_after_a_kill_is_caught(
 ) -> None:
     (tmp_path / "pids").mkdir()
     monkeypatch.setenv("CANARY_PIDS", str(tmp_path / "pids"))
-    monkeypatch.setattr(TapeInjector, "open", TapeInjector.open)  # the graph replaces it, in this process too
+    monkeypatch.setattr(FeedInjector, "open", FeedInjector.open)  # the graph replaces it, in this process too
 
     report = crash_tested("rereads.py", database_url, tmp_path, monkeypatch)
 
-    assert (report.verdict, report.passed) == (Judgement.DIFFERENT, False)
+    assert (report.verdict, report.passed) == (Judgment.DIFFERENT, False)
     assert report.doubled > 0
     assert report.unsteady == ()
     assert any("records were read of 3,000" in complaint for complaint in report.complaints)

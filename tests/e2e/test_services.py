@@ -29,7 +29,7 @@ WITHIN_S = 60.0
 
 
 class Unlogged(WSGIRequestHandler):
-    """Says nothing of its requests."""
+    """Does not log its requests."""
 
     def log_message(self, *arguments: object) -> None:
         pass
@@ -62,8 +62,8 @@ class Service:
         return [json.loads(line) for line in self.log.read_text().splitlines()]
 
     def ask(self, path: str) -> tuple[int, str]:
-        said = await_true(lambda: [line for line in self.lines() if "port" in line], "the service says its port")
-        with closing(HTTPConnection("127.0.0.1", said[0]["port"], timeout=WITHIN_S)) as connection:
+        output = await_true(lambda: [line for line in self.lines() if "port" in line], "the service says its port")
+        with closing(HTTPConnection("127.0.0.1", output[0]["port"], timeout=WITHIN_S)) as connection:
             connection.request("GET", path)
             answer = connection.getresponse()
             return answer.status, answer.read().decode()
@@ -73,7 +73,7 @@ class Service:
         return status, json.loads(text)
 
     def metric(self, name: str, **labels: str) -> float | None:
-        """The sum of the samples that have these labels; None for none."""
+        """Return the sum of the samples with these labels; None if there are none."""
         families = text_string_to_metric_families(self.ask("/metrics")[1])
         found = [
             sample.value
@@ -194,7 +194,7 @@ def test_a_worker_is_ready_while_the_database_answers_and_counts_what_it_commits
 @pytest.mark.parametrize(
     ("name", "arguments", "environment", "complaint"),
     [
-        ("injector", [str(GRAPH)], {"MILLPY_HTTP": "everywhere"}, "MILLPY_HTTP: 'everywhere' is no address"),
+        ("injector", [str(GRAPH)], {"MILLPY_HTTP": "everywhere"}, "MILLPY_HTTP: 'everywhere' is not an address"),
         ("migrate", [], {"MILLPY_DATABASE_URL": "postgresql://127.0.0.1:1/none"}, "cannot reach the database"),
     ],
     ids=["no address", "database away"],
@@ -205,8 +205,8 @@ def test_a_mistake_is_one_line_and_a_hint(
     service = start(name, *arguments, **{"MILLPY_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none", **environment})
 
     assert service.process.wait(WITHIN_S) in (1, 2)
-    said = service.log.read_text().splitlines()
-    assert said[0].startswith("millpy: ")
-    assert complaint in said[0]
-    assert said[1].startswith("  hint: ")
-    assert len(said) == 2
+    output = service.log.read_text().splitlines()
+    assert output[0].startswith("millpy: ")
+    assert complaint in output[0]
+    assert output[1].startswith("  hint: ")
+    assert len(output) == 2

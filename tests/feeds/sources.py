@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from millpy.injectors.files import File
-from millpy.injectors.mqtt import Mqtt
-from millpy.injectors.protocol import Source
-from millpy.windowing.aggregate import Count, Max, Mean, Min, Sum
-from millpy.windowing.fold import Aggregate
+from millpy.ingest.protocol import Source
+from millpy.sources.files.source import File
+from millpy.sources.mqtt.source import Mqtt
+from millpy.windowing.accumulator import Aggregate
+from millpy.windowing.aggregates.numeric import Count, Max, Mean, Min, Sum
 
 
 def source(topic: str, file: str) -> Source:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psycopg
 from paho.mqtt import client as mqtt
+from paho.mqtt.enums import CallbackAPIVersion
 
 from millpy.embedded import EmbeddedBroker
 from tests.crash.checks import Observer
@@ -27,7 +28,7 @@ class Publisher:
     """Publishes with QoS 1; lanes side by side, each in its order."""
 
     def __init__(self, broker: EmbeddedBroker) -> None:
-        self.client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5)
+        self.client = mqtt.Client(CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5)
         self.client.max_inflight_messages_set(500)
         self.client.connect(broker.host, broker.port)
         self.client.loop_start()
@@ -41,11 +42,11 @@ class Publisher:
         self.client.loop_stop()
 
     def say_hello(self, topics: tuple[str, ...]) -> None:
-        """Something that is no record: it ends as a dead letter of everyone who listens."""
+        """Publish an invalid payload, which becomes a dead letter at every subscriber."""
         for topic in topics:
             self.client.publish(topic, b"hello", qos=1).wait_for_publish(5)
 
-    def publish(self, lanes: list[Iterator[Message]], go_on: list[tuple[int, threading.Event]]) -> None:
+    def publish(self, lanes: list[Iterator[Message]], may_continue: list[tuple[int, threading.Event]]) -> None:
         """Publish all; at each mark wait until a worker has been killed."""
         while lanes:
             for lane in list(lanes):
@@ -57,8 +58,8 @@ class Publisher:
                 self.sent += 1
                 if self.sent % 1000 == 0:
                     last.wait_for_publish(30)
-            while go_on and self.sent >= go_on[0][0]:
-                assert go_on.pop(0)[1].wait(60)
+            while may_continue and self.sent >= may_continue[0][0]:
+                assert may_continue.pop(0)[1].wait(60)
         last.wait_for_publish(30)
 
 
@@ -72,8 +73,8 @@ def run_through_mqtt(feed: Feed, directory: Path, url: str, broker: EmbeddedBrok
     total = sum(1 for lane in feed.lanes(feed) for _ in lane)
     marks = [((number + 1) * total // (kills + 1), threading.Event()) for number in range(kills)]
 
-    def worker(probe: str = "") -> Worker:
-        return Worker(directory, url, Path("none"), graph=feed.graph, probe=probe, **GENTLE)
+    def worker(failpoint: str = "") -> Worker:
+        return Worker(directory, url, Path("none"), graph=feed.graph, failpoint=failpoint, **GENTLE)
 
     try:
         with Observer(url, every_s=0.25) as observer, Publisher(broker) as publisher, ExitStack() as stack:
@@ -107,7 +108,7 @@ def run_through_mqtt(feed: Feed, directory: Path, url: str, broker: EmbeddedBrok
 
 
 def _all_listen(url: str, feed: Feed, publisher: Publisher) -> bool:
-    """Whether every injector has set a message aside that is no record: then its subscription stands."""
+    """Whether every injector has dead-lettered a message that is no record: then its subscription stands."""
     publisher.say_hello(feed.hello)
     time.sleep(0.1)
     with psycopg.connect(url, autocommit=True) as connection:

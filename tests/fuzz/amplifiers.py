@@ -53,7 +53,7 @@ def zipped(rng: random.Random) -> bytes:
 
 
 def parquet(rng: random.Random) -> bytes:
-    """Pages, dictionaries, footers and row groups that say more than they have."""
+    """Build a file whose pages, dictionaries, footers or row groups claim more than they have."""
     kind = rng.choice(PARQUET)
     out = io.BytesIO()
     PARQUET_OF[kind](out, rng)

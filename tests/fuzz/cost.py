@@ -18,11 +18,11 @@ from pathlib import Path
 import msgspec
 
 from millpy.clock import SystemClock
-from millpy.injectors.decode import Decoder
-from millpy.injectors.files import Files
-from millpy.injectors.protocol import Refused, SourceSetup, Taken
+from millpy.ingest.decode import Decoder
+from millpy.ingest.protocol import RejectedRow, SourceBatch, SourceSetup
 from millpy.limits import Limits
 from millpy.model.record import RecordType
+from millpy.sources.files.source import Files
 from tests.fuzz.reading import taken_from
 
 MEMORY_BYTES_MAX = 3_000_000_000
@@ -42,49 +42,49 @@ class Reading(msgspec.Struct):
 TYPE = RecordType(Reading)
 
 
-def from_file(path: Path) -> Iterator[Taken]:
+def from_file(path: Path) -> Iterator[SourceBatch]:
     setup = SourceSetup(
         graph="g", stream="s", partition="files", limits=Limits(), clock=SystemClock(), ready=asyncio.Event(),
         record_type=TYPE,
     )  # fmt: skip
-    return taken_from(Files(path, broken="set_aside"), setup)
+    return taken_from(Files(path, broken="dead_letter"), setup)
 
 
-def from_mqtt(path: Path) -> Iterator[Taken]:
+def from_mqtt(path: Path) -> Iterator[SourceBatch]:
     """The first line is the topic, the rest a payload."""
-    from millpy.injectors.mqtt_inbox import Inbox
-    from millpy.injectors.mqtt_packets import Published
-    from millpy.injectors.mqtt_topics import TopicFields, TopicPattern
+    from millpy.sources.mqtt.inbox import MessageQueue
+    from millpy.sources.mqtt.packets import Messages
+    from millpy.sources.mqtt.topics import TopicFields, TopicPattern
 
     topic, _, payload = path.read_bytes().partition(b"\n")
-    pattern, limits = TopicPattern.of("plant/{device}"), Limits()
-    inbox = Inbox(
+    pattern, limits = TopicPattern.parse("plant/{device}"), Limits()
+    inbox = MessageQueue(
         topics=pattern.matches(), retained=False, arrays=True,
         readings_max=getattr(limits, "message_records_max", 65_536), bytes_max=limits.bundle_bytes_max,
         complete=TopicFields(pattern, TYPE),
     )  # fmt: skip
-    inbox.put(Published([topic], [payload], [1]))
+    inbox.put(Messages([topic], [payload], [1]))
     while inbox:
         bundle = inbox.take(records_max=limits.bundle_records_max, bytes_max=limits.bundle_bytes_max)
-        yield Taken(
+        yield SourceBatch(
             "json",
             SystemClock().now_us(),
             payloads=bundle.payloads(),
-            refused=[Refused(row, "oversize", why) for row, why in bundle.refused],
+            refused=[RejectedRow(row, "oversize", why) for row, why in bundle.refused],
         )
 
 
-def from_kafka(path: Path) -> Iterator[Taken]:
-    """What a fetch has brought; what aiokafka cannot read it would fetch again."""
+def from_kafka(path: Path) -> Iterator[SourceBatch]:
+    """Yield the batches of a fetch, without a second fetch of what aiokafka cannot read."""
     from aiokafka import TopicPartition
     from aiokafka.consumer import fetcher
 
-    from millpy.injectors import kafka_client
-    from millpy.injectors.kafka_records import Fills, Payloads
+    from millpy.sources.kafka import client as kafka_client
+    from millpy.sources.kafka.records import FieldMapping, Payloads
 
-    if hasattr(kafka_client, "read_patiently"):
-        kafka_client.read_patiently()
-    payloads = Payloads(Fills(), TYPE, "dead_letter")
+    if hasattr(kafka_client, "tolerate_unreadable_records"):
+        kafka_client.tolerate_unreadable_records()
+    payloads = Payloads(FieldMapping(), TYPE, "dead_letter")
     data, offset = path.read_bytes(), 0
     end = int.from_bytes(data[:8], "big")
     while offset < end:
@@ -100,8 +100,8 @@ def from_kafka(path: Path) -> Iterator[Taken]:
         )
         found = list(records)
         offset = records.next_fetch_offset
-        _, values, refused = payloads.of(found)
-        yield Taken("json", SystemClock().now_us(), payloads=values, refused=refused)
+        _, values, refused = payloads.encode(found)
+        yield SourceBatch("json", SystemClock().now_us(), payloads=values, refused=refused)
 
 
 def _place_of(data: bytes, offset: int) -> int:
@@ -118,20 +118,20 @@ READERS = {"file": from_file, "mqtt": from_mqtt, "kafka": from_kafka}
 
 
 def cost(kind: str, path: Path) -> dict[str, object]:
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before, begun = memory_kb("VmRSS"), time.process_time()
-    rows = letters = 0
+    rows = dead_letters = 0
     decoder = Decoder(TYPE, time_field="at")
     error = ""
     try:
         for taken in READERS[kind](path):
             rows += taken.records
-            letters += len(decoder.decode(taken).refused) if taken.has_records else len(taken.refused)
+            dead_letters += len(decoder.decode(taken).refused) if taken.has_records else len(taken.refused)
     except (MemoryError, Exception) as failed:
         error = repr(failed)[:300]
     return {
         "file": path.name, "cpu_s": time.process_time() - begun, "peak_kb": memory_kb("VmHWM") - before, "rows": rows,
-        "letters": letters, "error": error,
+        "letters": dead_letters, "error": error,
     }  # fmt: skip
 
 

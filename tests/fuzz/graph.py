@@ -9,10 +9,10 @@ import msgspec
 
 from millpy.computation import Computation, Context, MapCell, Value
 from millpy.graph import Graph
-from millpy.injectors.settings import AdvanceWithClock, Dedupe, EventTime
+from millpy.ingest.settings import AdvanceWithClock, Dedupe, EventTime
 from millpy.model.time import minutes, seconds
 from millpy.model.timer import Timer
-from millpy.windowing.aggregate import Count, Max, Mean, Min, Sum
+from millpy.windowing.aggregates.numeric import Count, Max, Mean, Min, Sum
 from millpy.windowing.window import FixedWindows
 from tests.feed import Feed
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from millpy.injectors.files import Files
-from millpy.injectors.protocol import SourceSetup, Taken
+from millpy.ingest.protocol import SourceBatch, SourceSetup
+from millpy.sources.files.source import Files
 
 
-def taken_from(source: Files, setup: SourceSetup) -> Iterator[Taken]:
-    """What the source's reader takes, as a worker would take it."""
+def taken_from(source: Files, setup: SourceSetup) -> Iterator[SourceBatch]:
+    """Yield the batches of the source's reader, as a worker receives them."""
     loop = asyncio.new_event_loop()
     injector = source.connect(setup)
 
-    async def next_one() -> Taken:
+    async def next_one() -> SourceBatch:
         while (taken := await injector.take()) is None:
             setup.ready.clear()
             await setup.ready.wait()

@@ -37,11 +37,11 @@ class RefusedError(Exception):
 
 
 class Number(str):
-    """A number as it was written."""
+    """A number with its original text."""
 
 
 class Members(list[tuple[str, Any]]):
-    """An object as it was written: a name may be there twice."""
+    """An object as its list of pairs, in which a name may occur twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What becomes of the bytes of one record: its values, or none."""
+    """The expected outcome for the bytes of one record: its values, or rejection."""
 
     payload: bytes
     values: dict[str, Any] | None
@@ -126,7 +126,7 @@ def _elements(text: str) -> Iterator[str]:
 
 
 def parsed(payload: bytes) -> Any:
-    """A JSON text, with numbers and objects as they were written."""
+    """Parse a JSON text; keep numbers and objects in their original form."""
     try:
         text = payload.decode()
     except UnicodeDecodeError as error:
@@ -232,7 +232,7 @@ def _float(text: str) -> float:
 
 
 def time_of(text: str) -> datetime:
-    """RFC 3339; what is finer than a microsecond is rounded. Without a zone it is naive."""
+    """Parse RFC 3339, rounded to microseconds; a time without a zone is naive."""
     found = _TIME.fullmatch(text)
     if found is None:
         raise RefusedError(f"{text!r:.100} is no time")
@@ -252,7 +252,7 @@ def time_of(text: str) -> datetime:
 
 
 def uuid_of(text: str) -> UUID:
-    """32 digits, with all of their hyphens or none."""
+    """Parse 32 digits, with all hyphens or none."""
     if not _UUID.fullmatch(text):
         raise RefusedError(f"{text!r:.100} is no UUID")
     return UUID(text)
@@ -295,7 +295,7 @@ def csv_file(data: bytes, shape: Shape, *, bytes_max: int) -> Iterator[Outcome]:
 
 
 def csv_record(payload: bytes, header: Sequence[str], shape: Shape, *, bytes_max: int) -> Outcome:
-    """One payload, whatever newlines are in it."""
+    """Parse one payload, which may contain newlines."""
     cells, end, _ = csv_cells(payload, 0, max(len(payload), 1))
     if payload[end:].strip(b"\r\n"):
         cells = None
@@ -314,7 +314,7 @@ def _csv_outcome(line: bytes, cells: list[str] | None, header: Sequence[str], sh
 
 
 def csv_cells(data: bytes, start: int, bytes_max: int) -> tuple[list[str] | None, int, int]:
-    """The fields of the record that begins there (None: malformed), its end, and where the next one begins.
+    """Return the fields of the record at this position (None: malformed), its end, and the start of the next.
 
     A quote counts only at the beginning of a field. One that is not closed within reach costs its own line.
     """

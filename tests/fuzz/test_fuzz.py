@@ -1,7 +1,7 @@
 """Whatever is sent, nothing stops a feed, and every payload is accepted, a duplicate or a dead letter (I8).
 
 One worker on PostgreSQL for the whole test; each example is a batch for all of its sources. `make fuzz MINUTES=60`
-goes on for longer, with other examples each time.
+runs longer, with other examples each time.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from millpy.assembly import run_worker
 from millpy.limits import Limits
+from millpy.process.assembly import run_worker
 from tests.feed import Feed
 from tests.fuzz.graph import HEADER, a_graph
 from tests.fuzz.payloads import batches, tables
@@ -32,8 +32,8 @@ LIMITS = Limits(
     fold_every_s=1.0,
     progress_every_s=0.02,
     retry_s_max=0.5,
-    set_aside_records_max=10**9,
-    set_aside_bytes_max=10**12,
+    dead_letter_records_max=10**9,
+    dead_letter_bytes_max=10**12,
 )
 WAIT_S = 60.0
 RECORD_BYTES = LIMITS.record_bytes_max
@@ -42,7 +42,7 @@ ACCOUNT = "SELECT stream, injected, accepted, duplicate, dead_lettered FROM mill
 
 
 class Running:
-    """A worker in a thread of its own, and what was sent to it."""
+    """A worker in its own thread, and everything that was sent to it."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -87,12 +87,12 @@ class Running:
             time.sleep(0.002)
 
     def check(self, sent: Mapping[str, Sequence[bytes]]) -> None:
-        """What was set aside of a batch is what the reference refuses, byte for byte as it was sent."""
+        """The dead letters of a batch are the records that the reference rejects, byte for byte as sent."""
         with psycopg.connect(self.url, autocommit=True) as connection:
-            letters = connection.execute(REFUSED, [self.seen]).fetchall()
-        self.seen = max((number for number, *_ in letters), default=self.seen)
+            dead_letters = connection.execute(REFUSED, [self.seen]).fetchall()
+        self.seen = max((number for number, *_ in dead_letters), default=self.seen)
         for stream, payloads in sent.items():
-            read = [(reason, payload) for _, of, by, reason, payload in letters if of == stream == by]
+            read = [(reason, payload) for _, of, by, reason, payload in dead_letters if of == stream == by]
             refused = [payload for payload in payloads if is_refused(stream, payload)]
             unread = Counter(payload[: RECORD_BYTES + 1] for payload in refused)  # of a longer one as much is kept
             found = Counter(payload for reason, payload in read if reason not in ("future", "key"))
@@ -156,7 +156,7 @@ def test_nothing_stops_a_feed(running: Running) -> None:
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
-        # What was sent before is part of what is tried, so a smaller example proves nothing.
+        # Earlier input is part of the trial, so a smaller example proves nothing.
         phases=[Phase.generate],
         derandomize=not MINUTES,
     )
@@ -164,7 +164,7 @@ def test_nothing_stops_a_feed(running: Running) -> None:
     def one(payloads: list[bytes], lines: list[bytes]) -> None:
         nonlocal examples
         examples += 1
-        # Now and then so many that they are read as columns.
+        # Sometimes enough records to be decoded as columns.
         times = 5 if examples % 4 == 0 else 1
         sent = {"flat": payloads * times, "nested": payloads * times, "table": lines * times}
         running.send(sent)

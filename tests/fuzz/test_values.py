@@ -1,7 +1,7 @@
-"""Every value that is accepted is the one that was sent, and what is set aside is what is none (I8).
+"""Every accepted value is the one that was sent, and every invalid record is dead-lettered (I8).
 
 Inputs go through the readers of files and of MQTT, decoding, dedupe and event times, and are compared with
-`reference.py`, record by record. `make fuzz` goes on for longer, with other inputs each time.
+`reference.py`, record by record. `make fuzz` runs longer, with other inputs each time.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ import msgspec
 import pytest
 
 from millpy.clock import SystemClock
-from millpy.injectors import decode
-from millpy.injectors.files import Files
-from millpy.injectors.intake import Intake, IntakeSettings
-from millpy.injectors.mqtt_inbox import Inbox
-from millpy.injectors.mqtt_packets import Published
-from millpy.injectors.mqtt_topics import TopicPattern
-from millpy.injectors.protocol import FixedBound, Refused, SourceSetup, Taken
-from millpy.injectors.settings import Dedupe, EventTime
+from millpy.ingest import decode
+from millpy.ingest.intake import Intake, IntakeSettings
+from millpy.ingest.protocol import FixedBound, RejectedRow, SourceBatch, SourceSetup
+from millpy.ingest.settings import Dedupe, EventTime
 from millpy.limits import Limits
 from millpy.model.checkpoint import DeadLetter
 from millpy.model.record import RecordType
-from millpy.model.stage import Recovered
+from millpy.model.stage import StoredInterval
 from millpy.model.time import ClockReading, Instant, hours, seconds
-from tests.fuzz import reference, writings
+from millpy.sources.files.source import Files
+from millpy.sources.mqtt.inbox import MessageQueue
+from millpy.sources.mqtt.packets import Messages
+from millpy.sources.mqtt.topics import TopicPattern
+from tests.fuzz import reference, texts
 from tests.fuzz.reading import taken_from
 from tests.fuzz.reference import Field, Outcome, Shape
 
@@ -172,7 +172,7 @@ class Found:
     counts: dict[str, int]
 
 
-def what_millpy_makes(case: Case, taken: Iterable[Taken]) -> Found:
+def what_millpy_makes(case: Case, taken: Iterable[SourceBatch]) -> Found:
     """All of it through one intake."""
     kind = RecordType(case.struct)
     limits = Limits(record_bytes_max=RECORD_BYTES)
@@ -180,19 +180,19 @@ def what_millpy_makes(case: Case, taken: Iterable[Taken]) -> Found:
         stream="s", record_type=kind, event_time=case.event_time, dedupe=Dedupe("id", "device", within=hours(1)),
         limits=limits
     )  # fmt: skip
-    intake = Intake(settings, Recovered(1, 1))
+    intake = Intake(settings, StoredInterval(1, 1))
     accepted: list[tuple[int, Any]] = []
     columns: list[Any] = []
-    letters: list[DeadLetter] = []
-    for bundle, one in enumerate(taken):
+    dead_letters: list[DeadLetter] = []
+    for one in taken:
         one.arrived_at = NOW
-        result = intake.step(one, bundle=bundle, clock=ClockReading.certain(NOW), quiet=False)
+        result = intake.step(one, clock=ClockReading.certain(NOW), quiet=False)
         records = result.records
         times = records.event_times.tolist()
         accepted += zip(times, map(plain, records.objects()), strict=True)
         columns += map(plain, kind.objects_of(records.batch()))
-        letters += result.dead_letters
-    return Found(accepted, columns, [letter.payload[:KEPT] for letter in letters], intake.counts)
+        dead_letters += result.dead_letters
+    return Found(accepted, columns, [dead_letter.payload[:KEPT] for dead_letter in dead_letters], intake.counts)
 
 
 def what_is_right(case: Case, outcomes: Iterable[Outcome]) -> Found:
@@ -237,7 +237,7 @@ def plain(value: Any) -> Any:
 def compare(found: Found, right: Found, seed: str) -> None:
     ours, theirs = Counter(found.refused), Counter(right.refused)
     assert ours == theirs, (
-        f"{seed}: wrongly set aside {list(ours - theirs)[:3]}, wrongly taken {list(theirs - ours)[:3]}"
+        f"{seed}: wrongly dead-lettered {list(ours - theirs)[:3]}, wrongly taken {list(theirs - ours)[:3]}"
     )
     assert found.refused == right.refused, f"{seed}: another order"
     for name in ("accepted", "columns"):
@@ -247,7 +247,7 @@ def compare(found: Found, right: Found, seed: str) -> None:
     assert found.counts["accepted"] == len(found.accepted) == len(found.columns), seed
 
 
-def read_file(path: Path, rng: random.Random) -> Iterator[Taken]:
+def read_file(path: Path, rng: random.Random) -> Iterator[SourceBatch]:
     """A file in bundles of any size."""
     limits = Limits(record_bytes_max=RECORD_BYTES, bundle_bytes_max=rng.choice([601, 5_000, 10**6, 10**6, 10**6]))
     setup = SourceSetup(
@@ -257,52 +257,56 @@ def read_file(path: Path, rng: random.Random) -> Iterator[Taken]:
     return taken_from(Files(path), setup)
 
 
-def read_messages(payloads: list[bytes], rng: random.Random) -> Iterator[Taken]:
+def read_messages(payloads: list[bytes], rng: random.Random) -> Iterator[SourceBatch]:
     """Messages in bundles of any size."""
-    inbox = Inbox(
-        topics=TopicPattern.of("plant/+").matches(), retained=False, arrays=True, readings_max=READINGS, bytes_max=10**7
+    inbox = MessageQueue(
+        topics=TopicPattern.parse("plant/+").matches(),
+        retained=False,
+        arrays=True,
+        readings_max=READINGS,
+        bytes_max=10**7,
     )
     while payloads:
         count = rng.choice([1, 10, 1_000])
         some, payloads = payloads[:count], payloads[count:]
-        inbox.put(Published([b"plant/a"] * len(some), some, list(range(1, len(some) + 1))))
+        inbox.put(Messages([b"plant/a"] * len(some), some, list(range(1, len(some) + 1))))
     total = inbox.received
     bound, given = rng.choice([1, 64, 1_000]), 0
     while inbox:
         bundle = inbox.take(records_max=bound, bytes_max=10**7)
         given += bundle.records
-        yield Taken(
+        yield SourceBatch(
             "json",
             NOW,
             payloads=bundle.payloads(),
-            refused=[Refused(row, "oversize", why) for row, why in bundle.refused],
+            refused=[RejectedRow(row, "oversize", why) for row, why in bundle.refused],
         )
     assert given == total
 
 
-Compared = tuple[Iterator[Taken], Iterable[Outcome]]
+Compared = tuple[Iterator[SourceBatch], Iterable[Outcome]]
 
 
 def an_ndjson_file(case: Case, rng: random.Random, directory: Path) -> Compared:
-    data = writings.lines(rng, writings.json_payloads(rng, case.shape))
+    data = texts.lines(rng, texts.json_payloads(rng, case.shape))
     outcomes = reference.json_lines(data, case.shape, bytes_max=RECORD_BYTES)
     return read_file(written(directory, "a.ndjson", data, rng), rng), outcomes
 
 
 def a_csv_file(case: Case, rng: random.Random, directory: Path) -> Compared:
-    data = writings.csv_lines(rng, *writings.table(rng, flattened(case.shape)))
+    data = texts.csv_lines(rng, *texts.table(rng, flattened(case.shape)))
     outcomes = reference.csv_file(data, case.shape, bytes_max=RECORD_BYTES)
     return read_file(written(directory, "a.csv", data, rng), rng), outcomes
 
 
 def csv_payloads(case: Case, rng: random.Random, _: Path) -> Compared:
-    header, payloads = writings.table(rng, flattened(case.shape))
+    header, payloads = texts.table(rng, flattened(case.shape))
     outcomes = [reference.csv_record(payload, header, case.shape, bytes_max=RECORD_BYTES) for payload in payloads]
-    return iter([Taken("csv", NOW, payloads=payloads, header=header)]), outcomes
+    return iter([SourceBatch("csv", NOW, payloads=payloads, header=header)]), outcomes
 
 
 def mqtt_messages(case: Case, rng: random.Random, _: Path) -> Compared:
-    payloads = writings.messages(rng, case.shape)
+    payloads = texts.messages(rng, case.shape)
     read = (
         reference.json_message(payload, case.shape, bytes_max=RECORD_BYTES, elements_max=READINGS)
         for payload in payloads
@@ -312,7 +316,7 @@ def mqtt_messages(case: Case, rng: random.Random, _: Path) -> Compared:
 
 def flattened(shape: Shape) -> Shape:
     """What of it a cell can hold."""
-    return Shape({name: field for name, field in shape.fields.items() if field.kind in writings.RIGHT}, shape.strict)
+    return Shape({name: field for name, field in shape.fields.items() if field.kind in texts.RIGHT}, shape.strict)
 
 
 def written(directory: Path, name: str, data: bytes, rng: random.Random) -> Path:
@@ -333,7 +337,7 @@ FORMATS: dict[str, Callable[[Case, random.Random, Path], Compared]] = {
 @pytest.mark.timeout(MINUTES * 60 + 300)
 @pytest.mark.parametrize("kind", CASES)
 @pytest.mark.parametrize("name", FORMATS)
-def test_values_are_those_of_the_reference(
+def test_values_equal_those_of_the_reference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
 ) -> None:
     monkeypatch.setattr(decode, "PIECE_RECORDS", 40)  # so that few records are several pieces

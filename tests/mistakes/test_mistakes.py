@@ -1,4 +1,4 @@
-"""Each mistake of docs/mistakes.md, made: what is printed is what the page says, to the letter."""
+"""Makes each mistake of docs/mistakes.md; the output must equal that of the page."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 from millpy.embedded import EmbeddedPostgres
 from tests.commands import run_millpy
 from tests.databases import fresh_database
-from tests.mistakes.making import FILE, GRAPH, MISTAKES, ROOT, Place
+from tests.mistakes.examples import FILE, GRAPH, MISTAKES, ROOT, Place
 
 PAGE = ROOT / "docs" / "mistakes.md"
 ROW = re.compile(r"^\| ([^|`]+) \| `+ ?([^|]+?) ?`+ \| `+ ?([^|]+?) ?`+ \| (\d) \|$", re.MULTILINE)
 
 
 def documented() -> dict[str, tuple[str, str, int]]:
-    """Mistake -> (what is printed, what to do, exit status)."""
+    """Return mistake -> (message, hint, exit status), from the page."""
     return {what: (said, hint, int(status)) for what, said, hint, status in ROW.findall(PAGE.read_text())}
 
 
@@ -46,7 +46,7 @@ def databases(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize("what", MISTAKES)
-def test_mistake_is_one_line_and_what_to_do(
+def test_mistake_is_reported_in_one_line_with_a_hint(
     what: str, databases: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-SQL, POSTGRES = "millpy/store/sql/generations.sql", "millpy/store/postgres/generations.py"
-MEMORY = "millpy/store/memory_generations.py"
+SQL, POSTGRES = "millpy/store/sql/generations.sql", "millpy/store/postgres/deployment/generations.py"
+MEMORY = "millpy/store/memory/generations.py"
 IN_POSTGRES = "tests/conformance/test_postgres_store.py::TestPostgresStore::"
 IN_MEMORY = "tests/conformance/test_memory_store.py::TestMemoryStore::"
-FENCES = "test_switch_gives_the_name_with_the_tables_and_fences_both"
+FENCES = "test_switch_moves_name_and_tables_and_fences_both_generations"
 WAITS = "test_switch_waits_for_the_commit_in_flight_of_either"
-GOES_ON = "test_worker_that_looks_its_graph_up_again_goes_on_in_its_new_place"
+GOES_ON = "test_worker_that_looks_its_graph_up_again_continues_under_its_new_name"
 
 MUTANTS = [
     Mutant(SQL, "SET version = version + 1", "SET version = version", (IN_POSTGRES + FENCES,)),

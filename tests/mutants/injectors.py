@@ -4,107 +4,105 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-VALUES = "tests/fuzz/test_values.py::test_values_are_those_of_the_reference"
+VALUES = "tests/fuzz/test_values.py::test_values_equal_those_of_the_reference"
 LINES_OF_JSON, LINES_OF_CSV = (f"{VALUES}[ndjson-flat]",), (f"{VALUES}[csv-flat]",)
 
 MUTANTS = [
     Mutant(
-        "millpy/injectors/dedupe.py",
+        "millpy/ingest/dedupe.py",
         "            tiers.append(added)",
         "            pass",
-        killers=("tests/unit/injectors/test_intake.py::test_duplicate_is_dropped_by_the_next_owner_too",),
+        killers=("tests/unit/ingest/test_intake.py::test_duplicate_is_dropped_by_the_next_owner_too",),
         line="A message that is published again is dropped and counted",
     ),
     Mutant(
-        "millpy/injectors/dedupe.py",
+        "millpy/ingest/dedupe.py",
         "        same_hi = self.hi[at] == hi",
         "        same_hi = self.hi[at] != hi",
-        killers=("tests/unit/injectors/test_intake.py::test_duplicate_is_dropped_by_the_next_owner_too",),
+        killers=("tests/unit/ingest/test_intake.py::test_duplicate_is_dropped_by_the_next_owner_too",),
     ),
     Mutant(
-        "millpy/injectors/dedupe.py",
+        "millpy/ingest/dedupe.py",
         "    return pa.array([canonical_bytes(UUID(v) if kind is UUID else v) for v in values], pa.binary())",
         "    return pa.array([canonical_bytes(UUID(v) if kind is not UUID else v) for v in values], pa.binary())",
-        killers=("tests/property/test_dedupe.py::test_ids_of_columns_are_those_of_objects",),
+        killers=("tests/property/test_dedupe.py::test_ids_of_columns_equal_those_of_objects",),
     ),
     Mutant(
-        "millpy/injectors/dedupe.py",
+        "millpy/ingest/dedupe.py",
         "        again = (before != _NEVER) & (seen - before <= self._within_us)",
         "        again = (before != _NEVER) & (seen - before < self._within_us)",
-        killers=(
-            "tests/unit/injectors/test_dedupe_horizon.py::test_an_id_seen_exactly_the_horizon_ago_is_a_duplicate",
-        ),
+        killers=("tests/unit/ingest/test_dedupe_horizon.py::test_an_id_seen_exactly_the_horizon_ago_is_a_duplicate",),
     ),
     Mutant(
-        "millpy/injectors/dedupe.py",
+        "millpy/ingest/dedupe.py",
         "        tiers = [old for old in self._tiers if old.newest >= horizon]",
         "        tiers = [old for old in self._tiers if old.newest > horizon]",
         killers=(
-            "tests/unit/injectors/test_dedupe_horizon.py::test_a_tier_at_the_edge_of_the_horizon_outlives_those_that_are_added",
+            "tests/unit/ingest/test_dedupe_horizon.py::test_a_tier_at_the_edge_of_the_horizon_outlives_new_tiers",
         ),
     ),
     Mutant(
-        "millpy/injectors/dedupe.py",
+        "millpy/ingest/dedupe.py",
         "    live = tier.seen >= horizon",
         "    live = tier.seen > horizon",
         killers=(
-            "tests/unit/injectors/test_dedupe_horizon.py::test_an_id_at_the_edge_of_the_horizon_outlives_the_older_ones_of_its_tier",
-            "tests/unit/injectors/test_dedupe_horizon.py::test_the_next_owner_and_a_renewed_run_know_an_id_at_the_edge",
+            "tests/unit/ingest/test_dedupe_horizon.py::test_an_id_at_the_edge_of_the_horizon_outlives_older_ids_of_its_tier",
+            "tests/unit/ingest/test_dedupe_horizon.py::test_the_next_owner_and_a_renewed_run_know_an_id_at_the_edge",
         ),
     ),
     Mutant(
-        "millpy/injectors/dedupe.py",
+        "millpy/ingest/dedupe.py",
         "        if not len(self) or quiet_us <= self._within_us:",
         "        if not len(self) or quiet_us < self._within_us:",
         killers=(
-            "tests/unit/injectors/test_dedupe_horizon.py::test_a_source_that_is_quiet_for_exactly_the_horizon_forgets_nothing",
+            "tests/unit/ingest/test_dedupe_horizon.py::test_a_source_that_is_quiet_for_exactly_the_horizon_forgets_nothing",
         ),
     ),
     Mutant(
-        "millpy/injectors/dedupe.py",
+        "millpy/ingest/dedupe.py",
         'ids_of(tier.hi, tier.lo), times.astype("<i8").tobytes(), Instant(tier.newest + self._within_us), self.clock',
         'ids_of(tier.hi, tier.lo), times.astype("<i8").tobytes(), Instant(tier.newest + self._within_us - 1), self.clock',
-        killers=("tests/unit/injectors/test_dedupe_horizon.py::test_a_run_is_kept_for_as_long_as_its_newest_id",),
+        killers=("tests/unit/ingest/test_dedupe_horizon.py::test_a_run_is_kept_for_as_long_as_its_newest_id",),
     ),
     Mutant(
-        "millpy/injectors/mqtt_inbox.py",
-        "        for index in [*sorted(apart), len(published)]:",
-        "        for index in [*apart, len(published)]:",
+        "millpy/sources/mqtt/inbox.py",
+        "        for index in [*sorted(special), len(published)]:",
+        "        for index in [*special, len(published)]:",
         killers=(
-            "tests/unit/injectors/test_mqtt_inbox.py::test_retained_messages_are_acknowledged_in_the_order_received",
+            "tests/unit/sources/test_mqtt_inbox.py::test_retained_messages_are_acknowledged_in_the_order_received",
         ),
     ),
     Mutant(
-        "millpy/injectors/columns.py",
+        "millpy/ingest/text_columns.py",
         "        return pc.cast(column, pa.float64())\n",
         "        return pc.cast(pc.cast(column, pa.float32()), pa.float64())\n",
         killers=LINES_OF_CSV,
     ),
     Mutant(
-        "millpy/injectors/decode.py",
+        "millpy/ingest/decode.py",
         "            return str(int(number))\n",
         "            return str(int(float(cell)))\n",
         killers=LINES_OF_CSV,
     ),
-    Mutant("millpy/injectors/decode.py", "number == number.to_integral_value()", "True", killers=LINES_OF_CSV),
+    Mutant("millpy/ingest/decode.py", "number == number.to_integral_value()", "True", killers=LINES_OF_CSV),
     Mutant(
-        "millpy/injectors/decode.py",
+        "millpy/ingest/decode.py",
         "dict(zip(header, cells, strict=True))",
         "dict(zip(header[-1:] + header[:-1], cells, strict=True))",
         killers=LINES_OF_CSV,
     ),
     Mutant(
-        "millpy/injectors/decode.py",
+        "millpy/ingest/decode.py",
         'taken.block.removesuffix(b"\\n").split(b"\\n")\n',
         'taken.block.removesuffix(b"\\n").split(b"\\n")[:-1]\n',
         killers=LINES_OF_JSON,
     ),
     Mutant(
-        "millpy/injectors/instants.py",
+        "millpy/ingest/timestamps.py",
         '"ms": 1_000, ',
         '"ms": 1_000_000, ',
         killers=(f"{VALUES}[ndjson-defaults]",),
     ),
-    Mutant("millpy/injectors/instants.py", 'ord("+"), -1, 1)', 'ord("+"), 1, -1)', killers=LINES_OF_JSON),
-    Mutant("millpy/injectors/instants.py", "* 10 ** (6 - fraction)", "* 10 ** (5 - fraction)", killers=LINES_OF_JSON),
+    Mutant("millpy/ingest/timestamps.py", 'ord("+"), -1, 1)', 'ord("+"), 1, -1)', killers=LINES_OF_JSON),
+    Mutant("millpy/ingest/timestamps.py", "* 10 ** (6 - fraction)", "* 10 ** (5 - fraction)", killers=LINES_OF_JSON),
 ]

@@ -1,18 +1,18 @@
-"""Mutants of sources: what an intake accepts and counts, and when a broker is told that it may forget."""
+"""Mutants of sources: the records that an intake accepts and counts, and the acknowledgements to brokers."""
 
 from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-INTAKE = "millpy/injectors/intake.py"
-INBOX = "millpy/injectors/mqtt_inbox.py"
-INJECTOR = "millpy/injectors/mqtt_injector.py"
-PACKETS = "millpy/injectors/mqtt_packets.py"
-REDELIVERY = "millpy/injectors/mqtt_redelivery.py"
-MQTT = "millpy/injectors/mqtt.py"
-OF_INTAKE = ("tests/unit/injectors/test_intake.py",)
-NO_IDS = ("tests/unit/injectors/test_intake.py::test_record_whose_id_is_none_is_never_a_duplicate",)
-OF_INBOX = ("tests/unit/injectors/test_mqtt_inbox.py",)
+INTAKE = "millpy/ingest/intake.py"
+INBOX = "millpy/sources/mqtt/inbox.py"
+INJECTOR = "millpy/sources/mqtt/injector.py"
+PACKETS = "millpy/sources/mqtt/packets.py"
+REDELIVERY = "millpy/sources/mqtt/redelivery.py"
+MQTT = "millpy/sources/mqtt/source.py"
+OF_INTAKE = ("tests/unit/ingest/test_intake.py",)
+NO_IDS = ("tests/unit/ingest/test_intake.py::test_record_whose_id_is_none_is_never_a_duplicate",)
+OF_INBOX = ("tests/unit/sources/test_mqtt_inbox.py",)
 OF_ORDER = ("tests/conformance/test_mqtt_order.py",)
 OF_MQTT = "tests/conformance/test_mqtt.py::"
 OF_REDELIVERY = "tests/conformance/test_mqtt_redelivery.py::"
@@ -21,7 +21,7 @@ MUTANTS = [
     Mutant(INTAKE, "        watermarks = np.maximum(before - self._settings.event_time.max_disorder_us, source.watermark)",
            "        watermarks = before - self._settings.event_time.max_disorder_us", OF_INTAKE),
     Mutant(INTAKE, "        return watermarks[:-1]", "        return watermarks[1:]", OF_INTAKE),
-    Mutant(INTAKE, "        happened = np.minimum(times, taken.arrived_at)\n", "        happened = times\n", OF_INTAKE),
+    Mutant(INTAKE, "        happened = np.minimum(times, arrived_at)\n", "        happened = times\n", OF_INTAKE),
     Mutant(INTAKE, "        future = times > latest\n", "        future = times > latest + 1_000_000_000\n", OF_INTAKE),
     Mutant(INTAKE, "        accepted = fresh & timed & ~future\n", "        accepted = fresh & timed\n", OF_INTAKE),
     Mutant(INTAKE, "            accepted &= ~unordered\n", "            pass\n", OF_INTAKE),
@@ -31,29 +31,29 @@ MUTANTS = [
     Mutant(INTAKE, '        self._counts["dead_lettered"] += len(letters)\n', "        pass\n", OF_INTAKE),
     Mutant(INTAKE, "        if clock.elapsed_us - self._quiet_since < idle.after_us:",
            "        if clock.elapsed_us - self._quiet_since < 0:", OF_INTAKE),
-    Mutant(INTAKE, "        if not quiet:\n            self._quiet_since = None\n", "        if not quiet:\n            pass\n",
-           OF_INTAKE),
+    Mutant(INTAKE, "        if arrived or not quiet:\n            self._quiet_since = None\n",
+           "        if arrived or not quiet:\n            pass\n", OF_INTAKE),
     Mutant(INTAKE, "                self._source.finished, self._source.watermark = True, INSTANT_MAX",
            "                self._source.finished = True", OF_INTAKE),
     Mutant(INTAKE, "        self._source.watermark = max(self._source.watermark, recovered.low_watermark)\n", "", OF_INTAKE),
     Mutant(INBOX, '    """Append a run."""\n        self.packet_ids += run.packet_ids\n',
            '    """Append a run."""\n        self.packet_ids += run.packet_ids[:1]\n', OF_INBOX),
     Mutant(INBOX, "            if committed:\n", "            if False:\n",
-           (f"{OF_REDELIVERY}test_connection_that_was_lost_between_commit_and_acknowledgement",),
-           line="A message that the broker sends again because we died"),
+           (f"{OF_REDELIVERY}test_nothing_counts_twice_after_a_connection_was_lost_before_the_acknowledgement",),
+           line="A message that the broker sends again because a worker died"),
     Mutant(INBOX, "            if committed is None:\n                break\n", "",
-           (f"{OF_REDELIVERY}test_connection_that_was_lost_while_a_commit_was_under_way", *OF_INBOX)),
+           (f"{OF_REDELIVERY}test_nothing_counts_twice_after_a_connection_was_lost_during_a_commit", *OF_INBOX)),
     Mutant(INBOX, "                self.received -= len(run)\n", "", OF_INBOX),
     Mutant(INBOX, '% (topic, payload), packet_id)', '% (topic, payload))',
-           (f"{OF_REDELIVERY}test_equal_message_that_was_on_its_way_is_not_taken_for_the_one_before_it", *OF_INBOX)),
+           (f"{OF_REDELIVERY}test_equal_message_in_flight_is_not_mistaken_for_a_redelivery", *OF_INBOX)),
     Mutant(REDELIVERY, "            if sent.committed and over:\n", "            if sent.committed:\n",
-           ("tests/unit/injectors/test_mqtt_redelivery.py",)),
+           ("tests/unit/sources/test_mqtt_redelivery.py",)),
     Mutant(REDELIVERY, "        return False if committed is None else committed or None\n", "        return bool(committed)\n",
-           ("tests/unit/injectors/test_mqtt_redelivery.py",)),
-    Mutant(REDELIVERY, "self._bytes() > self._bytes_max", "False", ("tests/unit/injectors/test_mqtt_redelivery.py",)),
+           ("tests/unit/sources/test_mqtt_redelivery.py",)),
+    Mutant(REDELIVERY, "self._bytes() > self._bytes_max", "False", ("tests/unit/sources/test_mqtt_redelivery.py",)),
     Mutant(PACKETS, "            if first & _DUP and packet_id:", "            if first & _DUP:",
-           ("tests/unit/injectors/test_mqtt_packets.py",)),
-    Mutant(INBOX, "        for index in [*sorted(apart), len(published)]:", "        for index in sorted(apart):", OF_INBOX),
+           ("tests/unit/sources/test_mqtt_packets.py",)),
+    Mutant(INBOX, "        for index in [*sorted(special), len(published)]:", "        for index in sorted(special):", OF_INBOX),
     Mutant(INBOX, "topic.startswith(_MARKERS) or not self._topics.fullmatch(topic)}", "topic.startswith(_MARKERS)}", OF_INBOX),
     Mutant(INBOX, "        if not self._retained:\n", "        if self._retained:\n", OF_INBOX),
     Mutant(INJECTOR, "        token = _Token(session, bundle.packet_ids, sent)\n",
@@ -62,34 +62,34 @@ MUTANTS = [
            (f"{OF_MQTT}test_nothing_is_acknowledged_before_the_commit",),
            line="MQTT: a message is acknowledged after the commit, never before"),
     Mutant(INJECTOR, "        if session is self._session:\n            session.connection.acknowledge(token.packet_ids)\n", "",
-           (f"{OF_MQTT}test_acknowledged_messages_do_not_come_again_and_the_others_do",)),
+           (f"{OF_MQTT}test_only_unacknowledged_messages_are_redelivered",)),
     Mutant(INJECTOR, "            if not self._setup.trusted():\n                continue\n", "",
-           (f"{OF_MQTT}test_untrusted_grant_never_connects",)),
+           (f"{OF_MQTT}test_injector_never_connects_under_an_untrusted_grant",)),
     Mutant(INJECTOR, "        session.outstanding.append(token)\n", "        session.outstanding.appendleft(token)\n",
            ("tests/conformance/test_mqtt_order.py::test_a_message_without_records_waits_for_what_came_before_it",)),
     Mutant(INJECTOR, "        return session.drained\n", "        return True\n",
-           (f"{OF_MQTT}test_source_is_not_quiet_before_its_marker_has_come_back",)),
+           (f"{OF_MQTT}test_source_is_not_quiet_before_its_marker_has_returned",)),
     Mutant(INJECTOR, "                    delay_s = limits.lease_ttl_s\n", "                    pass\n",
-           (f"{OF_MQTT}test_two_deployments_under_one_client_id_do_not_kick_each_other_in_a_loop",),
+           (f"{OF_MQTT}test_two_deployments_with_one_client_id_do_not_disconnect_each_other_in_a_loop",),
            line="One source partition has one reader"),
     Mutant(MQTT, '    ending = blake2b(partition.encode(), key=secret.encode(), digest_size=16).hexdigest()\n',
            '    ending = blake2b(partition.encode(), digest_size=16).hexdigest()\n',
-           ("tests/conformance/test_session_names.py::test_a_device_ends_no_session_by_any_name_that_it_can_guess",)),
-    Mutant("millpy/runtime/turn.py", "    await probe.reach(Point.BEFORE_COMMIT)\n",
-           "    for injector, token in turn.tokens:\n        await injector.acknowledge(token)\n"
-           "    await probe.reach(Point.BEFORE_COMMIT)\n",
-           ("tests/crash/test_sources.py::test_messages_of_a_turn_that_did_not_commit_come_again",)),
-    Mutant("millpy/injectors/kafka.py", "        self._position = KafkaPosition(after, self._position.begun)\n",
+           ("tests/conformance/test_session_names.py::test_a_device_cannot_guess_a_session_name_to_end_it",)),
+    Mutant("millpy/runtime/turn.py", "        await context.failpoints.reach(Failpoint.BEFORE_COMMIT)\n",
+           "        for injector, token in turn.tokens:\n            await injector.acknowledge(token)\n"
+           "        await context.failpoints.reach(Failpoint.BEFORE_COMMIT)\n",
+           ("tests/crash/test_sources.py::test_messages_of_an_uncommitted_turn_are_redelivered",)),
+    Mutant("millpy/sources/kafka/source.py", "        self._position = KafkaPosition(after, self._position.begun)\n",
            "        self._position = KafkaPosition(after + 1, self._position.begun)\n",
-           ("tests/conformance/test_kafka.py::test_reading_goes_on_at_every_committed_offset",
-            "tests/crash/test_sources.py::test_offsets_of_a_turn_that_did_not_commit_are_read_again"),
-           line="Files and Kafka: the position is in our commit"),
+           ("tests/conformance/test_kafka.py::test_reading_continues_at_every_committed_offset",
+            "tests/crash/test_sources.py::test_offsets_of_an_uncommitted_turn_are_read_again"),
+           line="Files and Kafka: the position is part of the commit"),
     Mutant(INJECTOR, "        if self.outstanding:\n            self.outstanding[-1]", "        if False:\n            self.outstanding[-1]",
            OF_ORDER),
     Mutant(INJECTOR, "self.outstanding[-1].packet_ids.extend", "self.outstanding[0].packet_ids.extend", OF_ORDER),
-    Mutant("millpy/injectors/dedupe.py",
+    Mutant("millpy/ingest/dedupe.py",
            "        return np.array([all(read(o) is not None for read in reads) for o in objects], bool)",
            "        return np.ones(len(objects), bool)", NO_IDS, line="Without ids there is no deduplication"),
-    Mutant("millpy/injectors/dedupe.py",
+    Mutant("millpy/ingest/dedupe.py",
            "            known &= column_of(batch, name).is_valid().to_numpy(zero_copy_only=False)", "            pass", NO_IDS),
 ]  # fmt: skip

@@ -6,49 +6,49 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = [
     Mutant(
-        "millpy/store/memory_commit.py",
+        "millpy/store/memory/commit.py",
         "        if header is None or (running == graph_version and not expects(header, checkpoint)):",
         "        if header is None or (running == graph_version and expects(header, checkpoint)):",
-        killers=("tests/conformance/test_memory_store.py::TestMemoryStore::test_request_is_what_was_set_aside",),
+        killers=("tests/conformance/test_memory_store.py::TestMemoryStore::test_request_contains_the_dead_letter",),
     ),
     Mutant(
-        "millpy/store/memory_commit.py",
+        "millpy/store/memory/commit.py",
         '    if first or row["pane_index"] != stored["pane_index"] + 1:',
         '    if first or row["pane_index"] == stored["pane_index"] + 1:',
         killers=("tests/conformance/test_memory_store.py::TestMemoryStore::test_pane_replaces_the_pane_before_it",),
     ),
     Mutant(
-        "millpy/store/memory_commit.py",
+        "millpy/store/memory/commit.py",
         '    if first or row["pane_index"] != stored["pane_index"] + 1:',
         '    if first and row["pane_index"] != stored["pane_index"] + 1:',
-        killers=("tests/conformance/test_memory_store.py::TestMemoryStore::test_pane_that_does_not_follow_is_refused",),
+        killers=("tests/conformance/test_memory_store.py::TestMemoryStore::test_pane_that_skips_an_index_is_refused",),
     ),
     Mutant(
-        "millpy/store/memory_database.py",
+        "millpy/store/memory/database.py",
         "            total += 0 if row is None or row.value is None else int(row.value)",
         "            total += 0 if row is None or row.value is not None else int(row.value)",
         killers=("tests/conformance/test_memory_store.py::TestMemoryStore::test_accounting_adds_up",),
     ),
     Mutant(
-        "millpy/store/memory_database.py",
+        "millpy/store/memory/database.py",
         "        found = [t for t in self.tables.values() if t.spec.name == name and graph in (None, t.graph)]",
         "        found = [t for t in self.tables.values() if t.spec.name != name and graph in (None, t.graph)]",
         killers=("tests/conformance/test_memory_store.py::TestMemoryStore::test_pane_replaces_the_pane_before_it",),
     ),
     Mutant(
-        "millpy/store/memory_database.py",
+        "millpy/store/memory/database.py",
         "        return self.workers[worker_id].info.graph_version == deployed.version",
         "        return self.workers[worker_id].info.graph_version != deployed.version",
-        killers=("tests/conformance/test_memory_store.py::TestMemoryStore::test_request_is_what_was_set_aside",),
+        killers=("tests/conformance/test_memory_store.py::TestMemoryStore::test_request_contains_the_dead_letter",),
     ),
     Mutant(
-        "millpy/store/memory_database.py",
+        "millpy/store/memory/database.py",
         "        self.clock: Clock = clock if clock is not None else SystemClock()",
         "        self.clock: Clock = clock if clock is None else SystemClock()",
-        killers=("tests/unit/runtime/test_worker.py::test_a_worker_without_intervals_sleeps_also_after_a_hint",),
+        killers=("tests/unit/runtime/test_worker.py::test_a_worker_without_intervals_sleeps_even_after_a_hint",),
     ),
     Mutant(
-        "millpy/store/memory_tables.py",
+        "millpy/store/memory/tables.py",
         "        return run.expires_at >= self.dedupe_clock and bundle >= self.dedupe_whole",
         "        return run.expires_at > self.dedupe_clock and bundle >= self.dedupe_whole",
         killers=(
@@ -60,7 +60,7 @@ MUTANTS = [
         "AND r.expires_at >= %(clock)s",
         "AND r.expires_at > %(clock)s",
         killers=(
-            "tests/conformance/test_postgres_store.py::TestPostgresStore::test_run_is_dead_once_the_dedupe_clock_is_past_it",
+            "tests/conformance/test_postgres_store.py::TestPostgresStore::test_run_expires_once_the_dedupe_clock_is_past_it",
         ),
     ),
     Mutant(
@@ -73,9 +73,11 @@ MUTANTS = [
         ),
     ),
     Mutant(
-        "millpy/commands/set_aside.py",
-        '        print_json({"asked": asked, "of": len(ids), "states": states})',
-        '        print_json({"asked": asked, "of": asked, "states": states})',
-        killers=("tests/crash/test_set_aside_commands.py::test_people_look_replay_correct_and_discard",),
+        "millpy/cli/dead_letters.py",
+        '        print_json({"requested": requested, "of": len(ids), "states": states})',
+        '        print_json({"requested": requested, "of": requested, "states": states})',
+        killers=(
+            "tests/crash/test_dead_letter_commands.py::test_dead_letters_are_listed_replayed_corrected_and_discarded",
+        ),
     ),
 ]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 VIEWS = "migrations/versions/0003_views.sql"
-ACCOUNT = ("tests/conformance/test_accounting.py::test_one_too_many_or_too_few_of_any_term_is_seen_where_it_is",)
+ACCOUNT = ("tests/conformance/test_accounting.py::test_one_too_many_or_too_few_of_any_term_is_reported_in_its_place",)
 EXPLAINED = ("tests/conformance/test_views.py",)
-JUDGED = "tests/conformance/test_views_that_judge.py::"
-OF_LIFE = (f"{JUDGED}test_interval_is_live_while_the_lease_of_its_owner_is",)
+JUDGED = "tests/conformance/test_view_verdicts.py::"
+OF_LIFE = (f"{JUDGED}test_interval_is_live_while_its_owners_lease_is_valid",)
 OF_SOURCES = (f"{JUDGED}test_source_runs_while_its_worker_lives_and_until_its_input_ends",)
 OF_SUBSCRIPTION = (
     "produced + coalesce(added, 0)",
-    "coalesce(filtered, 0) + consumed + late + quarantined + coalesce(parked, 0) + pending",
+    "coalesce(filtered, 0) + consumed + late + dead_lettered + coalesce(parked, 0) + pending",
 )
 LIVE = "coalesce(w.lease_deadline > clock_timestamp(), false) AS live"
 
@@ -24,7 +24,7 @@ MUTANTS = [
       for other in (" >= ".join(OF_SUBSCRIPTION), " <= ".join(OF_SUBSCRIPTION), "true")),
     *(Mutant(VIEWS, "NULL, produced = consumed\n", f"NULL, {other}\n", ACCOUNT)
       for other in ("produced >= consumed", "produced <= consumed", "true")),
-    Mutant(VIEWS, "k.count) FILTER (WHERE k.namespace = 'late'), 0)", "k.count) FILTER (WHERE k.namespace = 'quarantined'), 0)",
+    Mutant(VIEWS, "k.count) FILTER (WHERE k.namespace = 'late'), 0)", "k.count) FILTER (WHERE k.namespace = 'dead_lettered'), 0)",
            ACCOUNT),
     Mutant(VIEWS, f"{LIVE}, p.bundle,", "true AS live, p.bundle,", OF_LIFE),
     Mutant(VIEWS, f"{LIVE}, p.bundle,", "w.lease_deadline IS NOT NULL AS live, p.bundle,", OF_LIFE),
@@ -35,5 +35,5 @@ MUTANTS = [
     Mutant(VIEWS, "WHEN w.lease_deadline > clock_timestamp() THEN 'running'", "WHEN true THEN 'running'", OF_SOURCES),
     Mutant(VIEWS, "WHEN p.low_watermark >= 4611686018427387904 THEN 'ended'",
            "WHEN p.low_watermark > 4611686018427387904 THEN 'ended'", OF_SOURCES),
-    Mutant(VIEWS, "name = family AS current", "true AS current", (f"{JUDGED}test_only_the_generation_that_has_the_familys_name_is_current",)),
+    Mutant(VIEWS, "name = family AS current", "true AS current", (f"{JUDGED}test_only_the_generation_with_the_graphs_name_is_current",)),
 ]  # fmt: skip

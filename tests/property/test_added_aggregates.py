@@ -1,4 +1,4 @@
-"""Aggregates added to windows that are open: what was there goes on, what is new is exact or NULL.
+"""Aggregates added to open windows: old aggregates continue, new ones are exact or NULL.
 
 It is NULL where a window has a record from before, because of that record nobody knows it; in every other window it is
 what it would have been from the beginning.
@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from millpy.model.record import RecordType
 from millpy.model.time import INSTANT_MIN, instant
-from millpy.windowing.columnar import WindowedLogic
-from millpy.windowing.fold import Aggregate, Folds
+from millpy.windowing.accumulator import AccumulatorSet, Aggregate
+from millpy.windowing.logic import WindowedLogic
 from millpy.windowing.window import Windows
 from tests.property.test_windowed import (
     AGGREGATES,
@@ -34,7 +34,7 @@ from tests.property.test_windowed import (
     summary,
     us,
 )
-from tests.stages import StageDriver
+from tests.stage_driver import StageDriver
 
 NAMES = list(AGGREGATES)
 
@@ -66,7 +66,7 @@ def newest(subject: StageDriver) -> dict[Name, tuple[Any, ...]]:
 def expected(
     windows: Windows, feed: list[Any], changed_at: int, allowed: int, known: list[bool]
 ) -> dict[Name, tuple[Any, ...]]:
-    """By a plain loop: all of a window's columns, but None for those not known where it has an earlier record."""
+    """Recount all columns by a plain loop; None for columns unknown in a window with an earlier record."""
     loop, largest = PlainLoop(windows, allowed), None
     earlier: dict[int, Reading] = {}
     for place, (record, at) in enumerate(feed):
@@ -85,9 +85,9 @@ def expected(
 
 
 def known_before(count: int) -> list[bool]:
-    """Which columns the windows of the first `count` aggregates know: these, and those that share what they keep."""
-    kept = len(Folds({name: AGGREGATES[name] for name in NAMES[:count]}, RecordType(Reading)).folds)
-    return [place < kept for place, _ in Folds(AGGREGATES, RecordType(Reading)).columns]
+    """Tell for each column whether windows of the first `count` aggregates know it, perhaps by a shared accumulator."""
+    kept = len(AccumulatorSet({name: AGGREGATES[name] for name in NAMES[:count]}, RecordType(Reading)).members)
+    return [place < kept for place, _ in AccumulatorSet(AGGREGATES, RecordType(Reading)).columns]
 
 
 @kinds
@@ -116,7 +116,7 @@ def test_added_aggregates_are_exact_or_null(
     found, wanted = newest(subject), expected(windows, feed, cut, allowed, known_before(count))
     assert found.keys() == wanted.keys()
     for name, values in wanted.items():
-        gone = over.get(name) == found[name]  # nobody writes the row of a window that is over
+        gone = over.get(name) == found[name]  # the row of a closed window is not written again
         assert_close(values[:count] if gone else values, found[name][:count] if gone else found[name])
 
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpy.limits import Limits
-from millpy.model.time import ClockReading, Instant
-from millpy.runtime.guarded_clock import READ_EVERY_IN_DOUBT_S, ClockGuard, believed_floor
+from millpy.model.time import ClockReading, Instant, plausible_floor
+from millpy.runtime.guarded_clock import READ_EVERY_IN_DOUBT_S, ClockGuard
 
 S = 1_000_000
 HOUR = 3_600.0
@@ -28,10 +28,10 @@ class Clocks:
     elapsed_s: float = 0.0
     monotonic_s: float = 1_000.0
     quartz: float = 1.0
-    told: list[str] = field(default_factory=list)
+    reported: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.guard = ClockGuard(LIMITS, lambda kind, _: self.told.append(kind))
+        self.guard = ClockGuard(LIMITS, lambda kind, _: self.reported.append(kind))
         self.observe()
 
     def true_us(self) -> Instant:
@@ -57,7 +57,7 @@ class Clocks:
             seconds -= part
 
     def suspend(self, seconds: float, *, corrected: bool) -> None:
-        """The host stands still; its wall clock is set right afterwards, or not."""
+        """The host freezes; its wall clock is corrected afterwards, or not."""
         self.elapsed_s += seconds
         if not corrected:
             self.wall_s -= seconds
@@ -72,7 +72,7 @@ FAR = st.sampled_from([10.0, 600.0, HOUR, 24 * HOUR, 10 * YEAR]).flatmap(lambda 
 
 @settings(deadline=None)
 @given(FAR, st.floats(1, LIMITS.clock_settle_s - 10))
-def test_a_step_of_the_databases_clock_alone_is_refused_as_long_as_it_may_pass(step_s: float, lasts_s: float) -> None:
+def test_a_step_of_the_databases_clock_alone_is_rejected_while_it_may_be_undone(step_s: float, lasts_s: float) -> None:
     clocks = Clocks()
     clocks.pass_time(100)
 
@@ -84,12 +84,12 @@ def test_a_step_of_the_databases_clock_alone_is_refused_as_long_as_it_may_pass(s
     clocks.pass_time(10)
 
     assert abs(clocks.error_s()) < 0.1
-    assert clocks.told == ["clock_refused", "clock_agrees"]
+    assert clocks.reported == ["clock_refused", "clock_agrees"]
 
 
 @settings(deadline=None)
 @given(FAR)
-def test_another_clock_after_a_failover_is_followed_when_it_has_run_evenly(step_s: float) -> None:
+def test_another_clock_after_a_failover_is_followed_once_it_has_run_evenly(step_s: float) -> None:
     clocks = Clocks()
     clocks.pass_time(100)
 
@@ -97,13 +97,13 @@ def test_another_clock_after_a_failover_is_followed_when_it_has_run_evenly(step_
     clocks.pass_time(LIMITS.clock_settle_s + 20)
 
     assert abs(clocks.error_s() - step_s) < 0.1
-    assert clocks.told == ["clock_refused", "clock_followed"]
+    assert clocks.reported == ["clock_refused", "clock_followed"]
     assert clocks.read().elapsed_us == BEGIN_US + round(clocks.elapsed_s * S), "a step is no elapsed time"
 
 
 @settings(deadline=None)
 @given(FAR, st.booleans())
-def test_clocks_that_step_together_are_followed_once_they_have_agreed_for_a_while(step_s: float, lasts: bool) -> None:
+def test_clocks_that_step_together_are_followed_once_they_have_agreed(step_s: float, lasts: bool) -> None:
     clocks = Clocks()
     clocks.pass_time(100)
 
@@ -132,7 +132,7 @@ def test_the_hosts_clock_alone_moves_nothing(steps: list[float]) -> None:
 
 
 @pytest.mark.parametrize("corrected", [True, False])
-def test_a_host_that_was_suspended_is_behind_for_a_while_and_then_right(corrected: bool) -> None:
+def test_a_suspended_host_is_behind_for_a_while_and_then_right(corrected: bool) -> None:
     clocks = Clocks()
     clocks.pass_time(100)
 
@@ -146,7 +146,7 @@ def test_a_host_that_was_suspended_is_behind_for_a_while_and_then_right(correcte
 
 @settings(deadline=None)
 @given(FAR)
-def test_a_host_that_was_wrong_at_boot_takes_the_databases_time(wrong_s: float) -> None:
+def test_a_host_with_a_wrong_clock_at_boot_uses_the_databases_time(wrong_s: float) -> None:
     clocks = Clocks(wall_s=wrong_s)
     clocks.pass_time(30)
 
@@ -159,7 +159,7 @@ def test_a_host_that_was_wrong_at_boot_takes_the_databases_time(wrong_s: float) 
 
 @settings(deadline=None)
 @given(FAR)
-def test_a_worker_that_starts_while_the_databases_clock_is_wrong_claims_nothing_by_it(wrong_s: float) -> None:
+def test_a_worker_that_starts_with_a_wrong_databases_clock_takes_nothing_over_by_it(wrong_s: float) -> None:
     clocks = Clocks(server_s=wrong_s)
 
     clocks.pass_time(30)
@@ -179,7 +179,7 @@ def test_a_clock_that_was_never_set_is_no_witness() -> None:
 
 @settings(deadline=None)
 @given(FAR, FAR)
-def test_both_wrong_by_years_at_the_first_start_come_right(server_s: float, wall_s: float) -> None:
+def test_clocks_wrong_by_years_at_the_start_are_corrected(server_s: float, wall_s: float) -> None:
     clocks = Clocks(server_s=server_s, wall_s=wall_s)
     clocks.pass_time(60)
     clocks.server_s = 0
@@ -201,7 +201,7 @@ def test_slewing_and_a_leap_second_are_followed(rate: float, leap_s: float) -> N
         clocks.monotonic_s += 60
         clocks.observe()
 
-    assert clocks.told == []
+    assert clocks.reported == []
     assert abs(clocks.error_s() - clocks.server_s) < 0.1
 
 
@@ -210,7 +210,7 @@ MOVES = st.lists(st.tuples(st.sampled_from(["server", "wall"]), FAR, st.floats(1
 
 @settings(deadline=None)
 @given(MOVES)
-def test_one_clock_wrong_at_a_time_never_takes_ours_along(moves: list[tuple[str, float, float, float]]) -> None:
+def test_one_wrong_clock_never_misleads_a_worker(moves: list[tuple[str, float, float, float]]) -> None:
     clocks = Clocks()
     for which, step_s, wrong_s, right_s in moves:
         setattr(clocks, f"{which}_s", step_s)
@@ -231,7 +231,7 @@ def moves_of(clocks: Clocks, moves: list[tuple[str, float, float, float]]) -> It
 
 @settings(deadline=None)
 @given(MOVES)
-def test_whatever_happens_elapsed_time_runs_evenly_and_the_doubt_ends(
+def test_elapsed_time_runs_evenly_and_doubt_ends_in_any_history(
     moves: list[tuple[str, float, float, float]],
 ) -> None:
     clocks = Clocks()
@@ -252,7 +252,7 @@ def test_a_floor_is_believed_unless_no_clock_can_have_been_there(floor_s: int, a
     reading = clocks.read()
     floor = Instant(BEGIN_US + floor_s)
 
-    believed = believed_floor(floor, reading, STEP_US)
+    believed = plausible_floor(floor, reading, STEP_US)
 
     assert believed <= reading.latest_us + STEP_US
     assert believed == (floor if floor <= reading.latest_us + STEP_US else reading.now_us)
@@ -265,12 +265,12 @@ def test_step_that_lasts_is_followed_though_the_hosts_quartz_is_slow_or_fast(ste
     clocks.server_s = step_s
     clocks.pass_time(2 * HOUR)
 
-    assert [kind for kind in clocks.told if kind != "clock_agrees"] == ["clock_refused", "clock_followed"]
+    assert [kind for kind in clocks.reported if kind != "clock_agrees"] == ["clock_refused", "clock_followed"]
     assert abs(clocks.read().now_us - clocks.true_us() - step_s * S) <= STEP_US
 
 
 @pytest.mark.parametrize("stepped_s", [-10 * YEAR, -86_400, 86_400, 10 * YEAR])
-def test_a_host_that_steps_while_time_is_in_doubt_makes_nothing_sure(stepped_s: float) -> None:
+def test_a_host_clock_that_steps_during_doubt_settles_nothing(stepped_s: float) -> None:
     guard = ClockGuard(LIMITS, lambda _kind, _detail: None)
 
     guard.observe(Instant(BEGIN_US + 3_600 * S), 0.0, Instant(BEGIN_US), 0.0)

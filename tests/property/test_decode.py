@@ -12,10 +12,10 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpy.injectors.columns import CsvColumns, JsonColumns
-from millpy.injectors.decode import Decoder, _OneByOne
-from millpy.injectors.instants import instants_of_text
-from millpy.injectors.protocol import Taken
+from millpy.ingest.decode import Decoder, _OneByOne
+from millpy.ingest.protocol import SourceBatch
+from millpy.ingest.text_columns import CsvColumns, JsonColumns
+from millpy.ingest.timestamps import instants_of_text
 from millpy.model.record import RecordType
 from millpy.model.time import Instant, instant
 
@@ -57,7 +57,7 @@ NAMES = ["s", "i", "f", "b", "at", "o", "n", "u", "z", "", "\\u0069", "s "]
 
 @st.composite
 def objects(draw: st.DrawFn) -> str:
-    """A valid record, with now and then a field that is something else, missing, there twice, or unknown."""
+    """A record that is mostly valid; sometimes a field is wrong, missing, doubled or unknown."""
     members = [f'"{name}":{value}' for name, value in GOOD.items()]
     for _ in range(draw(st.integers(0, 2))):
         name, value = draw(st.sampled_from(NAMES)), draw(st.sampled_from(RAW_VALUES))
@@ -95,7 +95,7 @@ byte_lines = st.one_of(
 
 
 def the_slow_path(lines: list[bytes], **how: object) -> tuple[list[int], list[object]]:
-    rows, found = ONE.decode(Taken("json", Instant(0), **how), np.arange(len(lines)), lines.__getitem__, [])
+    rows, found = ONE.decode(SourceBatch("json", Instant(0), **how), np.arange(len(lines)), lines.__getitem__, [])
     return rows.tolist(), found
 
 
@@ -113,7 +113,7 @@ def repr_of(records: list[object]) -> list[object]:
 
 @settings(max_examples=600, deadline=None)
 @given(st.lists(byte_lines, min_size=1, max_size=4))
-def test_columns_are_what_msgspec_makes_of_every_line(lines: list[bytes]) -> None:
+def test_columns_equal_what_msgspec_decodes_line_by_line(lines: list[bytes]) -> None:
     block = b"\n".join(lines)
 
     batch = JSON.columns(block, block.count(b"\n") + 1)
@@ -130,7 +130,7 @@ def test_large_batch_decodes_like_its_records_one_by_one(lines: list[bytes], at:
     plain = [b'{"s":"dev","i":%d,"f":1,"b":true,"at":"2026-01-01T00:00:00Z"}' % i for i in range(200)]
     payloads = plain[:at] + lines + plain[at:]
 
-    decoded = Decoder(TYPE).decode(Taken("json", Instant(0), payloads=payloads))
+    decoded = Decoder(TYPE).decode(SourceBatch("json", Instant(0), payloads=payloads))
 
     rows, found = the_slow_path(payloads)
     assert decoded.rows.tolist() == rows
@@ -159,13 +159,13 @@ def test_unknown_fields_are_forbidden_in_columns_as_msgspec_forbids_them(lines: 
     if batch is not None:
         parts = block.split(b"\n")
         rows, found = _OneByOne(STRICT, "at").decode(
-            Taken("json", Instant(0)), np.arange(len(parts)), parts.__getitem__, []
+            SourceBatch("json", Instant(0)), np.arange(len(parts)), parts.__getitem__, []
         )
         assert rows.tolist() == list(range(batch.num_rows))
         assert same(STRICT.objects_of(batch), found)
 
 
-def test_strict_class_takes_the_fast_path_too() -> None:
+def test_strict_class_uses_the_fast_path_too() -> None:
     member = ",".join(f'"{name}":{value}' for name, value in GOOD.items())
 
     assert STRICT_COLUMNS.columns(("{" + member + "}").encode(), 1) is not None
@@ -180,7 +180,7 @@ moments = st.datetimes(min_value=FIRST, max_value=LAST, timezones=st.just(UTC))
 @given(
     st.lists(st.tuples(moments, st.sampled_from(["Z", "+00:00", "-11:30", "+05:45"]), st.integers(0, 6)), min_size=1)
 )
-def test_times_in_columns_are_those_of_msgspec(parts: list[tuple[datetime, str, int]]) -> None:
+def test_times_in_columns_equal_those_of_msgspec(parts: list[tuple[datetime, str, int]]) -> None:
     texts = []
     for moment, zone, digits in parts:
         fraction = f".{moment.microsecond:06}"[: digits + 1] if digits else ""
@@ -210,7 +210,7 @@ PLAIN = ["1", "x", "2.5", "2026-01-01T00:00:00Z", "", "", "true", "", ""]
         st.lists(st.tuples(st.integers(0, len(HEADER) - 1), st.sampled_from(CELLS)), max_size=2), min_size=1, max_size=3
     )
 )
-def test_csv_columns_are_what_msgspec_makes_of_every_line(changes: list[list[tuple[int, str]]]) -> None:
+def test_csv_columns_equal_what_msgspec_decodes_line_by_line(changes: list[list[tuple[int, str]]]) -> None:
     lines = []
     for changed in changes:
         row = list(PLAIN)
@@ -221,12 +221,14 @@ def test_csv_columns_are_what_msgspec_makes_of_every_line(changes: list[list[tup
     batch = CsvColumns(TYPE, HEADER).columns(b"\n".join(lines), len(lines))
 
     if batch is not None:
-        rows, found = ONE.decode(Taken("csv", Instant(0), header=HEADER), np.arange(len(lines)), lines.__getitem__, [])
+        rows, found = ONE.decode(
+            SourceBatch("csv", Instant(0), header=HEADER), np.arange(len(lines)), lines.__getitem__, []
+        )
         assert rows.tolist() == list(range(batch.num_rows))
         assert same(TYPE.objects_of(batch), found)
 
 
-def test_fast_path_is_taken_where_nothing_is_special() -> None:
+def test_plain_data_uses_the_fast_path() -> None:
     member = ",".join(f'"{name}":{value}' for name, value in GOOD.items())
 
     assert JSON.columns(("{" + member + "}").encode(), 1) is not None

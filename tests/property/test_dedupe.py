@@ -1,4 +1,4 @@
-"""The dedupe index is an exact sliding horizon, however the records are bundled and whoever holds it."""
+"""The dedupe index is an exact sliding horizon, in any bundles and with any owner."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpy.clock import SystemClock
-from millpy.injectors.dedupe import DedupeIds, DedupeIndex
-from millpy.injectors.intake import Intake, IntakeSettings
-from millpy.injectors.protocol import Taken
-from millpy.injectors.settings import Dedupe, EventTime
+from millpy.ingest.dedupe import DedupeIds, DedupeIndex
+from millpy.ingest.intake import Intake, IntakeSettings
+from millpy.ingest.protocol import SourceBatch
+from millpy.ingest.settings import Dedupe, EventTime
 from millpy.model.record import RecordType
-from millpy.model.stage import Recovered
+from millpy.model.stage import StoredInterval
 from millpy.model.time import ClockReading, minutes
 
 CAMPUSIOT = Path(__file__).parents[3] / "shared" / "data" / "campusiot_lorawan"
@@ -28,7 +28,7 @@ WITHIN = 10
 
 
 def an_id(number: int) -> bytes:
-    """Every third id shares its upper half with its neighbours, which never happens to hashes."""
+    """Every third id shares its upper half with its neighbors, which never happens to hashes."""
     return hashlib.md5(b"%d" % (number // 3)).digest()[:8] + number.to_bytes(8, "big")
 
 
@@ -59,7 +59,7 @@ in_order = records.map(
     st.sets(st.integers(0, 20)),
     st.integers(1, 200),
 )
-def test_duplicate_is_what_brute_force_says_in_any_bundles_and_hands(
+def test_duplicates_equal_those_of_brute_force_in_any_bundles_and_owners(
     rows: list[tuple[int, int]], sizes: list[int], takeovers: set[int], renewals: set[int], recent_max: int
 ) -> None:
     index, runs, found, start, bundle = DedupeIndex(WITHIN, recent_ids_max=recent_max), [], [], 0, 0
@@ -80,7 +80,7 @@ def test_duplicate_is_what_brute_force_says_in_any_bundles_and_hands(
     assert found == by_brute_force(rows)
 
 
-def test_id_of_a_small_bundle_and_then_of_a_large_one_is_remembered_by_the_later_time() -> None:
+def test_id_in_a_small_and_then_in_a_large_bundle_keeps_the_later_time() -> None:
     index = DedupeIndex(WITHIN, recent_ids_max=200)
 
     def check(first: int, count: int, time: int) -> list[bool]:
@@ -96,7 +96,7 @@ def test_id_of_a_small_bundle_and_then_of_a_large_one_is_remembered_by_the_later
     assert check(0, 1, time=15) == [True]
 
 
-def test_large_bundle_begins_with_duplicates_of_what_has_left_the_horizon_at_its_end() -> None:
+def test_large_bundle_that_spans_the_horizon_finds_its_first_duplicates() -> None:
     # Ids of small bundles were sorted into a tier by the clock of the large bundle's last record, and so forgotten.
     index = DedupeIndex(WITHIN)
     index.check(an_id(0), np.array([0], np.int64))
@@ -134,7 +134,7 @@ def test_run_is_sorted_and_holds_duplicates_too() -> None:
     assert (run.clock, run.expires_at) == (3, 13)
 
 
-def test_what_left_the_horizon_leaves_memory() -> None:
+def test_ids_beyond_the_horizon_leave_memory() -> None:
     index = DedupeIndex(WITHIN)
 
     for bundle in range(200):
@@ -145,7 +145,7 @@ def test_what_left_the_horizon_leaves_memory() -> None:
 
 
 @given(st.lists(st.tuples(st.text(), st.integers(-(2**63), 2**63 - 1), st.booleans(), st.uuids()), min_size=1))
-def test_ids_of_columns_are_those_of_objects(rows: list[tuple[str, int, bool, UUID]]) -> None:
+def test_ids_of_columns_equal_those_of_objects(rows: list[tuple[str, int, bool, UUID]]) -> None:
     kind = msgspec.defstruct("Row", [("s", str), ("i", int), ("b", bool), ("u", UUID)])
     record_type = RecordType(kind)
     objects = [kind(*row) for row in rows if all(c.isprintable() for c in row[0])]
@@ -160,7 +160,7 @@ def test_ids_of_columns_are_those_of_objects(rows: list[tuple[str, int, bool, UU
 
 @pytest.mark.skipif(not CAMPUSIOT.exists(), reason="the recorded feeds are not here")
 @pytest.mark.parametrize("bundle", [50, 200, 5_000, 100_000])
-def test_real_feed_has_exactly_its_known_duplicates(bundle: int) -> None:
+def test_recorded_feed_has_exactly_its_known_duplicates(bundle: int) -> None:
     fields = [("device", str), ("fcnt", int | None), ("arrival_ms", int), ("arrival_seq", int)]
     settings = IntakeSettings(
         stream="frames",
@@ -168,15 +168,15 @@ def test_real_feed_has_exactly_its_known_duplicates(bundle: int) -> None:
         event_time=EventTime("arrival_ms", unit="ms", max_disorder=minutes(1)),
         dedupe=Dedupe("device", "fcnt", within=minutes(10), time="arrival_ms", unit="ms"),
     )
-    intake, accepted = Intake(settings, Recovered(1, 1)), []
+    intake, accepted = Intake(settings, StoredInterval(1, 1)), []
     expected = pyarrow.parquet.read_table(CAMPUSIOT / "expected" / "duplicates_ttl600s.parquet")
     with gzip.open(CAMPUSIOT / "frames.csv.gz") as file:
         header, *lines = file.read().splitlines()
 
     for start in range(0, len(lines), bundle):
         block = b"\n".join(lines[start : start + bundle])
-        taken = Taken("csv", SystemClock().now_us(), block=block, header=header.decode().split(","))
-        result = intake.step(taken, bundle=1, clock=ClockReading.certain(taken.arrived_at), quiet=False)
+        taken = SourceBatch("csv", SystemClock().now_us(), block=block, header=header.decode().split(","))
+        result = intake.step(taken, clock=ClockReading.certain(taken.arrived_at), quiet=False)
         accepted += [o.arrival_seq for o in result.records.objects()]
 
     assert intake.counts == {"injected": 91_063, "accepted": 82_641, "duplicate": 8_422, "dead_lettered": 0}

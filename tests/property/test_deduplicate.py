@@ -1,4 +1,4 @@
-"""Laws of `deduplicate`: what it lets through is what a plain loop lets through, whatever bundles and restarts."""
+"""`deduplicate` passes the same records as a plain loop, in any bundles and across restarts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpy.model.first_seen import FirstSeen
 from millpy.model.record import RecordType
 from millpy.model.time import INSTANT_MIN, Instant
-from millpy.runtime.deduplicate import DeduplicateLogic
-from tests.stages import StageDriver, timedelta_us
+from millpy.operators.deduplicate import DeduplicateLogic
+from millpy.operators.first_seen import FirstSeen
+from tests.stage_driver import StageDriver, timedelta_us
 
 WITHIN, DISORDER = 10, 6
 
@@ -73,7 +73,7 @@ def outcome(rows: list[tuple[str, int]], cuts: list[str], *, columns: bool) -> A
 
 @settings(max_examples=200, deadline=None)
 @given(notes, breaks, st.booleans())
-def test_the_first_of_each_id_passes_whatever_the_bundles_and_restarts(
+def test_the_first_of_each_id_passes_in_any_bundles_and_restarts(
     rows: list[tuple[str, int]], cuts: list[str], columns: bool
 ) -> None:
     assert outcome(rows, cuts, columns=columns) == by_a_loop(rows)
@@ -81,7 +81,7 @@ def test_the_first_of_each_id_passes_whatever_the_bundles_and_restarts(
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 60)), max_size=20), max_size=6))
-def test_ids_that_agree_in_one_half_stay_apart(bundles: list[list[tuple[int, int, int]]]) -> None:
+def test_ids_with_one_equal_half_are_distinct(bundles: list[list[tuple[int, int, int]]]) -> None:
     subject = FirstSeen(WITHIN)
     taken: dict[tuple[int, int], list[int]] = {}
 
@@ -95,7 +95,7 @@ def test_ids_that_agree_in_one_half_stay_apart(bundles: list[list[tuple[int, int
                 mine.append(at)
 
 
-def test_ids_are_forgotten_when_nothing_can_ask_for_them() -> None:
+def test_ids_are_forgotten_when_no_record_can_match_them() -> None:
     subject = FirstSeen(WITHIN)
     runs = []
     for number in range(200):
@@ -112,7 +112,7 @@ def test_ids_are_forgotten_when_nothing_can_ask_for_them() -> None:
     assert subject.check(b"", np.empty(0, np.int64), Instant(2_000))[1] is None
 
 
-def test_cost_of_an_id_that_comes_again_and_again_is_linear() -> None:
+def test_cost_of_a_repeated_id_is_linear() -> None:
     """A device may send one id for as many moments as the watermark leaves open, and then as often as it likes."""
     subject, id_, known, asked = FirstSeen(WITHIN), bytes(16), 8_000, 20_000
     moments = np.arange(known, dtype=np.int64) * (WITHIN + 1)

@@ -64,7 +64,7 @@ def is_storable(value: Any) -> bool:
 
 
 @given(deltas())
-def test_what_encodes_decodes_equal(delta: Delta) -> None:
+def test_encoded_values_decode_equal(delta: Delta) -> None:
     assert decode_document(encode_document(delta)) == delta
 
 
@@ -78,7 +78,7 @@ def test_exactly_the_storable_values_encode(value: Any) -> None:
 
 
 @pytest.mark.parametrize("lost", [math.nan, math.inf, -math.inf])
-def test_a_float_that_json_loses_is_refused_wherever_it_is(lost: float) -> None:
+def test_a_float_that_json_cannot_hold_is_refused_anywhere(lost: float) -> None:
     for value in (lost, [1.0, lost], {"a": {"b": lost}}, Usual(1, lost), [None, Usual(1, lost)]):
         with pytest.raises(RefusedValueError):
             encode_value(value)
@@ -94,7 +94,7 @@ def test_text_that_only_looks_like_null_or_an_escape_is_kept() -> None:
         assert msgspec.json.decode(encode_value(text)) == text
 
 
-def test_lone_surrogate_is_refused_also_when_it_is_written_as_an_escape() -> None:
+def test_lone_surrogate_is_refused_even_as_an_escape() -> None:
     with pytest.raises(RefusedValueError):
         encode_value("\ud800")
     with pytest.raises(RefusedValueError):
@@ -116,7 +116,7 @@ def test_key_or_subkey_with_nul_is_refused_with_the_document() -> None:
             encode_document((entries,))
 
 
-def test_null_value_and_tombstone_stay_apart() -> None:
+def test_null_value_and_tombstone_are_distinct() -> None:
     entries = Entries(Kind.STATE, "cell")
     entries.add(b'"a"', 1, "", b"null")
     entries.add(b'"b"', 2, "", None)
@@ -125,7 +125,7 @@ def test_null_value_and_tombstone_stay_apart() -> None:
 
 
 @given(keys)
-def test_key_is_canonical_again_after_jsonb_printed_it(key: Any) -> None:
+def test_key_is_canonical_after_a_round_trip_through_jsonb(key: Any) -> None:
     printed = msgspec.json.format(key_text(key), indent=1)
 
     assert canonical_key(printed) == key_text(key)

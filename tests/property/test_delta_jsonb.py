@@ -1,4 +1,4 @@
-"""Whatever encodes as a delta document is accepted by PostgreSQL and comes back from it as it was."""
+"""PostgreSQL accepts every delta document that encodes, and returns it unchanged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def connection(database_url: str) -> Iterator[psycopg.Connection]:
 # The connection keeps nothing from one example to the next.
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=200)
 @given(delta=deltas())
-def test_what_encodes_is_taken_by_jsonb_and_comes_back(connection: psycopg.Connection, delta: Delta) -> None:
+def test_encoded_values_survive_jsonb(connection: psycopg.Connection, delta: Delta) -> None:
     (document, keys, values) = connection.execute(STATEMENT, [encode_document(delta).decode()]).fetchone() or ()
 
     returned = decode_document(document)

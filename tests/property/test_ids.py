@@ -14,7 +14,7 @@ IDS = st.lists(st.tuples(HALF, HALF).map(lambda pair: (pair[0] << 64 | pair[1]).
 
 
 @given(IDS)
-def test_order_is_that_of_the_bytes_and_within_one_id_the_order_given(ids: list[bytes]) -> None:
+def test_ids_are_ordered_by_bytes_and_equal_ids_by_position(ids: list[bytes]) -> None:
     hi, lo = halves_of(b"".join(ids))
 
     order = order_of(hi, lo).tolist()
@@ -28,7 +28,7 @@ def test_order_is_that_of_the_bytes_and_within_one_id_the_order_given(ids: list[
 
 
 @given(st.lists(st.lists(HALF, max_size=80), max_size=40), st.data())
-def test_filter_forgets_no_id_that_a_tier_holds(batches: list[list[int]], data: st.DataObject) -> None:
+def test_filter_finds_every_id_of_a_tier(batches: list[list[int]], data: st.DataObject) -> None:
     ids, tiers = IdFilter(ids_min=16), []
 
     for batch in batches:
@@ -40,7 +40,7 @@ def test_filter_forgets_no_id_that_a_tier_holds(batches: list[list[int]], data: 
         assert all(ids.may_hold(tier).all() for tier in tiers)
 
 
-def test_filter_knows_most_ids_that_were_never_added() -> None:
+def test_filter_rules_out_most_unknown_ids() -> None:
     rng = np.random.default_rng(3)
     ids, tiers = IdFilter(), []
     for _ in range(200):

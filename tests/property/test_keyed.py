@@ -9,12 +9,13 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpy.computation import Computation, Context, ListCell, MapCell, Timer, Value
+from millpy.computation import Computation, Context, ListCell, MapCell, Value
 from millpy.limits import Limits
 from millpy.model.checkpoint import Kind
 from millpy.model.record import RecordType
-from millpy.runtime.keyed import ComputationLogic
-from tests.stages import StageDriver
+from millpy.model.timer import Timer
+from millpy.operators.keyed import ComputationLogic
+from tests.stage_driver import StageDriver
 
 
 class Act(msgspec.Struct):
@@ -36,7 +37,7 @@ class Tally(msgspec.Struct):
 
 
 class Everything(Computation):
-    """Uses every part of the context; what it produces tells all that it saw."""
+    """Uses every part of the context, and produces everything that it saw."""
 
     tally = Value(Tally)
     log = ListCell(str)
@@ -125,7 +126,7 @@ def outcome(computation: Computation, rows: list[Any], breaks: list[str], *, lim
         if after in ("restart", "partial"):
             subject.restart(state_complete=after == "restart")
         if after == "cut":
-            subject.interval.folded(subject.bundle)
+            subject.interval.on_folded(subject.bundle)
     subject.feed(bundle)
     subject.finish()
     state = {name: value for name, (value, _, _) in subject.stored.items() if name[0] is Kind.STATE}
@@ -133,8 +134,12 @@ def outcome(computation: Computation, rows: list[Any], breaks: list[str], *, lim
     produced: dict[str, list[Any]] = {}
     for record, at in subject.produced("seen"):
         produced.setdefault(record.key, []).append((record.what, record.state, at))
-    letters = sorted((letter.key, letter.reason, letter.payload) for r in subject.results for letter in r.dead_letters)
-    return state, holds, produced, letters, subject.interval.oldest_work()
+    dead_letters = sorted(
+        (dead_letter.key, dead_letter.reason, dead_letter.payload)
+        for r in subject.results
+        for dead_letter in r.dead_letters
+    )
+    return state, holds, produced, dead_letters, subject.interval.oldest_work()
 
 
 @settings(max_examples=150, deadline=None)
@@ -156,5 +161,5 @@ def test_a_small_cache_changes_nothing(rows: list[Any], breaks: list[str]) -> No
 
 @settings(max_examples=60, deadline=None)
 @given(acts, st.lists(st.sampled_from(BREAKS), max_size=40))
-def test_async_callbacks_have_the_effects_of_plain_ones(rows: list[Any], breaks: list[str]) -> None:
+def test_async_callbacks_have_the_same_effects_as_plain_ones(rows: list[Any], breaks: list[str]) -> None:
     assert outcome(EverythingAsync(), rows, breaks) == outcome(Everything(), rows, breaks)

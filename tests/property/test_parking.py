@@ -7,14 +7,15 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpy.computation import Context, Timer
+from millpy.computation import Context
 from millpy.limits import Limits
 from millpy.model.checkpoint import Kind
 from millpy.model.record import RecordType
 from millpy.model.stage import Release
-from millpy.runtime.keyed import ComputationLogic
+from millpy.model.timer import Timer
+from millpy.operators.keyed import ComputationLogic
 from tests.property.test_keyed import Act, Everything, Seen
-from tests.stages import StageDriver
+from tests.stage_driver import StageDriver
 
 
 class Breaking(Everything):
@@ -56,7 +57,7 @@ STEPS = ["none", "none", "none", "cut", "restart", "partial", "release"]
 
 
 class Account:
-    """A driver that holds the step to its promises about watermark and counts."""
+    """A driver that checks the step's promises about watermark and counts."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.computation = Breaking()
@@ -117,7 +118,7 @@ def run(rows: list[Any], steps: list[str], limits: Limits | None = None) -> Acco
     st.integers(0, 3),
     st.booleans(),
 )
-def test_a_released_key_is_as_if_it_had_never_stopped(
+def test_a_released_key_has_the_results_of_one_that_never_stopped(
     rows: list[Any], steps: list[str], limits: Limits | None, behind: int, moves: bool
 ) -> None:
     never = Account()
@@ -139,11 +140,11 @@ def test_a_released_key_is_as_if_it_had_never_stopped(
     assert account.driver.parked() == {}
     assert account.parked_records() == 0
     assert sum(result.consumed_by_input.get(0, 0) for result in account.driver.results) == len(rows)
-    assert not [letter for result in account.driver.results for letter in result.dead_letters]
+    assert not [dead_letter for result in account.driver.results for dead_letter in result.dead_letters]
 
 
 def parked_once(limits: Limits | None = None) -> Account:
-    """Key x stops at its second record; y goes on."""
+    """Key x stops at its second record; y continues."""
     account = Account(limits)
     whats = [("x", "put"), ("x", "log"), ("x", "put"), ("y", "put")]
     account.feed([(Act(key, what, f"n{n}", n), 20 + n) for n, (key, what) in enumerate(whats)])
@@ -158,7 +159,7 @@ def places(account: Account) -> dict[bytes, list[str]]:
     return found
 
 
-def test_a_failing_record_stops_its_key_alone_and_holds_the_watermark() -> None:
+def test_a_failing_record_stops_only_its_key_and_holds_the_watermark() -> None:
     account = parked_once()
     account.check(account.driver.feed([], watermark=1_000))
 
@@ -197,18 +198,18 @@ def test_a_record_at_the_watermark_is_parked_in_time_and_holds_it() -> None:
     assert [record.what for record, _ in account.driver.produced("seen")] == ["put", "put", "log"]
 
 
-def test_a_discarded_record_becomes_a_dead_letter_and_the_others_go_on() -> None:
+def test_a_discarded_record_becomes_a_dead_letter_and_the_others_continue() -> None:
     account = parked_once()
     account.driver.restart()
 
     result = account.driver.release(discard=True)
 
     assert places(account) == {b'"x"': ['"n0"', '"n2"'], b'"y"': ['"n3"']}
-    (letter,) = result.dead_letters
-    assert (letter.reason, letter.detail, letter.key) == ("user_error", "ValueError: not yet", b'"x"')
-    assert b'"n1"' in letter.payload
-    assert "not yet" in letter.traceback
-    assert (result.consumed_by_input, result.quarantined_by_input) == ({0: 1}, {0: 1})
+    (dead_letter,) = result.dead_letters
+    assert (dead_letter.reason, dead_letter.detail, dead_letter.key) == ("user_error", "ValueError: not yet", b'"x"')
+    assert b'"n1"' in dead_letter.payload
+    assert "not yet" in dead_letter.traceback
+    assert (result.consumed_by_input, result.dead_lettered_by_input) == ({0: 1}, {0: 1})
     assert account.driver.interval.oldest_work() == 2**62
 
 
@@ -226,7 +227,7 @@ def test_a_timer_that_fails_stops_its_key_and_can_be_discarded() -> None:
     assert [record.what for record, _ in account.driver.produced("seen")][2:] == ["timer b", "timer c"]
 
 
-def test_a_request_for_another_parking_does_nothing() -> None:
+def test_a_request_with_an_outdated_ticket_does_nothing() -> None:
     account = parked_once()
     (stale,) = account.driver.parked().items()
     account.check(account.driver.release())  # fails again: parked again, under another ticket
@@ -240,12 +241,12 @@ def test_a_request_for_another_parking_does_nothing() -> None:
     assert account.parked_records() == 0
 
 
-def test_what_waits_is_bounded() -> None:
+def test_parked_records_are_bounded() -> None:
     account = parked_once(Limits(parked_records_max=3))
 
     account.feed([(Act("x", "put", f"m{n}", n), 30) for n in range(3)])
 
     assert account.parked_records() == 3
     result = account.driver.results[-1]
-    assert (result.consumed_by_input, result.quarantined_by_input) == ({0: 0}, {0: 2})
-    assert "wait already" in result.dead_letters[0].detail
+    assert (result.consumed_by_input, result.dead_lettered_by_input) == ({0: 0}, {0: 2})
+    assert "already wait" in result.dead_letters[0].detail

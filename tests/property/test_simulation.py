@@ -10,32 +10,32 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from millpy.runtime.probe import Point
+from millpy.hosting.failpoints import Failpoint
 from millpy.testing.simulation.canaries import Canary
-from millpy.testing.simulation.checkers import LANDED
+from millpy.testing.simulation.checkers import COMMIT_CHECKS
 from millpy.testing.simulation.edges import CANARIES
 from millpy.testing.simulation.schedule import FEATURES, Schedule
-from millpy.testing.simulator import FAULTS_MIN, STEPS_MIN, hunt, run_schedule, run_seed, search, shortest
+from millpy.testing.simulator import FAULTS_MIN, STEPS_MIN, catch_canary, run_schedule, run_seed, search, shortest
 
 SEEDS = int(os.environ.get("SEEDS") or 120)
 """`make sim` runs more: 2,000, or SEEDS=10000."""
 
 
 @pytest.mark.timeout(1_200)
-def test_no_invariant_breaks_whatever_goes_wrong() -> None:
-    tally = search(SEEDS, processes=os.cpu_count() or 1)
+def test_invariants_hold_through_all_faults() -> None:
+    statistics = search(SEEDS, processes=os.cpu_count() or 1)
 
-    assert tally.failures == []
-    assert tally.counted >= SEEDS
-    assert tally.steps / tally.counted >= STEPS_MIN
-    assert tally.faults.total() / tally.counted >= FAULTS_MIN
-    assert {point.value for point in Point} <= set(tally.points)
-    assert set(FEATURES) <= set(tally.features)
+    assert statistics.failures == []
+    assert statistics.counted >= SEEDS
+    assert statistics.steps / statistics.counted >= STEPS_MIN
+    assert statistics.faults.total() / statistics.counted >= FAULTS_MIN
+    assert {point.value for point in Failpoint} <= set(statistics.points)
+    assert set(FEATURES) <= set(statistics.features)
 
 
 @pytest.mark.parametrize("canary", CANARIES, ids=lambda canary: canary.name.replace(" ", "-"))
-def test_checker_finds_what_is_broken_on_purpose(canary: Canary) -> None:
-    caught = hunt(canary.name)
+def test_checker_catches_its_canary(canary: Canary) -> None:
+    caught = catch_canary(canary.name)
 
     assert canary.checker in caught, f"only {caught}"
 
@@ -43,7 +43,7 @@ def test_checker_finds_what_is_broken_on_purpose(canary: Canary) -> None:
 def test_every_checker_has_a_canary() -> None:
     found = {canary.checker for canary in CANARIES}
 
-    assert found >= {*LANDED, "I8", "acknowledgement", "names"}
+    assert found >= {*COMMIT_CHECKS, "I8", "acknowledgement", "names"}
 
 
 def test_a_failure_shrinks_to_a_short_schedule_that_replays(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_failure_shrinks_to_a_short_schedule_that_replays(tmp_path: Path) -> N
 
 
 class Keeper(logging.Handler):
-    """Keeps what is logged, and so tracebacks with all that the killed processes had in their hands."""
+    """Keeps log records, and with their tracebacks all objects of the killed processes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,13 +69,13 @@ class Keeper(logging.Handler):
         self._level = self._logger.level
 
     def __enter__(self) -> "Keeper":
-        """Listen, whatever the level that somebody has left."""
+        """Listen at every level, whatever level was set before."""
         self._logger.addHandler(self)
         self._logger.setLevel(logging.DEBUG)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave everything as it was."""
+        """Restore handlers and level."""
         self._logger.removeHandler(self)
         self._logger.setLevel(self._level)
 
@@ -117,7 +117,7 @@ with tempfile.TemporaryDirectory() as directory:
 """
 
 
-def test_one_seed_is_one_run_in_every_process() -> None:
+def test_one_seed_gives_the_same_run_in_every_process() -> None:
     def traces(hash_seed: str) -> bytes:
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parents[2])}
         return subprocess.run([sys.executable, "-c", TRACES], env=environment, capture_output=True, check=True).stdout

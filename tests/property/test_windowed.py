@@ -19,18 +19,18 @@ from hypothesis import strategies as st
 from millpy.model.checkpoint import Kind
 from millpy.model.record import RecordType
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, instant
-from millpy.runtime.keyed import ComputationLogic
-from millpy.store.memory_tables import column_values
-from millpy.windowing.aggregate import Count, Max, Mean, Min, StandardDeviation, Sum, Variance
-from millpy.windowing.columnar import WindowedLogic
-from millpy.windowing.combiner import Combiner
-from millpy.windowing.distinct import ApproxDistinct
-from millpy.windowing.fold import Aggregate
-from millpy.windowing.positional import Collect, First, Last, Top
-from millpy.windowing.quantile import Median, Quantile
+from millpy.operators.keyed import ComputationLogic
+from millpy.store.memory.tables import column_values
+from millpy.windowing.accumulator import Aggregate
+from millpy.windowing.aggregates.combiner import Combiner
+from millpy.windowing.aggregates.distinct import ApproxDistinct
+from millpy.windowing.aggregates.numeric import Count, Max, Mean, Min, StandardDeviation, Sum, Variance
+from millpy.windowing.aggregates.positional import Collect, First, Last, Top
+from millpy.windowing.aggregates.quantile import Median, Quantile
+from millpy.windowing.logic import WindowedLogic
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
-from millpy.windowing.windowed import SessionComputation, WindowedComputation
-from tests.stages import StageDriver
+from tests.property.windows_by_computation import SessionComputation, WindowedComputation
+from tests.stage_driver import StageDriver
 
 SIZE, MAX_DISORDER = 10, 7
 us = timedelta(microseconds=1)
@@ -113,7 +113,7 @@ Name = tuple[str, int, int, int]
 
 @dataclass
 class Outcome:
-    """Newest pane by (key, site, window start, window end), and what was too late."""
+    """Return the newest pane by (key, site, window start, window end), and the records that were too late."""
 
     windows: dict[Name, tuple[Any, ...]] = field(default_factory=dict)
     late: list[tuple[int, bytes]] = field(default_factory=list)
@@ -299,7 +299,7 @@ def columnar(
 
 
 def table_of(subject: StageDriver) -> set[Name]:
-    """Which rows the result table has in the end."""
+    """Return the final rows of the result table."""
     stored: set[Name] = set()
     for result in subject.results:
         for rows in result.absorbed:
@@ -329,7 +329,7 @@ def keyed(
         ComputationLogic(computation), Reading, key=("key", "site"), outputs=outputs, max_disorder=MAX_DISORDER
     )
     run(subject, feed, where, columns=False)
-    assert not [letter for result in subject.results for letter in result.dead_letters]
+    assert not [dead_letter for result in subject.results for dead_letter in result.dead_letters]
     late = [(at, payload(record)) for record, at in subject.produced("late")]
     return Outcome(newest_panes(subject, aggregates), sorted(late))
 
@@ -370,7 +370,7 @@ def test_few_records_agree_with_a_plain_loop(windows: Windows, feed: list[Any], 
 @kinds
 @settings(max_examples=40, deadline=None)
 @given(feed=rows, where=breaks, elsewhere=breaks, allowed=lateness)
-def test_own_combiner_agrees_with_a_plain_loop_in_both_executions(
+def test_custom_combiner_agrees_with_a_plain_loop_in_both_executions(
     windows: Windows, feed: list[Any], where: list[str], elsewhere: list[str], allowed: int
 ) -> None:
     columns = columnar(windows, feed, where, allowed, few=0, aggregates={"sites": Sites()})
@@ -393,7 +393,7 @@ def test_windows_by_a_computation_agree_with_columnar_ones(
 @pytest.mark.parametrize("few", [0, 10_000], ids=["columns", "few"])
 @settings(max_examples=40, deadline=None)
 @given(feed=rows, where=breaks, allowed=lateness, panes_max=st.integers(1, 4))
-def test_panes_that_leave_in_several_turns_are_the_same(
+def test_panes_emitted_in_several_turns_are_the_same(
     windows: Windows, feed: list[Any], where: list[str], allowed: int, panes_max: int, few: int
 ) -> None:
     outcome = columnar(windows, feed, where, allowed, few=few, panes_max=panes_max)
@@ -404,7 +404,7 @@ def test_panes_that_leave_in_several_turns_are_the_same(
 @kinds
 @pytest.mark.parametrize("late", [False, True], ids=["on time", "late records meanwhile"])
 @pytest.mark.parametrize("another", [False, True], ids=["same worker", "another after each turn"])
-def test_no_turn_holds_more_panes_than_it_may(windows: Windows, late: bool, another: bool) -> None:
+def test_no_turn_exceeds_its_limit_of_panes(windows: Windows, late: bool, another: bool) -> None:
     # All keys of a window are due at once.
     count: dict[str, Aggregate] = {"n": Count()}
     feed = [(Reading(f"k{n}", 1, None, None, None), 1 + n % 2) for n in range(60)]

@@ -13,7 +13,7 @@ from millpy.spark import session
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A local Spark that knows the format; it has no database of its own."""
+    """A local Spark with our data source, without a default database."""
     before = dict(os.environ)
     with_source = session(master="local[2]")
     yield with_source

@@ -1,4 +1,4 @@
-"""Pieces of a table: none of them of another table, none of more bytes than was said."""
+"""Pieces of a table: none comes from another table, none exceeds its bytes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from millpy.commands.report import told
+from millpy.cli.report import readable_error
 from millpy.embedded import EmbeddedPostgres
 from millpy.errors import TableSwitchedError
 from millpy.spark import read_table
 from millpy.spark.connection import connected
 from millpy.spark.pieces import PIECE_BYTES, plan, read
-from millpy.spark.tables import Table, describe
+from millpy.spark.tables import SparkTable, describe
 from tests.pgbouncer import Pgbouncer, program
 
 pytestmark = pytest.mark.timeout(400)  # a JVM starts first
@@ -46,7 +46,7 @@ def execute(url: str, statements: str) -> None:
         connection.execute(statements)
 
 
-def everything(url: str, table: Table) -> Iterator[list[str]]:
+def everything(url: str, table: SparkTable) -> Iterator[list[str]]:
     for batch in read(url, table, table.arrow_schema(["made"]), (), (None, None), batch_rows=500):
         yield batch.column("made").to_pylist()
 
@@ -67,7 +67,7 @@ def test_a_table_that_is_switched_while_it_is_read_is_not_mixed_with_the_next(ur
     assert {made for piece in everything(url, describe(url, "mill", "hourly")) for made in piece} == {"new"}
 
 
-def test_a_table_that_is_dropped_or_made_again_while_it_is_read_is_not_read_on(url: str) -> None:
+def test_a_table_that_is_dropped_or_recreated_while_it_is_read_stops_the_read(url: str) -> None:
     execute(url, GENERATIONS)
     table = describe(url, "mill", "hourly")
     pieces = everything(url, table)
@@ -85,7 +85,7 @@ def test_a_table_that_is_dropped_or_made_again_while_it_is_read_is_not_read_on(u
         next(everything(url, table))
 
 
-def test_spark_says_that_a_table_was_switched(spark: SparkSession, url: str) -> None:
+def test_spark_reports_that_a_table_was_switched(spark: SparkSession, url: str) -> None:
     execute(url, GENERATIONS)
     frame = read_table(spark, "mill.hourly", database_url=url)
     before = frame.where("made = 'old'").count()
@@ -95,7 +95,7 @@ def test_spark_says_that_a_table_was_switched(spark: SparkSession, url: str) -> 
     assert before == 3000
     with pytest.raises(PySparkException, match="was switched to another table") as raised:
         frame.count()
-    assert told(str(raised.value)).startswith("mill.hourly was switched to another table")
+    assert readable_error(str(raised.value)).startswith("mill.hourly was switched to another table")
     assert read_table(spark, "mill.hourly", database_url=url).where("made = 'new'").count() == 3000
 
 
@@ -138,7 +138,7 @@ def test_a_piece_that_turns_out_too_large_is_read_in_smaller_ones(url: str) -> N
     assert max(batch.nbytes for batch in batches) < 3 * limit
 
 
-def test_an_answer_stops_after_so_many_bytes_and_the_next_is_whole(url: str) -> None:
+def test_an_answer_stops_at_the_byte_limit_and_the_next_is_complete(url: str) -> None:
     execute(url, WIDE)
     with connected(url) as connection:
         some, complete = connection.batches("SELECT text FROM public.wide WHERE i > 25000", bytes_max=2_000_000)
@@ -150,9 +150,7 @@ def test_an_answer_stops_after_so_many_bytes_and_the_next_is_whole(url: str) -> 
 
 
 @pytest.mark.skipif(program() is None, reason="pgbouncer is not installed")
-def test_other_users_of_a_pool_do_not_get_the_readers_settings(
-    url: str, postgres: EmbeddedPostgres, tmp_path: Path
-) -> None:
+def test_settings_of_the_reader_do_not_leak_into_a_pool(url: str, postgres: EmbeddedPostgres, tmp_path: Path) -> None:
     execute(url, "ALTER DATABASE pieces SET statement_timeout = '77s'")
     asked = "SELECT current_setting('statement_timeout'), current_setting('TimeZone'), pg_backend_pid()"
     with Pgbouncer(tmp_path / "pool", postgres.tcp_url(), "transaction", 1) as pool:

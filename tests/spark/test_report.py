@@ -27,7 +27,7 @@ from millpy.spark import read_table
 from millpy.spark import report as reporting
 from millpy.spark.drawing import panel
 from millpy.spark.page import page
-from millpy.spark.report import Judged, Question, Report, make_report
+from millpy.spark.report import JudgedWindow, OutlierReport, Question, make_report
 from millpy.spark.statistics import Columns, History, judged
 from millpy.spark.words import as_text
 from millpy.store.postgres.store import PostgresStore
@@ -61,7 +61,9 @@ GRAPH = GraphSpec(
     name="plant",
     computations=(
         ComputationSpec("readings", "injector", partitions=("a",)),
-        ComputationSpec("sums", "stage", intervals=1, meaning={"aggregates": "sum"}),
+        ComputationSpec(
+            "sums", "stage", intervals=1, identity={"aggregates": [("sum", {"kind": "sum", "field": "x"})]}
+        ),
     ),
     streams=tuple(StreamSpec(name, name, pa.schema([("hall", pa.string())])) for name in ("readings", "sums")),
     subscriptions=(SubscriptionSpec("readings", "sums", 0, ("hall",)),),
@@ -121,7 +123,7 @@ def fill(url: str, interval: int) -> None:
         )
         cursor.execute("INSERT INTO plant.tallies_1m TABLE plant.sums_1m")
         at = int(T0.timestamp()) * 1_000_000
-        gone = [(key, "set_aside") for key, count in TOO_LATE.items() for _ in range(count)]
+        gone = [(key, "open") for key, count in TOO_LATE.items() for _ in range(count)]
         cursor.executemany(
             "INSERT INTO mill.late_records (interval_id, bundle, stream, computation, input, key, event_time,"
             " watermark, window_start, window_end, whole, payload, state)"
@@ -155,11 +157,11 @@ def expected_outliers(made: list[Row]) -> dict[tuple[str, dt.datetime], tuple[fl
 
 
 @pytest.fixture(scope="module")
-def report(spark: SparkSession, url: str) -> Report:
+def report(spark: SparkSession, url: str) -> OutlierReport:
     return make_report(spark, url, Question(table="plant.sums_1m", history=HISTORY))
 
 
-def test_the_figures_are_those_of_plain_python(report: Report) -> None:
+def test_the_figures_are_those_of_plain_python(report: OutlierReport) -> None:
     made = rows()
     outliers = expected_outliers(made)
     devices = {one.name: one for one in report.devices}
@@ -184,16 +186,16 @@ def test_the_figures_are_those_of_plain_python(report: Report) -> None:
     assert (lost.windows, lost.records, lost.too_late, lost.too_late_share) == (0, 0, 2, 1.0)
 
 
-def test_a_tables_own_names_may_be_those_of_figures(spark: SparkSession, url: str, report: Report) -> None:
+def test_columns_may_have_the_names_of_figures(spark: SparkSession, url: str, report: OutlierReport) -> None:
     found = make_report(spark, url, Question(table="plant.tallies_1m", count="records", history=HISTORY))
 
     assert (found.keys, found.value, found.count) == (("outlier", "score"), "expected", "records")
     assert replace(found, table=report.table, keys=report.keys, value=report.value, count=report.count) == report
-    with pytest.raises(ConfigError, match="a column 'expected' of their own"):
+    with pytest.raises(ConfigError, match="have a column 'expected' already"):
         judged(read_table(spark, "plant.tallies_1m", database_url=url), Columns(("outlier",), "past"))
 
 
-def test_the_whole_and_the_stretches_add_up(report: Report) -> None:
+def test_time_bins_add_up_to_the_whole(report: OutlierReport) -> None:
     made = rows()
     records, late = sum(row[4] for row in made), sum(row[7] for row in made)
 
@@ -201,15 +203,15 @@ def test_the_whole_and_the_stretches_add_up(report: Report) -> None:
     assert (report.too_late, report.outlier_count) == (5, len(expected_outliers(made)))
     assert report.late_share == pytest.approx(late / (records + 5))
     assert (report.first_at, report.last_at) == (T0, max(row[2] for row in made))
-    assert report.stretch == MINUTE
-    assert [one.start for one in report.stretches] == [T0 + MINUTE * place for place in range(42)]
+    assert report.bin_width == MINUTE
+    assert [one.start for one in report.time_bins] == [T0 + MINUTE * place for place in range(42)]
     for what, total in (("windows", len(made)), ("records", records), ("late", late), ("too_late", 5)):
-        assert sum(getattr(one, what) for one in report.stretches) == total
+        assert sum(getattr(one, what) for one in report.time_bins) == total
     drawn = report.series["West / 3"]
     assert [(p.start, p.value) for p in drawn] == [(r[2], r[5]) for r in made if r[1] == 3 and r[5] is not None]
 
 
-def test_only_the_time_asked_for_is_reported(spark: SparkSession, url: str) -> None:
+def test_only_the_requested_time_is_reported(spark: SparkSession, url: str) -> None:
     question = Question(table="plant.sums_1m", value="peak", start=T0 + MINUTE, end=T0 + 3 * MINUTE)
 
     found = make_report(spark, url, question)
@@ -237,7 +239,7 @@ def test_windows_of_one_generation_are_not_reported_with_the_late_records_of_ano
             make_report(spark, url, Question(table="plant.sums_1m", history=HISTORY))
 
 
-def test_the_page_needs_nothing_else_and_escapes_names(report: Report) -> None:
+def test_the_page_is_self_contained_and_escapes_names(report: OutlierReport) -> None:
     text = page(report)
 
     assert "Süd &quot;7&quot; / 9" in text
@@ -248,12 +250,12 @@ def test_the_page_needs_nothing_else_and_escapes_names(report: Report) -> None:
     assert text.count('class="outlier"') == report.outlier_count
 
 
-def at(place: int, value: float, **more: Any) -> Judged:
+def at(place: int, value: float, **more: Any) -> JudgedWindow:
     given = {"expected": None, "scale": None, "score": None, "outlier": False, **more}
-    return Judged(name="a", start=T0 + MINUTE * place, records=1, value=value, **given)
+    return JudgedWindow(name="a", start=T0 + MINUTE * place, records=1, value=value, **given)
 
 
-def test_values_beyond_measure_are_drawn(report: Report) -> None:
+def test_extreme_values_are_drawn(report: OutlierReport) -> None:
     constant = panel([at(0, 1.7e18)], 5.0, T0, T0 + MINUTE)
     endless = panel(
         [at(0, 1.0), at(1, math.inf, expected=1.0, scale=0.5, score=math.inf, outlier=True),
@@ -269,14 +271,14 @@ def test_values_beyond_measure_are_drawn(report: Report) -> None:
     assert whole.count('class="spread"') == page(report).count('class="spread"') - 1
 
 
-def test_a_history_of_infinities_judges_nothing(spark: SparkSession) -> None:
+def test_a_history_of_infinities_flags_no_outlier(spark: SparkSession) -> None:
     rows = [("a", T0 + MINUTE * place, T0 + MINUTE, math.inf if place % 2 else 1.0) for place in range(20)]
     windows = spark.createDataFrame(rows, "device string, window_start timestamp, window_end timestamp, v double")
 
     assert judged(windows, Columns(("device",), "v")).where("outlier").count() == 0
 
 
-def test_the_report_is_printed_in_order_of_note(report: Report) -> None:
+def test_the_report_is_printed_in_order_of_importance(report: OutlierReport) -> None:
     lines = as_text(report).splitlines()
 
     assert lines[0].startswith("plant.sums_1m: 5 devices, 126 windows, ")
@@ -301,18 +303,18 @@ def test_the_command_prints_and_writes_the_page(spark: SparkSession, url: str, t
         (["plant.nix"], "there is no table plant.nix", "tables in schema plant: sums_1m"),
         (["millpy.fleet"], "no primary key", ""),
         (["mill.graphs"], "not a table of windows", "windowed stream"),
-        (["plant.sums_1m", "--value", "hall"], "column 'hall' is no number", "n, total, peak"),
-        (["plant.sums_1m", "--count", "total"], "does not count", "Count()"),
-        (["plant.sums_1m", "--from", "yesterday"], "'yesterday' is no moment", "for example"),
+        (["plant.sums_1m", "--value", "hall"], "column 'hall' is not numeric", "n, total, peak"),
+        (["plant.sums_1m", "--count", "total"], "so it is not a count", "Count()"),
+        (["plant.sums_1m", "--from", "yesterday"], "'yesterday' is not a time", "for example"),
         (["plant.sums_1m", "--to", "2026-11-21"], "has no zone", ""),
         (["plant.sums_1m", "--html", "/nowhere/at/all.html"], "no directory /nowhere/at", "another file"),
     ],
 )
-def test_a_mistake_is_named_before_spark_starts(url: str, arguments: list[Any], message: str, hint: str) -> None:
-    said = millpy("report", *arguments, "--database", url, status=2)
+def test_a_mistake_is_reported_before_spark_starts(url: str, arguments: list[Any], message: str, hint: str) -> None:
+    output = millpy("report", *arguments, "--database", url, status=2)
 
-    assert message in said
-    assert hint in said
+    assert message in output
+    assert hint in output
 
 
 EXAMPLE = """

@@ -49,7 +49,7 @@ def url(postgres: EmbeddedPostgres) -> str:
     return postgres.url("spark")
 
 
-def test_every_row_comes_once_with_its_values_and_types(spark: SparkSession, url: str) -> None:
+def test_every_row_is_read_once_with_its_values_and_types(spark: SparkSession, url: str) -> None:
     frame = read_table(spark, "plant.hourly", partitions=3, database_url=url)
     with psycopg.connect(url) as connection:
         expected = connection.execute(
@@ -106,7 +106,7 @@ def test_a_filter_of_one_query_is_not_kept_for_the_next(spark: SparkSession, url
     assert frame.where("n = 5").union(frame.where("n in (6, 7)")).count() == 3
 
 
-def test_only_the_columns_asked_for_are_read(spark: SparkSession, url: str) -> None:
+def test_only_the_requested_columns_are_read(spark: SparkSession, url: str) -> None:
     frame = read_table(spark, "plant.hourly", columns=["n", "device"], database_url=url)
 
     assert frame.columns == ["n", "device"]
@@ -115,7 +115,7 @@ def test_only_the_columns_asked_for_are_read(spark: SparkSession, url: str) -> N
 
 
 @pytest.mark.parametrize("planned", [True, False], ids=["in pieces as planned", "in one that is too large"])
-def test_a_row_that_moves_while_the_table_is_read_comes_once(url: str, planned: bool) -> None:
+def test_a_row_that_moves_during_the_read_is_read_once(url: str, planned: bool) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("DROP TABLE IF EXISTS plant.moving")
         connection.execute("CREATE TABLE plant.moving (LIKE plant.hourly INCLUDING ALL)")
@@ -188,7 +188,7 @@ def with_slow_views(url: str) -> None:
 
 @pytest.mark.usefixtures("with_slow_views")
 @pytest.mark.parametrize("name", ["slow", "langsam"], ids=["in English", "in German"])
-def test_a_piece_that_takes_too_long_is_asked_for_again_with_fewer_rows(url: str, name: str) -> None:
+def test_a_piece_that_takes_too_long_is_read_again_with_fewer_rows(url: str, name: str) -> None:
     table = describe(url, "plant", name, ["i"])
     schema = table.arrow_schema(["i", "s"])
 
@@ -215,7 +215,7 @@ ANALYZE plant.guarded;
 
 
 @pytest.mark.usefixtures("with_slow_views")
-def test_a_sample_that_takes_too_long_is_taken_of_fewer_blocks(url: str) -> None:
+def test_a_slow_sample_is_repeated_with_fewer_blocks(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(GUARDED)
     guarded = url.replace("//millpy@", "//guarded@")
@@ -255,7 +255,9 @@ def test_quotes_and_backslashes_in_keys_are_only_text(url: str) -> None:
         ("plant", "hourly_status", "no primary key", "read plant.hourly"),
     ],
 )
-def test_a_table_that_cannot_be_read_says_which_can(url: str, schema: str, name: str, message: str, hint: str) -> None:
+def test_error_for_an_unreadable_table_names_readable_ones(
+    url: str, schema: str, name: str, message: str, hint: str
+) -> None:
     with pytest.raises(ConfigError, match=message) as raised:
         describe(url, schema, name)
 
@@ -298,7 +300,7 @@ def test_a_second_session_reads_from_its_own_database(
         spark.read.format("millpy").load("plant.hourly")
 
 
-def test_passwords_are_in_no_plan_and_no_error(spark: SparkSession, url: str) -> None:
+def test_no_plan_and_no_error_contains_a_password(spark: SparkSession, url: str) -> None:
     with_password = url.replace("//millpy@", "//millpy:geheim@")
     assert "geheim" in with_password
     frame = read_table(spark, "plant.hourly", database_url=with_password).where("n > 3")
@@ -310,7 +312,9 @@ def test_passwords_are_in_no_plan_and_no_error(spark: SparkSession, url: str) ->
     assert "geheim" not in str(raised.value)
 
 
-def test_a_wrong_java_is_passed_over_for_the_one_in_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsuitable_java_is_replaced_by_the_one_in_the_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
@@ -329,7 +333,7 @@ def test_a_wrong_java_is_passed_over_for_the_one_in_the_wheel(tmp_path: Path, mo
     assert 'version "21' in done.stderr
 
 
-def test_a_directory_of_somebody_else_is_not_taken_for_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_foreign_directory_is_not_used_as_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (tmp_path / f"millpy-java-{os.getuid()}").symlink_to(elsewhere)
@@ -337,14 +341,14 @@ def test_a_directory_of_somebody_else_is_not_taken_for_java(tmp_path: Path, monk
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
-    with pytest.raises(ConfigError, match="is somebody else's") as raised:
+    with pytest.raises(ConfigError, match="belongs to another user") as raised:
         java_home()
 
     assert "TMPDIR" in raised.value.hint
     assert [*elsewhere.iterdir()] == []
 
 
-def test_without_any_java_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_any_java_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)

@@ -17,13 +17,13 @@ from psycopg import sql
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
-from millpy.commands.report import told
+from millpy.cli.report import readable_error
 from millpy.embedded import EmbeddedPostgres
 from millpy.errors import ConfigError
 from millpy.spark import read_table
 from millpy.spark.connection import RefusedError
 from millpy.spark.pieces import Bounds, plan, read
-from millpy.spark.tables import FIRST_DAY, LAST_DAY, Condition, Table, as_text, describe
+from millpy.spark.tables import FIRST_DAY, LAST_DAY, Condition, SparkTable, as_text, describe
 
 pytestmark = pytest.mark.timeout(400)  # a JVM starts first
 Rows = list[tuple[Any, ...]]
@@ -97,7 +97,7 @@ def alike(rows: Rows) -> list[str]:
     return sorted(repr([one.isoformat() if isinstance(one, dt.datetime) else one for one in row]) for row in rows)
 
 
-def found_in(url: str, table: Table, names: list[str], bounds: Bounds = (None, None), **limits: Any) -> Rows:
+def found_in(url: str, table: SparkTable, names: list[str], bounds: Bounds = (None, None), **limits: Any) -> Rows:
     conditions = limits.pop("conditions", ())
     schema = table.arrow_schema(names)
     batches = list(read(url, table, schema, conditions, bounds, **{"batch_rows": 1000, **limits}))
@@ -129,7 +129,7 @@ def fill(url: str, rng: random.Random, name: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_any_columns_and_keys_of_any_pieces_are_what_sql_says(url: str, seed: int) -> None:
+def test_any_columns_and_keys_in_any_pieces_equal_those_of_sql(url: str, seed: int) -> None:
     rng = random.Random(seed)
     types = fill(url, rng, f"Table {seed}")
     place = sql.Identifier("Odd Place", f"Table {seed}")
@@ -160,7 +160,7 @@ def test_any_columns_and_keys_of_any_pieces_are_what_sql_says(url: str, seed: in
         assert alike(found) == alike(expected)
 
 
-def test_a_table_with_a_column_named_as_a_function_is_cut(url: str) -> None:
+def test_a_table_with_a_column_named_like_a_function_is_read_in_pieces(url: str) -> None:
     execute(
         url,
         "CREATE TABLE seeds (setseed bigint PRIMARY KEY, v text)",
@@ -173,7 +173,7 @@ def test_a_table_with_a_column_named_as_a_function_is_cut(url: str) -> None:
     assert plan(url, table, ["v"], condition, partitions=3, batch_rows=50_000) == [(None, None)]
 
 
-def test_a_table_that_was_emptied_of_long_texts_is_empty(url: str) -> None:
+def test_a_table_whose_long_texts_were_deleted_is_empty(url: str) -> None:
     execute(
         url,
         "CREATE TABLE emptied (k bigint PRIMARY KEY, v text); ALTER TABLE emptied ALTER v SET STORAGE EXTERNAL",
@@ -186,7 +186,7 @@ def test_a_table_that_was_emptied_of_long_texts_is_empty(url: str) -> None:
     assert found_in(url, table, ["v"]) == []
 
 
-def test_infinity_is_the_last_day_and_not_one_before_all_others(url: str) -> None:
+def test_infinity_sorts_after_all_other_days(url: str) -> None:
     execute(
         url,
         "CREATE TABLE ends (k timestamptz PRIMARY KEY, v bigint)",
@@ -204,7 +204,7 @@ def test_infinity_is_the_last_day_and_not_one_before_all_others(url: str) -> Non
 
 @pytest.fixture
 def reader(url: str, postgres: EmbeddedPostgres) -> str:
-    """The URL of one who may read two columns of `part`, and no other table."""
+    """Return the URL of a user who may read two columns of `part`, and no other table."""
     execute(
         url,
         "DROP TABLE IF EXISTS part; DROP SCHEMA IF EXISTS closed CASCADE; CREATE SCHEMA closed",
@@ -216,7 +216,7 @@ def reader(url: str, postgres: EmbeddedPostgres) -> str:
     return postgres.url("odd").replace("//millpy@", "//odd_reader@")
 
 
-def test_missing_rights_are_said_and_not_taken_for_a_switch(spark: SparkSession, url: str, reader: str) -> None:
+def test_missing_rights_are_reported_and_not_mistaken_for_a_switch(spark: SparkSession, url: str, reader: str) -> None:
     table = describe(reader, "public", "part")
 
     with pytest.raises(RefusedError, match=r"^missing rights: permission denied for table part") as refused:
@@ -228,8 +228,8 @@ def test_missing_rights_are_said_and_not_taken_for_a_switch(spark: SparkSession,
     with pytest.raises(AnalysisException) as raised:
         read_table(spark, "closed.t", database_url=reader)
 
-    assert "names them" in refused.value.hint
-    assert told(str(raised.value)) == "missing rights: permission denied for schema closed"
+    assert "name only columns" in refused.value.hint
+    assert readable_error(str(raised.value)) == "missing rights: permission denied for schema closed"
     assert read_table(spark, "public.part", columns=["open"], database_url=reader).count() == 21_000
     execute(url, "ALTER TABLE part ENABLE ROW LEVEL SECURITY; CREATE POLICY few ON part USING (k > 20990)")
     assert read_table(spark, "public.part", columns=["open"], database_url=reader).count() == 10
@@ -238,7 +238,7 @@ def test_missing_rights_are_said_and_not_taken_for_a_switch(spark: SparkSession,
         found_in(reader, table, ["open"])
 
 
-def test_a_value_that_does_not_fit_and_a_column_that_is_gone_are_not_taken_for_a_switch(url: str) -> None:
+def test_a_misfit_value_and_a_missing_column_are_not_mistaken_for_a_switch(url: str) -> None:
     execute(url, "DROP TABLE IF EXISTS changed; CREATE TABLE changed (k bigint PRIMARY KEY, v text, w text)")
     table = describe(url, "public", "changed")
 
@@ -257,7 +257,7 @@ INSERT INTO keyed VALUES ('None', '\\x616263', '2026-01-01Z'), ('o', NULL, NULL)
 """
 
 
-def test_keys_are_the_values_that_were_given(spark: SparkSession, url: str) -> None:
+def test_keys_match_exactly_the_given_values(spark: SparkSession, url: str) -> None:
     execute(url, "DROP TABLE IF EXISTS keyed", KEYS)
 
     def count(**keys: Any) -> int:

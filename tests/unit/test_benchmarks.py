@@ -14,14 +14,14 @@ def finish(*given: str, **figures: object) -> None:
     Bench("trial", options).finish(**figures)
 
 
-def test_run_within_its_bounds_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_within_its_bounds_succeeds(capsys: pytest.CaptureFixture[str]) -> None:
     finish("client_ratio>=8", differences=0, client_ratio=8.0)
 
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["client_ratio"] == 8.0
 
 
 @pytest.mark.parametrize(
-    ("figures", "said"),
+    ("figures", "output"),
     [
         ({"differences": 1, "client_ratio": 9.0}, "differences is 1, not differences<=0"),
         ({"differences": 0, "client_ratio": 7.99}, "client_ratio is 7.99, not client_ratio>=8"),
@@ -30,7 +30,7 @@ def test_run_within_its_bounds_ends_well(capsys: pytest.CaptureFixture[str]) -> 
     ],
 )
 def test_broken_bound_fails_the_run_after_its_last_line(
-    figures: dict[str, object], said: str, capsys: pytest.CaptureFixture[str]
+    figures: dict[str, object], output: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         finish("client_ratio>=8", **figures)
@@ -38,7 +38,7 @@ def test_broken_bound_fails_the_run_after_its_last_line(
     printed = capsys.readouterr()
     assert ended.value.code == 1
     assert json.loads(printed.out.splitlines()[-1])["workload"] == "trial"
-    assert said in printed.err
+    assert output in printed.err
 
 
 @pytest.mark.parametrize("text", ["differences", "<=3", "differences<=few"])

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from millpy.cli import app
+from millpy.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "compose"
@@ -27,7 +27,7 @@ each_service = pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICE
 
 
 @each_service
-def test_no_container_is_root_or_may_become_it(service: dict[str, Any]) -> None:
+def test_no_container_runs_as_root_or_can_become_root(service: dict[str, Any]) -> None:
     assert service["cap_drop"] == ["ALL"]
     assert "no-new-privileges:true" in service["security_opt"]
     assert service["read_only"] is True
@@ -35,7 +35,7 @@ def test_no_container_is_root_or_may_become_it(service: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", LONG_RUNNING)
-def test_what_runs_for_ever_comes_back_and_says_how_it_is(name: str) -> None:
+def test_long_running_services_restart_and_have_health_checks(name: str) -> None:
     assert SERVICES[name]["restart"] == "unless-stopped"
     assert SERVICES[name]["healthcheck"]["test"]
     assert SERVICES[name]["init"] is True
@@ -57,14 +57,14 @@ def test_ports_are_open_to_this_host_only(service: dict[str, Any]) -> None:
 
 
 @each_service
-def test_what_is_mounted_from_here_is_here(service: dict[str, Any]) -> None:
+def test_mounted_files_exist(service: dict[str, Any]) -> None:
     for mount in service.get("volumes", []):
         source = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", mount).split(":")[0]
         assert source in STACK["volumes"] or (COMPOSE / source).exists(), mount
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_commands_are_of_the_image(name: str) -> None:
+def test_commands_exist_in_the_image(name: str) -> None:
     command = SERVICES[name]["command"]
     if command[0] == "millpy":
         assert command[1] in {registered.name for registered in app.registered_commands}
@@ -97,7 +97,7 @@ exec {program} "$@"
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> Callable[..., str]:
-    """Runs a script of a container with its files here; what arguments programs were given, as everybody sees them."""
+    """Return a function that runs a container's script here, and returns the arguments that it passed to programs."""
     secrets, seen, programs = tmp_path / "secrets", tmp_path / "seen", tmp_path / "programs"
     secrets.mkdir()
     programs.mkdir()
@@ -123,7 +123,7 @@ def recorded(tmp_path: Path) -> Callable[..., str]:
     return run
 
 
-def test_the_brokers_start_gives_no_program_a_password(tmp_path: Path, recorded: Callable[..., str]) -> None:
+def test_start_of_the_broker_passes_no_password_to_a_program(tmp_path: Path, recorded: Callable[..., str]) -> None:
     tool = shutil.which("mosquitto_passwd")
     if tool is None:
         pytest.skip("mosquitto_passwd is not installed")
@@ -143,14 +143,14 @@ def test_the_brokers_start_gives_no_program_a_password(tmp_path: Path, recorded:
     assert options.stat().st_mode & 0o077 == 0
 
 
-def test_the_databases_start_gives_no_program_a_password(tmp_path: Path, recorded: Callable[..., str]) -> None:
-    said = tmp_path / "said"
-    (tmp_path / "psql").write_text(f"#!/bin/sh\ncat > {said}\n")
+def test_start_of_the_database_passes_no_password_to_a_program(tmp_path: Path, recorded: Callable[..., str]) -> None:
+    output = tmp_path / "said"
+    (tmp_path / "psql").write_text(f"#!/bin/sh\ncat > {output}\n")
     (tmp_path / "psql").chmod(0o755)
 
     seen = recorded((COMPOSE / "postgres" / "roles.sh").read_text(), psql=str(tmp_path / "psql"))
 
-    assert not any(password in seen + said.read_text() for password in PASSWORDS.values())
+    assert not any(password in seen + output.read_text() for password in PASSWORDS.values())
 
 
 def test_no_health_check_has_a_secret_in_its_command() -> None:
@@ -159,7 +159,7 @@ def test_no_health_check_has_a_secret_in_its_command() -> None:
         assert "/run/secrets" not in str(service.get("command", ""))
 
 
-def test_secrets_are_closed_in_a_directory_that_was_there(tmp_path: Path) -> None:
+def test_secrets_in_an_existing_directory_are_protected(tmp_path: Path) -> None:
     command = [sys.executable, str(COMPOSE / "make_secrets.py")]
     (tmp_path / "secrets").mkdir(mode=0o755)
     (tmp_path / "other").mkdir(mode=0o755)
@@ -176,7 +176,7 @@ def test_secrets_are_closed_in_a_directory_that_was_there(tmp_path: Path) -> Non
     assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o700
 
 
-def test_what_is_beside_the_stack_is_behind_a_profile() -> None:
+def test_optional_services_are_behind_a_profile() -> None:
     assert {name for name in SERVICES if "profiles" not in SERVICES[name]} == {*LONG_RUNNING, "migrate"}
 
 
@@ -187,7 +187,7 @@ def test_other_registries_can_be_used(name: str) -> None:
     assert arguments.keys() >= {"PYTHON_IMAGE", "PIP_INDEX_URL"}
 
 
-def test_the_images_end_as_a_user_of_their_own() -> None:
+def test_images_run_as_their_own_user() -> None:
     stages = re.split(r"(?m)^FROM ", (COMPOSE / "Dockerfile").read_text())
     built = {match[1]: stage for stage in stages if (match := re.match(r"\S+ AS (\S+)", stage))}
 
@@ -195,7 +195,7 @@ def test_the_images_end_as_a_user_of_their_own() -> None:
         assert re.findall(r"(?m)^USER (\S+)$", built[target]) == ["10001:10001"]
 
 
-def test_all_that_the_wheel_is_made_of_is_in_the_build() -> None:
+def test_build_contains_everything_that_the_wheel_needs() -> None:
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     build, *_ = re.split(r"(?m)^FROM .* AS base$", (COMPOSE / "Dockerfile").read_text())
     copied = set(re.findall(r"(?m)^COPY (\w+) ", build))
@@ -205,7 +205,7 @@ def test_all_that_the_wheel_is_made_of_is_in_the_build() -> None:
     assert copied <= let_in
 
 
-def test_the_broker_lets_nobody_in_without_a_password_and_keeps_what_it_has() -> None:
+def test_the_broker_requires_a_password_and_keeps_its_messages() -> None:
     lines = (COMPOSE / "mosquitto" / "mosquitto.conf").read_text().splitlines()
     settings = dict(line.split(" ", 1) for line in lines if line and not line.startswith("#"))
 
@@ -215,7 +215,7 @@ def test_the_broker_lets_nobody_in_without_a_password_and_keeps_what_it_has() ->
     assert settings.keys() >= {"password_file", "acl_file", "persistent_client_expiration"}
 
 
-def test_secrets_are_made_once_and_match(tmp_path: Path) -> None:
+def test_secrets_are_generated_once_and_match(tmp_path: Path) -> None:
     command = [sys.executable, str(COMPOSE / "make_secrets.py"), str(tmp_path / "secrets")]
     subprocess.run(command, check=True, capture_output=True)
     made = {path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()}

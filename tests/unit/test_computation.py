@@ -14,14 +14,15 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from millpy.computation import Computation, Context, ListCell, MapCell, Timer, Value
+from millpy.computation import Computation, Context, ListCell, MapCell, Value
 from millpy.errors import SchemaError, TimerError
 from millpy.limits import Limits
 from millpy.model.checkpoint import Kind
 from millpy.model.record import RecordType
 from millpy.model.time import INSTANT_MAX
-from millpy.runtime.keyed import ComputationLogic
-from tests.stages import StageDriver
+from millpy.model.timer import Timer
+from millpy.operators.keyed import ComputationLogic
+from tests.stage_driver import StageDriver
 
 
 class Reading(msgspec.Struct):
@@ -82,7 +83,7 @@ def test_value_changed_in_place_is_kept_and_stored() -> None:
     ]
 
 
-def test_record_that_raises_is_quarantined_and_leaves_no_trace() -> None:
+def test_record_that_raises_is_dead_lettered_without_effects() -> None:
     subject = driver(Counting())
 
     result = subject.feed([(Reading("a", 1.0), 1), (Reading("a", 9.0, "bad"), 2), (Reading("a", 2.0), 3)])
@@ -90,12 +91,17 @@ def test_record_that_raises_is_quarantined_and_leaves_no_trace() -> None:
     assert [r.count for r, _ in subject.produced("alerts")] == [1, 2]
     assert subject.stored[(Kind.STATE, "usual", b'"a"', "")][0] == b'{"count":2,"total":3.0}'
     assert subject.interval.next_due() == (INSTANT_MAX, INSTANT_MAX)
-    (letter,) = result.dead_letters
-    assert (letter.reason, letter.key, letter.event_time, letter.stream) == ("user_error", b'"a"', 2, "input")
-    assert msgspec.json.decode(letter.payload, type=Reading) == Reading("a", 9.0, "bad")
-    assert "ValueError" in letter.traceback
-    assert "\x00" not in letter.detail + letter.traceback
-    assert result.quarantined_by_input == {0: 1}
+    (dead_letter,) = result.dead_letters
+    assert (dead_letter.reason, dead_letter.key, dead_letter.event_time, dead_letter.stream) == (
+        "user_error",
+        b'"a"',
+        2,
+        "input",
+    )
+    assert msgspec.json.decode(dead_letter.payload, type=Reading) == Reading("a", 9.0, "bad")
+    assert "ValueError" in dead_letter.traceback
+    assert "\x00" not in dead_letter.detail + dead_letter.traceback
+    assert result.dead_lettered_by_input == {0: 1}
 
 
 @pytest.mark.parametrize("attempts", [1, 3])
@@ -134,12 +140,12 @@ def test_record_that_succeeds_when_tried_again_is_no_dead_letter() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_value_that_cannot_be_stored_quarantines_its_record_only(value: float) -> None:
+def test_value_that_cannot_be_stored_dead_letters_only_its_record(value: float) -> None:
     subject = driver(Counting())
 
     result = subject.feed([(Reading("a", 1.0), 1), (Reading("a", value), 2), (Reading("a", 2.0), 3)])
 
-    assert [letter.reason for letter in result.dead_letters] == ["refused"]
+    assert [dead_letter.reason for dead_letter in result.dead_letters] == ["refused"]
     assert subject.stored[(Kind.STATE, "usual", b'"a"', "")][0] == b'{"count":2,"total":3.0}'
 
 
@@ -147,7 +153,7 @@ def test_value_that_cannot_be_stored_quarantines_its_record_only(value: float) -
     "production",
     [Alert("a", "x", 2**63), Alert("a", "\x00"), Alert("a", 7), Alert("a", "\ud800"), Reading("a"), None],  # type: ignore[arg-type]
 )
-def test_production_that_cannot_be_carried_quarantines_its_record(production: Any) -> None:
+def test_production_that_cannot_be_encoded_dead_letters_its_record(production: Any) -> None:
     class Producing(Computation):
         def process_record(self, context: Context, record: Reading) -> None:
             context.produce(production if record.note == "bad" else Alert("a", "fine"))
@@ -155,7 +161,7 @@ def test_production_that_cannot_be_carried_quarantines_its_record(production: An
     subject = driver(Producing())
     result = subject.feed([(Reading("a"), 1), (Reading("a", note="bad"), 2), (Reading("a"), 3)])
 
-    assert [letter.reason for letter in result.dead_letters] == ["refused"]
+    assert [dead_letter.reason for dead_letter in result.dead_letters] == ["refused"]
     assert [at for _, at in subject.produced("alerts")] == [1, 3]
 
 
@@ -169,7 +175,7 @@ def test_cell_set_to_another_type_is_refused_when_set_not_when_read() -> None:
     subject = driver(Wrong())
     result = subject.feed([(Reading("a"), 1), (Reading("a", note="bad"), 2), (Reading("a"), 3)])
 
-    assert [letter.reason for letter in result.dead_letters] == ["refused"]
+    assert [dead_letter.reason for dead_letter in result.dead_letters] == ["refused"]
     assert subject.stored[(Kind.STATE, "count", b'"a"', "")][0] == b"2"
 
 
@@ -196,7 +202,7 @@ class Cells(Computation):
                 self.seen.append((list(context[Cells.whole]), dict(context[Cells.entries]), context[Cells.nothing]))
 
 
-def test_lists_and_maps_keep_what_is_put_into_them() -> None:
+def test_lists_and_maps_keep_their_entries() -> None:
     Cells.seen.clear()
     subject = driver(Cells())
     for at, note in enumerate(["push 1", "put 7 x", "put 2 y", "read", "push 2", "drop 7", "read", "set", "read"]):
@@ -305,17 +311,17 @@ def test_timer_that_sets_a_timer_already_due_fires_that_too() -> None:
     ]
 
 
-def test_timer_that_would_fire_for_ever_is_quarantined() -> None:
+def test_timer_that_would_fire_endlessly_is_dead_lettered() -> None:
     subject = driver(Timers())
 
     result = subject.feed([(Reading("a", note="set again 10"), 1), (Reading("a", note="x"), 100)])
 
-    assert [letter.reason for letter in result.dead_letters] == ["user_error"]
+    assert [dead_letter.reason for dead_letter in result.dead_letters] == ["user_error"]
     assert "record x" in texts(subject)
     assert subject.interval.next_due() == (INSTANT_MAX, INSTANT_MAX)
 
 
-def test_timer_that_raises_is_dropped_and_the_key_goes_on() -> None:
+def test_timer_that_raises_is_dropped_and_the_key_continues() -> None:
     subject = driver(Timers())
 
     result = subject.feed(
@@ -325,13 +331,13 @@ def test_timer_that_raises_is_dropped_and_the_key_goes_on() -> None:
     result = subject.feed([(Reading("b"), 50)])
 
     assert texts(subject)[-1] == "timer good"
-    (letter,) = result.dead_letters
-    assert msgspec.json.decode(letter.payload)["timer"] == "bad"
-    assert letter.key == b'"a"'
-    assert result.quarantined_by_input == {}
+    (dead_letter,) = result.dead_letters
+    assert msgspec.json.decode(dead_letter.payload)["timer"] == "bad"
+    assert dead_letter.key == b'"a"'
+    assert result.dead_lettered_by_input == {}
 
 
-def test_processing_timer_goes_by_the_clock_and_holds_the_time_of_its_record() -> None:
+def test_processing_timer_follows_the_clock_and_holds_the_time_of_its_record() -> None:
     subject = driver(Timers())
 
     subject.feed([(Reading("a", note="clock p 1000"), 7), (Reading("b"), 50)], now_us=999)
@@ -430,25 +436,25 @@ async def test_async_callbacks_run_concurrently_across_keys_and_in_order_within_
     assert len(result.dead_letters) == 1
 
 
-def test_key_that_cannot_be_stored_is_set_aside() -> None:
+def test_key_that_cannot_be_stored_is_dead_lettered() -> None:
     subject = driver(Counting())
 
     result = subject.feed([(Reading("a\x00b"), 1), (Reading("a"), 2)])
 
-    assert [letter.reason for letter in result.dead_letters] == ["key"]
-    assert result.quarantined_by_input == {0: 1}
+    assert [dead_letter.reason for dead_letter in result.dead_letters] == ["key"]
+    assert result.dead_lettered_by_input == {0: 1}
     assert [at for _, at in subject.produced("alerts")] == [2]
 
 
-def test_state_that_does_not_fit_is_evicted_once_folded_and_loaded_again() -> None:
+def test_state_beyond_the_cache_is_evicted_once_folded_and_loaded_again() -> None:
     subject = driver(Counting(), limits=Limits(state_cache_bytes_max=4_000))
 
     for n in range(300):
         subject.feed([(Reading(f"key-{n % 100}"), n)])
         if n % 10 == 9:
-            subject.interval.folded(subject.bundle)
+            subject.interval.on_folded(subject.bundle)
 
-    assert subject.interval.missing([]) == []
+    assert subject.interval.missing_keys([]) == []
     values = {value for value, _, _ in subject.stored.values()}
     assert values == {b'{"count":3,"total":0.0}'}
     assert len(subject.stored) == 100
@@ -489,7 +495,7 @@ def test_context_gives_times_as_aware_datetimes() -> None:
     assert seen == [(epoch.replace(second=1), epoch.replace(second=2), "input", datetime.min.replace(tzinfo=UTC))]
 
 
-def test_cell_of_a_type_without_json_form_is_refused_when_the_graph_is_written() -> None:
+def test_cell_of_a_type_without_json_form_is_refused_when_the_graph_is_built() -> None:
     class Odd(Computation):
         odd = Value(complex)
 
@@ -498,7 +504,7 @@ def test_cell_of_a_type_without_json_form_is_refused_when_the_graph_is_written()
 
 
 @pytest.mark.parametrize("factory", [time.time, uuid4, lambda: datetime.now(UTC), lambda: [random.random()]])
-def test_default_that_differs_each_time_is_refused_when_the_graph_is_written(factory: Callable[[], Any]) -> None:
+def test_default_that_differs_each_time_is_refused_when_the_graph_is_built(factory: Callable[[], Any]) -> None:
     first_seen = msgspec.defstruct("FirstSeen", [("at", Any, msgspec.field(default_factory=factory))])
 
     class Odd(Computation):
@@ -507,9 +513,9 @@ def test_default_that_differs_each_time_is_refused_when_the_graph_is_written(fac
     class Even(Computation):
         even = Value(first_seen, default=first_seen(0))
 
-    with pytest.raises(SchemaError, match="'odd' has another default each time"):
+    with pytest.raises(SchemaError, match="'odd' differs each time"):
         ComputationLogic(Odd())
-    assert ComputationLogic(Even()).meaning() == ComputationLogic(Even()).meaning()
+    assert ComputationLogic(Even()).identity() == ComputationLogic(Even()).identity()
 
 
 class Named(Computation):
@@ -556,7 +562,7 @@ def test_timer_with_an_event_time_outside_cause_and_fire_time_is_refused(note: s
     assert "TimerError" in result.dead_letters[0].traceback
 
 
-def test_state_that_a_later_record_would_heal_is_refused_all_the_same() -> None:
+def test_invalid_state_is_refused_even_if_a_later_record_corrects_it() -> None:
     """Else the outcome would depend on whether both are in one bundle (I9)."""
 
     class Healing(Computation):
@@ -567,4 +573,4 @@ def test_state_that_a_later_record_would_heal_is_refused_all_the_same() -> None:
 
     result = driver(Healing()).feed([(Reading("a", math.nan), 1), (Reading("a", 1.0), 2)])
 
-    assert [letter.event_time for letter in result.dead_letters] == [1]
+    assert [dead_letter.event_time for dead_letter in result.dead_letters] == [1]

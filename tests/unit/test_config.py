@@ -1,10 +1,13 @@
-"""Settings: the environment, validated once, with errors for people."""
+"""Settings: the environment, validated once, with readable errors."""
 
 from __future__ import annotations
 
+import dataclasses
+import re
+
 import pytest
 
-from millpy.config import Settings
+from millpy.config.settings import Settings
 from millpy.errors import ConfigError
 from millpy.limits import Limits
 
@@ -32,7 +35,7 @@ def test_environment_overrides_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Settings.load().limits == Limits(lease_ttl_s=1.0, bundle_records_max=1000)
 
 
-def test_argument_comes_before_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_argument_overrides_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MILLPY_DATABASE_URL", "postgresql://localhost/one")
 
     assert Settings.load(database_url="postgresql://localhost/two").database_url == "postgresql://localhost/two"
@@ -47,7 +50,7 @@ def test_argument_comes_before_environment(monkeypatch: pytest.MonkeyPatch) -> N
         ("MILLPY_BUNDLE_RECORDS_MAX", "1.5", "not a whole number"),
         ("MILLPY_BUNDLE_BYTES_MAX", "10", "a legal record must fit in a bundle"),
         ("MILLPY_LEASE_S", "0.1", "a lease of 0.1 s is shorter than 0.5 s"),
-        ("MILLPY_LEASE_SS", "3", "there is no setting MILLPY_LEASE_SS"),
+        ("MILLPY_LEASE_SS", "3", "unknown setting MILLPY_LEASE_SS"),
     ],
 )
 def test_wrong_setting_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str, complaint: str) -> None:
@@ -60,3 +63,9 @@ def test_wrong_setting_is_named(monkeypatch: pytest.MonkeyPatch, name: str, valu
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Settings.load().log_level = "debug"  # type: ignore[misc]
+
+
+def test_docstring_of_limits_describes_every_field() -> None:
+    described = set(re.findall(r"\w+", Limits.__doc__ or ""))
+
+    assert {field.name for field in dataclasses.fields(Limits)} <= described

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from millpy.doctor import Finding, Severity, examine
+from millpy.admin.diagnosis import Facts
+from millpy.admin.doctor import examine
 from millpy.limits import Limits
-from millpy.store.postgres.diagnosis import Facts
+from millpy.model.finding import Finding, Severity
 
 SERVER: dict[str, Any] = {
     "version": 180004,
@@ -51,7 +52,7 @@ def judged(*, server: dict[str, Any] | None = None, **changes: Any) -> dict[str,
     return {finding.check: finding for finding in examine(facts, Limits())}
 
 
-def test_a_healthy_server_has_nothing_worse_than_a_note() -> None:
+def test_a_healthy_server_has_no_warning() -> None:
     assert {f.severity for f in judged().values()} <= {Severity.OK, Severity.NOTE}
 
 
@@ -62,7 +63,7 @@ def test_a_healthy_server_has_nothing_worse_than_a_note() -> None:
         ({"version": 190001}, "server", Severity.NOTE, "15 to 18"),
         ({"in_recovery": True}, "server", Severity.ERROR, "cannot write"),
         ({"fsync": "off"}, "fsync", Severity.ERROR, "acknowledged"),
-        ({"full_page_writes": "off"}, "full_page_writes", Severity.ERROR, "tear"),
+        ({"full_page_writes": "off"}, "full_page_writes", Severity.ERROR, "corrupt"),
         ({"synchronous_commit": "off"}, "synchronous_commit", Severity.NOTE, "its own commits"),
         ({"synchronous_standby_names": ""}, "replication", Severity.NOTE, "failover"),
         ({"connections": 86}, "connections", Severity.WARNING, "takes over"),
@@ -70,12 +71,12 @@ def test_a_healthy_server_has_nothing_worse_than_a_note() -> None:
         ({"wal_bytes_max": 64_000_000}, "max_wal_size", Severity.NOTE, "checkpoint"),
         ({"checkpoint_s": 30.0}, "checkpoint_timeout", Severity.NOTE, "whole"),
         ({"autovacuum": "off"}, "autovacuum", Severity.ERROR, "grow"),
-        ({"encrypted": False}, "encryption", Severity.WARNING, "on the way"),
-        ({"is_superuser": "on"}, "role", Severity.NOTE, "far less"),
-        ({"migrated": None}, "tables", Severity.ERROR, "no graph"),
+        ({"encrypted": False}, "encryption", Severity.WARNING, "in transit"),
+        ({"is_superuser": "on"}, "role", Severity.NOTE, "far fewer"),
+        ({"migrated": None}, "tables", Severity.ERROR, "graphs cannot run"),
     ],
 )
-def test_a_server_that_is_not_well(server: dict[str, Any], check: str, severity: Severity, words: str) -> None:
+def test_an_unhealthy_server_has_findings(server: dict[str, Any], check: str, severity: Severity, words: str) -> None:
     finding = judged(server=server)[check]
 
     assert finding.severity is severity
@@ -83,7 +84,7 @@ def test_a_server_that_is_not_well(server: dict[str, Any], check: str, severity:
     assert finding.action
 
 
-def test_a_pooler_shows_by_the_process_it_does_not_know() -> None:
+def test_a_pooler_is_detected_by_its_unknown_process() -> None:
     assert judged(client_pid=8, pool_spares=7)["pooler"].severity is Severity.NOTE
 
 
@@ -121,7 +122,7 @@ def test_a_result_table_that_workers_cannot_write_to_is_an_error(row: dict[str, 
 
 
 @pytest.mark.parametrize("row", [{}, WITHOUT_ROLES])
-def test_a_result_table_that_is_well_is_no_finding(row: dict[str, Any]) -> None:
+def test_a_sound_result_table_is_no_finding(row: dict[str, Any]) -> None:
     assert "result table" not in judged(result_tables=[TABLE | row])
 
 
@@ -134,12 +135,18 @@ def test_workers_with_more_rights_than_they_need_are_named() -> None:
     assert "roles" not in judged(logins=[login])
 
 
+DOCTORS = (
+    "admin/doctor.py", "admin/doctor_sources.py", "model/finding.py", "sources/kafka/examination.py",
+    "sources/mqtt/examination.py",
+)  # fmt: skip
+
+
 def test_every_finding_is_in_the_documentation() -> None:
     """By the name of its check, the first text that a finding is made with."""
     root = Path(__file__).resolve().parents[2]
     page = (root / "docs" / "doctor.md").read_text()
     checks: set[str] = set()
-    for name in ("doctor.py", "doctor_sources.py"):
+    for name in DOCTORS:
         for node in ast.walk(ast.parse((root / "millpy" / name).read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("Finding", "_ok"):
                 named = node.args[1 if node.func.id == "Finding" else 0]
@@ -150,17 +157,17 @@ def test_every_finding_is_in_the_documentation() -> None:
 
 
 @pytest.mark.parametrize(("difference", "severity"), [(0.5, Severity.OK), (-1.5, Severity.WARNING)])
-def test_a_clock_that_is_off(difference: float, severity: Severity) -> None:
+def test_a_wrong_clock_is_named(difference: float, severity: Severity) -> None:
     assert judged(clock_difference_s=difference)["clock"].severity is severity
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [("clock_refused", "does not follow a step"), ("clock_doubted", "whose clock is right")]
+    ("kind", "words"), [("clock_refused", "ignores a step"), ("clock_doubted", "which clock is right")]
 )
-def test_a_worker_that_does_not_believe_the_servers_clock_is_named(kind: str, words: str) -> None:
-    said = {"graph": "plant", "worker": "0123456789", "host": "pi", "kind": kind, "ahead_s": 3600.0, "since_s": 50.0}
+def test_a_worker_that_rejects_the_servers_clock_is_named(kind: str, words: str) -> None:
+    output = {"graph": "plant", "worker": "0123456789", "host": "pi", "kind": kind, "ahead_s": 3600.0, "since_s": 50.0}
 
-    finding = judged(clocks=[said])["worker's clock"]
+    finding = judged(clocks=[output])["worker's clock"]
 
     assert finding.severity is Severity.WARNING
     assert words in finding.found
@@ -168,11 +175,11 @@ def test_a_worker_that_does_not_believe_the_servers_clock_is_named(kind: str, wo
     assert "+3600 s, 50 s ago" in finding.found
 
 
-def test_a_slow_round_trip_is_not_taken_for_a_wrong_clock() -> None:
+def test_a_slow_round_trip_is_not_mistaken_for_a_wrong_clock() -> None:
     assert judged(clock_difference_s=1.5, round_trip_s=2.0)["clock"].severity is Severity.OK
 
 
-def test_who_holds_an_old_snapshot_is_named_with_what_ends_it() -> None:
+def test_holder_of_an_old_snapshot_is_named_with_a_remedy() -> None:
     row = {"kind": "session", "name": "4711", "role": "bi", "application": "psql", "state": "idle in transaction"}
     finding = judged(old_snapshots=[row | {"age_s": 7300.0}])["old snapshot"]
 
@@ -181,7 +188,7 @@ def test_who_holds_an_old_snapshot_is_named_with_what_ends_it() -> None:
     assert "pg_terminate_backend(4711)" in finding.action
 
 
-def test_an_older_schema_is_told_to_migrate_and_a_newer_one_to_install() -> None:
+def test_an_older_schema_gets_the_hint_to_migrate_and_a_newer_one_to_install() -> None:
     rights = {"may_create_schemas": True} | dict.fromkeys(
         ("may_use_mill", "may_commit", "may_append", "may_read_views", "is_owner"), True
     )
@@ -199,7 +206,7 @@ def test_missing_rights_are_named() -> None:
     assert finding.found == "worker lacks UPDATE on mill.intervals"
 
 
-def test_state_that_nobody_folds_is_a_warning() -> None:
+def test_unfolded_state_is_a_warning() -> None:
     graph = {
         "graph": "factory", "generation": 1, "beside": False, "intervals": 9, "ownerless": 0, "finished": False,
         "unfolded_bytes": 200_000_000,
@@ -208,7 +215,7 @@ def test_state_that_nobody_folds_is_a_warning() -> None:
     assert judged(graphs=[graph])["unfolded state"].severity is Severity.WARNING
 
 
-def test_what_is_set_aside_is_counted_and_says_where_to_look() -> None:
+def test_dead_letters_are_counted_with_a_hint_where_to_look() -> None:
     row = {"kind": "dead letter", "graph": "factory", "stream": "readings", "count": 5_000}
 
-    assert judged(set_aside=[row])["dead letters"].action == "look into the view millpy.dead_letters"
+    assert judged(dead_letters=[row])["dead letters"].action == "read the view millpy.dead_letters"

@@ -77,7 +77,7 @@ def values(server: EmbeddedPostgres) -> Iterator[int]:
         yield from (value for (value,) in connection.execute("SELECT value FROM kept"))
 
 
-def test_server_outlives_one_of_two_holders_and_not_the_last(directory: Path) -> None:
+def test_server_lives_until_its_last_holder_ends(directory: Path) -> None:
     server = EmbeddedPostgres(directory)
     server.start()
     with psycopg.connect(server.url()) as connection:
@@ -118,7 +118,7 @@ def rewrite_pid_file(server: EmbeddedPostgres, line: int, text: str) -> None:
     path = server.data / "postmaster.pid"
     lines = path.read_text().splitlines()
     lines[line] = text
-    new = path.with_suffix(".rewritten")  # at once, as PostgreSQL does: whoever reads finds no half of it
+    new = path.with_suffix(".rewritten")  # at once, as PostgreSQL does: a reader never finds half of it
     new.write_text("\n".join(lines) + "\n")
     give_to_server_user(new)
     new.replace(path)
@@ -132,7 +132,7 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
         yield process
 
 
-def test_a_killed_servers_number_that_is_another_process_now_neither_hinders_a_start_nor_is_it_stopped(
+def test_process_that_reused_a_killed_servers_pid_is_left_alone(
     directory: Path, bystander: subprocess.Popen[bytes]
 ) -> None:
     server = EmbeddedPostgres(directory)
@@ -152,7 +152,7 @@ def test_a_killed_servers_number_that_is_another_process_now_neither_hinders_a_s
 
 
 @pytest.mark.parametrize("status", ["ready   ", "standby "])
-def test_who_comes_while_the_server_starts_waits_until_it_takes_connections(directory: Path, status: str) -> None:
+def test_second_user_waits_until_the_server_accepts_connections(directory: Path, status: str) -> None:
     server = EmbeddedPostgres(directory)
     server.start()
     rewrite_pid_file(server, 7, "starting")  # as when its starter was killed
@@ -190,9 +190,7 @@ def modes(*paths: Path) -> dict[Path, int]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's server runs as somebody else")
 @pytest.mark.parametrize("version", ["16", "18", "system15"])
-def test_as_root_no_rights_of_directories_above_change_and_closing_them_hinders_nothing(
-    tmp_path: Path, version: str
-) -> None:
+def test_as_root_parent_directories_keep_their_rights_and_may_be_closed(tmp_path: Path, version: str) -> None:
     above = tmp_path / "closed"
     directory = above / "graph" / "server"
     directory.mkdir(parents=True, mode=0o700)
@@ -214,7 +212,7 @@ def test_as_root_no_rights_of_directories_above_change_and_closing_them_hinders_
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's server runs as somebody else")
 @pytest.mark.parametrize("version", ["16", "18"])
-def test_as_root_programs_in_a_closed_directory_are_copied_once_and_run(
+def test_as_root_programs_in_a_closed_directory_are_copied_once(
     tmp_path: Path, directory: Path, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a checkout that mktemp made: its environment, the wheel's libraries too, is closed to the server's user."""
@@ -240,12 +238,12 @@ def test_as_root_programs_in_a_closed_directory_are_copied_once_and_run(
         assert program == copy / "bin" / "postgres"
         (kept,) = Path(place).iterdir()
         kept.chmod(0o777)
-        with pytest.raises(ConfigError, match="not root's alone"):
+        with pytest.raises(ConfigError, match="is not owned by root"):
             within_reach(installed)
 
 
 @pytest.mark.parametrize("version", ["16", "18", "system15"])
-def test_by_tcp_nobody_gets_in_without_the_password(short_directory: Path, version: str) -> None:
+def test_tcp_requires_the_password(short_directory: Path, version: str) -> None:
     directory = short_directory
     with EmbeddedPostgres(directory, version=version, tcp=True) as server:
         with psycopg.connect(server.tcp_url()) as connection:
@@ -259,7 +257,7 @@ def test_by_tcp_nobody_gets_in_without_the_password(short_directory: Path, versi
         assert (directory / "run").stat().st_mode & 0o077 == 0
 
 
-def test_nobody_else_can_put_anything_where_the_server_lives_whatever_the_umask(short_directory: Path) -> None:
+def test_only_its_user_can_write_where_the_server_lives_under_any_umask(short_directory: Path) -> None:
     directory = short_directory
     before = os.umask(0)
     try:
@@ -270,11 +268,11 @@ def test_nobody_else_can_put_anything_where_the_server_lives_whatever_the_umask(
         os.umask(before)
     directory.chmod(0o770)
 
-    with pytest.raises(ConfigError, match="others may write"):
+    with pytest.raises(ConfigError, match="other users may write"):
         EmbeddedPostgres(directory).start()
 
 
-def test_what_others_have_put_where_a_socket_goes_is_neither_used_nor_given_away(tmp_path: Path) -> None:
+def test_foreign_socket_directory_is_neither_used_nor_handed_over(tmp_path: Path) -> None:
     # In /tmp, for graphs whose own path is too long for one.
     theirs = tmp_path / "theirs"
     theirs.mkdir(mode=0o755)
@@ -291,7 +289,7 @@ def test_what_others_have_put_where_a_socket_goes_is_neither_used_nor_given_away
         places.append(theirs)
 
     for place in places:
-        with pytest.raises(ConfigError, match="somebody else"):
+        with pytest.raises(ConfigError, match="another user"):
             make_servers(place)
     for _ in range(2):
         make_servers(ours)

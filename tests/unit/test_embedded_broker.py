@@ -1,4 +1,4 @@
-"""The broker of somebody who was killed: ended by who comes next, and nobody else's process is."""
+"""The next user ends the broker of a killed process, and no other process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ input()
 
 
 def is_gone(pid: int) -> bool:
-    """Ended, though perhaps nobody has asked for its status."""
+    """Tell whether a process has ended, even if its status was not collected."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -52,7 +52,7 @@ def bystander(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.parametrize("program", ["mosquitto", "amqtt"])
-def test_broker_whose_starter_was_killed_is_ended_and_its_port_free(tmp_path: Path, program: str) -> None:
+def test_broker_of_a_killed_starter_is_ended_and_its_port_free(tmp_path: Path, program: str) -> None:
     command = [sys.executable, "-c", STARTER, str(tmp_path), program]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as starter:
         assert starter.stdout is not None
@@ -68,9 +68,7 @@ def test_broker_whose_starter_was_killed_is_ended_and_its_port_free(tmp_path: Pa
     end_broker_left_behind(tmp_path)  # and again
 
 
-def test_number_of_a_broker_that_is_another_process_now_is_let_alone(
-    tmp_path: Path, bystander: subprocess.Popen[bytes]
-) -> None:
+def test_process_that_reused_a_brokers_pid_is_left_alone(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
     with EmbeddedBroker(tmp_path / "another") as running:
         for pid in (bystander.pid, running.pid(), 2**22 + 1):
             (tmp_path / "broker.pid").write_text(f"{pid}\n")
@@ -83,7 +81,7 @@ def test_number_of_a_broker_that_is_another_process_now_is_let_alone(
         end_broker_left_behind(tmp_path)
 
 
-def test_demonstration_ends_the_broker_of_one_that_was_killed(tmp_path: Path) -> None:
+def test_demonstration_ends_the_broker_of_a_killed_demonstration(tmp_path: Path) -> None:
     place = tmp_path / "demo"
     noted = place / "broker" / "broker.pid"
     environment = {**os.environ, "MILLPY_DEMO_PLACE": str(place)}
@@ -107,8 +105,8 @@ def test_demonstration_ends_the_broker_of_one_that_was_killed(tmp_path: Path) ->
                 os.kill(pid, signal.SIGKILL)
 
 
-def test_free_port_is_none_that_an_outgoing_connection_may_have() -> None:
-    # A broker that comes back after a kill would find it taken.
+def test_free_port_is_outside_the_range_of_outgoing_connections() -> None:
+    # A broker that restarts after a kill would find it in use.
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
 
     ports = {free_port() for _ in range(100)}

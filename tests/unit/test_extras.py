@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from millpy import extras
+from millpy.config import extras
 
-CHECKOUT = Path(extras.__file__).resolve().parents[1]
+CHECKOUT = Path(extras.__file__).resolve().parents[2]
 GIT = {"url": "https://git.example/millpy", "vcs_info": {"vcs": "git", "commit_id": "0"}}
 
 
@@ -22,11 +22,11 @@ def installed(monkeypatch: pytest.MonkeyPatch, place: Path, direct_url: dict[str
     (metadata / "METADATA").write_text("Name: millpy\nVersion: 1\n")
     if direct_url is not None:
         (metadata / "direct_url.json").write_text(json.dumps(direct_url))
-    monkeypatch.setattr(extras, "__file__", str(place / "millpy" / "extras.py"))
+    monkeypatch.setattr(extras, "__file__", str(place / "millpy" / "config" / "extras.py"))
     monkeypatch.setattr(extras, "distribution", lambda _: Distribution.at(metadata))
 
 
-def test_a_checkout_is_installed_from_where_it_is() -> None:
+def test_hint_for_a_checkout_installs_from_its_path() -> None:
     assert extras.to_install("mqtt", "spark") == f"pip install '{CHECKOUT}[mqtt,spark]'"
 
 
@@ -40,7 +40,7 @@ def test_a_checkout_is_installed_from_where_it_is() -> None:
     ],
     ids=["an index", "a wheel that is gone", "a directory", "a repository"],
 )
-def test_what_is_installed_is_installed_from_its_origin(
+def test_hint_for_an_installed_package_installs_from_its_origin(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, direct_url: dict[str, Any] | None, command: str
 ) -> None:
     installed(monkeypatch, tmp_path, direct_url)

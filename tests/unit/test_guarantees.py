@@ -36,7 +36,7 @@ def names_in(file: str) -> set[str]:
     return {node.name for node in found if node.name.startswith("test_")}
 
 
-def test_there_are_promises() -> None:
+def test_page_has_promises() -> None:
     assert len(promises()) > 15
 
 

@@ -11,7 +11,7 @@ def test_all_is_sorted_and_without_repetition() -> None:
     assert list(millpy.__all__) == sorted(set(millpy.__all__))
 
 
-def test_all_is_exactly_what_is_public() -> None:
+def test_all_lists_exactly_the_public_names() -> None:
     public = {
         name
         for name, value in vars(millpy).items()
@@ -21,7 +21,7 @@ def test_all_is_exactly_what_is_public() -> None:
     assert public == {name for name in millpy.__all__ if not name.startswith("_")}
 
 
-def test_what_the_readme_shows_is_there() -> None:
+def test_names_in_the_readme_exist() -> None:
     from millpy import (  # noqa: F401
         AdvanceWithClock,
         Computation,

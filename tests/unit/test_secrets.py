@@ -9,14 +9,14 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from typer.testing import CliRunner
 
-from millpy import Kafka, Mqtt
-from millpy.cli import app
-from millpy.config import Settings
-from millpy.database_url import complete
+from millpy import Kafka, KafkaBrokers, Login, Mqtt, Sasl
+from millpy.cli.app import app
+from millpy.config.database_url import complete
+from millpy.config.secrets import is_other_machine, secret
+from millpy.config.settings import Settings
 from millpy.errors import ConfigError
-from millpy.injectors.kafka_client import Cluster
-from millpy.injectors.mqtt_address import BrokerAddress, url_of_environment
-from millpy.secret import is_other_machine, secret
+from millpy.sources.kafka.client import Cluster
+from millpy.sources.mqtt.address import BrokerAddress, url_of_environment
 
 SECRET = "hunter2-tOp"
 
@@ -28,9 +28,7 @@ def file(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_secret_comes_from_its_variable_or_from_the_file_that_another_names(
-    monkeypatch: pytest.MonkeyPatch, file: str
-) -> None:
+def test_a_secret_is_read_from_its_variable_or_its_file(monkeypatch: pytest.MonkeyPatch, file: str) -> None:
     assert secret("MILLPY_TRY") is None
     monkeypatch.setenv("MILLPY_TRY_FILE", file)
     assert secret("MILLPY_TRY") == SECRET
@@ -78,14 +76,14 @@ def test_the_whole_url_may_be_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_pat
 @pytest.mark.parametrize(
     "url", ["postgresql:///plant", "postgresql://localhost/plant", "host=127.0.0.2", "host=/run/pg"]
 )
-def test_on_this_machine_nothing_is_encrypted(url: str) -> None:
+def test_local_connections_are_not_encrypted(url: str) -> None:
     assert complete(url) == url
 
 
 @pytest.mark.parametrize(
     "url", ["postgresql://me@db.example/plant", "host=10.0.0.7", "postgresql://localhost,db/plant"]
 )
-def test_to_another_machine_the_certificate_and_name_are_verified_by_default(url: str) -> None:
+def test_certificate_and_name_of_another_machine_are_verified_by_default(url: str) -> None:
     parts = conninfo_to_dict(complete(url))
 
     assert parts["sslmode"] == "verify-full"
@@ -95,17 +93,17 @@ def test_to_another_machine_the_certificate_and_name_are_verified_by_default(url
 @pytest.mark.parametrize(
     "url", ["postgresql://db.example/plant?sslmode=disable", "host=db.example sslmode=require", "service=plant"]
 )
-def test_what_the_user_says_about_tls_stands(url: str) -> None:
+def test_tls_settings_of_the_user_are_kept(url: str) -> None:
     assert complete(url) == url
 
 
-def test_what_the_environment_says_about_tls_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tls_settings_of_the_environment_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGSSLMODE", "verify-ca")
 
     assert complete("postgresql://db.example/plant") == "postgresql://db.example/plant"
 
 
-def test_authorities_that_the_user_names_are_kept(tmp_path: Path) -> None:
+def test_authorities_of_the_user_are_kept(tmp_path: Path) -> None:
     parts = conninfo_to_dict(complete("postgresql://db.example/plant?sslrootcert=ours.pem"))
 
     assert (parts["sslmode"], parts["sslrootcert"]) == ("verify-full", "ours.pem")
@@ -115,11 +113,11 @@ def test_authorities_that_the_user_names_are_kept(tmp_path: Path) -> None:
     ("host", "other"),
     [("localhost", False), ("127.9.9.9", False), ("::1", False), ("", False), ("/run", False), ("db", True)],
 )
-def test_what_is_another_machine(host: str, other: bool) -> None:
+def test_addresses_are_local_or_remote(host: str, other: bool) -> None:
     assert is_other_machine(host) is other
 
 
-def test_the_brokers_password_comes_from_a_file(monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+def test_password_of_the_broker_is_read_from_a_file(monkeypatch: pytest.MonkeyPatch, file: str) -> None:
     monkeypatch.setenv("MILLPY_MQTT_URL", "mqtts://me@broker.example")
     monkeypatch.setenv("MILLPY_MQTT_PASSWORD_FILE", file)
 
@@ -131,7 +129,10 @@ def test_the_brokers_password_comes_from_a_file(monkeypatch: pytest.MonkeyPatch,
 
 def test_reprs_of_addresses_show_no_password() -> None:
     cluster = Cluster("broker:9093", "me", SECRET, tls=True)
-    sources = (Mqtt("a", host="b", username="me", password=SECRET), Kafka("a", partitions=1, password=SECRET))
+    sources = (
+        Mqtt("a", host="b", login=Login("me", SECRET)),
+        Kafka("a", partitions=1, brokers=KafkaBrokers(sasl=Sasl("me", SECRET))),
+    )
 
     assert SECRET not in "".join(map(repr, (cluster, *sources)))
     assert "password" not in {field for field, shown in _shown(BrokerAddress).items() if shown}
@@ -144,13 +145,13 @@ def _shown(kind: Any) -> dict[str, bool]:
 @pytest.mark.parametrize(
     ("arguments", "tls"),
     [
-        ({"host": "broker.example", "username": "me", "password": SECRET}, True),
-        ({"host": "broker.example", "username": "me", "password": SECRET, "tls": False}, False),
+        ({"host": "broker.example", "login": Login("me", SECRET)}, True),
+        ({"host": "broker.example", "login": Login("me", SECRET), "tls": False}, False),
         ({"host": "broker.example"}, False),
-        ({"host": "localhost", "username": "me", "password": SECRET}, False),
+        ({"host": "localhost", "login": Login("me", SECRET)}, False),
     ],
 )
-def test_a_password_goes_to_another_broker_encrypted(arguments: dict[str, Any], tls: bool) -> None:
+def test_a_password_is_sent_to_a_remote_broker_only_encrypted(arguments: dict[str, Any], tls: bool) -> None:
     source = Mqtt("readings", **arguments)
 
     assert source._needs_tls() is (tls or arguments.get("tls") is False)
@@ -168,8 +169,10 @@ def test_a_password_goes_to_another_broker_encrypted(arguments: dict[str, Any], 
         ({"servers": "kafka.example:9093", "tls": True}, "SSL"),
     ],
 )
-def test_what_aiokafka_is_told_about_tls_and_sasl(arguments: dict[str, Any], protocol: str) -> None:
-    source = Kafka("readings", partitions=1, password=SECRET, sasl="SCRAM-SHA-512", **arguments)
+def test_settings_for_aiokafka_follow_tls_and_login(arguments: dict[str, Any], protocol: str) -> None:
+    arguments = dict(arguments)
+    sasl = Sasl(arguments.pop("username", None), SECRET, "SCRAM-SHA-512")
+    source = Kafka("readings", partitions=1, brokers=KafkaBrokers(sasl=sasl, **arguments))
 
     options = source.cluster().options()
 
@@ -187,7 +190,7 @@ COMMANDS = (
     ("dead-letters", "list"), ("late", "list", "--json"), ("parked", "list"), ("sources", "resume", "g", "s"),
 )  # fmt: skip
 TORN = (
-    f"postgresql://me:{SECRET}@127.0.0.1:1/plant",  # nobody listens
+    f"postgresql://me:{SECRET}@127.0.0.1:1/plant",  # no server listens
     f"postgresql://me:a@{SECRET}@127.0.0.1/plant",
     f"postgresql://me:a/{SECRET}@127.0.0.1/plant",
     f"postgresql://me:1/{SECRET}@127.0.0.1/plant",

@@ -92,7 +92,7 @@ def test_windows_over_panes_that_may_be_amended_are_refused(inner: str, between:
 
 
 @pytest.mark.parametrize("inner", INNER)
-def test_computation_between_decides_which_panes_count(inner: str) -> None:
+def test_computation_in_between_decides_which_panes_count(inner: str) -> None:
     def through_a_computation(panes: Stream, other: Stream) -> Stream:
         kept: Stream = panes.key_by("device").process(Newest(), name="newest", output=Total)
         return kept

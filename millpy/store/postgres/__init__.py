@@ -1,1 +1,1 @@
-"""PostgreSQL: the only user of psycopg."""
+"""The store on PostgreSQL."""

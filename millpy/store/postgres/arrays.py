@@ -1,7 +1,7 @@
 """One-dimensional arrays in PostgreSQL's binary format, made from whole columns.
 
-psycopg adapts lists element by element and picks the element type by the values; here the type is fixed, so that a
-statement is planned once, and columns of fixed width are packed by numpy.
+psycopg adapts lists element by element and picks the element type by the values. Here the type is fixed, so that a
+statement is planned once, and numpy packs columns of fixed width.
 
     array    dimensions int32 = 1, has nulls int32, element type int32, length int32, lower bound int32 = 1
     element  length int32 (-1 for null), the bytes
@@ -24,11 +24,11 @@ _HEAD = struct.Struct("!iiIii")
 _LENGTH = struct.Struct("!i")
 _NULL = _LENGTH.pack(-1)
 PG_EPOCH_US = 946_684_800_000_000
-"""PostgreSQL counts from 2000-01-01."""
+"""PostgreSQL's epoch, 2000-01-01, in µs since 1970."""
 
 
 class PgArray:
-    """An array as it goes over the wire; one subclass per element type."""
+    """An array in wire format; one subclass per element type."""
 
     __slots__ = ("encoded",)
     element_oid: ClassVar[int]
@@ -38,8 +38,8 @@ class PgArray:
         self.encoded = _HEAD.pack(1, 1, self.element_oid, count, 1) + body
 
 
-class _Fixed(PgArray):
-    """Elements that `struct` and numpy can pack; None is null."""
+class _FixedWidthArray(PgArray):
+    """An array of elements that `struct` and numpy can pack; None is null."""
 
     __slots__ = ()
     numpy_type: ClassVar[str]
@@ -60,28 +60,28 @@ class _Fixed(PgArray):
         return b"".join([_NULL if value is None else element.pack(width, value) for value in values])
 
 
-class Bigints(_Fixed):
+class Bigints(_FixedWidthArray):
     """`bigint[]`."""
 
     __slots__ = ()
     element_oid, array_oid, numpy_type, python_type = 20, 1016, ">i8", "q"
 
 
-class Doubles(_Fixed):
+class Doubles(_FixedWidthArray):
     """`double precision[]`."""
 
     __slots__ = ()
     element_oid, array_oid, numpy_type, python_type = 701, 1022, ">f8", "d"
 
 
-class Booleans(_Fixed):
+class Booleans(_FixedWidthArray):
     """`boolean[]`."""
 
     __slots__ = ()
     element_oid, array_oid, numpy_type, python_type = 16, 1000, "?", "?"
 
 
-class Moments(_Fixed):
+class Timestamps(_FixedWidthArray):
     """`timestamptz[]` of µs since 1970."""
 
     __slots__ = ()
@@ -109,7 +109,7 @@ class Numerics(PgArray):
 
 
 def numeric_bytes(value: int) -> bytes:
-    """Digits to the base of 10,000, the first of them with the weight of the highest power."""
+    """Encode a whole number as base-10,000 digits, the first of them with the weight of the highest power."""
     digits, rest = [], abs(value)
     while rest:
         rest, digit = divmod(rest, _NUMERIC_BASE)
@@ -177,7 +177,17 @@ class _ArrayDumper(Dumper):
         return obj.encoded
 
 
-ARRAY_TYPES: tuple[type[PgArray], ...] = (Bigints, Numerics, Doubles, Booleans, Moments, Byteas, Texts, Uuids, Jsonbs)
+ARRAY_TYPES: tuple[type[PgArray], ...] = (
+    Bigints,
+    Numerics,
+    Doubles,
+    Booleans,
+    Timestamps,
+    Byteas,
+    Texts,
+    Uuids,
+    Jsonbs,
+)
 _DUMPERS = {
     kind: type(f"{kind.__name__}Dumper", (_ArrayDumper,), {"oid": kind.array_oid, "format": Format.BINARY})
     for kind in ARRAY_TYPES
@@ -185,6 +195,6 @@ _DUMPERS = {
 
 
 def register_arrays(connection: AsyncConnection[Any]) -> None:
-    """Teach one connection to send these arrays."""
+    """Let a connection send parameters of these array types."""
     for kind, dumper in _DUMPERS.items():
         connection.adapters.register_dumper(kind, dumper)

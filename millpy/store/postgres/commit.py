@@ -1,13 +1,13 @@
 """The commit: one transaction for a whole turn, fenced by every grant in it (I1, I2).
 
     encode     checkpoints -> statements with arrays, data for COPY; pure, before any lock is taken
-    send       BEGIN · fence · one statement per table · COMMIT, one network round trip in a pipeline
+    send       BEGIN · fence · one statement per table · COMMIT, in a pipeline of one network round trip
 
-In a pipeline the statements behind the fence are sent before its answer is read; that is why the fence raises. COPY
-cannot be in a pipeline: then the fence and the appends go first, in one round trip, and COPY and COMMIT follow.
+In a pipeline, the statements behind the fence are sent before its answer is read; that is why the fence raises. COPY
+cannot run in a pipeline: the fence and the appends then go first, in one round trip, and COPY and COMMIT follow.
 
-What is unknown: once COMMIT may have left this machine, a lost connection or a cancelled task proves nothing, and the
-old backend may still commit later. That is `CommitUnknownError`, and nothing else is.
+Once COMMIT may have left this machine, a lost connection or a canceled task does not tell the outcome: the old backend
+may still commit later. Only this case raises `CommitUnknownError`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from millpy.model.checkpoint import AbsorbedRows, Checkpoint, Segment, StoredSli
 from millpy.model.delta import encode_documents
 from millpy.store.postgres import requests
 from millpy.store.postgres.arrays import Bigints, Byteas, PgArray, Texts
-from millpy.store.postgres.connection import Connection, Lane
+from millpy.store.postgres.connection import Channel, Connection
 from millpy.store.postgres.errors import (
     SlotMovedError,
-    altered,
+    altered_table_error,
     is_queue_full,
     translate,
     translate_commit,
@@ -46,17 +46,17 @@ from millpy.store.postgres.results import (
     insert_parameters,
 )
 from millpy.store.postgres.statements import statement
-from millpy.store.protocol import CommitProbe
+from millpy.store.protocol import CommitFailpoint
 
 ENCODE_APART_MIN = 2_000
-"""A turn with more entries and rows than this is encoded in a thread, so that the event loop goes on."""
+"""A turn with more entries and rows than this is encoded in a thread, which keeps the event loop running."""
 SLOT_ATTEMPTS_MAX = 5
 STATEMENT_BYTES = 4_000_000
-"""Deltas of so many bytes go in one statement, and of one interval in one document."""
+"""About this many bytes of deltas go into one statement, and of one interval into one document."""
 BEGIN = b"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
-"""A trigger of the user's could have changed what plain ones are."""
+"""Names isolation level and access mode, because a user's trigger may have changed the session's defaults."""
 DEFERRED, COMMIT = b"SET CONSTRAINTS ALL IMMEDIATE", b"COMMIT"
-"""What the user has deferred to the end runs in these."""
+"""The user's deferred constraints and triggers run in these statements."""
 
 Parameters = dict[str, Any] | list[Any]
 Command = tuple[bytes, Parameters]
@@ -64,10 +64,14 @@ Command = tuple[bytes, Parameters]
 
 @dataclass(slots=True)
 class EncodedTurn:
-    """A turn as it goes over the wire; the slots of its logs are filled in when it is sent.
+    """A turn as statements and data. The slots of its logs are added when it is sent.
 
     Attributes:
-        firsts: the statement that writes rows which must not be there yet -> those rows.
+        fence: parameters of the fence.
+        logs: appends to the rings, which need a slot.
+        appends: all other statements.
+        copies: COPY statements with their data.
+        firsts: statement -> its rows, for each statement whose rows must not exist yet.
     """
 
     fence: dict[str, Any]
@@ -78,7 +82,7 @@ class EncodedTurn:
 
 
 def encode_turn(checkpoints: Sequence[Checkpoint], graph_version: int, tables: dict[int, ResultTable]) -> EncodedTurn:
-    """All statements of a turn, by table; the checkpoints are sorted by interval."""
+    """Encode a turn as statements: one for each table, for all checkpoints in the order of their intervals."""
     checkpoints = sorted(checkpoints, key=lambda c: c.grant.interval_id)
     ids = [c.grant.interval_id for c in checkpoints]
     assert len(set(ids)) == len(ids), ids
@@ -97,8 +101,8 @@ def encode_turn(checkpoints: Sequence[Checkpoint], graph_version: int, tables: d
         *_cursors(checkpoints),
         *_late_records(checkpoints),
         *_dead_letters(checkpoints),
-        *requests.settling(checkpoints),
-        *requests.pausing(checkpoints),
+        *requests.record_outcomes(checkpoints),
+        *requests.record_pauses(checkpoints),
     ]
     inserts, copies, firsts = _results(checkpoints, tables)
     return EncodedTurn(fence, logs, appends + inserts, copies, firsts)
@@ -132,7 +136,7 @@ Document = tuple[int, int, int, bytes]
 
 
 def _pieces(documents: Sequence[Document]) -> list[list[Document]]:
-    """Documents for one statement each time: about STATEMENT_BYTES, at least one."""
+    """Group documents by statement: about STATEMENT_BYTES each, at least one document."""
     pieces: list[list[Document]] = []
     size = STATEMENT_BYTES
     for document in documents:
@@ -237,7 +241,7 @@ def _dead_letters(checkpoints: Sequence[Checkpoint]) -> list[Command]:
         "computations": Texts([letter.computation for _, letter in letters]),
         "inputs": Bigints([letter.input for _, letter in letters]),
         "reasons": Texts([letter.reason for _, letter in letters]),
-        # These words may quote the record that is at fault, and must not become a second fault.
+        # These texts may quote the faulty record, which must not make the commit fail as well.
         "details": Texts([storable(letter.detail) for _, letter in letters]),
         "tracebacks": Texts([storable(letter.traceback) for _, letter in letters]),
         "positions": Texts([storable(letter.position) for _, letter in letters]),
@@ -279,7 +283,10 @@ def _results(
 
 
 def _deletes(checkpoints: Sequence[Checkpoint], tables: dict[int, ResultTable]) -> list[Command]:
-    """Rows of windows that others have absorbed; a window never comes back, so the order does not matter."""
+    """Return the statements that delete rows of absorbed windows.
+
+    Their order does not matter, because an absorbed window never returns.
+    """
     groups: dict[int, list[AbsorbedRows]] = {}
     for c in checkpoints:
         for rows in c.absorbed:
@@ -291,6 +298,7 @@ def _deletes(checkpoints: Sequence[Checkpoint], tables: dict[int, ResultTable]) 
 
 
 def _work(checkpoints: Sequence[Checkpoint]) -> int:
+    """Return the number of entries and rows to encode."""
     return sum(
         sum(len(entries) for entries in c.delta)
         + sum(rows.count for rows in c.results)
@@ -301,17 +309,17 @@ def _work(checkpoints: Sequence[Checkpoint]) -> int:
 
 
 class Committer:
-    """Sends turns on the commit lane."""
+    """Sends turns on the commit channel, for `PostgresStore`."""
 
-    def __init__(self, lane: Lane, tables: dict[int, ResultTable]) -> None:
-        self._lane = lane
+    def __init__(self, channel: Channel, tables: dict[int, ResultTable]) -> None:
+        self._channel = channel
         self._tables = tables
         self._slots: list[int] | None = None
 
     async def commit(
-        self, checkpoints: Sequence[Checkpoint], graph_version: int, inside: CommitProbe | None, trial: bool
+        self, checkpoints: Sequence[Checkpoint], graph_version: int, inside: CommitFailpoint | None, trial: bool
     ) -> None:
-        """Commit a turn, or only try it; see `Store.commit`."""
+        """Commit a turn, or roll it back if it is a trial; see `Store.commit`."""
         if not checkpoints:
             return
         if _work(checkpoints) > ENCODE_APART_MIN:
@@ -323,19 +331,19 @@ class Committer:
                 await self._send(turn, inside, trial)
                 return
             except SlotMovedError:
-                # A ring has turned. Nothing was committed; the current slots are read and it is sent again.
+                # Nothing was committed: read the current slots, and send the turn again.
                 self.forget_slots()
                 if attempt == SLOT_ATTEMPTS_MAX - 1:
                     raise
 
     def forget_slots(self) -> None:
-        """The rings may have turned: read the slots again before the next commit."""
+        """Read the slots again before the next commit, because the rings may have turned."""
         self._slots = None
 
-    async def _send(self, turn: EncodedTurn, inside: CommitProbe | None, trial: bool) -> None:
-        sending = _Sending()
+    async def _send(self, turn: EncodedTurn, inside: CommitFailpoint | None, trial: bool) -> None:
+        sending = _CommitProgress()
         try:
-            async with self._lane.use_raw() as connection:
+            async with self._channel.use_raw() as connection:
                 slots = await self._current_slots(connection)
                 commands = _commands(turn, slots)
                 if trial:
@@ -346,21 +354,25 @@ class Committer:
                     await _pipeline(connection, [(BEGIN, []), *commands, (COMMIT, [])], sending)
                 else:
                     await self._send_in_parts(connection, commands, turn, inside, sending)
-                    sending.commit_sent, sending.failed = True, COMMIT
+                    sending.commit_sent, sending.failed_statement = True, COMMIT
                     await connection.execute(COMMIT, prepare=False)
         except psycopg.Error as error:
             if is_queue_full(error):
-                async with self._lane.use() as connection:
+                async with self._channel.use() as connection:
                     await connection.execute(statement("read_queue_usage"))
-            table = next((t for t in self._tables.values() if sending.failed in t.writes), None)
+            table = next((t for t in self._tables.values() if sending.failed_statement in t.writes), None)
             if table is not None and error.diag.constraint_name == table.primary_key:
-                await self._refuse_twice(turn.firsts.get(sending.failed, []), table)
-            if table is not None and sending.failed == table.copy and (error.sqlstate or "")[:2] in ("22", "54"):
+                await self._refuse_twice(turn.firsts.get(sending.failed_statement, []), table)
+            if (
+                table is not None
+                and sending.failed_statement == table.copy
+                and (error.sqlstate or "")[:2] in ("22", "54")
+            ):
                 await self._refuse_altered(table)
             raise translate_commit(
                 error,
                 commit_sent=sending.commit_sent,
-                users=table is not None or sending.failed in (DEFERRED, COMMIT),
+                users=table is not None or sending.failed_statement in (DEFERRED, COMMIT),
                 table="" if table is None else table.name,
             ) from error
         except asyncio.CancelledError as cancelled:
@@ -369,35 +381,35 @@ class Committer:
             raise
 
     async def _refuse_twice(self, blocks: Sequence[Block], table: ResultTable) -> None:
-        """Raise PaneOrderError when a first pane is there already by the very interval that sends it (I7).
+        """Raise PaneOrderError when the interval that sends a first pane has already stored one (I7).
 
-        Any other row with its key is the user's.
+        Any other row with the same key is the user's.
         """
         if table.kind == "windowed" and blocks:
-            async with self._lane.use() as connection:
+            async with self._channel.use() as connection:
                 cursor = await connection.execute(table.find_own, identity_parameters(table, blocks))
                 if (found := await cursor.fetchone()) is not None:
-                    raise PaneOrderError(f"a first pane of {table.name} is stored already, by bundle {found[0]}")
+                    raise PaneOrderError(f"a first pane of {table.name} was already stored by bundle {found[0]}")
 
     async def _refuse_altered(self, table: ResultTable) -> None:
-        """Raise ResultTableError when columns have other types now: what COPY sends is read as something else then."""
+        """Raise ResultTableError when a column has another type than deployed: the server then misreads COPY's data."""
         types = {
             "relation": table.relation,
             "names": [column.name for column in table.columns],
             "types": [column.sql_type for column in table.columns],
         }
-        async with self._lane.use() as connection:
+        async with self._channel.use() as connection:
             rows = await (await connection.execute(statement("find_altered"), types)).fetchall()
         if rows:
-            raise altered(table.name, f"column {rows[0][0]} has another type")
+            raise altered_table_error(table.name, f"column {rows[0][0]} has another type")
 
     async def _send_in_parts(
         self,
         connection: Connection,
         commands: list[Command],
         turn: EncodedTurn,
-        inside: CommitProbe | None,
-        sending: _Sending,
+        inside: CommitFailpoint | None,
+        sending: _CommitProgress,
     ) -> None:
         fence, *appends = commands
         if inside is None:
@@ -408,12 +420,12 @@ class Committer:
             if appends:
                 await _pipeline(connection, appends, sending)
         for copy_sql, data in turn.copies:
-            sending.failed = copy_sql
+            sending.failed_statement = copy_sql
             try:
                 async with connection.cursor() as cursor, cursor.copy(copy_sql) as copy:
                     await copy.write(memoryview(data))
             except psycopg.errors.FeatureNotSupported:
-                # Row-level security holds for us: the turn is taken again, and goes by INSERT.
+                # Row-level security applies to this role, so the retry of this turn uses INSERT.
                 for table in self._tables.values():
                     table.copies = table.copies and table.copy != copy_sql
                 raise
@@ -429,15 +441,23 @@ class Committer:
 
 
 @dataclass(slots=True)
-class _Sending:
-    """Whether COMMIT may have left this machine, and which statement failed."""
+class _CommitProgress:
+    """The progress of a commit.
+
+    Attributes:
+        commit_sent: whether COMMIT may have left this machine.
+        failed_statement: the statement that failed, if an error was raised.
+    """
 
     commit_sent: bool = False
-    failed: bytes = b""
+    failed_statement: bytes = b""
 
 
 def _commands(turn: EncodedTurn, slots: list[int]) -> list[Command]:
-    """Fence, logs in their slots, whether these are current still, the rest. Slots go by the rings' names."""
+    """Return the statements in their order: the fence, the logs, the check of the logs' slots, the other appends.
+
+    `slots` are the current slots, in the alphabetical order of the rings.
+    """
     dedupe_slot, delta_slot, segment_slot = slots
     slot_of = {
         statement("append_dedupe_runs"): dedupe_slot,
@@ -453,8 +473,8 @@ def _commands(turn: EncodedTurn, slots: list[int]) -> list[Command]:
     return commands + turn.appends
 
 
-async def _pipeline(connection: Connection, commands: Sequence[Command], sending: _Sending) -> None:
-    """Send commands in one round trip; raises the first error, and notes whose it is."""
+async def _pipeline(connection: Connection, commands: Sequence[Command], sending: _CommitProgress) -> None:
+    """Send commands in one round trip. Raise the first error, and set `sending.failed_statement` to its statement."""
     cursors: list[AsyncCursor[TupleRow]] = []
     try:
         async with connection.pipeline():
@@ -462,5 +482,5 @@ async def _pipeline(connection: Connection, commands: Sequence[Command], sending
                 cursors.append(await connection.execute(query, parameters or None))
     except psycopg.Error:
         done = next((place for place, cursor in enumerate(cursors) if cursor.pgresult is None), len(cursors))
-        sending.failed = commands[min(done, len(commands) - 1)][0]
+        sending.failed_statement = commands[min(done, len(commands) - 1)][0]
         raise

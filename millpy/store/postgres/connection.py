@@ -1,13 +1,14 @@
-"""Lanes: named connections of one worker, each used by one task at a time.
+"""Channels: named connections of one worker, each used by one task at a time.
 
-A worker needs few connections, and each has another temper: the commit lane is the recorded backend of the worker,
-the listen lane blocks for as long as it likes, folding may take a minute. A lane connects when it is first used, and
-again after it was lost; it never retries by itself, because only the caller knows whether a retry is safe.
+A worker needs few connections, and uses each differently: the commit channel is the recorded backend of the worker,
+the listen channel blocks for as long as it likes, a fold may take a minute. A channel connects at its first use, and
+again after its connection was lost. It never retries by itself, because only the caller knows whether a retry is safe.
 
-What keeps a frozen or vanished worker from holding row locks: `idle_in_transaction_session_timeout`, which is below
-the lease, the server's own keepalives, and a successor, who terminates the backend that the worker recorded. A
-statement may take longer than the lease: heartbeats go on beside it, and the fence makes a late commit harmless. None
-is of unbounded size, so `statement_timeout` is for what hangs. A connection that is silent is given up by `silence.py`.
+Three things keep a frozen or vanished worker from holding row locks: `idle_in_transaction_session_timeout`, which is
+below the lease; the server's own keepalives; and a successor, which terminates the backend that the worker recorded. A
+statement may take longer than the lease: heartbeats continue beside it, and the fence makes a late commit harmless. The
+size of every statement is bounded, so `statement_timeout` only ends statements that hang. `timeouts.py` closes a
+connection that is silent.
 """
 
 from __future__ import annotations
@@ -27,37 +28,37 @@ from psycopg.rows import TupleRow
 
 from millpy.errors import StoreUnavailableError
 from millpy.limits import Limits
-from millpy.session_settings import ENCODING
-from millpy.store.postgres import pooling
 from millpy.store.postgres.arrays import register_arrays
-from millpy.store.postgres.errors import not_connected, translate
+from millpy.store.postgres.errors import connect_error, translate
+from millpy.store.postgres.pooler_check import pooler_error, pooler_shares
 from millpy.store.postgres.session import pin_async
-from millpy.store.postgres.silence import BoundedAsyncConnection, hang_up
+from millpy.store.postgres.session_settings import ENCODING
 from millpy.store.postgres.statements import statement
+from millpy.store.postgres.timeouts import BoundedAsyncConnection, hang_up
 
 Connection = AsyncConnection[TupleRow]
 STALE_PLAN = ("0A000", "26000", "42P05")
-"""A prepared statement whose tables have changed, or that a pooler has lost: only a new connection helps."""
+"""SQLSTATEs of a prepared statement whose tables have changed, or that a pooler has lost. Only reconnecting helps."""
 _PROCESS = b"SELECT pg_catalog.pg_backend_pid()"
 
 
 def _no_answer() -> StoreUnavailableError:
     return StoreUnavailableError(
-        "the database let us in and does not answer",
-        hint="a pool before it may have no connection to spare: `millpy doctor` tells",
+        "the database accepted the connection but does not answer",
+        hint="a pooler in front of it may have no free connection: check with `millpy doctor`",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionSettings:
-    """How the store connects.
+    """Settings of the store's connections.
 
     Attributes:
-        connect_s: how long a connection attempt may take.
+        connect_s: limit of a connection attempt.
         statement_s: server-side limit of a statement.
-        long_statement_s: limit of a statement that folds or deploys.
+        long_statement_s: server-side limit of a statement that folds or deploys.
         idle_s: server-side limit of idling in a transaction; below the lease.
-        answer_s: how long no byte may move while the server does not work for us.
+        answer_s: longest time without a moving byte while the server is not at work for this connection.
         prepare_threshold: None behind a transaction pooler that cannot keep prepared statements.
     """
 
@@ -69,15 +70,15 @@ class ConnectionSettings:
     prepare_threshold: int | None = 1
 
     @classmethod
-    def under(cls, limits: Limits) -> ConnectionSettings:
-        """As a worker's lease demands."""
+    def from_limits(cls, limits: Limits) -> ConnectionSettings:
+        """Return the settings that fit a worker's lease."""
         idle_s = limits.lease_ttl_s - limits.lease_margin_s
         statement_s = limits.statement_s
         return cls(statement_s=statement_s, long_statement_s=10 * statement_s, idle_s=idle_s, answer_s=2 * idle_s + 2)
 
 
 class _NoEcho(logging.Filter):
-    """Hides the echo of an error: a pipeline that has failed also warns that the commands behind it were skipped."""
+    """Drops psycopg's warnings that it skipped the commands behind a failed one in a pipeline."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         arguments = record.args if isinstance(record.args, tuple) else ()
@@ -87,73 +88,88 @@ class _NoEcho(logging.Filter):
 logging.getLogger("psycopg").addFilter(_NoEcho())
 
 
-class Outages:
-    """What the lanes of one worker tell each other: one has lost its connection, so the others' may be dead too.
+class ConnectionGroup:
+    """The channels of one worker. When one loses its connection, all reconnect, because the others' may be dead too.
 
-    A restarted server or a network that is back leaves dead connections behind in all lanes. Found out one by one, each
-    would cost the worker a failed turn and another wait before it tries again. When one was silent for too long,
-    whoever waits on another is woken, too: a fold would else wait for as long as a fold may take.
+    A restarted server or a restored network leaves dead connections in all channels. If each channel found out by
+    itself, each would cost the worker a failed turn and another wait before the retry. When one connection was silent
+    for too long, tasks that wait on another are woken, too: otherwise a fold would wait for as long as a fold may take.
+
+    Args:
+        url: the database.
+        settings: the limits of every connection.
+        progressed: called while bytes move on a channel of turns.
 
     Attributes:
-        server: whose commits the worker's soft state was read from; None before anything was. After a failover to a
-            standby that lacks some, the lanes that depend on soft state raise until the worker has read all of it
-            again: `PostgresStore.register` and `take_over_from_self`, which come before that, say so.
+        losses: counts lost connections and changes of server; a channel that has seen fewer of them reconnects.
+        server: the server run that the worker's soft state was read from; None before the first read. After a failover
+            to a standby that lacks some commits, channels that depend on soft state raise until the worker reads all of
+            it again. `PostgresStore.register` and `take_over_from_self` precede that read and set the new server.
     """
 
-    def __init__(self) -> None:
-        self.count = 0
+    def __init__(self, url: str, settings: ConnectionSettings, progressed: Callable[[], None] | None = None) -> None:
+        self.url = url
+        self.settings = settings
+        self.progressed = progressed
+        self.losses = 0
         self.connections: set[BoundedAsyncConnection] = set()
         self.server: str | None = None
 
-    async def read_anew(self, connection: Connection) -> None:
-        """The soft state is dropped, and read from this server from now on; what is connected to another goes."""
+    async def follow_server(self, connection: Connection) -> None:
+        """Read soft state from this server from now on. Channels that are connected to another server reconnect."""
         server = await server_of(connection)
         if self.server not in (None, server):
-            self.count += 1
+            self.losses += 1
         self.server = server
 
-    def silent(self) -> None:
-        """A connection does not answer."""
-        self.count += 1
+    def hang_up_all(self) -> None:
+        """Hang up on every connection, because one does not answer."""
+        self.losses += 1
         for connection in self.connections:
             hang_up(connection)
 
 
-class Lane:
-    """One connection and the lock that serialises its use."""
+class Channel:
+    """One connection and the lock that serializes its use.
+
+    Args:
+        group: the channels that reconnect together, with the database and the limits.
+        name: what it is for; shown in `pg_stat_activity` behind "millpy".
+        long: whether its statements fold or deploy, and may take `long_statement_s`.
+        durable: whether COMMIT waits for the disk.
+        listens: whether it waits for notifications, so that silence says nothing.
+        serves_turns: whether turns read and commit on it: moving bytes count as the worker's progress, and it refuses a
+            server that the soft state was not read from.
+        prepare: called with each new connection before its first use.
+    """
 
     def __init__(
         self,
-        url: str,
+        group: ConnectionGroup,
         name: str,
-        settings: ConnectionSettings,
         *,
         long: bool = False,
         durable: bool = True,
         listens: bool = False,
+        serves_turns: bool = False,
         prepare: Callable[[Connection], Awaitable[None]] | None = None,
-        outages: Outages | None = None,
-        progressed: Callable[[], None] | None = None,
-        soft: bool = False,
     ) -> None:
-        self._url = url
+        settings = group.settings
+        self._group = group
         self._name = name
-        self._settings = settings
         self._plans = "force_custom_plan" if long else "force_generic_plan"
         self._statement_s = settings.long_statement_s if long else settings.statement_s
         self._synchronous_commit = "on" if durable else "off"
         self._answer_s = None if listens else settings.answer_s
-        self._progressed = progressed
-        self._soft = soft
+        self._serves_turns = serves_turns
         self._prepare = prepare
-        self._outages = outages or Outages()
-        self._outages_seen = 0
+        self._losses_seen = 0
         self._connection: BoundedAsyncConnection | None = None
         self._lock = asyncio.Lock()
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[Connection]:
-        """The connection, in autocommit mode, for one task at a time; psycopg's errors come out translated."""
+        """Yield the connection, in autocommit mode, to one task at a time, and translate psycopg's errors."""
         try:
             async with self.use_raw() as connection:
                 yield connection
@@ -162,7 +178,7 @@ class Lane:
 
     @asynccontextmanager
     async def use_raw(self) -> AsyncIterator[Connection]:
-        """The same with psycopg's own errors, for the commit, which reads more from them."""
+        """Yield the connection, and pass psycopg's errors through for the commit, which reads more from them."""
         async with self._lock:
             try:
                 yield await self.connected()
@@ -174,52 +190,52 @@ class Lane:
                 await self._tidy()
 
     async def connected(self) -> Connection:
-        """The live connection, made anew when it or that of another lane was lost.
+        """Return the live connection. Reconnect when it, or that of another channel, was lost.
 
         Raises:
-            ConfigError: of a pooler that shares connections, among what else only people can mend.
-            StoreUnavailableError: there is none to be had now.
+            ConfigError: only an operator can correct the cause, such as a pooler that shares connections.
+            StoreUnavailableError: the database cannot be reached now.
         """
-        if self._outages_seen != self._outages.count:
+        if self._losses_seen != self._group.losses:
             await self.drop()
         if self._connection is not None and not self._connection.closed:
             return self._connection
-        self._outages_seen = self._outages.count
+        self._losses_seen = self._group.losses
         timeout_ms = int(self._statement_s * 1000)
         try:
             connection = await BoundedAsyncConnection.connect(
-                self._url,
+                self._group.url,
                 autocommit=True,
-                connect_timeout=max(2, int(self._settings.connect_s)),
+                connect_timeout=max(2, int(self._group.settings.connect_s)),
                 application_name=f"millpy {self._name}",
-                prepare_threshold=self._settings.prepare_threshold,
+                prepare_threshold=self._group.settings.prepare_threshold,
                 keepalives_idle=5,
                 keepalives_interval=2,
                 keepalives_count=3,
-                # Not less: a server that is busy and does not read acknowledges nothing new either.
+                # Not less: a busy server that does not read does not acknowledge new data either.
                 tcp_user_timeout=timeout_ms,
                 client_encoding=ENCODING,
             )
         except psycopg.Error as error:
-            raise not_connected(error) from error
+            raise connect_error(error) from error
         try:
-            # A pool without a process to spare lets us in and does not answer; no lane waits longer for that.
-            connection.answer_s = self._settings.answer_s
+            # A pooler without a free process accepts the connection but does not answer: all channels bound that wait.
+            connection.answer_s = self._group.settings.answer_s
             connection.prepared_max = 500
             register_arrays(connection)
-            # Before anything is set: settings on a connection that a pool shares would be other programs'.
+            # Before any setting is made: on a connection that a pooler shares, it would reach other clients.
             process = await (await connection.execute(_PROCESS, prepare=False)).fetchone()
-            if process != (connection.info.backend_pid,) and await asyncio.to_thread(pooling.shares, self._url):
-                raise pooling.refusal()
+            if process != (connection.info.backend_pid,) and await asyncio.to_thread(pooler_shares, self._group.url):
+                raise pooler_error()
             await pin_async(connection, self._own_settings())
             if self._prepare is not None:
                 await self._prepare(connection)
-            known = self._outages.server
-            if self._soft and known is not None and await server_of(connection) != known:
-                raise StoreUnavailableError("the database was restarted, or is another server: reading again")
-            connection.answer_s, connection.on_silence = self._answer_s, self._outages.silent
+            known = self._group.server
+            if self._serves_turns and known is not None and await server_of(connection) != known:
+                raise StoreUnavailableError("the database was restarted or replaced: soft state must be read again")
+            connection.answer_s, connection.on_silence = self._answer_s, self._group.hang_up_all
             connection.works = partial(self._works, connection.info.backend_pid)
-            connection.on_progress = self._progressed
+            connection.on_progress = self._group.progressed if self._serves_turns else None
         except psycopg.OperationalError as error:
             await connection.close()
             raise (translate(error) if error.sqlstate else _no_answer()) from error
@@ -227,15 +243,15 @@ class Lane:
             await connection.close()
             raise
         self._connection = connection
-        self._outages.connections.add(connection)
+        self._group.connections.add(connection)
         return connection
 
     def _own_settings(self) -> dict[str, str]:
         return {
             "statement_timeout": str(int(self._statement_s * 1000)),
-            # Long statements may be, long idling never: it would hold row locks of a process that is frozen.
-            "idle_in_transaction_session_timeout": str(int(self._settings.idle_s * 1000)),
-            # A server that writes to a peer that is gone would hold them, too.
+            # A statement may be long, idling may not: a frozen process would hold its row locks.
+            "idle_in_transaction_session_timeout": str(int(self._group.settings.idle_s * 1000)),
+            # A server that writes to a vanished peer would hold them, too.
             "tcp_keepalives_idle": "5",
             "tcp_keepalives_interval": "2",
             "tcp_keepalives_count": "3",
@@ -244,13 +260,13 @@ class Lane:
         }
 
     async def _works(self, backend_pid: int) -> bool:
-        """Whether the server is at work for a connection of this lane; asked over another."""
+        """Ask over another connection whether the server is at work for a connection of this channel."""
         try:
-            async with asyncio.timeout(self._settings.answer_s):
+            async with asyncio.timeout(self._group.settings.answer_s):
                 asking = await AsyncConnection.connect(
-                    self._url,
+                    self._group.url,
                     autocommit=True,
-                    connect_timeout=max(2, int(self._settings.connect_s)),
+                    connect_timeout=max(2, int(self._group.settings.connect_s)),
                     application_name="millpy asks",
                     client_encoding=ENCODING,
                 )
@@ -268,20 +284,20 @@ class Lane:
             await self.drop()
 
     async def drop(self) -> None:
-        """Disconnect at once; for the holder of the lane."""
+        """Disconnect at once. The caller holds the channel's lock."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            self._outages.connections.discard(connection)
+            self._group.connections.discard(connection)
             await connection.close()
 
     async def _tidy(self) -> None:
-        """A connection that is not idle afterwards is in an unknown state: drop it rather than mend it."""
+        """Roll back a failed transaction. Drop a connection that is not idle otherwise: its state is unknown."""
         connection = self._connection
         if connection is None:
             return
         status = connection.info.transaction_status
-        if status == TransactionStatus.UNKNOWN and self._outages_seen == self._outages.count:
-            self._outages.count += 1
+        if status == TransactionStatus.UNKNOWN and self._losses_seen == self._group.losses:
+            self._group.losses += 1
         if status == TransactionStatus.IDLE:
             return
         if status == TransactionStatus.INERROR:
@@ -294,12 +310,12 @@ class Lane:
 
 
 async def server_of(connection: Connection) -> str:
-    """Which run of which server a connection sees; a run that goes on has lost no commit."""
+    """Return a text that identifies the server and its present run. A server does not lose commits within one run."""
     rows = await all_rows(connection, statement("read_server"), {})
     return str(rows[0][0])
 
 
 async def all_rows(connection: Connection, query: bytes, parameters: dict[str, Any]) -> list[TupleRow]:
-    """Every row of one statement, transferred in binary."""
+    """Execute one statement, and return its rows, which are transferred in binary."""
     cursor = await connection.execute(query, parameters, binary=True)
     return await cursor.fetchall()

@@ -3,8 +3,8 @@
     file   signature, int32 flags = 0, int32 length of the header's extension = 0, rows, int16 -1
     row    int16 number of fields, then of each field int32 length (-1 for null) and the bytes
 
-Neighbouring fields of fixed width without nulls are packed together by numpy. Any other field is a binary Arrow column
-whose lengths are packed with what comes before it. Arrow joins the lot row by row, so no row is ever a Python object.
+numpy packs neighboring fields of fixed width without nulls together. Any other field is a binary Arrow column, whose
+lengths are packed with the fields before it. Arrow joins all of them row by row, so a row is never a Python object.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from millpy.store.postgres.arrays import PG_EPOCH_US, SIGN_NEGATIVE, numeric_byt
 HEAD = b"PGCOPY\n\xff\r\n\0" + struct.pack("!ii", 0, 0)
 TAIL = struct.pack("!h", -1)
 PIECE_BYTES = 2_000_000
-"""What one COPY brings: over a slow link it is one statement for as long as its data comes."""
+"""Bytes of one COPY: over a slow link, it is one statement for as long as its data arrives."""
 ROWS_AT_ONCE = 8_192
-"""So many rows are joined at once: what is written is read again while it is still in the processor's cache."""
+"""Rows that are joined at once, so that written data is read again while it is still in the processor's cache."""
 
 _NUMERIC_DIGITS = 5
-"""Digits to the base of 10,000 of a 64-bit number; PostgreSQL strips those that lead with zero."""
+"""Base-10,000 digits of a 64-bit number; PostgreSQL strips leading zeros."""
 
 Packed: TypeAlias = npt.NDArray[Any]
-"""Values of one width without nulls, as they go over the wire."""
+"""Values of one width without nulls, in wire format."""
 Field: TypeAlias = "Packed | pa.Array"
 
 
 def packed_field(column: pa.Array, wire_type: str) -> Field:
-    """Numbers, truth values: as numpy's `wire_type`, big-endian."""
+    """Encode numbers or booleans as numpy's `wire_type`, big-endian."""
     valid = column.is_valid() if column.null_count else None
     filled = column if valid is None else pc.fill_null(column, pa.scalar(0).cast(column.type))
     return _with_nulls(filled.to_numpy(zero_copy_only=False).astype(wire_type), valid)
 
 
 def moment_field(column: pa.Array) -> Field:
-    """Times as int64 µs since 1970."""
+    """Encode times, given as int64 µs since 1970."""
     return packed_field(pc.subtract(column, pa.scalar(PG_EPOCH_US, pa.int64())), ">i8")
 
 
 def numeric_field(column: pa.Array) -> Field:
-    """Whole numbers, as decimals or, of any width, as `numeric_bytes` says them."""
+    """Encode whole numbers, given as decimals or, beyond these, as the bytes of `numeric_bytes`."""
     if pa.types.is_binary(column.type):
         return bytes_field(column)
     try:
@@ -62,7 +62,7 @@ def numeric_field(column: pa.Array) -> Field:
     packed["head"][:, 0] = _NUMERIC_DIGITS
     packed["head"][:, 1] = _NUMERIC_DIGITS - 1
     packed["head"][:, 2] = np.where(numbers < 0, SIGN_NEGATIVE, 0)
-    rest = np.abs(numbers).view(np.uint64)  # of the smallest number the absolute value has no int64
+    rest = np.abs(numbers).view(np.uint64)  # int64 cannot hold the absolute value of its smallest number
     for place in reversed(range(_NUMERIC_DIGITS)):
         packed["digits"][:, place] = rest % 10_000
         rest //= 10_000
@@ -70,14 +70,17 @@ def numeric_field(column: pa.Array) -> Field:
 
 
 def bytes_field(column: pa.Array) -> pa.Array:
-    """Text and bytes of any length."""
+    """Encode text or bytes of any length."""
     return column.cast(pa.large_binary())
 
 
 def copy_rows(
     fields: Sequence[Field], order: npt.NDArray[np.int64] | None = None, *, bytes_max: int = PIECE_BYTES
 ) -> list[bytes]:
-    """Rows of these fields, all of one length, as files of about bytes_max; `order`: which row comes when."""
+    """Encode equally long fields as binary COPY files of whole rows, each a little over `bytes_max` bytes.
+
+    `order` has the row numbers in the order wanted; None keeps the rows as they are.
+    """
     count = len(fields[0])
     if order is not None:
         fields = [field[order] if isinstance(field, np.ndarray) else field.take(pa.array(order)) for field in fields]
@@ -93,7 +96,7 @@ def copy_rows(
 
 
 def _joined(fields: Sequence[Field], rows: int) -> memoryview:
-    """Row after row, from the fields of each."""
+    """Join the fields row by row."""
     parts: list[pa.Array] = []
     run: list[tuple[Packed, Any]] = [(np.full(rows, len(fields), ">i2"), ">i2")]
     for field in fields:
@@ -113,7 +116,7 @@ def _joined(fields: Sequence[Field], rows: int) -> memoryview:
 
 
 def _packed_together(run: Sequence[tuple[Packed, Any]], rows: int) -> pa.Array:
-    """Neighbouring columns of fixed width as one column."""
+    """Return neighboring columns of fixed width as one column."""
     packed = np.empty(rows, [(f"f{place}", wire_type) for place, (_, wire_type) in enumerate(run)])
     for place, (values, _) in enumerate(run):
         packed[f"f{place}"] = values

@@ -1,15 +1,15 @@
-"""Who owns what: leases, claims, releases, and taking over from oneself.
+"""Ownership: leases, claims, releases, and a worker's takeover from itself.
 
-Expiry is decided by the server's clock. A claim skips rows that are locked, then looks at what it left out: when the
-owner has no live lease, the lock is a commit in flight, which is waited for, or a frozen transaction, which is ended by
-terminating the backend that the owner recorded.
+The server's clock decides whether a lease has expired. A claim skips locked rows, then examines the rows that it left
+out. When the owner of such a row has no live lease, the lock belongs to a commit in flight, for which the claim waits,
+or to a frozen transaction, which the claim ends by terminating the owner's recorded backend.
 
-    1. worker A is stopped between fence and COMMIT; its lease ends.
-    2. B claims: the row is locked, skipped.
+    1. Worker A is stopped between fence and COMMIT; its lease expires.
+    2. B claims. The row is locked, so B skips it.
     3. B waits LOCK_WAIT_S for the row: a commit in flight would end in that time.
-    4. B terminates A's recorded backend; its transaction is rolled back.
-    5. B claims again. When A goes on, its connection is gone: the outcome is unknown to it, so it takes over from
-       itself, and finds that it owns nothing.
+    4. B terminates A's recorded backend; the server rolls back its transaction.
+    5. B claims again. When A continues, its connection is gone and the outcome unknown, so A takes over from itself,
+       and finds that it owns nothing.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ import psycopg
 
 from millpy.errors import GraphVersionError
 from millpy.model.checkpoint import Grant
-from millpy.store.postgres.arrays import Bigints, Moments
+from millpy.store.postgres.arrays import Bigints, Timestamps
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.statements import statement
-from millpy.store.protocol import LiveWorker, Owned, Ownership, WorkerInfo
+from millpy.store.protocol import IntervalOwner, LiveWorker, Ownership, WorkerInfo
 
 LOCK_WAIT_S = 0.2
-"""How long a commit in flight is waited for before its backend is terminated."""
+"""How long a claim waits for a commit in flight before it terminates its backend."""
 
 Backend = tuple[int, datetime]
 
 
 async def register(connection: Connection, worker: WorkerInfo, ttl_s: float) -> None:
-    """Announce a worker, which owns nothing yet."""
+    """Register a worker, and take all intervals from it; see `Store.register`."""
     parameters = {
         "worker_id": worker.worker_id,
         "graph_id": worker.graph_id,
@@ -49,12 +49,12 @@ async def register(connection: Connection, worker: WorkerInfo, ttl_s: float) -> 
         await connection.execute(statement("disown"), {"worker_id": worker.worker_id})
         registered = await connection.execute(statement("register_worker"), parameters)
         if not registered.rowcount:
-            raise GraphVersionError(f"version {worker.graph_version} of the graph is not the one that is deployed")
+            raise GraphVersionError(f"version {worker.graph_version} of the graph is not the deployed version")
     await connection.execute(statement("forget_workers"))
 
 
 async def read_ownership(connection: Connection, graph_id: int) -> Ownership:
-    """Who lives and who owns what, in one snapshot."""
+    """Read the live workers and the owner of each interval, in one snapshot."""
     workers, intervals, deployed = [], [], 0
     for worker_id, computations, interval_id, live, version in await all_rows(
         connection, statement("read_ownership"), {"graph_id": graph_id}
@@ -62,13 +62,13 @@ async def read_ownership(connection: Connection, graph_id: int) -> Ownership:
         if interval_id is None:
             workers.append(LiveWorker(worker_id, tuple(computations)))
         else:
-            intervals.append(Owned(interval_id, worker_id, live))
+            intervals.append(IntervalOwner(interval_id, worker_id, live))
             deployed = version
     return Ownership(tuple(workers), tuple(intervals), deployed)
 
 
 async def claim(connection: Connection, worker_id: UUID, interval_ids: Sequence[int]) -> list[Grant]:
-    """Take what no live worker owns; see `Store.claim`."""
+    """Claim intervals without a live owner; see `Store.claim`."""
     wanted = list(interval_ids)
     grants = await _claim_unlocked(connection, worker_id, wanted)
     left = [i for i in wanted if i not in {g.interval_id for g in grants}]
@@ -89,7 +89,7 @@ async def _claim_unlocked(connection: Connection, worker_id: UUID, interval_ids:
 
 
 async def _unlocked_in_time(connection: Connection, interval_ids: Sequence[int]) -> bool:
-    """Wait until nobody has these headers locked, at most LOCK_WAIT_S."""
+    """Wait at most LOCK_WAIT_S until these headers are unlocked. Return False when they still are locked."""
     try:
         async with connection.transaction():
             await _limit_lock_wait(connection)
@@ -104,17 +104,17 @@ async def _limit_lock_wait(connection: Connection) -> None:
 
 
 async def release(connection: Connection, worker_id: UUID, grants: Sequence[Grant]) -> None:
-    """Give intervals up; stale grants are ignored."""
+    """Release intervals. Stale grants are ignored."""
     await connection.execute(statement("release_intervals"), _grant_parameters(worker_id, grants))
 
 
 async def take_over_from_self(
     connection: Connection, worker_id: UUID, grants: Sequence[Grant], lost: Sequence[Backend]
 ) -> list[Grant]:
-    """Raise the sequencers of the grants that are still ours, in their order.
+    """Raise the sequencers of the grants that are still current. Return the new grants, in the order of `grants`.
 
-    The update waits for a commit in flight. One that does not end in time is on a connection that this process has
-    lost: its backend is terminated, which decides the outcome.
+    The update waits for a commit in flight. A commit that does not end in time runs on a connection that this process
+    has lost: terminating its backend decides the outcome.
     """
     parameters = _grant_parameters(worker_id, grants)
     query = statement("raise_sequencers")
@@ -125,7 +125,7 @@ async def take_over_from_self(
     except psycopg.errors.LockNotAvailable:
         if lost:
             starts = [int(started.timestamp()) * 1_000_000 + started.microsecond for _, started in lost]
-            backends = {"pids": Bigints([pid for pid, _ in lost]), "starts": Moments(starts)}
+            backends = {"pids": Bigints([pid for pid, _ in lost]), "starts": Timestamps(starts)}
             await connection.execute(statement("terminate_backends"), backends)
         rows = await all_rows(connection, query, parameters)
     raised: dict[int, int] = {interval_id: sequencer for interval_id, sequencer in rows}

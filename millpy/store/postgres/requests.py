@@ -1,4 +1,4 @@
-"""What people ask of running workers: rows that they mark, and what a commit says became of them."""
+"""Operators' requests to running workers: reading them, and recording their outcomes in a commit."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from millpy.model.stage import Release
 from millpy.store.postgres.arrays import Bigints, Byteas, Texts
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.statements import statement
-from millpy.store.protocol import Asked
+from millpy.store.protocol import PendingRequests
 
 Command = tuple[bytes, dict[str, Any]]
 
 
-async def read(connection: Connection, interval_ids: Sequence[int], rows_max: int, bytes_max: int) -> Asked:
-    """What is asked of these intervals; see `Store.asked`."""
+async def read(connection: Connection, interval_ids: Sequence[int], rows_max: int, bytes_max: int) -> PendingRequests:
+    """Read the requests for these intervals; see `Store.read_requests`."""
     of_intervals = {"intervals": Bigints(list(interval_ids))}
     limits = {"rows_max": rows_max, "bytes_max": bytes_max}
     rows = await all_rows(connection, statement("read_requests"), of_intervals | limits)
     paused = await all_rows(connection, statement("read_pauses"), of_intervals)
     releases = await all_rows(connection, statement("read_releases"), of_intervals | {"rows_max": rows_max})
-    return Asked(
+    return PendingRequests(
         tuple(Request(*row) for row in rows),
         frozenset(row[0] for row in paused),
         tuple(
-            Release(id_, interval_id, key.encode(), ticket, gives_up)
-            for id_, interval_id, key, ticket, gives_up in releases
+            Release(id_, interval_id, key.encode(), ticket, discards)
+            for id_, interval_id, key, ticket, discards in releases
         ),
     )
 
 
-def settling(checkpoints: Sequence[Checkpoint]) -> list[Command]:
-    """Statements that say what became of the requests in a turn."""
-    settled = [(c, s) for c in checkpoints for s in c.settled]
+def record_outcomes(checkpoints: Sequence[Checkpoint]) -> list[Command]:
+    """Return the statements that record the outcomes of a turn's requests."""
+    outcomes = [(c, s) for c in checkpoints for s in c.outcomes]
     commands: list[Command] = []
-    if letters := [(c, s) for c, s in settled if s.request.pile == "dead_letters"]:
-        again = [s.letter for _, s in letters]
+    if letters := [(c, s) for c, s in outcomes if s.request.table == "dead_letters"]:
+        again = [s.dead_letter for _, s in letters]
         parameters = _places(letters) | {
             "reasons": Texts([None if letter is None else letter.reason for letter in again]),
             "details": Texts([None if letter is None else storable(letter.detail) for letter in again]),
@@ -46,7 +46,7 @@ def settling(checkpoints: Sequence[Checkpoint]) -> list[Command]:
             "ids": Byteas([None if letter is None else letter.dedupe_id for letter in again]),
         }
         commands.append((statement("settle_dead_letters"), parameters))
-    if late := [(c, s) for c, s in settled if s.request.pile == "late_records"]:
+    if late := [(c, s) for c, s in outcomes if s.request.table == "late_records"]:
         parameters = _places(late) | {"watermarks": Bigints([s.watermark for _, s in late])}
         commands.append((statement("settle_late_records"), parameters))
     if releases := [id_ for c in checkpoints for id_ in c.release_ids]:
@@ -54,16 +54,16 @@ def settling(checkpoints: Sequence[Checkpoint]) -> list[Command]:
     return commands
 
 
-def _places(settled: Sequence[tuple[Checkpoint, Any]]) -> dict[str, Any]:
+def _places(outcomes: Sequence[tuple[Checkpoint, Any]]) -> dict[str, Any]:
     return {
-        "letters": Bigints([s.request.id for _, s in settled]),
-        "intervals": Bigints([c.grant.interval_id for c, _ in settled]),
-        "bundles": Bigints([c.bundle for c, _ in settled]),
+        "letters": Bigints([s.request.id for _, s in outcomes]),
+        "intervals": Bigints([c.grant.interval_id for c, _ in outcomes]),
+        "bundles": Bigints([c.bundle for c, _ in outcomes]),
     }
 
 
-def pausing(checkpoints: Sequence[Checkpoint]) -> list[Command]:
-    """The statement that lets sources stand still."""
+def record_pauses(checkpoints: Sequence[Checkpoint]) -> list[Command]:
+    """Return the statement that pauses the sources of a turn; an empty list if it pauses none."""
     paused = [(c, c.pause) for c in checkpoints if c.pause is not None]
     if not paused:
         return []
@@ -76,5 +76,8 @@ def pausing(checkpoints: Sequence[Checkpoint]) -> list[Command]:
 
 
 def storable(text: str) -> str:
-    """Words that may quote the record that is at fault, and must not become a second fault."""
+    """Replace the characters that PostgreSQL cannot store: NUL and lone surrogates.
+
+    The text may quote a faulty record, and must not make the commit fail as well.
+    """
     return text.replace("\x00", "\ufffd").encode(errors="replace").decode()

@@ -1,8 +1,8 @@
-"""Result tables: their statements and their rows as arrays or for COPY. The only place that names a user's table.
+"""Result tables: their statements, and their rows as arrays or for COPY.
 
-Small results go through one INSERT from arrays, in the pipeline of the commit. First panes in bulk go by binary COPY
-(`copy_rows.py`), key by key, because the table's index is by key. A pane that replaces another finds it in the
-statement: the row must be absent (people delete old ones) or hold the pane before (I7).
+Small results go through one INSERT from arrays, in the pipeline of the commit. First panes in bulk go through binary
+COPY (`copy_rows.py`), key by key, because the table's index is by key. For a later pane, the statement checks the
+stored row: it must be absent (users delete old rows) or hold the previous pane (I7).
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from millpy.store.postgres.arrays import (
     Byteas,
     Doubles,
     Jsonbs,
-    Moments,
     Numerics,
     PgArray,
     Texts,
+    Timestamps,
     Uuids,
     numeric_bytes,
 )
 from millpy.store.postgres.copy_rows import Field, bytes_field, copy_rows, moment_field, numeric_field, packed_field
 
 COPY_ROWS_MIN = 200
-"""From so many first panes on, COPY pays for its extra round trips."""
+"""From this number of first panes, COPY pays for its extra round trips."""
 
 _ARRAYS: dict[str, type[PgArray]] = {
     "text": Texts,
@@ -49,7 +49,7 @@ _ARRAYS: dict[str, type[PgArray]] = {
     "double precision": Doubles,
     "boolean": Booleans,
     "bytea": Byteas,
-    "timestamptz": Moments,
+    "timestamptz": Timestamps,
     "uuid": Uuids,
     "jsonb": Jsonbs,
 }
@@ -64,16 +64,16 @@ _COPIED: dict[str, tuple[pa.DataType, Callable[[pa.Array], Field]]] = {
     "uuid": (pa.binary(), bytes_field),
     "jsonb": (pa.binary(), bytes_field),
 }
-"""SQL type -> what a column is as an array, and how that goes over the wire."""
+"""SQL type -> the Arrow type of a column, and the function that encodes it for the wire."""
 _CONVERTED: dict[str, Callable[[Any], bytes]] = {
     "uuid": lambda value: UUID(str(value)).bytes,
     "jsonb": lambda value: b"\x01" + value,
 }
 _FIXED_WIDTH = ("bigint", "double precision", "timestamptz")
 SQL_TYPES = frozenset(_ARRAYS)
-# A row that is there is replaced when it holds the pane before; or an older one, where a trigger may have kept a pane
-# from being written. What was not written is looked at only when something was not: a trigger may leave rows out, and
-# what is in the way may be ours (MW004) or the user's (MW009). `stored` is as it was before this statement.
+# A stored row is replaced when it holds the previous pane, or an older pane if a trigger may have kept panes from being
+# written. The statement compares only when rows are left unwritten: a trigger may have left them out, or a row is in
+# the way, which is millpy's (MW004) or the user's (MW009). `stored` is as it was before this statement.
 _UPSERT = """
 WITH sent AS MATERIALIZED (
     SELECT * FROM unnest({values}) AS e ({columns})
@@ -99,7 +99,7 @@ SELECT stored.bundle FROM unnest({values}) AS sent ({columns}) JOIN {table} AS s
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows for one table from one or more checkpoints, with the interval and bundle that commit them."""
+    """Rows for one table, with the interval and bundle that commit them."""
 
     rows: ResultRows
     interval_id: int
@@ -108,10 +108,15 @@ class Block:
 
 @dataclass(slots=True)
 class ResultTable:
-    """A deployed result table and its statements, made once.
+    """A deployed result table and its statements, composed once.
 
     Attributes:
-        copies: bulk goes by COPY; not under row-level security, which a user may enable at any time.
+        copies: whether many rows go through COPY; false under row-level security, which a user may enable at any time.
+        insert: inserts rows that must not exist.
+        upsert: inserts the next panes of windows, and checks that they follow the stored panes.
+        delete: deletes the rows of absorbed windows.
+        copy: inserts rows that must not exist, from binary COPY.
+        find_own: finds rows that this interval has stored under the keys of rows to insert.
     """
 
     schema: str
@@ -171,28 +176,28 @@ class ResultTable:
         )
 
     @classmethod
-    def of(cls, schema: str, spec: TableSpec) -> ResultTable:
-        """The table of a spec."""
+    def from_spec(cls, schema: str, spec: TableSpec) -> ResultTable:
+        """Return the table of a spec, in a graph's schema."""
         return cls(schema, spec.name, spec.kind, spec.keys, spec.columns())
 
     @property
     def primary_key(self) -> str:
-        """The name of the table's own constraint."""
+        """The name of the table's primary key constraint."""
         return f"{self.name}_pkey"
 
     @property
     def relation(self) -> str:
-        """Its name as SQL reads it."""
+        """The table's name with its schema, quoted."""
         return sql.Identifier(self.schema, self.name).as_string()
 
     @property
     def writes(self) -> tuple[bytes, ...]:
-        """The statements that run what the user has put on the table."""
+        """The statements that run the user's triggers and constraints on the table."""
         return self.insert, self.upsert, self.delete, self.copy
 
 
 def insert_parameters(table: ResultTable, blocks: Sequence[Block]) -> list[PgArray]:
-    """The arrays of `table.insert`: one a column, then interval and bundle."""
+    """Return the arrays of `table.insert`: one per column, then interval and bundle."""
     arrays = [
         _array(column.sql_type, [b.rows.columns[place] for b in blocks]) for place, column in enumerate(table.columns)
     ]
@@ -203,26 +208,26 @@ def insert_parameters(table: ResultTable, blocks: Sequence[Block]) -> list[PgArr
 
 
 def identity_parameters(table: ResultTable, blocks: Sequence[Block]) -> list[PgArray]:
-    """The arrays of `table.find_own`: key columns, window_start, window_end, interval, bundle."""
+    """Return the arrays of `table.find_own`: key columns, window_start, window_end, interval, bundle."""
     arrays = insert_parameters(table, blocks)
     return [*arrays[: len(table.keys) + 2], *arrays[-2:]]
 
 
 def _same(identity: Sequence[str]) -> sql.Composed:
-    """That two rows are of one key and window; none of these is ever null."""
+    """Return the condition that two rows have the same key and window; these columns are never null."""
     return sql.SQL(" AND ").join(
         sql.SQL("{} = {}").format(sql.Identifier("stored", name), sql.Identifier("sent", name)) for name in identity
     )
 
 
 def delete_parameters(table: ResultTable, parts: Sequence[AbsorbedRows]) -> list[PgArray]:
-    """The arrays of `table.delete`: key columns, window_start, window_end."""
+    """Return the arrays of `table.delete`: key columns, window_start, window_end."""
     types = [*(column.sql_type for column in table.keys), "timestamptz", "timestamptz"]
     return [_array(sql_type, [part.columns[place] for part in parts]) for place, sql_type in enumerate(types)]
 
 
 def copy_data(table: ResultTable, blocks: Sequence[Block]) -> list[bytes]:
-    """The rows as `table.copy` reads them, in pieces; of a windowed table key by key."""
+    """Return the rows as `table.copy` reads them, in pieces. Rows of a windowed table are sorted by key."""
     columns = [
         _joined(column.sql_type, [b.rows.columns[place] for b in blocks]) for place, column in enumerate(table.columns)
     ]
@@ -234,14 +239,14 @@ def copy_data(table: ResultTable, blocks: Sequence[Block]) -> list[bytes]:
 
 
 def _by_key(keys: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
-    """The order of rows in which equal keys are together, and keys ascend; as they came within a key."""
+    """Return the order of rows by ascending key; rows of equal keys keep their order."""
     ranks = np.zeros(len(keys[0]), np.int64)
     for column in keys:
         encoded = column.dictionary_encode()
         distinct = len(encoded.dictionary)
         rank_of = pc.rank(encoded.dictionary).to_numpy(zero_copy_only=False).astype(np.int64) - 1
         ranks = ranks * distinct + rank_of[encoded.indices.to_numpy(zero_copy_only=False)]
-    # Numbers of 16 bits are sorted by radix, ten times as fast.
+    # numpy sorts 16-bit numbers by radix, ten times as fast.
     return np.argsort(ranks.astype(np.uint16) if ranks.max() < 2**16 else ranks, kind="stable")
 
 
@@ -262,7 +267,7 @@ def _numbers(part: pa.Array) -> Any:
 
 
 def _values(sql_type: str, part: pa.Array | list[Any]) -> list[Any]:
-    """A column as a list of what the array of its type takes."""
+    """Return the values of a column as the array of its SQL type accepts them."""
     if isinstance(part, pa.Array | pa.ChunkedArray):
         if pa.types.is_timestamp(part.type):
             part = part.cast(pa.int64())
@@ -275,7 +280,7 @@ def _values(sql_type: str, part: pa.Array | list[Any]) -> list[Any]:
 
 
 def _joined(sql_type: str, parts: Sequence[pa.Array | list[Any]]) -> pa.Array:
-    """A column of all blocks, as its field is made from."""
+    """Return a column of all blocks, in the Arrow type from which its field is made."""
     target, _ = _COPIED[sql_type]
     convert = _CONVERTED.get(sql_type)
     if convert is not None:
@@ -300,5 +305,5 @@ def _array_of(sql_type: str, part: pa.Array | list[Any], target: pa.DataType) ->
 
 
 def _json(value: Any) -> bytes:
-    """Bytes are JSON text already; anything else is encoded."""
+    """Encode a value. Bytes are JSON text already."""
     return value if isinstance(value, bytes) else encode_value(value)

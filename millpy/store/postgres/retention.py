@@ -1,4 +1,4 @@
-"""Retention: turning the rings and emptying the slots that nobody needs any more."""
+"""Retention: turning the rings, emptying slots that are no longer needed, and deleting old rows."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from millpy.store.postgres.statements import statement
 
 RINGS = ("segments", "deltas", "dedupe_runs")
 FREE_LOCK_MS = 20
-"""How long writers and readers may have to queue behind an attempt to empty a slot."""
+"""How long writers and readers may queue behind an attempt to empty a slot."""
 FORGET_ROWS = 1_000
-"""Of each pile in one transaction: people wait for none of these rows, and a commit for at most so many."""
+"""Rows of each table per transaction. Operators do not wait for these rows; a commit waits for at most this many."""
 
 
 async def turn_rings(connection: Connection, *, epoch_s: float, epoch_bytes: int) -> int:
-    """Begin new epochs where due, empty slots where possible; see `Store.turn_rings`."""
+    """Start new epochs where they are due, and empty slots where possible; see `Store.turn_rings`."""
     for ring in RINGS:
         due = {"ring": ring, "epoch_s": float(epoch_s), "epoch_bytes": epoch_bytes}
         await connection.execute(statement("turn_ring"), due)
@@ -27,19 +27,19 @@ async def turn_rings(connection: Connection, *, epoch_s: float, epoch_bytes: int
 
 
 async def forget_old(
-    connection: Connection, now_us: Instant, set_aside_kept_s: float, settled_kept_s: float, events_kept_s: float
+    connection: Connection, now_us: Instant, dead_letter_kept_s: float, settled_kept_s: float, events_kept_s: float
 ) -> int:
-    """Remove one piece of each pile; see `Store.forget_old`."""
+    """Delete at most FORGET_ROWS old rows of each table; see `Store.forget_old`."""
     times = {"now_us": now_us, "settled_kept_s": settled_kept_s, "rows_max": FORGET_ROWS}
     gone = 0
     for forgetting, kept_s in (
-        (statement("forget_set_aside"), set_aside_kept_s),
+        (statement("forget_dead_letters"), dead_letter_kept_s),
         (statement("forget_events"), events_kept_s),
     ):
         try:
             gone += int((await all_rows(connection, forgetting, {**times, "kept_s": kept_s}))[0][0])
         except psycopg.errors.DeadlockDetected:
-            continue  # another worker counts in another order: the next turn tries again
+            continue  # another worker locks the counters in another order: the next pass tries again
     return gone
 
 
@@ -49,4 +49,4 @@ async def _free(connection: Connection, ring: str, slot: int) -> bool:
             await connection.execute(b"SELECT set_config('lock_timeout', %s, true)", [f"{FREE_LOCK_MS}ms"])
             return bool((await all_rows(connection, statement("free_slot"), {"ring": ring, "slot": slot}))[0][0])
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
-        return False  # busy: the next turn tries again
+        return False  # busy: the next pass tries again

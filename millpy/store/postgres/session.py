@@ -1,8 +1,8 @@
-"""Connections that set for themselves what they depend on (see `millpy.session_settings`).
+"""Connections that apply the settings on which they depend (see `millpy.store.postgres.session_settings`).
 
-session       a connection that is ours alone (`pin`): its settings last as long as it does
-transaction   one that a pool may share (`pin_transaction`): a setting that outlived the transaction would be the
-next client's. Isolation and access mode are part of BEGIN, see `plain_transactions`
+session       a connection that is millpy's alone (`pin`): its settings last as long as the connection
+transaction   a connection that a pooler may share (`pin_transaction`): a setting that outlived the transaction would
+              reach the next client. Isolation and access mode are part of BEGIN (`plain_transactions`)
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import psycopg
 from psycopg import AsyncConnection, IsolationLevel
 from psycopg.rows import tuple_row
 
-from millpy.session_settings import ENCODING, REPLICATION_ROLE, settings_query
+from millpy.store.postgres.session_settings import ENCODING, REPLICATION_ROLE, settings_query
 
 _UNHURRIED = b"SET SESSION statement_timeout TO 0"
 _UNHURRIED_HERE = b"SET LOCAL statement_timeout TO 0"
-"""Goes before the rest, which may take longer than somebody's limit; this takes no time."""
+"""Runs before the other settings, which may take longer than a limit that is in force; this one takes no time."""
 _TRIGGERS_FIRE = f"SELECT pg_catalog.set_config('{REPLICATION_ROLE}', 'origin', false)".encode()
 
 
 async def pin_async(connection: AsyncConnection[Any], own: Mapping[str, str]) -> None:
-    """Give an autocommit connection of our own its settings."""
+    """Apply the settings to an autocommit connection that is millpy's alone."""
     query = settings_query(own, local=False)
     async with connection.cursor(row_factory=tuple_row) as cursor:
         await cursor.execute(_UNHURRIED, prepare=False)
@@ -32,11 +32,11 @@ async def pin_async(connection: AsyncConnection[Any], own: Mapping[str, str]) ->
             try:
                 await cursor.execute(_TRIGGERS_FIRE, prepare=False)
             except psycopg.errors.InsufficientPrivilege:
-                pass  # only a superuser may: `millpy doctor` tells, and dropping a graph refuses
+                pass  # only a superuser may: `millpy doctor` reports it, and a graph cannot be dropped
 
 
 def pin(connection: psycopg.Connection[Any], own: Mapping[str, str]) -> None:
-    """The same for a connection of a thread."""
+    """Apply the settings to a synchronous autocommit connection that is millpy's alone."""
     query = settings_query(own, local=False)
     with connection.cursor(row_factory=tuple_row) as cursor:
         cursor.execute(_UNHURRIED, prepare=False)
@@ -49,7 +49,7 @@ def pin(connection: psycopg.Connection[Any], own: Mapping[str, str]) -> None:
 
 
 def connect(url: str, own: Mapping[str, str] | None = None, **options: Any) -> psycopg.Connection[Any]:
-    """A connection in autocommit mode that is ours alone, with its settings; `options` as psycopg takes them."""
+    """Open an autocommit connection that is millpy's alone, with its settings. `options` are psycopg's."""
     connection: psycopg.Connection[Any] = psycopg.connect(
         url, autocommit=True, prepare_threshold=None, client_encoding=ENCODING, **options
     )
@@ -62,13 +62,13 @@ def connect(url: str, own: Mapping[str, str] | None = None, **options: Any) -> p
 
 
 def plain_transactions(connection: psycopg.Connection[Any], *, read_only: bool = False) -> None:
-    """Begin every transaction of a connection with isolation and access mode, whatever the defaults are."""
+    """Make a connection begin every transaction as READ COMMITTED, read-only or not, whatever its defaults are."""
     connection.isolation_level = IsolationLevel.READ_COMMITTED
     connection.read_only = read_only
     connection.deferrable = False
 
 
 def pin_transaction(connection: psycopg.Connection[Any], own: Mapping[str, str]) -> None:
-    """Give the current transaction its settings; begins one when there is none."""
+    """Apply the settings to the current transaction, or to a new one when there is none."""
     connection.execute(_UNHURRIED_HERE, prepare=False)
     connection.execute(settings_query(own, local=True), prepare=False)

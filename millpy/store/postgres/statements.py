@@ -1,7 +1,7 @@
 """Named statements, loaded once from `millpy/store/sql/`.
 
-Each statement is headed by `-- name: …`; every one is used, and every one PREPAREs on a migrated database
-(tests/conformance/test_statements.py).
+Each statement is headed by `-- name: …`. Tests check that every statement is used, and that PREPARE accepts it on a
+migrated database (tests/conformance/test_statements.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _HEADER = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 @cache
 def statements() -> dict[str, bytes]:
-    """Every named statement."""
+    """Load the text of every statement, by name."""
     found: dict[str, bytes] = {}
     for entry in sorted(files("millpy.store").joinpath("sql").iterdir(), key=lambda e: e.name):
         if not entry.name.endswith(".sql"):
@@ -28,7 +28,7 @@ def statements() -> dict[str, bytes]:
 
 
 def statement(name: str) -> bytes:
-    """One statement by its name, with psycopg's named parameters."""
+    """Return the statement of a name, with psycopg's named parameters."""
     return statements()[name]
 
 

@@ -1,8 +1,8 @@
 """PostgresStore: `Store` on PostgreSQL, which is the only authority.
 
-Lanes (see `connection.py`): commit, poll (and state on demand), admin (ownership and reading after a claim), fold,
-hint and listen. Each is one connection, used by one task at a time; the commit lane is the backend that the worker
-records, so that others can end its frozen transaction.
+The channels (see `connection.py`) are commit, poll (and state on demand), admin (ownership and the read after a claim),
+fold, hint and listen. Each is one connection, used by one task at a time. The commit channel is the backend that the
+worker records, so that others can end its frozen transaction.
 """
 
 from __future__ import annotations
@@ -17,35 +17,38 @@ from uuid import UUID
 import msgspec
 import psycopg
 
-from millpy.clock import fresh_identity
+from millpy.clock import random_id
 from millpy.errors import NotMigratedError
 from millpy.limits import Limits
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant
 from millpy.model.deployment import Deployment, GraphSpec, Upgrade
+from millpy.model.graph_changes import GraphChange
 from millpy.model.time import Instant
-from millpy.model.versions import Change
-from millpy.store.postgres import deploy as deploying
-from millpy.store.postgres import folding, ownership, polling, reading, requests, retention
-from millpy.store.postgres import generations as generating
+from millpy.store.postgres import fold as folding
+from millpy.store.postgres import ownership, requests, retention
+from millpy.store.postgres import poll as polling
+from millpy.store.postgres import recovery as reading
 from millpy.store.postgres.arrays import Bigints, Jsonbs, Texts
 from millpy.store.postgres.commit import Committer
-from millpy.store.postgres.connection import Connection, ConnectionSettings, Lane, Outages, all_rows
+from millpy.store.postgres.connection import Channel, Connection, ConnectionGroup, ConnectionSettings, all_rows
+from millpy.store.postgres.deployment import deploy as deploying
+from millpy.store.postgres.deployment import generations as generating
 from millpy.store.postgres.errors import is_queue_full, translate
 from millpy.store.postgres.results import ResultTable
 from millpy.store.postgres.statements import statement
 from millpy.store.protocol import (
-    Asked,
     Backlog,
-    CommitProbe,
+    CommitFailpoint,
     Event,
-    Opened,
     Ownership,
-    Polled,
+    OwnerSnapshot,
+    PendingRequests,
+    PollResult,
+    SegmentQuery,
     SourceState,
-    Want,
     WorkerInfo,
 )
-from millpy.store.revision import HEAD, newer_than_we_are
+from millpy.store.revision import HEAD, newer_database_error
 
 log = logging.getLogger(__name__)
 LOST_BACKENDS_MAX = 8
@@ -62,25 +65,23 @@ class PostgresStore:
         settings: ConnectionSettings | None = None,
         progressed: Callable[[], None] | None = None,
     ) -> None:
-        """Take where it is; `progressed` is called while something moves that a turn or a takeover waits for."""
+        """Create the channels; `open` connects. `progressed` is called while data moves for a turn or a takeover."""
         if settings is None:
-            settings = ConnectionSettings.under(limits or Limits())
-        self._identity = fresh_identity().hex
+            settings = ConnectionSettings.from_limits(limits or Limits())
+        self._identity = random_id().hex
         self._queue_full = False
-        self._progressed = progressed or _nobody
+        self._progressed = progressed or _ignore_progress
         self._worker_id: UUID | None = None
         self._backends: list[ownership.Backend] = []
         self._tables: dict[int, ResultTable] = {}
         self._states = reading.StateReader()
-        outages = self._outages = Outages()
-        self._commit = Lane(
-            url, "commit", settings, prepare=self._record_backend, outages=outages, progressed=progressed, soft=True
-        )
-        self._poll = Lane(url, "poll", settings, outages=outages, progressed=progressed, soft=True)
-        self._admin = Lane(url, "admin", settings, outages=outages)
-        self._fold = Lane(url, "fold", settings, long=True, outages=outages)
-        self._hint = Lane(url, "hint", settings, durable=False, outages=outages)
-        self._listen = Lane(url, "listen", settings, listens=True, outages=outages)
+        group = self._group = ConnectionGroup(url, settings, progressed)
+        self._commit = Channel(group, "commit", prepare=self._record_backend, serves_turns=True)
+        self._poll = Channel(group, "poll", serves_turns=True)
+        self._admin = Channel(group, "admin")
+        self._fold = Channel(group, "fold", long=True)
+        self._hint = Channel(group, "hint", durable=False)
+        self._listen = Channel(group, "listen", listens=True)
         self._listening: Connection | None = None
         self._committer = Committer(self._commit, self._tables)
 
@@ -94,7 +95,7 @@ class PostgresStore:
         await self.close()
 
     async def open(self) -> None:
-        """Connect. Raises NotMigratedError when the database is not migrated to this version."""
+        """Connect. Raises NotMigratedError when the database is not migrated to this version's revision."""
         try:
             async with self._admin.use_raw() as connection:
                 revision = (await all_rows(connection, statement("read_revision"), {}))[0][0]
@@ -103,15 +104,15 @@ class PostgresStore:
         except psycopg.Error as error:
             raise translate(error) from error
         if revision > HEAD:
-            raise newer_than_we_are(revision)
+            raise newer_database_error(revision)
         if revision != HEAD:
-            message = f"the database has revision {revision}, and {HEAD} is needed"
+            message = f"the database has revision {revision}, but this millpy needs {HEAD}"
             raise NotMigratedError(message, hint="run `millpy migrate`")
 
     async def close(self) -> None:
-        """Give all connections back."""
-        for lane in (self._commit, self._poll, self._admin, self._fold, self._hint, self._listen):
-            await lane.close()
+        """Close all connections."""
+        for channel in (self._commit, self._poll, self._admin, self._fold, self._hint, self._listen):
+            await channel.close()
 
     async def deploy(
         self,
@@ -121,24 +122,29 @@ class PostgresStore:
         upgrades: Mapping[str, Upgrade] | None = None,
         back: bool = False,
     ) -> Deployment:
-        """Register the graph, find it deployed, or bring its additions in; `upgrades` migrate state, by computation;
-        `back` takes away what the deployed graph has more.
+        """Register the graph, or change the deployed one to match `spec`; see `Store.deploy`.
+
+        Args:
+            spec: the graph.
+            on_purpose: whether an operator requested the change.
+            upgrades: functions that migrate state, by computation.
+            back: whether to remove the parts that only the deployed graph has.
         """
         async with self._fold.use() as connection:
             deployment = await deploying.deploy(connection, spec, on_purpose=on_purpose, upgrades=upgrades, back=back)
         for table in spec.tables:
-            self._tables[deployment.table_ids[table.name]] = ResultTable.of(deployment.name, table)
+            self._tables[deployment.table_ids[table.name]] = ResultTable.from_spec(deployment.name, table)
         return deployment
 
     async def compare(
         self, spec: GraphSpec, *, upgrades: Mapping[str, Upgrade] | None = None, back: bool = False
-    ) -> tuple[int, Sequence[Change]] | None:
-        """The version that is deployed, and what deploying would change; None when the graph is new."""
+    ) -> tuple[int, Sequence[GraphChange]] | None:
+        """Return the deployed version, and the changes that a deployment would make; None for a new graph."""
         async with self._admin.use() as connection:
             return await deploying.compare(connection, spec, upgrades=upgrades, back=back)
 
     async def generations(self, family: str) -> list[generating.Generation]:
-        """All generations of a graph, the oldest first."""
+        """Read all generations of a graph, oldest first."""
         async with self._admin.use() as connection:
             return await generating.read_generations(connection, family)
 
@@ -150,131 +156,129 @@ class PostgresStore:
         behind_us_max: int | None = None,
         rights: generating.RightsOf | None = None,
         dry_run: bool = False,
-    ) -> generating.Switched | None:
-        """Make a generation the current one; see `generations.switch`. `dry_run`: do it, and roll it back."""
+    ) -> generating.SwitchResult | None:
+        """Make a generation the current one; see `generations.switch`. With `dry_run`, roll the switch back."""
         async with self._fold.use() as connection, connection.transaction(force_rollback=dry_run):
             await connection.execute(statement("act_as_owner"))
-            await deploying.check_rights(
-                connection, f"graph {family!r} is not switched", f"switch {family} {generation}"
-            )
+            await deploying.check_rights(connection, f"cannot switch graph {family!r}", f"switch {family} {generation}")
             return await generating.switch(connection, family, generation, behind_us_max=behind_us_max, rights=rights)
 
-    async def drop(self, name: str, *, dry_run: bool = False) -> generating.Remains:
-        """Forget a graph, or one generation of it; see `generations.drop`. `dry_run`: do it, and roll it back."""
+    async def drop(self, name: str, *, dry_run: bool = False) -> generating.DropResult:
+        """Drop a graph, or one generation of it; see `generations.drop`. With `dry_run`, roll the drop back."""
         async with self._fold.use() as connection, connection.transaction(force_rollback=dry_run):
             await connection.execute(statement("act_as_owner"))
-            await deploying.check_rights(connection, f"graph {name!r} is not dropped", f"drop {name}")
+            await deploying.check_rights(connection, f"cannot drop graph {name!r}", f"drop {name}")
             return await generating.drop(connection, name)
 
     async def register(self, worker: WorkerInfo, ttl_s: float) -> None:
-        """Announce a worker; it owns nothing yet."""
+        """Register a worker and its commit channel's backend; see `Store.register`."""
         async with self._admin.use() as connection:
-            await self._outages.read_anew(connection)
+            await self._group.follow_server(connection)
             await ownership.register(connection, worker, ttl_s)
         self._worker_id = worker.worker_id
         async with self._commit.use() as connection:
             await connection.execute(statement("record_backend"), {"worker_id": worker.worker_id})
 
     async def heartbeat(self, worker_id: UUID, ttl_s: float) -> bool:
-        """Renew the lease; False when it had expired. A worker's thread uses `Heart` instead."""
+        """Renew the lease. Return False when it has expired. Workers use `HeartbeatConnection`, from a thread."""
         async with self._hint.use() as connection:
             cursor = await connection.execute(statement("renew_lease"), {"worker_id": worker_id, "ttl_s": ttl_s})
             return cursor.rowcount == 1
 
     async def unregister(self, worker_id: UUID) -> None:
-        """Forget a worker that has released everything."""
+        """Delete the registration of a worker that has released everything."""
         async with self._admin.use() as connection:
             await connection.execute(statement("forget_worker"), {"worker_id": worker_id})
 
     async def ownership(self, graph_id: int) -> Ownership:
-        """Who lives, who owns what."""
+        """Read the live workers and the owner of each interval."""
         async with self._admin.use() as connection:
             return await ownership.read_ownership(connection, graph_id)
 
     async def claim(self, worker_id: UUID, interval_ids: Sequence[int]) -> Sequence[Grant]:
-        """Take those of the intervals that no live worker owns."""
+        """Claim the intervals that no live worker owns; see `Store.claim`."""
         if not interval_ids:
             return []
         async with self._admin.use() as connection:
             return await ownership.claim(connection, worker_id, interval_ids)
 
     async def release(self, worker_id: UUID, grants: Sequence[Grant]) -> None:
-        """Give intervals up."""
+        """Release intervals. Stale grants are ignored."""
         if grants:
             async with self._admin.use() as connection:
                 await ownership.release(connection, worker_id, grants)
 
     async def take_over_from_self(self, worker_id: UUID, grants: Sequence[Grant]) -> Sequence[Grant]:
-        """Raise the sequencers of the grants that are still ours; waits for a commit in flight."""
+        """Raise the sequencers of grants that are still current; see `Store.take_over_from_self`."""
         self._states.forget()
         if not grants:
             return []
         async with self._admin.use() as connection:
-            await self._outages.read_anew(connection)
+            await self._group.follow_server(connection)
             return await ownership.take_over_from_self(connection, worker_id, grants, self._backends)
 
-    async def read(self, grants: Sequence[Grant], *, state_rows_max: int) -> Sequence[Opened]:
-        """Everything an owner needs."""
+    async def read(self, grants: Sequence[Grant], *, state_rows_max: int) -> Sequence[OwnerSnapshot]:
+        """Read the stored data of owned intervals; see `Store.read`."""
         if not grants:
             return []
         async with self._admin.use() as connection:
             return await reading.read(connection, grants, state_rows_max, self._progressed)
 
     async def load_state(self, grant: Grant, keys: Sequence[bytes]) -> Sequence[Entries]:
-        """STATE entries of these keys."""
+        """Read the STATE entries of these keys."""
         if not keys:
             return []
         async with self._poll.use() as connection:
             return await self._states.load(connection, grant, keys)
 
     async def load_dedupe_runs(self, grant: Grant) -> Sequence[DedupeRun]:
-        """Runs of this source partition within the horizon, oldest first."""
+        """Read the dedupe runs of this source partition within the horizon, oldest first."""
         async with self._admin.use() as connection:
             return await reading.load_dedupe_runs(connection, grant, self._progressed)
 
-    async def poll(self, wants: Sequence[Want], bytes_max: int) -> Sequence[Polled]:
-        """Headers and segments above the cursors."""
-        if not wants:
+    async def poll(self, queries: Sequence[SegmentQuery], bytes_max: int) -> Sequence[PollResult]:
+        """Read the producers' headers and the segments above the cursors; see `Store.poll`."""
+        if not queries:
             return []
         async with self._poll.use() as connection:
-            return await polling.poll(connection, wants, bytes_max)
+            return await polling.poll(connection, queries, bytes_max)
 
-    async def asked(self, interval_ids: Sequence[int], *, records_max: int, bytes_max: int) -> Asked:
-        """What people ask of these intervals."""
+    async def read_requests(self, interval_ids: Sequence[int], *, records_max: int, bytes_max: int) -> PendingRequests:
+        """Read the requests for these intervals."""
         async with self._admin.use() as connection:
             return await requests.read(connection, interval_ids, records_max, bytes_max)
 
     async def forget_old(
-        self, *, now_us: Instant, set_aside_kept_s: float, settled_kept_s: float, events_kept_s: float
+        self, *, now_us: Instant, dead_letter_kept_s: float, settled_kept_s: float, events_kept_s: float
     ) -> int:
-        """Remove what is beyond its time; see `Store.forget_old`."""
+        """Delete rows beyond their age; see `Store.forget_old`."""
         async with self._fold.use() as connection:
-            return await retention.forget_old(connection, now_us, set_aside_kept_s, settled_kept_s, events_kept_s)
+            return await retention.forget_old(connection, now_us, dead_letter_kept_s, settled_kept_s, events_kept_s)
 
     async def commit(
         self,
         checkpoints: Sequence[Checkpoint],
         *,
         graph_version: int,
-        inside: CommitProbe | None = None,
+        inside: CommitFailpoint | None = None,
         trial: bool = False,
     ) -> None:
-        """Commit a turn in one transaction, fenced by all its grants."""
+        """Commit a turn in one transaction, fenced by all its grants; see `Store.commit`."""
         await self._committer.commit(checkpoints, graph_version, inside, trial)
 
     async def fold(self, grant: Grant, *, bytes_max: int, progressed: Callable[[], None] | None = None) -> int:
-        """Bring this interval's deltas into rows."""
+        """Fold about `bytes_max` of this interval's deltas into rows; see `Store.fold`."""
         async with self._fold.use() as connection:
-            return await folding.fold(connection, grant, bytes_max, progressed or _nobody)
+            return await folding.fold(connection, grant, bytes_max, progressed or _ignore_progress)
 
     async def backlog(self, graph_id: int) -> dict[str, Backlog]:
-        """Pending records and bytes per producing computation."""
+        """Return the records and bytes of stored segments above the cursors, by producing computation."""
         async with self._admin.use() as connection:
             rows = await all_rows(connection, statement("read_backlog"), {"graph_id": graph_id})
         return {name: Backlog(records, size) for name, records, size in rows}
 
     async def compare_sources(self, graph_id: int, own: Sequence[SourceState]) -> Sequence[SourceState]:
-        """Say which of one's own sources are quiet; all sources of the graph as they stand."""
+        """Record which of the worker's sources are quiet. Return the states of all sources of the graph."""
         stated: dict[str, Any] = {
             "intervals": Bigints([state.interval_id for state in own]),
             "quiets": Bigints([int(state.quiet) for state in own]),
@@ -285,25 +289,25 @@ class PostgresStore:
         return [SourceState(interval_id, Instant(watermark), quiet) for interval_id, watermark, quiet in rows]
 
     async def turn_rings(self, *, epoch_s: float, epoch_bytes: int) -> int:
-        """Begin new epochs where due and free slots; returns slots freed."""
+        """Start new epochs where they are due, and free slots; see `Store.turn_rings`."""
         async with self._fold.use() as connection:
             freed = await retention.turn_rings(connection, epoch_s=epoch_s, epoch_bytes=epoch_bytes)
         self._committer.forget_slots()
         return freed
 
     async def finished(self, graph_id: int) -> bool:
-        """Whether every interval of the graph has reached the end, and has nothing more to do."""
+        """Tell whether the graph has no work left; see `Store.finished`."""
         async with self._admin.use() as connection:
             ((reached,),) = await all_rows(connection, statement("read_finished"), {"graph_id": graph_id})
         return reached and not any(pending.records for pending in (await self.backlog(graph_id)).values())
 
     async def now_us(self) -> Instant:
-        """The server's clock."""
+        """Read the server's clock."""
         async with self._hint.use() as connection:
             return Instant((await all_rows(connection, statement("server_now"), {}))[0][0])
 
     async def notify(self, graph_id: int) -> None:
-        """Hint to others that there is something to read. Where the server's queue is full they find it by polling."""
+        """Hint to other workers that there is something to read. Do nothing when the notification queue is full."""
         async with self._hint.use() as connection:
             try:
                 await connection.execute(statement("hint"), {"channel": _channel(graph_id), "sender": self._identity})
@@ -312,13 +316,13 @@ class PostgresStore:
                     raise
                 await connection.execute(statement("read_queue_usage"))
                 if not self._queue_full:
-                    log.warning("no hints to other workers until a transaction ends, they poll: %s", error)
+                    log.warning("the notification queue is full, so other workers find new work by polling: %s", error)
                 self._queue_full = True
             else:
                 self._queue_full = False
 
     async def wait_hint(self, graph_id: int, timeout_s: float) -> bool:
-        """Wait for a hint from others; False on time-out."""
+        """Wait for a hint from another worker. Return False on timeout."""
         async with self._listen.use() as connection:
             if self._listening is not connection:
                 await connection.execute(b"LISTEN " + psycopg.sql.Identifier(_channel(graph_id)).as_bytes())
@@ -330,7 +334,7 @@ class PostgresStore:
         return False
 
     async def record_events(self, graph_id: int, events: Sequence[Event]) -> None:
-        """Write events for people."""
+        """Store events for operators."""
         if events:
             parameters: dict[str, Any] = {
                 "graph_id": graph_id,
@@ -341,15 +345,18 @@ class PostgresStore:
                 await connection.execute(statement("append_events"), parameters)
 
     async def _record_backend(self, connection: Connection) -> None:
-        """A new commit connection: others must be able to end it, and we the ones before it."""
+        """Record the backend of a new commit connection.
+
+        Other workers can then terminate it when it is frozen, and this worker can when it has lost the connection.
+        """
         self._backends.append((await all_rows(connection, statement("this_backend"), {}))[0])
         del self._backends[:-LOST_BACKENDS_MAX]
         if self._worker_id is not None:
             await connection.execute(statement("record_backend"), {"worker_id": self._worker_id})
 
 
-def _nobody() -> None:
-    """Nobody waits for progress."""
+def _ignore_progress() -> None:
+    """Do nothing."""
 
 
 def _channel(graph_id: int) -> str:

@@ -1,18 +1,18 @@
--- Every statement of a turn's transaction. Result tables are written by statements made from their columns
--- (store/postgres/results.py).
+-- The statements of a turn's transaction, except those that write result tables: store/postgres/results.py composes
+-- these from the tables' columns.
 
 -- name: hold_grants
--- The fence; raises MW001, MW002, MW005. Always one row.
+-- The fence. Raises MW001, MW002, MW005. Always one row.
 SELECT mill.hold_grants(%(graph_version)s::integer, %(intervals)s, %(sequencers)s, %(bundles)s, %(input_watermarks)s,
                         %(low_watermarks)s, %(oldest_works)s, %(floors)s);
 
 -- name: check_slots
--- After the last INSERT into a ring; raises MW003. Always one row.
+-- Runs after the last INSERT into a ring. Raises MW003. Always one row.
 SELECT mill.check_slots(%(slots)s::integer[]);
 
 -- name: advance_cursors
--- Moves cursors; raises MW006 when one is missing, would move back, or past what its producer has committed (I3). Always
--- one row.
+-- Moves cursors. Raises MW006 when one is missing, would move back, or would move past the last commit of its producer
+-- (I3). Always one row.
 WITH moved AS (
     UPDATE mill.cursors AS c SET seq = e.seq, watermark = e.watermark
       FROM unnest(%(consumers)s, %(producers)s, %(seqs)s, %(watermarks)s) AS e (consumer, producer, seq, watermark)
@@ -29,7 +29,7 @@ SELECT %(slot)s::smallint, interval_id, bundle, part, octet_length(document), do
   FROM unnest(%(intervals)s, %(bundles)s, %(parts)s, %(documents)s) AS e (interval_id, bundle, part, document);
 
 -- name: append_segments
--- Also moves the end of each subscription's chain. Zero rows: nothing was sent.
+-- Also moves the end of each subscription's chain of segments. Zero rows: nothing was sent.
 WITH sent AS (
     SELECT * FROM unnest(%(subscriptions)s, %(producers)s, %(seqs)s, %(previous_seqs)s, %(watermarks)s, %(records)s,
                          %(ends)s, %(checksums)s, %(event_time_los)s, %(event_time_his)s, %(payloads)s)
@@ -73,7 +73,7 @@ SELECT * FROM unnest(%(intervals)s, %(bundles)s, %(streams)s, %(computations)s, 
 SELECT slot FROM mill.epochs WHERE state = 'current' ORDER BY ring;
 
 -- name: find_altered
--- Columns of a result table that have another type than they were deployed with. Zero rows: none.
+-- Finds columns of a result table whose type differs from the deployed type. Zero rows: all types match.
 SELECT e.name FROM unnest(%(names)s::text[], %(types)s::text[]) AS e (name, type)
   LEFT JOIN pg_attribute AS a ON a.attrelid = to_regclass(%(relation)s::text) AND a.attname = e.name
  WHERE a.atttypid IS DISTINCT FROM e.type::regtype;

@@ -1,21 +1,21 @@
 -- name: lock_deployment
--- One deployment or switch of a graph's generations at a time: only who may change their rows can hold it up. Zero rows:
--- never deployed.
+-- Serializes the deployments and switches of a graph's generations. Only roles that may change these rows can hold
+-- this up. Zero rows: the graph was never deployed.
 SELECT graph_id FROM mill.graphs WHERE family = %(name)s ORDER BY graph_id FOR NO KEY UPDATE;
 
 -- name: lock_names
--- One new graph or generation at a time: each looks for a name that is free now, and will be after a switch.
+-- Serializes the registration of new graphs and generations: each needs a name that is free now and after a switch.
 LOCK TABLE mill.graphs IN SHARE ROW EXCLUSIVE MODE;
 
 -- name: read_graph
--- Zero rows: never deployed.
+-- Zero rows: the graph was never deployed.
 SELECT graph_id, name, version, description FROM mill.graphs
  WHERE family = %(family)s AND generation = %(generation)s;
 
 -- name: insert_graph
 -- Always one row.
-INSERT INTO mill.graphs (name, family, generation, fingerprint, description)
-VALUES (%(name)s, %(family)s, %(generation)s, %(fingerprint)s, %(description)s::text::jsonb)
+INSERT INTO mill.graphs (name, family, generation, description)
+VALUES (%(name)s, %(family)s, %(generation)s, %(description)s::text::jsonb)
 RETURNING graph_id, version;
 
 -- name: insert_computation
@@ -32,7 +32,7 @@ SELECT %(graph_id)s, %(computation_id)s, %(graph_version)s, e.place, e.key_lo, e
  ORDER BY e.place;
 
 -- name: insert_schema
--- Zero rows: it is there already.
+-- Zero rows: the schema is stored already.
 INSERT INTO mill.schemas (encoded, digest) VALUES (%(encoded)s, %(digest)s) ON CONFLICT (digest) DO NOTHING;
 
 -- name: insert_stream
@@ -50,7 +50,8 @@ SELECT %(graph_id)s, s.stream_id, c.computation_id, %(input)s, %(key_fields)s
  WHERE s.graph_id = %(graph_id)s AND s.name = %(stream)s AND c.graph_id = %(graph_id)s AND c.name = %(consumer)s;
 
 -- name: insert_cursors
--- One for every consumer and producer interval that a subscription joins. Zero rows: no subscriptions.
+-- Adds a cursor for each pair of a consumer and a producer interval that a subscription joins. Zero rows: the graph
+-- has no subscription.
 INSERT INTO mill.cursors (consumer, producer)
 SELECT DISTINCT c.interval_id, p.interval_id
   FROM mill.subscriptions AS u
@@ -61,14 +62,13 @@ SELECT DISTINCT c.interval_id, p.interval_id
 ON CONFLICT DO NOTHING;
 
 -- name: lock_intervals
--- Waits for the commits in flight; in the order in which they lock. Zero rows: the graph has no computation.
+-- Waits for the commits in flight. Locks in the same order as they do. Zero rows: the graph has no computation.
 SELECT interval_id FROM mill.intervals WHERE graph_id = %(graph_id)s ORDER BY interval_id FOR UPDATE;
 
 -- name: raise_version
--- Fences off every worker that knows the graph as it was, and takes its intervals away. Always one row.
+-- Fences off every worker that knows an earlier version of the graph, and takes its intervals away. Always one row.
 WITH raised AS (
-    UPDATE mill.graphs SET version = version + 1, fingerprint = %(fingerprint)s, description = %(description)s::text::jsonb,
-           deployed_at = now()
+    UPDATE mill.graphs SET version = version + 1, description = %(description)s::text::jsonb, deployed_at = now()
      WHERE graph_id = %(graph_id)s RETURNING graph_id, version
 ), fenced AS (
     UPDATE mill.intervals AS i SET graph_version = r.version, worker_id = NULL, sequencer = i.sequencer + 1
@@ -77,19 +77,20 @@ WITH raised AS (
 SELECT version FROM raised;
 
 -- name: read_injector
--- Its id, how many intervals it has, and the watermark that all of them have published. Always one row.
+-- Reads an injector's id, its number of intervals, and the watermark that all of them have published. Always one row.
 SELECT c.computation_id, count(*) AS places, min(i.low_watermark) AS published
   FROM mill.computations AS c JOIN mill.intervals AS i USING (computation_id)
  WHERE c.graph_id = %(graph_id)s AND c.name = %(computation)s GROUP BY c.computation_id;
 
 -- name: join_intervals
--- New producers join at the watermark that their stream has published (I5). Zero rows: there are none.
+-- New producers join at the watermark that their stream has published (I5). Zero rows: there are no new producers.
 UPDATE mill.intervals
    SET joined = true, input_watermark = %(published)s::bigint, low_watermark = %(published)s::bigint
  WHERE computation_id = %(computation_id)s AND place >= %(first_place)s::integer;
 
 -- name: join_cursors
--- Their consumers begin at the watermark that they have reached (I5). Zero rows: nobody consumes them.
+-- Consumers read new producers from the watermark that the consumers have reached (I5). Zero rows: the new producers
+-- have no consumers.
 UPDATE mill.cursors AS k SET watermark = c.input_watermark
   FROM mill.intervals AS c, mill.intervals AS p
  WHERE k.consumer = c.interval_id AND k.producer = p.interval_id
@@ -105,8 +106,8 @@ UPDATE mill.streams SET schema_id = (SELECT schema_id FROM mill.schemas WHERE di
  WHERE graph_id = %(graph_id)s AND name = %(name)s;
 
 -- name: join_consumer_cursors
--- A new consumer has consumed all that its producers have committed, and has their watermarks at these positions
--- (I3, I5). Zero rows: it is an injector.
+-- A new consumer starts behind everything that its producers have committed, with their watermarks at these positions
+-- (I3, I5). Zero rows: the computation is an injector.
 INSERT INTO mill.cursors (consumer, producer, seq, watermark)
 SELECT DISTINCT c.interval_id, p.interval_id, p.bundle, p.low_watermark
   FROM mill.computations AS n
@@ -117,7 +118,8 @@ SELECT DISTINCT c.interval_id, p.interval_id, p.bundle, p.low_watermark
  WHERE n.graph_id = %(graph_id)s AND n.name = %(computation)s;
 
 -- name: join_consumer_intervals
--- It has nothing to do yet, so it publishes what it has been told (I5). Zero rows: it is an injector.
+-- A new consumer has no pending work, so it publishes its input watermark (I5). Zero rows: the computation is an
+-- injector.
 UPDATE mill.intervals AS i SET input_watermark = k.watermark, low_watermark = k.watermark
   FROM (SELECT n.consumer, min(n.watermark) AS watermark FROM mill.cursors AS n
           JOIN mill.intervals AS c ON c.interval_id = n.consumer
@@ -131,7 +133,7 @@ UPDATE mill.result_tables SET value_columns = %(value_columns)s::text::jsonb
  WHERE graph_id = %(graph_id)s AND name = %(name)s;
 
 -- name: read_columns
--- Columns of a table or view of a graph, in order. Zero rows: there is none of this name.
+-- Reads the columns of a graph's table or view, in order. Zero rows: the relation does not exist.
 SELECT a.attname FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid
   JOIN pg_namespace AS n ON n.oid = c.relnamespace
  WHERE n.nspname = %(schema)s AND c.relname = %(relation)s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum;
@@ -145,7 +147,7 @@ SELECT %(graph_id)s, %(name)s, %(kind)s, c.computation_id, s.stream_id, %(key_co
  WHERE s.graph_id = %(graph_id)s AND s.name = %(stream)s AND c.graph_id = %(graph_id)s AND c.name = %(computation)s;
 
 -- name: find_relations
--- Names in a graph's schema that are taken already. Zero rows: all are free.
+-- Finds names that are taken already in a graph's schema. Zero rows: all names are free.
 SELECT c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
  WHERE n.nspname = %(schema)s AND c.relname = ANY (%(names)s);
 
@@ -156,7 +158,7 @@ SELECT i.interval_id, c.name AS computation, i.place, i.key_lo, i.key_hi, i.sour
  WHERE i.graph_id = %(graph_id)s ORDER BY c.place, i.place;
 
 -- name: read_secret
--- Of a graph: what its names at brokers are made from. Always one row.
+-- Reads the secret from which a graph's names at brokers are derived. Always one row.
 SELECT secret::text FROM mill.graphs WHERE graph_id = %(graph_id)s;
 
 -- name: read_subscriptions
@@ -168,31 +170,31 @@ SELECT u.subscription_id, s.name AS stream, c.name AS consumer, u.input
  WHERE u.graph_id = %(graph_id)s;
 
 -- name: read_result_tables
--- Zero rows: the graph has none.
+-- Zero rows: the graph has no result table.
 SELECT table_id, name, kind, key_columns, value_columns FROM mill.result_tables WHERE graph_id = %(graph_id)s;
 
 -- name: read_revision
--- The newest migration that ran. Zero rows: none.
+-- Reads the newest migration that has run. Zero rows: no migration has run.
 SELECT version_num FROM mill.alembic_version;
 
 -- name: read_headers_of
--- A computation's intervals as they stand. Zero rows: there is no such computation.
+-- Reads the headers of a computation's intervals. Zero rows: the computation does not exist.
 SELECT i.interval_id, i.sequencer, i.bundle FROM mill.intervals AS i JOIN mill.computations AS c USING (computation_id)
  WHERE i.graph_id = %(graph_id)s AND c.name = %(computation)s ORDER BY i.interval_id;
 
 -- name: read_state
--- All folded cells of an interval, a key's together. Zero rows: no key has any.
+-- Reads all folded cells of an interval, key by key. Zero rows: the interval has no state.
 SELECT key_hash, key, namespace, subkey, value FROM mill.keyed
  WHERE interval_id = %(interval)s AND kind = 'state' ORDER BY key_hash, key, namespace, subkey;
 
 -- name: delete_state
--- All cells of some keys. Zero rows: they have none.
+-- Deletes all cells of some keys. Zero rows: the keys have no cells.
 DELETE FROM mill.keyed AS k USING unnest(%(key_hashes)s, %(keys)s) AS gone (key_hash, key)
  WHERE k.interval_id = %(interval)s AND hashtextextended(k.key, 0) = hashtextextended(gone.key COLLATE "C", 0)
    AND k.key = gone.key COLLATE "C" AND k.kind = 'state' AND k.key_hash = gone.key_hash;
 
 -- name: insert_state
--- Cells as they are from the next bundle on. Zero rows: all have their defaults.
+-- Adds the cells that hold from the next bundle on. Zero rows: all cells have their defaults.
 INSERT INTO mill.keyed (interval_id, kind, namespace, key, subkey, key_hash, fire_at, bundle, value)
 SELECT %(interval)s, 'state', e.namespace, e.key, e.subkey, e.key_hash, 4611686018427387904, %(bundle)s, e.value
   FROM unnest(%(key_hashes)s, %(keys)s, %(namespaces)s, %(subkeys)s, %(documents)s)

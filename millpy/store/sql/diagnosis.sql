@@ -1,7 +1,7 @@
--- What `millpy doctor` looks at. Everything here can be read without special rights; what needs them is null.
+-- The queries of `millpy doctor`. They need no special rights: a value that the role may not read is null.
 
 -- name: look_at_server
--- Version, settings, connections and this role. Always one row.
+-- Reads version, settings, connections and this role. Always one row.
 SELECT current_setting('server_version_num')::integer AS version,
        current_setting('fsync') AS fsync,
        current_setting('synchronous_commit') AS synchronous_commit,
@@ -26,7 +26,7 @@ SELECT current_setting('server_version_num')::integer AS version,
        to_regclass('mill.alembic_version')::text AS migrated;
 
 -- name: look_at_settings
--- Defaults of this database and role that would change what sessions do. Zero rows: none.
+-- Finds defaults of this database and role that change how sessions behave. Zero rows: all have the expected value.
 SELECT name, reset_val AS value FROM pg_settings
  WHERE (name = 'default_transaction_isolation' AND reset_val <> 'read committed')
     OR (name = 'default_transaction_read_only' AND reset_val <> 'off')
@@ -36,7 +36,8 @@ SELECT name, reset_val AS value FROM pg_settings
  ORDER BY name;
 
 -- name: look_for_old_snapshots
--- Who keeps the oldest rows from being cleaned up, the oldest first. Zero rows: nobody for longer than a minute.
+-- Finds what keeps old rows from being vacuumed, oldest first. Zero rows: nothing has done so for longer than a
+-- minute.
 SELECT 'session' AS kind, pid::text AS name, usename::text AS role, application_name AS application, state,
        extract(epoch FROM clock_timestamp() - xact_start)::double precision AS age_s
   FROM pg_stat_activity
@@ -53,7 +54,7 @@ SELECT 'replication slot', slot_name::text, '', coalesce(plugin::text, 'physical
  ORDER BY age_s DESC NULLS LAST;
 
 -- name: look_at_workers
--- Processes with what they own. Zero rows: none has run, or all have left.
+-- Reads workers and the number of intervals that each owns. Zero rows: no worker has run, or all have left.
 SELECT g.name AS graph, w.worker_id::text AS worker, w.host, w.pid,
        extract(epoch FROM w.lease_deadline - clock_timestamp())::double precision AS lease_left_s,
        (SELECT count(*) FROM mill.intervals AS i WHERE i.worker_id = w.worker_id)::integer AS intervals
@@ -61,7 +62,8 @@ SELECT g.name AS graph, w.worker_id::text AS worker, w.host, w.pid,
  ORDER BY g.name, w.registered_at;
 
 -- name: look_at_clocks
--- What live workers have said last of the database's clock, where they still do not follow it. Zero rows: all do.
+-- Reads the latest report of each live worker that does not follow the database's clock. Zero rows: all workers follow
+-- it.
 SELECT g.name AS graph, w.worker_id::text AS worker, w.host, said.kind, (said.detail ->> 'ahead_s')::double precision AS ahead_s,
        extract(epoch FROM clock_timestamp() - said.at)::double precision AS since_s
   FROM mill.workers AS w
@@ -73,7 +75,7 @@ SELECT g.name AS graph, w.worker_id::text AS worker, w.host, said.kind, (said.de
  ORDER BY g.name, w.registered_at;
 
 -- name: look_at_graphs
--- Each graph with its intervals that nobody works on, and its deltas that are not folded. Zero rows: no graph.
+-- Reads each graph with its intervals without an owner and its unfolded deltas. Zero rows: no graph is deployed.
 SELECT g.name AS graph, g.generation, g.name <> g.family AS beside, count(*)::integer AS intervals,
        count(*) FILTER (WHERE w.worker_id IS NULL OR w.lease_deadline < clock_timestamp())::integer AS ownerless,
        bool_and(i.low_watermark >= 4611686018427387904) AS finished,
@@ -86,7 +88,7 @@ SELECT g.name AS graph, g.generation, g.name <> g.family AS beside, count(*)::in
  GROUP BY g.graph_id ORDER BY g.name;
 
 -- name: look_at_rings
--- Each ring: how many slots are taken, and the oldest that is still needed. Always three rows.
+-- Reads each ring: the number of slots in use, and the oldest slot that is still needed. Always three rows.
 SELECT e.ring, count(*) FILTER (WHERE e.state <> 'free')::integer AS taken, count(*)::integer AS slots,
        count(to_regclass(format('mill.%I', e.ring || '_' || e.slot)))::integer AS partitions,
        sum(pg_total_relation_size(to_regclass(format('mill.%I', e.ring || '_' || e.slot))))::bigint AS bytes,
@@ -97,7 +99,7 @@ SELECT e.ring, count(*) FILTER (WHERE e.state <> 'free')::integer AS taken, coun
  GROUP BY e.ring ORDER BY e.ring;
 
 -- name: look_who_needs_segments
--- The consumers that have not read what a slot of segments holds. Zero rows: nobody needs it.
+-- Finds the consumers that have not read all segments of a slot. Zero rows: the slot is not needed.
 SELECT DISTINCT g.name AS graph, c.name AS computation
   FROM mill.subscriptions AS u
   JOIN mill.streams AS t ON t.stream_id = u.stream_id
@@ -111,7 +113,7 @@ SELECT DISTINCT g.name AS graph, c.name AS computation
  ORDER BY 1, 2;
 
 -- name: look_who_needs_deltas
--- The computations whose state in a slot of deltas is not folded. Zero rows: nobody needs it.
+-- Finds the computations with unfolded deltas in a slot. Zero rows: the slot is not needed.
 SELECT DISTINCT g.name AS graph, c.name AS computation
   FROM mill.intervals AS i
   JOIN mill.computations AS c USING (computation_id)
@@ -121,7 +123,7 @@ SELECT DISTINCT g.name AS graph, c.name AS computation
  ORDER BY 1, 2;
 
 -- name: look_who_needs_dedupe_runs
--- The sources whose ids in a slot have not expired. Zero rows: nobody needs it.
+-- Finds the sources whose dedupe ids in a slot have not expired. Zero rows: the slot is not needed.
 SELECT DISTINCT g.name AS graph, c.name AS computation
   FROM mill.intervals AS i
   JOIN mill.computations AS c USING (computation_id)
@@ -134,7 +136,7 @@ SELECT DISTINCT g.name AS graph, c.name AS computation
  ORDER BY 1, 2;
 
 -- name: look_at_rights
--- What this role may do. Always one row.
+-- Reads the rights of this role. Always one row.
 SELECT has_database_privilege(current_database(), 'CREATE') AS may_create_schemas,
        coalesce(has_schema_privilege(to_regnamespace('mill'), 'USAGE'), false) AS may_use_mill,
        coalesce(has_table_privilege(to_regclass('mill.intervals'), 'UPDATE'), false) AS may_commit,
@@ -143,14 +145,15 @@ SELECT has_database_privilege(current_database(), 'CREATE') AS may_create_schema
        pg_has_role(current_user, (SELECT nspowner FROM pg_namespace WHERE nspname = 'mill'), 'MEMBER') AS is_owner;
 
 -- name: look_at_logins
--- Logins that run workers here now. Zero rows: none that this role can see.
+-- Finds the logins that run workers here now. Zero rows: this role can see none.
 SELECT DISTINCT a.usename::text AS login, r.rolsuper AS superuser,
        pg_has_role(a.usesysid, (SELECT nspowner FROM pg_namespace WHERE nspname = 'mill'), 'MEMBER') AS owns
   FROM pg_stat_activity AS a JOIN pg_roles AS r ON r.oid = a.usesysid
  WHERE a.datname = current_database() AND a.application_name = 'millpy commit' ORDER BY 1;
 
 -- name: look_at_result_tables
--- Whether they are there, and whether the worker's role can write to them: null without roles. Zero rows: no tables.
+-- Tells whether each result table exists, and whether the worker's role can write to it (null without roles). Zero
+-- rows: there are no result tables.
 SELECT g.name AS graph, t.name AS table, c.oid IS NOT NULL AS found,
        has_table_privilege(w.oid, c.oid, 'INSERT') AND has_table_privilege(w.oid, c.oid, 'UPDATE')
        AND has_table_privilege(w.oid, c.oid, 'DELETE') AND has_table_privilege(w.oid, c.oid, 'SELECT') AS granted,
@@ -164,8 +167,9 @@ SELECT g.name AS graph, t.name AS table, c.oid IS NOT NULL AS found,
  ORDER BY 1, 2;
 
 -- name: look_at_triggers
--- Functions of users' triggers on result tables that name a table or function without its schema, as far as their text
--- shows: workers' connections have nothing on their search_path, where the function sets none. Zero rows: none.
+-- Finds functions of users' triggers on result tables that set no search_path and, as far as their text shows, name a
+-- table or function without its schema: the search_path of a worker's connection does not lead to it. Zero rows: there
+-- are none.
 SELECT DISTINCT format('%I.%I', g.name, t.name) AS table, f.oid::regproc::text AS function, named.name[1] AS name
   FROM mill.result_tables AS t
   JOIN mill.graphs AS g USING (graph_id)
@@ -185,8 +189,8 @@ SELECT DISTINCT format('%I.%I', g.name, t.name) AS table, f.oid::regproc::text A
    AND NOT EXISTS (SELECT FROM pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace AND proname = lower(named.name[1]))
  ORDER BY 1, 2, 3;
 
--- name: look_at_set_aside
--- Dead letters and late records by stream in the last hour, the most first. Zero rows: none.
+-- name: look_at_dead_letters
+-- Counts dead letters and late records of the last hour by stream, most first. Zero rows: there were none.
 SELECT kind, graph, stream, count(*)::bigint AS count
   FROM (SELECT 'dead letter' AS kind, graph, stream FROM millpy.dead_letters
          WHERE dead_lettered_at > clock_timestamp() - interval '1 hour'
@@ -196,7 +200,8 @@ SELECT kind, graph, stream, count(*)::bigint AS count
  GROUP BY kind, graph, stream ORDER BY count DESC;
 
 -- name: look_at_standstills
--- Source partitions that stand still, and computations with keys that are parked; one of the reasons. Zero rows: none.
+-- Finds paused sources and computations with parked keys, with one of the reasons. Zero rows: nothing is paused or
+-- parked.
 SELECT 'source' AS kind, graph, stream AS name, count(*)::bigint AS count, min(paused_because) AS reason
   FROM millpy.sources WHERE state = 'paused' GROUP BY graph, stream
  UNION ALL
@@ -204,5 +209,5 @@ SELECT 'keys', graph, computation, count(*)::bigint, min(detail) FROM millpy.par
  ORDER BY kind DESC, graph, name;
 
 -- name: look_at_balance
--- Where the accounting does not add up. Zero rows: it does.
+-- Finds where the accounting does not add up (I8). Zero rows: it adds up everywhere.
 SELECT graph, stream, coalesce(consumer, source_partition, result_table) AS part FROM millpy.accounting WHERE NOT balanced;

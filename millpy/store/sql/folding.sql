@@ -1,7 +1,7 @@
 -- name: choose_piece
--- The next contiguous documents after the folded bundle, and after a part of one that is being folded, of about
--- piece_bytes, at least one; and the bundle that is folded with them. Zero rows: the grant is stale; a null end: nothing
--- is unfolded.
+-- Chooses the next contiguous documents: those after the folded bundle and after the last part that was folded, about
+-- piece_bytes of them and at least one. `complete` is the last bundle that is folded with them. A null `upto`: nothing
+-- is unfolded. Zero rows: the grant is stale.
 SELECT i.folded_bundle, piece.upto, piece.upto_part, coalesce(piece.complete, i.folded_bundle) AS complete, piece.bytes, piece.slots
   FROM mill.intervals AS i
   LEFT JOIN LATERAL (
@@ -17,14 +17,14 @@ SELECT i.folded_bundle, piece.upto, piece.upto_part, coalesce(piece.complete, i.
  WHERE i.interval_id = %(interval)s AND i.sequencer = %(sequencer)s;
 
 -- name: fold_piece
--- Brings the documents of (after, upto] into rows, newest per key. Zero rows: only tombstones.
--- Each document is parsed once into its parts: reading a member of json once a row would parse it again every time.
+-- Folds the documents of (after, upto] into rows, newest per key. Zero rows: there were only tombstones.
+-- Each document is parsed into its parts once: reading a member of the json for each row would parse it every time.
 WITH parts AS MATERIALIZED (
     SELECT d.bundle, e.*
       FROM mill.deltas AS d
      CROSS JOIN LATERAL json_to_recordset(d.document) AS e
            (kind text, namespace text, hash json, key json, subkey json, value json, fire_at json)
-     WHERE d.slot = ANY (%(slots)s::smallint[])  -- known when it is planned: other slots are not even locked
+     WHERE d.slot = ANY (%(slots)s::smallint[])  -- known at planning time: other slots are not even locked
        AND d.interval_id = %(interval)s AND d.bundle > %(folded)s AND d.bundle <= %(upto)s
        AND (d.bundle, d.part) > (%(after)s::bigint, %(after_part)s::integer)
        AND (d.bundle, d.part) <= (%(upto)s::bigint, %(upto_part)s::integer)
@@ -36,12 +36,12 @@ WITH parts AS MATERIALIZED (
            json_array_elements_text(p.hash), json_array_elements(p.key), json_array_elements_text(p.subkey),
            json_array_elements(p.value), json_array_elements_text(p.fire_at)) AS c (key_hash, key, subkey, value, fire_at)
 ), newest AS MATERIALIZED (
-    -- The hash first: it is cheap to compare and nearly always decides. Rows go in in the order of the index.
+    -- The hash comes first: it is cheap to compare and nearly always decides. Rows are inserted in index order.
     SELECT DISTINCT ON (text_hash, key COLLATE "C", kind COLLATE "C", namespace COLLATE "C", subkey COLLATE "C") *
       FROM changes
      ORDER BY text_hash, key COLLATE "C", kind COLLATE "C", namespace COLLATE "C", subkey COLLATE "C", bundle DESC
 ), gone AS (
-    -- One index probe a tombstone, whatever the planner thinks of their number.
+    -- One index probe for each tombstone, whatever number of tombstones the planner expects.
     DELETE FROM mill.keyed AS k
      WHERE k.ctid = ANY (ARRAY(
            SELECT found.place
@@ -64,5 +64,5 @@ DO UPDATE SET value = excluded.value, fire_at = excluded.fire_at, bundle = exclu
  WHERE k.bundle < excluded.bundle;
 
 -- name: end_fold
--- Raises MW001 when the grant is stale; then the whole piece is undone. Always one row.
+-- Raises MW001 when the grant is stale, which undoes the whole piece. Always one row.
 SELECT mill.end_fold(%(interval)s, %(sequencer)s, %(folded)s, %(complete)s);

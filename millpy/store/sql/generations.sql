@@ -1,16 +1,17 @@
 -- name: read_generations
--- All generations of a graph with their watermarks and live workers, oldest first. Zero rows: never deployed.
+-- Reads all generations of a graph with their watermarks and live workers, oldest first. Zero rows: the graph was
+-- never deployed.
 SELECT g.graph_id, g.name, g.generation, g.version,
        (SELECT coalesce(min(i.low_watermark), -4611686018427387904) FROM mill.intervals AS i WHERE i.graph_id = g.graph_id),
        (SELECT count(*) FROM mill.workers AS w WHERE w.graph_id = g.graph_id AND w.lease_deadline > clock_timestamp())
   FROM mill.graphs AS g WHERE g.family = %(family)s ORDER BY g.generation;
 
 -- name: read_family
--- Zero rows: no graph is called so.
+-- Zero rows: no graph has this name.
 SELECT family FROM mill.graphs WHERE name = %(name)s;
 
 -- name: find_claimed_names
--- Names that graphs of other families have, or get when they are switched. Zero rows: none of these.
+-- Finds names that graphs of other families have, or would get at a switch. Zero rows: the names are free.
 SELECT found.name FROM (
     SELECT o.name FROM mill.graphs AS o WHERE o.family <> %(family)s
      UNION
@@ -20,7 +21,7 @@ SELECT found.name FROM (
  WHERE found.name = ANY (%(names)s) ORDER BY found.name;
 
 -- name: fence_graph
--- Fences off every worker of a graph, which stays what it is. Always one row.
+-- Fences off every worker of a graph, which itself does not change. Always one row.
 WITH raised AS (
     UPDATE mill.graphs SET version = version + 1 WHERE graph_id = %(graph_id)s RETURNING graph_id, version
 ), fenced AS (
@@ -38,11 +39,11 @@ UPDATE mill.graphs SET name = %(name)s WHERE graph_id = %(graph_id)s;
 SELECT name FROM mill.result_tables WHERE graph_id = %(graph_id)s ORDER BY name;
 
 -- name: find_tables
--- Zero rows: the graph of this name has no result table.
+-- Zero rows: the graph has no result table.
 SELECT t.table_id FROM mill.result_tables AS t JOIN mill.graphs AS g USING (graph_id) WHERE g.name = %(name)s;
 
 -- name: find_readers
--- Views and other rules, not ours, that read some relations of a schema. Zero rows: none.
+-- Finds users' views and rules that read some relations of a schema. Zero rows: there are none.
 WITH ours AS (
     SELECT c.oid FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
      WHERE n.nspname = %(schema)s AND c.relname = ANY (%(names)s)
@@ -55,7 +56,7 @@ SELECT DISTINCT v.oid::regclass::text
  ORDER BY 1;
 
 -- name: find_extras
--- What a person has put on some tables, and what goes by them. Zero rows: none.
+-- Finds users' objects on some tables, and objects that depend on them. Zero rows: there are none.
 WITH ours AS (
     SELECT c.oid, c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
      WHERE n.nspname = %(schema)s AND c.relname = ANY (%(names)s)
@@ -87,13 +88,14 @@ SELECT relname, what, name FROM (
  ORDER BY 1, 2, 3;
 
 -- name: read_schema_grants
--- Rights on a schema that are not its owner's. Zero rows: there are none.
+-- Reads rights on a schema, without its owner's. Zero rows: there are none.
 SELECT a.grantee::regrole::text, a.grantee = 0, a.privilege_type, a.is_grantable
   FROM pg_namespace AS n CROSS JOIN LATERAL aclexplode(n.nspacl) AS a
  WHERE n.nspname = %(schema)s AND a.grantee <> n.nspowner;
 
 -- name: read_grants
--- Rights on some relations and their columns (empty: all) that are not their owner's. Zero rows: there are none.
+-- Reads rights on some relations and their columns (empty: the whole relation), without their owner's. Zero rows:
+-- there are none.
 WITH ours AS (
     SELECT c.* FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
      WHERE n.nspname = %(schema)s AND c.relname = ANY (%(names)s)
@@ -107,7 +109,7 @@ SELECT o.relname, a.grantee::regrole::text, a.grantee = 0, a.privilege_type, a.i
  CROSS JOIN LATERAL aclexplode(t.attacl) AS a WHERE a.grantee <> o.relowner;
 
 -- name: read_guards
--- Row-level security of some relations. Zero rows: none of them is there.
+-- Reads the row-level security of some relations. Zero rows: the relations do not exist.
 SELECT c.relname, c.relrowsecurity, c.relforcerowsecurity
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
  WHERE n.nspname = %(schema)s AND c.relname = ANY (%(names)s);
@@ -118,16 +120,17 @@ SELECT tablename, policyname, permissive, roles::text[], cmd, qual, with_check F
  WHERE schemaname = %(schema)s AND tablename = ANY (%(names)s);
 
 -- name: hold_graph
--- Waits for workers that register; nobody does from then on, until the end of this transaction. Zero rows: it is gone.
+-- Waits for workers that register, and keeps others from registering until the end of this transaction. Zero rows: the
+-- graph is gone.
 SELECT graph_id FROM mill.graphs WHERE name = %(name)s FOR UPDATE;
 
 -- name: forget_state
--- Zero rows: the interval has none.
+-- Zero rows: the interval has no folded rows.
 DELETE FROM mill.keyed WHERE interval_id = %(interval)s;
 
 -- name: forget_intervals
--- All that is stored of intervals beside what their own rows take along. Slots of the rings are emptied when they are
--- due: nobody needs what is in them. Zero rows: no request waited for them.
+-- Deletes the data of intervals that is not deleted with their own rows. Rows in the rings stay until their slots
+-- are emptied. Zero rows: no release was requested.
 WITH c AS (
     DELETE FROM mill.cursors WHERE consumer = ANY (%(intervals)s) OR producer = ANY (%(intervals)s)
 ), s AS (
@@ -138,27 +141,26 @@ WITH c AS (
     DELETE FROM mill.late_records WHERE interval_id = ANY (%(intervals)s)
 ), p AS (
     DELETE FROM mill.pauses WHERE interval_id = ANY (%(intervals)s)
-), o AS (
-    DELETE FROM mill.outbox WHERE interval_id = ANY (%(intervals)s)
 ), q AS (
     DELETE FROM mill.source_states WHERE interval_id = ANY (%(intervals)s)
 )
 DELETE FROM mill.releases WHERE interval_id = ANY (%(intervals)s);
 
 -- name: forget_graph
--- With what its own row takes along. Always one row.
+-- Also deletes what refers to the graph's row. Always one row.
 DELETE FROM mill.graphs WHERE graph_id = %(graph_id)s;
 
--- name: count_set_aside
--- Records of a graph that wait for a person. Always one row.
+-- name: count_open_records
+-- Counts dead letters and late records of a graph that are not settled. Always one row.
 SELECT (SELECT count(*) FROM mill.dead_letters AS d JOIN mill.intervals AS i USING (interval_id)
-         WHERE i.graph_id = %(graph_id)s AND d.state IN ('set_aside', 'requested')),
+         WHERE i.graph_id = %(graph_id)s AND d.state IN ('open', 'requested')),
        (SELECT count(*) FROM mill.late_records AS l JOIN mill.intervals AS i USING (interval_id)
-         WHERE i.graph_id = %(graph_id)s AND l.state IN ('set_aside', 'requested'));
+         WHERE i.graph_id = %(graph_id)s AND l.state IN ('open', 'requested'));
 
 -- name: read_partitions
--- What a graph reads: streams, their source partitions, and the source in words. Zero rows: it has no source.
-SELECT c.name, p.partition, c.computation #>> '{meaning,source}'
+-- Reads a graph's source streams, their source partitions, and the kind of each source. Zero rows: the graph
+-- has no source.
+SELECT c.name, p.partition, c.computation #>> '{identity,source,kind}'
   FROM mill.graphs AS g
  CROSS JOIN LATERAL jsonb_each(g.description -> 'computations') AS c (name, computation)
  CROSS JOIN LATERAL jsonb_array_elements_text(c.computation -> 'partitions') AS p (partition)

@@ -1,5 +1,5 @@
 -- name: register_worker
--- Announces a worker. Zero rows: another version of the graph is deployed than it knows.
+-- Registers a worker. Zero rows: it does not know the deployed version of the graph.
 INSERT INTO mill.workers (worker_id, graph_id, graph_version, computations, host, pid, lease_deadline, lease_s)
 SELECT %(worker_id)s, g.graph_id, g.version, %(computations)s, %(host)s, %(pid)s,
        clock_timestamp() + make_interval(secs => %(ttl_s)s), %(ttl_s)s
@@ -9,40 +9,40 @@ ON CONFLICT (worker_id) DO UPDATE
        lease_deadline = excluded.lease_deadline, lease_s = excluded.lease_s;
 
 -- name: disown
--- A worker that registers owns nothing. Zero rows: it owned nothing.
+-- Takes all intervals from a worker that registers. Zero rows: it owned nothing.
 UPDATE mill.intervals AS i SET worker_id = NULL, sequencer = i.sequencer + 1
   FROM (SELECT interval_id FROM mill.intervals WHERE worker_id = %(worker_id)s
          ORDER BY interval_id FOR NO KEY UPDATE) AS mine
  WHERE i.interval_id = mine.interval_id;
 
 -- name: forget_workers
--- Removes workers that are long gone and own nothing. Zero rows: there are none.
+-- Deletes workers that own nothing and whose lease expired more than an hour ago. Zero rows: there are none.
 DELETE FROM mill.workers AS w
  WHERE w.lease_deadline < clock_timestamp() - interval '1 hour'
    AND NOT EXISTS (SELECT FROM mill.intervals AS i WHERE i.worker_id = w.worker_id);
 
 -- name: record_backend
--- Says which backend commits for a worker; sent on that very connection. Zero rows: the worker is not registered.
+-- Records the backend that commits for a worker; runs on that connection. Zero rows: the worker is not registered.
 UPDATE mill.workers SET backend_pid = a.pid, backend_start = a.backend_start
   FROM pg_stat_activity AS a
  WHERE worker_id = %(worker_id)s AND a.pid = pg_backend_pid();
 
 -- name: this_backend
--- The identity of this connection's backend. Always one row.
+-- Reads the identity of this connection's backend. Always one row.
 SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid();
 
 -- name: is_at_work
--- Whether a backend works for its client, and does not wait for it. Zero rows: there is none.
+-- Tells whether a backend works for its client instead of waiting for it. Zero rows: the backend does not exist.
 SELECT state = 'active' AND coalesce(wait_event, '') NOT IN ('ClientRead', 'ClientWrite')
   FROM pg_stat_activity WHERE pid = %(backend_pid)s;
 
 -- name: read_server
--- When this server was started. Another has another time: a standby that was promoted, a copy or a backup of whatever
--- kind, and what goes on in the same directory after a crash. Needs no right. Always one row.
+-- Reads the start time of this server. It differs on another server (a promoted standby, a copy, a restored backup),
+-- and after a restart in the same directory. Needs no rights. Always one row.
 SELECT extract(epoch FROM pg_postmaster_start_time())::text;
 
 -- name: renew_lease
--- Zero rows: the lease had expired already, or the worker is unknown.
+-- Zero rows: the lease has expired, or the worker is unknown.
 UPDATE mill.workers SET lease_deadline = clock_timestamp() + make_interval(secs => %(ttl_s)s)
  WHERE worker_id = %(worker_id)s AND lease_deadline > clock_timestamp();
 
@@ -51,7 +51,8 @@ UPDATE mill.workers SET lease_deadline = clock_timestamp() + make_interval(secs 
 DELETE FROM mill.workers WHERE worker_id = %(worker_id)s;
 
 -- name: read_ownership
--- Live workers (interval_id null) and intervals (computations null) in one snapshot, with the graph's version. As mill.alive has it.
+-- Reads live workers (interval_id null) and intervals (computations null) in one snapshot, with the graph's version.
+-- Live by the same rule as in mill.alive.
 SELECT w.worker_id, w.computations, NULL::bigint AS interval_id, true AS live, w.graph_version
   FROM mill.workers AS w
  WHERE w.graph_id = %(graph_id)s AND w.lease_deadline > clock_timestamp()
@@ -66,8 +67,9 @@ SELECT i.worker_id, NULL, i.interval_id,
  ORDER BY interval_id;
 
 -- name: claim_intervals
--- Takes what no live worker owns and nobody has locked, and what is this worker's own (the answer to an earlier claim
--- was lost), of the version of the graph that it knows. Zero rows: nothing is free, or this worker's lease is over.
+-- Claims unlocked intervals of the graph version that the worker knows: those without a live owner, and those that the
+-- worker owns already (the answer to an earlier claim was lost). Zero rows: none is free, or the worker's lease has
+-- expired.
 UPDATE mill.intervals AS i SET worker_id = %(worker_id)s, sequencer = i.sequencer + 1
   FROM (SELECT h.interval_id FROM mill.intervals AS h
          WHERE h.interval_id = ANY (%(intervals)s)
@@ -78,17 +80,17 @@ UPDATE mill.intervals AS i SET worker_id = %(worker_id)s, sequencer = i.sequence
 RETURNING i.interval_id, i.sequencer;
 
 -- name: find_locked
--- Those that no live worker owns, and that a claim left out because somebody has them locked. Zero rows: none.
+-- Finds intervals without a live owner that a claim left out because they are locked. Zero rows: there are none.
 SELECT interval_id FROM mill.intervals
  WHERE interval_id = ANY (%(intervals)s) AND mill.alive(%(claimer)s)
    AND (worker_id = %(claimer)s OR NOT mill.alive(worker_id));
 
 -- name: wait_for_rows
--- Waits for the commits that have these headers locked; fails with 55P03 when they take too long.
+-- Waits for the commits that lock these headers. Fails with 55P03 when they take too long.
 SELECT interval_id FROM mill.intervals WHERE interval_id = ANY (%(intervals)s) ORDER BY interval_id FOR NO KEY UPDATE;
 
 -- name: terminate_owners
--- Ends the transactions in which expired owners of these intervals are frozen. Zero rows: no such backend.
+-- Ends the transactions in which expired owners of these intervals are frozen. Zero rows: there is no such backend.
 SELECT pg_terminate_backend(a.pid)
   FROM mill.workers AS w
   JOIN pg_stat_activity AS a ON a.pid = w.backend_pid AND a.backend_start = w.backend_start
@@ -96,13 +98,13 @@ SELECT pg_terminate_backend(a.pid)
    AND NOT mill.alive(w.worker_id) AND a.xact_start IS NOT NULL;
 
 -- name: find_expired
--- Owners whose lease is over: one that is frozen inside a commit is among them. Zero rows: there are none.
+-- Finds owners whose lease has expired; one that is frozen inside a commit is among them. Zero rows: there are none.
 SELECT w.host, w.pid, w.backend_pid FROM mill.workers AS w
  WHERE w.graph_id = %(graph_id)s AND NOT mill.alive(w.worker_id)
    AND EXISTS (SELECT FROM mill.intervals AS i WHERE i.worker_id = w.worker_id) ORDER BY w.lease_deadline DESC;
 
 -- name: terminate_backends
--- Ends connections that this process has lost. Zero rows: they are gone.
+-- Ends connections that this process has lost. Zero rows: they have ended already.
 SELECT pg_terminate_backend(a.pid)
   FROM unnest(%(pids)s, %(starts)s) AS lost (pid, started)
   JOIN pg_stat_activity AS a ON a.pid = lost.pid AND a.backend_start = lost.started;
@@ -118,7 +120,8 @@ UPDATE mill.intervals AS i SET worker_id = NULL, sequencer = i.sequencer + 1
  WHERE i.interval_id = mine.interval_id;
 
 -- name: raise_sequencers
--- Takes grants over from oneself; waits for a commit in flight. Zero rows: none is ours any more.
+-- Raises the sequencers of a worker's own grants; waits for a commit in flight. Zero rows: none of the grants is
+-- current.
 UPDATE mill.intervals AS i SET sequencer = i.sequencer + 1
   FROM (SELECT h.interval_id FROM mill.intervals AS h
           JOIN unnest(%(intervals)s, %(sequencers)s) AS g (interval_id, sequencer)
@@ -129,5 +132,5 @@ UPDATE mill.intervals AS i SET sequencer = i.sequencer + 1
 RETURNING i.interval_id, i.sequencer;
 
 -- name: server_now
--- µs since the epoch. Always one row.
+-- Reads the server's clock, µs since the epoch. Always one row.
 SELECT mill.instant(clock_timestamp());

@@ -1,10 +1,10 @@
 -- name: poll
--- Headers and segments above the cursors, in one snapshot: a watermark belongs to a position (I5). Each want gives
--- at least one row, with a null seq when nothing is there; zero rows: no such producer.
--- A want asks once per subscription and per slot that holds data, up to segments_max rows each. Where that limit
--- is met, only what lies before the last row is known to be whole; `known` is that bound. What goes beyond the
--- want's share of bytes is cut too, at a seq boundary, but the first seq always goes.
-WITH wants AS MATERIALIZED (
+-- Reads headers, and segments above the cursors, in one snapshot: a watermark belongs to a position (I5). Each query
+-- gives at least one row, whose seq is null when there is no segment. Zero rows: the producer does not exist. A query
+-- reads up to segments_max rows for each subscription and each slot that holds data. Where it meets that limit, only
+-- the seqs before the last row are known to be complete; `known` is that bound. Segments beyond its share of bytes
+-- are cut at a seq boundary as well, except for the first seq.
+WITH queries AS MATERIALIZED (
     SELECT w.place, w.consumer_index, w.producer, w.after, i.bundle AS head_seq, i.low_watermark AS head_watermark,
            greatest(1, %(bytes_max)s::bigint / greatest(1, count(*) FILTER (WHERE i.bundle > w.after) OVER ())) AS share
       FROM unnest(%(places)s, %(consumer_indexes)s, %(producers)s, %(afters)s)
@@ -12,8 +12,8 @@ WITH wants AS MATERIALIZED (
       JOIN mill.intervals AS i ON i.interval_id = w.producer
 ), pairs AS (
     SELECT w.place, w.consumer_index + 1 AS slice, w.producer, w.after, w.head_seq, w.share, a.subscription_id
-      FROM wants AS w
-      JOIN unnest(%(asked_places)s, %(asked_subscriptions)s) AS a (place, subscription_id) ON a.place = w.place
+      FROM queries AS w
+      JOIN unnest(%(subscribed_places)s, %(subscriptions)s) AS a (place, subscription_id) ON a.place = w.place
      WHERE w.head_seq > w.after
 ), found AS MATERIALIZED (
     SELECT p.place, p.share, s.*, count(*) OVER probe AS probed, max(s.seq) OVER probe AS probed_to,
@@ -41,6 +41,6 @@ WITH wants AS MATERIALIZED (
 SELECT w.place, w.head_seq, w.head_watermark, coalesce(g.given < g.found, false) AS truncated,
        g.subscription_id, g.seq, g.previous_seq, g.watermark, g.records, g.checksum,
        CASE WHEN g.records > 0 THEN substr(g.payload, (g.starts + 1)::integer, g.bytes::integer) END AS payload
-  FROM wants AS w
+  FROM queries AS w
   LEFT JOIN given AS g ON g.place = w.place
  ORDER BY w.place, g.seq, g.subscription_id;

@@ -1,30 +1,32 @@
--- What an owner reads, in pieces that are one state as long as the header is the same (see reading.py); state on demand
--- in one snapshot, in a transaction that has locked mill.deltas first, so that no slot is emptied under it.
+-- The reads of an owner. After a claim it reads in pieces, which are one state as long as the header stays the same
+-- (see recovery.py). It reads state on demand in one snapshot, in a transaction that locks mill.deltas first, so that
+-- no slot is emptied meanwhile.
 
 -- name: lock_deltas
--- Keeps slots from being emptied until the end of the transaction. TRUNCATE is invisible to snapshots.
+-- Keeps slots from being emptied until the end of the transaction: a snapshot does not protect rows from TRUNCATE.
 LOCK TABLE mill.deltas IN ACCESS SHARE MODE;
 
 -- name: read_header
--- Zero rows: no such interval.
+-- Zero rows: the interval does not exist.
 SELECT sequencer, bundle, folded_bundle, input_watermark, low_watermark, processing_floor
   FROM mill.intervals WHERE interval_id = %(interval)s;
 
 -- name: count_state
--- Folded rows of state, at most one more than rows_max. Always one row.
+-- Counts folded rows of state, up to rows_max + 1. Always one row.
 SELECT count(*) FROM (SELECT FROM mill.keyed WHERE interval_id = %(interval)s AND kind = 'state'
                        LIMIT %(rows_max)s::bigint + 1) AS counted;
 
 -- name: read_cursors
--- Zero rows: this consumer has no producer.
+-- Zero rows: the consumer has no producers.
 SELECT producer, seq, watermark FROM mill.cursors WHERE consumer = %(interval)s;
 
 -- name: read_last_segments
--- Zero rows: nothing was ever written.
+-- Zero rows: the interval has written no segment yet.
 SELECT subscription_id, seq FROM mill.last_segments WHERE producer = %(interval)s;
 
 -- name: read_deltas
--- Documents of (after, upto], oldest first, of about bytes_max, at least one, and how many there are. Zero rows: none.
+-- Reads documents of (after, upto], oldest first: about bytes_max of them and at least one. `found` is the number of
+-- all that are left. Zero rows: no document is left.
 SELECT p.bundle, p.document::text AS document, p.part, p.found
   FROM (SELECT d.bundle, d.part, d.document, count(*) OVER () AS found,
                sum(d.bytes) OVER (ORDER BY d.bundle, d.part) - d.bytes AS before
@@ -35,8 +37,8 @@ SELECT p.bundle, p.document::text AS document, p.part, p.found
  ORDER BY p.bundle, p.part;
 
 -- name: read_keyed
--- The next folded rows of some kinds, in the order of the index, of about bytes_max, at least one, and how many there
--- are of at most rows_max. Zero rows: no more.
+-- Reads the next folded rows of some kinds, in index order: about bytes_max of them and at least one. `found` counts
+-- the rows that are left, up to rows_max. Zero rows: no row is left.
 SELECT p.kind, p.namespace, p.key, p.subkey, p.key_hash, p.fire_at, p.value, p.text_hash, p.subkey_hash,
        p.found
   FROM (SELECT f.*, count(*) OVER () AS found,
@@ -58,7 +60,7 @@ SELECT p.kind, p.namespace, p.key, p.subkey, p.key_hash, p.fire_at, p.value, p.t
 SELECT bundle, folded_bundle FROM mill.intervals WHERE interval_id = %(interval)s AND sequencer = %(sequencer)s;
 
 -- name: load_state
--- Folded state of some keys. Zero rows: none is folded.
+-- Reads folded state of some keys. Zero rows: the keys have no folded state.
 SELECT k.namespace, k.key, k.subkey, k.key_hash, k.fire_at, k.value
   FROM unnest(%(keys)s) AS asked (key)
   JOIN mill.keyed AS k
@@ -67,11 +69,12 @@ SELECT k.namespace, k.key, k.subkey, k.key_hash, k.fire_at, k.value
    AND k.key = asked.key;
 
 -- name: read_dedupe_bounds
--- The latest dedupe clock, and the newest run that stands for all before it. Always one row.
+-- Reads the latest dedupe clock, and the newest run that replaces all runs before it. Always one row.
 SELECT max(clock), max(bundle) FILTER (WHERE whole) FROM mill.dedupe_runs WHERE interval_id = %(interval)s;
 
 -- name: read_dedupe_runs
--- The next runs that still matter by these bounds, oldest first, of about bytes_max, at least one. Zero rows: no more.
+-- Reads the next runs within these bounds, oldest first: about bytes_max of them and at least one. Zero rows: no run
+-- is left.
 SELECT p.bundle, p.ids, p.times, p.expires_at, p.clock, p.whole
   FROM (SELECT f.*, sum(f.bytes) OVER (ORDER BY f.bundle) - f.bytes AS before
           FROM (SELECT r.*, octet_length(r.ids) + octet_length(r.times) AS bytes

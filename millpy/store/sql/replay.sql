@@ -1,9 +1,10 @@
--- What people have asked for: records set aside that are to be taken again, sources that stand still.
+-- Operators' requests: replays of dead letters and late records, paused sources, releases of parked keys.
 
 -- name: read_requests
--- Of these intervals, oldest first, at most rows_max of each pile and about bytes_max in all. Zero rows: nothing is asked.
+-- Reads the requests for these intervals, oldest first: at most rows_max of each table, about bytes_max in all. Zero
+-- rows: there are none.
 WITH asked AS (
-    (SELECT 'dead_letters' AS pile, d.dead_letter_id AS id, d.interval_id, d.stream, d.computation,
+    (SELECT 'dead_letters' AS table_name, d.dead_letter_id AS id, d.interval_id, d.stream, d.computation,
             coalesce(d.corrected, d.payload) AS payload, d.input, d.wire, d.source_position, d.event_time, d.dedupe_id
        FROM mill.dead_letters AS d
       WHERE d.state = 'requested' AND d.interval_id = ANY (%(intervals)s)
@@ -14,20 +15,20 @@ WITH asked AS (
       WHERE l.state = 'requested' AND l.interval_id = ANY (%(intervals)s)
       ORDER BY l.late_record_id LIMIT %(rows_max)s::integer)
 ), measured AS (
-    SELECT a.*, sum(octet_length(a.payload)) OVER (ORDER BY a.pile, a.id) - octet_length(a.payload) AS before FROM asked AS a
+    SELECT a.*, sum(octet_length(a.payload)) OVER (ORDER BY a.table_name, a.id) - octet_length(a.payload) AS before FROM asked AS a
 )
-SELECT pile, id, interval_id, stream, computation, payload, input, wire, source_position, event_time, dedupe_id
-  FROM measured WHERE before < %(bytes_max)s::bigint ORDER BY pile, id;
+SELECT table_name, id, interval_id, stream, computation, payload, input, wire, source_position, event_time, dedupe_id
+  FROM measured WHERE before < %(bytes_max)s::bigint ORDER BY table_name, id;
 
 -- name: read_pauses
--- Which of these intervals stand still. Zero rows: none.
+-- Reads which of these intervals are paused. Zero rows: none is paused.
 SELECT interval_id FROM mill.pauses WHERE interval_id = ANY (%(intervals)s);
 
 -- name: settle_dead_letters
--- Says what became of requests; without a reason they were taken. Raises MW007 when one is gone. Always one row.
+-- Records the outcome of replays; a null reason means success. Raises MW007 when a request is gone. Always one row.
 WITH settled AS (
     UPDATE mill.dead_letters AS d
-       SET state = CASE WHEN e.reason IS NULL THEN 'replayed' ELSE 'set_aside' END, state_at = now(), bundle = e.bundle,
+       SET state = CASE WHEN e.reason IS NULL THEN 'replayed' ELSE 'open' END, state_at = now(), bundle = e.bundle,
            attempts = d.attempts + (e.reason IS NOT NULL)::integer, reason = coalesce(e.reason, d.reason),
            detail = coalesce(e.detail, d.detail), traceback = coalesce(e.traceback, d.traceback),
            event_time = coalesce(e.event_time, d.event_time), dedupe_id = coalesce(d.dedupe_id, e.dedupe_id)
@@ -39,10 +40,10 @@ WITH settled AS (
 SELECT mill.check_settled((SELECT count(*) FROM settled), cardinality(%(letters)s));
 
 -- name: settle_late_records
--- The same for late records; those with a watermark are late again by it. Always one row.
+-- The same for late records; a watermark means that the record is late again by it. Always one row.
 WITH settled AS (
     UPDATE mill.late_records AS l
-       SET state = CASE WHEN e.watermark IS NULL THEN 'replayed' ELSE 'set_aside' END, state_at = now(), bundle = e.bundle,
+       SET state = CASE WHEN e.watermark IS NULL THEN 'replayed' ELSE 'open' END, state_at = now(), bundle = e.bundle,
            attempts = l.attempts + (e.watermark IS NOT NULL)::integer, watermark = coalesce(e.watermark, l.watermark)
       FROM unnest(%(letters)s, %(intervals)s, %(bundles)s, %(watermarks)s) AS e (late_record_id, interval_id, bundle, watermark)
      WHERE l.late_record_id = e.late_record_id AND l.interval_id = e.interval_id AND l.state = 'requested'
@@ -51,7 +52,7 @@ WITH settled AS (
 SELECT mill.check_settled((SELECT count(*) FROM settled), cardinality(%(letters)s));
 
 -- name: append_pauses
--- Also says so to people. Zero rows: nothing was sent.
+-- Also writes an event for operators. Zero rows: nothing was sent.
 WITH sent AS (
     SELECT * FROM unnest(%(intervals)s, %(bundles)s, %(reasons)s) AS e (interval_id, bundle, reason)
 ), said AS (
@@ -63,10 +64,10 @@ INSERT INTO mill.pauses (interval_id, bundle, reason)
 SELECT interval_id, bundle, reason FROM sent
 ON CONFLICT (interval_id) DO UPDATE SET bundle = excluded.bundle, reason = excluded.reason, paused_at = now();
 
--- name: forget_set_aside
--- Removes the oldest dead letters and late records beyond their time, which are counted, and those settled long ago; at
--- most rows_max of each. now_us is the worker's guarded time: by this server's clock a jump ahead would remove everything.
--- How many. Always one row.
+-- name: forget_dead_letters
+-- Deletes the oldest dead letters and late records beyond their age, which it counts in mill.expired, and those
+-- settled long ago; at most rows_max of each. now_us is the worker's guarded time: if the server's clock decided, a
+-- jump ahead would delete everything. Returns the number of deleted rows. Always one row.
 WITH bounds AS MATERIALIZED (
     SELECT mill.moment(%(now_us)s) - make_interval(secs => %(kept_s)s) AS kept,
            mill.moment(%(now_us)s) - make_interval(secs => %(settled_kept_s)s) AS settled
@@ -92,39 +93,39 @@ WITH bounds AS MATERIALIZED (
          ORDER BY state_at LIMIT %(rows_max)s::integer FOR UPDATE SKIP LOCKED) AS settled
 ), gone_letters AS (
     DELETE FROM mill.dead_letters AS d USING old_letters AS o WHERE d.dead_letter_id = o.id
-    RETURNING d.interval_id, 'dead_letters' AS pile, d.stream, d.computation, d.reason, o.counts
+    RETURNING d.interval_id, 'dead_letters' AS table_name, d.stream, d.computation, d.reason, o.counts
 ), gone_late AS (
     DELETE FROM mill.late_records AS l USING old_late AS o WHERE l.late_record_id = o.id
-    RETURNING l.interval_id, 'late_records' AS pile, l.stream, l.computation, 'late' AS reason, o.counts
+    RETURNING l.interval_id, 'late_records' AS table_name, l.stream, l.computation, 'late' AS reason, o.counts
 ), gone AS (
     SELECT * FROM gone_letters UNION ALL SELECT * FROM gone_late
 ), noted AS (
-    INSERT INTO mill.expired AS x (graph_id, pile, stream, computation, reason, count)
-    SELECT i.graph_id, pile, stream, computation, reason, count(*) FROM gone JOIN mill.intervals AS i USING (interval_id)
+    INSERT INTO mill.expired AS x (graph_id, table_name, stream, computation, reason, count)
+    SELECT i.graph_id, table_name, stream, computation, reason, count(*) FROM gone JOIN mill.intervals AS i USING (interval_id)
      WHERE counts GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5
-    ON CONFLICT (graph_id, pile, stream, computation, reason) DO UPDATE SET count = x.count + excluded.count
+    ON CONFLICT (graph_id, table_name, stream, computation, reason) DO UPDATE SET count = x.count + excluded.count
 )
 SELECT count(*) FROM gone;
 
 -- name: forget_events
--- The same for events. How many. Always one row.
+-- The same for events. Returns the number of deleted rows. Always one row.
 WITH old AS (
     SELECT event_id FROM mill.events WHERE at < mill.moment(%(now_us)s) - make_interval(secs => %(kept_s)s)
      ORDER BY at LIMIT %(rows_max)s::integer FOR UPDATE SKIP LOCKED
 ), gone AS (
     DELETE FROM mill.events AS d USING old WHERE d.event_id = old.event_id RETURNING d.graph_id, d.kind
 ), noted AS (
-    INSERT INTO mill.expired AS x (graph_id, pile, stream, computation, reason, count)
+    INSERT INTO mill.expired AS x (graph_id, table_name, stream, computation, reason, count)
     SELECT graph_id, 'events', '', '', kind, count(*) FROM gone GROUP BY 1, 5 ORDER BY 1, 5
-    ON CONFLICT (graph_id, pile, stream, computation, reason) DO UPDATE SET count = x.count + excluded.count
+    ON CONFLICT (graph_id, table_name, stream, computation, reason) DO UPDATE SET count = x.count + excluded.count
 )
 SELECT count(*) FROM gone;
 
 -- name: read_releases
--- Parked keys that people let go on, oldest request first. Zero rows: none.
+-- Reads requests to release parked keys, oldest first. Zero rows: there are none.
 SELECT release_id, interval_id, key, ticket, discards
   FROM mill.releases WHERE interval_id = ANY (%(intervals)s) ORDER BY release_id LIMIT %(rows_max)s::integer;
 
 -- name: forget_releases
--- Done with, in the commit that did them. Zero rows: somebody has withdrawn them.
+-- Deletes requests in the commit that executes them. Zero rows: they were withdrawn.
 DELETE FROM mill.releases WHERE release_id = ANY (%(release_ids)s);

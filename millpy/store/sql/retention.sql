@@ -1,17 +1,17 @@
 -- name: turn_ring
--- True when a new epoch has begun. Always one row.
+-- Returns true when a new epoch has begun. Always one row.
 SELECT mill.turn_ring(%(ring)s, %(epoch_s)s, %(epoch_bytes)s);
 
 -- name: find_unneeded_slots
--- Filled slots that nobody needs any more. Zero rows: none.
+-- Finds filled slots that are no longer needed. Zero rows: there are none.
 SELECT ring, slot FROM mill.epochs WHERE state = 'filled' AND mill.unneeded(ring, slot) ORDER BY ring, started_at;
 
 -- name: free_slot
--- True when the slot is empty now; 55P03 when writers or readers were in the way. Always one row.
+-- Returns true when the slot is empty now. Fails with 55P03 when writers or readers hold a lock. Always one row.
 SELECT mill.free_slot(%(ring)s, %(slot)s);
 
 -- name: read_backlog
--- Records and bytes above the cursors by producing computation, counted from the stored slices.
+-- Counts records and bytes above the cursors by producing computation, from the stored slices.
 SELECT p.name, coalesce(sum(pending.records), 0)::bigint AS records, coalesce(sum(pending.bytes), 0)::bigint AS bytes
   FROM mill.computations AS p
   JOIN mill.streams AS t ON t.producer_id = p.computation_id
@@ -29,7 +29,7 @@ SELECT p.name, coalesce(sum(pending.records), 0)::bigint AS records, coalesce(su
  GROUP BY p.name;
 
 -- name: read_finished
--- Whether every interval has reached the end, and nothing is to be taken again or to go on. Always one row.
+-- Tells whether every interval has reached the end, and no replay or release is requested. Always one row.
 SELECT coalesce(bool_and(i.low_watermark >= 4611686018427387904
                          AND NOT EXISTS (SELECT FROM mill.dead_letters AS d WHERE d.interval_id = i.interval_id AND d.state = 'requested')
                          AND NOT EXISTS (SELECT FROM mill.late_records AS l WHERE l.interval_id = i.interval_id AND l.state = 'requested')
@@ -43,22 +43,22 @@ INSERT INTO mill.events (graph_id, kind, detail)
 SELECT %(graph_id)s, kind, detail FROM unnest(%(kinds)s, %(details)s::jsonb[]) AS e (kind, detail);
 
 -- name: hint
--- A hint that there is something to read. Always one row.
+-- Hints that there is something to read. Always one row.
 SELECT pg_notify(%(channel)s, %(sender)s);
 
 -- name: read_queue_usage
--- How full the queue of notifications is. Asked that, the server lets go of what nobody waits for any more; else a full
--- queue stays full when whoever held it up has gone. Always one row.
+-- Reads how full the notification queue is. This also makes the server discard notifications that every listener has
+-- read: otherwise a full queue stays full after the transaction that held it up has ended. Always one row.
 SELECT pg_notification_queue_usage() AS usage;
 
 -- name: state_sources
--- Zero rows: nothing has changed.
+-- Records which sources are quiet. Zero rows: nothing has changed.
 INSERT INTO mill.source_states AS s (interval_id, quiet)
 SELECT interval_id, quiet <> 0 FROM unnest(%(intervals)s, %(quiets)s) AS e (interval_id, quiet)
     ON CONFLICT (interval_id) DO UPDATE SET quiet = excluded.quiet WHERE s.quiet <> excluded.quiet;
 
 -- name: read_sources
--- All source partitions of a graph as they stand. Zero rows: it has none.
+-- Reads the watermark and state of all source partitions of a graph. Zero rows: the graph has no source.
 SELECT i.interval_id, i.low_watermark, coalesce(s.quiet, false) AS quiet
   FROM mill.computations AS c
   JOIN mill.intervals AS i USING (computation_id)

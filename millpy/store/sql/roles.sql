@@ -1,6 +1,6 @@
 -- name: act_as_owner
--- Takes the owner's role on for this transaction, so that what is made is the owner's. Zero rows: there are no roles,
--- this is the owner already, or may not become it.
+-- Takes on the owner's role for this transaction, so that the owner owns what it creates. Zero rows: there are no
+-- roles, or this role is the owner already or may not become it.
 SELECT set_config('role', r.owner, true)
   FROM mill.roles AS r WHERE r.owner <> current_user AND pg_has_role(current_user, r.owner, 'MEMBER');
 
@@ -9,7 +9,7 @@ SELECT set_config('role', r.owner, true)
 SELECT has_table_privilege('mill.graphs', 'INSERT') AS may, current_user::text AS role;
 
 -- name: read_roles
--- Zero rows: `millpy migrate --roles` has not run.
+-- Zero rows: `millpy migrate --roles` has not run yet.
 SELECT owner, worker, reader FROM mill.roles;
 
 -- name: record_roles
@@ -18,12 +18,12 @@ INSERT INTO mill.roles (owner, worker, reader) VALUES (%(owner)s, %(worker)s, %(
 ON CONFLICT (alone) DO NOTHING;
 
 -- name: find_foreign
--- What of millpy belongs to somebody else than the owner, schemas first. Zero rows: nothing.
+-- Finds millpy's objects that belong to another role than the owner, schemas first. Zero rows: there are none.
 WITH spaces AS (
     SELECT n.oid, n.nspname, n.nspowner FROM pg_namespace AS n
      WHERE n.nspname IN ('mill', 'millpy')
         OR (n.nspname IN (SELECT g.name FROM mill.graphs AS g JOIN mill.result_tables AS t USING (graph_id))
-            -- Names that no graph can have, whoever has written them.
+            -- A graph cannot have these names, whatever mill.graphs says.
             AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('public', 'information_schema'))
 )
 SELECT kind, named FROM (
@@ -43,7 +43,7 @@ SELECT kind, named FROM (
  ORDER BY place, named;
 
 -- name: find_ungranted
--- Result tables that workers cannot write to: those from before the roles. Zero rows: none.
+-- Finds result tables that workers cannot write to, which are older than the roles. Zero rows: there are none.
 SELECT g.name AS schema, t.name AS table
   FROM mill.result_tables AS t JOIN mill.graphs AS g USING (graph_id)
  WHERE to_regclass(format('%%I.%%I', g.name, t.name)) IS NOT NULL
@@ -51,7 +51,7 @@ SELECT g.name AS schema, t.name AS table
  ORDER BY 1, 2;
 
 -- name: find_functions_of_views
--- Ours that views of ours call, and the one that explains a watermark. Always at least one row.
+-- Finds millpy's functions that millpy's views call, and the one that explains a watermark. Always at least one row.
 SELECT DISTINCT format('%I.%I(%s)', n.nspname, p.proname, pg_get_function_identity_arguments(p.oid)) AS function
   FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
  WHERE n.nspname IN ('mill', 'millpy')

@@ -1,18 +1,19 @@
--- What taking an addition back removes, in the transaction that raises the version and holds all headers of the graph.
+-- The deletions of a rollback, in the transaction that raises the version and holds all headers of the graph.
 
 -- name: read_gone_intervals
--- Those of some computations. Zero rows: they have none.
+-- Reads the intervals of some computations. Zero rows: they have none.
 SELECT i.interval_id FROM mill.intervals AS i JOIN mill.computations AS c USING (computation_id)
  WHERE i.graph_id = %(graph_id)s AND c.name = ANY (%(names)s) ORDER BY i.interval_id;
 
 -- name: forget_ends
--- Where the chains of subscriptions of these computations end. Zero rows: nothing was written for them.
+-- Deletes the chain ends of subscriptions of these computations. Zero rows: nothing was written for them.
 DELETE FROM mill.last_segments AS l USING mill.subscriptions AS u, mill.computations AS c
  WHERE u.subscription_id = l.subscription_id AND c.computation_id = u.consumer_id
    AND c.graph_id = %(graph_id)s AND c.name = ANY (%(names)s);
 
 -- name: forget_computations
--- With their intervals, streams, subscriptions and what the catalogue has of their tables. Zero rows: there are none.
+-- Also deletes their intervals, streams, subscriptions and the catalog entries of their tables. Zero rows: there are
+-- none.
 DELETE FROM mill.computations WHERE graph_id = %(graph_id)s AND name = ANY (%(names)s);
 
 -- name: forget_streams
@@ -24,11 +25,11 @@ DELETE FROM mill.streams WHERE graph_id = %(graph_id)s AND name = ANY (%(names)s
 DELETE FROM mill.result_tables WHERE graph_id = %(graph_id)s AND name = ANY (%(names)s);
 
 -- name: forget_cells
--- Zero rows: no key has any of them.
+-- Zero rows: no key has any of the cells.
 DELETE FROM mill.keyed WHERE interval_id = %(interval)s AND kind = 'state' AND namespace = ANY (%(names)s);
 
 -- name: shorten_windows
--- Leaves windows their first accumulators. Zero rows: none has more.
+-- Keeps only the first accumulators of each window. Zero rows: no window has more.
 UPDATE mill.keyed AS k
    SET value = jsonb_set(k.value::jsonb, '{values}', jsonb_path_query_array(
            k.value::jsonb -> 'values', '$[0 to $last]', jsonb_build_object('last', %(accumulators)s::integer - 1)))::text
@@ -36,7 +37,7 @@ UPDATE mill.keyed AS k
    AND jsonb_array_length(k.value::jsonb -> 'values') > %(accumulators)s::integer;
 
 -- name: shorten_parked
--- Takes fields out of parked records, which are objects, or arrays in the order of the fields. Zero rows: none has them.
+-- Removes fields from parked records, which are objects, or arrays in field order. Zero rows: no record is parked.
 UPDATE mill.keyed AS k
    SET value = jsonb_set(k.value::jsonb, '{record}', CASE jsonb_typeof(k.value::jsonb -> 'record')
            WHEN 'array' THEN jsonb_path_query_array(
@@ -48,12 +49,12 @@ UPDATE mill.keyed AS k
    AND k.namespace = u.subscription_id::text;
 
 -- name: read_schema
--- Of a stream, as Arrow has it. Always one row.
+-- Reads the Arrow schema of a stream. Always one row.
 SELECT c.encoded FROM mill.streams AS s JOIN mill.schemas AS c USING (schema_id)
  WHERE s.graph_id = %(graph_id)s AND s.name = %(stream)s;
 
 -- name: read_segments
--- Of all subscriptions of a stream, in every slot. Zero rows: nothing was written.
+-- Reads the segments of all subscriptions of a stream, in every slot. Zero rows: nothing was written.
 SELECT g.slot, g.subscription_id, g.producer, g.seq, g.records, g.ends, g.checksums, g.payload
   FROM mill.segments AS g JOIN mill.subscriptions AS u USING (subscription_id) JOIN mill.streams AS s USING (stream_id)
  WHERE s.graph_id = %(graph_id)s AND s.name = %(stream)s;
@@ -64,7 +65,7 @@ UPDATE mill.segments SET ends = %(slice_ends)s, checksums = %(slice_checksums)s,
  WHERE slot = %(slot)s AND subscription_id = %(subscription)s AND producer = %(producer)s AND seq = %(seq)s;
 
 -- name: read_consumers_of
--- Computations that read a stream. Zero rows: none does.
+-- Reads the computations that consume a stream. Zero rows: the stream has no consumers.
 SELECT DISTINCT c.name FROM mill.subscriptions AS u JOIN mill.streams AS s USING (stream_id)
   JOIN mill.computations AS c ON c.computation_id = u.consumer_id
  WHERE s.graph_id = %(graph_id)s AND s.name = %(stream)s;

@@ -1,11 +1,11 @@
-"""Broker: feeds an MQTT source over a real broker that is killed, instead of by a tape.
+"""Feeds an MQTT source through a real broker that is killed, instead of through files.
 
-The tool publishes; workers read with the graph's own injector, behind `Ending`. What a killed broker had acknowledged
-and not yet saved is the broker's loss and not what is tested here, so the last batches are published again after each
-restart: in their order, with nothing published behind them, and the graph's `Dedupe` drops what it has.
+The tool publishes; workers read with the graph's own injector, behind `EndingMqtt`. A killed broker may lose messages
+that it has acknowledged and not yet saved; that is not under test. The tool therefore publishes the last batches again
+after each restart, in order and before anything else, and the graph's `Dedupe` drops the messages that it has.
 
-    HELLO   published until a worker has seen it: before, there is no session that would keep a message
-    END     the last message of a filter: the source has finished, as a tape does at its end
+    HELLO   published until a worker has seen it: before that, no session would keep a message
+    END     the last message of a filter: the source has finished, like a feed of files at its end
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from millpy.embedded import EmbeddedBroker
 from millpy.errors import SourceUnavailableError
-from millpy.graph import InjectorNode
-from millpy.injectors.mqtt import Mqtt
-from millpy.injectors.mqtt_topics import TopicPattern
-from millpy.injectors.protocol import Injector, SourceSetup, Taken
-from millpy.testing.crash_test.inputs import Prepared
+from millpy.graph import Graph, InjectorNode
+from millpy.ingest.protocol import Injector, Source, SourceBatch, SourceSetup
+from millpy.model.identity import Identity
+from millpy.sources.mqtt.source import Mqtt, MqttSession
+from millpy.sources.mqtt.topics import TopicPattern
+from millpy.testing.crash_test.inputs import PreparedInput
 
 ADDRESS_FILE = "broker.json"
 HELLO = b'{"millpy_crash_test": "hello"}'
@@ -38,7 +39,8 @@ MARK = b'{"millpy_crash_test"'
 MEMORY = "/dev/shm"
 BATCH = 100
 AGAIN = 2 * BATCH
-"""So many of the newest messages are published again to a broker that was killed: a batch in doubt, and one before."""
+"""The number of newest messages that are published again to a broker that was killed: a batch in doubt, and one before.
+"""
 ACKNOWLEDGED_S_MAX = 5.0
 RETRY_S = 0.1
 GIVE_UP_S = 120.0
@@ -46,7 +48,7 @@ GIVE_UP_S = 120.0
 
 @contextmanager
 def broker_in_memory() -> Iterator[EmbeddedBroker]:
-    """A broker that saves after every change, where that costs no disk: it is the process that is killed."""
+    """Start a broker that saves after every change, in memory: the test kills the process, not the machine."""
     memory = MEMORY if os.access(MEMORY, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="millpy-broker-", dir=memory) as directory:
         with EmbeddedBroker(directory, save_always=True) as broker:
@@ -55,58 +57,59 @@ def broker_in_memory() -> Iterator[EmbeddedBroker]:
 
 @contextmanager
 def without_saving(broker: EmbeddedBroker) -> Iterator[EmbeddedBroker]:
-    """Restart it in good order for a time without crashes: saving after every change is slow."""
+    """Restart the broker without saving after every change, which is slow, for a period without crashes."""
     broker.stop()
     with EmbeddedBroker(broker.directory, port=broker.port) as faster:
         yield faster
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where the broker listens."""
+    """The broker's host and port, which workers read from `broker.json`."""
 
     host: str
     port: int
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Ending:
-    """The graph's own MQTT source, at our broker, with an end.
+class EndingMqtt(Source):
+    """The graph's own MQTT source, but at the test's broker and with an end.
 
     Args:
-        source: at our broker.
-        directory: where a worker says that it has seen a HELLO.
+        source: the graph's source with the address of the broker.
+        directory: where a worker notes that it has seen a HELLO.
     """
 
     source: Mqtt
     directory: Path
 
-    def __repr__(self) -> str:
-        return repr(self.source)
+    def identity(self) -> Identity:
+        """Describe the graph's own source."""
+        return self.source.identity()
 
     def partitions(self) -> tuple[str, ...]:
-        """The topic filters."""
+        """Return the topic filters."""
         return self.source.partitions()
 
     def connect(self, setup: SourceSetup) -> EndingInjector:
-        """A reader of one filter, not yet connected."""
+        """Return a reader of one filter, not yet connected."""
         place = self.source.partitions().index(setup.partition)
         return EndingInjector(self.source.connect(setup), self.directory / f"hello-{place}")
 
 
 class EndingInjector:
-    """Takes HELLO and END out of what an injector hands over."""
+    """Wraps an injector: removes HELLO and END from its batches, and finishes at END."""
 
     def __init__(self, inner: Injector, greeted: Path) -> None:
         self._inner = inner
         self._greeted = greeted
-        self._marks = 0  # taken out since it was opened
+        self._marks = 0  # messages removed since the injector was opened
 
     async def open(self, position: bytes | None) -> None:
         """Connect."""
         await self._inner.open(position)
 
-    async def take(self) -> Taken | None:
-        """Everything that is waiting, without our own messages."""
+    async def take(self) -> SourceBatch | None:
+        """Return everything that is waiting, without the tool's own messages."""
         taken = await self._inner.take()
         if taken is None:
             return None
@@ -124,11 +127,11 @@ class EndingInjector:
         return replace(taken, payloads=records, finished=finished, records=taken.records - marks, total=total)
 
     async def acknowledge(self, token: Any) -> None:
-        """The batch with this token is committed."""
+        """Note that the batch with this token is committed."""
         await self._inner.acknowledge(token)
 
     def quiet(self) -> bool:
-        """Never: the clock must not move the watermark of a recording."""
+        """Tell whether the source is idle: never, because the clock must not move the watermark of a recording."""
         return False
 
     async def close(self) -> None:
@@ -137,15 +140,21 @@ class EndingInjector:
 
 
 def _is(message: bytes, payload: bytes) -> bool:
-    """Whether a payload is one of ours, perhaps with fields of its topic behind it."""
+    """Tell whether a payload is this message, to which the source may have added fields of the topic."""
     return payload.startswith(message[:-1])
 
 
-def redirected(source: Mqtt, directory: Path) -> Ending | None:
-    """The source at the broker that a feed names; None when this feed is a tape."""
+def injectors_over_broker(graph: Graph) -> list[InjectorNode]:
+    """Return the injectors whose source is MQTT; a crash test can run and kill no other kind of broker."""
+    return [node for node in graph.injectors() if isinstance(node.source, Mqtt)]
+
+
+def source_at_broker(source: Source, directory: Path) -> EndingMqtt | None:
+    """Return the source at the broker that a directory names; None if the directory holds a feed."""
     file = directory / ADDRESS_FILE
     if not file.exists():
         return None
+    assert isinstance(source, Mqtt), "only these are fed over a broker"
     address = msgspec.json.decode(file.read_bytes(), type=Address)
     there = Mqtt(
         *source.filters,
@@ -153,23 +162,28 @@ def redirected(source: Mqtt, directory: Path) -> Ending | None:
         port=address.port,
         protocol=5,
         retained=source.retained,
-        keepalive_s=source.keepalive_s,
+        session=MqttSession(keepalive_s=source.session.keepalive_s),
     )
-    return Ending(there, directory)
+    return EndingMqtt(there, directory)
 
 
 class Publisher:
-    """Publishes prepared lines, batch by batch; a batch is acknowledged before the next begins.
+    """Publishes prepared lines, batch by batch; each batch is acknowledged before the next begins.
 
     Args:
-        pause: waits so many seconds.
+        pause: never set; its `wait` sleeps.
 
     Attributes:
         written: lines that the broker has acknowledged.
     """
 
     def __init__(
-        self, prepared: Prepared, node: InjectorNode, directory: Path, broker: EmbeddedBroker, pause: threading.Event
+        self,
+        prepared: PreparedInput,
+        node: InjectorNode,
+        directory: Path,
+        broker: EmbeddedBroker,
+        pause: threading.Event,
     ) -> None:
         assert isinstance(node.source, Mqtt)
         directory.mkdir(parents=True)
@@ -179,16 +193,16 @@ class Publisher:
         self._directory = directory
         self._broker = broker
         self._pause = pause
-        self._topics = [_topic_of(TopicPattern.of(text), node) for text in node.source.filters]
+        self._topics = [_topic_of(TopicPattern.parse(text), node) for text in node.source.filters]
         self._lines = (line for part in range(len(prepared.records)) for line in _lines(prepared.directory / str(part)))
         self._client: mqtt.Client | None = None
         self._newest: list[tuple[str, bytes]] = []
 
-    def greet(self) -> None:
-        """Publish until a worker has subscribed to every filter.
+    def await_subscribers(self) -> None:
+        """Publish HELLO until a worker has subscribed to every filter.
 
         Raises:
-            SourceUnavailableError: none does.
+            SourceUnavailableError: no worker subscribes in time.
         """
         for _ in range(int(GIVE_UP_S / RETRY_S)):
             waiting = [p for p in range(len(self._topics)) if not (self._directory / f"hello-{p}").exists()]
@@ -199,7 +213,7 @@ class Publisher:
         raise SourceUnavailableError("the workers do not subscribe to the broker of the crash test")
 
     def write(self, count: int) -> None:
-        """The next so many lines."""
+        """Publish the next lines."""
         while count > 0:
             batch = []
             for place in range(self.written, self.written + min(BATCH, count)):
@@ -211,13 +225,13 @@ class Publisher:
             count -= len(batch)
 
     def close(self, *, ended: bool) -> None:
-        """Say that it was all, and leave."""
+        """Disconnect; if all lines were written, publish END first."""
         if ended:
             self._publish([(topic({}), END) for topic in self._topics])
         self._drop()
 
     def _publish(self, batch: Sequence[tuple[str, bytes]]) -> None:
-        """Publish until all is acknowledged; behind a new connection, the newest messages first."""
+        """Publish until all is acknowledged; on a new connection, publish the newest messages again first."""
         for _ in range(int(GIVE_UP_S / RETRY_S)):
             try:
                 if self._client is None:
@@ -228,10 +242,10 @@ class Publisher:
             except (OSError, ValueError, RuntimeError):
                 self._drop()
                 self._pause.wait(RETRY_S)
-        raise SourceUnavailableError("the broker of the crash test does not come back")
+        raise SourceUnavailableError("the broker of the crash test does not restart")
 
     def _connected(self) -> mqtt.Client:
-        # It must not reconnect by itself: what a broker had acknowledged and not saved would never be sent again.
+        # No reconnecting by itself: the client would never resend what a broker acknowledged and did not save.
         client = mqtt.Client(
             CallbackAPIVersion.VERSION2,
             client_id="crash-test-feeder",
@@ -275,7 +289,7 @@ def _object(line: bytes) -> dict[str, Any]:
 
 
 def _topic_of(pattern: TopicPattern, node: InjectorNode) -> Callable[[dict[str, Any]], str]:
-    """From a record to a topic that the filter matches, with the record's own fields in its named levels."""
+    """Return a topic that the filter matches, with the record's own fields in its named levels."""
     encoded = dict(zip(node.record_type.fields, node.record_type.struct.__struct_encode_fields__, strict=True))
     names = {index: encoded[name] for index, name in pattern.levels}
     levels = pattern.filter.split("/")

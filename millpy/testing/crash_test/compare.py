@@ -1,10 +1,10 @@
-"""Compares tables with tables. Pure: rows in, differences out.
+"""Compares the tables of two runs, without I/O.
 
-A table with keys has one row a key; one without is a multiset of rows. Floats agree to 1e-9: sums depend on order.
+A table with keys has one row a key; a table without is a multiset of rows. Floats agree to 1e-9: sums depend on order.
 
-    lost      the reference has it, the run does not
+    lost      the reference has the row, the run does not
     doubled   the run has a row more often than the reference
-    changed   the same key or event time with other values, or a row of which the reference knows nothing
+    changed   the same key or event time with other values, or a row that the reference does not have
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ AGREE = 1e-9
 TEXTS_MAX = 2
 
 
-class Change(StrEnum):
-    """What became of a row of the reference."""
+class RowChange(StrEnum):
+    """What happened to a row of the reference."""
 
     LOST = "lost"
     DOUBLED = "doubled"
@@ -30,8 +30,8 @@ class Change(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ResultTable:
-    """The comparable part of a table: key columns, then the others."""
+class ComparedTable:
+    """The comparable part of a table: key columns, then the other columns."""
 
     name: str
     keys: tuple[str, ...]
@@ -40,23 +40,23 @@ class ResultTable:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """All columns, in the order of the rows."""
+        """Return all columns, in the order of the rows."""
         return (*self.keys, *self.values)
 
-    def without(self, columns: Collection[str]) -> ResultTable:
-        """The same without some of its value columns."""
+    def drop_columns(self, columns: Collection[str]) -> ComparedTable:
+        """Return the table without some of its value columns."""
         if not columns:
             return self
         kept = [place for place, name in enumerate(self.columns) if name not in columns]
         rows = [tuple(row[place] for place in kept) for row in self.rows]
-        return ResultTable(self.name, self.keys, tuple(name for name in self.values if name not in columns), rows)
+        return ComparedTable(self.name, self.keys, tuple(name for name in self.values if name not in columns), rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What a run has left behind."""
+    """The result tables and the counts of a run. `unbalanced` names streams whose accounting does not add up."""
 
-    tables: dict[str, ResultTable]
+    tables: dict[str, ComparedTable]
     unbalanced: tuple[str, ...] = ()
     injected: int = 0
     duplicates: int = 0
@@ -68,13 +68,13 @@ class Difference:
     """One row that differs.
 
     Attributes:
-        identity: the key, or for rows without one what they are told by.
+        identity: the key, or for rows without one the texts that identify them.
         expected, found: values by column; None where there is no row.
         columns: the columns that differ.
     """
 
     table: str
-    change: Change
+    change: RowChange
     identity: dict[str, Any]
     expected: dict[str, Any] | None
     found: dict[str, Any] | None
@@ -82,12 +82,12 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Unsteady:
-    """Where two fault-free runs of the same input differ in a table.
+class UnsteadyParts:
+    """How two fault-free runs of the same input differ in a table.
 
     Attributes:
         columns: columns whose values differ.
-        rows: rows come and go, whatever their columns.
+        rows: whether a row of one run is missing in the other, whatever its columns.
     """
 
     columns: frozenset[str] = frozenset()
@@ -98,18 +98,18 @@ class Unsteady:
         return bool(self.columns) or self.rows
 
 
-def differences(reference: ResultTable, run: ResultTable) -> list[Difference]:
-    """What the run has lost, doubled or changed of the reference."""
+def differences(reference: ComparedTable, run: ComparedTable) -> list[Difference]:
+    """Return the rows that the run has lost, doubled or changed."""
     if reference.keys:
         return list(_by_key(reference, run))
     return list(_as_multiset(reference, run))
 
 
-def unsteady(one: ResultTable, other: ResultTable) -> Unsteady:
-    """Which columns of a table, or which of its rows, two fault-free runs do not agree about."""
+def unsteady(one: ComparedTable, other: ComparedTable) -> UnsteadyParts:
+    """Return how two fault-free runs differ: in some columns, or in which rows there are."""
     found = differences(one, other)
     if not found:
-        return Unsteady()
+        return UnsteadyParts()
     if one.keys:
         columns = frozenset(name for difference in found if difference.found and difference.expected
                             for name in difference.columns)  # fmt: skip
@@ -118,19 +118,19 @@ def unsteady(one: ResultTable, other: ResultTable) -> Unsteady:
             name for place, name in enumerate(one.columns) if not _same_values(one.rows, other.rows, place)
         )
         if len(one.rows) != len(other.rows) or len(columns) == len(one.columns):
-            return Unsteady(frozenset(), True, found)
-    rows = bool(differences(one.without(columns), other.without(columns)))
-    return Unsteady(columns, rows, found)
+            return UnsteadyParts(frozenset(), True, found)
+    rows = bool(differences(one.drop_columns(columns), other.drop_columns(columns)))
+    return UnsteadyParts(columns, rows, found)
 
 
 def agree(one: Any, other: Any) -> bool:
-    """Whether two values are the same, floats to 1e-9."""
+    """Tell whether two values are equal, floats to 1e-9."""
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=AGREE, abs_tol=AGREE) or (math.isnan(one) and math.isnan(other))
     return bool(one == other)
 
 
-def _by_key(reference: ResultTable, run: ResultTable) -> Iterator[Difference]:
+def _by_key(reference: ComparedTable, run: ComparedTable) -> Iterator[Difference]:
     width, name = len(reference.keys), reference.name
     expected = {row[:width]: row[width:] for row in reference.rows}
     found = {row[:width]: row[width:] for row in run.rows}
@@ -141,46 +141,46 @@ def _by_key(reference: ResultTable, run: ResultTable) -> Iterator[Difference]:
         if was is not None and now is not None:
             columns = tuple(column for column in was if not agree(was[column], now[column]))
             if columns:
-                yield Difference(name, Change.CHANGED, identity, was, now, columns)
+                yield Difference(name, RowChange.CHANGED, identity, was, now, columns)
         else:
-            yield Difference(name, Change.LOST if now is None else Change.CHANGED, identity, was, now)
+            yield Difference(name, RowChange.LOST if now is None else RowChange.CHANGED, identity, was, now)
 
 
-def _as_multiset(reference: ResultTable, run: ResultTable) -> Iterator[Difference]:
+def _as_multiset(reference: ComparedTable, run: ComparedTable) -> Iterator[Difference]:
     missing, extra = Counter(reference.rows), Counter(run.rows)
     known = set(reference.rows)
     missing, extra = missing - extra, extra - missing
     _pair_off_nearly_same(missing, extra)
     columns = reference.columns
-    told_by = columns.index("event_time") if "event_time" in columns else 0
+    time_column = columns.index("event_time") if "event_time" in columns else 0
     waiting: dict[Any, list[Row]] = defaultdict(list)
     for row in sorted(missing.elements(), key=repr):
-        waiting[row[told_by]].append(row)
+        waiting[row[time_column]].append(row)
     for row in sorted(extra.elements(), key=repr):
         now = dict(zip(columns, row, strict=True))
         if row in known:
-            yield Difference(reference.name, Change.DOUBLED, _told_by(now, columns[told_by]), now, now)
-        elif waiting[row[told_by]]:
-            was = dict(zip(columns, _take_nearest(waiting[row[told_by]], row), strict=True))
+            yield Difference(reference.name, RowChange.DOUBLED, _label(now, columns[time_column]), now, now)
+        elif waiting[row[time_column]]:
+            was = dict(zip(columns, _take_nearest(waiting[row[time_column]], row), strict=True))
             differing = tuple(column for column in columns if not agree(was[column], now[column]))
-            identity = _told_by(now, columns[told_by], differing)
-            yield Difference(reference.name, Change.CHANGED, identity, was, now, differing)
+            identity = _label(now, columns[time_column], differing)
+            yield Difference(reference.name, RowChange.CHANGED, identity, was, now, differing)
         else:
-            yield Difference(reference.name, Change.CHANGED, _told_by(now, columns[told_by]), None, now)
+            yield Difference(reference.name, RowChange.CHANGED, _label(now, columns[time_column]), None, now)
     for left in waiting.values():
         for row in left:
             was = dict(zip(columns, row, strict=True))
-            yield Difference(reference.name, Change.LOST, _told_by(was, columns[told_by]), was, None)
+            yield Difference(reference.name, RowChange.LOST, _label(was, columns[time_column]), was, None)
 
 
-def _told_by(row: dict[str, Any], time: str, differing: Collection[str] = ()) -> dict[str, Any]:
-    """What a person knows a row by that has no key: its time, and its first texts."""
+def _label(row: dict[str, Any], time: str, differing: Collection[str] = ()) -> dict[str, Any]:
+    """Return what identifies a row without a key in a report: its time, and its first texts."""
     texts = [name for name, value in row.items() if isinstance(value, str) and name != time and name not in differing]
     return {time: row[time]} | {name: row[name] for name in texts[:TEXTS_MAX]}
 
 
 def _pair_off_nearly_same(missing: Counter[Row], extra: Counter[Row]) -> None:
-    """Take rows out that differ only by the rounding of floats."""
+    """Remove pairs of rows that differ only by the rounding of floats."""
     groups: dict[Row, list[Row]] = defaultdict(list)
     for row in missing.elements():
         groups[_rough(row)].append(row)
@@ -204,7 +204,7 @@ def _take_nearest(rows: list[Row], row: Row) -> Row:
 
 
 def _same_values(one: Sequence[Row], other: Sequence[Row], place: int) -> bool:
-    """Whether a column has the same values in both, in whatever order."""
+    """Tell whether a column has the same values in both tables, in any order."""
     first = sorted((row[place] for row in one), key=_order)
     second = sorted((row[place] for row in other), key=_order)
     return len(first) == len(second) and all(map(agree, first, second))

@@ -1,4 +1,4 @@
-"""All SQL of a crash test: refusing, cleaning, sampling, reading results. The only module here that knows psycopg."""
+"""All SQL of a crash test: checks, cleaning, samples, results. No other module of the package imports psycopg."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from psycopg.types.string import TextLoader
 
 from millpy.errors import StoreUnavailableError, UsageError
 from millpy.store.postgres.session import connect
-from millpy.testing.crash_test.compare import Results, ResultTable
+from millpy.testing.crash_test.compare import ComparedTable, Results
 
-WHO_AND_WHEN = ("interval_id", "bundle", "emitted_at")  # who committed a row: not part of a result
+WHO_AND_WHEN = ("interval_id", "bundle", "emitted_at")  # the bundle that committed a row: not part of a result
 VARIES = {
-    "windowed": ("pane_index", "pane_timing", *WHO_AND_WHEN),  # how many panes it took depends on bundling
+    "windowed": ("pane_index", "pane_timing", *WHO_AND_WHEN),  # the number of panes depends on bundling
     "records": ("ordinal", *WHO_AND_WHEN),
 }
 TEXTUAL = ("json", "jsonb", "timestamptz", "uuid", "numeric")
@@ -61,7 +61,7 @@ TERMINATE: LiteralString = """
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An interval at one moment. `pid` is its owner's, None without one; `live`: the owner's lease has not ended."""
+    """An interval at one moment. `pid` is its owner's, or None; `live` tells whether the owner's lease is valid."""
 
     interval_id: int
     computation: str
@@ -74,12 +74,12 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the tables said at one moment.
+    """The state of a run's database at one moment.
 
     Attributes:
         workers: process ids of registered workers.
         injected: records that the injectors have read and committed.
-        duplicates: how many of those were dropped as duplicates.
+        duplicates: how many of them were dropped as duplicates.
     """
 
     intervals: tuple[Interval, ...]
@@ -89,7 +89,7 @@ class Snapshot:
 
 
 class Database:
-    """One database, by one connection that is made again when it was lost."""
+    """A connection to one database, which is reopened after a loss."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -108,7 +108,7 @@ class Database:
             connection.close()
 
     def rows(self, statement: LiteralString | sql.Composed, parameters: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
-        """Every row of one statement.
+        """Return all rows of one statement.
 
         Raises:
             StoreUnavailableError: the database does not answer.
@@ -127,7 +127,7 @@ class Database:
             ) from error
 
     def snapshot(self) -> Snapshot | None:
-        """Intervals and counts now; None before the graph is deployed."""
+        """Return the present state; None before the graph is deployed."""
         if self.rows("SELECT to_regclass('mill.intervals')")[0][0] is None:
             return None
         intervals = tuple(Interval(*row) for row in self.rows(INTERVALS))
@@ -142,20 +142,20 @@ class Database:
         return Snapshot(intervals, workers, injected, duplicates)
 
     def graphs(self) -> list[str]:
-        """Names of the graphs that are deployed here; none without our tables."""
+        """Return the names of the graphs that are deployed here; none without our tables."""
         if self.rows("SELECT to_regclass('mill.graphs')")[0][0] is None:
             return []
         return [name for (name,) in self.rows("SELECT name FROM mill.graphs ORDER BY name")]
 
     def has_schema(self, name: str) -> bool:
-        """Whether there is a schema of this name."""
+        """Tell whether a schema of this name exists."""
         return bool(self.rows("SELECT to_regnamespace(quote_ident(%s)) IS NOT NULL", [name])[0][0])
 
     def forget(self, graph: str) -> None:
         """Remove everything that a crash test of this graph has left.
 
         Raises:
-            UsageError: another graph has come into the database meanwhile; nothing is removed then.
+            UsageError: another graph has been deployed into the database meanwhile; nothing is removed.
         """
         if others := [name for name in self.graphs() if name != graph]:
             raise UsageError(
@@ -171,13 +171,13 @@ class Database:
         self.rows(sql.SQL("TRUNCATE {} RESTART IDENTITY CASCADE").format(names))
 
     def results(self, graph: str) -> Results:
-        """Every result table, what was set aside, and the accounting."""
+        """Return every result table, late records, dead letters, and the accounting."""
         tables = [
             self._table(graph, name, kind, [column[0] for column in msgspec.json.decode(keys)], source_fed)
             for name, kind, keys, source_fed in self.rows(TABLES, [graph])
         ]
-        tables.append(_set_aside("late records", LATE, self.rows(LATE)))
-        tables.append(_set_aside("dead letters", DEAD, self.rows(DEAD)))
+        tables.append(_records_of("late records", LATE, self.rows(LATE)))
+        tables.append(_records_of("dead letters", DEAD, self.rows(DEAD)))
         injected, duplicates, dead = self.rows(PENDING)[0]
         return Results(
             tables={table.name: table for table in tables},
@@ -187,7 +187,7 @@ class Database:
             dead_lettered=dead,
         )
 
-    def _table(self, graph: str, name: str, kind: str, keys: list[str], source_fed: bool) -> ResultTable:
+    def _table(self, graph: str, name: str, kind: str, keys: list[str], source_fed: bool) -> ComparedTable:
         names = [
             column
             for (column,) in self.rows(
@@ -202,21 +202,21 @@ class Database:
         values = [column for column in names if column not in keys and column not in varies]
         chosen = sql.SQL(", ").join(map(sql.Identifier, [*keys, *values]))
         rows = self.rows(sql.SQL("SELECT {} FROM {}").format(chosen, sql.Identifier(graph, name)))
-        return ResultTable(name, tuple(keys), tuple(values), rows)
+        return ComparedTable(name, tuple(keys), tuple(values), rows)
 
     def events(self) -> list[tuple[str, int]]:
-        """How many events of each kind the engine has written."""
+        """Return the number of events of each kind that the engine has written."""
         return [
             (kind, count) for kind, count in self.rows("SELECT kind, count(*) FROM mill.events GROUP BY 1 ORDER BY 1")
         ]
 
     def terminate_workers(self) -> int:
-        """End every connection of the workers; returns how many."""
+        """Terminate every connection of the workers; return the number of connections."""
         return int(self.rows(TERMINATE)[0][0])
 
 
 def make_database(url: str, name: str, template: str) -> None:
-    """CREATE DATABASE on the server of a URL, and bring it to disk: a crash has little to recover then."""
+    """Create a database on the server of a URL, and write it to disk, so that a crash has little to recover."""
     make = sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY file_copy")
     with connect(url) as connection:
         connection.execute(make.format(sql.Identifier(name), sql.Identifier(template)))
@@ -224,21 +224,23 @@ def make_database(url: str, name: str, template: str) -> None:
 
 
 def drop_database(url: str, name: str) -> None:
-    """DROP DATABASE on the server of a URL."""
+    """Drop a database on the server of a URL."""
     with connect(url) as connection:
         connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
 def tcp_address(url: str) -> tuple[str, int] | None:
-    """Host and port of a URL that a proxy can stand before; None for a socket, several hosts or required encryption."""
+    """Return host and port of a URL, if a proxy can stand in front of it, else None (a socket, several hosts or
+    required encryption).
+    """
     parts = conninfo.conninfo_to_dict(url)
     host, port = str(parts.get("host") or ""), str(parts.get("port") or "5432")
     plain = parts.get("sslmode") in (None, "disable", "allow", "prefer")
     return (host, int(port)) if host and not host.startswith("/") and "," not in host + port and plain else None
 
 
-def through(url: str, port: int) -> str:
-    """The same URL by a proxy on this machine."""
+def url_through_proxy(url: str, port: int) -> str:
+    """Return the URL with its server replaced by a proxy on this machine, without encryption."""
     parts = conninfo.conninfo_to_dict(url)
     parts.pop("hostaddr", None)
     parts |= {"host": "127.0.0.1", "port": str(port), "sslmode": "disable"}
@@ -252,9 +254,9 @@ def through(url: str, port: int) -> str:
     return f"postgresql://{login}127.0.0.1:{port}/{quote(str(database), safe='')}?{rest}"
 
 
-def _set_aside(name: str, statement: str, rows: list[tuple[Any, ...]]) -> ResultTable:
+def _records_of(name: str, statement: str, rows: list[tuple[Any, ...]]) -> ComparedTable:
     columns = statement.split("SELECT")[1].split("FROM")[0].replace("\n", " ").split(",")
-    return ResultTable(name, (), tuple(column.strip() for column in columns), rows)
+    return ComparedTable(name, (), tuple(column.strip() for column in columns), rows)
 
 
 def _connect(url: str) -> psycopg.Connection[Any]:

@@ -1,4 +1,4 @@
-"""Drawing: the charts of a report's page as inline SVG. Pure text; colours are classes of the page's style."""
+"""Draws the charts of a report's page as inline SVG. Pure text; colors are classes of the page's style."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from millpy.testing.crash_test.report import Fault, Report
+from millpy.testing.crash_test.report import CrashReport, FaultReport
 
 WIDTH = 1120.0
 LEFT, RIGHT = 84.0, 18.0
@@ -21,25 +21,25 @@ STRIP, STRIP_WIDTH = 30.0, 620.0
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Values to places."""
+    """A linear scale from values to coordinates."""
 
     largest: float
     start: float
     length: float
 
     def __call__(self, value: float) -> float:
-        """Where a value is."""
+        """Return the coordinate of a value."""
         return self.start + self.length * min(max(value, 0.0), self.largest) / self.largest
 
     def ticks(self, about: int) -> list[float]:
-        """Round values from 0 up."""
+        """Return round values from 0 up."""
         step = 10 ** math.floor(math.log10(self.largest / about))
         step *= next((m for m in (1, 2, 5, 10) if self.largest / (step * m) <= about), 10)
         return [step * n for n in range(int(self.largest / step) + 1)]
 
 
-def timeline(report: Report) -> str:
-    """Lanes of workers, the database and the broker; below them what was fed and committed."""
+def timeline(report: CrashReport) -> str:
+    """Draw lanes of workers, database and broker, and below them the fed and committed records."""
     length_s = max([report.seconds, 1.0, *(process.to_s for process in report.processes)])
     x = Scale(length_s, LEFT, WIDTH - LEFT - RIGHT)
     outer = [kind for kind in ("db", "broker") if any(fault.kind == kind for fault in report.faults)]
@@ -59,8 +59,8 @@ def timeline(report: Report) -> str:
     return _svg(WIDTH, bottom + 24, body, "Timeline of faults, takeovers and throughput")
 
 
-def recovery(report: Report) -> str:
-    """A dot for each fault by kind, with the median."""
+def recovery(report: CrashReport) -> str:
+    """Draw the recovery times: a dot for each fault, by kind, and the medians. Return "" if there are none."""
     times = [fault.recovery_s for fault in report.faults if fault.recovery_s is not None]
     if not times:
         return ""
@@ -82,7 +82,7 @@ def recovery(report: Report) -> str:
 
 
 def glyph(kind: str, x: float, y: float, title: str = "") -> str:
-    """The mark of a kind of fault: told apart by shape as well as by colour."""
+    """Draw the mark of a kind of fault; marks differ by shape as well as by color."""
     inside = _title(title) if title else ""
     if kind == "kill":
         path = f"M{x - 5:.1f} {y - 5:.1f}l10 10m0 -10l-10 10"
@@ -97,13 +97,13 @@ def glyph(kind: str, x: float, y: float, title: str = "") -> str:
     return f'<path d="M{x:.1f} {y - 6:.1f}l6.5 11h-13z" class="broker mark">{inside}</path>'
 
 
-def fault_title(fault: Fault) -> str:
-    """What a pointer that rests on a fault is told."""
-    outcome = "not recovered from" if fault.recovery_s is None else f"whole again after {fault.recovery_s:.2f} s"
+def fault_title(fault: FaultReport) -> str:
+    """Return the tooltip of a fault."""
+    outcome = "not recovered from" if fault.recovery_s is None else f"recovered after {fault.recovery_s:.2f} s"
     return f"{fault.number}. {fault.what}, at {fault.at_s:.1f} s: {outcome}"
 
 
-def _bands(report: Report, x: Scale, bottom: float) -> Iterator[str]:
+def _bands(report: CrashReport, x: Scale, bottom: float) -> Iterator[str]:
     for fault in report.faults:
         end = report.seconds if fault.recovered_s is None else fault.recovered_s
         yield _rect(x(fault.at_s), TOP - 8, max(x(end) - x(fault.at_s), 1), bottom - TOP + 8, "band")
@@ -115,7 +115,7 @@ def _seconds(x: Scale, bottom: float) -> Iterator[str]:
         yield _text(x(tick), bottom + 16, f"{tick:g} s", "small", anchor="middle")
 
 
-def _fault_lines(report: Report, x: Scale, bottom: float) -> Iterator[str]:
+def _fault_lines(report: CrashReport, x: Scale, bottom: float) -> Iterator[str]:
     for fault in report.faults:
         yield _line(x(fault.at_s), TOP - 8, x(fault.at_s), bottom, f"{fault.kind} thin")
     if len(report.faults) <= NUMBERED_MAX:
@@ -126,7 +126,7 @@ def _fault_lines(report: Report, x: Scale, bottom: float) -> Iterator[str]:
             yield _text(place, TOP - 12, str(fault.number), "small", anchor="middle")
 
 
-def _lanes(report: Report, x: Scale, lanes: dict[str, float]) -> Iterator[str]:
+def _lanes(report: CrashReport, x: Scale, lanes: dict[str, float]) -> Iterator[str]:
     names = {"db": "database", "broker": "broker"}
     for name, y in lanes.items():
         yield _text(LEFT - 12, y + BAR, names.get(name, name), "lane", anchor="end")
@@ -135,13 +135,13 @@ def _lanes(report: Report, x: Scale, lanes: dict[str, float]) -> Iterator[str]:
     for process in report.processes:
         y = lanes[f"worker {process.worker}"] + 2
         start, end = max(process.from_s, 0.0), process.to_s
-        told = f"worker {process.worker}: {start:.1f} s to {end:.1f} s, {process.how}"
+        title = f"worker {process.worker}: {start:.1f} s to {end:.1f} s, {process.how}"
         ready = end if process.ready_s is None else min(max(process.ready_s, start), end)
-        yield _rect(x(start), y, max(x(end) - x(start), 1), BAR, "alive starting", f"{told}; starting", radius=3)
-        yield _rect(x(ready), y, max(x(end) - x(ready), 0), BAR, "alive", told, radius=3)
+        yield _rect(x(start), y, max(x(end) - x(start), 1), BAR, "alive starting", f"{title}; starting", radius=3)
+        yield _rect(x(ready), y, max(x(end) - x(ready), 0), BAR, "alive", title, radius=3)
         for begin, until in process.frozen:
-            told = f"frozen for {until - begin:.1f} s"
-            yield _rect(x(begin), y, max(x(until) - x(begin), 1), BAR, "freeze mark", told)
+            title = f"frozen for {until - begin:.1f} s"
+            yield _rect(x(begin), y, max(x(until) - x(begin), 1), BAR, "freeze mark", title)
     for fault in report.faults:
         if fault.kind in lanes:
             over = report.seconds if fault.over_s is None else fault.over_s
@@ -151,24 +151,24 @@ def _lanes(report: Report, x: Scale, lanes: dict[str, float]) -> Iterator[str]:
             )
 
 
-def _marks(report: Report, x: Scale, lanes: dict[str, float]) -> Iterator[str]:
-    """Takeovers and faults, above everything else."""
+def _marks(report: CrashReport, x: Scale, lanes: dict[str, float]) -> Iterator[str]:
+    """Draw takeovers and faults, on top of everything else."""
     for takeover in report.takeovers:
         if takeover.to_worker is not None and takeover.at_s >= 0:
             y = lanes[f"worker {takeover.to_worker}"] + 2 + BAR
-            told = (
+            title = (
                 f"worker {takeover.to_worker} takes {takeover.intervals} intervals of {takeover.computation}"
                 f" from worker {takeover.from_worker}, {takeover.at_s:.1f} s"
             )
             place = x(takeover.at_s)
             path = f"M{place:.1f} {y + 1:.1f}l4 7h-8z"
-            yield f'<path d="{path}" class="take">{_title(told)}</path>'
+            yield f'<path d="{path}" class="take">{_title(title)}</path>'
     for fault in report.faults:
         if fault.worker is not None:
             yield glyph(fault.kind, x(fault.at_s), lanes[f"worker {fault.worker}"] + 2 + BAR / 2, fault_title(fault))
 
 
-def _progress(report: Report, x: Scale, top: float) -> Iterator[str]:
+def _progress(report: CrashReport, x: Scale, top: float) -> Iterator[str]:
     y = Scale(max(report.records, 1), top + CHART, -CHART)
     for tick in y.ticks(3):
         yield _line(LEFT, y(tick), WIDTH - RIGHT, y(tick), "grid")
@@ -185,7 +185,7 @@ def _progress(report: Report, x: Scale, top: float) -> Iterator[str]:
     yield _text(LEFT + 6, top + 4, "records fed and committed", "lane")
 
 
-def _rates(report: Report, x: Scale, top: float) -> Iterator[str]:
+def _rates(report: CrashReport, x: Scale, top: float) -> Iterator[str]:
     rates = rates_of([(point.at_s, point.committed) for point in report.progress if point.at_s >= 0])
     y = Scale(max([1.0, *(rate for _, rate in rates)]), top + RATE, -RATE)
     for tick in y.ticks(2):
@@ -198,7 +198,7 @@ def _rates(report: Report, x: Scale, top: float) -> Iterator[str]:
 
 
 def rates_of(points: Sequence[tuple[float, int]]) -> list[tuple[float, float]]:
-    """(start of bin, records committed per second in it), from (seconds, records committed so far)."""
+    """Return (start of bin, records committed per second in it), from (seconds, records committed so far)."""
     newest: dict[int, int] = {}
     for at_s, committed in points:
         newest[int(at_s / RATE_BIN_S)] = committed

@@ -1,4 +1,4 @@
-"""Faults: carries a plan out, one after the other, and times how long the system takes to be whole again."""
+"""Carries out the faults of a plan, and measures how long the system takes to recover from each."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from dataclasses import dataclass
 from millpy.clock import Clock
 from millpy.embedded import EmbeddedBroker
 from millpy.errors import MillError
-from millpy.testing.crash_test.fleet import Fleet
+from millpy.testing.crash_test.databases import DatabaseServer
+from millpy.testing.crash_test.observer import Watch
 from millpy.testing.crash_test.options import FaultKind
-from millpy.testing.crash_test.place import Place
 from millpy.testing.crash_test.plan import NetworkFault, PlannedFault, likely_s, pause_s
-from millpy.testing.crash_test.watch import Watch
-from millpy.testing.proxy import Fault, PostgresProxy
+from millpy.testing.crash_test.processes import WorkerProcesses
+from millpy.testing.proxy import CommitFault, PostgresProxy
 
 LOOK_EVERY_S = 0.02
 PATIENCE_S = 60.0
-"""When the system is not whole so long after a fault, it will not be."""
+"""A system that has not recovered after this time counts as stuck."""
 MARGIN_S = 2.0
-"""Something is left to feed for the last recovery."""
+"""Feeding lasts this much longer than the faults, so that the last recovery has work to do."""
 SLOWNESS_MAX = 10.0
 COMMIT_S_MAX = 5.0
-"""A fault that waits for a worker's next commit waits no longer than that."""
+"""The longest wait of a fault for the next commit of a worker."""
 AT_COMMIT = {
-    NetworkFault.SWALLOW: Fault.SWALLOW,
-    NetworkFault.LATE_COMMIT: Fault.LATE_COMMIT,
-    NetworkFault.LATE_PIPELINE: Fault.LATE_PIPELINE,
-    NetworkFault.CUT_COMMIT: Fault.CUT_COMMIT,
+    NetworkFault.SWALLOW: CommitFault.SWALLOW,
+    NetworkFault.LATE_COMMIT: CommitFault.LATE_COMMIT,
+    NetworkFault.LATE_PIPELINE: CommitFault.LATE_PIPELINE,
+    NetworkFault.CUT_COMMIT: CommitFault.CUT_COMMIT,
 }
 
 
 class StuckError(MillError):
-    """The graph did not go on after a fault, or a worker ended by itself."""
+    """The graph did not continue after a fault, or a worker ended by itself."""
 
 
 @dataclass(slots=True)
-class Struck:
+class InjectedFault:
     """A fault that happened; times are monotonic seconds.
 
     Attributes:
-        what: in words.
-        slot: the worker it struck, None for all.
-        owned: how many intervals that worker had.
-        fed: records fed when it struck.
-        over: when the fault itself was over (thawed, restarted, let through).
-        recovered: when all was owned again and `fed` was committed; None if it never was.
+        what: the description for the report.
+        slot: the worker that it struck, None for all.
+        owned: the number of intervals of that worker.
+        fed: the number of records fed before it struck.
+        over: when the fault itself ended (thawed, restarted, let through).
+        recovered: when all intervals were owned again and `fed` records were committed; None if never.
     """
 
     number: int
@@ -61,44 +61,62 @@ class Struck:
     lost_pid: int | None = None
 
 
-class Striker:
-    """Strikes one fault after the other.
+@dataclass(frozen=True, slots=True)
+class FaultTargets:
+    """The parts of a running system that faults strike.
+
+    Attributes:
+        fleet: the workers.
+        server: the database server.
+        url: the database.
+        proxies: one between each worker and the database; empty without network faults.
+        broker: feeds MQTT sources; None without broker faults.
+    """
+
+    fleet: WorkerProcesses
+    server: DatabaseServer
+    url: str
+    proxies: Sequence[PostgresProxy] = ()
+    broker: EmbeddedBroker | None = None
+
+
+class FaultInjector:
+    """Carries out faults, one after the other.
 
     Args:
-        proxies: between each worker and the database; empty without network faults.
-        broker: that feeds MQTT sources; None without broker faults.
-        tick: called in every wait; raises when the run has gone wrong.
-        tell: called when a fault has struck and when it was recovered from.
+        targets: the parts to strike.
+        watch: observes the database.
+        clock: times faults and recoveries.
+        lease_s: the lease of the workers.
+        tick: called in every wait; raises when the run has failed.
+        tell: called when a fault strikes, and when the system has recovered from it.
     """
 
     def __init__(
         self,
-        fleet: Fleet,
+        targets: FaultTargets,
         watch: Watch,
-        place: Place,
-        url: str,
-        proxies: Sequence[PostgresProxy],
-        broker: EmbeddedBroker | None,
         clock: Clock,
         *,
         lease_s: float,
         tick: Callable[[], None],
-        tell: Callable[[Struck], None],
+        report: Callable[[InjectedFault], None],
     ) -> None:
-        self._fleet, self._watch, self._place, self._url = fleet, watch, place, url
-        self._proxies, self._broker = proxies, broker
+        self._fleet, self._server, self._url = targets.fleet, targets.server, targets.url
+        self._proxies, self._broker = targets.proxies, targets.broker
+        self._watch = watch
         self._clock = clock
         self._lease_s = lease_s
         self._tick = tick
-        self._tell = tell
-        self._pause = threading.Event()  # never set: waits without sleeping on a clock of its own
-        self._open: list[Struck] = []
+        self._report = report
+        self._pause = threading.Event()  # never set: its `wait` sleeps
+        self._open: list[InjectedFault] = []
         self._left: Sequence[PlannedFault] = ()
         self._began = self._expected_s = 0.0
-        self.struck: list[Struck] = []
+        self.struck: list[InjectedFault] = []
 
     def remaining_s(self) -> float:
-        """How long the faults to come are likely to take, by how long those before have; 0 when all is over."""
+        """Estimate how long the coming faults take, by how long the past ones took; 0 when all are over."""
         if not self.is_striking:
             return 0.0
         likely = sum(likely_s(fault, self._lease_s) for fault in self._left)
@@ -106,10 +124,10 @@ class Striker:
         return likely * min(max(slowness, 1.0), SLOWNESS_MAX) + MARGIN_S
 
     def strike_all(self, plan: Sequence[PlannedFault]) -> None:
-        """Carry the plan out; returns when the last fault has been recovered from.
+        """Carry out the plan; return when the system has recovered from the last fault.
 
         Raises:
-            StuckError: the system does not become whole again.
+            StuckError: the system does not recover.
         """
         self._began = self._clock.monotonic()
         for place, fault in enumerate(plan):
@@ -124,11 +142,11 @@ class Striker:
 
     @property
     def is_striking(self) -> bool:
-        """Whether there are faults to come, or not recovered from."""
+        """Whether there are faults to come, or to recover from."""
         return bool(self._left or self._open)
 
     def wait(self, seconds: float) -> None:
-        """Let time pass while looking on."""
+        """Wait; meanwhile note recoveries and call `tick`."""
         until = self._clock.monotonic() + seconds
         while (left := until - self._clock.monotonic()) > 0:
             self._look_on(left)
@@ -156,7 +174,7 @@ class Striker:
             if fault.over is not None and self._watch.recovered(fault.at, fault.fed, fault.lost_pid):
                 fault.recovered = self._clock.monotonic()
                 self._open.remove(fault)
-                self._tell(fault)
+                self._report(fault)
 
     def _strike(self, fault: PlannedFault) -> None:
         strikes = {
@@ -168,36 +186,36 @@ class Striker:
         }
         strikes[fault.kind](fault)
 
-    def _begin(self, fault: PlannedFault, what: str, slot: int | None = None) -> Struck:
-        struck = Struck(len(self.struck) + 1, fault.kind, what, self._clock.monotonic(), self._watch.fed, slot)
+    def _begin(self, fault: PlannedFault, what: str, slot: int | None = None) -> InjectedFault:
+        struck = InjectedFault(len(self.struck) + 1, fault.kind, what, self._clock.monotonic(), self._watch.fed, slot)
         if slot is not None:
-            struck.owned = len(self._watch.owned_by(self._fleet.life(slot).pid))
+            struck.owned = len(self._watch.owned_by(self._fleet.record(slot).pid))
         self.struck.append(struck)
         self._open.append(struck)
-        self._tell(struck)
+        self._report(struck)
         return struck
 
     def _victim(self, fault: PlannedFault) -> int:
-        """A live worker, rather one that owns something."""
+        """Choose a live worker, preferably one that owns intervals."""
         self._wait_until(lambda: bool(self._fleet.alive()), PATIENCE_S)
         alive = self._fleet.alive()
-        busy = [slot for slot in alive if self._watch.owned_by(self._fleet.life(slot).pid)] or alive
+        busy = [slot for slot in alive if self._watch.owned_by(self._fleet.record(slot).pid)] or alive
         return busy[int(fault.victim * len(busy))]
 
     def _kill(self, fault: PlannedFault) -> None:
         slot = self._victim(fault)
         struck = self._begin(fault, f"SIGKILL of worker {slot + 1}", slot)
-        struck.lost_pid = self._fleet.life(slot).pid
+        struck.lost_pid = self._fleet.record(slot).pid
         self._fleet.kill(slot)
         self.wait(fault.length * self._lease_s / 2)
         self._fleet.start(slot)
         struck.over = self._clock.monotonic()
 
     def _freeze(self, fault: PlannedFault) -> None:
-        """Past the lease: until others have what it owned, and a little longer."""
+        """Freeze a worker past its lease, until others own its intervals, and a little longer."""
         slot = self._victim(fault)
         struck = self._begin(fault, f"worker {slot + 1} frozen", slot)
-        pid = self._fleet.life(slot).pid
+        pid = self._fleet.record(slot).pid
         self._fleet.freeze(slot)
         if len(self._fleet.alive()) > 1:
             self._wait_until(lambda: not self._watch.owned_by(pid), 3 * self._lease_s)
@@ -222,7 +240,7 @@ class Striker:
             before, proxy.delay_s = proxy.struck, fault.length * self._lease_s
             proxy.arm(AT_COMMIT[fault.network])
             if not self._wait_until(lambda: proxy.struck > before, COMMIT_S_MAX) and proxy.take_fault() is not None:
-                struck.what += " (there was no commit to strike)"
+                struck.what += " (no commit came)"
         struck.over = self._clock.monotonic()
 
     def _crash_broker(self, fault: PlannedFault) -> None:
@@ -235,9 +253,9 @@ class Striker:
 
     def _database(self, fault: PlannedFault) -> None:
         struck = self._begin(fault, "database")
-        struck.what = self._place.strike(self._url)
+        struck.what = self._server.strike(self._url)
         try:
             self.wait(fault.length * self._lease_s)
         finally:
-            self._place.restore()
+            self._server.restore()
         struck.over = self._clock.monotonic()

@@ -1,7 +1,7 @@
-"""Feeder: writes prepared lines to the tapes of a run, in time with the faults.
+"""Writes prepared lines to the feeds of a run, at a rate that makes them last as long as the faults.
 
-The input has to last as long as the faults do, and nobody knows how long that is. So the rate is set anew all the time:
-what is left, over the time that the faults to come are likely to take. After the last fault the rest is let go.
+How long the faults take is unknown in advance. At every tick the feeder therefore divides the rest of the input by the
+estimated time of the coming faults. After the last fault it feeds the rest.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import IO, Protocol
 
 from millpy.clock import Clock
 from millpy.errors import MillError
-from millpy.testing.crash_test.inputs import Prepared
-from millpy.testing.crash_test.tape import END_FILE, PARTS_FILE
+from millpy.testing.crash_test.feed_source import END_FILE, PARTS_FILE
+from millpy.testing.crash_test.inputs import PreparedInput
 
 TICK_S = 0.05
 REST_S = 1.0
-"""What is left after the last fault is let go over so long: the last recovery must have something to do."""
+"""The time over which the rest is fed after the last fault: the last recovery must have work to do."""
 
 
-def lay_out(prepared: Sequence[Prepared], feed: Path) -> None:
-    """Give a run the whole input at once."""
+def write_whole_feed(prepared: Sequence[PreparedInput], feed: Path) -> None:
+    """Write the whole input of a run, with its end."""
     for source in prepared:
         directory = feed / source.stream
         directory.mkdir(parents=True)
@@ -34,51 +34,51 @@ def lay_out(prepared: Sequence[Prepared], feed: Path) -> None:
         (directory / END_FILE).touch()
 
 
-class Outlet(Protocol):
-    """Where the lines of one source go.
+class FeedTarget(Protocol):
+    """The destination of the lines of one source.
 
     Attributes:
-        written: lines so far.
+        written: the number of lines so far.
     """
 
-    source: Prepared
+    source: PreparedInput
     written: int
 
     def write(self, count: int) -> None:
-        """The next so many lines. Raises MillError."""
+        """Write the next lines. Raises MillError."""
         ...
 
     def close(self, *, ended: bool) -> None:
-        """No more will come; `ended`: because that was all."""
+        """End the feed; `ended` tells whether all lines were written."""
         ...
 
 
 class Feeder(threading.Thread):
-    """Feeds a run until everything is out.
+    """Feeds a run until all input is written.
 
     Args:
-        remaining_s: from the seconds since the beginning, how long the feed still has to last; 0 or less: let go.
-        rate_max: records a second; what the graph can take without falling behind.
-        outlets: what takes a stream's lines; a tape for those that are not named.
+        remaining_s: from the seconds since the start, returns how long the feed still has to last; 0 or less: no limit.
+        rate_max: records a second; as many as the graph can process without falling behind.
+        outlets: the destinations of streams that do not go to a feed of files.
 
     Attributes:
-        failure: why it could not go on.
+        failure: why feeding failed.
     """
 
     def __init__(
         self,
-        prepared: Sequence[Prepared],
+        prepared: Sequence[PreparedInput],
         feed: Path,
         clock: Clock,
         *,
         remaining_s: Callable[[float], float],
         rate_max: float,
-        outlets: Mapping[str, Outlet] | None = None,
+        outlets: Mapping[str, FeedTarget] | None = None,
     ) -> None:
         super().__init__(name="feeder", daemon=True)
         outlets = outlets or {}
         self._outlets = [
-            outlets[source.stream] if source.stream in outlets else _Tape(source, feed / source.stream)
+            outlets[source.stream] if source.stream in outlets else _FeedPart(source, feed / source.stream)
             for source in prepared
         ]
         self._clock = clock
@@ -90,11 +90,11 @@ class Feeder(threading.Thread):
 
     @property
     def fed(self) -> int:
-        """Records written so far."""
+        """The number of records written so far."""
         return sum(outlet.written for outlet in self._outlets)
 
     def run(self) -> None:
-        """Feed, and note why that was not possible."""
+        """Feed, and keep the error if feeding fails."""
         try:
             self._feed_all()
             for outlet in self._outlets:
@@ -103,7 +103,7 @@ class Feeder(threading.Thread):
             self.failure = error
 
     def _feed_all(self) -> None:
-        """A little every tick."""
+        """Feed a little every tick."""
         began = before = self._clock.monotonic()
         due = rate = 0.0
         while not self._stopped.wait(TICK_S) and self.fed < self.total:
@@ -111,7 +111,9 @@ class Feeder(threading.Thread):
             left = self.total - self.fed
             remaining_s = self._remaining_s(now - began)
             wanted = left / max(remaining_s, REST_S)
-            rate = min(wanted if remaining_s > REST_S else max(wanted, rate), self._rate_max)  # never ebbs away
+            rate = min(
+                wanted if remaining_s > REST_S else max(wanted, rate), self._rate_max
+            )  # a rate that keeps falling never reaches the end
             due = min(due + rate * (now - before), float(left))
             before = now
             count = int(due)
@@ -119,20 +121,20 @@ class Feeder(threading.Thread):
             self._feed((self.fed + count) / self.total)
 
     def _feed(self, share: float) -> None:
-        """Bring every source to the same share of its whole."""
+        """Write every source up to the same share of its lines."""
         for outlet in self._outlets:
             outlet.write(round(outlet.source.total * share) - outlet.written)
 
     def stop(self) -> None:
-        """End early; the tape stays open-ended."""
+        """End early, without marking the end of the feeds."""
         self._stopped.set()
         self.join()
 
 
-class _Tape:
-    """One tape as it is written."""
+class _FeedPart:
+    """Writes the feed of one source, from its prepared lines."""
 
-    def __init__(self, source: Prepared, directory: Path) -> None:
+    def __init__(self, source: PreparedInput, directory: Path) -> None:
         directory.mkdir(parents=True)
         shutil.copy(source.directory / PARTS_FILE, directory)
         self.source = source
@@ -143,7 +145,7 @@ class _Tape:
         self._out: IO[bytes] | None = None
 
     def write(self, count: int) -> None:
-        """The next so many lines, over the borders of parts."""
+        """Write the next lines, across parts."""
         while count > 0:
             if self._lines is None or self._out is None:
                 part = next(self._parts)

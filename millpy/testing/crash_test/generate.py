@@ -1,7 +1,7 @@
 """Generates plausible records from a schema: keys that repeat, event times that rise with disorder, ids, numbers.
 
-Everything is drawn from one seed and starts at a fixed instant, so the same command makes the same bytes. Some
-records are late, one in fifty comes twice where the graph deduplicates, and devices fall silent for a while.
+One seed decides everything and the time starts at a fixed instant, so the same command makes the same bytes. Some
+records are late, one in fifty occurs twice if the graph deduplicates, and devices fall silent for a while.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ UNITS_US = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 0.001}
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """What `Annotated[int, Meta(ge=0)]` and the like allow."""
+    """The bounds of `Annotated[int, Meta(ge=0)]` and the like."""
 
     lo: float
     hi: float
 
 
 def key_fields(graph: Graph, node: InjectorNode) -> tuple[str, ...]:
-    """The fields by which the graph keys this source's stream."""
+    """Return the fields by which the graph keys this source's stream."""
     stages = [stage for stage in graph.nodes if isinstance(stage, StageNode)]
     inputs = [taken for stage in stages for taken in stage.inputs if taken.producer is node]
     names = [name for taken in inputs for name in taken.fields if name in node.record_type.fields]
@@ -48,10 +48,10 @@ def key_fields(graph: Graph, node: InjectorNode) -> tuple[str, ...]:
 
 
 def payloads(node: InjectorNode, keys: Collection[str], count: int, seed: int) -> Iterator[bytes]:
-    """JSON payloads in order of arrival; duplicates are among the `count`.
+    """Yield JSON payloads in order of arrival; duplicates are among the `count`.
 
     Raises:
-        UsageError: the schema refuses what is made up (a pattern, a check of its own).
+        UsageError: the schema rejects generated records (a pattern, a check of its own).
     """
     maker = _Maker(node, keys, random.Random(f"{seed}/{node.name}"))
     waiting: list[tuple[int, bytes]] = []
@@ -70,7 +70,7 @@ def payloads(node: InjectorNode, keys: Collection[str], count: int, seed: int) -
 
 
 class _Maker:
-    """Makes record after record of one stream."""
+    """Makes the records of one stream."""
 
     def __init__(self, node: InjectorNode, keys: Collection[str], rng: random.Random) -> None:
         self.rng = rng
@@ -90,12 +90,13 @@ class _Maker:
             msgspec.json.decode(payload, type=self._type.struct)
         except (msgspec.ValidationError, TypeError, ValueError) as error:
             raise UsageError(
-                f"cannot make up records of {self._type.struct.__name__}: {error}", hint="give some with --input FILE"
+                f"cannot generate records of {self._type.struct.__name__}: {error}",
+                hint="give records with --input FILE",
             ) from error
         return payload
 
     def _key(self, number: int) -> int:
-        """A device; each falls silent for a third of every ten minutes, not all at once."""
+        """Choose a device; each falls silent for a third of every ten minutes, at different times."""
         phase = number * STEP_US // 200_000_000
         speaking = [key for key in range(KEYS) if (phase + key) % 3]
         return self.rng.choice(speaking)
@@ -122,7 +123,7 @@ class _Maker:
         return self._plausible(self._type.annotations[name])
 
     def _plausible(self, annotated: Any) -> Any:
-        """A value of a type, within its bounds."""
+        """Return a random value of a type, within its bounds."""
         annotation, rng = without_none(annotated)[0], self.rng
         bounds = _bounds(annotated)
         if annotation is bool:

@@ -1,12 +1,13 @@
-"""Inputs: what each injector of the graph is fed, as plain lines on disk, whatever it came from.
+"""The input of each injector of the graph, as plain lines on disk, whatever its origin.
 
---input FILE, --input STREAM=FILE   replaces the source of the only, or of the named injector
---generate N                        makes records up for injectors without one
+--input FILE, --input STREAM=FILE   replaces the source of the only injector, or of the named one
+--generate N                        generates records for injectors without an input
 neither                             the files that the graph itself reads
 """
 
 from __future__ import annotations
 
+import asyncio
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,25 +16,24 @@ from typing import IO
 
 import msgspec
 
+from millpy.clock import SystemClock
 from millpy.errors import ConfigError, SourceUnavailableError, UsageError
-from millpy.graph import Graph, InjectorNode
-from millpy.injectors.files import Files
-from millpy.injectors.files_agenda import FixedAgenda, Notes
-from millpy.injectors.files_lines import Format, Piece
-from millpy.injectors.files_reading import Reading
+from millpy.graph import Graph
+from millpy.ingest.protocol import Source, SourceBatch, SourceSetup
 from millpy.limits import Limits
+from millpy.sources.files.source import Files
+from millpy.testing.crash_test.feed_source import PARTS_FILE, FeedFormat
 from millpy.testing.crash_test.generate import key_fields, payloads
 from millpy.testing.crash_test.options import Options
-from millpy.testing.crash_test.tape import PARTS_FILE, Part
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """The input of one injector: `directory` is a whole tape, but for its end.
+class PreparedInput:
+    """The input of one injector; `directory` is a complete feed, without its end.
 
     Attributes:
-        records: lines of each part.
-        origin: where it came from, for people.
+        records: the lines of each part.
+        origin: where the lines come from, for the report.
     """
 
     stream: str
@@ -43,45 +43,44 @@ class Prepared:
 
     @property
     def total(self) -> int:
-        """Lines of all parts."""
+        """The number of lines of all parts."""
         return sum(self.records)
 
 
-def injectors(graph: Graph) -> list[InjectorNode]:
-    """The injectors of a graph, in order."""
-    return [node for node in graph.nodes if isinstance(node, InjectorNode)]
-
-
-def prepare(graph: Graph, options: Options, place: Path) -> list[Prepared]:
-    """Bring the input of every injector to disk.
+def prepare(graph: Graph, options: Options, place: Path) -> list[PreparedInput]:
+    """Write the input of every injector to disk.
 
     Raises:
         UsageError: an injector has no input, an input no injector, or a file cannot be read.
     """
-    given = _given(options.inputs, [node.name for node in injectors(graph)])
+    given = _given(options.inputs, [node.name for node in graph.injectors()])
     found = []
-    for node in injectors(graph):
+    for node in graph.injectors():
         directory = place / node.name
         directory.mkdir(parents=True)
         if node.name in given:
-            found.append(_from_files(node.name, directory, [given[node.name]], None))
+            found.append(_from_source(node.name, Files(given[node.name]), directory))
         elif options.generate is not None:
-            tape = _TapeWriter(directory)
-            tape.write(
-                Part(origin="generated"), payloads(node, key_fields(graph, node), options.generate, options.seed)
+            writer = _FeedWriter(directory)
+            writer.write(
+                FeedFormat(origin="generated"), payloads(node, key_fields(graph, node), options.generate, options.seed)
             )
-            tape.close()
-            found.append(Prepared(node.name, directory, tuple(tape.counts), f"generated with seed {options.seed}"))
-        elif isinstance(node.source, Files):
-            found.append(_from_files(node.name, directory, node.source.paths, node.source.format))
+            writer.close()
+            found.append(
+                PreparedInput(node.name, directory, tuple(writer.counts), f"generated with seed {options.seed}")
+            )
+        elif node.source.ends():
+            found.append(_from_source(node.name, node.source, directory))
         else:
             raise UsageError(
-                f"{node.name!r} reads from {node.source!r}, which a crash test does not touch",
+                f"{node.name!r} reads from {node.source!r}, which a crash test does not read",
                 hint=f"give its records with --input {node.name}=FILE, or --generate 100000",
             )
     for prepared in found:
         if not prepared.total:
-            raise UsageError(f"there are no records in {prepared.origin}", hint="a crash test needs some thousands")
+            raise UsageError(
+                f"no records in {prepared.origin}", hint="give a file with some thousand records, or --generate 100000"
+            )
     return found
 
 
@@ -91,10 +90,10 @@ def _given(inputs: Sequence[str], names: Sequence[str]) -> dict[str, str]:
         name, equals, path = text.partition("=")
         if not equals or name not in names:
             if equals and not Path(text).exists():
-                raise UsageError(f"the graph has no injector {name!r}", hint=f"it has: {', '.join(names)}")
+                raise UsageError(f"the graph has no injector named {name!r}", hint=f"it has: {', '.join(names)}")
             if len(names) > 1:
                 raise UsageError(
-                    f"the graph has several injectors: {', '.join(names)}", hint=f"say which: --input {names[0]}={text}"
+                    f"the graph has several injectors: {', '.join(names)}", hint=f"name one: --input {names[0]}={text}"
                 )
             name, path = names[0], text
         if name in given:
@@ -103,50 +102,67 @@ def _given(inputs: Sequence[str], names: Sequence[str]) -> dict[str, str]:
     return given
 
 
-def _from_files(stream: str, directory: Path, paths: Sequence[str], format: Format | None) -> Prepared:
-    """Read files as the graph's own source would, down to its idea of a record."""
-    notes = Notes.recovered({})
-    agenda = FixedAgenda(tuple(paths), notes, lambda _: True, lambda path, why: None)
-    reading = Reading(agenda, notes, format=format, broken="stop", fields=(), limits=Limits())
-    tape = _TapeWriter(directory)
+def _from_source(stream: str, source: Source, directory: Path) -> PreparedInput:
+    """Read a source to its end."""
+    writer = _FeedWriter(directory)
     try:
-        reading.open(None)
-        finished = False
-        while not finished and (piece := reading.read()) is not None:
-            tape.add(piece)
-            finished = piece.finished
+        asyncio.run(_read_to_the_end(stream, source, writer))
     except (ConfigError, SourceUnavailableError) as error:
         raise UsageError(error.message, hint=error.hint) from error
     finally:
-        reading.close()
-        tape.close()
-    return Prepared(stream, directory, tuple(tape.counts), ", ".join(Path(path).name for path in paths))
+        writer.close()
+    return PreparedInput(stream, directory, tuple(writer.counts), ", ".join(writer.origins()) or repr(source))
 
 
-class _TapeWriter:
-    """Writes records to a tape that is not fed yet, a part for each way of writing them."""
+async def _read_to_the_end(stream: str, source: Source, writer: _FeedWriter) -> None:
+    for partition in source.partitions():
+        ready = asyncio.Event()
+        setup = SourceSetup(
+            graph="crash_test", stream=stream, partition=partition, limits=Limits(), clock=SystemClock(), ready=ready
+        )
+        injector = source.connect(setup)
+        try:
+            await injector.open(None)
+            finished = False
+            while not finished:
+                ready.clear()
+                batch = await injector.take()
+                if batch is None:
+                    await ready.wait()
+                    continue
+                writer.add(batch)
+                await injector.acknowledge(batch.token)
+                finished = batch.finished
+        finally:
+            await injector.close()
+
+
+class _FeedWriter:
+    """Writes prepared input to disk, with a part for each format."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._parts: list[Part] = []
+        self._parts: list[FeedFormat] = []
         self._out: IO[bytes] | None = None
         self.counts: list[int] = []
 
-    def add(self, piece: Piece) -> None:
-        """What was read of a file. Rows of Parquet become JSON, which holds the same values."""
-        origin = Path(piece.after.path).name
+    def add(self, piece: SourceBatch) -> None:
+        """Write a batch of a source. Rows of Parquet become JSON, which holds the same values."""
+        origin = piece.origin
         if piece.batch is not None:
             rows = piece.batch.to_pylist(maps_as_pydicts="strict")
-            self.write(Part(origin=origin), (msgspec.json.encode(row) for row in rows))
+            self.write(FeedFormat(origin=origin), (msgspec.json.encode(row) for row in rows))
         elif piece.payloads:
-            part = Part("csv" if piece.format == "csv" else "json", piece.header, wrapped=True, origin=origin)
+            part = FeedFormat(
+                "csv" if piece.format == "csv" else "json", tuple(piece.header), wrapped=True, origin=origin
+            )
             self.write(part, map(b64encode, piece.payloads))
         elif piece.block:
-            part = Part("csv" if piece.format == "csv" else "json", piece.header, origin=origin)
+            part = FeedFormat("csv" if piece.format == "csv" else "json", tuple(piece.header), origin=origin)
             self.write(part, piece.block.split(b"\n"))
 
-    def write(self, part: Part, lines: Iterable[bytes]) -> None:
-        """Lines that are not blank, which are no records."""
+    def write(self, part: FeedFormat, lines: Iterable[bytes]) -> None:
+        """Write lines; skip blank lines, which are no records."""
         if not self._parts or self._parts[-1] != part:
             self._shut()
             self._out = (self._directory / str(len(self._parts))).open("wb")
@@ -157,12 +173,16 @@ class _TapeWriter:
         self._out.write(b"".join(line + b"\n" for line in kept))
         self.counts[-1] += len(kept)
 
+    def origins(self) -> list[str]:
+        """Return where the lines came from, each origin once."""
+        return [origin for origin in dict.fromkeys(part.origin for part in self._parts) if origin]
+
     def _shut(self) -> None:
         if self._out is not None:
             self._out.close()
             self._out = None
 
     def close(self) -> None:
-        """Say what the parts are."""
+        """Write the description of the parts."""
         self._shut()
         (self._directory / PARTS_FILE).write_bytes(msgspec.json.encode(self._parts))

@@ -1,4 +1,4 @@
-"""What a crash test was asked to do, checked."""
+"""The arguments of a crash test, checked."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FaultKind(StrEnum):
 MEANINGS = {
     FaultKind.KILL: "SIGKILL a worker, start another in its place",
     FaultKind.FREEZE: "SIGSTOP a worker past its lease, then SIGCONT",
-    FaultKind.DB: "SIGKILL PostgreSQL and restart it (one that was given: terminate all connections of the workers)",
+    FaultKind.DB: "SIGKILL PostgreSQL and restart it (a given server: terminate all connections of the workers)",
     FaultKind.NETWORK: "cut, stall, or swallow the answer to COMMIT between a worker and the database",
     FaultKind.BROKER: "SIGKILL the MQTT broker and restart it",
 }
@@ -37,15 +37,15 @@ class Options:
     """One crash test.
 
     Attributes:
-        graph: location of the graph, `factory.py` or `factory.py:name`.
+        graph: the location of the graph, `factory.py` or `factory.py:name`.
         inputs: `FILE` or `STREAM=FILE`, each replaces an injector's source.
-        generate: records to make up for each injector without an input; None for none.
-        count: how many faults.
-        faults: the kinds they are drawn from.
-        lease_s: lease of the workers; short, so that takeovers are quick.
+        generate: the number of records to generate for each injector without an input; None for none.
+        count: the number of faults.
+        faults: the kinds from which they are drawn.
+        lease_s: the lease of the workers; short, so that takeovers are quick.
         database_url: a database to run in; None embeds one.
         report: the HTML file; the JSON file stands beside it.
-        keep: leave databases, logs and tapes behind.
+        keep: whether to keep databases, logs and feeds.
     """
 
     graph: str
@@ -67,23 +67,25 @@ class Options:
             ("--generate", 1 if self.generate is None else self.generate, 1, 100_000_000),
         ):
             if not least <= value <= most:
-                raise UsageError(f"{what} {value} cannot be", hint=f"give a number from {least} to {most}")
+                raise UsageError(f"invalid {what}: {value}", hint=f"give a number from {least} to {most}")
         if self.report.suffix != ".html":
-            raise UsageError(f"--report {self.report} is no .html file", hint="the JSON file is written beside it")
+            raise UsageError(
+                f"--report must name an .html file, not {self.report}", hint="the JSON file is written beside it"
+            )
         if not self.report.absolute().parent.is_dir():
-            raise UsageError(f"there is no directory {self.report.absolute().parent}", hint="make it first")
+            raise UsageError(f"there is no directory {self.report.absolute().parent}", hint="create it first")
 
 
 def fault_kinds(words: Iterable[str]) -> tuple[FaultKind, ...]:
-    """The kinds named, each once, in the order of `FaultKind`.
+    """Return the named kinds, each once, in the order of `FaultKind`.
 
     Raises:
-        UsageError: a word that is none, or no word at all.
+        UsageError: a word names no kind of fault, or the text is empty.
     """
     named = {word.strip() for word in words if word.strip()}
     known = {kind.value for kind in FaultKind}
     if unknown := sorted(named - known):
-        raise UsageError(f"there is no fault {unknown[0]!r}", hint=f"there are: {', '.join(FaultKind)}")
+        raise UsageError(f"unknown fault {unknown[0]!r}", hint=f"choose from: {', '.join(FaultKind)}")
     if not named:
-        raise UsageError("no fault is named", hint=f"there are: {', '.join(FaultKind)}")
+        raise UsageError("--faults names no fault", hint=f"choose from: {', '.join(FaultKind)}")
     return tuple(kind for kind in FaultKind if kind.value in named)

@@ -1,4 +1,4 @@
-"""Page: a report as one HTML file that needs nothing else: inline style, inline SVG, light and dark, no script."""
+"""The report as one self-contained HTML file: inline style, inline SVG, light and dark, no script."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from importlib.resources import files
 from string import Template
 
 from millpy.testing.crash_test.drawing import glyph, recovery, timeline
-from millpy.testing.crash_test.report import Changed, Report, TableResult
-from millpy.testing.crash_test.verdict import Judgement
+from millpy.testing.crash_test.report import ChangedRow, CrashReport, TableResult
+from millpy.testing.crash_test.verdict import Judgment
 
 DIFFERENCES_SHOWN = 50
 EXAMPLES_SHOWN = 8
-TONES = {Judgement.EXACT: "good", Judgement.DIFFERENT: "bad", Judgement.STUCK: "bad", Judgement.UNSTEADY: "doubt"}
+TONES = {Judgment.EXACT: "good", Judgment.DIFFERENT: "bad", Judgment.STUCK: "bad", Judgment.UNSTEADY: "doubt"}
 STROKES = {"good": "M13 23l7 7l14 -15", "bad": "M15 15l18 18m0 -18l-18 18", "doubt": "M24 13v14m0 7v1"}
 
 
-def page(report: Report) -> str:
-    """The whole file."""
+def page(report: CrashReport) -> str:
+    """Return the whole file."""
     template = Template(files("millpy.testing.crash_test").joinpath("page.html").read_text(encoding="utf-8"))
-    tone = TONES[Judgement(report.verdict)]
+    tone = TONES[Judgment(report.verdict)]
     return template.substitute(
         title=escape(f"{report.graph}: {report.headline.lower()}"),
-        over=_over(report),
+        over=_header(report),
         tone=tone,
         icon=_icon(tone),
         headline=escape(report.headline),
@@ -46,7 +46,7 @@ def page(report: Report) -> str:
     )
 
 
-def _over(report: Report) -> str:
+def _header(report: CrashReport) -> str:
     words = [
         f"<b>millpy crash-test</b> of graph <b>{escape(report.graph)}</b>",
         escape(report.file),
@@ -64,7 +64,7 @@ def _icon(tone: str) -> str:
     )
 
 
-def _tiles(report: Report) -> str:
+def _tiles(report: CrashReport) -> str:
     survived = sum(fault.recovered_s is not None for fault in report.faults)
     compared = sum(table.rows for table in report.tables)
     tiles = [(f"{count:,}", what, count > 0) for what, count in _counts(report)]
@@ -85,11 +85,11 @@ def _tiles(report: Report) -> str:
     )
 
 
-def _counts(report: Report) -> list[tuple[str, int]]:
+def _counts(report: CrashReport) -> list[tuple[str, int]]:
     return [("lost", report.lost), ("doubled", report.doubled), ("changed", report.changed)]
 
 
-def _legend(report: Report) -> str:
+def _legend(report: CrashReport) -> str:
     kinds = dict.fromkeys(fault.kind for fault in report.faults)
     entries = [f'<svg viewBox="0 0 16 14">{glyph(kind, 8, 7)}</svg>{kind}' for kind in kinds]
     entries.append('<svg viewBox="0 0 16 14"><path d="M8 2l6 10h-12z" class="take"/></svg>intervals taken over')
@@ -106,12 +106,12 @@ def _tables(tables: Iterable[TableResult]) -> str:
         if wrong:
             word = '<td class="word no">differs</td>'
         elif table.unsteady_rows:
-            word = '<td class="word maybe">cannot be decided</td>'
+            word = '<td class="word maybe">undecided</td>'
         elif table.unsteady_columns:
             columns = ", ".join(table.unsteady_columns)
-            word = f'<td class="word maybe">equal but for {escape(columns)}</td>'
+            word = f'<td class="word maybe">equal except {escape(columns)}</td>'
         else:
-            word = '<td class="word">equal</td>' if table.rows else '<td class="zero">none in either</td>'
+            word = '<td class="word">equal</td>' if table.rows else '<td class="zero">no rows in either</td>'
         counts = "".join(_count(count) for count in (table.lost, table.doubled, table.changed))
         rows.append(f'<tr><td>{escape(table.name)}</td><td class="number">{table.rows:,}</td>{counts}{word}</tr>')
     head = "<th>Table</th>" + "".join(f'<th class="number">{w}</th>' for w in ("Rows", "Lost", "Doubled", "Changed"))
@@ -122,7 +122,7 @@ def _count(count: int) -> str:
     return f'<td class="number {"alarm" if count else "zero"}">{count:,}</td>'
 
 
-def _faults(report: Report) -> str:
+def _faults(report: CrashReport) -> str:
     rows = []
     for fault in report.faults:
         recovery = "not" if fault.recovery_s is None else f"{fault.recovery_s:.2f} s"
@@ -139,33 +139,33 @@ def _faults(report: Report) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
-def _differences(report: Report) -> str:
+def _differences(report: CrashReport) -> str:
     if not report.differences:
         return ""
     total = report.lost + report.doubled + report.changed
     more = f", the first {DIFFERENCES_SHOWN} here" if total > DIFFERENCES_SHOWN else ""
     return (
-        f'<section class="card"><h2>What differs</h2><p class="note">{total:,} rows{more}. Struck out is what the run'
-        f" without faults has.</p>{_rows(report.differences[:DIFFERENCES_SHOWN])}{_suspects(report)}</section>"
+        f'<section class="card"><h2>Differences</h2><p class="note">{total:,} rows{more}. Struck-out values are those'
+        f" of the run without faults.</p>{_rows(report.differences[:DIFFERENCES_SHOWN])}{_suspects(report)}</section>"
     )
 
 
-def _unsteady(report: Report) -> str:
+def _unsteady(report: CrashReport) -> str:
     cards = []
     for unsteady in report.unsteady:
         what = ", ".join(f"<code>{escape(column)}</code>" for column in unsteady.columns)
         what = " and ".join(filter(None, (what, "which rows there are" if unsteady.rows else "")))
         examples = _rows(unsteady.examples[:EXAMPLES_SHOWN])
         cards.append(
-            f'<section class="card doubtful"><h2>{escape(unsteady.table)}: not the same in two runs without faults</h2>'
+            f'<section class="card doubtful"><h2>{escape(unsteady.table)}: two runs without faults differ</h2>'
             f'<p class="note">They differ in {unsteady.differences:,} rows, in {what}.</p>'
-            f"{examples}{_list(f'It can be because {reason}.' for reason in unsteady.reasons)}"
+            f"{examples}{_list(f'A possible cause: {reason}.' for reason in unsteady.reasons)}"
             f"{'' if report.differences else _suspects(report)}</section>"
         )
     return "".join(cards)
 
 
-def _suspects(report: Report) -> str:
+def _suspects(report: CrashReport) -> str:
     if not report.suspects:
         return ""
     lines = (f"<b>line {s.line}</b> <code>{escape(s.code)}</code><br>{_ticked(s.why)}" for s in report.suspects)
@@ -178,7 +178,7 @@ def _ticked(text: str) -> str:
     return "".join(f"<code>{part}</code>" if place % 2 else part for place, part in enumerate(parts))
 
 
-def _rows(found: Sequence[Changed]) -> str:
+def _rows(found: Sequence[ChangedRow]) -> str:
     rows = []
     for difference in found:
         where = ", ".join(f"{escape(name)} <b>{escape(value)}</b>" for name, value in difference.identity.items())
@@ -190,7 +190,7 @@ def _rows(found: Sequence[Changed]) -> str:
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
 
 
-def _values(difference: Changed) -> str:
+def _values(difference: ChangedRow) -> str:
     expected, found = difference.expected, difference.found
     if expected is not None and found is not None and difference.columns:
         return "<br>".join(

@@ -1,6 +1,6 @@
-"""Plan: which faults, in which order, with which dice. Pure, and the same for the same seed.
+"""Plans the faults: their kinds, their order and their random numbers. The same seed gives the same plan.
 
-The plan is what a seed repeats; where in the code a fault strikes is up to the machine.
+Where in the code a fault strikes still depends on the machine.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from millpy.testing.crash_test.options import FaultKind
 
 WEIGHTS = {FaultKind.KILL: 4, FaultKind.FREEZE: 2, FaultKind.NETWORK: 3, FaultKind.DB: 1, FaultKind.BROKER: 1}
 AT_ONCE = 0.25
-"""So many of the faults do not wait until the one before is recovered from."""
+"""The share of faults that do not wait for the recovery from the fault before."""
 
 
 class NetworkFault(StrEnum):
-    """What a proxy can do to the connections of one worker; the last four strike its next commit."""
+    """The faults of a proxy at the connections of one worker; the last four strike its next commit."""
 
     CUT = "connections cut"
     STALL = "network stalled"
     SWALLOW = "answer to COMMIT lost"
     LATE_COMMIT = "COMMIT arrives after its connection is lost"
-    LATE_PIPELINE = "commit arrives after its connection is lost"
+    LATE_PIPELINE = "whole transaction arrives after its connection is lost"
     CUT_COMMIT = "connection lost before COMMIT"
 
 
@@ -33,10 +33,10 @@ class PlannedFault:
     """One fault to come.
 
     Attributes:
-        victim: dice for the worker, in [0, 1).
-        length: dice for how long it lasts, in [0, 1).
-        gap: dice for how long to wait before it, in [0, 1).
-        at_once: strikes while the system still recovers from the one before.
+        victim: decides the worker, in [0, 1).
+        length: decides the duration, in [0, 1).
+        gap: decides the pause before it, in [0, 1).
+        at_once: whether it strikes while the system still recovers from the fault before.
     """
 
     kind: FaultKind
@@ -48,7 +48,7 @@ class PlannedFault:
 
 
 def draw(kinds: Sequence[FaultKind], count: int, seed: int) -> list[PlannedFault]:
-    """So many faults of these kinds, each kind at least once if there are enough."""
+    """Draw faults of these kinds, each kind at least once if there are enough."""
     rng = random.Random(f"{seed}/faults")
     drawn = list(kinds)[:count]
     drawn += rng.choices(kinds, [WEIGHTS[kind] for kind in kinds], k=count - len(drawn))
@@ -67,7 +67,7 @@ def draw(kinds: Sequence[FaultKind], count: int, seed: int) -> list[PlannedFault
 
 
 def likely_s(fault: PlannedFault, lease_s: float) -> float:
-    """How long a fault is likely to take, recovery and the pause before it included."""
+    """Estimate how long a fault takes, with recovery and the pause before it."""
     recovery = {
         FaultKind.KILL: lease_s + 1.0,
         FaultKind.FREEZE: 2 * lease_s + 1.0,
@@ -79,5 +79,5 @@ def likely_s(fault: PlannedFault, lease_s: float) -> float:
 
 
 def pause_s(fault: PlannedFault, lease_s: float) -> float:
-    """How long to wait before it: a fault at once comes within the lease of the one before."""
+    """Return the pause before a fault; a fault at once comes within the lease of the one before."""
     return fault.gap * lease_s if fault.at_once else 0.2 + fault.gap

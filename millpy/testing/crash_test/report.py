@@ -1,4 +1,4 @@
-"""Report: what a crash test has found, as one plain value; JSON is made of it, the terminal's words, and the page.
+"""The findings of a crash test as one plain value, from which JSON, the terminal's text and the page are made.
 
 All times are seconds from the first record of the crash run.
 """
@@ -7,41 +7,41 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
 import msgspec
 
+from millpy.config.secrets import redacted
 from millpy.model.time import Instant, to_datetime
-from millpy.secret import redacted
-from millpy.testing.crash_test.compare import Change, Difference
+from millpy.testing.crash_test.compare import Difference, RowChange
+from millpy.testing.crash_test.nondeterminism import shape_reasons, suspects
+from millpy.testing.crash_test.observer import Sample
 from millpy.testing.crash_test.options import Options
-from millpy.testing.crash_test.reasons import shape_reasons, suspects
 from millpy.testing.crash_test.session import Findings
-from millpy.testing.crash_test.verdict import Judgement, by_table
-from millpy.testing.crash_test.watch import Sample
+from millpy.testing.crash_test.verdict import Judgment, by_table
 
 SAMPLES_MAX = 800
 DIFFERENCES_MAX = 200
 HEADLINES = {
-    Judgement.EXACT: "Exactly once",
-    Judgement.DIFFERENT: "Results differ",
-    Judgement.UNSTEADY: "Not deterministic",
-    Judgement.STUCK: "Did not finish",
+    Judgment.EXACT: "Exactly once",
+    Judgment.DIFFERENT: "Results differ",
+    Judgment.UNSTEADY: "Not deterministic",
+    Judgment.STUCK: "Did not finish",
 }
 MEANING = {
-    Judgement.EXACT: "Nothing was lost, nothing doubled, nothing changed: every row is that of a run without faults.",
-    Judgement.DIFFERENT: "Two runs without faults agree with each other; the run with faults does not agree with them.",
-    Judgement.UNSTEADY: (
-        "Runs without any fault do not agree with each other about some values, so a crash test can decide nothing"
-        " about those. Everything else is as it should be."
+    Judgment.EXACT: "No row was lost, doubled or changed: the results equal those of a run without faults.",
+    Judgment.DIFFERENT: "Two runs without faults agree with each other; the run with faults differs from them.",
+    Judgment.UNSTEADY: (
+        "Runs without any fault differ from each other in some values, so a crash test cannot judge those."
+        " All other values are right."
     ),
-    Judgement.STUCK: "The run with faults did not come to its end.",
+    Judgment.STUCK: "The run with faults did not finish.",
 }
 
 
-class Fault(msgspec.Struct, frozen=True):
-    """One fault: `over_s` is its own end, `recovered_s` when the system was whole again."""
+class FaultReport(msgspec.Struct, frozen=True):
+    """One fault: `over_s` is its own end, `recovered_s` when the system had recovered."""
 
     number: int
     kind: str
@@ -54,12 +54,12 @@ class Fault(msgspec.Struct, frozen=True):
 
     @property
     def recovery_s(self) -> float | None:
-        """From the fault until all was owned again and what had been fed was committed."""
+        """The time from the fault until all intervals were owned again and the records fed before were committed."""
         return None if self.recovered_s is None else self.recovered_s - self.at_s
 
 
-class Process(msgspec.Struct, frozen=True):
-    """One process of a worker's slot; `ready_s` is when it had announced itself, None if it never did."""
+class ProcessReport(msgspec.Struct, frozen=True):
+    """One process in a worker's slot; `ready_s` is when it had registered, None if it never did."""
 
     worker: int
     from_s: float
@@ -69,8 +69,8 @@ class Process(msgspec.Struct, frozen=True):
     frozen: tuple[tuple[float, float], ...]
 
 
-class Takeover(msgspec.Struct, frozen=True):
-    """Intervals of one computation that came to another worker."""
+class TakeoverReport(msgspec.Struct, frozen=True):
+    """Intervals of one computation that another worker took over."""
 
     at_s: float
     computation: str
@@ -79,15 +79,15 @@ class Takeover(msgspec.Struct, frozen=True):
     to_worker: int | None
 
 
-class Point(msgspec.Struct, frozen=True):
-    """How far the input was."""
+class InputPoint(msgspec.Struct, frozen=True):
+    """The numbers of records fed and committed at one time."""
 
     at_s: float
     fed: int
     committed: int
 
 
-class Spread(msgspec.Struct, frozen=True):
+class RecoveryTimes(msgspec.Struct, frozen=True):
     """Recovery times of one kind of fault, or of all."""
 
     faults: int
@@ -96,7 +96,7 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class TableResult(msgspec.Struct, frozen=True):
-    """What became of one table."""
+    """The comparison of one table; `undecided` counts differences of rows that differ without faults, too."""
 
     name: str
     rows: int
@@ -108,7 +108,7 @@ class TableResult(msgspec.Struct, frozen=True):
     unsteady_rows: bool
 
 
-class Changed(msgspec.Struct, frozen=True):
+class ChangedRow(msgspec.Struct, frozen=True):
     """One row that differs; values as text."""
 
     table: str
@@ -120,17 +120,17 @@ class Changed(msgspec.Struct, frozen=True):
 
 
 class Unsteadiness(msgspec.Struct, frozen=True):
-    """What two runs without faults do not agree about in one table, and why that can be."""
+    """The differences of two runs without faults in one table, and their possible causes."""
 
     table: str
     columns: tuple[str, ...]
     rows: bool
     reasons: tuple[str, ...]
     differences: int
-    examples: tuple[Changed, ...]
+    examples: tuple[ChangedRow, ...]
 
 
-class Line(msgspec.Struct, frozen=True):
+class SuspectLine(msgspec.Struct, frozen=True):
     """A line of the graph's file that can make runs differ."""
 
     line: int
@@ -138,8 +138,8 @@ class Line(msgspec.Struct, frozen=True):
     why: str
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything; see the module."""
+class CrashReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The findings of a crash test; see the module for the times."""
 
     graph: str
     file: str
@@ -161,40 +161,40 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: float
     seconds: float
     reference_s: float
-    recovery: Spread | None
-    recovery_by_kind: dict[str, Spread]
-    faults: tuple[Fault, ...]
-    takeovers: tuple[Takeover, ...]
-    processes: tuple[Process, ...]
-    progress: tuple[Point, ...]
+    recovery: RecoveryTimes | None
+    recovery_by_kind: dict[str, RecoveryTimes]
+    faults: tuple[FaultReport, ...]
+    takeovers: tuple[TakeoverReport, ...]
+    processes: tuple[ProcessReport, ...]
+    progress: tuple[InputPoint, ...]
     events: dict[str, int]
     tables: tuple[TableResult, ...]
-    differences: tuple[Changed, ...]
+    differences: tuple[ChangedRow, ...]
     unsteady: tuple[Unsteadiness, ...]
-    suspects: tuple[Line, ...]
+    suspects: tuple[SuspectLine, ...]
     files: str | None
 
 
-def build(findings: Findings, now_us: Instant) -> Report:
-    """The report of a finished crash test."""
+def build(findings: Findings, now_us: Instant) -> CrashReport:
+    """Make the report of a finished crash test."""
     verdict, crash, options = findings.verdict, findings.crash, findings.options
-    judgement = verdict.judgement
+    judgment = verdict.judgment
     faults = _faults(findings)
-    doubtful = judgement in (Judgement.DIFFERENT, Judgement.UNSTEADY)
-    by_kind = {kind: _spread([fault for fault in faults if fault.kind == kind]) for kind in options.faults}
-    return Report(
+    doubtful = judgment in (Judgment.DIFFERENT, Judgment.UNSTEADY)
+    by_kind = {kind: _recovery_times([fault for fault in faults if fault.kind == kind]) for kind in options.faults}
+    return CrashReport(
         graph=findings.graph.name,
         file=options.graph,
         command=command_line(options),
         made_at=to_datetime(now_us),
-        database=findings.place,
-        verdict=str(judgement),
+        database=findings.server,
+        verdict=str(judgment),
         passed=verdict.passed,
-        headline=HEADLINES[judgement],
-        meaning=MEANING[judgement],
-        lost=verdict.count(Change.LOST),
-        doubled=verdict.count(Change.DOUBLED),
-        changed=verdict.count(Change.CHANGED),
+        headline=HEADLINES[judgment],
+        meaning=MEANING[judgment],
+        lost=verdict.count(RowChange.LOST),
+        doubled=verdict.count(RowChange.DOUBLED),
+        changed=verdict.count(RowChange.CHANGED),
         complaints=tuple(map(redacted, verdict.faults)),
         records=crash.fed,
         inputs={source.stream: f"{source.origin} ({source.total:,} records)" for source in findings.prepared},
@@ -203,23 +203,23 @@ def build(findings: Findings, now_us: Instant) -> Report:
         lease_s=options.lease_s,
         seconds=crash.seconds,
         reference_s=findings.references[0].seconds,
-        recovery=_spread(faults),
+        recovery=_recovery_times(faults),
         recovery_by_kind={kind: spread for kind, spread in by_kind.items() if spread is not None},
         faults=tuple(faults),
         takeovers=tuple(_takeovers(findings)),
         processes=tuple(_processes(findings)),
-        progress=tuple(Point(s.at - crash.started, s.fed, s.committed) for s in _thinned(crash.samples)),
+        progress=tuple(InputPoint(s.at - crash.started, s.fed, s.committed) for s in _thin_out(crash.samples)),
         events=dict(crash.events),
         tables=tuple(_tables(findings)),
         differences=tuple(_changed(found) for found in verdict.found[:DIFFERENCES_MAX]),
         unsteady=tuple(_unsteadiness(findings)),
-        suspects=tuple(Line(s.line, redacted(s.code), s.why) for s in (suspects(options.graph) if doubtful else ())),
+        suspects=tuple(_suspects(options.graph)) if doubtful else (),
         files=None if findings.files is None else str(findings.files),
     )
 
 
 def command_line(options: Options) -> str:
-    """The command that runs the same again."""
+    """Return the command that repeats the test."""
     words = ["millpy crash-test", options.graph, *(f"--input {path}" for path in options.inputs)]
     if options.generate is not None:
         words.append(f"--generate {options.generate}")
@@ -227,20 +227,20 @@ def command_line(options: Options) -> str:
     return " ".join([*words, f"--faults {','.join(options.faults)}"])
 
 
-def _faults(findings: Findings) -> list[Fault]:
+def _faults(findings: Findings) -> list[FaultReport]:
     start = findings.crash.started
 
-    def since(at: float | None) -> float | None:
+    def seconds_to(at: float | None) -> float | None:
         return None if at is None else at - start
 
     return [
-        Fault(
+        FaultReport(
             fault.number,
             str(fault.kind),
             fault.what,
             fault.at - start,
-            since(fault.over),
-            since(fault.recovered),
+            seconds_to(fault.over),
+            seconds_to(fault.recovered),
             None if fault.slot is None else fault.slot + 1,
             fault.owned,
         )
@@ -248,38 +248,38 @@ def _faults(findings: Findings) -> list[Fault]:
     ]
 
 
-def _processes(findings: Findings) -> list[Process]:
+def _processes(findings: Findings) -> list[ProcessReport]:
     crash, start = findings.crash, findings.crash.started
     return [
-        Process(
-            life.slot + 1,
-            life.started - start,
-            crash.registered[life.pid] - start if life.pid in crash.registered else None,
-            (crash.ended if life.ended is None else life.ended) - start,
-            life.how,
-            tuple((a - start, b - start) for a, b in life.frozen),
+        ProcessReport(
+            process.slot + 1,
+            process.started - start,
+            crash.registered[process.pid] - start if process.pid in crash.registered else None,
+            (crash.ended if process.ended is None else process.ended) - start,
+            process.how,
+            tuple((a - start, b - start) for a, b in process.frozen),
         )
-        for life in crash.lives
+        for process in crash.processes
     ]
 
 
-def _spread(faults: Iterable[Fault]) -> Spread | None:
+def _recovery_times(faults: Iterable[FaultReport]) -> RecoveryTimes | None:
     times = [fault.recovery_s for fault in faults if fault.recovery_s is not None]
-    return Spread(len(times), statistics.median(times), max(times)) if times else None
+    return RecoveryTimes(len(times), statistics.median(times), max(times)) if times else None
 
 
-def _takeovers(findings: Findings) -> list[Takeover]:
-    workers = {life.pid: life.slot + 1 for life in findings.crash.lives}
+def _takeovers(findings: Findings) -> list[TakeoverReport]:
+    workers = {process.pid: process.slot + 1 for process in findings.crash.processes}
     groups: Counter[tuple[float, str, int, int]] = Counter()
     for takeover in findings.crash.takeovers:
         groups[takeover.at, takeover.computation, takeover.from_pid, takeover.to_pid] += 1
     return [
-        Takeover(at - findings.crash.started, computation, count, workers.get(before), workers.get(after))
+        TakeoverReport(at - findings.crash.started, computation, count, workers.get(before), workers.get(after))
         for (at, computation, before, after), count in groups.items()
     ]
 
 
-def _thinned(samples: Sequence[Sample]) -> Sequence[Sample]:
+def _thin_out(samples: Sequence[Sample]) -> Sequence[Sample]:
     step = max(1, len(samples) // SAMPLES_MAX)
     return [*samples[:-1:step], *samples[-1:]]
 
@@ -289,41 +289,46 @@ def _tables(findings: Findings) -> list[TableResult]:
     counts, undecided = by_table(verdict.found), by_table(verdict.undecided)
     found = []
     for name, rows in verdict.compared.items():
-        count, wavers = counts.get(name, Counter()), verdict.unsteady.get(name)
+        count, parts = counts.get(name, Counter()), verdict.unsteady.get(name)
         found.append(
             TableResult(
                 name,
                 rows,
-                count[Change.LOST],
-                count[Change.DOUBLED],
-                count[Change.CHANGED],
+                count[RowChange.LOST],
+                count[RowChange.DOUBLED],
+                count[RowChange.CHANGED],
                 undecided.get(name, Counter()).total(),
-                tuple(sorted(wavers.columns)) if wavers else (),
-                bool(wavers and wavers.rows),
+                tuple(sorted(parts.columns)) if parts else (),
+                bool(parts and parts.rows),
             )
         )
     return found
+
+
+def _suspects(location: str) -> Iterator[SuspectLine]:
+    for found in suspects(location):
+        yield SuspectLine(found.line, redacted(found.code), found.why)
 
 
 def _unsteadiness(findings: Findings) -> list[Unsteadiness]:
     return [
         Unsteadiness(
             table,
-            tuple(sorted(wavers.columns)),
-            wavers.rows,
+            tuple(sorted(parts.columns)),
+            parts.rows,
             tuple(shape_reasons(findings.graph, table)),
-            len(wavers.differences),
-            tuple(_changed(found) for found in wavers.differences[:DIFFERENCES_MAX]),
+            len(parts.differences),
+            tuple(_changed(found) for found in parts.differences[:DIFFERENCES_MAX]),
         )
-        for table, wavers in findings.verdict.unsteady.items()
+        for table, parts in findings.verdict.unsteady.items()
     ]
 
 
-def _changed(found: Difference) -> Changed:
+def _changed(found: Difference) -> ChangedRow:
     def texts(values: dict[str, object] | None) -> dict[str, str] | None:
         return None if values is None else {name: _text(value) for name, value in values.items()}
 
-    return Changed(
+    return ChangedRow(
         found.table,
         str(found.change),
         texts(found.identity) or {},
@@ -339,6 +344,6 @@ def _text(value: object) -> str:
     return str(value)[:300]
 
 
-def as_json(report: Report) -> bytes:
-    """The report for machines."""
+def as_json(report: CrashReport) -> bytes:
+    """Return the report as JSON."""
     return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"

@@ -1,8 +1,8 @@
-"""Session: the whole of a crash test, in order. READ THIS FIRST.
+"""A whole crash test, in order. READ THIS FIRST.
 
-prepare    what each source is fed, as lines on disk
-reference  one worker, large bundles, everything at once
-reference  again: several workers, small bundles, fed over a while: what differs is not the faults' doing
+prepare    the input of each source, as lines on disk
+reference  one worker, large bundles, all input at once
+reference  again, with several workers and small bundles: where the two differ, faults are not the cause
 crash      the same input, paced so that it lasts as long as the faults
 judge      every result table, late record, dead letter and account
 """
@@ -19,53 +19,53 @@ from millpy.clock import Clock
 from millpy.embedded import mosquitto_program
 from millpy.errors import UsageError
 from millpy.graph import Graph
-from millpy.graph_file import load_graph
-from millpy.injectors.mqtt import Mqtt
-from millpy.progress import working
-from millpy.testing.crash_test.display import Display
-from millpy.testing.crash_test.inputs import Prepared, injectors, prepare
+from millpy.observability.status_line import working
+from millpy.process.graph_loader import load_graph
+from millpy.testing.crash_test.broker import injectors_over_broker
+from millpy.testing.crash_test.databases import DatabaseServer, server_for
+from millpy.testing.crash_test.inputs import PreparedInput, prepare
 from millpy.testing.crash_test.options import FaultKind, Options
-from millpy.testing.crash_test.place import Place, place_for
 from millpy.testing.crash_test.plan import draw
-from millpy.testing.crash_test.trial import Outcome, Setting, Trial
-from millpy.testing.crash_test.verdict import Verdict, judge
+from millpy.testing.crash_test.run import GraphUnderTest, Trial, TrialOutcome, TrialSettings
+from millpy.testing.crash_test.terminal import Display
+from millpy.testing.crash_test.verdict import CrashVerdict, judge
 
 SMALL_BUNDLES = 400
-"""The second reference cuts its input into about so many bundles."""
+"""The number of bundles into which the second reference cuts its input."""
 SECOND_S = 4.0
 BROKER_RATE_MAX = 1_000.0
-"""Records a second over a broker that saves after every change."""
+"""The highest rate over a broker that saves after every change, in records a second."""
 SHARE_OF_CAPACITY = 0.5
 """The crash run is fed at most at this share of the first reference's rate, so that it can catch up after a fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Everything that a report tells of.
+    """Everything from which a report is made.
 
     Attributes:
-        place: the database, in words.
-        files: where tapes, logs and data are; None when they were removed.
+        server: a description of the database server.
+        files: where feeds, logs and data are; None if they were removed.
     """
 
     options: Options
     graph: Graph
-    place: str
-    prepared: list[Prepared]
-    references: tuple[Outcome, Outcome]
-    crash: Outcome
-    verdict: Verdict
+    server: str
+    prepared: list[PreparedInput]
+    references: tuple[TrialOutcome, TrialOutcome]
+    crash: TrialOutcome
+    verdict: CrashVerdict
     files: Path | None
 
 
 def crash_test(options: Options, directory: Path, clock: Clock, display: Display) -> Findings:
-    """Run it all.
+    """Run a whole crash test.
 
     Args:
-        options: what was asked for.
-        directory: where the files of this test may go; made when missing.
-        clock: for everything that is timed.
-        display: is told how far it is.
+        options: the arguments.
+        directory: where the files of this test go; created if missing.
+        clock: times everything.
+        display: shows the progress.
 
     Raises:
         UsageError: the graph, its input or the database cannot be used, or the graph fails without any fault.
@@ -76,18 +76,18 @@ def crash_test(options: Options, directory: Path, clock: Clock, display: Display
         refuse_without_broker(graph)
     directory.mkdir(parents=True, exist_ok=True)
     files = Path(tempfile.mkdtemp(prefix="run-", dir=directory))
-    keep = True  # after a failure there is something to look at
+    keep = True  # keep the files of a failure
     try:
-        with working("writing down what each source is fed"):
+        with working("writing the input of each source"):
             prepared = prepare(graph, options, files / "input")
         display.say(", ".join(f"{source.stream}: {source.total:,} records, {source.origin}" for source in prepared))
-        with working("making a place to run in"):
-            place = place_for(options.database_url, graph.name, files / "postgres")
+        with working("creating a database"):
+            server = server_for(options.database_url, graph.name, files / "postgres")
         try:
-            findings = _trials(options, graph, prepared, place, files, clock, display)
+            findings = _trials(options, graph, prepared, server, files, clock, display)
             keep = options.keep or not findings.verdict.passed
         finally:
-            place.close(keep=keep)
+            server.close(keep=keep)
     except (UsageError, KeyboardInterrupt, SystemExit):
         keep = options.keep
         raise
@@ -100,25 +100,25 @@ def crash_test(options: Options, directory: Path, clock: Clock, display: Display
 def _trials(
     options: Options,
     graph: Graph,
-    prepared: Sequence[Prepared],
-    place: Place,
+    prepared: Sequence[PreparedInput],
+    server: DatabaseServer,
     files: Path,
     clock: Clock,
     display: Display,
 ) -> Findings:
-    def run(setting: Setting) -> Outcome:
-        trial = Trial(
-            options.graph, graph, prepared, setting, place, files, clock, show=display.show, tell=display.tell
-        )
+    tested = GraphUnderTest(options.graph, graph, prepared)
+
+    def run(setting: TrialSettings) -> TrialOutcome:
+        trial = Trial(tested, setting, server, files, clock, show=display.show, report=display.show_fault)
         with display.trial(setting.name):
             return trial.run()
 
     records = sum(source.total for source in prepared)
-    first = run(Setting(name="reference", workers=1, lease_s=options.lease_s))
+    first = run(TrialSettings(name="reference", workers=1, lease_s=options.lease_s))
     _refuse_failed(first)
     small = {"MILLPY_BUNDLE_RECORDS_MAX": str(max(50, records // SMALL_BUNDLES))}
     several = 3 if options.workers == 2 else 2
-    again = Setting(name="reference_2", workers=several, lease_s=options.lease_s, limits=small, over_s=SECOND_S)
+    again = TrialSettings(name="reference_2", workers=several, lease_s=options.lease_s, limits=small, over_s=SECOND_S)
     second = run(again)
     _refuse_failed(second)
     plan = draw(options.faults, options.count, options.seed)
@@ -127,7 +127,7 @@ def _trials(
     if FaultKind.BROKER in options.faults:
         unique = (first.results.injected - first.results.duplicates) / first.results.injected
         rate = min(rate, BROKER_RATE_MAX)
-    setting = Setting(
+    setting = TrialSettings(
         name="crash", workers=options.workers, lease_s=options.lease_s, plan=plan, rate_max=rate, unique=unique
     )
     crash = run(setting)
@@ -140,36 +140,36 @@ def _trials(
             stuck=crash.stuck,
             redelivers=unique is not None,
         )
-    return Findings(options, graph, place.described, list(prepared), (first, second), crash, verdict, files)
+    return Findings(options, graph, server.description, list(prepared), (first, second), crash, verdict, files)
 
 
 def refuse_without_broker(graph: Graph) -> None:
-    """Broker faults need an MQTT source that deduplicates, and a broker that keeps what it has acknowledged.
+    """Raise unless there is an MQTT source that deduplicates, and a broker that keeps what it has acknowledged.
 
     Raises:
-        UsageError: says which is missing.
+        UsageError: one of them is missing.
     """
-    over_broker = [node for node in injectors(graph) if isinstance(node.source, Mqtt)]
+    over_broker = injectors_over_broker(graph)
     if not over_broker:
         raise UsageError("no source of the graph is MQTT", hint="leave `broker` out of --faults")
     for node in over_broker:
         if node.dedupe is None:
             raise UsageError(
-                f"{node.name!r} has no Dedupe, and a broker delivers messages twice after a crash",
+                f"{node.name!r} has no Dedupe, but a broker delivers messages twice after a crash",
                 hint='deduplicate, Dedupe("id", within=hours(1)), or leave `broker` out of --faults',
             )
     if mosquitto_program() is None:
         raise UsageError(
-            "broker faults need mosquitto: the other broker that is embedded forgets its messages when it is killed",
+            "broker faults need mosquitto: the embedded broker forgets its messages when it is killed",
             hint="install mosquitto, or leave `broker` out of --faults",
         )
 
 
-def _refuse_failed(outcome: Outcome) -> None:
+def _refuse_failed(outcome: TrialOutcome) -> None:
     if outcome.stuck:
         raise UsageError(
-            f"the graph does not run through even without faults: {outcome.stuck}",
-            hint="try it with `millpy run` first",
+            f"the graph does not finish even without faults: {outcome.stuck}",
+            hint="run it with `millpy run` first",
         )
     if outcome.results.unbalanced:
         raise UsageError(f"the accounting of {outcome.results.unbalanced[0]} does not add up without any fault")

@@ -1,8 +1,8 @@
-"""Verdict: what the differences between a crash run and its references mean. Pure.
+"""Judges the differences between a crash run and its references, without I/O.
 
-The reference runs twice, the second time with other numbers of workers and bundles. What the two do not agree about
-is the graph's own doing: no crash had a part in it, so it can prove nothing, and it is told apart from what was lost,
-doubled or changed. A column that they do not agree about is left out; the others of the table are still held to.
+The reference runs twice, the second time with other numbers of workers and bundles. No crash caused the differences of
+the two, so they are reported apart from lost, doubled or changed rows. A column in
+which they differ is left out of the comparison; the other columns of the table are compared.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from millpy.testing.crash_test.compare import Change, Difference, Results, Unsteady, differences, unsteady
+from millpy.testing.crash_test.compare import Difference, Results, RowChange, UnsteadyParts, differences, unsteady
 
 
-class Judgement(StrEnum):
-    """The last word."""
+class Judgment(StrEnum):
+    """The overall result."""
 
     EXACT = "exactly once"
     DIFFERENT = "results differ"
@@ -25,71 +25,71 @@ class Judgement(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What was found.
+class CrashVerdict:
+    """The findings.
 
     Attributes:
-        compared: rows of the reference by table.
-        found: differences that faults have made.
-        unsteady: by table, where fault-free runs do not agree.
-        undecided: differences in tables whose rows come and go by themselves.
-        faults: other complaints in words: accounting, inputs not consumed.
+        compared: the number of rows of the reference, by table.
+        found: the differences that faults have made.
+        unsteady: by table, the differences of fault-free runs.
+        undecided: differences in tables of which even fault-free runs have different rows.
+        faults: other complaints: accounting, input that was not consumed.
     """
 
-    judgement: Judgement
+    judgment: Judgment
     compared: dict[str, int]
     found: list[Difference] = field(default_factory=list)
-    unsteady: dict[str, Unsteady] = field(default_factory=dict)
+    unsteady: dict[str, UnsteadyParts] = field(default_factory=dict)
     undecided: list[Difference] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
-    def count(self, change: Change) -> int:
-        """How many rows were lost, doubled or changed."""
+    def count(self, change: RowChange) -> int:
+        """Return the number of rows that were lost, doubled or changed."""
         return sum(difference.change is change for difference in self.found)
 
     @property
     def passed(self) -> bool:
-        """Whether nothing was lost, doubled or changed."""
-        return self.judgement is Judgement.EXACT
+        """Whether no row was lost, doubled or changed."""
+        return self.judgment is Judgment.EXACT
 
 
 def judge(
     first: Results, second: Results, run: Results, *, fed: int, stuck: str = "", redelivers: bool = False
-) -> Verdict:
+) -> CrashVerdict:
     """Compare a crash run with two references.
 
     Args:
-        first: of a run without faults.
-        second: of another.
-        run: of the run with faults.
-        fed: records that went in.
-        stuck: why the run did not come to its end.
-        redelivers: the input came over a broker, which may deliver a record again: duplicates are not counted then.
+        first: the results of a run without faults.
+        second: the results of another.
+        run: the results of the run with faults.
+        fed: the number of records that were fed.
+        stuck: why the run did not finish.
+        redelivers: whether the input came through a broker, which may redeliver; then duplicates do not count.
     """
     found: list[Difference] = []
     undecided: list[Difference] = []
-    wavering: dict[str, Unsteady] = {}
+    unsteady_tables: dict[str, UnsteadyParts] = {}
     if redelivers:
         first, second, run = (_once_each(results) for results in (first, second, run))
     for name, reference in first.tables.items():
-        wavers = unsteady(reference, second.tables[name])
-        if wavers:
-            wavering[name] = wavers
-        differing = differences(reference.without(wavers.columns), run.tables[name].without(wavers.columns))
-        (undecided if wavers.rows else found).extend(differing)
+        parts = unsteady(reference, second.tables[name])
+        if parts:
+            unsteady_tables[name] = parts
+        differing = differences(reference.drop_columns(parts.columns), run.tables[name].drop_columns(parts.columns))
+        (undecided if parts.rows else found).extend(differing)
     faults = list(_complaints(first, run, fed, redelivers))
     if stuck:
-        judgement = Judgement.STUCK
+        judgment = Judgment.STUCK
     elif found or faults:
-        judgement = Judgement.DIFFERENT
+        judgment = Judgment.DIFFERENT
     else:
-        judgement = Judgement.UNSTEADY if wavering else Judgement.EXACT
+        judgment = Judgment.UNSTEADY if unsteady_tables else Judgment.EXACT
     compared = {name: len(table.rows) for name, table in first.tables.items()}
-    return Verdict(judgement, compared, found, wavering, undecided, [*([stuck] if stuck else []), *faults])
+    return CrashVerdict(judgment, compared, found, unsteady_tables, undecided, [*([stuck] if stuck else []), *faults])
 
 
 def _once_each(results: Results) -> Results:
-    """Dead letters have no dedupe id: one that is delivered again is set aside again."""
+    """Drop repeated dead letters: without a dedupe id, a record that is redelivered is dead-lettered again."""
     dead = results.tables.get("dead letters")
     if dead is None:
         return results
@@ -114,9 +114,9 @@ def _complaints(first: Results, run: Results, fed: int, redelivers: bool) -> Ite
         )
 
 
-def by_table(found: Iterable[Difference]) -> dict[str, Counter[Change]]:
-    """How many of each change, by table."""
-    counts: dict[str, Counter[Change]] = {}
+def by_table(found: Iterable[Difference]) -> dict[str, Counter[RowChange]]:
+    """Count each kind of change, by table."""
+    counts: dict[str, Counter[RowChange]] = {}
     for difference in found:
         counts.setdefault(difference.table, Counter())[difference.change] += 1
     return counts

@@ -1,7 +1,7 @@
-"""I9 of the branches: each consumer's results against a recount of what it has consumed, at every bundle and at last.
+"""Checks I9 behind the source: compares each consumer's results with a recount of its input.
 
-`Branches` has one judge for each interval behind the source. It is told what has landed, follows the oracle to the same
-positions, and says in words what differs.
+`Branches` has a judge for each interval behind the source. A judge receives every committed bundle, advances its
+recount to the bundle's cursors, and yields the differences; it judges once more at the end.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millpy.model.time import INSTANT_MAX
-from millpy.store.memory_tables import Row
-from millpy.testing.simulation.books import Book, Books, Landing
+from millpy.store.memory.tables import Row
+from millpy.testing.simulation.history import CommittedBundle, ObservedInterval, RunHistory
 from millpy.testing.simulation.oracle import SourceOracle
 from millpy.testing.simulation.recount import Follower, PaneName, Unique, Windows, operated
 
 KINDS = {"per_window": "fixed", "per_op": "fixed", "per_slide": "sliding", "per_session": "session"}
-"""Windowed tables, and what their windows are."""
-ECHOES = ("parks", "sets_aside")
+"""The windowed tables, and their windows."""
+ECHOES = ("parks", "rejects")
 
 
 @dataclass(slots=True)
 class WindowJudge:
-    """One interval of windows.
+    """Judges one interval of windows.
 
     Attributes:
-        emitted: window -> its newest row, also when people have deleted it since.
-        homes: keys that are known to be this interval's.
+        emitted: window -> its newest row, even if users have deleted it since.
+        homes: keys that are known to belong to this interval.
     """
 
     table: str
@@ -39,16 +39,16 @@ class WindowJudge:
     emitted: dict[PaneName, Row] = field(default_factory=dict)
     homes: set[Any] = field(default_factory=set)
 
-    def follow(self, landing: Landing) -> Iterator[str]:
+    def follow(self, commit: CommittedBundle) -> Iterator[str]:
         """Take a bundle in."""
-        for truth, least, most in self.follower.advance(landing.book.cursors):
+        for truth, least, most in self.follower.advance(commit.observed.cursors):
             if self.table == "per_op":
                 for value in operated(truth):
                     self.windows.take(truth.group, truth.at, value, least, most)
             else:
                 self.windows.take(truth.device, truth.at, truth.value, least, most)
-        self.homes.update(name[2] for name in landing.changes if name[0] == "window")
-        for row in landing.rows.get(self.table, ()):
+        self.homes.update(name[2] for name in commit.changes if name[0] == "window")
+        for row in commit.rows.get(self.table, ()):
             name = (row[self.key], row["window_start"], row["window_end"])
             self.homes.add(name[0])
             self.emitted[name] = row
@@ -58,7 +58,7 @@ class WindowJudge:
         yield from self._due()
 
     def _due(self) -> Iterator[str]:
-        """Windows that the watermark has passed have their rows."""
+        """Yield the windows that the watermark has passed without a row."""
         watermark = self.follower.watermark
         for name in [name for name in self.windows.unproven if name[2] <= watermark]:
             if name[2] + self.windows.allowed_us <= watermark:
@@ -70,7 +70,7 @@ class WindowJudge:
                 yield f"window {name} should have {expected} by now, it has {None if row is None else _shown(row)}"
 
     def finished(self) -> Iterator[str]:
-        """The newest rows are those of the recount, and no others."""
+        """Yield the differences between the newest rows and those of the recount."""
         mine = {name for name in self.windows.panes if name[0] in self.homes}
         for name in mine | {name for name in self.emitted if self.table != "per_session"}:
             if not self.windows.is_sure(*name[:2]):
@@ -80,7 +80,7 @@ class WindowJudge:
                 yield f"{self.table}: {name} has {None if row is None else _shown(row)} instead of {expected}"
 
     def left(self) -> dict[PaneName, Row]:
-        """Rows that the table has to have, unless somebody deletes them."""
+        """Return the rows that the table must have, unless a user deletes them."""
         if self.table != "per_session":
             return self.emitted
         return {
@@ -90,18 +90,18 @@ class WindowJudge:
 
 @dataclass(slots=True)
 class UniqueJudge:
-    """One interval of the deduplicating step: found, by id, the numbers of the readings that were let through."""
+    """Judges one interval of the deduplicating step. `found` has the readings that it let through, by id."""
 
     follower: Follower
     unique: Unique = field(default_factory=Unique)
     found: dict[tuple[str, int], list[int]] = field(default_factory=dict)
 
-    def follow(self, landing: Landing) -> Iterator[str]:
+    def follow(self, commit: CommittedBundle) -> Iterator[str]:
         """Take a bundle in."""
-        for consumed in self.follower.advance(landing.book.cursors):
+        for consumed in self.follower.advance(commit.observed.cursors):
             self.unique.take(*consumed)
         touched = set()
-        for row in landing.rows.get("uniques", ()):
+        for row in commit.rows.get("uniques", ()):
             name = (row["device"], row["kind"])
             self.found.setdefault(name, []).append(row["seq"])
             touched.add(name)
@@ -115,136 +115,137 @@ class UniqueJudge:
             yield f"of {name} the readings {found[-5:]} were let through instead of {expected[-5:]}"
 
     def finished(self) -> Iterator[str]:
-        """All that should have been let through were."""
+        """Yield the readings that should have been let through and were not."""
         for name in self.found.keys() - self.unique.unsure:
             yield from self._compared(name)
 
 
 @dataclass(slots=True)
 class EchoJudge:
-    """One interval of a Computation that fails for a while: every reading is seen once, in its device's order.
+    """Judges one interval of a Computation that fails for a while, and must see each reading once, in order.
 
     Attributes:
-        rows: device -> readings, as they were seen.
-        aside: devices that had readings set aside.
-        consumed: device -> readings, as they came.
+        rows: device -> readings, in the order in which they were seen.
+        dead: devices that had readings dead-lettered.
+        consumed: device -> readings, in the order of arrival.
     """
 
     interval_id: int
     computation: str
-    books: Books
+    history: RunHistory
     follower: Follower
     consumed: dict[str, list[int]] = field(default_factory=dict)
     rows: dict[str, list[int]] = field(default_factory=dict)
-    aside: set[str] = field(default_factory=set)
+    dead: set[str] = field(default_factory=set)
 
-    def follow(self, landing: Landing) -> Iterator[str]:
+    def follow(self, commit: CommittedBundle) -> Iterator[str]:
         """Take a bundle in."""
-        touched = {truth.device for truth, _, _ in self._advance(landing.book)}
-        for row in sorted(landing.rows.get(f"{self.computation}_echoes", ()), key=lambda row: row["number"]):
+        touched = {truth.device for truth, _, _ in self._advance(commit.observed)}
+        for row in sorted(commit.rows.get(f"{self.computation}_echoes", ()), key=lambda row: row["number"]):
             seen = self.rows.setdefault(row["device"], [])
             seen.append(row["seq"])
             touched.add(row["device"])
             if row["number"] != len(seen):
                 yield f"reading {row['seq']} is number {row['number']} of {row['device']} instead of {len(seen)}"
-        touched.update(name[2] for name in landing.changes if name[0] == "parked")
+        touched.update(name[2] for name in commit.changes if name[0] == "parked")
         if touched:
-            yield from self._compared(landing.book, touched)
+            yield from self._compared(commit.observed, touched)
 
-    def _advance(self, book: Book) -> Sequence[tuple[Any, int, int]]:
-        found = self.follower.advance(book.cursors)
+    def _advance(self, observed: ObservedInterval) -> Sequence[tuple[Any, int, int]]:
+        found = self.follower.advance(observed.cursors)
         for truth, _, _ in found:
             self.consumed.setdefault(truth.device, []).append(truth.seq)
         return found
 
-    def _compared(self, book: Book, devices: set[str]) -> Iterator[str]:
-        """What was seen, waits, or is set aside is what came."""
-        waiting = self._waiting(book)
-        aside = self._set_aside(book)
-        self.aside.update(aside)
-        for device in devices & (self.rows.keys() | waiting.keys() | aside.keys()):
+    def _compared(self, observed: ObservedInterval, devices: set[str]) -> Iterator[str]:
+        """Yield the differences between the input and the readings that were seen, wait, or are dead-lettered."""
+        waiting = self._waiting(observed)
+        dead = self._dead_lettered(observed)
+        self.dead.update(dead)
+        for device in devices & (self.rows.keys() | waiting.keys() | dead.keys()):
             expected, rows = self.consumed.get(device, []), self.rows.get(device, [])
-            if self.computation == "parks":  # in order: what was seen, then what waits
-                gone, left = Counter(aside.get(device, ())), []
-                for seq in expected:  # a reading may come twice, behind the horizon, and be set aside once
+            if self.computation == "parks":  # in order: first those that were seen, then those that wait
+                gone, left = Counter(dead.get(device, ())), []
+                for seq in expected:  # a reading may come twice, behind the horizon, and be dead-lettered once
                     if gone[seq]:
                         gone[seq] -= 1
                     else:
                         left.append(seq)
                 agrees = [*rows, *waiting.get(device, ())] == left
             else:
-                agrees = sorted([*rows, *aside.get(device, ())]) == sorted(expected)
+                agrees = sorted([*rows, *dead.get(device, ())]) == sorted(expected)
             if not agrees:
                 yield (
                     f"{device}: {expected[-8:]} came last, {rows[-8:]} were seen last, {waiting.get(device, [])[:8]} "
-                    f"wait, {aside.get(device, [])[-8:]} are set aside ({len(expected)} came, {len(rows)} were seen)"
+                    f"wait, {dead.get(device, [])[-8:]} are dead-lettered ({len(expected)} came, {len(rows)} were seen)"
                 )
 
-    def _waiting(self, book: Book) -> dict[str, list[int]]:
+    def _waiting(self, observed: ObservedInterval) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
-        parked = [n for n in book.keyed if n[0] == "parked" and n[1] != "key"]
+        parked = [n for n in observed.keyed if n[0] == "parked" and n[1] != "key"]
         for name in sorted(parked, key=lambda name: name[3]):
-            found.setdefault(name[2], []).append(book.keyed[name][0]["record"]["seq"])
+            found.setdefault(name[2], []).append(observed.keyed[name][0]["record"]["seq"])
         return found
 
-    def _set_aside(self, book: Book) -> dict[str, list[int]]:
+    def _dead_lettered(self, observed: ObservedInterval) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
-        for number, interval_id, _, letter in self.books.dead_letters():
-            if interval_id == book.interval_id and letter.computation == self.computation:
-                standing = self.books.database.requests.standing("dead_letters", number)
+        for number, interval_id, _, letter in self.history.dead_letters():
+            if interval_id == observed.interval_id and letter.computation == self.computation:
+                standing = self.history.database.requests.state_of("dead_letters", number)
                 if standing.state != "replayed":
                     record = json.loads(letter.payload)
                     found.setdefault(record["device"], []).append(record["seq"])
         return found
 
     def finished(self) -> Iterator[str]:
-        """Nothing is missing."""
-        book = self.books.by_interval[self.interval_id]
-        yield from self._compared(book, set(self.consumed))
+        """Yield the readings that are missing."""
+        observed = self.history.by_interval[self.interval_id]
+        yield from self._compared(observed, set(self.consumed))
 
 
 Judge = WindowJudge | UniqueJudge | EchoJudge
 
 
 class Branches:
-    """The judges of all intervals behind the source but for the watcher's."""
+    """The judges of all intervals behind the source, except the watcher's."""
 
-    def __init__(self, books: Books, sources: Mapping[int, SourceOracle], lateness_us: int) -> None:
-        self.books = books
+    def __init__(self, history: RunHistory, sources: Mapping[int, SourceOracle], lateness_us: int) -> None:
+        self.history = history
         self._sources = sources
         self._lateness_us = lateness_us
         self.judges: dict[int, Judge] = {}
-        self._makers: dict[str, Callable[[Book], Judge]] = {
+        self._makers: dict[str, Callable[[ObservedInterval], Judge]] = {
             **dict.fromkeys(KINDS, self._windows),
             **dict.fromkeys(ECHOES, self._echoes),
             "unique": self._unique,
         }
-        for book in books.by_interval.values():
-            if (make := self._makers.get(book.computation)) is not None:
-                self.judges[book.interval_id] = make(book)
+        for observed in history.by_interval.values():
+            if (make := self._makers.get(observed.computation)) is not None:
+                self.judges[observed.interval_id] = make(observed)
 
-    def _windows(self, book: Book) -> Judge:
-        table = book.computation
+    def _windows(self, observed: ObservedInterval) -> Judge:
+        table = observed.computation
         allowed_us = 0 if table == "per_op" else self._lateness_us
         key = "group" if table == "per_op" else "device"
         return WindowJudge(table, key, Follower(self._sources), Windows(KINDS[table], allowed_us))
 
-    def _echoes(self, book: Book) -> Judge:
-        return EchoJudge(book.interval_id, book.computation, self.books, Follower(self._sources))
+    def _echoes(self, observed: ObservedInterval) -> Judge:
+        return EchoJudge(observed.interval_id, observed.computation, self.history, Follower(self._sources))
 
-    def _unique(self, book: Book) -> Judge:
+    def _unique(self, observed: ObservedInterval) -> Judge:
         return UniqueJudge(Follower(self._sources))
 
-    def landed(self, landing: Landing) -> Iterator[str]:
-        """I9: results are a function of the input up to the position consumed."""
-        judge = self.judges.get(landing.book.interval_id)
+    def on_committed(self, commit: CommittedBundle) -> Iterator[str]:
+        """Yield violations of I9: results are a function of the input up to the consumed position."""
+        judge = self.judges.get(commit.observed.interval_id)
         if judge is not None:
-            for what in judge.follow(landing):
-                yield f"bundle {landing.bundle} of {landing.book.computation} {landing.book.interval_id}: {what}"
+            for what in judge.follow(commit):
+                observed = commit.observed
+                yield f"bundle {commit.bundle} of {observed.computation} {observed.interval_id}: {what}"
 
     def finished(self) -> Iterator[str]:
-        """The end: results and late records are those of the recount."""
-        late = list(self._late())  # which says where keys are of which every record was late
+        """Yield the differences at the end: results and late records must be those of the recount."""
+        late = list(self._late())  # the rows tell the intervals of keys; for these, every record was late
         for judge in self.judges.values():
             yield from judge.finished()
         for table in KINDS:
@@ -254,22 +255,22 @@ class Branches:
         for computation in ECHOES:
             echoes = [j for j in self.judges.values() if isinstance(j, EchoJudge) and j.computation == computation]
             for device in {device for judge in echoes for device in judge.consumed}:
-                if not any(device in judge.rows or device in judge.aside for judge in echoes):
-                    yield f"{computation}: nothing of {device} was ever seen"
+                if not any(device in judge.rows or device in judge.dead for judge in echoes):
+                    yield f"{computation}: no record of {device} had an effect"
         yield from late
 
     def _whole_table(self, table: str, judges: Sequence[WindowJudge]) -> Iterator[str]:
         known = [row for judge in judges for row in judge.left().values()]
-        for row in self.books.rows(table):
+        for row in self.history.rows(table):
             if not any(row is other for other in known):
-                yield f"{table} holds a row that never landed, or should have gone: {row}"
+                yield f"{table} has a row that was never committed, or should have been deleted: {row}"
         homeless = {name[0] for judge in judges for name in judge.windows.panes if judge.windows.is_sure(*name[:2])}
         for key in homeless - set().union(*(judge.homes for judge in judges)):
-            yield f"{table}: nothing of {key} was ever seen"
+            yield f"{table}: no record of {key} had an effect"
 
     def _late(self) -> Iterator[str]:
         found: dict[int, Counter[Any]] = {interval_id: Counter() for interval_id in self.judges}
-        for interval_id, rows in self.books.late_records():
+        for interval_id, rows in self.history.late_records():
             judge = self.judges.get(interval_id)
             for key, start in zip(map(json.loads, rows.keys), rows.window_starts, strict=True):
                 if isinstance(judge, WindowJudge):
@@ -277,7 +278,7 @@ class Branches:
                     judge.homes.add(key)
                 elif isinstance(judge, UniqueJudge):
                     found[interval_id][tuple(key)] += 1
-                elif min(rows.watermarks) < INSTANT_MAX:  # what is taken again behind the end is late for everybody
+                elif min(rows.watermarks) < INSTANT_MAX:  # records that are replayed behind the end are late for all
                     yield f"{len(rows)} records are late for {rows.computation}, which waits for hours"
         for interval_id, judge in self.judges.items():
             if isinstance(judge, EchoJudge):

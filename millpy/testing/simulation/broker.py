@@ -1,4 +1,4 @@
-"""Brokers, one for each source partition, as far as an injector can tell.
+"""Simulated brokers, one for each source partition.
 
 There are two ways to acknowledge:
 
@@ -6,11 +6,11 @@ There are two ways to acknowledge:
               connection gets everything unacknowledged again. It may deliver twice, and out of order
     a log     (Kafka) keeps everything, and is read from the position that was committed
 
-Each generation of a graph has its own session, or reads the log by itself; both are told all that is published.
+Each generation of a graph has its own session, or reads the log by itself; both get everything that is published.
 
-Both may go away with their publishers waiting. A topic also remembers what it handed over in which batch: the batch's
-number is the source position, so that the checkers can say from a committed position what the input was, and in which
-order (I9). Of a log the position is an offset, and says so by itself.
+Both may fail while their publishers wait. A topic also remembers the messages of each batch: the batch's number
+is the source position, so that the checkers can derive the input and its order from a committed position
+(I9). The position in a log is an offset.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from millpy.injectors.protocol import Injector, SourceSetup, Taken
-from millpy.model.deployment import own_name
+from millpy.ingest.protocol import Injector, Source, SourceBatch, SourceSetup
+from millpy.model.deployment import permanent_name
+from millpy.model.identity import Identity
 
 PARTITION = "topic"
 MARKER = -1
@@ -32,7 +33,7 @@ MARKER = -1
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One publication; `number` tells it from all others, also from another with the same payload."""
+    """One publication; `number` identifies it, even among messages with the same payload."""
 
     number: int
     payload: bytes
@@ -40,7 +41,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one `take` handed over."""
+    """The messages of one `take`."""
 
     messages: tuple[Message, ...]
     arrived_at: int
@@ -49,17 +50,18 @@ class Batch:
 
 @dataclass(slots=True)
 class Broker:
-    """A topic with its session, or a log, and all that was ever handed over.
+    """A topic with its session, or a log; it remembers everything that it ever delivered.
 
     Attributes:
-        queue: what the present connection has not been given.
-        unacknowledged: what it was given, in order.
-        waiting: published while the broker was away.
-        ending: nothing more will be published; once all is handed over the source says that it has ended.
+        queue: messages that the present connection has not received.
+        unacknowledged: messages that it has received, in order.
+        waiting: messages published while the broker was away.
+        ending: whether publishing has ended; the source ends after the last message.
         batches: by number, from 1.
         acknowledged: numbers of the messages that were acknowledged, in order.
-        readers: who is told that something may be waiting in a log.
-        furthest: how far the log has been read.
+        readers: the events to set when messages may be waiting in a log.
+        furthest: the largest offset up to which a reader has read the log.
+        shuffles: whether the next connection gets its messages in a random order.
     """
 
     rng: random.Random
@@ -78,7 +80,7 @@ class Broker:
     furthest: int = 0
 
     def publish(self, payloads: Sequence[bytes]) -> None:
-        """Take publications; while the broker is away its publishers keep them."""
+        """Accept publications; while the broker is away its publishers keep them."""
         messages = [Message(len(self.published) + place, payload) for place, payload in enumerate(payloads, 1)]
         self.published.extend(messages)
         if self.up:
@@ -88,58 +90,58 @@ class Broker:
             self.waiting.extend(messages)
 
     def go_away(self) -> None:
-        """The broker is down, and its connection with it."""
+        """Stop the broker, and break its connection."""
         self.up = False
         self.disconnect()
 
     def come_back(self) -> None:
-        """The broker is up again; publishers deliver what they kept."""
+        """Start the broker again; publishers deliver the messages that they kept."""
         self.up = True
         self.queue.extend(() if self.is_log else self.waiting)
         self.waiting.clear()
         self.wake()
 
     def end(self) -> None:
-        """Say that nothing more will be published."""
+        """End publishing."""
         self.ending = True
         self.wake()
 
     def wake(self) -> None:
-        """Tell the present reader that something may be waiting."""
+        """Wake the present reader: messages may be waiting."""
         if self.connection is not None:
             self.connection.ready.set()
         for ready in self.readers:
             ready.set()
 
     def written(self) -> int:
-        """How many messages a log has: all but those that its publishers keep."""
+        """Return the number of messages in a log: all except those that publishers keep."""
         return len(self.published) - len(self.waiting)
 
     def all_read(self, by: int) -> bool:
-        """Whether a reader that is at an offset of the log has had it all, and nothing more will come."""
+        """Tell whether a reader at offset `by` of the log has read everything, and publishing has ended."""
         return self.ending and self.up and by == len(self.published)
 
     def is_drained(self) -> bool:
-        """Whether it is there, and nothing waits to be read."""
+        """Tell whether the broker is up, and all messages are read."""
         waits = self.furthest < self.written() if self.is_log else bool(self.queue)
         return self.up and not waits
 
     def redeliver(self, count: int) -> int:
-        """Deliver some of what is unacknowledged once more on the same connection, as brokers may."""
+        """Redeliver some unacknowledged messages on the same connection, as brokers may."""
         again = list(self.unacknowledged.values())[:count]
         self.queue.extend(Message(message.number, message.payload) for message in again)
         self.wake()
         return len(again)
 
     def shuffle(self) -> int:
-        """Put what waits out of order."""
+        """Shuffle the waiting messages."""
         waiting = [message for message in self.queue if message.number != MARKER]
         self.rng.shuffle(waiting)
         self.queue = deque([*waiting, *(m for m in self.queue if m.number == MARKER)])
         return len(waiting)
 
     def connect(self, injector: SimulatedInjector) -> None:
-        """A new connection takes the session over: everything unacknowledged comes again, then a marker."""
+        """Take the session over with a new connection: all unacknowledged messages come again, then a marker."""
         self.disconnect()
         self.connection = injector
         again = list(self.unacknowledged.values())
@@ -159,7 +161,7 @@ class Broker:
             connection.lost()
 
     def hand_over(self, records_max: int, arrived_at: int) -> tuple[Batch | None, bool]:
-        """(what one take gets, whether the marker was met)."""
+        """Return (a batch of waiting messages or None, whether the marker was met)."""
         messages: list[Message] = []
         met = False
         while self.queue and len(messages) < records_max:
@@ -178,46 +180,55 @@ class Broker:
 
 
 BROKER: ContextVar[Mapping[str, Broker]] = ContextVar("broker")
-"""The brokers of the world that is running, by what generations know source partitions by: a graph's source is only
-its description."""
+"""The brokers of the running world, by the `permanent_name` of source partition and generation.
+
+Worlds share cached graphs, so a source cannot hold its brokers.
+"""
 
 
 def names_of(partitions: int) -> tuple[str, ...]:
-    """Names of so many source partitions."""
+    """Return the names of source partitions."""
     return (PARTITION, *(f"{PARTITION}{number}" for number in range(1, partitions)))
 
 
 def session(setup: SourceSetup) -> Broker:
-    """A source partition as one generation has it: no two share a session, or one would acknowledge for the other."""
-    return BROKER.get()[own_name(setup.partition, setup.generation)]
+    """Return the broker of a source partition, with the session of the generation that reads it."""
+    return BROKER.get()[permanent_name(setup.partition, setup.generation)]
 
 
 @dataclass(frozen=True, slots=True)
-class Topic:
-    """Topics as a source; each is one source partition."""
+class Topic(Source):
+    """Topics as a source, one for each source partition."""
 
     count: int = 1
+    kind: ClassVar[str] = "topic"
+
+    def identity(self) -> Identity:
+        """Describe the source."""
+        return {"kind": self.kind, "partitions": self.count}
 
     def partitions(self) -> tuple[str, ...]:
-        """Their names."""
+        """Return the names of the source partitions."""
         return names_of(self.count)
 
     def connect(self, setup: SourceSetup) -> Injector:
-        """A reader, not yet open."""
+        """Return a reader, not yet open."""
         return SimulatedInjector(session(setup), setup)
 
 
 @dataclass(frozen=True, slots=True)
 class Log(Topic):
-    """Logs as a source; each is one source partition."""
+    """Logs as a source, one for each source partition."""
+
+    kind = "log"
 
     def connect(self, setup: SourceSetup) -> Injector:
-        """A reader, not yet open."""
+        """Return a reader, not yet open."""
         return LogInjector(session(setup), setup)
 
 
 class SimulatedInjector:
-    """One connection to the topic; when it is lost it comes back by itself, as a client library does."""
+    """One connection to the topic, which reconnects by itself like a client library."""
 
     def __init__(self, broker: Broker, setup: SourceSetup) -> None:
         self._broker = broker
@@ -230,13 +241,13 @@ class SimulatedInjector:
         self._delivered: dict[int, tuple[Message, ...]] = {}
 
     async def open(self, position: bytes | None) -> None:
-        """Connect; the position is ours to read, not the broker's."""
+        """Connect; the position is for the checkers, not for the broker."""
         await asyncio.sleep(0)
         self._retry_at = self._setup.clock.monotonic()
         self._connect()
 
     def _connect(self) -> None:
-        """Connect when it is time, the broker is there and the grant is trusted."""
+        """Connect if it is time for an attempt, the broker is up and the grant is trusted."""
         now = self._setup.clock.monotonic()
         if self._retry_at is None or now < self._retry_at or self._broker.connection is self:
             return
@@ -245,14 +256,14 @@ class SimulatedInjector:
             self._broker.connect(self)
 
     def lost(self) -> None:
-        """The connection is gone: what it delivered is void, and comes again."""
+        """Drop the connection; the broker will deliver unacknowledged messages again."""
         self._delivered.clear()
         self._drained = False
         if self._retry_at is not None:
             self._retry_at = self._setup.clock.monotonic() + self._setup.limits.lease_ttl_s / 4
 
-    async def take(self) -> Taken | None:
-        """A batch of what is waiting."""
+    async def take(self) -> SourceBatch | None:
+        """Return a batch of the waiting messages."""
         self._connect()
         if self._broker.connection is not self or self._ended:
             return None
@@ -264,7 +275,7 @@ class SimulatedInjector:
         self._delivered[number] = batch.messages
         self._total += len(batch.messages)
         self._ended = batch.finished
-        return Taken(
+        return SourceBatch(
             format="json",
             arrived_at=self._setup.clock.now_us(),
             payloads=[message.payload for message in batch.messages],
@@ -277,7 +288,7 @@ class SimulatedInjector:
         )
 
     async def acknowledge(self, token: Any) -> None:
-        """Acknowledge a batch, if the connection that delivered it still stands."""
+        """Acknowledge a batch, if the connection that delivered it still exists."""
         messages = self._delivered.pop(token, None)
         if messages is None:
             return
@@ -286,7 +297,7 @@ class SimulatedInjector:
             self._broker.unacknowledged.pop(message.number, None)
 
     def quiet(self) -> bool:
-        """Whether nothing waits and the backlog since connecting has been read."""
+        """Tell whether no message waits and the backlog since connecting has been read."""
         return self._broker.connection is self and self._drained and not self._broker.queue
 
     async def close(self) -> None:
@@ -297,7 +308,7 @@ class SimulatedInjector:
 
 
 class LogInjector:
-    """A reader of a log from an offset on; it needs no session, so one that was forgotten may go on reading."""
+    """A reader of a log from an offset on. It needs no session, so a reader that was replaced may continue to read."""
 
     def __init__(self, broker: Broker, setup: SourceSetup) -> None:
         self._broker = broker
@@ -307,13 +318,13 @@ class LogInjector:
         self._ended = False
 
     async def open(self, position: bytes | None) -> None:
-        """Go to where the last commit says."""
+        """Continue at the position of the last commit."""
         await asyncio.sleep(0)
         self._offset = 0 if position is None else int(position)
         self._broker.readers.append(self._setup.ready)
 
-    async def take(self) -> Taken | None:
-        """What is written from there on."""
+    async def take(self) -> SourceBatch | None:
+        """Return the messages from the present offset on."""
         broker = self._broker
         if not broker.up or self._ended or not self._setup.trusted():
             return None
@@ -326,7 +337,7 @@ class LogInjector:
         self._offset, self._ended = stop, finished
         broker.furthest = max(broker.furthest, stop)
         self._total += len(messages)
-        return Taken(
+        return SourceBatch(
             format="json",
             arrived_at=self._setup.clock.now_us(),
             payloads=[message.payload for message in messages],
@@ -339,13 +350,13 @@ class LogInjector:
         )
 
     async def acknowledge(self, token: Any) -> None:
-        """Nothing to do: the position is in the commit."""
+        """Do nothing: the position is in the commit."""
 
     def quiet(self) -> bool:
-        """Whether everything that is written has been read."""
+        """Tell whether the whole log has been read."""
         return self._broker.up and self._offset == self._broker.written()
 
     async def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         if self._setup.ready in self._broker.readers:
             self._broker.readers.remove(self._setup.ready)

@@ -1,7 +1,7 @@
-"""Canaries: the engine broken on purpose, each at the place where such a mistake would be made.
+"""Canaries: the engine broken on purpose, each in a place where such a mistake could be made.
 
-A checker that never finds anything proves nothing. So for every one of them there is at least one broken store, worker
-or part of a step, made without looking at the checker, that it has to find within a few seeds.
+A checker that never finds anything proves nothing. For every checker there is at least one broken store, worker or part
+of a step, written without looking at the checker, that it must find within a few seeds.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from typing import Any
 import numpy as np
 
 from millpy.errors import CommitUnknownError
-from millpy.injectors.intake import Intake
+from millpy.ingest.intake import Intake
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant
 from millpy.model.due_timers import DueTimers
 from millpy.model.time import INSTANT_MIN, Instant
-from millpy.runtime import holdings, soft_state, timers
-from millpy.runtime.turn import Turn
+from millpy.operators import timers
+from millpy.runtime import owned_interval, ownership
+from millpy.runtime.turn import Turn, TurnCycle
 from millpy.runtime.worker import Worker
-from millpy.store.memory import MemoryStore
-from millpy.store.memory_tables import Header, overlaid
-from millpy.store.protocol import Polled, Want
-from millpy.windowing import aligned, interval
+from millpy.store.memory.store import MemoryStore
+from millpy.store.memory.tables import Header, overlaid
+from millpy.store.protocol import PollResult, SegmentQuery
+from millpy.windowing import fixed, operator
 
 
 class CommitsTwice(MemoryStore):
-    """Sends a commit again when its answer is lost, under whatever number comes next."""
+    """Repeats a commit whose answer was lost, under the next bundle number."""
 
     async def commit(self, checkpoints: Sequence[Checkpoint], **options: Any) -> None:
-        """Commit; again if in doubt."""
+        """Commit; if the outcome is unknown, commit again."""
         try:
             await super().commit(checkpoints, **options)
         except CommitUnknownError:
@@ -51,7 +52,7 @@ def _numbered_anew(store: MemoryStore, checkpoint: Checkpoint) -> Checkpoint:
 
 
 class CommitsInParts(MemoryStore):
-    """Commits each interval of a turn by itself."""
+    """Commits each interval of a turn separately."""
 
     async def commit(self, checkpoints: Sequence[Checkpoint], **options: Any) -> None:
         """Commit one by one."""
@@ -60,15 +61,15 @@ class CommitsInParts(MemoryStore):
 
 
 class IgnoresSequencer(MemoryStore):
-    """Lets anybody commit who has ever owned the interval: the commit becomes the next one of whoever owns it now."""
+    """Lets every former owner of an interval commit: the commit becomes the present owner's next one."""
 
     async def commit(self, checkpoints: Sequence[Checkpoint], **options: Any) -> None:
-        """Commit under the sequencer and number that stand."""
+        """Commit under the present sequencer and number."""
         await super().commit([_numbered_anew(self, checkpoint) for checkpoint in checkpoints], **options)
 
 
 class KeepsSequencer(MemoryStore):
-    """Gives an interval to another worker under the sequencer that it has."""
+    """Gives an interval to another worker without raising the sequencer."""
 
     def _grant(self, header: Header, worker_id: Any) -> Grant:
         header.owner = worker_id
@@ -79,27 +80,28 @@ class KeepsSequencer(MemoryStore):
 class ReadsHeadsLater(MemoryStore):
     """Reads segments and the watermarks of headers in two statements."""
 
-    async def poll(self, wants: Sequence[Want], bytes_max: int) -> Sequence[Polled]:
-        """Poll, then look at the headers."""
-        found = await super().poll(wants, bytes_max)
+    async def poll(self, queries: Sequence[SegmentQuery], bytes_max: int) -> Sequence[PollResult]:
+        """Poll, then read the headers."""
+        found = await super().poll(queries, bytes_max)
         await asyncio.sleep(0)
         headers = self.database.headers
-        return [replace(answer, head_watermark=headers[answer.want.producer].low_watermark) for answer in found]
+        return [replace(answer, head_watermark=headers[answer.query.producer].low_watermark) for answer in found]
 
 
 class SkipsSegment(MemoryStore):
-    """A page that ends one segment too early."""
+    """Returns pages that end one segment too early."""
 
-    def _poll(self, want: Want, bytes_left: int) -> Polled:
-        found = super()._poll(want, bytes_left)
-        return replace(found, segments=found.segments[:-1]) if len(found.segments) > 1 else found
+    async def poll(self, queries: Sequence[SegmentQuery], bytes_max: int) -> Sequence[PollResult]:
+        """Poll, then drop the last segment of each page."""
+        pages = await super().poll(queries, bytes_max)
+        return [replace(page, segments=page.segments[:-1]) if len(page.segments) > 1 else page for page in pages]
 
 
 class FreesTooEarly(MemoryStore):
-    """Frees a slot of segments without asking who has read them."""
+    """Frees a slot of segments that still has readers."""
 
     async def turn_rings(self, *, epoch_s: float, epoch_bytes: int) -> int:
-        """Free whatever is not current."""
+        """Free every slot that is not current."""
         freed = self.database.segments.free(lambda stored: True)
         return freed + await super().turn_rings(epoch_s=epoch_s, epoch_bytes=epoch_bytes)
 
@@ -108,7 +110,7 @@ class FoldsOldValues(MemoryStore):
     """Folds the newest delta first, so that an older one overwrites it."""
 
     async def fold(self, grant: Grant, *, bytes_max: int, progressed: Callable[[], None] | None = None) -> int:
-        """Fold from the wrong end."""
+        """Fold in reverse order."""
         await asyncio.sleep(0)
         self._check_current([grant])
         header = self.database.headers[grant.interval_id]
@@ -119,7 +121,7 @@ class FoldsOldValues(MemoryStore):
 
 
 class SavesWatermarksWhenFolding(MemoryStore):
-    """Writes the low watermark when it folds; a new owner finds that one."""
+    """Writes the low watermark when it folds, where a new owner finds it."""
 
     async def fold(self, grant: Grant, *, bytes_max: int, progressed: Callable[[], None] | None = None) -> int:
         """Fold, and save the watermark."""
@@ -138,15 +140,15 @@ class SavesWatermarksWhenFolding(MemoryStore):
 
 
 class ForgetsDedupeIds(MemoryStore):
-    """Does not load the newest run at a takeover."""
+    """Does not load the newest dedupe run at a takeover."""
 
     async def load_dedupe_runs(self, grant: Grant) -> Sequence[DedupeRun]:
-        """All but one."""
+        """Load all runs but one."""
         return (await super().load_dedupe_runs(grant))[:-1]
 
 
 class ReadsFoldedOnly(MemoryStore):
-    """Opens an interval from its rows, without the deltas that are not folded."""
+    """Opens an interval from its rows, without the unfolded deltas."""
 
     async def read(self, grants: Sequence[Grant], *, state_rows_max: int) -> Any:
         """Read rows only."""
@@ -155,28 +157,33 @@ class ReadsFoldedOnly(MemoryStore):
         for header in headers:
             header.folded_bundle = header.bundle
         try:
-            return [self._opened(header, state_rows_max) for header in headers]
+            return [self._state.read(grant, state_rows_max=state_rows_max) for grant in grants]
         finally:
             for header, bundle in zip(headers, folded, strict=True):
                 header.folded_bundle = bundle
 
 
-class AcknowledgesEarly(Worker):
-    """Acknowledges as soon as a turn is stepped."""
-
-    async def _commit(self, turn: Turn, stepped: tuple[float, float]) -> None:
+class _EarlyAcknowledgement(TurnCycle):
+    async def _commit_when_trusted(self, turn: Turn, stepped: tuple[float, float]) -> None:
         for injector, token in turn.tokens:
             await injector.acknowledge(token)
-        await super()._commit(turn, stepped)
+        await super()._commit_when_trusted(turn, stepped)
+
+
+class AcknowledgesEarly(Worker):
+    """Acknowledges when a turn is stepped."""
+
+    cycle_type = _EarlyAcknowledgement
 
 
 class KeepsSoftState(Worker):
-    """After a failed commit, goes on with the windows and state that it has."""
+    """Keeps its windows and state after a failed commit."""
 
-    async def _recover(self) -> None:
-        kept = {interval_id: owned.stage for interval_id, owned in self.holdings.intervals.items()}
-        await super()._recover()
-        for interval_id, owned in self.holdings.intervals.items():
+    async def recover(self) -> None:
+        """Read again, and restore the old state."""
+        kept = {interval_id: owned.stage for interval_id, owned in self.owned.intervals.items()}
+        await super().recover()
+        for interval_id, owned in self.owned.intervals.items():
             owned.stage = kept.get(interval_id) or owned.stage
 
 
@@ -223,16 +230,20 @@ def _judged_by_the_turn(_: Any) -> Any:
     return judged
 
 
-def _always_quiet(observe: Any) -> Any:
-    def observed(self: Intake, now_us: Instant, quiet: bool) -> bool:
-        return bool(observe(self, now_us, True))
+def _always_quiet(step: Any) -> Any:
+    def stepped(self: Intake, taken: Any, *, clock: Any, quiet: bool) -> Any:
+        quiet_since = self._quiet_since
+        result = step(self, taken, clock=clock, quiet=True)
+        if quiet_since is not None:  # records do not end the silence either
+            self._quiet_since = quiet_since
+        return result
 
-    return observed
+    return stepped
 
 
 def _ahead_of_arrival(row_watermarks: Any) -> Any:
-    def moved(self: Intake, times: Any, rows: Any, taken: Any) -> Any:
-        return row_watermarks(self, times, rows, replace(taken, arrived_at=Instant(2**62)))
+    def moved(self: Intake, times: Any, arrived_at: Instant) -> Any:
+        return row_watermarks(self, times, Instant(2**62))
 
     return moved
 
@@ -250,11 +261,11 @@ Patch = tuple[Any, str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """Something broken, and the checker that has to find it.
+    """A broken engine, and the checker that must find it.
 
     Attributes:
-        patches: (where, name, what makes the broken one of the sound one).
-        needs: what a schedule must have for it to show: a word of `schedule.FEATURES`; "readings" all have.
+        patches: (object, attribute, function from the sound one to the broken one).
+        needs: the feature that a schedule must have to show it, of `schedule.FEATURES`; all have "readings".
     """
 
     name: str
@@ -266,7 +277,7 @@ class Canary:
 
     @contextmanager
     def alive(self) -> Iterator[None]:
-        """While it is, the parts that it breaks are broken in this process."""
+        """Apply the patches for the duration of a `with` block."""
         sound = [(place, name, getattr(place, name)) for place, name, _ in self.patches]
         try:
             for (place, name, broken), (_, _, before) in zip(self.patches, sound, strict=True):
@@ -284,26 +295,26 @@ BROKEN = (
     Canary("commits in parts", "I2", CommitsInParts),
     Canary("folds an old value over a new one", "I2", FoldsOldValues),
     Canary("skips a segment", "I3", SkipsSegment),
-    Canary("frees what is not read", "I3", FreesTooEarly),
+    Canary("frees an unread segment", "I3", FreesTooEarly),
     Canary("forgets a dedupe id", "I4", ForgetsDedupeIds),
     Canary("regresses a watermark", "I5", SavesWatermarksWhenFolding),
     Canary("uses a watermark ahead of its position", "I5", ReadsHeadsLater),
-    Canary("lets the clock overtake a backlog", "I5", patches=((Intake, "observe", _always_quiet),)),
+    Canary("lets the clock overtake a backlog", "I5", patches=((Intake, "step", _always_quiet),)),
     Canary(
         "lets a record carry the watermark ahead of its arrival",
         "I5",
         patches=((Intake, "_row_watermarks", _ahead_of_arrival),),
     ),
-    Canary("fires a timer early", "I6", patches=((DueTimers, "next", _next_early),)),
+    Canary("fires a timer early", "I6", patches=((DueTimers, "next_to_fire", _next_early),)),
     Canary("forgets that a timer is deleted", "I6", patches=((timers.TimerBook, "take_entries", _without_tombstones),)),
-    Canary("lets an expired window emit", "I7", patches=((aligned.AlignedInterval, "__init__", _never_too_late),)),
+    Canary("lets an expired window emit", "I7", patches=((fixed.AlignedInterval, "__init__", _never_too_late),)),
     Canary(
         "forgets its counters",
         "I8",
-        patches=((soft_state, "owned", _forgets_counters), (holdings, "owned", _forgets_counters)),
+        patches=((owned_interval, "owned", _forgets_counters), (ownership, "owned", _forgets_counters)),
     ),
     Canary("keeps soft state after a failed commit", "I9", worker_type=KeepsSoftState),
     Canary("reads folded rows only", "I9", ReadsFoldedOnly),
-    Canary("judges lateness by the turn", "I9", patches=((interval, "judging_watermarks", _judged_by_the_turn),)),
+    Canary("judges lateness by the turn", "I9", patches=((operator, "judging_watermarks", _judged_by_the_turn),)),
     Canary("acknowledges early", "acknowledgement", worker_type=AcknowledgesEarly),
 )

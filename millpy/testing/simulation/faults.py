@@ -1,4 +1,4 @@
-"""What goes wrong: each fault changes the world at one moment; `heal` ends whatever still lasts."""
+"""The faults. Each changes the world at one moment; `heal` ends those that last."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from millpy.model.checkpoint import Pile
-from millpy.runtime.probe import Point
+from millpy.hosting.failpoints import Failpoint
+from millpy.model.checkpoint import RecordTableName
 from millpy.testing.simulation.broker import Broker
 from millpy.testing.simulation.graphs import NAME
-from millpy.testing.simulation.schedule import POINTS, Fault
+from millpy.testing.simulation.schedule import POINTS, ScheduledFault
 
 if TYPE_CHECKING:
     from millpy.testing.simulation.machine import Machine
     from millpy.testing.simulation.world import World
 
-Inject = Callable[["World", "Machine", Fault], bool]
+Inject = Callable[["World", "Machine", ScheduledFault], bool]
 LANDINGS: tuple[Literal["before", "later", "delayed", "never"], ...] = ("before", "later", "delayed", "never")
 
 
-def inject(world: World, fault: Fault) -> bool:
-    """Let a fault happen; False when it takes effect later, or finds nobody to hit."""
+def inject(world: World, fault: ScheduledFault) -> bool:
+    """Carry out a fault; return False if it takes effect later, or has no target."""
     victims = [machine for machine in world.machines if machine.worker is not None]
     if not victims:
         return False
@@ -41,7 +41,7 @@ def heal(world: World) -> None:
     for machine in world.machines:
         machine.process.frozen = False
         machine.process.slow = 1
-        machine.process.heart.blocked = False
+        machine.process.heartbeat.blocked = False
         machine.store.dies = None
     world.trouble.lasts = False
     for broker in world.sessions():
@@ -50,7 +50,7 @@ def heal(world: World) -> None:
 
 
 def freeze(world: World, machine: Machine, size: float) -> None:
-    """Stop a machine for up to three leases; the broker and the database know nothing of it."""
+    """Stop a machine for up to three leases, unnoticed by broker and database."""
     machine.process.frozen = True
 
     def thaw() -> None:
@@ -59,22 +59,22 @@ def freeze(world: World, machine: Machine, size: float) -> None:
     world.clock.call_at(world.clock.monotonic() + 0.05 + size * 3 * world.limits.lease_ttl_s, thaw)
 
 
-def _crash(world: World, victim: Machine, fault: Fault) -> bool:
+def _crash(world: World, victim: Machine, fault: ScheduledFault) -> bool:
     victim.process.doomed = True
     world.loop.reap(victim.process)
     world.ended(victim)
     return True
 
 
-def _at_point(action: str, points: Sequence[Point]) -> Inject:
-    def arm(world: World, victim: Machine, fault: Fault) -> bool:
+def _at_point(action: str, points: Sequence[Failpoint]) -> Inject:
+    def arm(world: World, victim: Machine, fault: ScheduledFault) -> bool:
         world.armed.append((points[int(fault.pick * len(points))], action, fault.size))
         return False
 
     return arm
 
 
-def _crash_in_doubt(world: World, victim: Machine, fault: Fault) -> bool:
+def _crash_in_doubt(world: World, victim: Machine, fault: ScheduledFault) -> bool:
     landing = LANDINGS[int(fault.size * len(LANDINGS))]
     world.database.faults.lose_answer_of_next_commit(landing, store=victim.store)
     victim.store.dies = victim.die
@@ -83,7 +83,7 @@ def _crash_in_doubt(world: World, victim: Machine, fault: Fault) -> bool:
 
 
 def _answer_lost(landing: Literal["before", "later", "delayed", "never"]) -> Inject:
-    def lose(world: World, victim: Machine, fault: Fault) -> bool:
+    def lose(world: World, victim: Machine, fault: ScheduledFault) -> bool:
         world.database.faults.lose_answer_of_next_commit(landing, store=victim.store)
         _resolve_later(world, fault)
         return True
@@ -91,8 +91,8 @@ def _answer_lost(landing: Literal["before", "later", "delayed", "never"]) -> Inj
     return lose
 
 
-def _resolve_later(world: World, fault: Fault) -> None:
-    """What is on its way lands after a while, or is rolled back."""
+def _resolve_later(world: World, fault: ScheduledFault) -> None:
+    """Let a commit in flight succeed after a while, or roll it back."""
 
     def resolve() -> None:
         if fault.pick < 0.7:
@@ -100,52 +100,52 @@ def _resolve_later(world: World, fault: Fault) -> None:
         else:
             world.database.faults.drop_lost_commits()
 
-    for times in (1, 2, 4):  # it may not have been lost yet when the first comes
+    for times in (1, 2, 4):  # the answer may not be lost yet at the first time
         world.clock.call_at(world.clock.monotonic() + times * (0.02 + fault.size), resolve)
 
 
-def _freeze(world: World, victim: Machine, fault: Fault) -> bool:
+def _freeze(world: World, victim: Machine, fault: ScheduledFault) -> bool:
     freeze(world, victim, fault.size)
     return True
 
 
-def _slow(world: World, victim: Machine, fault: Fault) -> bool:
+def _slow(world: World, victim: Machine, fault: ScheduledFault) -> bool:
     victim.process.slow = 2 + int(fault.size * 6)
     world.clock.call_at(world.clock.monotonic() + 1.0, lambda: setattr(victim.process, "slow", 1))
     return True
 
 
-def _lease_lost(world: World, victim: Machine, fault: Fault) -> bool:
+def _lease_lost(world: World, victim: Machine, fault: ScheduledFault) -> bool:
     registered = world.database.workers.get(victim.worker_id)
     if registered is None:
         return False
     registered.expires_at = world.server.now_us()
-    return _heart_stops(world, victim, fault)  # the worker is the last to know
+    return _heartbeat_stops(world, victim, fault)  # so the worker learns of it late
 
 
-def _heart_stops(world: World, victim: Machine, fault: Fault) -> bool:
-    victim.process.heart.blocked = True
+def _heartbeat_stops(world: World, victim: Machine, fault: ScheduledFault) -> bool:
+    victim.process.heartbeat.blocked = True
     span = (0.5 + fault.size * 2) * world.limits.lease_ttl_s
-    world.clock.call_at(world.clock.monotonic() + span, lambda: setattr(victim.process.heart, "blocked", False))
+    world.clock.call_at(world.clock.monotonic() + span, lambda: setattr(victim.process.heartbeat, "blocked", False))
     return True
 
 
-def _connections_lost(world: World, victim: Machine, fault: Fault) -> bool:
+def _connections_lost(world: World, victim: Machine, fault: ScheduledFault) -> bool:
     store = None if fault.size < 0.3 else victim.store
     world.database.faults.lose_connections(1 + int(fault.size * 4), store=store)
     return True
 
 
-def _some_partition(world: World, fault: Fault) -> str:
+def _some_partition(world: World, fault: ScheduledFault) -> str:
     partitions = list(world.brokers[1])
     return partitions[int(fault.pick * 997) % len(partitions)]
 
 
-def _some_session(world: World, victim: Machine, fault: Fault) -> Broker:
+def _some_session(world: World, victim: Machine, fault: ScheduledFault) -> Broker:
     return world.brokers[victim.generation][_some_partition(world, fault)]
 
 
-def _broker_away(world: World, victim: Machine, fault: Fault) -> bool:
+def _broker_away(world: World, victim: Machine, fault: ScheduledFault) -> bool:
     partition = _some_partition(world, fault)
     sessions = [named[partition] for named in world.brokers.values()]
     if world.schedule.shape.feed == "file" or not sessions[0].up:
@@ -162,40 +162,40 @@ def _broker_away(world: World, victim: Machine, fault: Fault) -> bool:
     return True
 
 
-def _broker_again(world: World, victim: Machine, fault: Fault) -> bool:
+def _broker_redelivers(world: World, victim: Machine, fault: ScheduledFault) -> bool:
     return _some_session(world, victim, fault).redeliver(1 + int(fault.size * 8)) > 0
 
 
-def _broker_shuffles(world: World, victim: Machine, fault: Fault) -> bool:
+def _broker_shuffles(world: World, victim: Machine, fault: ScheduledFault) -> bool:
     if world.schedule.shape.idle or world.schedule.shape.feed != "topic":
-        return False  # what is late then is not the engine's doing
+        return False  # readings of such worlds must not be late
     broker = _some_session(world, victim, fault)
     broker.shuffles = True
     return broker.shuffle() > 1
 
 
-def _wall_jumps(world: World, victim: Machine, fault: Fault) -> bool:
+def _wall_jumps(world: World, victim: Machine, fault: ScheduledFault) -> bool:
     victim.clock.jump((fault.size - 0.5) * 600)
     return True
 
 
-def _clock_drifts(world: World, victim: Machine, fault: Fault) -> bool:
+def _clock_drifts(world: World, victim: Machine, fault: ScheduledFault) -> bool:
     victim.clock.drift(1 + (fault.size - 0.5) * 0.02)
     return True
 
 
-def _server_jumps(world: World, victim: Machine, fault: Fault) -> bool:
+def _server_jumps(world: World, victim: Machine, fault: ScheduledFault) -> bool:
     world.server.jump((fault.size - 0.5) * 4 * world.limits.lease_ttl_s)
     return True
 
 
-def _far_s(fault: Fault) -> float:
-    """From a second to ten years, either way."""
+def _far_s(fault: ScheduledFault) -> float:
+    """Return a time between a second and ten years, in either direction."""
     return float(10 ** (fault.pick * 997 % 1 * 8.5)) * (1 if fault.size * 997 % 1 < 0.6 else -1)
 
 
 def _steps(*, server: bool, wall: bool) -> Inject:
-    def step(world: World, victim: Machine, fault: Fault) -> bool:
+    def step(world: World, victim: Machine, fault: ScheduledFault) -> bool:
         far_s = _far_s(fault)
 
         def both(seconds: float) -> None:
@@ -212,39 +212,39 @@ def _steps(*, server: bool, wall: bool) -> Inject:
     return step
 
 
-def _fold(world: World, victim: Machine, fault: Fault) -> bool:
-    """Make everything of a machine due to be folded."""
+def _fold(world: World, victim: Machine, fault: ScheduledFault) -> bool:
+    """Make all intervals of a machine due for folding."""
     assert victim.worker is not None
-    intervals = victim.worker.holdings.intervals.values()
+    intervals = victim.worker.owned.intervals.values()
     for interval in intervals:
         interval.unfolded_since = float("-inf")
     return any(interval.unfolded_bytes for interval in intervals)
 
 
-def _rings_turn(world: World, victim: Machine, fault: Fault) -> bool:
-    """Make the rings turn at the next occasion."""
+def _rings_turn(world: World, victim: Machine, fault: ScheduledFault) -> bool:
+    """Turn all rings."""
     for ring in (world.database.segments, world.database.deltas, world.database.dedupe_runs):
         ring.turn(world.server.now_us(), epoch_s=0.0, epoch_bytes=1)
     return True
 
 
-def _join(world: World, victim: Machine, fault: Fault) -> bool:
-    side = world.sides[victim.generation]
-    if len(side.machines(world.machines)) > side.workers:
+def _join(world: World, victim: Machine, fault: ScheduledFault) -> bool:
+    simulated = world.generations[victim.generation]
+    if len(simulated.machines(world.machines)) > simulated.workers:
         return False
-    world.spawn(side)
+    world.spawn(simulated)
     return True
 
 
-def _leave(world: World, victim: Machine, fault: Fault) -> bool:
+def _leave(world: World, victim: Machine, fault: ScheduledFault) -> bool:
     victim.stop.set()
     return True
 
 
-def _rows_deleted(world: World, victim: Machine, fault: Fault) -> bool:
+def _rows_deleted(world: World, victim: Machine, fault: ScheduledFault) -> bool:
     if "fixed" not in world.schedule.shape.branches:
         return False
-    graph = world.sides[victim.generation].books.deployed.deployment.name
+    graph = world.generations[victim.generation].history.deployed.deployment.name
     rows = world.database.rows("per_window", graph)
     if not rows:
         return False
@@ -253,9 +253,9 @@ def _rows_deleted(world: World, victim: Machine, fault: Fault) -> bool:
     return True
 
 
-def _mended(world: World, victim: Machine, fault: Fault) -> bool:
-    """Computations fail no more, for a while."""
-    if not world.trouble.lasts or not {"parks", "sets_aside"} & set(world.schedule.shape.branches):
+def _trouble_pauses(world: World, victim: Machine, fault: ScheduledFault) -> bool:
+    """Stop the failures of Computations for a while."""
+    if not world.trouble.lasts or not {"parks", "rejects"} & set(world.schedule.shape.branches):
         return False
     world.trouble.lasts = False
 
@@ -267,18 +267,18 @@ def _mended(world: World, victim: Machine, fault: Fault) -> bool:
 
 
 def _parked(world: World) -> list[tuple[int, bytes, int]]:
-    """(interval, key, ticket) of every parked key."""
+    """Return (interval, key, ticket) of every parked key."""
     return [
-        (book.interval_id, json.dumps(key).encode(), value["ticket"])
-        for side in world.sides.values()
-        for book in side.books.of("parks")
-        for (kind, namespace, key, _), (value, _) in book.keyed.items()
+        (observed.interval_id, json.dumps(key).encode(), value["ticket"])
+        for simulated in world.generations.values()
+        for observed in simulated.history.intervals_of("parks")
+        for (kind, namespace, key, _), (value, _) in observed.keyed.items()
         if kind == "parked" and namespace == "key"
     ]
 
 
-def _released(world: World, victim: Machine, fault: Fault) -> bool:
-    """Somebody lets a parked key go on, whether that helps or not, or gives its record up; sometimes twice."""
+def _released(world: World, victim: Machine, fault: ScheduledFault) -> bool:
+    """Request the release of a parked key, or of its discarding; sometimes twice."""
     if not (parked := _parked(world)):
         return False
     chosen = parked[int(fault.pick * len(parked))]
@@ -288,20 +288,20 @@ def _released(world: World, victim: Machine, fault: Fault) -> bool:
 
 
 def release_all(world: World) -> None:
-    """Let all that waits go on."""
+    """Request the release of every parked key that has no request yet."""
     asked = {(release.interval_id, release.key, release.ticket) for release in world.database.requests.releases}
     for parking in _parked(world):
         if parking not in asked:
             world.database.requests.release(*parking)
 
 
-def _replayed(world: World, victim: Machine, fault: Fault) -> bool:
-    """Somebody has what was set aside taken again: mended rubbish, what a Computation refused, late records."""
-    found: list[tuple[Pile, int, bytes | None]] = []
+def _replayed(world: World, victim: Machine, fault: ScheduledFault) -> bool:
+    """Replay late records and dead letters: corrected rubbish, and records that a Computation rejected."""
+    found: list[tuple[RecordTableName, int, bytes | None]] = []
     for number, (_, _, letter) in enumerate(world.database.dead_letters, start=1):
         if letter.payload in world.feed.corrections:
             found.append(("dead_letters", number, world.feed.corrections[letter.payload]))
-        elif letter.computation == "sets_aside":
+        elif letter.computation == "rejects":
             found.append(("dead_letters", number, None))
     rows = 0
     for _, _, late in world.database.late_records:
@@ -311,32 +311,32 @@ def _replayed(world: World, victim: Machine, fault: Fault) -> bool:
     asked = 0
     for place in range(1 + int(fault.size * 4)):
         if found:
-            pile, number, corrected = found[(int(fault.pick * 997) + place) % len(found)]
-            asked += world.database.requests.replay(pile, number, corrected)
+            table, number, corrected = found[(int(fault.pick * 997) + place) % len(found)]
+            asked += world.database.requests.replay(table, number, corrected)
     return asked > 0
 
 
-def _switch(world: World, victim: Machine, fault: Fault) -> bool:
+def _switch(world: World, victim: Machine, fault: ScheduledFault) -> bool:
     switch(world, fault.pick, fault.size)
     return False
 
 
 def switch(world: World, pick: float, size: float) -> None:
-    """Somebody makes the other generation the current one; some lose patience, and end the command."""
-    if len(world.sides) < 2:
+    """Run the command that switches to the other generation; sometimes end it early, as an impatient user."""
+    if len(world.generations) < 2:
         return
-    generation = next(n for n, s in world.sides.items() if s.books.deployed.deployment.name != NAME)
+    generation = next(n for n, s in world.generations.items() if s.history.deployed.deployment.name != NAME)
 
-    async def order() -> None:
+    async def switch_once() -> None:
         store = world.store_type(world.database)
         await store.open()
         if await store.switch(NAME, generation):
             world.say(f"generation {generation} is current")
-            world.happened("switch")
+            world.count_fault("switch")
 
-    process = world.order(order)
+    process = world.run_command(switch_once)
     if pick < 0.25:
-        world.clock.call_at(world.clock.monotonic() + size * 0.1, lambda: world.revoke(process))
+        world.clock.call_at(world.clock.monotonic() + size * 0.1, lambda: world.end_command(process))
 
 
 FAULTS: dict[str, Inject] = {
@@ -344,17 +344,17 @@ FAULTS: dict[str, Inject] = {
     "crash_at": _at_point("crash", POINTS),
     "crash_in_doubt": _crash_in_doubt,
     "freeze": _freeze,
-    "freeze_at": _at_point("freeze", (*POINTS, *([Point.BEFORE_COMMIT] * 8))),
+    "freeze_at": _at_point("freeze", (*POINTS, *([Failpoint.BEFORE_COMMIT] * 8))),
     "slow": _slow,
     "lease_lost": _lease_lost,
-    "heart_stops": _heart_stops,
+    "heartbeat_stops": _heartbeat_stops,
     "answer_lost_before": _answer_lost("before"),
     "answer_lost_later": _answer_lost("later"),
     "answer_lost_delayed": _answer_lost("delayed"),
     "answer_lost_never": _answer_lost("never"),
     "connections_lost": _connections_lost,
     "broker_away": _broker_away,
-    "broker_again": _broker_again,
+    "broker_redelivers": _broker_redelivers,
     "broker_shuffles": _broker_shuffles,
     "wall_jumps": _wall_jumps,
     "clock_drifts": _clock_drifts,
@@ -367,9 +367,9 @@ FAULTS: dict[str, Inject] = {
     "join": _join,
     "leave": _leave,
     "rows_deleted": _rows_deleted,
-    "mended": _mended,
+    "trouble_pauses": _trouble_pauses,
     "released": _released,
     "replayed": _replayed,
     "switch": _switch,
-    "switch_at": _at_point("switch", (Point.AFTER_FENCE,)),
+    "switch_at": _at_point("switch", (Failpoint.AFTER_FENCE,)),
 }

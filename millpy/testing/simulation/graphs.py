@@ -1,7 +1,7 @@
-"""The graphs that are simulated: branches behind one source of one or several partitions, results in tables.
+"""The simulated graphs: branches behind one source of one or several partitions, results in tables.
 
-Which branches there are is drawn from the seed (`Shape`): windows of each kind, Computations in a row, operators, a
-deduplicating step, and Computations that fail for a while, whose records wait (park) or are set aside (quarantine).
+The seed draws the branches (`Shape`): windows of each kind, Computations in a row, operators, a
+deduplicating step, and Computations that fail for a while, whose records wait (park) or are dead-lettered.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import pyarrow.compute as pc
 from millpy.computation import Computation, Context, MapCell, Value
 from millpy.graph import Graph
 from millpy.graph.streams import Stream
-from millpy.injectors.files import FileInjector, Files
-from millpy.injectors.protocol import Source, SourceSetup
-from millpy.injectors.settings import AdvanceWithClock, Dedupe, EventTime
+from millpy.ingest.protocol import Source, SourceSetup
+from millpy.ingest.settings import AdvanceWithClock, Dedupe, EventTime
 from millpy.model.time import hours, milliseconds
 from millpy.model.timer import Timer
+from millpy.sources.files.source import FileInjector, Files
 from millpy.testing.simulation.broker import Log, Topic
 from millpy.testing.simulation.loop import LANE
-from millpy.windowing.aggregate import Count, Max, Min, Sum
+from millpy.windowing.aggregates.numeric import Count, Max, Min, Sum
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
 
 Feed = Literal["topic", "log", "file"]
-Branch = Literal["fixed", "sliding", "session", "operators", "unique", "parks", "sets_aside", "watcher"]
-BRANCHES: tuple[Branch, ...] = ("fixed", "sliding", "session", "operators", "unique", "parks", "sets_aside")
-"""Those that go with any number of partitions; the watcher's marks depend on the order of all readings."""
+Branch = Literal["fixed", "sliding", "session", "operators", "unique", "parks", "rejects", "watcher"]
+BRANCHES: tuple[Branch, ...] = ("fixed", "sliding", "session", "operators", "unique", "parks", "rejects")
+"""The branches that work with any number of partitions; the watcher's marks depend on the order of all readings."""
 
 NAME = "simulated"
 EVERY = 3
@@ -47,18 +47,18 @@ GAP_US = 200_000
 UNIQUE_US = 400_000
 MAX_SKEW_US = 1_500_000
 SHORT_US = 400_000
-"""A horizon of dedupe ids that many a duplicate leaves, and some meet exactly."""
+"""A dedupe horizon that many duplicates exceed, and some meet exactly."""
 FAILS = 7
-"""A reading whose value is this, of 11, is one for which Computations fail until they are mended."""
+"""During trouble, Computations fail at a reading with this value modulo 11."""
 IDLE_US = 300_000
 CANCELS = 7
 PINGS = 5
 REFUSED = 13
-"""A reading whose value is this, of 33, makes a mark that the database refuses, where it refuses any."""
+"""In graphs with `poison`, a reading with this value modulo 33 makes a mark that the database refuses."""
 
 
-class Reading(msgspec.Struct):
-    """What comes in. `at` is µs since the epoch."""
+class SimulatedReading(msgspec.Struct):
+    """The input record. `at` is µs since the epoch."""
 
     device: str
     group: int
@@ -69,7 +69,7 @@ class Reading(msgspec.Struct):
 
 
 class Mark(msgspec.Struct):
-    """What the watcher says: every third record, silence, and pings by the clock. "ghost" must never be seen."""
+    """The watcher's output: every third record, silence, pings by the clock, and a "ghost" if a deleted timer fires."""
 
     device: str
     group: int
@@ -79,15 +79,15 @@ class Mark(msgspec.Struct):
 
 
 class Total(msgspec.Struct):
-    """Marks of a group in a period."""
+    """The marks of a group in a period."""
 
     group: int
     period: int
     marks: int
 
 
-class Seen(msgspec.Struct):
-    """A device so far."""
+class DeviceState(msgspec.Struct):
+    """The state of a device."""
 
     group: int = 0
     number: int = 0
@@ -99,16 +99,16 @@ class Seen(msgspec.Struct):
 
 
 class Watcher(Computation):
-    """Counts, and says when a device has fallen silent: timers set, moved and deleted."""
+    """Counts, and reports a silent device: timers are set, moved and deleted."""
 
     immediate = True
-    seen = Value(Seen)
+    seen = Value(DeviceState)
 
     def __init__(self, *, marks_refused: bool, pings: bool) -> None:
         self._marks_refused = marks_refused
         self._pings = pings
 
-    def process_record(self, context: Context, record: Reading) -> None:
+    def process_record(self, context: Context, record: SimulatedReading) -> None:
         """Count; arm, move or delete the timer."""
         seen = context[Watcher.seen]
         seen.group = record.group
@@ -135,7 +135,7 @@ class Watcher(Computation):
             context.set_timer("ping", at=context.now_us + PING_US, processing=True)
 
     def process_timer(self, context: Context, timer: Timer) -> None:
-        """Say so."""
+        """Report silence."""
         seen = context[Watcher.seen]
         if timer.name == "ping":
             seen.pinged += 1
@@ -146,29 +146,29 @@ class Watcher(Computation):
         context.produce(Mark(context.key, seen.group, kind, seen.number, seen.total))
 
 
-class Tally(Computation):
-    """Counts a group's marks per period, by entries of a map, and says the number when the period is over."""
+class GroupTotals(Computation):
+    """Counts a group's marks per period in a map, and reports the number when the period is over."""
 
     immediate = True
     marks = MapCell(int, int)
 
     def process_record(self, context: Context, record: Mark) -> None:
-        """Count into the period."""
+        """Count a mark in its period."""
         if record.kind == "ping":
             return
         period = context.event_time_us // PERIOD_US
-        marks = context[Tally.marks]
+        marks = context[GroupTotals.marks]
         marks[period] = marks.get(period, 0) + 1
         context.set_timer(f"over/{period}", at=max(context.event_time_us, (period + 1) * PERIOD_US + GRACE_US))
 
     def process_timer(self, context: Context, timer: Timer) -> None:
-        """Say the number and forget it."""
+        """Report the number and delete it."""
         period = int(timer.name.removeprefix("over/"))
-        context.produce(Total(context.key, period, context[Tally.marks].pop(period)))
+        context.produce(Total(context.key, period, context[GroupTotals.marks].pop(period)))
 
 
 class Echo(msgspec.Struct):
-    """One reading went through: the how manieth of its device."""
+    """A reading that was processed, with its number within its device."""
 
     device: str
     seq: int
@@ -176,7 +176,7 @@ class Echo(msgspec.Struct):
 
 
 class Trouble:
-    """Whether Computations fail at what they fail at: until somebody mends them."""
+    """Whether Computations fail at some readings at present."""
 
     def __init__(self) -> None:
         self.lasts = True
@@ -186,15 +186,15 @@ TROUBLE: ContextVar[Trouble] = ContextVar("trouble")
 
 
 class Echoes(Computation):
-    """Says of each reading that it came; fails at some while there is trouble."""
+    """Reports each reading; fails at some while there is trouble."""
 
     seen = Value(int, default=0)
 
     def __init__(self, *, immediate: bool) -> None:
         self.immediate = immediate  # type: ignore[misc]
 
-    def process_record(self, context: Context, record: Reading) -> None:
-        """Count, then fail or say so."""
+    def process_record(self, context: Context, record: SimulatedReading) -> None:
+        """Count, then fail or report."""
         context[Echoes.seen] += 1
         context.produce(Echo(record.device, record.seq, context[Echoes.seen]))
         if record.value % 11 == FAILS and TROUBLE.get().lasts:
@@ -207,7 +207,7 @@ class SimulatedFile(Files):
     __slots__ = ()
 
     def connect(self, setup: SourceSetup) -> FileInjector:
-        """A reader, not yet open."""
+        """Return a reader, not yet open."""
         injector = super().connect(setup)
         LANE.get().process.closers.append(injector._reading.close)
         return injector
@@ -215,21 +215,21 @@ class SimulatedFile(Files):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A graph.
+    """What the seed decides about a graph.
 
     Attributes:
-        feed: a broker's topics, its logs, or a file.
-        partitions: how many source partitions.
-        branches: what is behind the source.
-        lateness_us: allowed lateness of the windows.
+        feed: the source: a broker's topics, its logs, or a file.
+        partitions: the number of source partitions.
+        branches: the branches behind the source.
+        lateness_us: the allowed lateness of the windows.
         by_arrival: whether the dedupe clock is the time of arrival; else that of the record.
         within_us: the horizon of the source's dedupe ids.
         idle: whether the clock advances the watermark of a silent source.
         deep: whether the watcher's marks are processed further.
         poison: whether some readings make marks that the database refuses.
         skew: whether no partition reads far ahead of the others.
-        pings: whether the watcher sets timers by the clock; one set by a clock that is wrong waits for it.
-        columns: whether operators take columns, and Computations run in the thread for steps.
+        pings: whether the watcher sets processing-time timers; a wrong clock delays them.
+        columns: whether operators take columns, and Computations run in the step thread.
     """
 
     feed: Feed
@@ -247,7 +247,7 @@ class Shape:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What it has, in words: `SHAPES` has them all."""
+        """Return the names of its features, of `SHAPES`."""
         flags = {
             "partitions": self.partitions > 1,
             "idle": self.idle,
@@ -270,12 +270,12 @@ SHAPES = (
 
 @cache
 def build(shape: Shape, path: str, generation: int = 1) -> Graph:
-    """A graph; it holds no state, so runs share it.
+    """Build a graph; it holds no state, so runs share it.
 
     Args:
-        shape: what it looks like.
-        path: where the file is.
-        generation: which of the graph's.
+        shape: the shape of the graph.
+        path: the path of the file.
+        generation: the number of the generation.
     """
     max_skew = timedelta(microseconds=MAX_SKEW_US) if shape.skew else None
     graph = Graph(NAME, generation=generation, max_skew=max_skew)
@@ -284,7 +284,7 @@ def build(shape: Shape, path: str, generation: int = 1) -> Graph:
     readings = graph.inject(
         "readings",
         sources[shape.feed] if shape.feed in sources else SimulatedFile(path),
-        schema=Reading,
+        schema=SimulatedReading,
         event_time=EventTime("at", unit="us", max_disorder=milliseconds(DISORDER_US // 1000)),
         dedupe=Dedupe("seq", within=within) if shape.by_arrival else Dedupe("seq", within=within, time="at", unit="us"),
         idle=AdvanceWithClock(after=timedelta(microseconds=IDLE_US)) if shape.idle else None,
@@ -305,13 +305,13 @@ def build(shape: Shape, path: str, generation: int = 1) -> Graph:
         elif branch == "unique":
             within = timedelta(microseconds=UNIQUE_US)
             readings.deduplicate(["device", "kind"], within, name="unique", intervals=2).to_table("uniques")
-        elif branch in ("parks", "sets_aside"):
+        elif branch in ("parks", "rejects"):
             echoes = readings.key_by("device").process(
                 Echoes(immediate=not shape.columns),
                 name=branch,
                 output=Echo,
                 intervals=2,
-                on_failure="park" if branch == "parks" else "quarantine",
+                on_failure="park" if branch == "parks" else "dead_letter",
             )
             echoes.to_table(f"{branch}_echoes")
         else:
@@ -329,12 +329,12 @@ def _aggregate(readings: Stream, key: str, windows: Windows, table: str, latenes
 
 
 def operated(readings: Stream, *, columns: bool) -> Stream:
-    """Readings through every operator: some are dropped, some doubled, large and small ones go apart and meet again."""
+    """Pass readings through every operator: filter, flat_map, split into small and large, map, union."""
     if columns:
         kept = readings.filter(lambda batch: pc.not_equal(pc.bit_wise_and(batch["value"], 3), 1), columns=True)
     else:
         kept = readings.filter(lambda reading: reading.value % 4 != 1, immediate=True)
-    several = kept.flat_map(lambda reading: [reading] * (reading.value % 3), Reading, immediate=True)
+    several = kept.flat_map(lambda reading: [reading] * (reading.value % 3), SimulatedReading, immediate=True)
     small, large = several.split(lambda r: "small" if r.value < 50 else "large", into=["small", "large"]).values()
     raised = large.map(lambda r: msgspec.structs.replace(r, value=r.value + 1_000), immediate=True)
     return small.union(raised)
@@ -351,4 +351,4 @@ def _watch(readings: Stream, shape: Shape) -> None:
             .aggregate(n=Count())
             .to_table("per_group")
         )
-        marks.key_by("group").process(Tally(), name="tally", output=Total, intervals=2).to_table("totals")
+        marks.key_by("group").process(GroupTotals(), name="tally", output=Total, intervals=2).to_table("totals")

@@ -1,13 +1,13 @@
-"""The event loop of a simulation: whose turn it is, and when time passes, is decided by one seeded Random.
+"""The event loop of a simulation: one seeded Random decides the order of callbacks and when time passes.
 
-Everything that a worker awaits goes through its loop, so here is the one place that can make a run repeatable without
-touching the worker: no sockets, no threads, no clock of its own.
+Everything that a worker awaits goes through its loop, so this is the one place that makes a run repeatable without
+changes to the worker: no sockets, no threads, no clock of its own.
 
-    lane       what runs in order: a worker's own code, or its heartbeat
-    process    lanes that live and die together; frozen, it keeps its memory and its connections, and nothing runs
-    turn()     one callback of one lane; when none is ready, time goes on to the next alarm
+    lane       callbacks that run in order: a worker's own code, or its heartbeat
+    process    lanes that live and die together; a frozen process keeps its memory and connections, and does not run
+    turn()     one callback of one lane; if none is ready, time advances to the next alarm
 
-What a worker gives to a thread (`run_in_executor`) runs here too, some time later, as its own callback.
+Work for a thread (`run_in_executor`) runs on the loop too, some time later, as its own callback.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ REAP_ROUNDS_MAX = 50
 STALL_S_MAX = 0.02
 
 
-class Killed(BaseException):
-    """The process has been killed at this very place."""
+class ProcessKilled(BaseException):
+    """The process is killed at this point."""
 
 
 class Lane:
-    """Callbacks that run one after the other."""
+    """A queue of callbacks that run one after the other."""
 
-    def __init__(self, name: str, process: Process) -> None:
+    def __init__(self, name: str, process: SimulatedProcess) -> None:
         self.name = name
         self.process = process
         self.ready: deque[asyncio.Handle] = deque()
         self.blocked = False
 
     def may_run(self) -> bool:
-        """Whether there is something to run, and nothing that keeps it from running."""
+        """Tell whether the lane has a callback and nothing blocks it."""
         return bool(self.ready) and not self.blocked and not self.process.frozen
 
 
-class Process:
-    """Lanes with one fate.
+class SimulatedProcess:
+    """Lanes that live and die together.
 
     Attributes:
-        slow: only every so many times that it could, it runs.
-        patient: it may wait for what only processes that are not there yet will do.
-        closers: close what it has open, as the kernel does at its end. The garbage collector does not: log records
-            keep tracebacks, and these keep the process's objects.
+        slow: on average, runs in only one of this many of its turns.
+        patient: may wait for processes that do not exist yet.
+        closers: close its files, as the kernel does when a process ends. The garbage collector would be late: log
+            records keep tracebacks, which keep the process's objects.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.main = Lane(name, self)
-        self.heart = Lane(f"{name}-heart", self)
-        self.lanes = (self.main, self.heart)
+        self.heartbeat = Lane(f"{name}-heartbeat", self)
+        self.lanes = (self.main, self.heartbeat)
         self.tasks: list[asyncio.Task[Any]] = []
         self.frozen = False
         self.dead = False
@@ -72,35 +72,35 @@ LANE: ContextVar[Lane] = ContextVar("lane")
 
 
 class SimulatedLoop:
-    """An event loop whose time is a ManualClock and whose order is a Random's; it has what workers ask of a loop."""
+    """An event loop with the time of a ManualClock and a random order; it has only the methods that workers use."""
 
     def __init__(self, clock: ManualClock, rng: random.Random) -> None:
         self._clock = clock
         self._rng = rng
-        self.processes: list[Process] = []
-        self.complaints: list[BaseException] = []
+        self.processes: list[SimulatedProcess] = []
+        self.unhandled_errors: list[BaseException] = []
         self._self = cast("asyncio.AbstractEventLoop", self)
 
-    # What asyncio asks of a loop.
+    # What asyncio needs of a loop.
 
     def get_debug(self) -> bool:
-        """No."""
+        """Return False."""
         return False
 
     def is_running(self) -> bool:
-        """Always: it is driven from outside."""
+        """Return True: the simulation drives the loop."""
         return True
 
     def is_closed(self) -> bool:
-        """Never."""
+        """Return False."""
         return False
 
     def time(self) -> float:
-        """The clock's seconds."""
+        """Return the clock's seconds."""
         return self._clock.monotonic()
 
     def create_future(self) -> asyncio.Future[Any]:
-        """A future of this loop."""
+        """Return a future of this loop."""
         return asyncio.Future(loop=self._self)
 
     def create_task(
@@ -110,7 +110,7 @@ class SimulatedLoop:
         name: str | None = None,
         context: Context | None = None,
     ) -> asyncio.Task[Any]:
-        """A task of the lane that makes it, or of the one that the context names."""
+        """Return a task of the lane that makes it, or of the lane that the context names."""
         process = (copy_context() if context is None else context)[LANE].process
         task = asyncio.Task(coro, loop=self._self, name=name, context=context)
         if len(process.tasks) > 64:
@@ -119,7 +119,7 @@ class SimulatedLoop:
         return task
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:
-        """Queue behind what its lane has to run already."""
+        """Queue a callback behind those of its lane."""
         handle = asyncio.Handle(callback, args, self._self, context)
         self._enqueue(handle, LANE.get() if context is None else context[LANE])
         return handle
@@ -127,35 +127,35 @@ class SimulatedLoop:
     def call_soon_threadsafe(
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """The same: there are no threads."""
+        """Queue a callback; there are no threads."""
         return self.call_soon(callback, *args, context=context)
 
     def call_later(
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Queue once so many seconds have passed."""
+        """Queue a callback after some seconds."""
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def call_at(
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Queue once the clock is there."""
+        """Queue a callback at a time of the clock."""
         handle = asyncio.TimerHandle(when, callback, args, self._self, context)
         lane = LANE.get() if context is None else context[LANE]
         self._clock.call_at(when, lambda: None if handle.cancelled() else self._enqueue(handle, lane))
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Nothing to do: it is looked at when its time has come."""
+        """Do nothing: the handle is checked when its time has come."""
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Keep what nobody waited for."""
+        """Keep an error that no code awaited."""
         error = context.get("exception")
-        if isinstance(error, BaseException) and not isinstance(error, Killed):
-            self.complaints.append(error)
+        if isinstance(error, BaseException) and not isinstance(error, ProcessKilled):
+            self.unhandled_errors.append(error)
 
     async def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
-        """Run what was meant for a thread, some time later."""
+        """Call `func` some time later, as a thread would; return its result."""
         if self._rng.random() < 0.2:
             await self._clock.sleep(self._rng.random() * STALL_S_MAX)
         else:
@@ -166,11 +166,11 @@ class SimulatedLoop:
         if not lane.process.dead:
             lane.ready.append(handle)
 
-    # What the simulation asks of it.
+    # What the simulation needs of it.
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Be the running loop, as asyncio sees it; every process has ended afterwards."""
+        """Install this as asyncio's running loop for a `with` block; end every process on exit."""
         asyncio._set_running_loop(self._self)
         try:
             yield
@@ -179,8 +179,10 @@ class SimulatedLoop:
                 self.reap(process)
             asyncio._set_running_loop(None)
 
-    def start(self, process: Process, lane: Lane, work: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[Any]:
-        """Begin a lane's work."""
+    def start(
+        self, process: SimulatedProcess, lane: Lane, work: Callable[[], Coroutine[Any, Any, Any]]
+    ) -> asyncio.Task[Any]:
+        """Start the work of a lane."""
         if process not in self.processes:
             self.processes.append(process)
         context = copy_context()
@@ -188,7 +190,7 @@ class SimulatedLoop:
         return context.run(self.create_task, work(), context=context)
 
     def turn(self) -> Lane | None:
-        """Run one callback, or let time pass; whose it was, None when only time has passed."""
+        """Run one callback and return its lane, or let time pass and return None."""
         able = [lane for process in self.processes for lane in process.lanes if lane.may_run()]
         if not able:
             if not self._clock.advance_to_next():
@@ -203,8 +205,8 @@ class SimulatedLoop:
             self.reap(lane.process)
         return lane
 
-    def reap(self, process: Process) -> None:
-        """End a process: what it holds open is closed by those on the other side; nothing of it runs again."""
+    def reap(self, process: SimulatedProcess) -> None:
+        """End a process: cancel its tasks and close what it has open."""
         process.frozen = False
         for _ in range(REAP_ROUNDS_MAX):
             living = [task for task in process.tasks if not task.done()]
@@ -218,10 +220,10 @@ class SimulatedLoop:
         assert all(task.done() for task in process.tasks), process.tasks
         for task in process.tasks:
             if not task.cancelled():
-                task.exception()  # nobody is left to ask
-        self.bury(process)
+                task.exception()  # retrieved, or asyncio would log it
+        self.forget(process)
 
-    def bury(self, process: Process) -> None:
+    def forget(self, process: SimulatedProcess) -> None:
         """Forget a process that has ended."""
         process.dead = True
         for close in process.closers:

@@ -1,32 +1,34 @@
-"""One simulated machine: a real worker on a clock of its own, with its heartbeat, its connection, and its end."""
+"""One simulated machine: a real worker with its own clock, heartbeat and connection."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
 from uuid import UUID
 
 from millpy.errors import GraphVersionError
 from millpy.graph import Graph
+from millpy.hosting.failpoints import Failpoint
+from millpy.hosting.plan import plan
 from millpy.limits import Limits
 from millpy.model.checkpoint import Entries, Grant
-from millpy.runtime.ownership import Heartbeat, Lease
-from millpy.runtime.plan import plan
-from millpy.runtime.probe import Point
+from millpy.runtime.context import WorkerContext
+from millpy.runtime.lease import Heartbeat, Lease
 from millpy.runtime.worker import Worker
-from millpy.store.memory import MemoryStore
+from millpy.store.memory.store import MemoryStore
 from millpy.testing.clock import SkewedClock
-from millpy.testing.simulation.books import Recording
-from millpy.testing.simulation.loop import Killed, Process, SimulatedLoop
+from millpy.testing.simulation.history import RecordingStore
+from millpy.testing.simulation.loop import ProcessKilled, SimulatedLoop, SimulatedProcess
 
 T = TypeVar("T")
 
 
 def at_once(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that only yields, without letting others run: as one blocking call in a thread would."""
+    """Run a coroutine to its end while no other runs, like one blocking call; return its result."""
     while True:
         try:
             work.send(None)
@@ -35,7 +37,7 @@ def at_once(work: Coroutine[Any, Any, T]) -> T:
 
 
 class Beat:
-    """The heartbeat's own connection."""
+    """The connection of the heartbeat."""
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
@@ -45,63 +47,80 @@ class Beat:
         return at_once(self._store.heartbeat(worker_id, ttl_s))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the connection holds nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The code that a machine runs.
+
+    Attributes:
+        generation: the generation of the graph.
+        worker_type: the engine; canaries give a broken one.
+        only: the computations that it may own; empty for all.
+    """
+
+    graph: Graph
+    generation: int = 1
+    worker_type: type[Worker] = Worker
+    only: tuple[str, ...] = ()
 
 
 class Machine:
-    """A worker's process.
+    """A simulated process that runs a worker.
 
     Args:
-        connect: a connection of its own to the database, and another one for each life of its worker.
-        reached: told of every point; says what happens there.
-        generation: which of the graph's it runs.
+        name: its name in the trace.
+        program: the code that it runs.
+        limits: the limits of its worker.
+        clock: its own clock.
+        connect: opens a connection to the database, for each life of its worker.
+        rng: decides everything that is random.
+        reached: called at each failpoint; returns what happens there, or None.
     """
 
     def __init__(
         self,
         name: str,
-        graph: Graph,
+        program: Program,
         limits: Limits,
         clock: SkewedClock,
-        connect: Callable[[], Recording],
+        connect: Callable[[], RecordingStore],
         rng: random.Random,
-        worker_type: type[Worker],
-        only: Sequence[str],
-        reached: Callable[[Machine, Point], str | None],
-        generation: int = 1,
+        reached: Callable[[Machine, Failpoint], str | None],
     ) -> None:
-        self.process = Process(name)
+        self.process = SimulatedProcess(name)
         self.name = name
         self.clock = clock
         self._connect = connect
         self.store = connect()
-        self.generation = generation
+        self.generation = program.generation
         self.stop = asyncio.Event()
         self.worker: Worker | None = None
         self.ended: asyncio.Task[Any] | None = None
-        self._graph = graph
+        self._graph = program.graph
         self._limits = limits
         self._rng = rng
-        self._worker_type = worker_type
-        self.only = tuple(only)
+        self._worker_type = program.worker_type
+        self.only = program.only
         self._reached = reached
         self.watches_fence = rng.random() < 0.5
 
     @property
     def worker_id(self) -> UUID:
-        """Of the present life of its worker."""
+        """The id of the worker's present life."""
         return self.store.worker
 
     async def live(self) -> None:
-        """From start to end, as `assembly.run_worker` has it."""
-        left = 0  # the version that the worker before this one has left
+        """Run the worker from start to end, like `assembly.run_worker`."""
+        left = 0  # the version of the worker before this one
         while True:
             lease = Lease(self._limits, self.clock)
             worker = await self._begin(lease)
             beat = Beat(MemoryStore(self.store.database))
             heartbeat = Heartbeat(beat, self.worker_id, lease, self._limits, self.clock)
             loop = cast("SimulatedLoop", asyncio.get_running_loop())
-            heart = loop.start(self.process, self.process.heart, partial(self._beat, heartbeat))
+            heartbeats = loop.start(self.process, self.process.heartbeat, partial(self._beat, heartbeat))
             try:
                 await worker.run(self.stop)
                 return
@@ -109,36 +128,36 @@ class Machine:
                 if worker.graph_version == left:
                     raise
                 left = worker.graph_version
-            heart.cancel()
+            heartbeats.cancel()
             await self.store.close()
             self.store = self._connect()
 
     async def _begin(self, lease: Lease) -> Worker:
-        """Connect, deploy, register: a worker with a lease."""
+        """Connect, deploy and register. Return a started worker."""
         await self.store.open()
         while True:
             deployment = await self.store.deploy(self._graph.spec())
-            self.worker = self._worker_type(
-                self.store,
-                plan(self._graph, deployment, self._limits),
-                self.worker_id,
+            context = WorkerContext(
+                store=self.store,
+                plan=plan(self._graph, deployment, self._limits),
+                worker_id=self.worker_id,
                 limits=self._limits,
-                clock=self.clock,
-                probe=self,
+                host_clock=self.clock,
+                failpoints=self,
                 lease=lease,
                 rng=self._rng,
                 only=self.only,
-                load=self._load,
             )
+            self.worker = self._worker_type(context, self._load)
             try:
                 await self.worker.start()
-            except GraphVersionError:  # switched meanwhile
+            except GraphVersionError:  # a switch came in between
                 self.store.worker = self._connect().worker
                 continue
             return self.worker
 
     async def _beat(self, heartbeat: Heartbeat) -> None:
-        """What the thread of the heartbeat does."""
+        """Renew the lease, like the heartbeat's thread."""
         while True:
             await self.clock.sleep(self._limits.heartbeat_s)
             heartbeat.attempt()
@@ -146,24 +165,24 @@ class Machine:
     def _load(self, grant: Grant, keys: Sequence[bytes]) -> Sequence[Entries]:
         return at_once(self.store.load_state(grant, keys))
 
-    # As the engine's probe.
+    # As the engine's failpoints.
 
-    async def reach(self, point: Point) -> None:
-        """The cycle has reached a point."""
+    async def reach(self, point: Failpoint) -> None:
+        """Reach a point of the cycle."""
         if self._happens(point):
             await asyncio.sleep(0)
 
-    def reach_now(self, point: Point) -> None:
-        """The same, from inside a step."""
+    def reach_now(self, point: Failpoint) -> None:
+        """Reach a point inside a step."""
         self._happens(point)
 
-    def _happens(self, point: Point) -> bool:
+    def _happens(self, point: Failpoint) -> bool:
         action = self._reached(self, point)
         if action == "crash":
             self.die()
         return action is not None
 
     def die(self) -> None:
-        """The process is killed at this very place."""
+        """Kill the process at this point."""
         self.process.doomed = True
-        raise Killed
+        raise ProcessKilled

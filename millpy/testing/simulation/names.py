@@ -1,7 +1,7 @@
-"""Generations of a simulated graph: what they are called, whose tables those are, and who knows it.
+"""Checks the names of a simulated graph's generations, and of their tables.
 
-A worker knows its graph by the name that it had when it looked it up, and finds the result tables by that name. A
-switch gives both to another generation, so a worker that goes on as before would write into the tables of the other.
+A worker looks its graph up once, and finds the result tables by the name that the graph had then. A switch gives name
+and tables to another generation, so a worker that simply continued would write into the tables of the other.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from millpy.model.checkpoint import Checkpoint
-from millpy.store.memory_database import MemoryDatabase
+from millpy.store.memory.database import MemoryDatabase
 from millpy.testing.simulation.graphs import NAME
 
 if TYPE_CHECKING:
-    from millpy.testing.simulation.books import Landing
     from millpy.testing.simulation.checkers import Evidence
+    from millpy.testing.simulation.history import CommittedBundle
 
 
 class Names:
-    """What the generations of the graph are called, as it was seen last.
+    """The names of the generations at the last look.
 
     Attributes:
-        switches: how often the graph's name has gone to another generation.
+        switches: how often the graph's name has moved to another generation.
     """
 
     def __init__(self, database: MemoryDatabase) -> None:
@@ -31,8 +31,8 @@ class Names:
         self._database = database
         self._current: int | None = None
 
-    def look(self) -> Iterator[str]:
-        """The graph's name is that of exactly one generation at any moment; the others have their numbers."""
+    def check(self) -> Iterator[str]:
+        """Yield faults: one generation must have the graph's name, every other one its number behind it."""
         current = []
         for graph in self._database.graphs.values():
             name, generation = graph.deployment.name, graph.spec.generation
@@ -50,39 +50,39 @@ class Names:
             self._current = current[0]
 
 
-def named(database: MemoryDatabase, name: str, checkpoint: Checkpoint) -> Checkpoint:
-    """A checkpoint whose rows go to the tables that are found under a name now."""
+def routed_by_name(database: MemoryDatabase, name: str, checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint with its rows in the tables that a name means now."""
     if not checkpoint.results and not checkpoint.absorbed:
         return checkpoint
     there = {table.spec.name: table.table_id for table in database.tables.values() if table.graph == name}
 
-    def found(table_id: int) -> int:
+    def table_now(table_id: int) -> int:
         return there.get(database.tables[table_id].spec.name, table_id)
 
     return replace(
         checkpoint,
-        results=tuple(replace(rows, table_id=found(rows.table_id)) for rows in checkpoint.results),
-        absorbed=tuple(replace(rows, table_id=found(rows.table_id)) for rows in checkpoint.absorbed),
+        results=tuple(replace(rows, table_id=table_now(rows.table_id)) for rows in checkpoint.results),
+        absorbed=tuple(replace(rows, table_id=table_now(rows.table_id)) for rows in checkpoint.absorbed),
     )
 
 
-def at_home(evidence: Evidence, landing: Landing) -> Iterator[str]:
-    """Nobody ever writes a row of one generation into a table of the other."""
-    books, interval_id = evidence.books, landing.book.interval_id
-    if landing.checkpoint is None or not landing.checkpoint.results:
+def rows_in_own_tables(evidence: Evidence, commit: CommittedBundle) -> Iterator[str]:
+    """Yield rows of one generation in a table of the other."""
+    history, interval_id = evidence.history, commit.observed.interval_id
+    if commit.checkpoint is None or not commit.checkpoint.results:
         return
-    for table in books.database.tables.values():
-        if table.graph_id != books.graph_id:
+    for table in history.database.tables.values():
+        if table.graph_id != history.graph_id:
             strays = [row for row in table.rows.values() if row["interval_id"] == interval_id]
             if strays:
                 yield f"interval {interval_id} has written into {table.spec.name} of the other generation: {strays[:2]}"
 
 
-def looked_up(evidence: Evidence, landing: Landing) -> Iterator[str]:
-    """A worker that has not looked its graph up since the last switch commits nothing more."""
-    attempt, switches = landing.attempt, evidence.books.names.switches
+def name_is_current(evidence: Evidence, commit: CommittedBundle) -> Iterator[str]:
+    """Yield commits of workers that have not looked up their graph since the last switch."""
+    attempt, switches = commit.attempt, evidence.history.names.switches
     if attempt is not None and attempt.switches < switches:
         yield (
-            f"bundle {landing.bundle} of interval {landing.book.interval_id} is of a worker that looked its graph up "
-            f"after {attempt.switches} switches, there were {switches}"
+            f"bundle {commit.bundle} of interval {commit.observed.interval_id} is by a worker that looked its graph "
+            f"up after {attempt.switches} of {switches} switches"
         )

@@ -1,7 +1,7 @@
-"""What must come out, by plain loops that share nothing with the engine: no decoder, no window, no timer of ours.
+"""The expected results, by plain loops that share no decoder, window or timer with the engine.
 
-The input is what was committed, in its order: batches of payloads with their time of arrival, each payload with its
-truth. `SourceOracle` says which readings are accepted and the watermark before each; `WatchOracle` and those of
+The input is the committed one, in its order: batches of payloads with their time of arrival, each payload with its
+truth. `SourceOracle` decides which readings are accepted and the watermark before each; `WatchOracle` and those of
 `recount.py` follow it to the position that a consumer has reached (I9).
 """
 
@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from millpy.testing.simulation.feed import Truth
 from millpy.testing.simulation.graphs import CANCELS, DISORDER_US, EVERY, QUIET_US
+from millpy.testing.simulation.input import Truth
 
 BEGINNING = -(2**62)
 END = 2**62
@@ -24,9 +25,23 @@ MarkRow = tuple[str, str, int, int, int]
 """(device, kind, number, total, event time)."""
 
 
+class Arrival(NamedTuple):
+    """When a bundle arrived.
+
+    Attributes:
+        at: the time of arrival.
+        unsure_us: the payloads may have arrived later by this much.
+        shift_us: the distance from the time of arrival to the dedupe clock, unless that is the readings' own time.
+    """
+
+    at: int
+    unsure_us: int
+    shift_us: int
+
+
 @dataclass(slots=True)
 class SourceOracle:
-    """The source: counts, ids, watermark.
+    """The expected counts, dedupe ids and watermark of a source.
 
     Attributes:
         by_bundle: bundle number -> (accepted readings, watermark after it).
@@ -51,20 +66,23 @@ class SourceOracle:
         self,
         bundle: int,
         payloads: Sequence[bytes],
-        arrived_at: int,
-        unsure_us: int,
-        shift_us: int,
+        arrival: Arrival,
         *,
         finished: bool,
         refused: Counter[int],
         again: Sequence[bytes] = (),
     ) -> None:
-        """Take what one bundle took, in order; the database has refused readings with these ids.
+        """Judge the input of a bundle, in order.
 
-        They may have arrived later by `unsure_us`. The dedupe clock is the time of arrival and `shift_us`, unless it is
-        the readings' own. Of those that are taken `again`, which were set aside before, each is judged by the watermark
-        that stands and moves none.
+        Args:
+            bundle: its number.
+            payloads: the payloads that it read.
+            arrival: when they arrived.
+            finished: whether the source has ended.
+            refused: the ids of the readings that the database refused, with their number.
+            again: replayed records: each is judged by the present watermark, and does not move it.
         """
+        arrived_at, shift_us = arrival.at, arrival.shift_us
         judged: list[Judged] = []
         for payload in again:
             truth = self.truths[payload]
@@ -79,7 +97,7 @@ class SourceOracle:
         for payload in payloads:
             self.injected += 1
             truth = self.truths[payload]
-            latest = arrived_at + unsure_us + FUTURE_TOLERANCE_US
+            latest = arrived_at + arrival.unsure_us + FUTURE_TOLERANCE_US
             if truth is None or (not self.by_arrival and truth.at > latest):
                 self.dead += 1
                 continue
@@ -104,7 +122,7 @@ class SourceOracle:
         self.by_bundle[bundle] = (judged, self.watermark)
 
     def advance(self, bundle: int, watermark: int) -> None:
-        """A bundle without input: the clock has moved the watermark."""
+        """Add a bundle without input, in which the clock has moved the watermark."""
         self.watermark = max(self.watermark, watermark)
         self.by_bundle[bundle] = ([], self.watermark)
 
@@ -116,7 +134,7 @@ class SourceOracle:
 
 
 @dataclass(slots=True)
-class _Device:
+class _DeviceModel:
     group: int = 0
     number: int = 0
     total: int = 0
@@ -126,7 +144,7 @@ class _Device:
 
 @dataclass(slots=True)
 class WatchOracle:
-    """The watcher behind the source, at one position; pings go by the clock and are left out.
+    """The expected state and marks of the watcher at one position, without pings, which follow the clock.
 
     Attributes:
         refused: ids of readings that the database has refused here.
@@ -135,11 +153,11 @@ class WatchOracle:
     source: SourceOracle
     refused: Counter[int] = field(default_factory=Counter)
     bundle: int = 0
-    devices: dict[str, _Device] = field(default_factory=dict)
+    devices: dict[str, _DeviceModel] = field(default_factory=dict)
     marks: Counter[MarkRow] = field(default_factory=Counter)
 
     def advance(self, bundle: int) -> None:
-        """Consume up to a position."""
+        """Consume the source up to a bundle."""
         for number in range(self.bundle + 1, bundle + 1):
             judged, watermark = self.source.by_bundle[number]
             for truth, before in judged:
@@ -152,7 +170,7 @@ class WatchOracle:
         if self.refused[truth.seq]:
             self.refused[truth.seq] -= 1
             return
-        device = self.devices.setdefault(truth.device, _Device())
+        device = self.devices.setdefault(truth.device, _DeviceModel())
         self._fire(truth.device, device, watermark)
         device.group = truth.group
         device.number += 1
@@ -165,12 +183,12 @@ class WatchOracle:
         elif truth.at >= watermark:
             device.timer_us = device.last_us + QUIET_US
 
-    def _fire(self, name: str, device: _Device, watermark: int) -> None:
+    def _fire(self, name: str, device: _DeviceModel, watermark: int) -> None:
         if device.timer_us is not None and device.timer_us <= watermark:
             self.marks[name, "quiet", device.number, device.total, device.timer_us] += 1
             device.timer_us = None
 
 
 def grouped(marks: Iterable[tuple[int, str, int]], size_us: int, *, pings: bool) -> Counter[tuple[int, int]]:
-    """Marks (group, kind, event time) counted by group and span: what the stages behind the watcher must hold."""
+    """Count marks (group, kind, event time) by group and span: the expected state behind the watcher."""
     return Counter((group, at // size_us) for group, kind, at in marks if pings or kind != "ping")

@@ -1,6 +1,6 @@
-"""What must come out of each branch, by plain loops over what its consumer has consumed; the source is `oracle.py`.
+"""The expected results of each branch, by plain loops over its consumer's input; `oracle.py` has the source.
 
-`Follower` says what one consumer has consumed, and between which two watermarks each reading was judged. Behind one
+`Follower` knows what one consumer has consumed, and between which watermarks each reading was judged. Behind one
 source partition the two are one (I9). Behind several, which partition was consumed first within a bundle is not fixed:
 a reading whose fate depends on it makes its key unsure, and that key is not compared.
 """
@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from millpy.testing.simulation.feed import Truth
 from millpy.testing.simulation.graphs import EVERY_US, GAP_US, SLIDING_US, UNIQUE_US, WINDOW_US
+from millpy.testing.simulation.input import Truth
 from millpy.testing.simulation.oracle import BEGINNING, END, SourceOracle
 
 Cursors = Mapping[int, tuple[int, int]]
@@ -25,11 +25,11 @@ PaneName = tuple[Any, int, int]
 
 @dataclass(slots=True)
 class Follower:
-    """One consumer behind the source.
+    """Follows the input of one consumer behind the source.
 
     Attributes:
         sources: the oracle of each source partition, by interval.
-        watermark: that of the input.
+        watermark: the watermark of the input.
     """
 
     sources: Mapping[int, SourceOracle]
@@ -38,7 +38,7 @@ class Follower:
     watermark: int = BEGINNING
 
     def advance(self, cursors: Cursors) -> list[Consumed]:
-        """Consume up to these positions; in order, partition by partition."""
+        """Consume up to these positions, partition by partition."""
         consumed: list[Consumed] = []
         before = {source: self.marks.get(source, BEGINNING) for source in self.sources}
         after = {s: self.sources[s].by_bundle[seq][1] if seq else BEGINNING for s, (seq, _) in cursors.items()}
@@ -56,7 +56,7 @@ class Follower:
 
 @dataclass(slots=True)
 class Pane:
-    """What a window holds."""
+    """The expected content of one window; `unsure` is set if `late` depends on the order of partitions."""
 
     n: int = 0
     total: int = 0
@@ -66,32 +66,32 @@ class Pane:
     unsure: bool = False
 
     def add(self, value: int) -> None:
-        """Count a record in."""
+        """Add a record."""
         self.n += 1
         self.total += value
         self.low, self.high = min(self.low, value), max(self.high, value)
 
     def absorb(self, other: Pane) -> None:
-        """Count the records of another window in."""
+        """Add the records of another window."""
         self.n, self.total, self.late = self.n + other.n, self.total + other.total, self.late + other.late
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
         self.unsure |= other.unsure
 
     def agrees(self, row: Mapping[str, Any]) -> bool:
-        """Whether a row shows it; whether a record was late is not always sure."""
+        """Tell whether a row has this content; `late_count` may differ if it depends on the order of partitions."""
         found = (row["n"], row["total"], row["low"], row["high"])
         return found == (self.n, self.total, self.low, self.high) and (self.unsure or row["late_count"] == self.late)
 
 
 @dataclass(slots=True)
 class Windows:
-    """Windows of one kind, as one consumer must have them.
+    """The expected windows of one kind, for one consumer.
 
     Attributes:
-        panes: what each holds; for sessions, those that no other has absorbed.
-        late: records too late, by key and by the start of the window that they have missed (None for a session).
-        unsure: windows of which it depends on the partitions' order which records they hold; None for a whole key.
-        unproven: windows that have not been seen closed in the result table.
+        panes: the content of each window; for sessions, of those that no other has absorbed.
+        late: late records, by key and by the start of the missed window (None for a session).
+        unsure: windows whose records depend on the order of partitions; None for a whole key.
+        unproven: windows that were not yet seen closed in the result table.
     """
 
     kind: str
@@ -103,7 +103,7 @@ class Windows:
     sessions: dict[Any, list[PaneName]] = field(default_factory=dict)
 
     def is_sure(self, key: Any, start: int | None) -> bool:
-        """Whether a window may be compared."""
+        """Tell whether a window may be compared."""
         return (key, start) not in self.unsure and (key, None) not in self.unsure
 
     def take(self, key: Any, at: int, value: int, least: int, most: int) -> None:
@@ -155,7 +155,7 @@ class Windows:
 
 @dataclass(slots=True)
 class Unique:
-    """First readings of each (device, kind), as one consumer must let them through.
+    """The first readings of each (device, kind), for one consumer.
 
     Attributes:
         accepted: id -> (event time, number of the reading).
@@ -179,7 +179,7 @@ class Unique:
 
 
 def operated(truth: Truth) -> Iterator[int]:
-    """The values that operators make of a reading."""
+    """Return the values that operators make of a reading."""
     if truth.value % 4 != 1:
         for _ in range(truth.value % 3):
             yield truth.value if truth.value < 50 else truth.value + 1_000

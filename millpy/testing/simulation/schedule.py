@@ -1,11 +1,14 @@
-"""What one seed means: the graph, the feed, and which faults come when. A schedule can be cut down and run again."""
+"""A schedule is what a seed decides: the graph, the input, and the faults with their times.
+
+It can be stored, shrunk and replayed.
+"""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
 
-from millpy.runtime.probe import Point
+from millpy.hosting.failpoints import Failpoint
 from millpy.testing.simulation.graphs import BRANCHES, SHAPES, SHORT_US, Branch, Feed, Shape
 
 FAULT_KINDS = {
@@ -16,14 +19,14 @@ FAULT_KINDS = {
     "freeze_at": 5,
     "slow": 1,
     "lease_lost": 4,
-    "heart_stops": 1,
+    "heartbeat_stops": 1,
     "answer_lost_before": 2,
     "answer_lost_later": 2,
     "answer_lost_delayed": 2,
     "answer_lost_never": 2,
     "connections_lost": 2,
     "broker_away": 2,
-    "broker_again": 2,
+    "broker_redelivers": 2,
     "broker_shuffles": 2,
     "wall_jumps": 1,
     "clock_drifts": 1,
@@ -33,19 +36,19 @@ FAULT_KINDS = {
     "join": 2,
     "leave": 2,
     "rows_deleted": 1,
-    "mended": 1,
+    "trouble_pauses": 1,
     "released": 3,
     "replayed": 3,
 }
 """Kind -> weight."""
 CLOCK_KINDS = {"wall_steps": 4, "server_steps": 6, "machine_steps": 2}
-"""Besides, where clocks step far."""
-POINTS = tuple(Point)
+"""The kinds that are added if clocks step far."""
+POINTS = tuple(Failpoint)
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """One fault: at which step, and numbers in [0, 1) that say whom it hits and how hard."""
+class ScheduledFault:
+    """One fault: its step, and numbers in [0, 1) that decide the target and the severity."""
 
     step: int
     kind: str
@@ -54,12 +57,12 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
-    """A second generation of the graph, beside the first.
+class SecondGeneration:
+    """A second generation of the graph beside the first.
 
     Attributes:
-        step: when it is deployed.
-        lateness_us: what is changed in it: the allowed lateness of its windows.
+        step: the step at which it is deployed.
+        lateness_us: the allowed lateness of its windows, which differs.
     """
 
     step: int
@@ -72,13 +75,13 @@ class Schedule:
     """One run.
 
     Attributes:
-        seed: decides whatever is not said here.
-        records: readings that are published.
-        placed: whether sources and stages run in different workers only, so that all goes through segments.
+        seed: decides everything else.
+        records: the number of published readings.
+        placed: whether sources and stages run in different workers, so that all records pass segments.
         clocks: whether clocks step far, for a while or for good.
         few_cells: whether state does not fit in memory and is loaded again and again.
         ahead: whether the clocks of some devices are fast.
-        beside: the second generation; None in most runs.
+        second: the second generation; None in most runs.
     """
 
     seed: int
@@ -90,27 +93,27 @@ class Schedule:
     placed: bool
     few_cells: bool
     clocks: bool
-    faults: tuple[Fault, ...]
-    beside: Beside | None = None
+    faults: tuple[ScheduledFault, ...]
+    second: SecondGeneration | None = None
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What it has, in words: `FEATURES` has them all."""
-        flags = {"clocks": self.clocks, "generations": self.beside is not None}
+        """Return the names of its features, of `FEATURES`."""
+        flags = {"clocks": self.clocks, "generations": self.second is not None}
         return (*self.shape.features, *(name for name, has in flags.items() if has))
 
 
 FEATURES = (*SHAPES, "clocks", "generations")
-"""One run of each is wanted at least."""
+"""A search must have at least one run of each."""
 LATENESSES_US = (0, 400_000, 2_000_000)
-BESIDE = 1 / 6
-"""So many of the runs have a second generation."""
+SECOND_SHARE = 1 / 6
+"""The share of runs with a second generation."""
 LONG_US = 600_000_000
 """Longer than any run."""
 
 
 def draw(seed: int) -> Schedule:
-    """The schedule of a seed."""
+    """Draw the schedule of a seed."""
     rng = random.Random(seed)
     feed: Feed = rng.choices(("topic", "log", "file"), (5, 3, 3))[0]
     idle = feed != "file" and rng.random() < 0.3
@@ -124,7 +127,9 @@ def draw(seed: int) -> Schedule:
     for _ in range(8 + int(rng.random() * 8)):
         step += 5 + int(rng.random() * 90)
         kind = rng.choices(kinds, weights)[0]
-        faults.append(Fault(step, kind, int(rng.random() * 10_000) / 10_000, int(rng.random() * 10_000) / 10_000))
+        faults.append(
+            ScheduledFault(step, kind, int(rng.random() * 10_000) / 10_000, int(rng.random() * 10_000) / 10_000)
+        )
     schedule = Schedule(
         seed=seed,
         shape=shape,
@@ -141,24 +146,26 @@ def draw(seed: int) -> Schedule:
 
 
 def _with_generations(schedule: Schedule, rng: random.Random) -> Schedule:
-    """Some have a second one, and switches to and fro. All others are what they would be without them."""
-    if rng.random() >= BESIDE:
+    """Add a second generation and switches to some schedules; the others do not change."""
+    if rng.random() >= SECOND_SHARE:
         return schedule
     last = schedule.faults[-1].step
-    beside = Beside(
+    second = SecondGeneration(
         step=int(rng.random() * 0.6 * last), workers=rng.choice((1, 1, 2)), lateness_us=rng.choice(LATENESSES_US)
     )
     switches = []
     for _ in range(1 + int(rng.random() * 5)):
-        step = beside.step + int(rng.random() * (last - beside.step))
+        step = second.step + int(rng.random() * (last - second.step))
         kind = rng.choice(("switch", "switch_at"))
-        switches.append(Fault(step, kind, int(rng.random() * 10_000) / 10_000, int(rng.random() * 10_000) / 10_000))
+        switches.append(
+            ScheduledFault(step, kind, int(rng.random() * 10_000) / 10_000, int(rng.random() * 10_000) / 10_000)
+        )
     faults = sorted([*schedule.faults, *switches], key=lambda fault: fault.step)
-    return replace(schedule, beside=beside, faults=tuple(faults))
+    return replace(schedule, second=second, faults=tuple(faults))
 
 
 def _draw_shape(rng: random.Random, feed: Feed, idle: bool, *, pings: bool) -> Shape:
-    """Which graph: half of them windows and the watcher, with whatever may be behind it; half any branches."""
+    """Draw a graph: half have windows and the watcher with anything behind it, half any branches."""
     partitions = 1
     branches: tuple[Branch, ...] = ("fixed", "watcher")
     watched = rng.random() < 0.45

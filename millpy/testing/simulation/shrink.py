@@ -1,7 +1,7 @@
-"""Shrinking: the shortest schedule found that still fails in the same way.
+"""Finds a short schedule that fails in the same way as a given one.
 
-First the faults, by halves and then one by one (as delta debugging does), then everything else that has a simpler
-value. Each trial is a run; what a smaller schedule decides differently does not matter as long as it fails alike.
+First it removes faults, by halves and then one by one (delta debugging), then it simplifies everything else. Each trial
+is a run. A smaller schedule may play differently, as long as it fails in the same way.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ Fails = Callable[[Schedule], bool]
 
 
 def shrink(schedule: Schedule, fails: Fails, runs_max: int = RUNS_MAX) -> Schedule:
-    """Make a failing schedule smaller as long as it fails.
+    """Return the smallest schedule found that still fails.
 
     Args:
-        schedule: one that fails.
-        fails: runs one, and says whether it fails in the same way.
-        runs_max: how many trials to spend.
+        schedule: a failing schedule.
+        fails: runs a schedule; returns whether it fails in the same way.
+        runs_max: the most trials.
     """
     left = runs_max
     shrunk = True
@@ -38,7 +38,7 @@ def shrink(schedule: Schedule, fails: Fails, runs_max: int = RUNS_MAX) -> Schedu
 
 
 def _smaller(schedule: Schedule) -> Iterator[Schedule]:
-    """Schedules with less in them, the boldest cuts first."""
+    """Yield smaller schedules, the boldest cuts first."""
     size = len(schedule.faults)
     part = (size + 1) // 2
     while part:
@@ -47,7 +47,7 @@ def _smaller(schedule: Schedule) -> Iterator[Schedule]:
         part //= 2
     shape = schedule.shape
     plain = [
-        replace(schedule, beside=None),
+        replace(schedule, second=None),
         replace(schedule, placed=False),
         replace(schedule, few_cells=False),
         replace(schedule, shape=replace(shape, deep=False)),

@@ -1,8 +1,8 @@
-"""A world: one database, one broker, machines that come and go, and a schedule of what goes wrong.
+"""A world: one database, one broker, machines that come and go, and a schedule of faults.
 
-Each step is one callback of one machine, or a moment that passes; before it, whatever the schedule has for this step
-happens. After every step the checkers look. When the schedule is over the faults end, and then the graph must finish.
-Some worlds have a second generation of the graph beside the first, and people who switch: then both must finish.
+Each step is one callback of one machine, or an advance of the clock. The faults of a step happen before it, and the
+checkers run after it. When the schedule is over the faults end, and the graph must finish.
+Some worlds have a second generation of the graph beside the first, and users who switch: then both must finish.
 """
 
 from __future__ import annotations
@@ -18,52 +18,52 @@ from typing import Any
 from uuid import UUID
 
 from millpy.errors import CorruptionError, CursorGapError, PaneOrderError, TransientError, WatermarkRegressedError
+from millpy.hosting.failpoints import Failpoint
 from millpy.limits import Limits
-from millpy.model.deployment import own_name
+from millpy.model.deployment import permanent_name
 from millpy.runtime.guarded_clock import UNSET_US
-from millpy.runtime.probe import Point
 from millpy.runtime.worker import Worker
-from millpy.store.memory import MemoryDatabase, MemoryStore
+from millpy.store.memory.store import MemoryDatabase, MemoryStore
 from millpy.testing.clock import ManualClock, SkewedClock
 from millpy.testing.simulation import faults
-from millpy.testing.simulation.books import Recording
 from millpy.testing.simulation.broker import BROKER, Broker, names_of
 from millpy.testing.simulation.checkers import Evidence, Violation
 from millpy.testing.simulation.ending import finished
-from millpy.testing.simulation.feed import feed
+from millpy.testing.simulation.generation import Environment, SimulatedGeneration
 from millpy.testing.simulation.graphs import TROUBLE, Shape, Trouble
-from millpy.testing.simulation.loop import Lane, Process, SimulatedLoop
-from millpy.testing.simulation.machine import Machine
+from millpy.testing.simulation.history import RecordingStore
+from millpy.testing.simulation.input import feed
+from millpy.testing.simulation.loop import Lane, SimulatedLoop, SimulatedProcess
+from millpy.testing.simulation.machine import Machine, Program
 from millpy.testing.simulation.names import Names
-from millpy.testing.simulation.schedule import Fault, Schedule
-from millpy.testing.simulation.side import Side
+from millpy.testing.simulation.schedule import Schedule, ScheduledFault
 
 STEPS_MAX = 40_000
 LEASE_S = 0.8
 PACE_S = 0.06
-"""One step in ten takes up to so long: a lease is some hundred steps of a busy world."""
+"""One step in ten takes up to this time, so that a lease is some hundred steps of a busy world."""
 SILENCE_STEPS = 200
-"""Where the clock may move the watermark, publishers fall silent every so many steps, for as many."""
+"""If the clock may move the watermark, publishers pause after this many steps, for as many."""
 PATIENCE_S = 120.0
-"""So much simulated time a graph has to finish once nothing goes wrong any more."""
+"""The simulated time in which a graph must finish after the last fault."""
 CLOCKED_START_US = 1_800_000_000_000_000
-"""Where clocks step far, hosts' clocks have been set: a guard asks them."""
+"""Where the clocks start if they step far. It is after `UNSET_US`, so guards trust the hosts' clocks as witnesses."""
 FOLLOWED_US = 2_000_000
 WITNESSED_US = 4_500_000
-"""Two clocks that far apart may agree, by the step that is followed and what each drifts."""
+"""Two clocks that differ by this much may agree, by a followed step and drift."""
 RELEASED_STEPS = 50
-"""In the end parked keys are let go every so many steps."""
+"""At the end parked keys are released after each of this many steps."""
 INVARIANT_OF = {PaneOrderError: "I7", WatermarkRegressedError: "I5", CursorGapError: "I3"}
 
 
 @dataclass(slots=True)
-class Outcome:
-    """What a run has shown.
+class RunOutcome:
+    """The findings of a run.
 
     Attributes:
-        faults: kind -> how many took effect.
-        points: point -> how often a machine died or froze there.
-        trace: one line an event; two runs of one schedule have the same.
+        faults: kind -> the number of faults that took effect.
+        points: point -> the number of machines that died or froze there.
+        trace: one line an event; two runs of one schedule have equal traces.
     """
 
     schedule: Schedule
@@ -79,9 +79,9 @@ class World:
     """One run of a schedule.
 
     Args:
-        schedule: what happens.
-        path: where the file goes, when that is the source.
-        store_type, worker_type: what the machines run; canaries give broken ones.
+        schedule: what happens in the run.
+        path: the path of the file, if that is the source.
+        store_type, worker_type: the engine of the machines; canaries give broken ones.
     """
 
     def __init__(
@@ -97,43 +97,39 @@ class World:
         self.server = SkewedClock(self.clock)
         self.loop = SimulatedLoop(self.clock, self.rng)
         self.database = MemoryDatabase(self.server)
-        generations = (1, 2) if schedule.beside is not None else (1,)
+        numbers = (1, 2) if schedule.second is not None else (1,)
         self.brokers = {
             generation: {
                 name: Broker(self.rng, schedule.shape.feed == "log") for name in names_of(schedule.shape.partitions)
             }
-            for generation in generations
+            for generation in numbers
         }
         self.trouble = Trouble()
         self.machines: list[Machine] = []
-        self._machine_of: dict[Process, Machine] = {}
-        self.armed: list[tuple[Point, str, float]] = []
-        self.outcome = Outcome(schedule)
+        self._machine_of: dict[SimulatedProcess, Machine] = {}
+        self.armed: list[tuple[Failpoint, str, float]] = []
+        self.outcome = RunOutcome(schedule)
         self.limits = limits(schedule)
         self.step = 0
         self.trace: list[str] = []
         self._count = 0
         self._worker_type = worker_type
         self.store_type = store_type
-        self._store_type: type[Recording] = type("Store", (Recording, store_type), {})
+        self._store_type: type[RecordingStore] = type("Store", (RecordingStore, store_type), {})
         shape = schedule.shape
         self.feed = feed(
             self.rng,
             schedule.records,
             self.clock.now_us(),
-            live=shape.idle,
+            shape,
             ahead=schedule.ahead,
-            partitions=shape.partitions,
-            skew=shape.skew,
-            lateness_us=shape.lateness_us,
         )
         self._published = 0
-        self._path = path
         if shape.feed == "file":
             path.write_bytes(b"".join(payload + b"\n" for payload in self.feed.payloads))
-        self._names = Names(self.database)
-        self.sides: dict[int, Side] = {}
-        self.orders: dict[Process, asyncio.Task[Any]] = {}
+        self._environment = Environment(self.database, path, self.feed, Names(self.database), self.trace)
+        self.generations: dict[int, SimulatedGeneration] = {}
+        self.commands: dict[SimulatedProcess, asyncio.Task[Any]] = {}
         self._last = max((fault.step for fault in schedule.faults), default=0) + 60
         self._healed_at: float | None = None
         self._ahead_us = self._behind_us = self._sure_us = 0
@@ -142,23 +138,23 @@ class World:
 
     def _begin(self, generation: int, shape: Shape, workers: int) -> None:
         """Deploy a generation, and start its machines."""
-        brokers = self.brokers[generation]
-        self.sides[generation] = side = Side(
-            self.database, generation, shape, self._path, workers, brokers, self.feed, self._names, self.trace
-        )
-        evidence = side.evidence
+        simulated = SimulatedGeneration(self._environment, generation, shape, workers, self.brokers[generation])
+        self.generations[generation] = simulated
+        evidence = simulated.evidence
         evidence.ahead, evidence.clocked = self.schedule.ahead, self.schedule.clocks
-        evidence.quiet_at = dict.fromkeys(evidence.sources, self.clock.monotonic())  # until something is known
-        self._tell_times(evidence)
+        evidence.quiet_at = dict.fromkeys(evidence.sources, self.clock.monotonic())  # until more is known
+        self._set_times(evidence)
         for _ in range(workers):
-            self.spawn(side)
+            self.spawn(simulated)
 
-    def run(self) -> Outcome:
+    def run(self) -> RunOutcome:
         """Run to the end, or to the first violation."""
         return copy_context().run(self._run)
 
-    def _run(self) -> Outcome:
-        BROKER.set({own_name(name, n): broker for n, named in self.brokers.items() for name, broker in named.items()})
+    def _run(self) -> RunOutcome:
+        BROKER.set(
+            {permanent_name(name, n): broker for n, named in self.brokers.items() for name, broker in named.items()}
+        )
         TROUBLE.set(self.trouble)
         with self.loop.running():
             self._begin(1, self.schedule.shape, self.schedule.workers)
@@ -166,10 +162,10 @@ class World:
             while not self.outcome.violations:
                 self._before_step(coming)
                 lane = self.loop.turn()
-                self.look(lane)
+                self.check(lane)
                 if self._is_over():
-                    for side in self.sides.values():
-                        self.outcome.violations.extend(finished(side.evidence))
+                    for simulated in self.generations.values():
+                        self.outcome.violations.extend(finished(simulated.evidence))
                     break
                 self.step += 1
         self.outcome.steps = self.step
@@ -177,36 +173,37 @@ class World:
         self.outcome.trace = self.trace
         return self.outcome
 
-    def _before_step(self, coming: list[Fault]) -> None:
+    def _before_step(self, coming: list[ScheduledFault]) -> None:
         if self.rng.random() < 0.1:
             self.clock.advance(self.rng.random() * PACE_S)
-        beside = self.schedule.beside
-        if beside is not None and 2 not in self.sides and beside.step <= self.step:
+        second = self.schedule.second
+        if second is not None and 2 not in self.generations and second.step <= self.step:
             self.say("generation 2 is deployed")
-            self._begin(2, replace(self.schedule.shape, lateness_us=beside.lateness_us), beside.workers)
+            self._begin(2, replace(self.schedule.shape, lateness_us=second.lateness_us), second.workers)
         while coming and coming[0].step <= self.step:
             fault = coming.pop(0)
-            self.look()  # at what has landed until now
+            self.check()  # up to the present commits
             if faults.inject(self, fault):
-                self.happened(fault.kind)
-        self._believe()  # a worker may read a clock in the very step in which it has stepped
+                self.count_fault(fault.kind)
+        self._believe()  # a worker may read a clock in the step in which the clock steps
         self._publish()
-        for side in self.sides.values():
-            while side.spawn_at and side.spawn_at[0] <= self.step:
-                side.spawn_at.pop(0)
-                if len(side.machines(self.machines)) < side.workers or not side.is_covered(self.machines):
-                    self.spawn(side)
+        for simulated in self.generations.values():
+            while simulated.spawn_at and simulated.spawn_at[0] <= self.step:
+                simulated.spawn_at.pop(0)
+                machines = simulated.machines(self.machines)
+                if len(machines) < simulated.workers or not simulated.is_covered(self.machines):
+                    self.spawn(simulated)
         if self.step >= self._last and self._healed_at is None and not coming:
             faults.heal(self)
             self._healed_at = self.clock.monotonic()
             for broker in self.sessions():
                 broker.end()
         if self._healed_at is not None and self.step % RELEASED_STEPS == 0:
-            self.database.faults.land_lost_commits()  # one that was on its way when the faults ended
+            self.database.faults.land_lost_commits()  # a fault that was in progress when the faults ended
             faults.release_all(self)
 
     def _publish(self) -> None:
-        """As much as is due at this step, in bursts."""
+        """Publish the readings that are due at this step, in bursts."""
         payloads = self.feed.payloads
         shape = self.schedule.shape
         if shape.feed == "file" or self._published >= len(payloads):
@@ -218,47 +215,47 @@ class World:
             for number, partition in enumerate(names_of(shape.partitions)):
                 burst = [place for place in range(self._published, due) if self.feed.partitions[place] == number]
                 if burst:
-                    now_us = self.sides[1].evidence.latest_us
+                    now_us = self.generations[1].evidence.latest_us
                     stamped = [self.feed.stamped(payloads[place], now_us) for place in burst]
                     for sessions in self.brokers.values():
                         sessions[partition].publish(stamped)
             self._published = min(due, len(payloads))
 
-    def look(self, lane: Lane | None = None) -> None:
-        """Judge what has landed since."""
+    def check(self, lane: Lane | None = None) -> None:
+        """Run the checkers on everything since the last call."""
         self._believe()
         before = len(self.trace)
-        for side in self.sides.values():
-            self._tell_times(side.evidence)
-            if violations := side.evidence.look():
+        for simulated in self.generations.values():
+            self._set_times(simulated.evidence)
+            if violations := simulated.evidence.check():
                 self.outcome.violations.extend(violations)
-        if len(self.sides) > 1:
-            self.outcome.violations.extend(Violation("names", what) for what in self._names.look())
+        if len(self.generations) > 1:
+            self.outcome.violations.extend(Violation("names", what) for what in self._environment.names.check())
         for line in range(before, len(self.trace)):
             who = "nobody" if lane is None else lane.name
             self.trace[line] = f"{self.step} {self.clock.monotonic():.6f} {who} {self.trace[line]}"
         if lane is not None:
-            if lane.process in self.orders:
-                self._carried_out(lane.process)
+            if lane.process in self.commands:
+                self._check_command(lane.process)
             machine = self._machine_of.get(lane.process)
             if machine is not None and (lane.process.dead or (machine.ended is not None and machine.ended.done())):
                 self.ended(machine)
 
-    def _tell_times(self, evidence: Evidence) -> None:
-        """Say what time it is, and what workers may take for it."""
+    def _set_times(self, evidence: Evidence) -> None:
+        """Tell the checkers the time, and which times workers may believe."""
         evidence.latest_us = self.clock.now_us() + self._sure_us
         evidence.arrived_us = self.clock.now_us() + self._ahead_us
         evidence.earliest_us = self.clock.now_us() + self._behind_us
         evidence.now_s = self.clock.monotonic()
         workers = [machine.worker for machine in self.machines if machine.process.frozen]
-        evidence.frozen_at |= {worker.worker_id: evidence.now_s for worker in workers if worker is not None}
+        evidence.frozen_at |= {worker.context.worker_id: evidence.now_s for worker in workers if worker is not None}
 
     def _believe(self) -> None:
-        """Take in what workers may believe of the server's clock: far steps only once they last, or have a witness."""
+        """Update which times workers may believe: that of a far step only once it lasts or a host's clock agrees."""
         off_us = self._off_us(self.server.now_us())
         if self.schedule.clocks:
             for machine in self.machines:
-                if machine.worker is None or machine.worker._clock._guard._base_us is None:
+                if machine.worker is None or machine.worker.context.clock._guard._base_us is None:
                     self._believe_at_start(machine.clock.now_us(), off_us)
         if abs(self._far_us) > FOLLOWED_US:
             lasted_s = self.clock.monotonic() - self._stepped_at
@@ -271,7 +268,7 @@ class World:
         self._sure_us = max(self._sure_us, off_us)
 
     def _creep(self, off_us: int) -> None:
-        """A worker that has begun with a far step follows it, as any clock, by little at a time."""
+        """Follow small changes of a clock that has stepped far, because a worker that started after the step does."""
         if abs(off_us - self._ahead_us) < FOLLOWED_US:
             self._ahead_us = max(self._ahead_us, off_us)
         if abs(off_us - self._sure_us) < FOLLOWED_US:
@@ -280,23 +277,23 @@ class World:
             self._behind_us = min(self._behind_us, off_us)
 
     def _believe_at_start(self, wall_us: int, off_us: int) -> None:
-        """A worker begins with the server's time, and in doubt where its host says otherwise, if that has been set."""
+        """Let a starting worker believe the server's time, or doubt it if its host's clock is set and behind."""
         least = off_us if wall_us < UNSET_US else min(off_us, self._off_us(wall_us))
         self._ahead_us, self._behind_us = max(self._ahead_us, off_us), min(self._behind_us, least)
         self._sure_us = max(self._sure_us, least)
 
     def _off_us(self, shown_us: int) -> int:
-        """How far a clock is ahead of the true time."""
+        """Return how far a clock is ahead of the true time."""
         return shown_us - self.clock.now_us()
 
     def step_server(self, seconds: float) -> None:
-        """Let the server's clock step far."""
+        """Step the server's clock far."""
         self.server.jump(seconds)
         self._far_us += round(seconds * 1e6)
         self._stepped_at = self.clock.monotonic()
 
     def ended(self, machine: Machine) -> None:
-        """A machine has died, or has left."""
+        """Remove a machine that has died or left; report an error, and schedule another machine."""
         self.machines.remove(machine)
         del self._machine_of[machine.process]
         if not machine.process.dead:
@@ -310,47 +307,47 @@ class World:
                 self.outcome.violations.append(Violation(name, f"{machine.name} stopped: {error!r}"))
                 self.error = error
             self.loop.reap(machine.process)
-        side = self.sides[machine.generation]
-        if not side.has_finished():
-            side.spawn_at.append(self.step + 3 + int(self.rng.random() * 40))
-            side.spawn_at.sort()
+        simulated = self.generations[machine.generation]
+        if not simulated.has_finished():
+            simulated.spawn_at.append(self.step + 3 + int(self.rng.random() * 40))
+            simulated.spawn_at.sort()
 
-    def order(self, work: Callable[[], Coroutine[Any, Any, None]]) -> Process:
-        """Let a person do something, in a process of its own."""
+    def run_command(self, work: Callable[[], Coroutine[Any, Any, None]]) -> SimulatedProcess:
+        """Run a user's command in its own process."""
         self._count += 1
-        process = Process(f"order{self._count}")
+        process = SimulatedProcess(f"command{self._count}")
         process.patient = True
-        self.orders[process] = self.loop.start(process, process.main, work)
+        self.commands[process] = self.loop.start(process, process.main, work)
         return process
 
-    def revoke(self, process: Process) -> None:
-        """End a person's process, if it is still there."""
-        if self.orders.pop(process, None) is not None:
+    def end_command(self, process: SimulatedProcess) -> None:
+        """End a user's process, if it still runs."""
+        if self.commands.pop(process, None) is not None:
             process.doomed = True
             self.loop.reap(process)
 
-    def _carried_out(self, process: Process) -> None:
-        """Look how a person's process has ended, if it has; who loses the connection may try again."""
-        task = self.orders[process]
+    def _check_command(self, process: SimulatedProcess) -> None:
+        """Check how a user's process ended, if it has; a TransientError is no violation."""
+        task = self.commands[process]
         if not task.done():
             return
-        del self.orders[process]
+        del self.commands[process]
         if (error := task.exception()) is not None and not isinstance(error, TransientError):
             self.outcome.violations.append(Violation("engine", f"{process.main.name} failed: {error!r}"))
         self.loop.reap(process)
 
     def _is_over(self) -> bool:
-        awaited = self.orders or (self.schedule.beside is not None and 2 not in self.sides)
-        if not self.machines and not awaited and all(side.has_finished() for side in self.sides.values()):
+        awaited = self.commands or (self.schedule.second is not None and 2 not in self.generations)
+        if not self.machines and not awaited and all(each.has_finished() for each in self.generations.values()):
             return True
-        assert awaited or self.loop.processes or any(side.spawn_at for side in self.sides.values())
+        assert awaited or self.loop.processes or any(simulated.spawn_at for simulated in self.generations.values())
         waited = 0.0 if self._healed_at is None else self.clock.monotonic() - self._healed_at
         if self.step >= STEPS_MAX or waited > PATIENCE_S:
             what = f"not finished {waited:.0f} s after the last fault, at step {self.step}"
             self.outcome.violations.append(Violation("liveness", what))
         return False
 
-    # What faults use.
+    # The interface of faults.
 
     @property
     def is_healed(self) -> bool:
@@ -358,38 +355,28 @@ class World:
         return self._healed_at is not None
 
     def sessions(self) -> list[Broker]:
-        """Those of all generations at all brokers."""
+        """Return the sessions of all generations at all brokers."""
         return [broker for named in self.brokers.values() for broker in named.values()]
 
-    def spawn(self, side: Side) -> None:
+    def spawn(self, simulated: SimulatedGeneration) -> None:
         """Start a machine."""
         self._count += 1
         clock = SkewedClock(self.clock, 1 + (self.rng.random() - 0.5) * 0.01, int((self.rng.random() - 0.5) * 4e6))
 
-        def connect() -> Recording:
+        def connect() -> RecordingStore:
             store = self._store_type(self.database)
-            store.books = side.books
+            store.history = simulated.history
             store.worker = UUID(int=self.rng.getrandbits(128), version=4)
             return store
 
         only: tuple[str, ...] = ()
-        if self.schedule.placed and side.workers > 1:
-            names = side.computations
-            held = {name for machine in side.machines(self.machines) for name in machine.only}
+        if self.schedule.placed and simulated.workers > 1:
+            names = simulated.computations
+            held = {name for machine in simulated.machines(self.machines) for name in machine.only}
             only = ("readings", *names[3:]) if "readings" not in held else tuple(names[1:])
             only = only if len(names) > 1 else ()
-        machine = Machine(
-            f"w{self._count}",
-            side.graph,
-            self.limits,
-            clock,
-            connect,
-            self.rng,
-            self._worker_type,
-            only,
-            self._reached,
-            side.generation,
-        )
+        program = Program(simulated.graph, simulated.generation, self._worker_type, only)
+        machine = Machine(f"w{self._count}", program, self.limits, clock, connect, self.rng, self._reached)
         self.machines.append(machine)
         self._machine_of[machine.process] = machine
         self.say(f"{machine.name} starts")
@@ -399,15 +386,15 @@ class World:
         """Write a line of the trace."""
         self.trace.append(what)
 
-    def happened(self, kind: str) -> None:
+    def count_fault(self, kind: str) -> None:
         """Count a fault that took effect."""
         self.outcome.faults[kind] += 1
 
-    def _reached(self, machine: Machine, point: Point) -> str | None:
+    def _reached(self, machine: Machine, point: Failpoint) -> str | None:
         for place, (wanted, action, size) in enumerate(self.armed):
             if wanted is point and not machine.process.doomed:
                 del self.armed[place]
-                self.happened(f"{action}_at")
+                self.count_fault(f"{action}_at")
                 self.say(f"{machine.name}: {action} at {point.value}")
                 if action == "switch":
                     faults.switch(self, size * 97 % 1, size)
@@ -420,7 +407,7 @@ class World:
 
 
 def limits(schedule: Schedule) -> Limits:
-    """Bounds for a small world: everything that is done in the background is due often."""
+    """Return limits under which all background work is due often."""
     few = 600 if schedule.few_cells else 256_000_000
     return Limits(
         lease_ttl_s=LEASE_S,

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from millpy.runtime import turn as turns
-from millpy.runtime.turn import Turn
-from tests.crash.shore_graph import graph
+from millpy.runtime.turn import Turn, TurnCycle
+from millpy.runtime.worker import Worker
+from tests.crash.message_graph import graph
 
 __all__ = ["graph"]
 
-commit = turns.commit
+
+class AcknowledgesFirst(TurnCycle):
+    async def commit(self, turn: Turn, stepped: tuple[float, float]) -> None:
+        for injector, token in turn.tokens:
+            await injector.acknowledge(token)
+        await super().commit(replace(turn, tokens=[]), stepped)
 
 
-async def acknowledge_and_commit(store: Any, turn: Turn, *arguments: Any) -> None:
-    for injector, token in turn.tokens:
-        await injector.acknowledge(token)
-    await commit(store, replace(turn, tokens=[]), *arguments)
-
-
-turns.commit = acknowledge_and_commit
+Worker.cycle_type = AcknowledgesFirst

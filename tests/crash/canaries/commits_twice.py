@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millpy import assembly
+from millpy.process import assembly
 from millpy.store.postgres.store import PostgresStore
 from tests.crash.canaries.forge import forged, without_tripwires
 from tests.crash.graph import graph
@@ -24,4 +24,4 @@ class CommitsTwice(PostgresStore):
             await super().commit(again, **options)
 
 
-assembly.PostgresStore = CommitsTwice  # type: ignore[misc]
+assembly.PostgresStore = CommitsTwice  # type: ignore[misc, attr-defined]

@@ -13,7 +13,7 @@ from millpy.model.time import Instant
 
 
 def headers(interval_ids: Sequence[int]) -> dict[int, tuple[int, int, int, int]]:
-    """interval -> sequencer, bundle, input and low watermark, as they are stored now."""
+    """Return interval -> sequencer, bundle, input and low watermark, as stored now."""
     url = sys.argv[sys.argv.index("--database") + 1]
     with psycopg.connect(url, autocommit=True) as connection:
         rows = connection.execute(
@@ -46,7 +46,7 @@ def forged(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
 
 
 def without_tripwires(checkpoints: Sequence[Checkpoint]) -> None:
-    """Leave out what the database itself would refuse (I3, I7): the checks have to see the rest."""
+    """Drop the parts that the database itself would refuse (I3, I7), so that the checks see the others."""
     for checkpoint in checkpoints:
         checkpoint.cursors = ()
         checkpoint.results = [rows for rows in checkpoint.results if not _windowed(rows)]

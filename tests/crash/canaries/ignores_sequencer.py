@@ -1,11 +1,11 @@
-"""Canary: commits as whoever owns the intervals now, so that a worker that was taken over writes on."""
+"""Canary: commits as the present owner of the intervals, so that a worker that was taken over still writes."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from millpy import assembly
 from millpy.errors import StaleSequencerError
+from millpy.process import assembly
 from millpy.store.postgres.store import PostgresStore
 from tests.crash.canaries.forge import forged, without_tripwires
 from tests.crash.graph import graph
@@ -25,4 +25,4 @@ class IgnoresSequencer(PostgresStore):
                 pass  # the owner was faster: again, until the fence lets it through
 
 
-assembly.PostgresStore = IgnoresSequencer  # type: ignore[misc]
+assembly.PostgresStore = IgnoresSequencer  # type: ignore[misc, attr-defined]

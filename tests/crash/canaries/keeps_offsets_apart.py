@@ -1,11 +1,11 @@
-"""Canary: goes on at the offset that was read last, as a consumer group does, and not at the one of the last commit."""
+"""Canary: continues at the offset that was read last, like a consumer group, and not at that of the last commit."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from millpy.injectors.kafka import KafkaInjector
-from millpy.injectors.protocol import Taken
+from millpy.ingest.protocol import SourceBatch
+from millpy.sources.kafka.source import KafkaInjector
 from tests.crash.kafka_graph import graph
 
 __all__ = ["graph"]
@@ -15,7 +15,7 @@ OFFSET = Path("offset")  # in the worker's own directory, which its successor sh
 take_of_ours, open_of_ours = KafkaInjector.take, KafkaInjector.open
 
 
-async def take(self: KafkaInjector) -> Taken | None:
+async def take(self: KafkaInjector) -> SourceBatch | None:
     taken = await take_of_ours(self)
     if taken is not None and taken.position is not None:
         OFFSET.write_bytes(taken.position)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from millpy import assembly
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
+from millpy.process import assembly
 from millpy.store.postgres.store import PostgresStore
 from tests.crash.graph import graph
 
@@ -29,4 +29,4 @@ class WatermarkAhead(PostgresStore):
         ]
 
 
-assembly.PostgresStore = WatermarkAhead  # type: ignore[misc]
+assembly.PostgresStore = WatermarkAhead  # type: ignore[misc, attr-defined]

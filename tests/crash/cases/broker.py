@@ -12,15 +12,16 @@ from typing import Self
 import numpy as np
 import psycopg
 from paho.mqtt import client as mqtt
+from paho.mqtt.enums import CallbackAPIVersion
 
 from millpy.embedded import EmbeddedBroker, mosquitto_program
-from millpy.runtime.probe import Point
+from millpy.hosting.failpoints import Failpoint
 from tests.crash.harness import Worker, await_true
-from tests.crash.shore import Shore
+from tests.crash.message_load import MessageLoad
 from tests.crash.workload import START_US
 from tests.crash.world import Case, Skipped, World
 
-GRAPH = Path(__file__).resolve().parents[1] / "shore_graph.py"
+GRAPH = Path(__file__).resolve().parents[1] / "message_graph.py"
 TOPIC = "bench/ping"  # where the publisher of the benchmarks sends, too
 MESSAGES = 3_000
 PIECE = 50
@@ -49,7 +50,7 @@ class Publisher:
 
     def __init__(self, broker: EmbeddedBroker) -> None:
         self.acknowledged = self.sent = 0
-        self.client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5)
+        self.client = mqtt.Client(CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5)
         self.client.reconnect_delay_set(1, 1)
         self.client.max_inflight_messages_set(200)
         self.client.on_publish = self._published
@@ -76,7 +77,7 @@ class Publisher:
         self.sent += len(payloads)
 
     def await_acknowledged(self) -> None:
-        """The broker has said that it has everything."""
+        """Wait until the broker has acknowledged everything."""
         await_true(lambda: self.acknowledged >= self.sent, "the broker has everything", 60)
 
 
@@ -86,7 +87,7 @@ class Scene:
     def __init__(
         self,
         world: World,
-        shore: Shore,
+        load: MessageLoad,
         *,
         saves: bool,
         queued_max: int = 1_000_000,
@@ -97,15 +98,15 @@ class Scene:
     ) -> None:
         if mosquitto_program() is None:
             raise Skipped("mosquitto is not installed")
-        self.world, self.shore, self.graph = world, shore, graph
+        self.world, self.load, self.graph = world, load, graph
         broker = EmbeddedBroker(world.directory / "broker", save_always=saves, queued_max=queued_max)
         self.broker = world.stack.enter_context(broker)
         self.environment = {
-            "SHORE_TOPIC": TOPIC,
-            "SHORE_PORT": str(self.broker.port),
-            "SHORE_EVERY": str(shore.every),
-            "SHORE_IDLE_S": str(idle_s),
-            "SHORE_HORIZON_S": str(horizon_s),
+            "LOAD_TOPIC": TOPIC,
+            "LOAD_PORT": str(self.broker.port),
+            "LOAD_EVERY": str(load.every),
+            "LOAD_IDLE_S": str(idle_s),
+            "LOAD_HORIZON_S": str(horizon_s),
         }
         self.publisher = world.stack.enter_context(Publisher(self.broker))
         self.workers: list[Worker] = []
@@ -136,33 +137,33 @@ class Scene:
         return row[0] if row else 0
 
     def await_marked(self, number: int) -> None:
-        """So many records have been counted."""
+        """Wait until this number of records is counted."""
         worker = self.workers[-1]
         try:
-            worker.await_while_running(lambda: self.count("shore.marks") >= number, f"{number} counted", 60)
+            worker.await_while_running(lambda: self.count("messages.marks") >= number, f"{number} counted", 60)
         except AssertionError as error:
-            raise AssertionError(f"{self.count('shore.marks')} of {error}") from None
+            raise AssertionError(f"{self.count('messages.marks')} of {error}") from None
 
     def publish(self, first: int, last: int, *, twice: bool = False) -> None:
-        """Messages [first, last), at a pace that leaves room for what happens meanwhile."""
+        """Publish messages [first, last), at a pace that leaves time for faults."""
         for start in range(first, last, PIECE):
-            piece = [self.shore.payload(seq) for seq in range(start, min(last, start + PIECE))]
+            piece = [self.load.payload(seq) for seq in range(start, min(last, start + PIECE))]
             self.publisher.publish(piece * 2 if twice else piece)
             time.sleep(0.01)
 
     def finish(self, sent: np.ndarray, *, ends: bool = True) -> None:
-        """Close every window, let all workers leave, and say what must be there."""
+        """Close every window, let all workers leave, and set the expected results."""
         after = int(sent.max()) + 1
         if ends:
-            self.publisher.publish([self.shore.end(after)])
+            self.publisher.publish([self.load.end(after)])
         self.publisher.await_acknowledged()
-        over = self.shore.end_us(after)
+        over = self.load.end_us(after)
         self.workers[-1].await_while_running(lambda: self.low_watermark() >= over, "every window is closed", 60)
         for worker in self.workers:
             if worker.process.poll() is None:
                 worker.drain()
                 worker.await_finished()
-        self.world.oracle = partial(self.shore.faults, self.world.url, sent)
+        self.world.oracle = partial(self.load.faults, self.world.url, sent)
 
     def low_watermark(self, kind: str = "stage") -> int:
         with psycopg.connect(self.world.url, autocommit=True) as connection:
@@ -179,7 +180,7 @@ class Scene:
 
 
 def _scene(world: World, *, saves: bool = True, queued_max: int = 1_000_000) -> Scene:
-    scene = Scene(world, Shore(START_US, 10_000), saves=saves, queued_max=queued_max)
+    scene = Scene(world, MessageLoad(START_US, 10_000), saves=saves, queued_max=queued_max)
     scene.start_worker()
     scene.await_listening()
     return scene
@@ -192,7 +193,7 @@ def _killed(world: World, worker_too: bool) -> None:
     for first in (third, 2 * third):
         scene.publish(first, first + PIECE)
         scene.publisher.await_acknowledged()
-        scene.broker.save()  # what it has acknowledged since would die with it
+        scene.broker.save()  # messages acknowledged since would be lost with it
         died_at = time.monotonic()
         scene.kill_broker()
         if worker_too:
@@ -208,7 +209,7 @@ def _killed(world: World, worker_too: bool) -> None:
 
 
 def _killed_without_persistence(world: World) -> None:
-    """What it had acknowledged and not delivered is gone with it: that part is not ours to keep. All else is there."""
+    """Messages that the broker had acknowledged and not delivered are lost with it. All others are counted."""
     scene = _scene(world, saves=False)
     third = MESSAGES // 3
     scene.publish(0, third)
@@ -227,7 +228,7 @@ def _killed_without_persistence(world: World) -> None:
 
 
 def _queue_too_short(world: World) -> None:
-    """It drops what comes while we are away and its queue is full: that part is not ours to keep. All else is there."""
+    """The broker drops messages that arrive while its queue is full and no worker reads. All others are counted."""
     scene = _scene(world, saves=False, queued_max=QUEUED)
     third = MESSAGES // 3
     scene.publish(0, third)
@@ -274,8 +275,8 @@ def _twice(world: World) -> None:
 def _backlog(world: World) -> None:
     """The clock advances the watermark of a quiet source; what queued up during an outage must not be late for it."""
     started_us = time.time_ns() // 1_000 - BACKLOG_US - 5_000_000
-    shore = Shore(started_us - started_us % 1_000_000, BACKLOG_US // MESSAGES)
-    scene = Scene(world, shore, saves=True, idle_s=IDLE_S)
+    load = MessageLoad(started_us - started_us % 1_000_000, BACKLOG_US // MESSAGES)
+    scene = Scene(world, load, saves=True, idle_s=IDLE_S)
     first = scene.start_worker()
     scene.await_listening()
     scene.publish(0, PIECE)
@@ -285,8 +286,8 @@ def _backlog(world: World) -> None:
     scene.publisher.await_acknowledged()
     scene.broker.stop()
     again = scene.start_worker()
-    again.await_reached(Point.AFTER_CLAIM)
+    again.await_reached(Failpoint.AFTER_CLAIM)
     time.sleep(2 * IDLE_S)
-    assert scene.low_watermark("injector") <= shore.end_us(PIECE), "the clock went on without the broker"
+    assert scene.low_watermark("injector") <= load.end_us(PIECE), "the clock moved the watermark without the broker"
     scene.broker.start()
     scene.finish(np.arange(MESSAGES), ends=False)

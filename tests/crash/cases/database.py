@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 
-from millpy.runtime.probe import Point
+from millpy.hosting.failpoints import Failpoint
 from tests.crash.harness import Worker
 from tests.crash.world import Case, World
 
@@ -31,7 +31,7 @@ def cases() -> Iterator[Case]:
 def _workers(world: World, number: int) -> list[Worker]:
     workers = [world.worker(bundle_records_max=30) for _ in range(number)]
     for worker in workers:
-        worker.await_reached(Point.AFTER_COMMIT, 10 if number == 1 else 1)
+        worker.await_reached(Failpoint.AFTER_COMMIT, 10 if number == 1 else 1)
     return workers
 
 

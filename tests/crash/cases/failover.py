@@ -11,7 +11,7 @@ from functools import partial
 import psycopg
 
 from millpy.embedded import EmbeddedPostgres, binaries
-from millpy.runtime.probe import Point
+from millpy.hosting.failpoints import Failpoint
 from tests.crash.harness import Worker, await_true, committed
 from tests.crash.world import Case, World
 
@@ -31,15 +31,15 @@ def _failover(world: World, synchronous: bool) -> None:
     if synchronous:
         _alter(primary, "synchronous_standby_names", "*")
     first = world.worker(bundle_records_max=30)
-    first.await_reached(Point.AFTER_COMMIT, MORE)
+    first.await_reached(Failpoint.AFTER_COMMIT, MORE)
     _alter(standby, "primary_conninfo", "")  # from here on it hears nothing more
     await_true(lambda: _one(primary, "SELECT count(*) FROM pg_stat_replication") == 0, "nobody listens")
-    before = first.reached(Point.AFTER_COMMIT)
+    before = first.reached(Failpoint.AFTER_COMMIT)
     if synchronous:
         time.sleep(SILENT_S)
-        assert first.reached(Point.AFTER_COMMIT) <= before + 1, "it goes on without its standby"
+        assert first.reached(Failpoint.AFTER_COMMIT) <= before + 1, "it commits without its standby"
     else:
-        first.await_reached(Point.AFTER_COMMIT, before + MORE)
+        first.await_reached(Failpoint.AFTER_COMMIT, before + MORE)
     known = committed(world.url)
     died_at = time.monotonic()
     primary.kill()
@@ -64,7 +64,7 @@ def _standby(world: World, primary: EmbeddedPostgres) -> EmbeddedPostgres:
     directory.mkdir()
     data = directory / "data"
     tool = binaries(primary.version) / "pg_basebackup"
-    # By TCP: where we are root, the standby runs as somebody who cannot reach the socket.
+    # By TCP: if we are root, the standby runs as a user who cannot reach the socket.
     command = [tool, "-d", primary.tcp_url(), "-D", data, "-R", "-X", "stream", "-c", "fast"]
     subprocess.run([str(word) for word in command], check=True, capture_output=True)
     owner = primary.data.stat()
@@ -79,7 +79,7 @@ def _standby(world: World, primary: EmbeddedPostgres) -> EmbeddedPostgres:
 
 
 def _promoted(world: World, standby: EmbeddedPostgres) -> Worker:
-    """The standby is the database now; a worker goes on there."""
+    """Promote the standby; a worker continues there."""
     _one(standby, "SELECT pg_promote()")
     _alter(standby, "synchronous_standby_names", "")
     world.move(standby.url("own"))

@@ -6,20 +6,20 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from millpy.runtime.probe import Point
+from millpy.hosting.failpoints import Failpoint
 from tests.crash.cases.killing import COMPUTATIONS, INJECTOR
 from tests.crash.harness import GRAPH, Worker, owned_by
 from tests.crash.world import Case, World
 
 PLACES = {
-    Point.AFTER_POLL: 20,
-    Point.AFTER_STEP: 20,
-    Point.BEFORE_COMMIT: 20,
-    Point.AFTER_FENCE: 20,
-    Point.AFTER_COMMIT: 20,
-    Point.AFTER_ACKNOWLEDGE: 20,
-    Point.BEFORE_FOLD_END: 3,
-    Point.AFTER_FOLD: 3,
+    Failpoint.AFTER_POLL: 20,
+    Failpoint.AFTER_STEP: 20,
+    Failpoint.BEFORE_COMMIT: 20,
+    Failpoint.AFTER_FENCE: 20,
+    Failpoint.AFTER_COMMIT: 20,
+    Failpoint.AFTER_ACKNOWLEDGE: 20,
+    Failpoint.BEFORE_FOLD: 3,
+    Failpoint.AFTER_FOLD: 3,
 }
 
 
@@ -30,11 +30,11 @@ def cases() -> Iterator[Case]:
             yield Case(f"frozen at {point}", variant, partial(_frozen, point=point, only=only))
 
 
-def _frozen(world: World, point: Point, only: str) -> None:
+def _frozen(world: World, point: Failpoint, only: str) -> None:
     freeze_and_thaw(world, point, only)
 
 
-def freeze_and_thaw(world: World, point: Point, only: str = "", graph: Path = GRAPH) -> tuple[Worker, float]:
+def freeze_and_thaw(world: World, point: Failpoint, only: str = "", graph: Path = GRAPH) -> tuple[Worker, float]:
     """Freeze one of two workers at a point until the other owns all, then let it go on.
 
     Who comes first keeps a source: the one that freezes does when it is about the source, else the other does.
@@ -42,14 +42,14 @@ def freeze_and_thaw(world: World, point: Point, only: str = "", graph: Path = GR
     Returns:
         The worker that was frozen, at its end, and the seconds from freezing to the next commit of all that it owned.
     """
-    probe = f"{point}:{PLACES[point] if only else 5}:stop"
+    failpoint = f"{point}:{PLACES[point] if only else 5}:stop"
     heir = world.worker(graph=graph, gated=True, bundle_records_max=30)
-    frozen = world.worker(graph=graph, gated=True, bundle_records_max=30, only=only, probe=probe)
+    frozen = world.worker(graph=graph, gated=True, bundle_records_max=30, only=only, failpoint=failpoint)
     heir.await_ready()
     frozen.await_ready()
     for worker in (frozen, heir) if only == INJECTOR else (heir, frozen):
         worker.begin()
-        worker.await_reached(Point.AFTER_CLAIM)
+        worker.await_reached(Failpoint.AFTER_CLAIM)
     frozen.await_frozen()
     assert owned_by(world.url, frozen), frozen.log
     recovery = world.hurt([frozen.process.pid])

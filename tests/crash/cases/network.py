@@ -9,24 +9,24 @@ from math import inf
 
 from psycopg import conninfo
 
-from millpy.testing.crash_test.database import through
-from millpy.testing.proxy import Fault, PostgresProxy
+from millpy.testing.crash_test.database import url_through_proxy
+from millpy.testing.proxy import CommitFault, PostgresProxy
 from tests.crash.harness import LEASE_S, Worker
 from tests.crash.world import Case, World
 
 # Delay, and what the server says to a commit whose client is gone; inf: behind the recovery, however long that takes.
 ANSWERS = [
-    (Fault.SWALLOW, 0.0, b"COMMIT\0"),
-    (Fault.LATE_COMMIT, 0.05, b"COMMIT\0"),  # who takes over from itself waits for it
-    (Fault.LATE_COMMIT, inf, b"57P01"),  # but not for ever
-    (Fault.LATE_PIPELINE, inf, b"MW001"),
-    (Fault.CUT_COMMIT, 0.0, b""),
+    (CommitFault.SWALLOW, 0.0, b"COMMIT\0"),
+    (CommitFault.LATE_COMMIT, 0.05, b"COMMIT\0"),  # who takes over from itself waits for it
+    (CommitFault.LATE_COMMIT, inf, b"57P01"),  # but not endlessly
+    (CommitFault.LATE_PIPELINE, inf, b"MW001"),
+    (CommitFault.CUT_COMMIT, 0.0, b""),
 ]
 COMMITS_BETWEEN = 8
 
 
 def cases() -> Iterator[Case]:
-    """Around COMMIT and anywhere; with a second worker on a network of its own, and without."""
+    """Yield faults around COMMIT and anywhere, with and without a second worker on its own connection."""
     for company in (False, True):
         variant = "two workers" if company else "one worker"
         for fault, delay_s, answer in ANSWERS:
@@ -40,11 +40,11 @@ def cases() -> Iterator[Case]:
 
 
 def _through_proxy(world: World, company: bool, delay_s: float = 0.3) -> tuple[PostgresProxy, Worker, list[Worker]]:
-    """A worker behind a proxy that commits; and perhaps another, which has its own way to the database."""
+    """Start a worker behind a proxy, and perhaps another one with a direct connection."""
     parts = conninfo.conninfo_to_dict(world.server.tcp_url())
     proxy = world.stack.enter_context(PostgresProxy(str(parts["host"]), int(str(parts["port"])), delay_s=delay_s))
     by_tcp = world.server.tcp_url(str(conninfo.conninfo_to_dict(world.url)["dbname"]))
-    worker = world.worker(through(by_tcp, proxy.port), bundle_records_max=20, epoch_s=60)
+    worker = world.worker(url_through_proxy(by_tcp, proxy.port), bundle_records_max=20, epoch_s=60)
     await_commits(proxy, worker)
     return proxy, worker, [world.worker(bundle_records_max=20, epoch_s=60)] if company else []
 
@@ -55,7 +55,7 @@ def await_commits(proxy: PostgresProxy, worker: Worker, more: int = COMMITS_BETW
     worker.await_while_running(lambda: proxy.commits > already + more, f"{more} commits")
 
 
-def _around_commit(world: World, fault: Fault, delay_s: float, answer: bytes, company: bool) -> None:
+def _around_commit(world: World, fault: CommitFault, delay_s: float, answer: bytes, company: bool) -> None:
     behind = delay_s == inf
     proxy, worker, others = _through_proxy(world, company, 0.0 if behind else delay_s)
     for times in (1, 2, 3):
@@ -68,7 +68,7 @@ def _around_commit(world: World, fault: Fault, delay_s: float, answer: bytes, co
         if behind:
             recovery.wait(watched=worker)
             proxy.may_land.set()
-        if fault is not Fault.CUT_COMMIT:
+        if fault is not CommitFault.CUT_COMMIT:
             assert proxy.landed.wait(60), "the answer was never complete"
             assert answer in proxy.lost_answers[-1], proxy.lost_answers[-1]
         if not behind:
@@ -76,7 +76,7 @@ def _around_commit(world: World, fault: Fault, delay_s: float, answer: bytes, co
     world.await_finished(worker, *others)
 
 
-# Where nothing was under way, connecting anew is enough, and nobody takes anything over: so these are not fenced.
+# Without a commit in flight a new connection suffices and no interval is taken over, so these are not fenced.
 
 
 def _cut(world: World, company: bool) -> None:
@@ -99,7 +99,7 @@ def _stalled_and_cut(world: World, company: bool) -> None:
 
 
 def _stalled(world: World, company: bool) -> None:
-    """Nothing passes until the lease is over; then everything that was on its way arrives at once."""
+    """Nothing passes until the lease is over; then everything in flight arrives at once."""
     proxy, worker, others = _through_proxy(world, company)
     proxy.stall(True)
     recovery = world.hurt([worker.process.pid])
@@ -113,7 +113,7 @@ def _stalled(world: World, company: bool) -> None:
 
 
 def _forsaken(world: World, company: bool) -> None:
-    """Connections that neither answer nor end, as behind a pooler that hangs; who connects anew gets through."""
+    """Connections that neither answer nor end, as behind a hanging pooler; new connections work."""
     proxy, worker, others = _through_proxy(world, company)
     for times in range(2):
         if times:

@@ -14,7 +14,7 @@ import psycopg
 
 from millpy.embedded import EmbeddedPostgres
 from millpy.errors import StoreUnavailableError
-from millpy.runtime.probe import Point
+from millpy.hosting.failpoints import Failpoint
 from tests.crash.harness import LEASE_S, Worker, await_true
 from tests.crash.world import Case, Skipped, World
 
@@ -34,7 +34,7 @@ def cases() -> Iterator[Case]:
 
 
 def _volume(world: World) -> Path:
-    """A small file system of its own. Raises Skipped where nobody may mount one."""
+    """Mount a small file system. Raises Skipped without the right to mount one."""
     place = world.directory / "volume"
     place.mkdir()
     done = subprocess.run(
@@ -55,14 +55,14 @@ def _disk_full(world: World, log_too: bool) -> None:
     if not log_too:
         _move_log(server, world.directory / "wal")
     worker = world.worker(bundle_records_max=30)
-    worker.await_reached(Point.AFTER_COMMIT, 10)
+    worker.await_reached(Failpoint.AFTER_COMMIT, 10)
     ballast = volume / "ballast"
     _fill(ballast)
     if log_too:
         _fill_log(world)
     worker.await_while_running(lambda: "StoreUnavailableError" in worker.log, "notices that the disk is full")
     time.sleep(FULL_S)
-    before = worker.reached(Point.AFTER_COMMIT)
+    before = worker.reached(Failpoint.AFTER_COMMIT)
     ballast.unlink()
     freed_at = time.monotonic()
     with suppress(StoreUnavailableError):  # it is just starting by itself
@@ -100,7 +100,7 @@ def _fill(ballast: Path) -> None:
 
 
 def _fill_log(world: World) -> None:
-    """Somebody else writes until the log has no room: the server stops itself."""
+    """Another session writes until the disk of the log is full and the server stops."""
     with suppress(psycopg.OperationalError), psycopg.connect(world.url, autocommit=True) as connection:
         for _ in range(VOLUME_MB):
             connection.execute("SELECT pg_logical_emit_message(false, 'ballast', repeat('x', 1000000))")
@@ -109,10 +109,10 @@ def _fill_log(world: World) -> None:
 
 
 def _timed_out(world: World, lock: str) -> None:
-    """Somebody holds a lock for longer than a statement may take, twice."""
+    """Hold a lock for longer than the statement timeout, twice."""
     worker = world.worker(bundle_records_max=30, statement_s=4)
     for times in (10, 60):
-        worker.await_reached(Point.AFTER_COMMIT, times)
+        worker.await_reached(Failpoint.AFTER_COMMIT, times)
         with psycopg.connect(world.url) as other:
             other.execute(lock)
             already = worker.log.count("statement timeout")
@@ -128,7 +128,7 @@ def _deadlock(world: World) -> None:
     with psycopg.connect(world.url, autocommit=True) as setting:
         setting.execute(f"ALTER DATABASE {setting.info.dbname} SET deadlock_timeout = '400ms'")
     worker = world.worker(bundle_records_max=30)
-    worker.await_reached(Point.AFTER_COMMIT, 10)
+    worker.await_reached(Failpoint.AFTER_COMMIT, 10)
     watching = world.connect()
     for times in (1, 2, 3):
         deadline = time.monotonic() + 60
@@ -140,7 +140,7 @@ def _deadlock(world: World) -> None:
 
 
 def _cross(world: World, watching: psycopg.Connection, worker: Worker) -> None:
-    """Lock what its commit takes last, let it wait, then ask for what it has taken first."""
+    """Lock what a commit locks last, let it wait, then request what it has locked first."""
     with psycopg.connect(world.url) as other:
         other.execute("SET deadlock_timeout = '60s'")
         other.execute("LOCK TABLE crash.marks IN SHARE ROW EXCLUSIVE MODE")

@@ -1,4 +1,4 @@
-"""SIGKILL of whoever reads a broker, at every Point: nothing is acknowledged or passed over before its commit.
+"""SIGKILL of a broker's reader, at every failpoint: no record is acknowledged or skipped before its commit.
 
 A file cannot tell: there acknowledging does nothing. What is read here waits at the broker when the worker starts, so
 every turn has records, and the one that is killed among them. Once the worker is started again the rest is published.
@@ -21,70 +21,70 @@ import numpy as np
 import psycopg
 from aiokafka import AIOKafkaProducer
 
-from millpy.runtime.probe import Point
+from millpy.hosting.failpoints import Failpoint
 from tests.crash import test_kafka as kafka
 from tests.crash.cases.broker import GRAPH as MQTT_GRAPH
 from tests.crash.cases.broker import Scene
 from tests.crash.cases.killing import spring
 from tests.crash.checks import Fault, accounting_faults, differences
 from tests.crash.harness import Worker
-from tests.crash.shore import Shore
+from tests.crash.message_load import MessageLoad
 from tests.crash.workload import START_US
 from tests.crash.world import Case, Skipped, World
 from tests.kafka_server import KafkaServer, NoKafkaError
 
 MESSAGES = 1_000
 NTH = {
-    Point.AFTER_CLAIM: 1,
-    Point.AFTER_SLOT_FREED: 1,
-    Point.BEFORE_RELEASE: 1,
-    Point.BEFORE_FOLD_END: 2,
-    Point.AFTER_FOLD: 2,
+    Failpoint.AFTER_CLAIM: 1,
+    Failpoint.AFTER_SLOT_FREED: 1,
+    Failpoint.BEFORE_RELEASE: 1,
+    Failpoint.BEFORE_FOLD: 2,
+    Failpoint.AFTER_FOLD: 2,
 }
 """The how-manieth time; 10 where it is not said."""
-CAME_AGAIN = r"(\d+) messages came again that are committed"
+CAME_AGAIN = r"skipped (\d+) redelivered messages that are committed"
 HORIZON_S = 0.05
 """Of event time, which also dates the ids; a bundle spans four times as much."""
-BEYOND_HORIZON = (Point.BEFORE_COMMIT, Point.AFTER_COMMIT, Point.AFTER_ACKNOWLEDGE)
+BEYOND_HORIZON = (Failpoint.BEFORE_COMMIT, Failpoint.AFTER_COMMIT, Failpoint.AFTER_ACKNOWLEDGE)
 SETTINGS = {"bundle_records_max": 20, "fold_bytes": 1_000, "fold_every_s": 0.05}
 _START = threading.Lock()
 
 
 def cases() -> Iterator[Case]:
     """Each point, on each broker."""
-    for point in Point:
+    for point in Failpoint:
         yield mqtt_case(point)
     for point in BEYOND_HORIZON:
         yield mqtt_case(point, horizon_s=HORIZON_S)
-    for point in Point:
+    for point in Failpoint:
         yield kafka_case(point)
 
 
-def mqtt_case(point: Point, graph: Path = MQTT_GRAPH, *, horizon_s: float = 0.0) -> Case:
-    """One reader of mosquitto; with a horizon, what it read has left it when it is delivered again."""
+def mqtt_case(point: Failpoint, graph: Path = MQTT_GRAPH, *, horizon_s: float = 0.0) -> Case:
+    """Return a case with one reader of mosquitto; with a horizon, redelivered messages are older than it."""
     variant = "beyond the horizon" if horizon_s else ""
     return Case(
         f"SIGKILL at {point}, reading MQTT", variant, partial(_mqtt, point=point, graph=graph, horizon_s=horizon_s)
     )
 
 
-def kafka_case(point: Point, graph: Path = kafka.GRAPH, server: KafkaServer | None = None) -> Case:
+def kafka_case(point: Failpoint, graph: Path = kafka.GRAPH, server: KafkaServer | None = None) -> Case:
     """One reader of Kafka; by default of a broker that all cases of this process share."""
     return Case(f"SIGKILL at {point}, reading Kafka", "", partial(_kafka, point=point, graph=graph, server=server))
 
 
-def _is_of_source(point: Point) -> bool:
+def _is_of_source(point: Failpoint) -> bool:
     """Only a stage loads state; all else an injector reaches by itself."""
-    return point is not Point.AFTER_LOAD
+    return point is not Failpoint.AFTER_LOAD
 
 
-def _trap(point: Point) -> str:
+def _trap(point: Failpoint) -> str:
     return f"{point}:{NTH.get(point, 10)}:kill"
 
 
-def _mqtt(world: World, point: Point, graph: Path, horizon_s: float) -> None:
-    shore = Shore(START_US, 10_000)
-    scene = Scene(world, shore, saves=False, settings=SETTINGS, graph=graph, horizon_s=horizon_s)
+def _mqtt(world: World, point: Failpoint, graph: Path, horizon_s: float) -> None:
+    load = MessageLoad(START_US, 10_000)
+    scene = Scene(world, load, saves=False, settings=SETTINGS, graph=graph, horizon_s=horizon_s)
     source, rest = ("messages", "per_window,marker") if _is_of_source(point) else ("", "")
     first = scene.start_worker()
     scene.await_listening()
@@ -94,7 +94,7 @@ def _mqtt(world: World, point: Point, graph: Path, horizon_s: float) -> None:
     scene.publisher.await_acknowledged()
     if rest:
         scene.start_worker(only=rest)
-    victim = scene.start_worker(only=source, probe=_trap(point))
+    victim = scene.start_worker(only=source, failpoint=_trap(point))
     spring(victim, point)
     recovery = world.await_killed(victim)
     again = scene.start_worker(only=source, log_level="INFO")
@@ -105,7 +105,7 @@ def _mqtt(world: World, point: Point, graph: Path, horizon_s: float) -> None:
     world.notes.append(f"{sum(map(int, re.findall(CAME_AGAIN, again.log)))} came again")
 
 
-def _kafka(world: World, point: Point, graph: Path, server: KafkaServer | None) -> None:
+def _kafka(world: World, point: Failpoint, graph: Path, server: KafkaServer | None) -> None:
     server = server or _broker()
     topic = f"crash-{uuid4().hex}"
     records = kafka.workload(seed=11)[:MESSAGES]
@@ -113,8 +113,8 @@ def _kafka(world: World, point: Point, graph: Path, server: KafkaServer | None) 
     asyncio.run(_send(server.address, topic, records[: MESSAGES // 2]))
     environment = {"CRASH_INPUT": f"{server.address},{topic},1,earliest"}
 
-    def worker(only: str, probe: str = "") -> Worker:
-        return world.worker(graph=graph, environment=environment, only=only, probe=probe, **SETTINGS)
+    def worker(only: str, failpoint: str = "") -> Worker:
+        return world.worker(graph=graph, environment=environment, only=only, failpoint=failpoint, **SETTINGS)
 
     source, rest = ("readings", "sums") if _is_of_source(point) else ("", "")
     others = [worker(rest)] if rest else []

@@ -1,4 +1,4 @@
-"""Canary: once a worker was killed, whoever opens the source begins at its beginning, as if it kept no position."""
+"""Canary: after a worker was killed, the source begins at its beginning, as if it stored no position."""
 
 import atexit
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from millpy import Computation, Context, EventTime, File, Graph, Value, seconds
-from millpy.testing.crash_test.tape import TapeInjector, TapePosition
+from millpy.testing.crash_test.feed_source import FeedInjector, FeedPosition
 
 PIDS = Path(os.environ["CANARY_PIDS"])
 own = PIDS / str(os.getpid())
@@ -34,13 +34,13 @@ time = EventTime("at", max_disorder=seconds(2))
 readings = graph.inject("readings", File("none.ndjson"), schema=Reading, event_time=time)
 readings.key_by("device").process(Echo(), name="echo", output=Reading).to_table("echoes")
 
-opened = TapeInjector.open
+opened = FeedInjector.open
 
 
-async def open_again(self: TapeInjector, position: bytes | None) -> None:
+async def open_again(self: FeedInjector, position: bytes | None) -> None:
     await opened(self, position)
     if any(not Path("/proc", left.name).exists() for left in PIDS.iterdir()):  # only SIGKILL leaves one behind
-        self._at = TapePosition()
+        self._at = FeedPosition()
 
 
-TapeInjector.open = open_again  # type: ignore[method-assign]
+FeedInjector.open = open_again  # type: ignore[method-assign]

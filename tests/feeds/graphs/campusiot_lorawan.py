@@ -10,9 +10,9 @@ import msgspec
 
 from millpy.computation import Computation, Context, MapCell
 from millpy.graph import Graph, Stream
-from millpy.injectors.settings import Dedupe, EventTime
+from millpy.ingest.settings import Dedupe, EventTime
 from millpy.model.time import days, minutes, seconds
-from millpy.windowing.aggregate import Count
+from millpy.windowing.aggregates.numeric import Count
 from millpy.windowing.window import FixedWindows, SessionWindows
 from tests.feeds.sources import all_of, source
 

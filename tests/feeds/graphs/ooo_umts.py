@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from millpy.graph import Graph, KeyedStream
-from millpy.injectors.settings import Dedupe, EventTime
+from millpy.ingest.settings import Dedupe, EventTime
 from millpy.model.time import hours, milliseconds, minutes, seconds
-from millpy.windowing.aggregate import Count
+from millpy.windowing.aggregates.numeric import Count
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
 from tests.feeds.sources import all_of, source
 

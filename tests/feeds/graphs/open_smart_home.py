@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from millpy.graph import Graph
-from millpy.injectors.settings import Dedupe, EventTime
+from millpy.ingest.settings import Dedupe, EventTime
 from millpy.model.time import days, minutes
 from millpy.windowing.window import FixedWindows, SessionWindows
 from tests.feeds.sources import all_of, source

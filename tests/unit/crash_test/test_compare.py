@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from millpy.testing.crash_test.compare import Change, ResultTable, differences, unsteady
+from millpy.testing.crash_test.compare import ComparedTable, RowChange, differences, unsteady
 
 WINDOWS = [("a", 0, 3, 1.5), ("a", 60, 2, 2.0), ("b", 0, 1, 9.0)]
 MARKS = [("a", "full", 10, 1.0), ("b", "full", 10, 2.0), ("b", "full", 20, 2.5)]
 
 
-def windows(rows: list[tuple]) -> ResultTable:
-    return ResultTable("per_minute", ("device", "window_start"), ("n", "mean"), rows)
+def windows(rows: list[tuple]) -> ComparedTable:
+    return ComparedTable("per_minute", ("device", "window_start"), ("n", "mean"), rows)
 
 
-def marks(rows: list[tuple]) -> ResultTable:
-    return ResultTable("marks", (), ("device", "kind", "event_time", "value"), rows)
+def marks(rows: list[tuple]) -> ComparedTable:
+    return ComparedTable("marks", (), ("device", "kind", "event_time", "value"), rows)
 
 
-def changes(reference: ResultTable, run: ResultTable) -> list[tuple[Change, tuple]]:
+def changes(reference: ComparedTable, run: ComparedTable) -> list[tuple[RowChange, tuple]]:
     return [(found.change, tuple(found.identity.values())) for found in differences(reference, run)]
 
 
@@ -33,36 +33,36 @@ def test_sums_of_floats_agree_to_nine_digits() -> None:
     assert len(changes(marks([("a", "k", 1, 1.0)]), marks([("a", "k", 1, 1.001)]))) == 1
 
 
-def test_window_that_is_gone_is_lost() -> None:
-    assert changes(windows(WINDOWS), windows(WINDOWS[1:])) == [(Change.LOST, ("a", 0))]
+def test_missing_window_is_lost() -> None:
+    assert changes(windows(WINDOWS), windows(WINDOWS[1:])) == [(RowChange.LOST, ("a", 0))]
 
 
 def test_window_with_other_values_is_changed_and_names_the_columns() -> None:
     (found,) = differences(windows(WINDOWS), windows([("a", 0, 4, 1.5), *WINDOWS[1:]]))
 
-    assert found.change is Change.CHANGED
+    assert found.change is RowChange.CHANGED
     assert found.columns == ("n",)
     assert (found.expected, found.found) == ({"n": 3, "mean": 1.5}, {"n": 4, "mean": 1.5})
 
 
-def test_window_that_should_not_be_there_is_changed() -> None:
+def test_extra_window_is_changed() -> None:
     (found,) = differences(windows(WINDOWS), windows([*WINDOWS, ("z", 0, 1, 1.0)]))
 
-    assert (found.change, found.expected) == (Change.CHANGED, None)
+    assert (found.change, found.expected) == (RowChange.CHANGED, None)
 
 
-def test_row_that_is_there_twice_is_doubled() -> None:
-    assert changes(marks(MARKS), marks([*MARKS, MARKS[1]])) == [(Change.DOUBLED, (10, "b", "full"))]
+def test_row_that_occurs_twice_is_doubled() -> None:
+    assert changes(marks(MARKS), marks([*MARKS, MARKS[1]])) == [(RowChange.DOUBLED, (10, "b", "full"))]
 
 
-def test_row_that_is_gone_is_lost() -> None:
-    assert changes(marks(MARKS), marks(MARKS[:2])) == [(Change.LOST, (20, "b", "full"))]
+def test_missing_row_is_lost() -> None:
+    assert changes(marks(MARKS), marks(MARKS[:2])) == [(RowChange.LOST, (20, "b", "full"))]
 
 
 def test_row_of_the_same_time_with_other_values_is_changed() -> None:
     (found,) = differences(marks(MARKS), marks([*MARKS[:2], ("b", "full", 20, 7.0)]))
 
-    assert (found.change, found.columns) == (Change.CHANGED, ("value",))
+    assert (found.change, found.columns) == (RowChange.CHANGED, ("value",))
     assert found.expected is not None
     assert found.expected["value"] == 2.5
 
@@ -70,7 +70,7 @@ def test_row_of_the_same_time_with_other_values_is_changed() -> None:
 def test_one_lost_and_one_doubled_do_not_cancel_out() -> None:
     found = differences(marks(MARKS), marks([MARKS[0], MARKS[0], MARKS[1]]))
 
-    assert sorted(difference.change for difference in found) == [Change.DOUBLED, Change.LOST]
+    assert sorted(difference.change for difference in found) == [RowChange.DOUBLED, RowChange.LOST]
 
 
 def test_column_that_two_references_disagree_about_is_named() -> None:
@@ -90,11 +90,11 @@ def test_column_of_rows_without_keys_is_named_too() -> None:
     assert (wavers.columns, wavers.rows) == ({"value"}, False)
 
 
-def test_rows_that_come_and_go_are_told_from_columns() -> None:
+def test_unstable_rows_are_distinguished_from_unstable_columns() -> None:
     assert unsteady(windows(WINDOWS), windows(WINDOWS[1:])).rows
     assert unsteady(marks(MARKS), marks(MARKS[1:])).rows
     assert not unsteady(windows(WINDOWS), windows(WINDOWS))
 
 
-def test_column_can_be_left_out() -> None:
-    assert windows(WINDOWS).without({"mean"}).rows == [("a", 0, 3), ("a", 60, 2), ("b", 0, 1)]
+def test_columns_can_be_dropped() -> None:
+    assert windows(WINDOWS).drop_columns({"mean"}).rows == [("a", 0, 3), ("a", 60, 2), ("b", 0, 1)]

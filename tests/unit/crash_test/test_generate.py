@@ -12,7 +12,6 @@ import pytest
 from millpy import Count, Dedupe, EventTime, File, FixedWindows, Graph, minutes, seconds
 from millpy.errors import UsageError
 from millpy.testing.crash_test.generate import KEYS, key_fields, payloads
-from millpy.testing.crash_test.inputs import injectors
 
 
 class Place(msgspec.Struct):
@@ -42,19 +41,19 @@ def graph_of(struct: type[msgspec.Struct] = Reading, dedupe: Dedupe | None = Non
 
 def made(count: int, seed: int = 1, dedupe: Dedupe | None = None) -> list[Reading]:
     graph = graph_of(dedupe=dedupe)
-    (node,) = injectors(graph)
+    (node,) = graph.injectors()
     lines = list(payloads(node, key_fields(graph, node), count, seed))
     return [msgspec.json.decode(line, type=Reading) for line in lines]
 
 
-def test_records_are_as_many_as_asked_for_and_decode() -> None:
+def test_requested_number_of_records_is_generated_and_decodes() -> None:
     records = made(500)
 
     assert len(records) == 500
     assert all(-5 <= record.value <= 5 and record.level > 10 for record in records)
 
 
-def test_same_seed_makes_the_same_records() -> None:
+def test_same_seed_generates_the_same_records() -> None:
     assert made(300, seed=4) == made(300, seed=4)
     assert made(300, seed=4) != made(300, seed=5)
 
@@ -79,14 +78,14 @@ def test_ids_are_unique_but_for_duplicates() -> None:
     assert all(first[record.number] == record for record in records)
 
 
-def test_schema_that_refuses_what_is_made_up_asks_for_an_input() -> None:
+def test_schema_that_rejects_generated_records_asks_for_an_input() -> None:
     class Strict(msgspec.Struct):
         device: Annotated[str, msgspec.Meta(pattern="^[0-9]{6}$")]
         measured_at: datetime
 
     graph = graph_of(Strict)
-    (node,) = injectors(graph)
+    (node,) = graph.injectors()
 
-    with pytest.raises(UsageError, match="cannot make up records of Strict") as caught:
+    with pytest.raises(UsageError, match="cannot generate records of Strict") as caught:
         next(payloads(node, key_fields(graph, node), 1, 1))
     assert "--input" in caught.value.hint

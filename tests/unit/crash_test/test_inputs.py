@@ -1,10 +1,11 @@
-"""Whatever a graph reads becomes the lines of a tape, and a tape is read back as it was written."""
+"""Any input of a graph becomes lines of a feed, and a feed is read back unchanged."""
 
 from __future__ import annotations
 
 import asyncio
 import gzip
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -15,12 +16,12 @@ import pytest
 from millpy import Count, EventTime, Files, FixedWindows, Graph, Mqtt, minutes
 from millpy.clock import SystemClock
 from millpy.errors import UsageError
-from millpy.injectors.protocol import Source, SourceSetup, Taken
+from millpy.ingest.protocol import Source, SourceBatch, SourceSetup
 from millpy.limits import Limits
-from millpy.testing.crash_test.feeder import Feeder, lay_out
-from millpy.testing.crash_test.inputs import Prepared, prepare
+from millpy.testing.crash_test.feed_source import END_FILE, FeedSource
+from millpy.testing.crash_test.feeder import Feeder, write_whole_feed
+from millpy.testing.crash_test.inputs import PreparedInput, prepare
 from millpy.testing.crash_test.options import Options
-from millpy.testing.crash_test.tape import END_FILE, Tape
 
 LINES = [f'{{"device":"d{n % 3}","at":{n}}}' for n in range(10)]
 
@@ -39,16 +40,18 @@ def graph_of(**sources: Source) -> Graph:
     return graph
 
 
-def prepared(place: Path, graph: Graph, *inputs: str, generate: int | None = None) -> list[Prepared]:
-    return prepare(graph, Options(graph="g.py", inputs=inputs, generate=generate), place / "input")
+def prepared(place: Path, graph: Graph, *inputs: str, generate: int | None = None) -> list[PreparedInput]:
+    options = Options(graph="g.py", inputs=inputs, generate=generate)
+    with ThreadPoolExecutor(1) as thread:  # it runs an event loop, as some of these tests do
+        return thread.submit(prepare, graph, options, place / "input").result()
 
 
-async def read(directory: Path, position: bytes | None = None, **limits: int) -> list[Taken]:
-    """Everything up to the end of the tape."""
+async def read(directory: Path, position: bytes | None = None, **limits: int) -> list[SourceBatch]:
+    """Everything up to the end of the feed."""
     setup = SourceSetup(
-        graph="g", stream="s", partition="tape", limits=Limits(**limits), clock=SystemClock(), ready=asyncio.Event()
+        graph="g", stream="s", partition="feed", limits=Limits(**limits), clock=SystemClock(), ready=asyncio.Event()
     )
-    injector = Tape(directory).connect(setup)
+    injector = FeedSource(directory).connect(setup)
     await injector.open(position)
     found = []
     try:
@@ -61,7 +64,7 @@ async def read(directory: Path, position: bytes | None = None, **limits: int) ->
     return found
 
 
-def lines_of(found: list[Taken]) -> list[str]:
+def lines_of(found: list[SourceBatch]) -> list[str]:
     return [
         line for taken in found for line in (taken.block.decode().splitlines() or map(bytes.decode, taken.payloads))
     ]
@@ -76,14 +79,14 @@ def ndjson(tmp_path: Path) -> Path:
 
 async def test_the_graphs_own_files_are_read(tmp_path: Path, ndjson: Path) -> None:
     (source,) = prepared(tmp_path, graph_of(readings=Files(ndjson)))
-    lay_out([source], tmp_path / "feed")
+    write_whole_feed([source], tmp_path / "feed")
 
     assert (source.total, source.origin) == (10, "readings.ndjson")
     assert lines_of(await read(tmp_path / "feed" / "readings")) == LINES
 
 
-async def test_tape_is_cut_into_bundles_and_read_on_from_a_position(tmp_path: Path, ndjson: Path) -> None:
-    lay_out(prepared(tmp_path, graph_of(readings=Files(ndjson))), tmp_path / "feed")
+async def test_feed_is_read_in_bundles_from_any_position(tmp_path: Path, ndjson: Path) -> None:
+    write_whole_feed(prepared(tmp_path, graph_of(readings=Files(ndjson))), tmp_path / "feed")
 
     found = await read(tmp_path / "feed" / "readings", bundle_records_max=3)
 
@@ -92,16 +95,16 @@ async def test_tape_is_cut_into_bundles_and_read_on_from_a_position(tmp_path: Pa
     assert found[1].describe(0) == "readings.ndjson, record 4"
 
 
-async def test_half_a_line_is_not_read_before_its_end_is_there(tmp_path: Path, ndjson: Path) -> None:
-    lay_out(prepared(tmp_path, graph_of(readings=Files(ndjson))), tmp_path / "feed")
-    tape = tmp_path / "feed" / "readings"
-    (tape / END_FILE).unlink()
-    (tape / "0").unlink()
-    (tape / "0").write_text(LINES[0] + "\n" + LINES[1][:7])
+async def test_line_is_not_read_before_its_end_is_written(tmp_path: Path, ndjson: Path) -> None:
+    write_whole_feed(prepared(tmp_path, graph_of(readings=Files(ndjson))), tmp_path / "feed")
+    feed = tmp_path / "feed" / "readings"
+    (feed / END_FILE).unlink()
+    (feed / "0").unlink()
+    (feed / "0").write_text(LINES[0] + "\n" + LINES[1][:7])
     setup = SourceSetup(
-        graph="g", stream="s", partition="tape", limits=Limits(), clock=SystemClock(), ready=asyncio.Event()
+        graph="g", stream="s", partition="feed", limits=Limits(), clock=SystemClock(), ready=asyncio.Event()
     )
-    injector = Tape(tape).connect(setup)
+    injector = FeedSource(feed).connect(setup)
     await injector.open(None)
 
     first, second = await injector.take(), await injector.take()
@@ -120,7 +123,7 @@ async def test_files_of_all_kinds_follow_each_other(tmp_path: Path) -> None:
     graph = graph_of(readings=Files(tmp_path / "a.csv", tmp_path / "*.gz", tmp_path / "c.parquet"))
 
     (source,) = prepared(tmp_path, graph)
-    lay_out([source], tmp_path / "feed")
+    write_whole_feed([source], tmp_path / "feed")
     found = await read(tmp_path / "feed" / "readings")
 
     assert source.total == 5
@@ -138,11 +141,11 @@ async def test_input_replaces_the_source_of_an_injector(tmp_path: Path, ndjson: 
     assert (one.stream, one.total, other.stream, other.total) == ("one", 10, "other", 10)
 
 
-def test_only_injector_need_not_be_named(tmp_path: Path, ndjson: Path) -> None:
+def test_single_injector_need_not_be_named(tmp_path: Path, ndjson: Path) -> None:
     assert prepared(tmp_path, graph_of(readings=Mqtt("a/b")), str(ndjson))[0].total == 10
 
 
-def test_records_are_made_up_where_no_input_is_given(tmp_path: Path, ndjson: Path) -> None:
+def test_records_are_generated_where_no_input_is_given(tmp_path: Path, ndjson: Path) -> None:
     made, given = prepared(tmp_path, graph_of(one=Mqtt("a/b"), other=Mqtt("c")), f"other={ndjson}", generate=25)
 
     assert (made.total, made.origin, given.total) == (25, "generated with seed 1", 10)
@@ -154,12 +157,12 @@ def test_records_are_made_up_where_no_input_is_given(tmp_path: Path, ndjson: Pat
         ((), "'one' reads from Mqtt"),
         (("{file}",), "several injectors: one, other"),
         (("one={file}", "one={file}"), "'one' has two inputs"),
-        (("third=nothing.csv",), "no injector 'third'"),
-        (("one=nothing.csv", "other={file}"), "no file is named 'nothing.csv'"),
+        (("third=nothing.csv",), "no injector named 'third'"),
+        (("one=nothing.csv", "other={file}"), "no such file: 'nothing.csv'"),
         (("one={empty}", "other={file}"), "no records in empty.ndjson"),
     ],
 )
-def test_input_that_is_missing_or_too_much_is_refused(
+def test_missing_or_superfluous_input_is_refused(
     tmp_path: Path, ndjson: Path, inputs: tuple[str, ...], message: str
 ) -> None:
     (tmp_path / "empty.ndjson").write_text("\n")
@@ -179,7 +182,7 @@ class Hurry(SystemClock):
         return next(self._now)
 
 
-async def test_feeder_feeds_everything_in_order_and_ends_the_tapes(tmp_path: Path, ndjson: Path) -> None:
+async def test_feeder_feeds_everything_in_order_and_ends_the_feeds(tmp_path: Path, ndjson: Path) -> None:
     graph = graph_of(one=Files(ndjson), other=Files(ndjson))
     sources = prepared(tmp_path, graph)
     feeder = Feeder(sources, tmp_path / "feed", Hurry(), remaining_s=lambda since: 2.0 - since, rate_max=float("inf"))
@@ -191,7 +194,7 @@ async def test_feeder_feeds_everything_in_order_and_ends_the_tapes(tmp_path: Pat
         assert lines_of(await read(tmp_path / "feed" / name)) == LINES
 
 
-def test_feeder_keeps_something_for_as_long_as_faults_are_to_come(tmp_path: Path, ndjson: Path) -> None:
+def test_feeder_keeps_some_input_until_the_last_fault(tmp_path: Path, ndjson: Path) -> None:
     sources = prepared(tmp_path, graph_of(one=Files(ndjson)))
     feeder = Feeder(sources, tmp_path / "feed", Hurry(), remaining_s=lambda _: 1_000.0, rate_max=float("inf"))
     feeder.start()

@@ -11,19 +11,19 @@ import pytest
 
 from millpy import Count, EventTime, Files, FixedWindows, Graph, minutes
 from millpy.model.time import Instant
-from millpy.testing.crash_test.compare import Results, ResultTable
+from millpy.testing.crash_test.compare import ComparedTable, Results
 from millpy.testing.crash_test.drawing import Scale, rates_of
-from millpy.testing.crash_test.faults import Struck
-from millpy.testing.crash_test.fleet import Life
-from millpy.testing.crash_test.inputs import Prepared
+from millpy.testing.crash_test.faults import InjectedFault
+from millpy.testing.crash_test.inputs import PreparedInput
+from millpy.testing.crash_test.observer import Sample, Takeover
 from millpy.testing.crash_test.options import FaultKind, Options
 from millpy.testing.crash_test.page import page
-from millpy.testing.crash_test.report import Report, as_json, build
+from millpy.testing.crash_test.processes import ProcessRecord
+from millpy.testing.crash_test.report import CrashReport, as_json, build
+from millpy.testing.crash_test.run import TrialOutcome
 from millpy.testing.crash_test.session import Findings
-from millpy.testing.crash_test.trial import Outcome
+from millpy.testing.crash_test.text_report import report_text
 from millpy.testing.crash_test.verdict import judge
-from millpy.testing.crash_test.watch import Sample, Takeover
-from millpy.testing.crash_test.words import words
 
 VOID = {"meta", "link", "br", "path", "rect", "line", "circle", "polygon", "polyline", "img"}
 ROWS = [("<b>a</b>", 0, 3), ("b", 0, 1)]
@@ -43,16 +43,19 @@ def graph() -> Graph:
 
 
 def results(rows: list[tuple]) -> Results:
-    return Results({"per_minute": ResultTable("per_minute", ("device", "window_start"), ("n",), rows)}, injected=4)
+    return Results({"per_minute": ComparedTable("per_minute", ("device", "window_start"), ("n",), rows)}, injected=4)
 
 
-def outcome(rows: list[tuple], struck: list[Struck] | None = None) -> Outcome:
-    return Outcome(
+def outcome(rows: list[tuple], struck: list[InjectedFault] | None = None) -> TrialOutcome:
+    return TrialOutcome(
         started=100.0,
         ended=110.0,
         fed=4,
         results=results(rows),
-        lives=[Life(0, 41, 98.0, 103.0, "killed"), Life(0, 43, 103.2, 110.0, "finished", [(106.0, 107.5)])],
+        processes=[
+            ProcessRecord(0, 41, 98.0, 103.0, "killed"),
+            ProcessRecord(0, 43, 103.2, 110.0, "finished", [(106.0, 107.5)]),
+        ],
         samples=[Sample(100.0, 1, 0), Sample(104.0, 3, 2), Sample(110.0, 4, 4)],
         takeovers=[Takeover(104.5, "per_minute", 2, 41, 43), Takeover(104.5, "per_minute", 3, 41, 43)],
         registered={41: 99.0, 43: 104.0},
@@ -63,14 +66,14 @@ def outcome(rows: list[tuple], struck: list[Struck] | None = None) -> Outcome:
 
 def findings_of(first: list[tuple], second: list[tuple], run: list[tuple], file: Path) -> Findings:
     struck = [
-        Struck(1, FaultKind.KILL, "SIGKILL of worker 1", 103.0, 3, 0, 2, over=103.2, recovered=104.5),
-        Struck(2, FaultKind.DB, "SIGKILL of PostgreSQL", 105.0, 3, over=106.0, recovered=108.0),
-        Struck(3, FaultKind.NETWORK, "network stalled, worker 1", 109.0, 4, 0, 1, over=109.5),
+        InjectedFault(1, FaultKind.KILL, "SIGKILL of worker 1", 103.0, 3, 0, 2, over=103.2, recovered=104.5),
+        InjectedFault(2, FaultKind.DB, "SIGKILL of PostgreSQL", 105.0, 3, over=106.0, recovered=108.0),
+        InjectedFault(3, FaultKind.NETWORK, "network stalled, worker 1", 109.0, 4, 0, 1, over=109.5),
     ]
     crash = outcome(run, struck)
     options = Options(graph=str(file), workers=1, faults=(FaultKind.KILL, FaultKind.DB, FaultKind.NETWORK), seed=9)
     verdict = judge(results(first), results(second), crash.results, fed=4)
-    prepared = [Prepared("readings", Path("nowhere"), (4,), "r.ndjson")]
+    prepared = [PreparedInput("readings", Path("nowhere"), (4,), "r.ndjson")]
     return Findings(
         options, graph(), "embedded PostgreSQL 18", prepared, (outcome(first), outcome(second)), crash, verdict, None
     )
@@ -83,7 +86,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def reported(first: list[tuple], second: list[tuple], run: list[tuple], file: Path) -> Report:
+def reported(first: list[tuple], second: list[tuple], run: list[tuple], file: Path) -> CrashReport:
     return build(findings_of(first, second, run, file), Instant(1_700_000_000_000_000))
 
 
@@ -108,11 +111,11 @@ def test_report_counts_from_the_first_record(file: Path) -> None:
 def test_json_is_read_back_as_the_same_report(file: Path) -> None:
     report = reported(ROWS, ROWS, ROWS[:1], file)
 
-    assert msgspec.json.decode(as_json(report), type=Report) == report
+    assert msgspec.json.decode(as_json(report), type=CrashReport) == report
 
 
-def test_words_say_what_was_lost_and_why_that_can_be(file: Path) -> None:
-    text = words(reported(ROWS, ROWS, ROWS[:1], file))
+def test_text_names_what_was_lost_and_possible_causes(file: Path) -> None:
+    text = report_text(reported(ROWS, ROWS, ROWS[:1], file))
 
     assert text.startswith("FAILED: results differ.")
     assert "lost 1, doubled 0, changed 0" in text
@@ -120,10 +123,10 @@ def test_words_say_what_was_lost_and_why_that_can_be(file: Path) -> None:
     assert "line 3: return random.random()" in text
 
 
-def test_words_tell_unsteady_code_from_lost_results(file: Path) -> None:
+def test_text_distinguishes_unsteady_code_from_lost_results(file: Path) -> None:
     other = [("<b>a</b>", 0, 2), ("b", 0, 2)]
 
-    text = words(reported(ROWS, other, ROWS, file))
+    text = report_text(reported(ROWS, other, ROWS, file))
 
     assert text.startswith("FAILED: not deterministic.")
     assert "per_minute: two runs without faults differ in column n" in text
@@ -131,7 +134,7 @@ def test_words_tell_unsteady_code_from_lost_results(file: Path) -> None:
 
 
 class Checked(HTMLParser):
-    """Collects what a page would fetch, and whether its elements are closed."""
+    """Collects the URLs that a page would fetch, and unclosed elements."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +156,7 @@ class Checked(HTMLParser):
 @pytest.mark.parametrize(
     ("second", "run"), [(ROWS, ROWS), (ROWS, ROWS[:1]), ([("b", 0, 2)], ROWS), ([("<b>a</b>", 0, 5), ROWS[1]], ROWS)]
 )
-def test_page_is_whole_and_needs_nothing_else(file: Path, second: list[tuple], run: list[tuple]) -> None:
+def test_page_is_complete_and_self_contained(file: Path, second: list[tuple], run: list[tuple]) -> None:
     html = page(reported(ROWS, second, run, file))
     parser = Checked()
     parser.feed(html)
@@ -177,7 +180,7 @@ def test_page_shows_values_as_text_never_as_markup(file: Path) -> None:
 def test_page_draws_every_fault_takeover_and_process(file: Path) -> None:
     html = page(reported(ROWS, ROWS, ROWS, file))
 
-    assert "1. SIGKILL of worker 1, at 3.0 s: whole again after 1.50 s" in html
+    assert "1. SIGKILL of worker 1, at 3.0 s: recovered after 1.50 s" in html
     assert "3. network stalled, worker 1, at 9.0 s: not recovered from" in html
     assert "worker 1 takes 2 intervals of per_minute from worker 1" in html
     assert "frozen for 1.5 s" in html
@@ -194,10 +197,10 @@ def test_report_without_any_fault_that_was_recovered_from_can_be_drawn(file: Pat
     assert "No fault was recovered from." in html
 
 
-def test_ticks_are_round_and_reach_no_further_than_the_scale() -> None:
+def test_ticks_are_round_and_within_the_scale() -> None:
     assert Scale(80.0, 0, 1).ticks(10) == [0, 10, 20, 30, 40, 50, 60, 70, 80]
     assert Scale(1.05, 0, 1).ticks(6) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
 
 
-def test_rates_are_what_was_committed_in_each_half_second() -> None:
+def test_rates_count_commits_of_each_half_second() -> None:
     assert rates_of([(0.1, 10), (0.4, 20), (1.2, 50)]) == [(0.0, 40.0), (0.5, 0.0), (1.0, 60.0)]

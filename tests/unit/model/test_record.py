@@ -8,17 +8,17 @@ import pytest
 
 from millpy.errors import GraphError, SchemaError
 from millpy.graph import Graph
-from millpy.injectors.decode import Decoded
-from millpy.injectors.files import File
-from millpy.injectors.intake import field_times
-from millpy.injectors.settings import Dedupe, EventTime
+from millpy.ingest.decode import DecodeResult
+from millpy.ingest.intake import field_times
+from millpy.ingest.settings import Dedupe, EventTime
 from millpy.model.keys import KeyHasher
 from millpy.model.record import Records, RecordType, column_of, getter
 from millpy.model.time import minutes, seconds
-from millpy.windowing.aggregate import Count, Max, Mean
-from millpy.windowing.columnar import WindowedLogic
+from millpy.sources.files.source import File
+from millpy.windowing.aggregates.numeric import Count, Max, Mean
+from millpy.windowing.logic import WindowedLogic
 from millpy.windowing.window import FixedWindows
-from tests.stages import StageDriver
+from tests.stage_driver import StageDriver
 
 
 class Fix(msgspec.Struct):
@@ -49,13 +49,13 @@ def columns() -> Records:
 
 
 @pytest.mark.parametrize("path", ["unit.site", "unit.number", "fix.speed", "fix.at", "note"])
-def test_objects_and_columns_read_the_same(path: str) -> None:
+def test_objects_and_columns_have_the_same_values(path: str) -> None:
     from_objects = list(map(getter(path), REPORTS))
 
     assert column_of(columns().batch(), path).to_pylist() == from_objects
 
 
-def test_a_field_of_a_struct_that_may_be_none_may_be_none() -> None:
+def test_optional_field_of_an_optional_struct_may_be_none() -> None:
     assert TYPE.is_nullable("fix.at")
     assert not TYPE.is_nullable("unit.site")
     assert TYPE.field_type("fix.at") is datetime
@@ -80,12 +80,12 @@ def test_keys_of_nested_fields_do_not_depend_on_the_form(fields: tuple[str, ...]
         ("unit", "cannot be a key"),
     ],
 )
-def test_a_wrong_path_is_refused_in_words(path: str, message: str) -> None:
+def test_a_wrong_path_is_refused_with_a_reason(path: str, message: str) -> None:
     with pytest.raises(SchemaError, match=message):
         TYPE.key_types([path])
 
 
-def test_event_time_and_dedupe_go_by_path() -> None:
+def test_event_time_and_dedupe_accept_paths() -> None:
     EventTime("fix.at", max_disorder=seconds(1)).validate(TYPE)
     Dedupe("unit.site", "unit.number", within=minutes(1)).validate(TYPE)
     with pytest.raises(GraphError, match=r"no field 'fix\.when'"):
@@ -93,8 +93,8 @@ def test_event_time_and_dedupe_go_by_path() -> None:
 
     rows = np.arange(4)
     payload = str.encode
-    few, few_timed = field_times(Decoded(rows, payload, objects=REPORTS), "fix.at", None)  # type: ignore[arg-type]
-    many, many_timed = field_times(Decoded(rows, payload, batch=columns().batch()), "fix.at", None)  # type: ignore[arg-type]
+    few, few_timed = field_times(DecodeResult(rows, payload, objects=REPORTS), "fix.at", None)  # type: ignore[arg-type]
+    many, many_timed = field_times(DecodeResult(rows, payload, batch=columns().batch()), "fix.at", None)  # type: ignore[arg-type]
 
     assert few_timed.tolist() == many_timed.tolist() == [True, True, False, True]
     assert few[few_timed].tolist() == many[many_timed].tolist() == [1_000_000, 2_000_000, 1_000_000]
@@ -138,8 +138,8 @@ class InOrder(msgspec.Struct, array_like=True):
     tags: list[int]
 
 
-def test_fields_that_may_not_be_none_any_more_may_be_in_what_is_stored() -> None:
+def test_stored_records_may_hold_none_in_fields_that_were_optional() -> None:
     stored = b'{"deviceId":null,"atAll":"2026-01-01T00:00:00Z","tags":[1]}'
-    found = RecordType(Renamed).with_none(stored)
+    found = RecordType(Renamed).decode_with_none(stored)
     assert found == Renamed(None, datetime(2026, 1, 1, tzinfo=UTC), [1])  # type: ignore[arg-type]
-    assert RecordType(InOrder).with_none(b'["d",null,7]') == InOrder("d", None)  # type: ignore[arg-type]
+    assert RecordType(InOrder).decode_with_none(b'["d",null,7]') == InOrder("d", None)  # type: ignore[arg-type]

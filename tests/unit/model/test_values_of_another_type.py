@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from millpy.errors import RefusedValueError, SchemaError
-from millpy.injectors.decode import Decoder
-from millpy.injectors.protocol import Taken
+from millpy.ingest.decode import Decoder
+from millpy.ingest.protocol import SourceBatch
 from millpy.model.record import RecordType
 from millpy.model.time import Instant
-from millpy.runtime.admission import Admission
+from millpy.operators.validation import Admission
 
 
 class Color(enum.StrEnum):
@@ -53,14 +53,14 @@ class Whole(Hooked):
 
 @pytest.mark.parametrize("count", [1, 100])
 @pytest.mark.parametrize(("device", "told"), [("true", "True"), ("none", "None"), ("half", "0.5"), ("text", "'1'")])
-def test_what_a_hook_makes_of_another_type_costs_its_record_alone(device: str, told: str, count: int) -> None:
+def test_value_of_another_type_by_a_hook_rejects_only_its_record(device: str, told: str, count: int) -> None:
     bad, good = (b'{"device":"%b"}' % name for name in (device.encode(), b"one"))
 
     decoded = Decoder(RecordType(Whole)).decode(
-        Taken("json", Instant(0), payloads=[bad, *[good] * count], describe=str)
+        SourceBatch("json", Instant(0), payloads=[bad, *[good] * count], describe=str)
     )
 
-    assert [(r.row, r.reason, r.detail) for r in decoded.refused] == [(0, "refused", f"x: {told} is no int")]
+    assert [(r.row, r.reason, r.detail) for r in decoded.refused] == [(0, "refused", f"x: {told} is not of type int")]
     assert len(decoded.rows) == count
     with pytest.raises(RefusedValueError, match=r"Whole|no int"):
-        Admission(RecordType(Whole), "stream 's' carries").admitted(Whole(device))
+        Admission(RecordType(Whole), "stream 's' carries").checked_copy(Whole(device))

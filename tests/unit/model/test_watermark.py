@@ -18,12 +18,12 @@ def test_slowest_producer_holds_the_input_watermark(watermarks: tuple[Instant, .
     assert input_watermark(watermarks) == 3
 
 
-def test_stage_without_a_producer_has_seen_everything() -> None:
+def test_stage_without_a_producer_is_at_the_end() -> None:
     assert input_watermark([]) == INSTANT_MAX
 
 
 @pytest.mark.parametrize(("oldest_work", "upstream"), PAIRS)
-def test_low_watermark_passes_neither_the_oldest_work_nor_what_came_in(oldest_work: Instant, upstream: Instant) -> None:
+def test_low_watermark_passes_neither_oldest_work_nor_input(oldest_work: Instant, upstream: Instant) -> None:
     published = low_watermark(oldest_work, upstream)
 
     assert published <= oldest_work
@@ -32,7 +32,7 @@ def test_low_watermark_passes_neither_the_oldest_work_nor_what_came_in(oldest_wo
 
 
 @pytest.mark.parametrize(("current", "candidate"), PAIRS)
-def test_watermark_never_goes_back(current: Instant, candidate: Instant) -> None:
+def test_watermark_never_regresses(current: Instant, candidate: Instant) -> None:
     after = advance(current, candidate)
 
     assert after >= current

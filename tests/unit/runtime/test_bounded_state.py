@@ -7,8 +7,8 @@ import msgspec
 from millpy.computation import Computation, Context, Value
 from millpy.limits import Limits
 from millpy.model.keys import KeyHasher
-from millpy.runtime.keyed import ComputationLogic
-from tests.stages import StageDriver
+from millpy.operators.keyed import ComputationLogic
+from tests.stage_driver import StageDriver
 
 
 class Reading(msgspec.Struct):
@@ -29,14 +29,14 @@ class Stops(Computation):
         raise ValueError("no")
 
 
-def test_timers_of_ever_new_keys_have_a_bound_and_keys_that_have_one_go_on() -> None:
+def test_timers_of_new_keys_are_bounded_and_known_keys_continue() -> None:
     subject = StageDriver(ComputationLogic(Quiet()), Reading, limits=Limits(open_timers_max=50))
     subject.feed([(Reading(f"k{n}"), 1) for n in range(30)])
 
     flood = subject.feed([(Reading(f"n{n}"), 1) for n in range(100)])
     assert len(flood.dead_letters) == 80
-    assert {letter.reason for letter in flood.dead_letters} == {"refused"}
-    assert flood.consumed_by_input == {0: 20} and flood.quarantined_by_input == {0: 80}
+    assert {dead_letter.reason for dead_letter in flood.dead_letters} == {"refused"}
+    assert flood.consumed_by_input == {0: 20} and flood.dead_lettered_by_input == {0: 80}
     assert not subject.feed([(Reading(f"k{n}"), 2) for n in range(30)]).dead_letters
     subject.restart()
     assert len(subject.feed([(Reading("another"), 2), (Reading("k1"), 2)]).dead_letters) == 1
@@ -45,18 +45,18 @@ def test_timers_of_ever_new_keys_have_a_bound_and_keys_that_have_one_go_on() -> 
     assert not subject.feed([(Reading(f"n{n}"), 3_000) for n in range(50)]).dead_letters
 
 
-def test_large_records_that_wait_have_a_bound_in_bytes() -> None:
+def test_parked_records_are_bounded_in_bytes() -> None:
     limits = Limits(parked_bytes_max=100_000)
     subject = StageDriver(ComputationLogic(Stops(), parks=True), Reading, limits=limits)
-    letters = 0
+    dead_letters = 0
     for _ in range(50):
-        letters += len(subject.feed([(Reading("a", "x" * 10_000), 1)]).dead_letters)
-    assert letters == 40
+        dead_letters += len(subject.feed([(Reading("a", "x" * 10_000), 1)]).dead_letters)
+    assert dead_letters == 40
     subject.restart()
     assert len(subject.feed([(Reading("a", "x"), 1)]).dead_letters) == 1
 
 
-def test_remembered_hashes_of_long_keys_have_a_bound() -> None:
+def test_cached_hashes_of_long_keys_are_bounded() -> None:
     hasher = KeyHasher(keys_max=1_000)
     for n in range(100):
         hasher.hashes([f"{n}-{k}-" + "x" * 990 for k in range(10)])

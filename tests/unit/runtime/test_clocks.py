@@ -8,7 +8,7 @@ STEPS = [HOUR_S, -HOUR_S, 10 * YEAR_S, -10 * YEAR_S]
 
 
 @pytest.mark.parametrize("step_s", STEPS)
-def test_a_step_of_the_hosts_clock_doubles_no_redelivery(step_s: float) -> None:
+def test_a_step_of_the_hosts_clock_lets_no_duplicate_pass(step_s: float) -> None:
     world = ClockWorld(a_graph())
     with world.running():
         machine = world.start()
@@ -70,9 +70,9 @@ def test_a_worker_that_starts_while_the_databases_clock_is_wrong_makes_nothing_l
     assert world.late() == 0
 
 
-# With both clocks wrong nobody can know how long the source was without an owner.
+# With both clocks wrong, the time without an owner is unknown.
 @pytest.mark.parametrize(("host_s", "server_s"), [*((step, 0.0) for step in STEPS), *((0.0, step) for step in STEPS)])
-def test_a_successor_with_other_clocks_doubles_no_redelivery(host_s: float, server_s: float) -> None:
+def test_a_successor_with_other_clocks_lets_no_duplicate_pass(host_s: float, server_s: float) -> None:
     world = ClockWorld(a_graph())
     with world.running():
         first = world.start()
@@ -87,7 +87,7 @@ def test_a_successor_with_other_clocks_doubles_no_redelivery(host_s: float, serv
 
 
 @pytest.mark.parametrize("step_s", STEPS)
-def test_ids_expire_in_their_time_when_both_clocks_have_stepped_for_good(step_s: float) -> None:
+def test_ids_expire_in_time_after_both_clocks_stepped_for_good(step_s: float) -> None:
     world = ClockWorld(a_graph())
     with world.running():
         machine = world.start()
@@ -95,7 +95,7 @@ def test_ids_expire_in_their_time_when_both_clocks_have_stepped_for_good(step_s:
         world.server.jump(step_s)
         machine.clock.jump(step_s)
         world.pass_time(120)
-        assert [event["why"] for event in world.told("clock_followed")] == ["the host's clock agrees"]
+        assert [event["why"] for event in world.events("clock_followed")] == ["the host's clock agrees"]
         world.kill(machine)
         world.start(step_s)
         world.pass_time(20)
@@ -107,7 +107,7 @@ def test_ids_expire_in_their_time_when_both_clocks_have_stepped_for_good(step_s:
     assert world.counts() == {"accepted": 2, "duplicate": 1, "dead_lettered": 0}
 
 
-def test_steps_of_the_databases_clock_are_told() -> None:
+def test_steps_of_the_databases_clock_are_reported() -> None:
     world = ClockWorld(a_graph())
     with world.running():
         machine = world.start()
@@ -116,14 +116,14 @@ def test_steps_of_the_databases_clock_are_told() -> None:
         world.server.jump(-HOUR_S)
         world.pass_time(10)
 
-    (refused,) = world.told("clock_refused")
+    (refused,) = world.events("clock_refused")
     assert refused["worker"] == str(machine.worker_id)
     assert refused["ahead_s"] == pytest.approx(HOUR_S, abs=1)
-    assert len(world.told("clock_agrees")) == 1
+    assert len(world.events("clock_agrees")) == 1
 
 
 @pytest.mark.parametrize("step_s", [HOUR_S, 10 * YEAR_S])
-def test_processing_time_goes_on_after_a_worker_began_with_a_wrong_clock(step_s: float) -> None:
+def test_processing_time_advances_after_a_worker_began_with_a_wrong_clock(step_s: float) -> None:
     world = ClockWorld(a_graph(), server_ahead_s=step_s)
     with world.running():
         world.start()

@@ -15,13 +15,13 @@ import pytest
 from millpy.clock import SystemClock
 from millpy.computation import Computation, Context
 from millpy.graph import Graph, Stream
-from millpy.injectors.files import File
-from millpy.injectors.settings import EventTime
+from millpy.ingest.settings import EventTime
 from millpy.limits import Limits
 from millpy.model.time import milliseconds
 from millpy.model.timer import Timer
-from millpy.store.memory import MemoryDatabase, MemoryStore
-from millpy.windowing.combiner import Combiner
+from millpy.sources.files.source import File
+from millpy.store.memory.store import MemoryDatabase, MemoryStore
+from millpy.windowing.aggregates.combiner import Combiner
 from millpy.windowing.window import FixedWindows
 from tests.crash import memory_world
 
@@ -34,7 +34,7 @@ class OwnError(BaseException):
 
 
 class Silent(Exception):  # noqa: N818
-    """Cannot even say what it is."""
+    """Raises in `__str__`."""
 
     def __str__(self) -> str:
         raise SystemExit(4)
@@ -47,11 +47,11 @@ class Nameless(type):
 
 
 class WithoutName(Exception, metaclass=Nameless):  # noqa: N818
-    """Its class cannot even say what it is called."""
+    """Raises when its class is asked for its name."""
 
 
 class Unreadable(Exception):  # noqa: N818
-    """Stands for something elsewhere, and cannot say where it comes from."""
+    """Raises when it is asked for its cause."""
 
     @property
     def __cause__(self) -> BaseException | None:
@@ -133,7 +133,7 @@ class Async(Computation):
 
 
 class InTask(Computation):
-    """In a task of its own, where asyncio lets some classes through the whole loop."""
+    """Raise in a separate task, where asyncio passes some classes through the whole loop."""
 
     async def process_record(self, context: Context, record: Any) -> None:  # type: ignore[override]
         async def inner() -> None:
@@ -231,7 +231,7 @@ CASES = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Python tells of closed coroutines
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Python warns about closed coroutines
 @pytest.mark.parametrize(("error", "place"), CASES)
 async def test_only_its_record_is_dead_lettered(tmp_path: Path, place: str, error: Callable[[], BaseException]) -> None:
     schema, build = PLACES[place]
@@ -248,10 +248,10 @@ async def test_only_its_record_is_dead_lettered(tmp_path: Path, place: str, erro
         await worker.run(asyncio.Event())
 
     assert sorted(row["value"] for row in database.rows("out")) == [n for n in range(RECORDS) if n != BAD]
-    (_, _, letter) = database.dead_letters[0]
+    (_, _, dead_letter) = database.dead_letters[0]
     assert len(database.dead_letters) == 1
-    assert letter.reason in ("user_error", "undecodable")
-    assert name_of(error()) in letter.detail or isinstance(error(), StopIteration)
+    assert dead_letter.reason in ("user_error", "undecodable")
+    assert name_of(error()) in dead_letter.detail or isinstance(error(), StopIteration)
 
 
 class Cancels(Computation):
@@ -285,4 +285,4 @@ async def test_a_callback_that_cancels_its_own_task_ends_its_record(tmp_path: Pa
         await worker.run(asyncio.Event())
 
     assert sorted(row["value"] for row in database.rows("out")) == [n for n in range(RECORDS) if n != BAD]
-    assert [letter.detail.split(":")[0] for _, _, letter in database.dead_letters] == ["CancelledError"]
+    assert [dead_letter.detail.split(":")[0] for _, _, dead_letter in database.dead_letters] == ["CancelledError"]

@@ -1,4 +1,4 @@
-"""Collections that take long leave alone what they have seen; cycles that are made later are still collected."""
+"""After a slow collection its objects are frozen; cycles that are made later are still collected."""
 
 import gc
 import weakref
@@ -22,7 +22,7 @@ class Cycle:
         self.itself = self
 
 
-def test_what_takes_long_to_look_through_is_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_of_a_slow_collection_are_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pauses, "PAUSE_S_MAX", 0.0)
     windows = [[number] for number in range(1_000)]
 
@@ -49,7 +49,7 @@ def test_quick_collections_and_those_of_young_objects_change_nothing(
         assert gc.get_freeze_count() == 0
 
 
-def test_ends_also_when_the_worker_ends_with_an_error() -> None:
+def test_freezing_ends_when_the_worker_ends_with_an_error() -> None:
     before = list(gc.callbacks)
     with pytest.raises(ValueError, match="mistake"), short_pauses():
         raise ValueError("mistake")

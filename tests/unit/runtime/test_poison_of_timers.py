@@ -12,11 +12,11 @@ import pytest
 
 from millpy.computation import Computation, Context
 from millpy.graph import Graph
-from millpy.injectors.files import File
-from millpy.injectors.settings import EventTime
+from millpy.ingest.settings import EventTime
 from millpy.limits import Limits
 from millpy.model.time import Instant
 from millpy.model.timer import Timer
+from millpy.sources.files.source import File
 from tests.crash.memory_world import World
 
 LIMITS = Limits(
@@ -35,7 +35,7 @@ class Told(msgspec.Struct):
 
 
 class Sleepy(Computation):
-    """Tells each device's number at the end of the input, now faster, now slower."""
+    """Produces each device's number at the end of the input, at varying speed."""
 
     rng = random.Random(1)
 
@@ -59,8 +59,8 @@ class Waiting(Sleepy):
 COUNT = 80
 
 
-async def told(path: Path, computation: Computation, limits: Limits, refused: int) -> World:
-    """A world in which each device has told its number, of which every so manieth is refused."""
+async def reported(path: Path, computation: Computation, limits: Limits, refused: int) -> World:
+    """A world in which each device has a number, and every n-th number is refused."""
     readings = (msgspec.json.encode(Reading(str(n), n)).decode() for n in range(COUNT))
     path.write_text("\n".join(readings))
     graph = Graph("sleepy")
@@ -76,18 +76,18 @@ async def told(path: Path, computation: Computation, limits: Limits, refused: in
 
 
 @pytest.mark.parametrize("computation", [Sleepy, Waiting])
-async def test_refused_rows_of_a_step_that_is_cut_by_time_cost_only_themselves(
+async def test_refused_rows_of_a_step_cut_by_time_reject_only_themselves(
     tmp_path: Path, computation: type[Computation]
 ) -> None:
-    world = await told(tmp_path / "in", computation(), LIMITS, refused=10)
+    world = await reported(tmp_path / "in", computation(), LIMITS, refused=10)
 
-    payloads = [msgspec.json.decode(letter.payload) for _, _, letter in world.database.dead_letters]
+    payloads = [msgspec.json.decode(dead_letter.payload) for _, _, dead_letter in world.database.dead_letters]
     refused = [int(found["device"]) if isinstance(found, dict) else found[1] for found in payloads]
     assert sorted(refused) == list(range(0, COUNT, 10))
 
 
-async def test_of_refused_rows_the_first_are_kept_too(tmp_path: Path) -> None:
-    world = await told(tmp_path / "in", Sleepy(), replace(LIMITS, set_aside_records_max=1), refused=4)
+async def test_first_refused_rows_are_kept_too(tmp_path: Path) -> None:
+    world = await reported(tmp_path / "in", Sleepy(), replace(LIMITS, dead_letter_records_max=1), refused=4)
 
     # Records are one cause and rows another, in each of four intervals; 20 are refused.
     assert 1 <= len(world.database.dead_letters) <= 8

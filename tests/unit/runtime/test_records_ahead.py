@@ -2,7 +2,7 @@
 
 import pytest
 
-from millpy.injectors.settings import Dedupe, EventTime
+from millpy.ingest.settings import Dedupe, EventTime
 from millpy.model.time import minutes, seconds
 from tests.clock_world import YEAR_S, ClockWorld, a_graph
 
@@ -50,7 +50,7 @@ def test_a_record_that_is_ahead_keeps_its_event_time_and_its_window() -> None:
     assert row["window_start"] == at // 60_000_000 * 60_000_000
 
 
-def test_one_record_ahead_does_not_carry_a_named_dedupe_clock_away() -> None:
+def test_one_record_ahead_does_not_advance_a_named_dedupe_clock() -> None:
     world = ClockWorld(a_graph(dedupe=Dedupe("id", within=minutes(2), time="at", unit="us")))
     with world.running():
         world.start()
@@ -61,7 +61,7 @@ def test_one_record_ahead_does_not_carry_a_named_dedupe_clock_away() -> None:
     assert world.counts() == {"accepted": 2, "duplicate": 1, "dead_lettered": 0}
 
 
-def test_a_sorted_source_goes_on_behind_a_record_that_is_ahead() -> None:
+def test_a_sorted_source_continues_after_a_record_that_is_ahead() -> None:
     world = ClockWorld(a_graph(event_time=EventTime("at", unit="us", sorted=True)))
     with world.running():
         world.start()
@@ -74,7 +74,7 @@ def test_a_sorted_source_goes_on_behind_a_record_that_is_ahead() -> None:
 
 
 @pytest.mark.parametrize(("tolerance", "accepted"), [(seconds(30), 1), (minutes(5), 2)])
-def test_a_source_says_how_far_ahead_a_record_may_be(tolerance: object, accepted: int) -> None:
+def test_a_source_sets_how_far_ahead_a_record_may_be(tolerance: object, accepted: int) -> None:
     time = EventTime("at", unit="us", max_disorder=seconds(5), future_tolerance=tolerance)  # type: ignore[arg-type]
     world = ClockWorld(a_graph(event_time=time))
     with world.running():
@@ -83,4 +83,4 @@ def test_a_source_says_how_far_ahead_a_record_may_be(tolerance: object, accepted
         world.publish(2, ahead_s=290)
 
     assert world.counts() == {"accepted": accepted, "duplicate": 0, "dead_lettered": 2 - accepted}
-    assert [letter.reason for _, _, letter in world.database.dead_letters] == ["future"] * (2 - accepted)
+    assert [dead_letter.reason for _, _, dead_letter in world.database.dead_letters] == ["future"] * (2 - accepted)

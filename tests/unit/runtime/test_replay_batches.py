@@ -1,4 +1,4 @@
-"""What people want taken again goes into turns by their budget, like any other input."""
+"""Replays enter turns by their budget, like any other input."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from millpy.limits import Limits
 from millpy.model.checkpoint import Request
 from millpy.model.time import Instant
-from millpy.runtime.replays import batch
+from millpy.runtime.gather import next_replay
 from millpy.runtime.turn_budget import TurnBudget
 
 
-def test_a_voided_turn_takes_fewer_requests_the_next_time_and_none_is_passed_over() -> None:
+def test_a_voided_turn_is_retried_with_fewer_requests_and_skips_none() -> None:
     asked = [Request("dead_letters", number, 1, "s", "c", b"{}", wire="json") for number in range(1_000)]
     interval: Any = SimpleNamespace(requested=list(asked), plan=SimpleNamespace(stage=None))
     budget = TurnBudget(Limits())
@@ -22,7 +22,7 @@ def test_a_voided_turn_takes_fewer_requests_the_next_time_and_none_is_passed_ove
         budget.voided()
 
     taken, sizes = [], []
-    while (replay := batch(interval, Instant(0), budget.records)) is not None:
+    while (replay := next_replay(interval, Instant(0), budget.records)) is not None:
         taken += replay.requests
         sizes.append(len(replay.requests))
 

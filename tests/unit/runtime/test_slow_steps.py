@@ -16,12 +16,12 @@ import pytest
 from millpy.clock import SystemClock
 from millpy.computation import Computation, Context
 from millpy.graph import Graph, Stream
-from millpy.injectors.files import File
-from millpy.injectors.settings import EventTime
+from millpy.ingest.settings import EventTime
 from millpy.limits import Limits
 from millpy.model.step_progress import StepProgress
-from millpy.runtime.ownership import Lease
-from millpy.store.memory import MemoryDatabase, MemoryStore
+from millpy.runtime.lease import Lease
+from millpy.sources.files.source import File
+from millpy.store.memory.store import MemoryDatabase, MemoryStore
 from millpy.testing.clock import ManualClock
 from tests.crash import memory_world
 
@@ -109,21 +109,21 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-async def test_a_call_that_never_returns_costs_its_record_and_no_other(tmp_path: Path, case: str) -> None:
+async def test_a_call_that_never_returns_rejects_only_its_record(tmp_path: Path, case: str) -> None:
     computation, filtered = CASES[case]
     world = memory_world.World(graph_of(tmp_path / "in", computation, filtered=filtered), LIMITS)
     world.start()
     await world.finish()
 
     assert sorted(row["value"] for row in world.database.rows("out")) == [n for n in range(40) if n != HANGS]
-    ((_, _, letter),) = world.database.dead_letters
-    assert "CallTimeoutError" in letter.detail
-    assert json.loads(letter.payload)["value"] == HANGS
+    ((_, _, dead_letter),) = world.database.dead_letters
+    assert "CallTimeoutError" in dead_letter.detail
+    assert json.loads(dead_letter.payload)["value"] == HANGS
     assert calls[HANGS] <= LIMITS.record_attempts_max
     assert max(calls.values()) <= LIMITS.record_attempts_max + 1
 
 
-async def test_what_hangs_in_one_worker_is_taken_over_by_another(tmp_path: Path) -> None:
+async def test_intervals_of_a_hanging_worker_are_taken_over(tmp_path: Path) -> None:
     """A call that hangs only where it is made first succeeds elsewhere: nothing is dead-lettered."""
 
     class HangsOnce(Computation):
@@ -142,7 +142,7 @@ async def test_what_hangs_in_one_worker_is_taken_over_by_another(tmp_path: Path)
     assert not world.database.dead_letters
 
 
-async def test_a_worker_that_is_told_to_leave_does_not_wait_for_a_call(tmp_path: Path) -> None:
+async def test_a_draining_worker_does_not_wait_for_a_call(tmp_path: Path) -> None:
     database = MemoryDatabase()
     limits = Limits(lease_ttl_s=60, drain_grace_s=0.4)
     worker = await memory_world.started(
@@ -167,7 +167,7 @@ def test_a_step_whose_calls_end_is_not_stuck() -> None:
 
     for _ in range(100):
         clock.advance(90)
-        progress.done(progress.run)
+        progress.count_unit(progress.run)
         assert not lease.is_stuck()
 
     clock.advance(119)
@@ -176,7 +176,7 @@ def test_a_step_whose_calls_end_is_not_stuck() -> None:
     assert lease.is_stuck()
 
 
-def test_a_loop_that_does_not_come_round_is_stuck_after_the_watchdog_without_a_step() -> None:
+def test_a_blocked_event_loop_is_stuck_after_the_watchdog_without_a_step() -> None:
     clock = ManualClock()
     lease = Lease(Limits(watchdog_s=60), clock)
     lease.watch(StepProgress())

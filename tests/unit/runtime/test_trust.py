@@ -11,10 +11,10 @@ from millpy.clock import SystemClock
 from millpy.errors import LeaseExpiredError
 from millpy.limits import Limits
 from millpy.model.checkpoint import Grant
-from millpy.runtime.ownership import Lease
+from millpy.runtime.lease import Lease
 from millpy.runtime.worker import Worker
-from millpy.store.memory import MemoryDatabase, MemoryStore
-from millpy.store.protocol import Opened
+from millpy.store.memory.store import MemoryDatabase, MemoryStore
+from millpy.store.protocol import OwnerSnapshot
 from millpy.testing.clock import ManualClock
 from tests.crash import memory_world
 from tests.crash.memory_world import readings, two_stages
@@ -23,60 +23,61 @@ LIMITS = Limits(lease_ttl_s=0.5, bundle_records_max=10, progress_every_s=0.01, r
 
 
 class CountingStore(MemoryStore):
-    """Counts what is read of intervals."""
+    """Counts the reads of intervals."""
 
     reads = 0
 
-    async def read(self, grants: Sequence[Grant], *, state_rows_max: int) -> Sequence[Opened]:
+    async def read(self, grants: Sequence[Grant], *, state_rows_max: int) -> Sequence[OwnerSnapshot]:
         self.reads += len(grants)
         return await super().read(grants, state_rows_max=state_rows_max)
 
 
 async def at_work(path: Path) -> tuple[Worker, CountingStore]:
-    """A worker with a turn on its way to the database."""
+    """Start a worker that has committed a turn."""
     store = CountingStore(MemoryDatabase())
     worker = await memory_world.started(store, two_stages(path, readings(100)), LIMITS, SystemClock())
-    while worker._in_flight is None:
+    while worker.cycle._committing is None:
         await worker.step()
-    await worker._settle()
+    await worker.cycle.await_in_flight()
     return worker, store
 
 
 def distrusted(lease: Lease) -> None:
-    """No heartbeat has come back for a while."""
+    """Expire the trust in a lease, as if no heartbeat had come back."""
     lease._trusted_until = float("-inf")
 
 
-@pytest.mark.parametrize("before", ["_turn", "_launch"], ids=["turn", "commit"])
-async def test_late_heartbeat_is_waited_for_and_nothing_is_read_again(tmp_path: Path, before: str) -> None:
+@pytest.mark.parametrize("before", ["turn", "commit"])
+async def test_late_heartbeat_is_waited_for_without_a_recovery(tmp_path: Path, before: str) -> None:
     worker, store = await at_work(tmp_path / "in")
-    reads, intervals, sound = store.reads, dict(worker.holdings.intervals), getattr(worker, before)
+    place, name = (worker, "_turn") if before == "turn" else (worker.cycle, "_commit_in_background")
+    reads, intervals, sound = store.reads, dict(worker.owned.intervals), getattr(place, name)
 
     def distrusts(*arguments: Any) -> Any:
-        distrusted(worker.lease)
-        asyncio.get_running_loop().call_later(0.02, lambda: worker.lease.renewed(SystemClock().monotonic()))
+        distrusted(worker.context.lease)
+        asyncio.get_running_loop().call_later(0.02, lambda: worker.context.lease.renewed(SystemClock().monotonic()))
         return sound(*arguments)
 
-    setattr(worker, before, distrusts)
+    setattr(place, name, distrusts)
     for _ in range(5):
         await worker.step()
-    await worker._settle()
+    await worker.cycle.await_in_flight()
 
     assert store.reads == reads
-    assert worker.holdings.intervals == intervals
-    await worker._abandon()
+    assert worker.owned.intervals == intervals
+    await worker.abandon()
 
 
-async def test_lease_that_the_database_has_given_up_costs_a_recovery(tmp_path: Path) -> None:
+async def test_lease_ended_by_the_database_causes_a_recovery(tmp_path: Path) -> None:
     worker, store = await at_work(tmp_path / "in")
     reads = store.reads
 
-    worker.lease.lost()
+    worker.context.lease.lost()
     await worker.step()
 
-    assert worker.lease.is_trusted(), "registered again"
-    assert store.reads > reads or not worker.holdings.intervals
-    await worker._abandon()
+    assert worker.context.lease.is_trusted(), "registered again"
+    assert store.reads > reads or not worker.owned.intervals
+    await worker.abandon()
 
 
 async def test_lease_that_has_expired_is_not_waited_for() -> None:
@@ -89,7 +90,7 @@ async def test_lease_that_has_expired_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("lease_s", [0.5, 5.0])
-async def test_heart_that_does_not_beat_is_waited_for_no_longer_than_a_lease_lasts(lease_s: float) -> None:
+async def test_missing_heartbeat_is_waited_for_at_most_a_lease(lease_s: float) -> None:
     clock = ManualClock()
     lease = Lease(Limits(lease_ttl_s=lease_s), clock)
     waiting = asyncio.create_task(lease.await_trust())
@@ -103,7 +104,7 @@ async def test_heart_that_does_not_beat_is_waited_for_no_longer_than_a_lease_las
     assert lease_s <= clock.monotonic() - started < 1.2 * lease_s
 
 
-async def test_worker_that_leaves_and_folds_for_long_keeps_its_lease(tmp_path: Path) -> None:
+async def test_worker_that_folds_for_long_while_leaving_keeps_its_lease(tmp_path: Path) -> None:
     clock = ManualClock()
 
     class Slow(MemoryStore):
@@ -112,20 +113,20 @@ async def test_worker_that_leaves_and_folds_for_long_keeps_its_lease(tmp_path: P
         async def fold(self, grant: Grant, *, bytes_max: int, progressed: Callable[[], None] | None = None) -> int:
             for _ in range(5):
                 clock.advance(0.6 * LIMITS.watchdog_s)
-                assert not worker.lease.is_stuck()
+                assert not worker.context.lease.is_stuck()
                 if progressed is not None:
                     progressed()
             return await super().fold(grant, bytes_max=bytes_max)
 
     store = Slow(MemoryDatabase())
     worker = await memory_world.started(store, two_stages(tmp_path / "in", readings(100)), Limits(), SystemClock())
-    while not any(interval.unfolded_bytes for interval in worker.holdings.intervals.values()):
+    while not any(interval.unfolded_bytes for interval in worker.owned.intervals.values()):
         await worker.step()
-    await worker._settle()
-    worker.lease._clock = clock
-    worker.lease.progressed()
+    await worker.cycle.await_in_flight()
+    worker.context.lease._clock = clock
+    worker.context.lease.progressed()
 
-    await worker.holdings.fold()
+    await worker.owned.fold()
 
-    assert not worker.lease.is_stuck()
-    await worker._abandon()
+    assert not worker.context.lease.is_stuck()
+    await worker.abandon()

@@ -35,7 +35,7 @@ def test_a_step_takes_no_longer_than_its_time_or_one_record(record_s: float) -> 
     assert budget.records == max(1, int(2.0 / record_s))
 
 
-def test_records_that_become_slow_shrink_the_very_next_turn() -> None:
+def test_slow_records_shrink_the_next_turn() -> None:
     budget = TurnBudget(LIMITS)
     measured(budget, 0.000_01)
 
@@ -45,7 +45,7 @@ def test_records_that_become_slow_shrink_the_very_next_turn() -> None:
     assert measured(budget, 0.000_01)[-1] == 1_024
 
 
-def test_all_who_take_in_a_turn_share_its_time() -> None:
+def test_all_intervals_of_a_turn_share_its_time() -> None:
     budget = TurnBudget(LIMITS)
     measured(budget, 0.01)
 
@@ -70,7 +70,7 @@ def test_every_limit_is_halved_until_a_turn_passes_and_then_grows_again() -> Non
     assert (budget.records, budget.bytes, budget.segment_bytes, budget.panes, budget.timers) == whole
 
 
-def test_nothing_is_ever_halved_to_nothing() -> None:
+def test_limits_are_never_halved_to_zero() -> None:
     budget = TurnBudget(LIMITS)
     for _ in range(100):
         budget.voided()
@@ -80,7 +80,7 @@ def test_nothing_is_ever_halved_to_nothing() -> None:
 
 
 @pytest.mark.parametrize(("records", "rows"), [(6, 0), (1_000, 12), (1, 40), (1, 1), (1, 0)])
-def test_a_turn_that_is_refused_for_too_much_does_not_come_again_whole(records: int, rows: int) -> None:
+def test_a_turn_refused_for_its_size_is_not_retried_whole(records: int, rows: int) -> None:
     budget = TurnBudget(LIMITS)
     measured(budget, 0.0)
 
@@ -90,7 +90,7 @@ def test_a_turn_that_is_refused_for_too_much_does_not_come_again_whole(records: 
 
 
 @pytest.mark.parametrize("passes_up_to", [1, 17, 999])
-def test_a_limit_that_nobody_told_us_is_found_and_seldom_tried_again(passes_up_to: int) -> None:
+def test_an_unknown_limit_is_found_and_seldom_exceeded_again(passes_up_to: int) -> None:
     budget = TurnBudget(LIMITS)
     measured(budget, 0.0)
     voided = 0
@@ -104,7 +104,7 @@ def test_a_limit_that_nobody_told_us_is_found_and_seldom_tried_again(passes_up_t
     assert voided < 60
 
 
-def test_whatever_happens_it_stays_within_the_limits() -> None:
+def test_budget_always_stays_within_its_limits() -> None:
     rng, budget = random.Random(7), TurnBudget(LIMITS)
     for _ in range(5_000):
         rng.choice([budget.voided, budget.passed, lambda: budget.stepped(rng.randrange(3_000), rng.random() * 1e6)])()

@@ -11,19 +11,20 @@ from unittest.mock import AsyncMock
 import msgspec
 import pytest
 
+from millpy.admin.events import describe
 from millpy.clock import SystemClock
 from millpy.computation import Computation, Context
-from millpy.errors import ConfigError, TransientError
+from millpy.errors import ConfigError, LeaseExpiredError, TransientError
 from millpy.graph import Graph
-from millpy.injectors.files import Directory, File, FileInjector
-from millpy.injectors.protocol import SourceSetup
-from millpy.injectors.settings import EventTime
+from millpy.ingest.protocol import Source, SourceSetup
+from millpy.ingest.settings import EventTime
 from millpy.limits import Limits
+from millpy.model.identity import Identity
 from millpy.model.time import Instant, milliseconds
-from millpy.runtime.ownership import Lease
+from millpy.runtime.lease import Lease
 from millpy.runtime.worker import Worker
-from millpy.store.memory import MemoryDatabase, MemoryStore
-from millpy.store.protocol import Event
+from millpy.sources.files.source import Directory, File, FileInjector
+from millpy.store.memory.store import MemoryDatabase, MemoryStore
 from tests.crash import memory_world
 from tests.crash.memory_world import Reading, Total, Totals, readings, two_stages
 
@@ -45,14 +46,14 @@ class CountingWorker:
         return await self._step()
 
 
-async def test_a_worker_without_intervals_sleeps_also_after_a_hint(tmp_path: Path) -> None:
+async def test_a_worker_without_intervals_sleeps_even_after_a_hint(tmp_path: Path) -> None:
     graph = two_stages(tmp_path / "in", readings(10))
     worker = await started(graph, MemoryDatabase(), Limits(), only=("nothing of this graph",))
     counting, stop = CountingWorker(worker), asyncio.Event()
     running = asyncio.create_task(worker.run(stop))
 
     await asyncio.wait([running], timeout=0.1)
-    worker.wake.set()
+    worker.context.wake.set()
     await asyncio.wait([running], timeout=0.1)
     stop.set()
     await running
@@ -66,7 +67,7 @@ async def test_a_worker_that_is_cancelled_at_the_moment_it_is_woken_ends(tmp_pat
     running = asyncio.create_task(worker.run(asyncio.Event()))
     await asyncio.wait([running], timeout=0.1)
 
-    worker.wake.set()
+    worker.context.wake.set()
     running.cancel()
 
     _, still = await asyncio.wait([running], timeout=60)
@@ -76,42 +77,58 @@ async def test_a_worker_that_is_cancelled_at_the_moment_it_is_woken_ends(tmp_pat
 async def test_a_bundle_that_was_in_flight_during_a_fold_is_folded_later(tmp_path: Path) -> None:
     database = MemoryDatabase()
     worker = await started(two_stages(tmp_path / "in", readings(100)), database, Limits(lease_ttl_s=60))
-    while worker._in_flight is None:
+    while worker.cycle._committing is None:
         await worker.step()
-    (source,) = [i for i in worker.holdings.intervals.values() if i.intake is not None]
+    (source,) = [i for i in worker.owned.intervals.values() if i.intake is not None]
 
-    await worker.housekeeping.fold_one(source)
-    await worker._settle()
-    worker.housekeeping.apply_folds()
+    await worker.maintenance.fold_one(source)
+    await worker.cycle.await_in_flight()
+    worker.maintenance.apply_folds()
 
     header = database.headers[source.interval_id]
     assert header.folded_bundle < header.bundle
     assert source.unfolded_bytes > 0, "nobody would fold it once the stream is quiet, and its slot is never freed"
 
-    await worker.housekeeping.fold_one(source)
-    worker.housekeeping.apply_folds()
+    await worker.maintenance.fold_one(source)
+    worker.maintenance.apply_folds()
 
     assert header.folded_bundle == header.bundle
     assert source.unfolded_bytes == 0
-    await worker._abandon()
+    await worker.abandon()
 
 
-async def test_refused_fence_is_told_also_when_another_statement_fails_first(tmp_path: Path) -> None:
+async def test_refused_fence_is_reported_even_if_another_statement_fails_first(tmp_path: Path) -> None:
     database = MemoryDatabase()
     worker = await started(two_stages(tmp_path / "in", readings(100)), database, Limits(lease_ttl_s=60))
-    while worker._in_flight is None:
+    while worker.cycle._committing is None:
         await worker.step()
-    taken = next(iter(worker.holdings.intervals))
+    taken = next(iter(worker.owned.intervals))
     database.headers[taken].sequencer += 1
 
-    await worker._recover()  # as after a poll that has failed
-    await worker._abandon()
+    await worker.recover()  # as after a poll that has failed
+    await worker.abandon()
 
     assert [event.kind for _, event in database.events].count("fence_refused") == 1
 
 
+async def test_expired_lease_is_an_event_and_no_refused_fence(tmp_path: Path) -> None:
+    database = MemoryDatabase()
+    worker = await started(two_stages(tmp_path / "in", readings(100)), database, Limits(lease_ttl_s=60))
+    worker.context.lease.lost()
+
+    with pytest.raises(LeaseExpiredError) as expired:
+        await worker.context.lease.await_trust()
+    worker.cycle.note_loss(expired.value)
+    await worker.cycle.record_losses()
+    await worker.abandon()
+
+    ((kind, detail),) = [(event.kind, event.detail) for _, event in database.events if event.kind != "claimed"]
+    assert kind == "lease_expired"
+    assert describe(kind, detail, {}) == f"worker {str(worker.context.worker_id)[:8]}: the lease has expired"
+
+
 class SlowInjector:
-    """Takes its time to open, as a broker behind a dead network does."""
+    """Opens slowly, like a broker behind a dead network."""
 
     async def open(self, position: bytes | None) -> None:
         with suppress(TimeoutError):
@@ -130,7 +147,10 @@ class SlowInjector:
         pass
 
 
-class SlowSource:
+class SlowSource(Source):
+    def identity(self) -> Identity:
+        return {"kind": "slow"}
+
     def partitions(self) -> tuple[str, ...]:
         return tuple(f"p{n}" for n in range(40))
 
@@ -149,26 +169,24 @@ class WatchedLease(Lease):
         super().progressed()
 
 
-async def test_opening_many_slow_sources_is_not_taken_for_being_stuck() -> None:
+async def test_opening_many_slow_sources_does_not_count_as_being_stuck() -> None:
     graph = Graph("slow")
     source = graph.inject(
         "readings", SlowSource(), schema=Reading, event_time=EventTime("at", unit="us", max_disorder=milliseconds(5))
     )
     source.key_by("device").process(Totals(), name="totals", output=Total)
-    worker = await started(graph, MemoryDatabase(), Limits())
     lease = WatchedLease(Limits(), SystemClock())
-    lease.renewed(SystemClock().monotonic())
-    worker.lease = worker.holdings._lease = lease
+    worker = await started(graph, MemoryDatabase(), Limits(), lease=lease)
 
     await worker.step()
     lease.progressed()
 
-    assert len([i for i in worker.holdings.intervals.values() if i.injector is not None]) == 40
+    assert len([i for i in worker.owned.intervals.values() if i.injector is not None]) == 40
     assert lease.longest_s < 4  # one after the other they take eight seconds
-    await worker._abandon()
+    await worker.abandon()
 
 
-class Meeting:
+class Meeting(Source):
     """Sources that open once all have begun to; those named in `refused` fail then."""
 
     def __init__(self, refused: str = "") -> None:
@@ -176,6 +194,9 @@ class Meeting:
         self.opening: set[str] = set()
         self.open: set[str] = set()
         self.all_there = asyncio.Event()
+
+    def identity(self) -> Identity:
+        return {"kind": "meeting"}
 
     def partitions(self) -> tuple[str, ...]:
         return ("a", "b", "c")
@@ -204,7 +225,7 @@ class MeetingInjector(SlowInjector):
 
 
 @pytest.mark.parametrize("refused", ["", "b"])
-async def test_sources_open_at_once_and_one_that_fails_leaves_none_open_behind(refused: str) -> None:
+async def test_sources_open_concurrently_and_a_failing_one_leaves_none_open(refused: str) -> None:
     meeting, graph = Meeting(refused), Graph("meeting")
     source = graph.inject(
         "readings", meeting, schema=Reading, event_time=EventTime("at", unit="us", max_disorder=milliseconds(5))
@@ -216,20 +237,19 @@ async def test_sources_open_at_once_and_one_that_fails_leaves_none_open_behind(r
         await worker.step()
 
     assert meeting.open == {"a", "b", "c"} - {*refused}
-    await worker._abandon()
+    await worker.abandon()
     assert not meeting.open
 
 
-async def test_finding_many_refused_records_is_not_taken_for_being_stuck(tmp_path: Path) -> None:
+async def test_finding_many_refused_records_does_not_count_as_being_stuck(tmp_path: Path) -> None:
     database = MemoryDatabase()
-    worker = await started(two_stages(tmp_path / "in", readings(100)), database, Limits(lease_ttl_s=60))
+    limits = Limits(lease_ttl_s=60)
+    lease = WatchedLease(limits, SystemClock())
+    worker = await started(two_stages(tmp_path / "in", readings(100)), database, limits, lease=lease)
     database.constrain("largest", "small", lambda row: row["value"] < 50)
-    lease = WatchedLease(Limits(lease_ttl_s=60), SystemClock())
-    lease.renewed(SystemClock().monotonic())
-    worker.lease = worker.holdings._lease = lease
     progressed = 0
     trials = 0
-    commit = worker._store.commit
+    commit = worker.context.store.commit
 
     async def counted(*args: object, trial: bool = False, **how: object) -> None:
         nonlocal progressed, trials
@@ -240,17 +260,17 @@ async def test_finding_many_refused_records_is_not_taken_for_being_stuck(tmp_pat
         await commit(*args, trial=trial, **how)  # type: ignore[arg-type]
 
     marks = [0.0]
-    worker._store.commit = counted  # type: ignore[method-assign]
+    worker.context.store.commit = counted  # type: ignore[method-assign]
     while trials == 0:
         await worker.step()
 
     assert trials > 10
     assert progressed == trials
-    await worker._abandon()
+    await worker.abandon()
 
 
 class Threads(Computation):
-    """Remembers where it was called, and calls what may not be called where an event loop runs."""
+    """Remembers its thread, and calls a function that must not be called where an event loop runs."""
 
     seen: ClassVar[set[int]] = set()
 
@@ -270,7 +290,7 @@ def one_stage(path: Path, computation: Computation, count: int) -> Graph:
     return graph
 
 
-async def test_callbacks_run_in_one_thread_whatever_the_size_of_a_bundle(tmp_path: Path) -> None:
+async def test_callbacks_run_in_one_thread_for_bundles_of_any_size(tmp_path: Path) -> None:
     graph = one_stage(tmp_path / "in", Threads(), 300)
     database = MemoryDatabase()
     worker = await started(graph, database, Limits(bundle_records_max=70, lease_ttl_s=60))
@@ -316,7 +336,7 @@ class Quick(Threads):
         context.produce(Total(record.device, 1, 1, record.value))
 
 
-async def test_callbacks_that_only_compute_are_stepped_without_a_hop_when_few_records_wait(tmp_path: Path) -> None:
+async def test_immediate_callbacks_run_without_a_thread_hop_when_few_records_wait(tmp_path: Path) -> None:
     graph = one_stage(tmp_path / "in", Quick(), 60)
     database = MemoryDatabase()
     worker = await started(graph, database, Limits(bundle_records_max=20))
@@ -331,18 +351,18 @@ async def test_callbacks_that_only_compute_are_stepped_without_a_hop_when_few_re
 async def test_only_a_step_in_the_thread_overlaps_with_the_commit_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, computation: Computation, gathered: int
 ) -> None:
-    monkeypatch.setattr("millpy.runtime.worker.STEP_HERE_S_MAX", 60.0)  # however slow this machine is
+    monkeypatch.setattr("millpy.runtime.turn.STEP_HERE_S_MAX", 60.0)  # however slow this machine is
     worker = await started(one_stage(tmp_path / "in", computation, 60), MemoryDatabase(), Limits(bundle_records_max=20))
-    commit, answered = worker._store.commit, asyncio.Event()
+    commit, answered = worker.context.store.commit, asyncio.Event()
 
     async def held(*args: object, **how: object) -> None:
         await answered.wait()
         await commit(*args, **how)  # type: ignore[arg-type]
 
-    worker._store.commit = held  # type: ignore[method-assign]
-    while worker._in_flight is None:
+    worker.context.store.commit = held  # type: ignore[method-assign]
+    while worker.cycle._committing is None:
         await worker.step()
-    (injector,) = [i.injector for i in worker.holdings.intervals.values() if i.injector is not None]
+    (injector,) = [i.injector for i in worker.owned.intervals.values() if i.injector is not None]
     take, taken = injector.take, 0
 
     async def counted() -> object:
@@ -360,10 +380,10 @@ async def test_only_a_step_in_the_thread_overlaps_with_the_commit_before(
     await stepping
 
     assert taken == 1
-    await worker._abandon()
+    await worker.abandon()
 
 
-async def test_a_worker_that_stops_for_a_mistake_leaves_its_intervals_free_at_once(tmp_path: Path) -> None:
+async def test_a_worker_that_stops_with_an_error_frees_its_intervals_at_once(tmp_path: Path) -> None:
     path = tmp_path / "in"
     graph = two_stages(path, readings(100))
     path.unlink()
@@ -379,14 +399,14 @@ async def test_a_worker_that_stops_for_a_mistake_leaves_its_intervals_free_at_on
 
 
 class Telling(Directory):
-    """Tells what it was told."""
+    """Reports its start and notes as an event."""
 
     def connect(self, setup: SourceSetup) -> FileInjector:
         setup.tell("told", {"start": setup.start, "notes": sorted(setup.notes)})
         return super().connect(setup)
 
 
-async def test_source_learns_where_to_begin_and_what_it_noted_and_its_events_are_stored(tmp_path: Path) -> None:
+async def test_source_receives_its_start_and_notes_and_its_events_are_stored(tmp_path: Path) -> None:
     (tmp_path / "a").write_text(json.dumps(msgspec.to_builtins(next(iter(readings(1))))) + "\n")
     graph = Graph("one_stage")
     source = graph.inject(
@@ -400,16 +420,16 @@ async def test_source_learns_where_to_begin_and_what_it_noted_and_its_events_are
     worker = await started(graph, database, Limits(), start=Instant(7))
     while not database.rows("out"):
         await worker.step()
-    await worker._recover()
-    await worker.housekeeping.relieve()
-    await worker._abandon()
+    await worker.recover()
+    await worker.maintenance.apply_backpressure()
+    await worker.abandon()
 
-    told = [event.detail for _, event in database.events if event.kind == "told"]
-    assert told == [{"start": 7, "notes": []}, {"start": 7, "notes": [str(tmp_path / "a")]}]
+    reported = [event.detail for _, event in database.events if event.kind == "told"]
+    assert reported == [{"start": 7, "notes": []}, {"start": 7, "notes": [str(tmp_path / "a")]}]
     assert len(database.rows("out")) == 1
 
 
-async def test_a_graph_that_sets_every_record_aside_says_so_in_the_log(
+async def test_a_graph_that_dead_letters_every_record_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     graph = two_stages(tmp_path / "in", [])
@@ -423,23 +443,21 @@ async def test_a_graph_that_sets_every_record_aside_says_so_in_the_log(
     assert len(said) <= 2 and all("of readings dead-lettered (undecodable)" in text for text in said), said
 
 
-async def test_what_a_worker_tells_in_an_outage_is_stored_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_events_during_an_outage_are_stored_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     database = MemoryDatabase()
     worker = await started(two_stages(tmp_path / "in", readings(10)), database, Limits())
-    store = worker.holdings._store
-    for name in ("first", "second"):
-        worker.holdings.tell(Event(name, {}))
+    store, events = worker.context.store, worker.context.events
+    for kind in ("first", "second"):
+        events.add(kind, {})
 
     with monkeypatch.context() as outage:
         outage.setattr(store, "record_events", AsyncMock(side_effect=TransientError("the database is away")))
         with pytest.raises(TransientError):
-            await worker.holdings.record_told()
-    worker.holdings.tell(Event("third", {}))
+            await events.store_all()
+    events.add("third", {})
     stored = AsyncMock()
     monkeypatch.setattr(store, "record_events", stored)
-    await worker.holdings.record_told()
-    await worker.holdings.record_told()
+    await events.store_all()
+    await events.store_all()
 
     assert [event.kind for call in stored.await_args_list for event in call.args[1]] == ["first", "second", "third"]

@@ -1,4 +1,4 @@
-"""The slice codec: what is encoded comes back, and damage is noticed."""
+"""The slice codec: slices survive encoding, and damage is detected."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def assert_same(found: Records, expected: Records) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 64, 65, 5_000])
-def test_records_come_back_as_they_were(count: int) -> None:
+def test_records_survive_encoding(count: int) -> None:
     records = some_readings(count)
 
     stored = encode_slice(records)
@@ -96,7 +96,7 @@ def test_records_come_back_as_they_were(count: int) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 3, 2_000])
 @pytest.mark.parametrize("run_length", [1, 2, 700])
-def test_watermarks_before_the_rows_come_back(count: int, run_length: int) -> None:
+def test_row_watermarks_survive_encoding(count: int, run_length: int) -> None:
     watermarks = np.arange(count, dtype=np.int64) // run_length * 1_000_000 - 2**62
     records = some_readings(count, watermarks=watermarks)
 
@@ -105,7 +105,7 @@ def test_watermarks_before_the_rows_come_back(count: int, run_length: int) -> No
     assert_same(decode_slice(READINGS, stored.payload, stored.checksum), records)
 
 
-def test_nested_records_come_back() -> None:
+def test_nested_records_survive_encoding() -> None:
     objects = [Nested(Part("a", [1, 2]), {"x": "y"}), Nested(Part("b", []), {})]
     records = Records(NESTED, np.zeros(2, np.int64), objects=objects)
 
@@ -125,7 +125,7 @@ def test_slice_of_a_larger_batch_holds_only_its_rows() -> None:
     assert decode_slice(READINGS, stored.payload, stored.checksum).objects() == records.objects()[10:12]
 
 
-def test_one_record_is_small() -> None:
+def test_one_record_is_encoded_in_few_bytes() -> None:
     stored = encode_slice(some_readings(1, watermarks=np.zeros(1, np.int64)))
 
     assert len(stored.payload) < 800
@@ -208,7 +208,7 @@ def refused_of_damaged(count: int) -> int:
     return refused
 
 
-def test_whatever_has_the_right_checksum_is_records_or_an_error_and_never_a_crash() -> None:
+def test_bytes_with_a_right_checksum_decode_to_records_or_an_error() -> None:
     # Arrow takes lengths and offsets on trust: a damaged slice ended the process with SIGSEGV.
     script = "from tests.unit.store import test_codec; print(test_codec.refused_of_damaged(6_000))"
 

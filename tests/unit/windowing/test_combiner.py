@@ -1,4 +1,4 @@
-"""A user's own combiner: counted like any aggregate; a record that it does not take is set aside, alone."""
+"""A user's own combiner: counted like any aggregate; a record that it does not take is dead-lettered, alone."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 from millpy.errors import SchemaError
 from millpy.limits import Limits
 from millpy.model.record import RecordType
-from millpy.runtime.ownership import Lease
+from millpy.runtime.lease import Lease
 from millpy.testing.clock import ManualClock
-from millpy.windowing.aggregate import Count
-from millpy.windowing.columnar import WindowedLogic
-from millpy.windowing.combiner import Combiner
+from millpy.windowing.aggregates.combiner import Combiner
+from millpy.windowing.aggregates.numeric import Count
+from millpy.windowing.logic import WindowedLogic
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
-from tests.stages import StageDriver
+from tests.stage_driver import StageDriver
 
 us = timedelta(microseconds=1)
 
@@ -105,7 +105,7 @@ class Consuming(Values):
         return [*accumulator, value]
 
 
-def test_record_that_add_changes_in_place_is_whole_in_other_windows_and_aggregates() -> None:
+def test_record_mutated_by_add_is_unchanged_in_other_windows_and_aggregates() -> None:
     windows = SlidingWindows(1000 * us, every=500 * us)
     logic = WindowedLogic(windows, timedelta(0), {"consumed": Consuming(), "values": Values()})
     output = logic.output_type(RecordType(Reading), ("key",))
@@ -138,24 +138,24 @@ def test_combiner_sees_every_record_once_in_any_bundles(windows: Windows, restar
 
 
 @kinds
-def test_record_that_is_not_taken_is_counted_by_no_aggregate(windows: Windows) -> None:
+def test_rejected_record_is_counted_by_no_aggregate(windows: Windows) -> None:
     subject = driver(windows)
 
     result = subject.feed([of(0, 3), of(1, 13), of(2, 5), of(3, 13, "b"), of(4, 4, "b")])
     subject.finish()
 
-    assert [(letter.reason, letter.key, letter.event_time) for letter in result.dead_letters] == [
+    assert [(dead_letter.reason, dead_letter.key, dead_letter.event_time) for dead_letter in result.dead_letters] == [
         ("user_error", b'"a"', 1),
         ("user_error", b'"b"', 3),
     ]
     assert "thirteen" in result.dead_letters[0].traceback
-    assert result.quarantined_by_input == {0: 2}
+    assert result.dead_lettered_by_input == {0: 2}
     assert panes(subject) == [("a", 2, 2.0, [3.0, 5.0]), ("b", 1, 0.0, [4.0])]
 
 
 @kinds
 @pytest.mark.parametrize(("first", "second"), [(7.0, 8.0), (1.0, 100.0)], ids=["merge", "result"])
-def test_merge_and_result_that_raise_cost_the_new_records_and_leave_the_window_as_it_was(
+def test_merge_or_result_that_raises_rejects_the_new_records_and_keeps_the_window(
     windows: Windows, first: float, second: float
 ) -> None:
     subject = driver(windows)
@@ -165,11 +165,11 @@ def test_merge_and_result_that_raise_cost_the_new_records_and_leave_the_window_a
     subject.restart()
     subject.finish()
 
-    assert [letter.event_time for letter in result.dead_letters] == [1]
+    assert [dead_letter.event_time for dead_letter in result.dead_letters] == [1]
     assert panes(subject) == [("a", 1, 0.0, [first]), ("b", 1, 0.0, [5.0])]
 
 
-def test_refused_record_leaves_all_its_sliding_windows() -> None:
+def test_rejected_record_is_removed_from_all_its_sliding_windows() -> None:
     subject = driver(SlidingWindows(20 * us, every=10 * us))
 
     result = subject.feed([of(12, 13), of(13, 4)])
@@ -179,7 +179,7 @@ def test_refused_record_leaves_all_its_sliding_windows() -> None:
     assert panes(subject) == [("a", 1, 0.0, [4.0]), ("a", 1, 0.0, [4.0])]
 
 
-def test_combiner_names_its_types() -> None:
+def test_combiner_declares_its_types() -> None:
     class Nameless(Combiner[int]):
         result_type = int
 

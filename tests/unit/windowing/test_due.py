@@ -1,4 +1,4 @@
-"""When a window fires, when it expires, and what it holds until then: to the microsecond."""
+"""When a window fires and expires, and its hold until then, to the microsecond."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 
 from millpy.model.record import RecordType
 from millpy.model.time import INSTANT_MAX
-from millpy.windowing.aggregate import Count
-from millpy.windowing.columnar import WindowedLogic
+from millpy.windowing.aggregates.numeric import Count
+from millpy.windowing.logic import WindowedLogic
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
-from tests.stages import StageDriver
+from tests.stage_driver import StageDriver
 
 us = timedelta(microseconds=1)
 LATENESS = 50

@@ -11,7 +11,7 @@ import pytest
 from psycopg.adapt import Transformer
 from psycopg.pq import Format
 
-from millpy.store.postgres.arrays import Bigints, Booleans, Byteas, Doubles, Moments, PgArray, Texts, Uuids
+from millpy.store.postgres.arrays import Bigints, Booleans, Byteas, Doubles, PgArray, Texts, Timestamps, Uuids
 from millpy.store.postgres.statements import statements
 
 
@@ -42,12 +42,12 @@ def test_values_and_nulls_survive(kind: Any, values: list[Any]) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "values"),
-    [(Bigints, np.array([1, -5], np.int64)), (Doubles, np.array([0.5, 2.0])), (Moments, np.array([0, 7], np.int64))],
+    [(Bigints, np.array([1, -5], np.int64)), (Doubles, np.array([0.5, 2.0])), (Timestamps, np.array([0, 7], np.int64))],
 )
-def test_packed_by_numpy_is_the_same(kind: Any, values: Any) -> None:
+def test_packing_by_numpy_gives_the_same_bytes(kind: Any, values: Any) -> None:
     assert kind(values).encoded == kind(values.tolist()).encoded
 
 
-def test_every_statement_says_what_it_is_for() -> None:
+def test_statements_are_sent_without_comments() -> None:
     assert len(statements()) > 50
     assert not any(b"--" in text for text in statements().values())

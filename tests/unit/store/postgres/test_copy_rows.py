@@ -1,4 +1,4 @@
-"""What goes by COPY is in PostgreSQL's binary format, row by row as the columns say."""
+"""COPY data is in PostgreSQL's binary format, and its rows equal the columns."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def loaded(value: bytes | None, type_name: str) -> Any:
     return loader(oid, Transformer()).load(value)
 
 
-def test_rows_are_what_the_columns_say() -> None:
+def test_rows_equal_the_columns() -> None:
     count = 2 * ROWS_AT_ONCE + 1
     words = [None if row % 5 == 0 else "ä" * (row % 4) for row in range(count)]
     whole = [None if row % 3 == 0 else row - 10 for row in range(count)]
@@ -72,7 +72,7 @@ def test_rows_are_what_the_columns_say() -> None:
     assert [loaded(row[3], "bool") for row in rows] == [row % 2 == 0 for row in range(count)]
 
 
-def test_rows_come_in_the_order_asked_for() -> None:
+def test_rows_are_in_the_requested_order() -> None:
     fields = [packed_field(pa.array([1, 2, 3]), ">i8"), bytes_field(pa.array(["a", None, "c"]))]
 
     rows = fields_of(copy_rows(fields, np.array([2, 0, 1]))[0])

@@ -45,19 +45,42 @@ LOST = psycopg.OperationalError(
         ("XX000", CorruptionError),
     ],
 )
-def test_state_tells_the_reaction(sqlstate: str, expected: type[Exception]) -> None:
+def test_sqlstate_decides_the_reaction(sqlstate: str, expected: type[Exception]) -> None:
     assert type(translate(an_error(sqlstate))) is expected
 
 
+@pytest.mark.parametrize(
+    ("sqlstate", "message"),
+    [
+        ("42P01", "a name is missing in the database"),
+        ("42703", "a name is missing in the database"),
+        ("42883", "a name is missing in the database"),
+        ("3F000", "a name is missing in the database"),
+        ("42P07", "another object already has this name"),
+        ("42710", "another object already has this name"),
+        ("42501", "missing rights"),
+        ("42601", "the database rejects a statement"),
+        ("42804", "the database rejects a statement"),
+        ("3D000", "the database refuses these connection settings"),
+        ("28P01", "the database refuses these connection settings"),
+    ],
+)
+def test_wrong_setting_is_named_with_a_hint(sqlstate: str, message: str) -> None:
+    translated = translate(an_error(sqlstate))
+    assert type(translated) is ConfigError
+    assert translated.message == f"{message}: something happened"
+    assert translated.hint
+
+
 @pytest.mark.parametrize("error", [LOST, an_error("57P01"), an_error("55P03")], ids=["lost", "ended", "locked"])
-def test_deploy_that_the_server_breaks_off_ends_in_one_line_and_what_to_do(error: psycopg.Error) -> None:
+def test_deploy_cancelled_by_the_server_ends_in_one_line_with_a_hint(error: psycopg.Error) -> None:
     translated = translate(error)
     assert isinstance(translated, TransientError)
     assert (len(translated.message.splitlines()), "\t" in translated.message, bool(translated.hint)) == (1, False, True)
 
 
 @pytest.mark.parametrize("sqlstate", ["22003", "22021", "22P02", "54000", "P0001", "P0004", "23505"])
-def test_value_that_is_refused_in_a_commit_is_poison(sqlstate: str) -> None:
+def test_refused_value_in_a_commit_is_poison(sqlstate: str) -> None:
     error = translate_commit(an_error(sqlstate), commit_sent=True, users=True)
 
     assert isinstance(error, PoisonError)
@@ -71,7 +94,7 @@ def test_lost_connection_is_unknown_only_once_commit_was_sent(lost: psycopg.Erro
 
 
 @pytest.mark.parametrize("sqlstate", ["40001", "57014", "53100", "25P03"])
-def test_error_that_the_server_named_is_not_unknown(sqlstate: str) -> None:
+def test_error_reported_by_the_server_is_not_an_unknown_outcome(sqlstate: str) -> None:
     error = translate_commit(an_error(sqlstate), commit_sent=True)
 
     assert isinstance(error, TransientError)

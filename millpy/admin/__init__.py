@@ -1,0 +1,1 @@
+"""Queries and requests of operators; never on the hot path."""

@@ -1,0 +1,21 @@
+"""Check the sources of a graph: each source examines what it reads from (`Source.examine`)."""
+
+from __future__ import annotations
+
+from millpy.errors import MillError
+from millpy.graph import Graph
+from millpy.model.finding import Finding, Severity
+
+UNREACHED = "its records wait at the broker; what exceeds the broker's limits is lost"
+
+
+async def examine_sources(graph: Graph) -> list[Finding]:
+    """Return the findings on all sources, in the graph's order."""
+    found: list[Finding] = []
+    for node in graph.injectors():
+        try:
+            async for finding in node.source.examine(graph.permanent_name, node.name):
+                found.append(finding)
+        except MillError as error:
+            found.append(Finding(Severity.ERROR, "broker", f"{node.name}: {error.message}", UNREACHED, error.hint))
+    return found

@@ -1,0 +1,117 @@
+"""List events, each as a sentence: those that workers recorded, dead letters, late records and parked keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from millpy.admin.queries import Admin, Row
+
+COUNTED_MAX = 10_000
+"""How many of the newest dead letters, and late records, are counted; the oldest event then says "or more"."""
+EVENTS = """
+WITH noted AS (
+    SELECT graph, at, kind, detail FROM millpy.events
+     WHERE (CAST(:graph AS text) IS NULL OR graph = :graph) AND at >= CAST(:start AS timestamptz)
+     ORDER BY at DESC LIMIT :rows_max
+), letters AS (
+    SELECT *, min(dead_lettered_at) OVER () AS first_at
+      FROM (SELECT graph, computation, reason, detail, dead_lettered_at, count(*) OVER () AS counted
+              FROM (SELECT * FROM millpy.dead_letters ORDER BY dead_letter_id DESC LIMIT :counted_max) AS n) AS newest
+     WHERE (CAST(:graph AS text) IS NULL OR graph = :graph) AND dead_lettered_at >= CAST(:start AS timestamptz)
+), late AS (
+    SELECT *, min(recorded_at) OVER () AS first_at
+      FROM (SELECT graph, computation, recorded_at, count(*) OVER () AS counted
+              FROM (SELECT * FROM millpy.late_records ORDER BY late_record_id DESC LIMIT :counted_max) AS n) AS newest
+     WHERE (CAST(:graph AS text) IS NULL OR graph = :graph) AND recorded_at >= CAST(:start AS timestamptz)
+), happened AS (
+    SELECT * FROM noted
+     UNION ALL
+    SELECT graph, max(dead_lettered_at), 'dead_lettered',
+           jsonb_build_object('computation', computation, 'reason', reason, 'records', count(*), 'detail', min(detail),
+                              'or_more', max(counted) = :counted_max AND min(dead_lettered_at) = min(first_at))
+      FROM letters GROUP BY graph, computation, reason, date_trunc('minute', dead_lettered_at)
+     UNION ALL
+    SELECT graph, max(recorded_at), 'late',
+           jsonb_build_object('computation', computation, 'records', count(*),
+                              'or_more', max(counted) = :counted_max AND min(recorded_at) = min(first_at))
+      FROM late GROUP BY graph, computation, date_trunc('minute', recorded_at)
+     UNION ALL
+    SELECT graph, parked_at, 'parked', jsonb_build_object('computation', computation, 'key', key, 'detail', detail)
+      FROM millpy.parked
+     WHERE (CAST(:graph AS text) IS NULL OR graph = :graph) AND parked_at >= CAST(:start AS timestamptz)
+)
+SELECT * FROM happened
+ WHERE cardinality(CAST(:kinds AS text[])) = 0 OR kind = ANY (CAST(:kinds AS text[]))
+ ORDER BY at DESC, graph, kind LIMIT :rows_max
+"""
+PLACES = "SELECT interval_id, computation FROM millpy.watermarks"
+
+
+def list_events(admin: Admin, graph: str | None, *, start: str, kinds: Sequence[str], limit: int) -> list[Row]:
+    """Return the newest `limit` events since `start`, oldest first.
+
+    Each row has graph, at, kind, happened (a sentence) and detail (as recorded).
+    """
+    # The statement limits the recorded events before it filters by kind, so kinds need a higher limit.
+    found = admin.ask(
+        EVENTS,
+        graph=graph,
+        start=start or "-infinity",
+        kinds=list(kinds),
+        rows_max=limit if not kinds else max(limit, COUNTED_MAX),
+        counted_max=COUNTED_MAX,
+    )
+    computations = {row["interval_id"]: row["computation"] for row in admin.ask(PLACES)}
+    return [
+        {
+            "graph": row["graph"],
+            "at": row["at"],
+            "kind": row["kind"],
+            "happened": describe(row["kind"], row["detail"], computations),
+            "detail": row["detail"],
+        }
+        for row in reversed(found[:limit])
+    ]
+
+
+def describe(kind: str, detail: Mapping[str, Any], computations: Mapping[int, str]) -> str:
+    """Describe an event in a sentence. For an unknown kind, list its details."""
+
+    def named(ids: Sequence[int]) -> str:
+        return ", ".join(sorted({computations.get(number, f"interval {number}") for number in ids}))
+
+    match kind:
+        case "claimed":
+            taken = _counted(len(detail["intervals"]), "interval")
+            return f"worker {detail['worker'][:8]} took {taken} of {named(detail['intervals'])}"
+        case "fence_refused":
+            return f"a worker that had lost {named(detail['stale'])} was kept from committing"
+        case "lease_expired":
+            return f"worker {detail['worker'][:8]}: {detail['why']}"
+        case "refused":
+            refused = f"{_counted(detail['records'], 'record')} and {_counted(detail['rows'], 'row')}"
+            return f"the database refused {refused}: {detail['reason']}"
+        case "paused":
+            return f"source {detail['stream']} ({detail['partition']}) paused: {detail['reason']}"
+        case "resumed":
+            return f"source {detail['stream']} resumed ({_counted(detail['partitions'], 'partition')})"
+        case "dead_lettered":
+            whose = detail["computation"]
+            return f"{_records(detail)} of {whose} dead-lettered ({detail['reason']}): {detail['detail']}"
+        case "late":
+            return f"{_records(detail)} came too late for {detail['computation']}"
+        case "parked":
+            return f"key {detail['key']} of {detail['computation']} parked: {detail['detail']}"
+        case _ if "what" in detail:
+            return f"source {detail.get('stream', '')} ({detail.get('partition', '')}): {detail['what']}"
+        case _:
+            return ", ".join(f"{name} {value}" for name, value in detail.items())
+
+
+def _records(detail: Mapping[str, Any]) -> str:
+    return _counted(detail["records"], "record", " or more" * detail["or_more"])
+
+
+def _counted(count: int, what: str, more: str = "") -> str:
+    return f"{count}{more} {what}{'s' if count != 1 else ''}"

@@ -1,0 +1,188 @@
+"""Read the documented views for operators. Workers do not use this module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import psycopg
+from psycopg.types.string import TextLoader
+from sqlalchemy import Executable, event, text
+from sqlalchemy.exc import DBAPIError
+
+from millpy.admin.sql import answer
+from millpy.config.database_url import unreadable_url_error
+from millpy.errors import ConfigError, MillError, StoreUnavailableError, UsageError
+from millpy.store.postgres.engine import make_engine
+from millpy.store.postgres.unreachable import unreachable_error
+
+Row = Mapping[str, Any]
+NO_TABLE = "42P01"
+OUR_SCHEMAS = ("mill", "millpy")
+NOT_MIGRATED = {NO_TABLE, "42883", "3F000"}  # no such table, function, schema
+NOT_ONE_COMPUTATION = {"P0002", "42P09"}  # no such computation, or in several graphs
+NOT_A_VALUE = {"22P02", "22007", "22008", "22003"}  # text that is not a number, time, uuid, …
+CANCELLED = "57014"
+RIGHTS_HINT = "log in as a member of a role with these rights; `millpy migrate --roles` creates the roles"
+NO_RIGHTS = "42501"
+REFUSED_BY_POOL = "08"
+
+
+class Admin:
+    """Queries of a database, each answered by one statement and so from one snapshot.
+
+    Args:
+        database_url: a URL that libpq takes.
+        statement_s_max: the seconds after which a statement is cancelled; None for no limit.
+    """
+
+    def __init__(self, database_url: str, *, statement_s_max: float | None = None) -> None:
+        own = {"statement_timeout": str(int((statement_s_max or 0) * 1000))}  # 0 is no limit
+        self._engine = make_engine(database_url, own)
+        event.listen(self._engine, "connect", _read_infinity)
+
+    def graphs(self) -> list[str]:
+        """Return the names of the deployed graphs."""
+        return [row["graph"] for row in self.ask("SELECT graph FROM millpy.graphs ORDER BY graph")]
+
+    def name_of(self, family: str, generation: int) -> str | None:
+        """Return the present name of a generation of a graph; None if it is not deployed."""
+        statement = "SELECT graph FROM millpy.graphs WHERE family = :family AND generation = :generation"
+        found = self.ask(statement, family=family, generation=generation)
+        return str(found[0]["graph"]) if found else None
+
+    def workers(self, graph: str | None = None) -> list[Row]:
+        """Return the workers of one graph or of all, with their leases and intervals."""
+        return self._of_graph("SELECT * FROM millpy.workers", graph)
+
+    def accounting(self, graph: str | None = None) -> list[Row]:
+        """Return the accounting (I8): the counts of each source partition, subscription and result table."""
+        return self._of_graph("SELECT * FROM millpy.accounting", graph)
+
+    def watermarks(self, graph: str | None = None) -> list[Row]:
+        """Return the input and low watermarks of every interval, in the order of the computations."""
+        return self._of_graph("SELECT * FROM millpy.watermarks", graph)
+
+    def sources(self, graph: str | None = None) -> list[Row]:
+        """Return the source partitions with their states and counts."""
+        return self._of_graph("SELECT * FROM millpy.sources", graph)
+
+    def fleet(self, graph: str | None, silent_s: float, rows_max: int) -> list[Row]:
+        """Return the devices that have been silent for `silent_s`, the longest silent first."""
+        return self.ask(
+            "SELECT * FROM millpy.fleet WHERE (CAST(:graph AS text) IS NULL OR graph = :graph)"
+            " AND silent_for >= make_interval(secs => :silent_s) ORDER BY silent_since, key LIMIT :rows_max",
+            graph=graph,
+            silent_s=silent_s,
+            rows_max=rows_max,
+        )
+
+    def resume_source(self, graph: str, stream: str) -> int:
+        """Resume a source; return how many of its partitions were paused."""
+        found = self.change("SELECT millpy.resume_source(:graph, :stream) AS n", graph=graph, stream=stream)
+        return int(found[0]["n"])
+
+    def parked(self, graph: str | None = None) -> list[Row]:
+        """Return the keys that stopped at a failing record, and the records that wait behind it."""
+        return self._of_graph("SELECT * FROM millpy.parked", graph)
+
+    def release_parked(self, graph: str, computation: str, key: str | None, *, discard: bool) -> int:
+        """Request the release of one parked key, or of all if `key` is None. Return the number of keys.
+
+        With `discard`, the failed record becomes a dead letter.
+        """
+        statement = "SELECT millpy.release_parked(:graph, :computation, :key) AS n"
+        if discard:
+            statement = "SELECT millpy.discard_parked(:graph, :computation, :key) AS n"
+        return int(self.change(statement, graph=graph, computation=computation, key=key)[0]["n"])
+
+    def explain_watermark(self, computation: str) -> list[Row]:
+        """Explain what holds back the watermark of `computation` or `graph.computation`: one row per step upstream.
+
+        Raises:
+            UsageError: no graph has the computation, or several have.
+        """
+        graph, _, name = computation.rpartition(".")
+        if graph:
+            statement = "SELECT * FROM millpy.explain_watermark(:graph, :name)"
+            return self.ask(statement, graph=graph, name=name)
+        return self.ask("SELECT * FROM millpy.explain_watermark(:name)", name=name)
+
+    def _of_graph(self, statement: str, graph: str | None) -> list[Row]:
+        return self.ask(statement) if graph is None else self.ask(f"{statement} WHERE graph = :graph", graph=graph)
+
+    def ask(self, statement: str, **parameters: Any) -> list[Row]:
+        """Run one statement that changes nothing, and return its rows."""
+        return self._rows(statement, parameters, commit=False)
+
+    def change(self, statement: str, **parameters: Any) -> list[Row]:
+        """Run and commit one statement, and return its rows."""
+        return self._rows(statement, parameters, commit=True)
+
+    def select(self, statement: Executable) -> list[Row]:
+        """Run a SQLAlchemy statement, and return its rows."""
+        return self._execute(statement, {}, commit=False)
+
+    def read(self, statement: str) -> list[Row]:
+        """Run an operator's statement, which cannot change anything (`sql.py`), and return its rows.
+
+        Raises:
+            UsageError: the text is not SQL, names something that does not exist, or would change the database.
+        """
+        try:
+            with self._engine.connect() as connection:
+                connection.execute(text("SELECT"))  # begin the transaction, with its settings
+                return list(answer(cast("psycopg.Connection[Any]", connection.connection.driver_connection), statement))
+        except (DBAPIError, psycopg.Error) as error:
+            wrapped = error if isinstance(error, DBAPIError) else DBAPIError(None, None, error)
+            state = getattr(wrapped.orig, "sqlstate", None) or ""
+            if state.startswith(("22", "42")) and state != NO_RIGHTS:
+                raise UsageError(
+                    _first_line(wrapped), hint="correct the statement; docs/views.md describes the views"
+                ) from None
+            raise _translated(wrapped) from None
+
+    def _rows(self, statement: str, parameters: Mapping[str, Any], *, commit: bool) -> list[Row]:
+        return self._execute(text(statement), parameters, commit=commit)
+
+    def _execute(self, statement: Executable, parameters: Mapping[str, Any], *, commit: bool) -> list[Row]:
+        try:
+            with self._engine.begin() if commit else self._engine.connect() as connection:
+                result = connection.execute(statement, parameters)
+                return [dict(row) for row in result.mappings()]
+        except DBAPIError as error:
+            raise _translated(error) from None
+
+
+def _read_infinity(connection: psycopg.Connection[Any], _: object) -> None:
+    connection.adapters.register_loader("timestamptz", TextLoader)  # Python has no datetime for infinity
+
+
+def _translated(error: DBAPIError) -> MillError:
+    state = getattr(error.orig, "sqlstate", None)
+    if state == NO_TABLE and not any(f'"{schema}.' in _first_line(error) for schema in OUR_SCHEMAS):
+        return ConfigError(
+            f"a result table is gone: {_first_line(error)}", hint="`millpy graphs` shows what is deployed"
+        )
+    if state in NOT_MIGRATED:
+        return ConfigError("the database has no tables of millpy", hint="run `millpy migrate` first")
+    detail = " ".join(str(error.orig).split())
+    if isinstance(error.orig, psycopg.Error) and state in NOT_ONE_COMPUTATION:
+        message = error.orig.diag.message_primary or detail
+        return UsageError(message, hint="`millpy watermarks` lists them; say which with --explain GRAPH.COMPUTATION")
+    if state in NOT_A_VALUE:
+        return UsageError(_first_line(error), hint="write it as PostgreSQL reads it: 2026-11-20T08:00:00Z, 1.5, true")
+    if state == CANCELLED:
+        return UsageError("the query takes too long", hint="ask for less: give a key, or a span of time")
+    if state == NO_RIGHTS:
+        return ConfigError(f"missing rights: {_first_line(error)}", hint=RIGHTS_HINT)
+    if not state or state.startswith(REFUSED_BY_POOL):
+        if isinstance(error.orig, psycopg.ProgrammingError):
+            return unreadable_url_error()
+        return unreachable_error(str(error.orig))
+    return StoreUnavailableError(f"the database cannot answer: {detail}", hint="try again; its log may say more")
+
+
+def _first_line(error: DBAPIError) -> str:
+    lines = str(error.orig).strip().splitlines()
+    return lines[0] if lines else type(error.orig).__name__

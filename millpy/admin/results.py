@@ -1,0 +1,191 @@
+"""Result tables for operators: list them, select rows by key and time, follow new rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Double,
+    LargeBinary,
+    Numeric,
+    Select,
+    Text,
+    and_,
+    asc,
+    cast,
+    column,
+    desc,
+    literal,
+    or_,
+    select,
+    table,
+)
+from sqlalchemy.dialects.postgresql import JSONB, TIMESTAMP, UUID
+from sqlalchemy.sql.elements import ColumnElement
+
+from millpy.admin.queries import Admin, Row
+from millpy.errors import UsageError
+
+_TYPES: Mapping[str, Any] = {
+    "text": Text(),
+    "bigint": BigInteger(),
+    "numeric": Numeric(),
+    "double precision": Double(),
+    "boolean": Boolean(),
+    "bytea": LargeBinary(),
+    "timestamptz": TIMESTAMP(timezone=True),
+    "uuid": UUID(as_uuid=False),
+    "jsonb": JSONB(),
+}
+TABLES = """
+    SELECT graph, name, kind, computation, key_columns, value_columns, current
+      FROM millpy.result_tables JOIN millpy.graphs USING (graph) ORDER BY graph, name
+"""
+PROGRESS = "SELECT interval_id, bundle FROM millpy.watermarks WHERE graph = :graph AND computation = :computation"
+
+
+@dataclass(frozen=True, slots=True)
+class DeployedTable:
+    """A deployed result table.
+
+    Attributes:
+        kind: windowed or records.
+        keys: name -> SQL type of the key columns; empty for records.
+        values: name -> SQL type of the value columns.
+        current: whether it belongs to the generation that has the graph's name.
+    """
+
+    graph: str
+    name: str
+    kind: str
+    computation: str
+    keys: Mapping[str, str]
+    values: Mapping[str, str]
+    current: bool = True
+
+    @property
+    def time(self) -> str:
+        """Return the time column: a window's start, or a record's event time."""
+        return "window_start" if self.kind == "windowed" else "event_time"
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """Return the columns that identify a row."""
+        if self.kind == "windowed":
+            return (*self.keys, "window_start", "window_end")
+        return ("interval_id", "bundle", "ordinal")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Return all columns in the table's order, then `is_final`."""
+        written = ("emitted_at", "interval_id", "bundle", "is_final")
+        if self.kind == "records":
+            return (*self.values, "event_time", "ordinal", *written)
+        window = ("window_start", "window_end", *self.values, "pane_index", "pane_timing", "late_count")
+        return (*self.keys, *window, *written)
+
+    def type_of(self, name: str) -> str:
+        """Return the SQL type of a key or value column.
+
+        Raises:
+            UsageError: the table has no such column.
+        """
+        types = {**self.keys, **self.values}
+        if name not in types:
+            raise UsageError(f"{self.graph}.{self.name} has no column {name!r}", hint=f"it has: {', '.join(types)}")
+        return types[name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFilter:
+    """Selects the newest `limit` rows with these values in the time span [start, end).
+
+    Attributes:
+        values: column -> value, as text that PostgreSQL reads.
+        start, end: times as text that PostgreSQL reads; empty for no bound.
+        final: whether the rows must be final, or must not be; None for both.
+    """
+
+    values: Mapping[str, str]
+    start: str = ""
+    end: str = ""
+    final: bool | None = None
+    limit: int
+
+
+def result_tables(admin: Admin) -> list[DeployedTable]:
+    """Return the result tables of all graphs."""
+    return [
+        DeployedTable(
+            row["graph"],
+            row["name"],
+            row["kind"],
+            row["computation"],
+            {name: kind for name, kind, _ in row["key_columns"]},
+            {name: kind for name, kind, _ in row["value_columns"]},
+            row["current"],
+        )
+        for row in admin.ask(TABLES)
+    ]
+
+
+def newest(admin: Admin, result_table: DeployedTable, wanted: RowFilter) -> list[Row]:
+    """Return the newest rows by time, oldest first.
+
+    Raises:
+        UsageError: a column is unknown, a value does not fit its type, or the table is too large for one scan.
+    """
+    order: list[ColumnElement[Any]] = [
+        desc(column(result_table.time)),
+        *(asc(column(name)) for name in result_table.identity if name != result_table.time),
+    ]
+    found = admin.select(_select(result_table, wanted).order_by(*order).limit(wanted.limit))
+    return _in_time(result_table, found)
+
+
+def progress(admin: Admin, result_table: DeployedTable) -> dict[int, int]:
+    """Return the newest committed bundle of every interval that writes the table."""
+    rows = admin.ask(PROGRESS, graph=result_table.graph, computation=result_table.computation)
+    return {row["interval_id"]: row["bundle"] for row in rows}
+
+
+def written_since(
+    admin: Admin, result_table: DeployedTable, wanted: RowFilter, bundles: Mapping[int, int]
+) -> list[Row]:
+    """Return the rows written by bundles after these, in order of time; all of them, whatever `limit` says.
+
+    An interval's bundles commit in order (I2), so no row is missed.
+    """
+    newer = or_(
+        *(
+            and_(column("interval_id") == literal(interval, BigInteger), column("bundle") > literal(bundle, BigInteger))
+            for interval, bundle in bundles.items()
+        )
+    )
+    order: list[ColumnElement[Any]] = [asc(column(name)) for name in result_table.identity]
+    return _in_time(result_table, admin.select(_select(result_table, wanted).where(newer).order_by(*order)))
+
+
+def _select(result_table: DeployedTable, wanted: RowFilter) -> Select[Any]:
+    names: Sequence[str] = result_table.columns
+    view = table(f"{result_table.name}_status", *map(column, names), schema=result_table.graph)
+    conditions: list[ColumnElement[bool]] = [
+        column(name) == cast(literal(text, Text), _TYPES[result_table.type_of(name)])
+        for name, text in wanted.values.items()
+    ]
+    moment = TIMESTAMP(timezone=True)
+    if wanted.start:
+        conditions.append(column(result_table.time) >= cast(literal(wanted.start, Text), moment))
+    if wanted.end:
+        conditions.append(column(result_table.time) < cast(literal(wanted.end, Text), moment))
+    if wanted.final is not None:
+        conditions.append(column("is_final") == literal(wanted.final, Boolean))
+    return select(*view.columns).where(*conditions)
+
+
+def _in_time(result_table: DeployedTable, rows: Sequence[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: str(row[result_table.time]))  # rows of one time keep the order of their keys

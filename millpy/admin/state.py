@@ -1,0 +1,73 @@
+"""Read the stored state of keys: cells, timers and open windows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from millpy.admin.queries import Admin, Row
+from millpy.errors import UsageError
+
+COMPUTATIONS = "SELECT graph, computation, interval_id FROM millpy.watermarks"
+# The index finds the row by the hash of the key; comparing the key itself rules out collisions.
+_OF_KEY = """
+     WHERE interval_id = ANY (CAST(:intervals AS bigint[]))
+       AND (CAST(:keys AS text[]) IS NULL
+            OR (hashtextextended(key, 0) IN (SELECT hashtextextended(k, 0) FROM unnest(CAST(:keys AS text[])) AS k)
+                AND key = ANY (CAST(:keys AS text[]))))
+"""
+_SELECTED = {
+    "state": ("SELECT key, cell, subkey, value FROM millpy.state", "key, cell, subkey"),
+    "timers": ("SELECT key, timer, time_domain, fires_at, value FROM millpy.timers", "fires_at, key, timer"),
+    "windows": (
+        "SELECT key, window_start, window_end, expires_at, value FROM millpy.windows",
+        "window_start, window_end, key",
+    ),
+}
+STATEMENTS = {
+    what: " ".join([selected, _OF_KEY, "ORDER BY", order, "LIMIT :rows_max"])
+    for what, (selected, order) in _SELECTED.items()
+}
+
+
+def stored(admin: Admin, graph: str | None, computation: str, key: str | None, limit: int) -> Mapping[str, list[Row]]:
+    """Return the stored `state` (cells), `timers` and open `windows` of one key of a computation, or of all keys.
+
+    Args:
+        admin: the database.
+        graph: the graph of the computation; None for any.
+        computation: its name, or `graph.name`.
+        key: the key, as text or as JSON; None for all keys.
+        limit: the maximum number of rows of each kind.
+
+    Raises:
+        UsageError: no graph has the computation, or several have.
+    """
+    intervals = _intervals(admin, graph, computation)
+    keys = None if key is None else _spellings(key)
+    return {
+        what: admin.ask(statement, intervals=intervals, keys=keys, rows_max=limit)
+        for what, statement in STATEMENTS.items()
+    }
+
+
+def _intervals(admin: Admin, graph: str | None, computation: str) -> list[int]:
+    places = [row for row in admin.ask(COMPUTATIONS) if graph is None or row["graph"] == graph]
+    named = [row for row in places if computation in (row["computation"], f"{row['graph']}.{row['computation']}")]
+    names = sorted({f"{row['graph']}.{row['computation']}" for row in named})
+    if not names:
+        there = ", ".join(sorted({row["computation"] for row in places})) or "none"
+        raise UsageError(f"there is no computation {computation!r}", hint=f"there are: {there}")
+    if len(names) > 1:
+        raise UsageError(f"several graphs have a computation {computation!r}", hint=f"name one: {', '.join(names)}")
+    return [row["interval_id"] for row in named]
+
+
+def _spellings(key: str) -> Sequence[str]:
+    """Return the JSON texts under which a key may be stored."""
+    found = {json.dumps(key, ensure_ascii=False)}
+    try:
+        found.add(json.dumps(json.loads(key), ensure_ascii=False, separators=(",", ":")))
+    except json.JSONDecodeError:
+        pass
+    return sorted(found)

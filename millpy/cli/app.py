@@ -1,0 +1,158 @@
+"""The command line: the app and its two short commands; every other command has a module in `millpy.cli`."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+from typer.exceptions import Abort, TyperException
+
+from millpy.admin.queries import Admin, Row
+from millpy.cli import (
+    crash_test,
+    dead_letters,
+    demo,
+    deploy,
+    doctor,
+    events,
+    generations,
+    init,
+    migrate,
+    parked,
+    report,
+    run,
+    sources,
+    sql,
+    state,
+    windows,
+)
+from millpy.cli.options import DatabaseOption, GraphArgument, JsonOption, handle_errors, show
+from millpy.cli.text_table import say
+from millpy.errors import MillError, UsageError
+from millpy.process.exit import report_error
+
+app = typer.Typer(
+    name="millpy",
+    help="Exactly-once stream processing on PostgreSQL.\n\n"
+    "`millpy init` writes an example, `millpy run` runs it, `millpy windows` shows its results.",
+    epilog="The database is --database, else MILLPY_DATABASE_URL, else an embedded one in .millpy/. Exit status: 0 "
+    "success, 1 failure, 2 a mistake in the command, the graph or a setting, 3 a broken invariant (the worker stopped "
+    "and kept everything), 130 interrupted by Ctrl-C.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        say(f"millpy {version('millpy')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Handle the options before a command."""
+
+
+@handle_errors
+def status(graph: GraphArgument = None, database: DatabaseOption = None, as_json: JsonOption = False) -> None:
+    """Show workers, source partitions and the accounting of records."""
+
+    def ask(admin: Admin, name: str | None) -> dict[str, list[Row]]:
+        return {"workers": admin.workers(name), "sources": admin.sources(name), "accounting": admin.accounting(name)}
+
+    show(graph, database, as_json, ask)
+
+
+@handle_errors
+def watermarks(
+    graph: GraphArgument = None,
+    explain: Annotated[
+        str, typer.Option("--explain", metavar="[GRAPH.]COMPUTATION", help="Explain what holds back its watermark.")
+    ] = "",
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the watermarks: how far event time has come, and what holds it back."""
+
+    def ask(admin: Admin, name: str | None) -> dict[str, list[Row]]:
+        if not explain:
+            return {"watermarks": admin.watermarks(name)}
+        one = explain if name is None or "." in explain else f"{name}.{explain}"
+        return {"explanation": admin.explain_watermark(one)}
+
+    show(graph, database, as_json, ask)
+
+
+COMMANDS: dict[str, dict[str, Callable[..., object] | typer.Typer]] = {
+    "Run a graph": {
+        "init": init.init,
+        "demo": demo.demo,
+        "run": run.run,
+        "deploy": deploy.deploy,
+        "switch": generations.switch,
+        "drop": generations.drop,
+        "migrate": migrate.migrate,
+    },
+    "See its results": {
+        "windows": windows.windows,
+        "sql": sql.sql,
+        "report": report.report,
+        "state": state.state,
+    },
+    "Monitor it": {
+        "status": status,
+        "graphs": generations.graphs,
+        "watermarks": watermarks,
+        "events": events.events,
+        "sources": sources.sources,
+        "fleet": sources.fleet,
+        "doctor": doctor.doctor,
+    },
+    "Replay or discard": {
+        "dead-letters": dead_letters.dead_letters,
+        "late": dead_letters.late,
+        "parked": parked.parked,
+    },
+    "Test it": {"crash-test": handle_errors(crash_test.command)},
+}
+"""The commands and groups of commands, in the order and under the headings of `millpy --help`."""
+for _heading, _commands in COMMANDS.items():
+    for _name, _command in _commands.items():
+        if isinstance(_command, typer.Typer):
+            app.add_typer(_command, name=_name, rich_help_panel=_heading)
+        else:
+            app.command(_name, rich_help_panel=_heading)(_command)
+
+
+def main() -> None:
+    """Run the `millpy` command."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error does: a terminal may lack characters
+    try:
+        status = app(prog_name="millpy", standalone_mode=False)
+    except Abort:  # the answer to a question was no, or the input ended
+        refused = MillError("not confirmed; nothing was done", hint="give --yes to skip the question")
+        status = report_error(refused, as_json="--json" in sys.argv)
+    except TyperException as error:
+        status = error.exit_code
+        if type(error).__name__ != "NoArgsIsHelpError":  # typer has printed the help
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context else "millpy"
+            message = " ".join(error.format_message().splitlines())
+            message = message.replace(": Input should", ": it should").replace(": Value error, ", ": ")
+            hint = f"see `{command} --help`"
+            report_error(UsageError(message[:1].lower() + message[1:], hint=hint), as_json="--json" in sys.argv)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""`millpy deploy`: list the changes that a graph's file makes to the deployed graph, then deploy or refuse them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from millpy.cli import text_table as tables
+from millpy.cli.options import DatabaseOption, JsonOption, handle_errors, print_json, settings_of
+from millpy.errors import GraphError
+from millpy.model.deployment import GraphSpec, Upgrade
+from millpy.model.graph_changes import GraphChange, of_kind
+from millpy.model.versions import MIGRATE, NEW_GENERATION, cannot_deploy
+from millpy.observability.status_line import working
+from millpy.store.postgres.store import PostgresStore
+
+WAY_BACK = "the file lacks parts of the deployed graph: add them, or remove them with millpy deploy FILE --back"
+MARKS = {"addition": "+", "setting": "~", "state": "^", "meaning": "!", "back": "-"}
+
+
+@handle_errors
+def deploy(
+    graph: Annotated[str, typer.Argument(metavar="GRAPH.py", help="Python file that defines a Graph.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
+    upgrade: Annotated[
+        bool, typer.Option("--upgrade", help="Migrate state with the functions given to graph.upgrade().")
+    ] = False,
+    back: Annotated[
+        bool, typer.Option("--back", help="Remove the parts that this file lacks, with their stored data.")
+    ] = False,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Deploy a graph, or its changes; refuse a change that does not fit the stored data.
+
+    Exit status: 0 deployed, nothing to deploy, or (--dry-run) deployable; 1 failed, try again; 2 refused.
+    """
+    from millpy.process.graph_loader import load_graph  # imported here: --help does not need the engine
+    from millpy.process.launcher import database as connected
+
+    loaded = load_graph(graph)
+    upgrades = loaded.upgrades if upgrade else {}
+    with connected(settings_of(database), graph, create=not dry_run) as url, working(f"deploying graph {loaded.name}"):
+        asyncio.run(_deploy(url, loaded.spec(), upgrades, back=back, dry_run=dry_run, as_json=as_json))
+
+
+async def _deploy(
+    url: str, spec: GraphSpec, upgrades: Mapping[str, Upgrade], *, back: bool, dry_run: bool, as_json: bool
+) -> None:
+    async with PostgresStore(url) as store:
+        found = await store.compare(spec, upgrades=upgrades, back=back)
+        version, changes = found if found is not None else (None, ())
+        refused = refusals(changes, upgrades)
+        deployed = version
+        notes: Sequence[str] = ()
+        if not (dry_run or refused) and (version is None or changes):
+            deployment = await store.deploy(spec, on_purpose=True, upgrades=upgrades, back=back)
+            deployed = deployment.version
+            notes = deployment.changes if version is None else ()
+        lacks = bool(refused) and await _only_lacks(store, spec, upgrades)
+    _show(spec, version, deployed, changes, notes, refused=bool(refused), dry_run=dry_run, as_json=as_json)
+    if refused:
+        raise GraphError(
+            cannot_deploy(spec.name, refused),
+            hint=WAY_BACK if lacks else _hint(refused),
+        )
+
+
+async def _only_lacks(store: PostgresStore, spec: GraphSpec, upgrades: Mapping[str, Upgrade]) -> bool:
+    """Tell whether the file is the deployed graph without some of its additions."""
+    try:
+        return await store.compare(spec, upgrades=upgrades, back=True) is not None
+    except GraphError:
+        return False
+
+
+def refusals(changes: Sequence[GraphChange], upgrades: Collection[str]) -> list[GraphChange]:
+    """Return the changes that cannot be deployed."""
+    states = [change for change in of_kind("state", changes) if change.computation not in upgrades]
+    return [*of_kind("meaning", changes), *states]
+
+
+def _hint(refused: Sequence[GraphChange]) -> str:
+    if all(change.kind == "state" for change in refused):
+        return MIGRATE
+    return NEW_GENERATION
+
+
+def _show(
+    spec: GraphSpec,
+    version: int | None,
+    deployed: int | None,
+    changes: Sequence[GraphChange],
+    notes: Sequence[str],
+    *,
+    refused: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    if as_json:
+        answer: dict[str, Any] = {
+            "graph": spec.name,
+            "generation": spec.generation,
+            "version": version,
+            "deployed": deployed,
+            "dry_run": dry_run,
+            "refused": refused,
+            "changes": [{"kind": c.kind, "subject": c.subject, "difference": c.difference} for c in changes],
+            "notes": list(notes),
+        }
+        print_json(answer)
+        return
+    if version is None:
+        steps = f"{_counted(len(spec.computations), 'computation')} and {_counted(len(spec.tables), 'result table')}"
+        which = f"generation {spec.generation} of graph" if spec.generation > 1 else "graph"
+        tables.say(f"{which} {spec.name} is new: {steps}")
+    elif not changes:
+        tables.say(f"graph {spec.name} is deployed already: version {version}")
+    else:
+        tables.say(
+            f"graph {spec.name}, version {version}, would change" if deployed == version else f"graph {spec.name}:"
+        )
+        for change in changes:
+            tables.say(f"  {MARKS[change.kind]} {change}")
+    if deployed != version:
+        tables.say(f"version {deployed} is deployed")
+        for note in notes:
+            tables.say(f"  {note}")
+        if notes:
+            tables.say(f"when it has caught up: millpy switch {spec.name} {spec.generation}")
+        if version is not None:
+            tables.say(f"workers of version {version} stop at their next commit: restart them with this file")
+    elif dry_run and (version is None or changes):
+        tables.say("nothing was changed (--dry-run)")
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -1,0 +1,88 @@
+"""`millpy sources` and `millpy fleet`: list the source partitions, resume paused ones, list the devices."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from millpy.admin.queries import Admin, Row
+from millpy.cli import text_table as tables
+from millpy.cli.options import (
+    DatabaseOption,
+    GraphArgument,
+    JsonOption,
+    connected_to,
+    graph_in,
+    handle_errors,
+    print_json,
+    settings_of,
+    show,
+)
+from millpy.errors import UsageError
+
+sources = typer.Typer(help="List the source partitions, and resume paused ones.", no_args_is_help=True)
+
+
+@sources.command("list")
+@handle_errors
+def list_sources(graph: GraphArgument = None, database: DatabaseOption = None, as_json: JsonOption = False) -> None:
+    """List the partitions of all sources, and why some are paused."""
+    show(graph, database, as_json, lambda admin, name: {"sources": admin.sources(name)})
+
+
+@sources.command("resume")
+@handle_errors
+def resume(
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="Stream of the source.")],
+    graph: GraphArgument = None,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Resume a source that was paused because too many of its records became dead letters."""
+    with connected_to(settings_of(database), graph) as admin:
+        name = graph_in(admin, graph)
+        paused = {row["graph"] for row in admin.sources(name) if row["stream"] == stream and row["paused_at"]}
+        if not paused:
+            raise UsageError(f"no source {stream!r} is paused", hint="`millpy sources list` lists those that are")
+        if len(paused) > 1:
+            raise UsageError(f"{stream!r} is paused in several graphs", hint="give the graph's file as well")
+        (paused_graph,) = paused
+        resumed = admin.resume_source(paused_graph, stream)
+    if as_json:
+        print_json({"graph": paused_graph, "stream": stream, "resumed": resumed})
+        return
+    tables.say(f"resumed {resumed} source partitions of {stream}")
+
+
+COLUMNS = (
+    "graph", "stream", "source_partition", "device", "last_event_time", "lag", "silent_for", "rate", "records",
+    "duplicates", "late",
+)  # fmt: skip
+
+
+@handle_errors
+def fleet(
+    graph: GraphArgument = None,
+    silent_s: Annotated[
+        float, typer.Option("--silent", metavar="S", min=0, help="Only devices silent for S seconds.")
+    ] = 0.0,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=1, help="Show only the N that are silent the longest.")
+    ] = 50,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the devices behind the sources: last event time, rate, duplicates, late records and dead letters."""
+
+    def ask(admin: Admin, name: str | None) -> dict[str, list[Row]]:
+        rows = admin.fleet(name, silent_s, limit)
+        return {"fleet": rows if as_json else [_short(row) for row in rows]}
+
+    show(graph, database, as_json, ask)
+
+
+def _short(row: Row) -> Row:
+    short = {name: row[name] for name in (*COLUMNS, "dead_letters")}
+    seconds = {name: row[name].total_seconds() for name in ("lag", "silent_for") if row[name] is not None}
+    return short | {name: f"{value:.1f} s" for name, value in seconds.items()} | {"rate": f"{row['rate']:.2f}/s"}

@@ -1,0 +1,1 @@
+"""Settings, secrets and database URLs."""

@@ -1,0 +1,221 @@
+"""The deployed graph as the runtime walks it: computations in topological order, with their producers and consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from millpy.graph import Graph, InjectorNode, StageNode
+from millpy.limits import Limits
+from millpy.model.deployment import DeployedInterval, Deployment
+from millpy.model.record import RecordType
+from millpy.model.stage import Stage, StageBinding
+from millpy.model.step_progress import StepProgress
+from millpy.model.time import microseconds
+from millpy.operators.stateless import Chain
+from millpy.windowing.operator import WindowSpec
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingSubscription:
+    """One subscription as its producer sees it.
+
+    Attributes:
+        input: index of the stream among the consumer's inputs.
+        operators: operators that productions go through before they are split by key.
+        record_type: type of the records behind the operators.
+        consumer_ids: interval ids of the consuming computation, by index.
+        los: lower bound of each of those intervals (int64), ascending from 0.
+    """
+
+    subscription_id: int
+    stream: str
+    consumer: str
+    input: int
+    operators: Chain
+    key_fields: tuple[str, ...]
+    record_type: RecordType
+    consumer_ids: tuple[int, ...]
+    los: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class IncomingSubscription:
+    """One subscription as its consumer sees it."""
+
+    subscription_id: int
+    input: int
+    key_fields: tuple[str, ...]
+    record_type: RecordType
+
+
+@dataclass(frozen=True, slots=True)
+class ComputationPlan:
+    """One computation with its subscriptions and its neighbors.
+
+    Attributes:
+        outgoing: subscriptions to its streams.
+        incoming: its own subscriptions, by id.
+        producers: producer interval id -> ids of this computation's subscriptions to it.
+        consumers: interval ids of all consuming computations (each once).
+        stage: the stage; None for an injector.
+        immediate: whether the user has declared that the operators behind it only compute.
+    """
+
+    name: str
+    node: InjectorNode | StageNode
+    intervals: tuple[DeployedInterval, ...]
+    outgoing: tuple[OutgoingSubscription, ...]
+    incoming: dict[int, IncomingSubscription]
+    producers: dict[int, tuple[int, ...]]
+    consumers: tuple[int, ...]
+    stage: Stage | None
+    immediate: bool
+
+    @property
+    def keeps_ids(self) -> bool:
+        """Whether it deduplicates, so that its intervals need their dedupe runs."""
+        return self.node.keeps_ids if isinstance(self.node, StageNode) else self.node.dedupe is not None
+
+    def devices(self) -> tuple[str, ...]:
+        """Return the fields that name a source's devices: the graph's choice, or the first key without operators."""
+        assert isinstance(self.node, InjectorNode)
+        if self.node.device is not None:
+            return self.node.device
+        return next((subscription.key_fields for subscription in self.outgoing if not subscription.operators), ())
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All computations of one deployed graph, producers before consumers.
+
+    Attributes:
+        permanent_name: the name of this generation for brokers and monitoring.
+        by_interval: interval id -> its computation.
+        max_skew_us: how far a source may be ahead of the slowest; None for no limit.
+        progress: what the watchdog sees of a step.
+    """
+
+    deployment: Deployment
+    permanent_name: str
+    generation: int
+    computations: tuple[ComputationPlan, ...]
+    by_interval: dict[int, ComputationPlan]
+    max_skew_us: int | None = None
+    progress: StepProgress = field(default_factory=StepProgress)
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the computations in topological order."""
+        return tuple(computation.name for computation in self.computations)
+
+    def table_writers(self) -> dict[int, str]:
+        """Return the name of the computation that writes each result table, by the table's id."""
+        return {
+            self.deployment.table_ids[stream.table]: computation.name
+            for computation in self.computations
+            if isinstance(computation.node, StageNode)
+            for stream in computation.node.outputs
+            if stream.table is not None
+        }
+
+    def writer_of(self, table: str) -> str | None:
+        """Return the name of the computation that writes a result table, if there is one."""
+        table_id = self.deployment.table_ids.get(table)
+        return None if table_id is None else self.table_writers().get(table_id)
+
+    def __iter__(self) -> Iterator[ComputationPlan]:
+        return iter(self.computations)
+
+
+def plan(graph: Graph, deployment: Deployment, limits: Limits) -> Plan:
+    """Join a graph with the ids under which it is deployed."""
+    progress = StepProgress()
+    stages = [node for node in graph.nodes if isinstance(node, StageNode)]
+    windowed = sum(len(deployment.intervals_of(stage.name)) for stage in stages if isinstance(stage.logic, WindowSpec))
+    computations = []
+    for node in graph.nodes:
+        streams = [node.name] if isinstance(node, InjectorNode) else [stream.name for stream in node.outputs]
+        outgoing = [
+            subscription
+            for stage in stages
+            for subscription in _outgoing(stage, deployment)
+            if subscription.stream in streams
+        ]
+        incoming, producers = _incoming(node, deployment) if isinstance(node, StageNode) else ({}, {})
+        consumers = tuple(dict.fromkeys(c for subscription in outgoing for c in subscription.consumer_ids))
+        stage = None
+        if isinstance(node, StageNode):
+            binding = _binding(node, deployment, frozenset(o.stream for o in outgoing), limits, progress)
+            stage = node.logic.bind(replace(binding, windowed_intervals=max(1, windowed)))
+        immediate = all(operator.immediate for subscription in outgoing for operator in subscription.operators)
+        computations.append(
+            ComputationPlan(
+                node.name,
+                node,
+                deployment.intervals_of(node.name),
+                tuple(outgoing),
+                incoming,
+                producers,
+                consumers,
+                stage,
+                immediate,
+            )
+        )
+    by_interval = {interval.interval_id: c for c in computations for interval in c.intervals}
+    max_skew_us = None if graph.max_skew is None else microseconds(graph.max_skew)
+    return Plan(
+        deployment, graph.permanent_name, graph.generation, tuple(computations), by_interval, max_skew_us, progress
+    )
+
+
+def _outgoing(consumer: StageNode, deployment: Deployment) -> list[OutgoingSubscription]:
+    intervals = deployment.intervals_of(consumer.name)
+    los = np.array([interval.keys.lo for interval in intervals if interval.keys is not None], np.int64)
+    return [
+        OutgoingSubscription(
+            subscription_id=deployment.subscription_ids[(taken.stream.name, consumer.name, index)],
+            stream=taken.stream.name,
+            consumer=consumer.name,
+            input=index,
+            operators=taken.operators,
+            key_fields=taken.fields,
+            record_type=taken.record_type,
+            consumer_ids=tuple(interval.interval_id for interval in intervals),
+            los=los,
+        )
+        for index, taken in enumerate(consumer.inputs)
+    ]
+
+
+def _incoming(
+    node: StageNode, deployment: Deployment
+) -> tuple[dict[int, IncomingSubscription], dict[int, tuple[int, ...]]]:
+    incoming: dict[int, IncomingSubscription] = {}
+    producers: dict[int, tuple[int, ...]] = {}
+    for index, taken in enumerate(node.inputs):
+        subscription_id = deployment.subscription_ids[(taken.stream.name, node.name, index)]
+        incoming[subscription_id] = IncomingSubscription(subscription_id, index, taken.fields, taken.record_type)
+        for interval in deployment.intervals_of(taken.producer.name):
+            known = producers.get(interval.interval_id, ())
+            producers[interval.interval_id] = (*known, subscription_id)
+    return incoming, producers
+
+
+def _binding(
+    node: StageNode, deployment: Deployment, subscribed: frozenset[str], limits: Limits, progress: StepProgress
+) -> StageBinding:
+    return StageBinding(
+        computation=node.name,
+        inputs=tuple(
+            replace(spec, subscription_id=deployment.subscription_ids[(spec.stream, node.name, index)])
+            for index, spec in enumerate(node.input_specs())
+        ),
+        outputs={stream.name: stream.record_type for stream in node.outputs},
+        tables={stream.name: deployment.table_ids[stream.table] for stream in node.outputs if stream.table},
+        subscribed=subscribed,
+        limits=limits,
+        progress=progress,
+    )

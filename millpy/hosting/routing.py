@@ -1,0 +1,247 @@
+"""Routing of a bundle's productions to their consumers: in memory or as segments.
+
+A bundle goes in memory only to a consumer that has consumed all earlier segments of that producer; every other
+consumer gets its slice in a segment, in the same commit.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from millpy.hosting.interval_state import IntervalState
+from millpy.hosting.plan import OutgoingSubscription
+from millpy.limits import Limits
+from millpy.model.bundle import Bundle
+from millpy.model.checkpoint import DeadLetter, Segment, StoredSlice
+from millpy.model.dead_letter import dead_letter_of, payload_of
+from millpy.model.keys import KeyColumn, KeyHasher
+from millpy.model.record import Records, concat
+from millpy.model.step_progress import StepProgress
+from millpy.model.time import Instant
+from millpy.operators.stateless import ChainOutput, Chains
+from millpy.store.codec import encode_slice
+from millpy.store.protocol import SegmentQuery
+
+
+@dataclass(slots=True)
+class Delivery:
+    """What reaches a consumer of one producer's bundle: the records of one subscription, a position, or both.
+
+    The last delivery of a bundle moves the cursor.
+
+    Attributes:
+        producer: interval that made them.
+        seq, watermark: the bundle's number, and the producer's low watermark there.
+        bundle: the records; None if only the position moves.
+        moves_cursor: whether the consumer's cursor moves to `seq` and `watermark`, after the records.
+        polled: whether the records are input of the turn and not made in it, so that poison isolation counts them.
+    """
+
+    producer: int
+    seq: int
+    watermark: Instant
+    bundle: Bundle | None
+    moves_cursor: bool
+    polled: bool = False
+
+
+class Router:
+    """Routes the productions of one worker's intervals to their consumers, here and in other workers."""
+
+    def __init__(self, limits: Limits, hasher: KeyHasher, progress: StepProgress) -> None:
+        self._progress = progress
+        self._limits = limits
+        self._hasher = hasher
+
+    def emit(
+        self,
+        producer: IntervalState,
+        productions: Mapping[str, Records],
+        emitted: Mapping[str, int],
+        intervals: Mapping[int, IntervalState],
+        deliveries: dict[int, list[Delivery]],
+        again: Mapping[int, Records],
+    ) -> tuple[list[Segment], list[DeadLetter]]:
+        """Route a bundle's productions: in memory to current local consumers, to all others as segments.
+
+        On the way the records go through the operators of each consumer; a record on which an operator fails becomes a
+        dead letter. `emitted` is the number of records per stream, as their producer counted them (I8). `again` holds
+        replayed records that operators had dead-lettered, by subscription.
+        """
+        current = {
+            consumer
+            for consumer in producer.plan.consumers
+            if consumer in intervals and _takes_in_memory(intervals[consumer], producer, deliveries[consumer])
+        }
+        segments = []
+        letters: list[DeadLetter] = []
+        chains = Chains(productions, self._limits.record_attempts_max, self._progress)
+        for subscription in producer.plan.outgoing:
+            producer.count("produced", str(subscription.subscription_id), emitted.get(subscription.stream, 0))
+            parts = _through(producer, subscription, chains, productions, letters)
+            if (retried := again.get(subscription.subscription_id)) is not None:
+                producer.count("dead_lettered", str(subscription.subscription_id), -len(retried))
+                before = {subscription.stream: retried}
+                again_through = Chains(before, self._limits.record_attempts_max, self._progress)
+                parts += _through(producer, subscription, again_through, before, letters)
+            if not parts:
+                continue
+            records = concat(parts)
+            slices: list[StoredSlice | None] = [None] * len(subscription.consumer_ids)
+            for index, part, keys in _split(records, records.keys(subscription.key_fields, self._hasher), subscription):
+                consumer = subscription.consumer_ids[index]
+                if consumer in current:
+                    bundle = Bundle(
+                        subscription.input, producer.interval_id, producer.bundle, producer.low_watermark, part, keys
+                    )
+                    deliveries[consumer].append(
+                        Delivery(producer.interval_id, producer.bundle, producer.low_watermark, bundle, False)
+                    )
+                else:
+                    slices[index] = encode_slice(part)
+            if any(part is not None for part in slices):
+                segments.append(_segment(producer, subscription, records, slices))
+        for consumer in current:
+            deliveries[consumer].append(
+                Delivery(producer.interval_id, producer.bundle, producer.low_watermark, None, True)
+            )
+        return segments, letters
+
+
+def _segment(
+    producer: IntervalState, subscription: OutgoingSubscription, records: Records, slices: Sequence[StoredSlice | None]
+) -> Segment:
+    """Make the segment of a bundle for consumers elsewhere; the next segment of the subscription follows it."""
+    previous = producer.last_segments.get(subscription.subscription_id, 0)
+    producer.last_segments[subscription.subscription_id] = producer.bundle
+    lo, hi = Instant(int(records.event_times.min())), Instant(int(records.event_times.max()))
+    return Segment(
+        subscription.subscription_id, producer.bundle, previous, producer.low_watermark, tuple(slices), lo, hi
+    )
+
+
+def segment_queries(intervals: Mapping[int, IntervalState]) -> list[SegmentQuery]:
+    """Return what local stages have to poll: producers elsewhere, and local producers that they lag behind."""
+    found = []
+    for interval in intervals.values():
+        for producer, subscription_ids in interval.plan.producers.items():
+            local = intervals.get(producer)
+            if local is not None and interval.is_current_with(local):
+                continue
+            after = interval.cursors[producer].seq
+            found.append(SegmentQuery(interval.interval_id, interval.deployed.index, producer, subscription_ids, after))
+    return found
+
+
+def positions_of_local_producers(
+    consumer: IntervalState, intervals: Mapping[int, IntervalState], inbound: Sequence[Delivery]
+) -> list[Delivery]:
+    """Return the positions of local producers that are ahead of the consumer's cursor without records for it.
+
+    The consumer may have come to this worker after the producer's last bundle, and a finished producer makes no other.
+    """
+    found = []
+    for producer_id in consumer.plan.producers:
+        producer = intervals.get(producer_id)
+        if producer is None or producer.bundle == consumer.cursors[producer_id].seq:
+            continue
+        if _is_current(consumer, producer, inbound):
+            at = max(
+                [
+                    consumer.cursors[producer_id].seq,
+                    *(delivery.seq for delivery in inbound if delivery.producer == producer_id),
+                ]
+            )
+            if producer.bundle > at:
+                found.append(Delivery(producer_id, producer.bundle, producer.low_watermark, None, True))
+    return found
+
+
+def _takes_in_memory(consumer: IntervalState, producer: IntervalState, inbound: Sequence[Delivery]) -> bool:
+    """Tell whether the bundle that the producer has just made goes to this consumer in memory."""
+    before = producer.bundle - 1
+    return consumer.cursors[producer.interval_id].seq == before or _is_current(consumer, producer, inbound)
+
+
+def _is_current(consumer: IntervalState, producer: IntervalState, inbound: Sequence[Delivery]) -> bool:
+    """Tell whether the consumer will have consumed all earlier segments of the producer with this turn's deliveries."""
+    reached = [
+        delivery.seq for delivery in inbound if delivery.producer == producer.interval_id and delivery.moves_cursor
+    ]
+    return consumer.is_current_with(producer, at_least=max(reached, default=0))
+
+
+def _through(
+    producer: IntervalState,
+    subscription: OutgoingSubscription,
+    chains: Chains,
+    before: Mapping[str, Records],
+    letters: list[DeadLetter],
+) -> list[Records]:
+    """Return the records that pass a subscription's operators, if any do; add dead letters for those that fail."""
+    passed = chains.output_of(subscription.stream, subscription.operators)
+    if passed is None:
+        return []
+    producer.count("filtered", str(subscription.subscription_id), passed.filtered)
+    producer.count("added", str(subscription.subscription_id), passed.added)
+    if passed.failures:
+        letters.extend(_failed(producer, subscription, before[subscription.stream], passed))
+    return [passed.records] if len(passed.records) else []
+
+
+def _failed(
+    producer: IntervalState, subscription: OutgoingSubscription, records: Records, passed: ChainOutput
+) -> list[DeadLetter]:
+    """Make dead letters of the records on which operators failed, as they were before the operators."""
+    producer.count("dead_lettered", str(subscription.subscription_id), len(passed.failures))
+    failed = records.take(np.array([row for row, _ in passed.failures], np.int64))
+    return [
+        dead_letter_of(
+            error,
+            payload_of(record),
+            stream=subscription.stream,
+            computation=subscription.consumer,
+            event_time=at,
+            key=None,
+            input=subscription.input,
+        )
+        for (_, error), record, at in zip(passed.failures, failed.objects(), failed.event_times.tolist(), strict=True)
+    ]
+
+
+def _split(
+    records: Records, keys: KeyColumn, subscription: OutgoingSubscription
+) -> list[tuple[int, Records, KeyColumn]]:
+    """Cut records by the consumer interval that owns their key; order is kept within each part."""
+    if len(subscription.los) == 1:
+        return [(0, records, keys)]
+    if records.small:
+        return _split_few(records, keys, subscription)
+    owners = np.searchsorted(subscription.los, keys.hashes, side="right") - 1
+    used = np.unique(owners).tolist()
+    if len(used) == 1:
+        return [(used[0], records, keys)]
+    per_row = owners[keys.codes]
+    parts = []
+    for index in used:
+        rows = np.flatnonzero(per_row == index)
+        parts.append((index, records.take(rows), keys.take(rows)))
+    return parts
+
+
+def _split_few(
+    records: Records, keys: KeyColumn, subscription: OutgoingSubscription
+) -> list[tuple[int, Records, KeyColumn]]:
+    los = subscription.los.tolist()
+    owners = [bisect_right(los, hashed) - 1 for hashed in keys.hashes.tolist()]
+    rows: dict[int, list[int]] = {}
+    for row, code in enumerate(keys.codes.tolist()):
+        rows.setdefault(owners[code], []).append(row)
+    if len(rows) == 1:
+        return [(index, records, keys) for index in rows]
+    parts = [(index, np.array(rows[index], np.int64)) for index in sorted(rows)]
+    return [(index, records.take(places), keys.take(places)) for index, places in parts]

@@ -1,0 +1,448 @@
+"""Steps: run local intervals in topological order, pass slices in memory, make one checkpoint per interval.
+
+A step is pure except for soft state: it reads an inbox, moves soft state and returns checkpoints. It runs in the step
+thread, or in the event loop if it takes a few quick records (`TurnCycle.step`).
+
+`routing` takes a step's productions to their consumers. A local consumer without records in a bundle still moves its
+cursor there, so that it may use the watermark that belongs to that position. It does not commit for that alone:
+progress without data is coalesced (`TurnInput.progress_due`), unless a window, hold or timer is due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+
+from millpy.errors import CursorGapError, StaleSequencerError
+from millpy.graph import StageNode
+from millpy.hosting.failpoints import Failpoint, Failpoints
+from millpy.hosting.interval_state import IntervalState, PauseState
+from millpy.hosting.isolation import Isolation, PoisonRecord
+from millpy.hosting.plan import Plan
+from millpy.hosting.replay import Replay, ReplayBatch, is_emission, match_outcomes, retake, retake_emission
+from millpy.hosting.routing import Delivery, Router, positions_of_local_producers
+from millpy.ingest.intake import IntakeResult
+from millpy.ingest.protocol import SourceBatch
+from millpy.limits import Limits
+from millpy.model.bundle import Bundle
+from millpy.model.checkpoint import Checkpoint, DeadLetter, Delta, Entries, Grant, RequestOutcome
+from millpy.model.dead_letter import payload_of
+from millpy.model.keys import KeyHasher, key_text
+from millpy.model.record import Records
+from millpy.model.stage import InputBundle, Release, StageInterval, StepResult, Work
+from millpy.model.time import INSTANT_MAX, ClockReading, Instant, plausible_floor
+from millpy.model.watermark import advance, input_watermark, low_watermark
+from millpy.store.codec import decode_slice
+from millpy.store.protocol import PollResult
+
+LoadState = Callable[[Grant, Sequence[bytes]], Sequence[Entries]]
+CURSOR_ONLY_EVERY_S = 1.0
+
+
+class StepBudget(Protocol):
+    """Bounds of one step; they change from turn to turn."""
+
+    @property
+    def records(self) -> int:
+        """Number of polled records that one interval may take, at least one; a segment is taken whole."""
+        ...
+
+    @property
+    def panes(self) -> int:
+        """Number of panes that one interval may emit."""
+        ...
+
+    @property
+    def timers(self) -> int:
+        """Number of timers of one interval that may fire at the end."""
+        ...
+
+
+@dataclass(slots=True)
+class TurnInput:
+    """The input of a turn. Immutable once gathered, so that a turn can be stepped again from it.
+
+    Attributes:
+        clock: reading of the clock before the sources were read.
+        monotonic: when the input was gathered, in seconds on the monotonic clock.
+        polled: consumer interval -> answers of the store.
+        delivered: consumer interval -> records that are decoded already, and positions, after those polled.
+        taken: injector interval -> batch that was waiting at its source.
+        quiet: injector intervals whose source is proven idle.
+        replays: interval -> records that it replays.
+        progress_due: whether this turn commits progress without data.
+        releases: interval -> parked keys that an operator released.
+    """
+
+    clock: ClockReading
+    monotonic: float
+    polled: Mapping[int, Sequence[PollResult]] = field(default_factory=dict)
+    delivered: Mapping[int, Sequence[Delivery]] = field(default_factory=dict)
+    taken: Mapping[int, SourceBatch] = field(default_factory=dict)
+    quiet: frozenset[int] = frozenset()
+    replays: Mapping[int, Replay] = field(default_factory=dict)
+    progress_due: bool = False
+    releases: Mapping[int, Sequence[Release]] = field(default_factory=dict)
+
+    @property
+    def now_us(self) -> Instant:
+        """The processing time of the turn."""
+        return self.clock.now_us
+
+
+class Steps:
+    """Steps intervals, in topological order.
+
+    Attributes:
+        records: number of records that the last run took in, from sources and in segments, whatever their outcome.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        limits: Limits,
+        load: LoadState,
+        failpoints: Failpoints,
+        budget: StepBudget,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._plan = plan
+        self.progress = plan.progress
+        self._limits = limits
+        self._budget = budget
+        self._monotonic = monotonic
+        self._ends_at = 0.0
+        self.records = 0
+        self._clock_step_us = round(limits.clock_step_s * 1e6)
+        self._load = load
+        self._failpoints = failpoints
+        self._hasher = KeyHasher()
+        self._router = Router(limits, self._hasher, plan.progress)
+
+    def run(self, inbox: TurnInput, intervals: Mapping[int, IntervalState], isolation: Isolation) -> list[Checkpoint]:
+        """Step every interval once; return the checkpoints that this turn has to commit, in topological order."""
+        self._ends_at = self._monotonic() + self._limits.step_s_max
+        self.records = 0
+        progress, run = self.progress, self.progress.run
+        progress.current_call = None
+        # Receive before stepping: whether a consumer is current with a local producer depends on what it has read.
+        deliveries = {
+            interval_id: self._receive(interval, inbox.polled.get(interval_id, ()), intervals)
+            for interval_id, interval in intervals.items()
+        }
+        for interval_id, decoded in inbox.delivered.items():
+            deliveries[interval_id].extend(decoded)
+        for interval_id, inbound in deliveries.items():
+            inbound.extend(positions_of_local_producers(intervals[interval_id], intervals, inbound))
+        checkpoints: list[Checkpoint] = []
+        for computation in self._plan:
+            for deployed in computation.intervals:
+                interval = intervals.get(deployed.interval_id)
+                if interval is None:
+                    continue
+                if interval.stage is None:
+                    checkpoint = self._inject(interval, inbox, intervals, deliveries, isolation)
+                else:
+                    checkpoint = self._step(interval, inbox, intervals, deliveries, isolation)
+                progress.count_unit(run)
+                if checkpoint is not None and not isolation.again:
+                    checkpoint = interval.sampler.keep(checkpoint, inbox.now_us)
+                if checkpoint is not None:
+                    checkpoints.append(checkpoint)
+        return checkpoints
+
+    def _inject(
+        self,
+        interval: IntervalState,
+        inbox: TurnInput,
+        intervals: Mapping[int, IntervalState],
+        deliveries: dict[int, list[Delivery]],
+        isolation: Isolation,
+    ) -> Checkpoint | None:
+        """Step a source's interval: its batch, or the records that it replays; return None if nothing changes."""
+        taken = inbox.taken.get(interval.interval_id)
+        replay = inbox.replays.get(interval.interval_id)
+        if taken is None and replay is None and (not inbox.progress_due or interval.finished):
+            return None
+        assert interval.intake is not None
+        retaken = ReplayBatch()
+        if replay is None:
+            quiet = interval.interval_id in inbox.quiet
+            before = interval.intake.counts["injected"]
+            result = interval.intake.step(taken, clock=inbox.clock, quiet=quiet)
+            self.records += interval.intake.counts["injected"] - before
+        elif is_emission(replay.requests[0], interval):
+            result = interval.intake.empty_result()
+            retaken = retake_emission(interval, replay, isolation)
+        else:
+            result = interval.intake.replay(replay.requests, replay.arrived_at, inbox.clock)
+            self.records += len(replay.requests)
+        if not result.changed:
+            return None
+        self._failpoints.reach_now(Failpoint.AFTER_DECODE)
+        if taken is not None and taken.finished:
+            interval.finished = True
+        if result.pause is not None:
+            interval.pause = PauseState.STEPPED
+        records, delta, refused = self._admitted(interval, result, isolation)
+        emitted = {interval.plan.name: result.accepted}
+        interval.input_watermark = interval.low_watermark = advance(interval.low_watermark, result.watermark)
+        interval.bundle += 1
+        productions = {interval.plan.name: records}
+        segments, failed = self._router.emit(interval, productions, emitted, intervals, deliveries, retaken.emitted)
+        outcomes, failed, _ = match_outcomes(retaken, failed)
+        return Checkpoint(
+            grant=interval.grant,
+            bundle=interval.bundle,
+            input_watermark=interval.input_watermark,
+            low_watermark=interval.low_watermark,
+            delta=(*delta, *interval.take_counters()),
+            segments=segments,
+            dedupe_run=result.dedupe_run,
+            dead_letters=[*result.dead_letters, *refused, *failed],
+            outcomes=[*result.outcomes, *outcomes],
+            pause=result.pause,
+        )
+
+    def _admitted(
+        self, interval: IntervalState, result: IntakeResult, isolation: Isolation
+    ) -> tuple[Records, Delta, list[DeadLetter]]:
+        """Return an intake's records without those that the database refuses, the new delta, and the dead letters."""
+        admitted, blamed = isolation.admit(result.records)
+        records = result.records if admitted is None else result.records.take(admitted)
+        if not blamed:
+            return records, result.delta, []
+        assert interval.intake is not None
+        assert result.letter_of is not None
+        assert result.rows is not None
+        letters = []
+        for blame in blamed:
+            letter = result.letter_of(blame.row, "refused", blame.detail)
+            letter = replace(letter, computation=self._plan.writer_of(blame.table) or letter.computation)
+            if result.outcomes:
+                place = int(result.rows[blame.row])
+                result.outcomes[place] = RequestOutcome(result.outcomes[place].request, letter)
+            else:
+                letters.append(letter)
+        return records, interval.intake.count_dead_lettered(result, len(blamed)), letters
+
+    def _receive(
+        self, interval: IntervalState, answers: Sequence[PollResult], intervals: Mapping[int, IntervalState]
+    ) -> list[Delivery]:
+        """Make deliveries of polled segments, ahead of anything that local producers pass on in this turn."""
+        received, records_max = 0, self._budget.records
+        inbound: list[Delivery] = []
+        for answer in answers:
+            producer = answer.query.producer
+            _check_still_ours(intervals.get(producer), answer)
+            at = interval.cursors[producer].seq
+            if at != answer.query.after:
+                continue  # this poll is older than a bundle that came in memory and moved the cursor
+            whole = not answer.truncated
+            segments = answer.segments
+            answered = {(segment.subscription_id, segment.seq) for segment in segments}
+            for place, segment in enumerate(segments):
+                if segment.seq > at:
+                    if received >= records_max:
+                        whole = False
+                        break
+                    at = segment.seq
+                previous = segment.subscription_id, segment.previous_seq
+                if segment.previous_seq > answer.query.after and previous not in answered:
+                    raise CursorGapError(
+                        f"segment {segment.seq} of interval {producer} follows {segment.previous_seq}, "
+                        f"but interval {interval.interval_id} is at {answer.query.after}"
+                    )
+                bundle = None
+                if segment.payload is not None:
+                    subscription = interval.plan.incoming[segment.subscription_id]
+                    records = decode_slice(subscription.record_type, segment.payload, segment.checksum)
+                    keys = records.keys(subscription.key_fields, self._hasher)
+                    bundle = Bundle(subscription.input, producer, segment.seq, segment.watermark, records, keys)
+                    received += len(records)
+                    self.progress.units += 1
+                last_of_seq = place + 1 == len(segments) or segments[place + 1].seq != segment.seq
+                inbound.append(Delivery(producer, segment.seq, segment.watermark, bundle, last_of_seq, polled=True))
+            if whole and answer.head_seq > at:
+                inbound.append(Delivery(producer, answer.head_seq, answer.head_watermark, None, True))
+        self.records += received
+        return inbound
+
+    def _step(
+        self,
+        interval: IntervalState,
+        inbox: TurnInput,
+        intervals: Mapping[int, IntervalState],
+        deliveries: dict[int, list[Delivery]],
+        isolation: Isolation,
+    ) -> Checkpoint | None:
+        assert interval.stage is not None
+        stage = interval.stage
+        before = interval.input_watermark
+        retaken = self._retaken(interval, inbox, isolation)
+        arrived, refused = self._arrivals(interval, deliveries[interval.interval_id], isolation)
+        arrived = [*retaken.arrived, *arrived]
+        after = input_watermark(cursor.watermark for cursor in interval.cursors.values())
+        assert after >= before, (interval.interval_id, before, after)
+        floor = plausible_floor(interval.processing_floor, inbox.clock, self._clock_step_us)
+        now_us = advance(floor, inbox.now_us)
+        releases = inbox.releases.get(interval.interval_id, ())
+        asked = bool(retaken.outcomes or retaken.taken or releases)
+        if not (arrived or refused or asked or self._is_due(interval, before, after, now_us, inbox)):
+            interval.input_watermark = after
+            return None
+        if missing := stage.missing_keys([arrival.bundle for arrival in arrived]):
+            stage.load_state(missing, self._load(interval.grant, missing))
+        self._failpoints.reach_now(Failpoint.AFTER_LOAD)
+        work = Work(interval.bundle + 1, arrived, before, after, now_us, releases, self._budget.panes)
+        result = self._bounded_step(interval, stage, work, isolation)
+        interval.bundle += 1
+        interval.input_watermark = after
+        interval.processing_floor = now_us
+        oldest = stage.oldest_work()
+        # A late record holds nothing back: the watermark has passed it (I5). Due work that is left undone holds all.
+        if not result.unfinished:
+            interval.low_watermark = advance(interval.low_watermark, low_watermark(oldest, after))
+        _count(interval, refused, result)
+        _uncount(interval, retaken)
+        made = (result.productions, result.emitted_by_stream)
+        segments, failed = self._router.emit(interval, *made, intervals, deliveries, retaken.emitted)
+        outcomes, letters, late = match_outcomes(retaken, [*result.dead_letters, *failed], result.late)
+        interval.committed_at = inbox.monotonic
+        return Checkpoint(
+            grant=interval.grant,
+            bundle=interval.bundle,
+            input_watermark=after,
+            low_watermark=interval.low_watermark,
+            oldest_work=oldest,
+            processing_floor=now_us,
+            delta=(*result.delta, *interval.take_counters()),
+            cursors=interval.take_moved(),
+            segments=segments,
+            results=result.results,
+            absorbed=result.absorbed,
+            late=late,
+            dedupe_run=result.dedupe_run,
+            dead_letters=[*letters, *(letter for _, letter in refused)],
+            outcomes=outcomes,
+            release_ids=[release.release_id for release in releases],
+        )
+
+    def _bounded_step(
+        self, interval: IntervalState, stage: StageInterval, work: Work, isolation: Isolation
+    ) -> StepResult:
+        """Step within the budget of panes, timers and time; fire the same timers again if the turn is stepped again."""
+        if isolation.again:
+            work.fires = isolation.fired.get(interval.interval_id)
+        else:
+            work.timers_max, work.overdue = self._budget.timers, self._is_overdue
+        result = stage.step(work)
+        if result.fired and not isolation.again:
+            isolation.fired[interval.interval_id] = result.fired
+        interval.unfinished = result.unfinished
+        return result
+
+    def _is_overdue(self) -> bool:
+        """Tell whether the step has taken longer than its budget allows."""
+        return self._monotonic() >= self._ends_at
+
+    def _retaken(self, interval: IntervalState, inbox: TurnInput, isolation: Isolation) -> ReplayBatch:
+        """Return the requests that this interval replays in this turn, as records; an empty batch without requests."""
+        replay = inbox.replays.get(interval.interval_id)
+        if replay is None:
+            return ReplayBatch()
+        if is_emission(replay.requests[0], interval):
+            return retake_emission(interval, replay, isolation)
+        return retake(interval, replay, self._hasher, isolation)
+
+    def _arrivals(
+        self, interval: IntervalState, inbound: Sequence[Delivery], isolation: Isolation
+    ) -> tuple[list[InputBundle], list[tuple[int, DeadLetter]]]:
+        """Consume deliveries in order; cap each bundle by the watermarks of the *other* producers at that moment."""
+        arrived: list[InputBundle] = []
+        refused: list[tuple[int, DeadLetter]] = []
+        if not inbound:
+            return arrived, refused
+        for delivery in inbound:
+            if delivery.bundle is not None and len(delivery.bundle):
+                bundle = delivery.bundle
+                if delivery.polled:
+                    admitted, blamed = isolation.admit(bundle.records)
+                    refused.extend((bundle.input, self._blamed(interval, bundle, blame)) for blame in blamed)
+                    bundle = bundle if admitted is None else bundle.take(admitted)
+                others = (cursor.watermark for p, cursor in interval.cursors.items() if p != delivery.producer)
+                cap = min(others, default=INSTANT_MAX)
+                if len(bundle):
+                    arrived.append(InputBundle(bundle, cap))
+            if delivery.moves_cursor:
+                interval.advance_cursor(delivery.producer, delivery.seq, delivery.watermark)
+        return arrived, refused
+
+    def _blamed(self, interval: IntervalState, bundle: Bundle, blame: PoisonRecord) -> DeadLetter:
+        """Make a dead letter of a record that the database refuses, here or in a table behind this stage."""
+        assert isinstance(interval.plan.node, StageNode)
+        record = bundle.records.take(np.array([blame.row], np.int64))
+        return DeadLetter(
+            reason="refused",
+            detail=blame.detail,
+            payload=payload_of(record.objects()[0]),
+            stream=interval.plan.node.inputs[bundle.input].stream.name,
+            computation=self._plan.writer_of(blame.table) or interval.plan.name,
+            event_time=int(record.event_times[0]),
+            key=key_text(bundle.keys.keys[int(bundle.keys.codes[blame.row])]),
+            input=bundle.input,
+        )
+
+    def _is_due(
+        self, interval: IntervalState, before: Instant, after: Instant, now_us: Instant, inbox: TurnInput
+    ) -> bool:
+        assert interval.stage is not None
+        due_event, due_processing = interval.stage.next_due()
+        if interval.unfinished or due_processing <= now_us or (due_event <= after and due_event < INSTANT_MAX):
+            return True
+        if not inbox.progress_due:
+            return False
+        moved = advance(interval.low_watermark, low_watermark(interval.stage.oldest_work(), after))
+        if moved > interval.low_watermark or after > before:
+            return True
+        return bool(interval.moved) and inbox.monotonic - interval.committed_at >= CURSOR_ONLY_EVERY_S
+
+
+def _count(interval: IntervalState, refused: Sequence[tuple[int, DeadLetter]], result: StepResult) -> None:
+    """Count a stage's input, output and result rows (I8)."""
+    for subscription in interval.plan.incoming.values():
+        of, place = str(subscription.subscription_id), subscription.input
+        interval.count("consumed", of, result.consumed_by_input.get(place, 0))
+        interval.count("late", of, result.late_by_input.get(place, 0))
+        interval.count("duplicate", of, result.duplicates_by_input.get(place, 0))
+        letters = result.dead_lettered_by_input.get(place, 0) + sum(1 for i, _ in refused if i == place)
+        interval.count("dead_lettered", of, letters)
+    for table_id, rows in result.emitted_by_table.items():
+        interval.count("emitted", str(table_id), rows)
+    for part in result.results:
+        interval.count("written", str(part.table_id), len(part.columns[0]))
+
+
+def _uncount(interval: IntervalState, retaken: ReplayBatch) -> None:
+    """Subtract replayed records from the dead letters and late records; their new outcome is counted again (I8)."""
+    if not retaken.arrived:
+        return
+    of = {subscription.input: str(subscription.subscription_id) for subscription in interval.plan.incoming.values()}
+    for request, (place, _, _) in retaken.taken:
+        interval.count("late" if request.table == "late_records" else "dead_lettered", of[place], -1)
+
+
+def _check_still_ours(producer: IntervalState | None, answer: PollResult) -> None:
+    """Check that no other worker has moved a local producer further, which happens after a freeze past the lease.
+
+    Raises:
+        StaleSequencerError: another worker owns the producer.
+    """
+    if producer is not None and answer.head_seq > producer.bundle:
+        raise StaleSequencerError(
+            f"interval {producer.interval_id} is at bundle {answer.head_seq} in the store and {producer.bundle} here",
+            stale=[producer.interval_id],
+        )

@@ -1,0 +1,159 @@
+"""Dead letters of a batch, and batches of dead letters that are replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpy.ingest.decode import DecodeResult
+from millpy.ingest.protocol import SourceBatch
+from millpy.limits import KEY_BYTES_MAX
+from millpy.model.checkpoint import DeadLetter, Request
+from millpy.model.ids import ID_BYTES
+from millpy.model.keys import key_text
+from millpy.model.record import Instants, column_of, getter
+from millpy.model.time import Instant
+
+Mask = npt.NDArray[np.bool_]
+
+
+class PayloadFormat(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The format of a dead letter's payload, stored with it as `DeadLetter.wire` so that a replay can decode it."""
+
+    format: Literal["json", "csv"] = "json"
+    header: tuple[str, ...] = ()
+
+    @classmethod
+    def from_batch(cls, taken: SourceBatch) -> PayloadFormat:
+        """Return the format of a batch's payloads."""
+        return cls("csv", tuple(taken.header)) if taken.format == "csv" else cls()
+
+
+def replay_batch_of(requests: Sequence[Request], arrived_at: Instant) -> SourceBatch:
+    """Return the payloads of dead letters as a batch of their source; all must have the same `wire`."""
+    assert len({request.wire for request in requests}) == 1, "requests with several wires"
+    wire = msgspec.json.decode(requests[0].wire or b"{}", type=PayloadFormat)
+    return SourceBatch(
+        wire.format,
+        arrived_at,
+        payloads=[request.payload for request in requests],
+        header=wire.header,
+        describe=lambda row: requests[row].position,
+    )
+
+
+@dataclass(slots=True)
+class DeadLetterCollector:
+    """Collects the dead letters of one batch.
+
+    Attributes:
+        stream, computation: the names that each dead letter gets.
+        taken, decoded: the batch, and the result of decoding it.
+        requests: the requests for the rows of `taken`, if it is a replay; otherwise empty.
+        judged, ids: which decoded records have a dedupe id, and those ids, 16 bytes each; empty without `Dedupe`.
+        devices: the fields that name a device.
+    """
+
+    stream: str
+    computation: str
+    taken: SourceBatch
+    decoded: DecodeResult
+    requests: Sequence[Request] = ()
+    judged: Mask = field(default_factory=lambda: np.zeros(0, bool))
+    ids: bytes = b""
+    devices: tuple[str, ...] = ()
+    _by_row: dict[int, DeadLetter] = field(default_factory=dict)
+    _wire: str | None = None
+    _named: list[list[Any]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._by_row)
+
+    def in_order(self) -> list[DeadLetter]:
+        """Return all dead letters in the order of their rows."""
+        return [self._by_row[row] for row in sorted(self._by_row)]
+
+    def of_row(self, row: int) -> DeadLetter | None:
+        """Return the dead letter of a row of the batch, or None."""
+        return self._by_row.get(row)
+
+    def add_refused(self) -> None:
+        """Dead-letter the rows that did not decode."""
+        for refused in self.decoded.refused:
+            self._by_row[refused.row] = self._letter_of_row(refused.row, refused.reason, refused.detail)
+
+    def add(self, which: Mask, reason: str, detail: str, times: Instants | None = None) -> None:
+        """Dead-letter the decoded records that `which` selects; `times` are the event times of all, if known."""
+        for index in np.flatnonzero(which).tolist():
+            letter = self.letter_of(index, reason, detail, None if times is None else int(times[index]))
+            self._by_row[int(self.decoded.rows[index])] = letter
+
+    def letter_of(self, index: int, reason: str, detail: str, event_time: int | None) -> DeadLetter:
+        """Return a dead letter for the decoded record at `index`, without adding it to the batch's."""
+        letter = self._letter_of_row(int(self.decoded.rows[index]), reason, detail)
+        return replace(letter, event_time=event_time, dedupe_id=self.id_of(index), key=self.device_of(index))
+
+    def long_devices(self) -> npt.NDArray[np.int64]:
+        """Return the indexes of the records whose device key may be too long, as JSON writes a byte as up to six."""
+        sizes = np.zeros(len(self.decoded.rows), np.int64)
+        for name in self.devices:
+            if self.decoded.objects is not None:
+                values = map(getter(name), self.decoded.objects)
+                sizes += np.array([len(v) if isinstance(v, str | bytes) else 0 for v in values], np.int64)
+                continue
+            column = column_of(self.decoded.batch, name)
+            if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+                sizes += pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
+        return np.flatnonzero(sizes > KEY_BYTES_MAX // 6)
+
+    def device_of(self, index: int) -> bytes | None:
+        """Return the device key (JSON text) of a decoded record, or None if the source names no devices."""
+        if not self.devices:
+            return None
+        if self._named is None:
+            if self.decoded.objects is not None:
+                self._named = [list(map(getter(name), self.decoded.objects)) for name in self.devices]
+            else:
+                self._named = [column_of(self.decoded.batch, name).to_pylist() for name in self.devices]
+        named = [values[index] for values in self._named]
+        return key_text(named[0] if len(named) == 1 else tuple(named))
+
+    def id_of(self, index: int) -> bytes | None:
+        """Return the dedupe id of a decoded record, or None if it has none."""
+        if not len(self.judged) or not self.judged[index]:
+            return None
+        place = int(np.count_nonzero(self.judged[:index]))
+        return self.ids[place * ID_BYTES : (place + 1) * ID_BYTES]
+
+    def keep_original_ids(self, timed: Mask) -> Mask:
+        """Restore the original ids of replayed records. Return which of the timed records had one."""
+        if not self.requests:
+            return np.zeros(len(timed), bool)
+        rows = zip(self.decoded.rows.tolist(), timed.tolist(), strict=True)
+        original = [self.requests[row].dedupe_id if is_timed else None for row, is_timed in rows]
+        held = np.array([known is not None for known in original], bool)
+        if held.any():
+            found = [known or self.id_of(index) for index, known in enumerate(original)]
+            self.judged = self.judged | held
+            self.ids = b"".join(known for known in found if known is not None)
+        return held
+
+    def _letter_of_row(self, row: int, reason: str, detail: str) -> DeadLetter:
+        if self._wire is None:
+            self._wire = msgspec.json.encode(PayloadFormat.from_batch(self.taken)).decode()
+        return DeadLetter(
+            reason=reason,
+            detail=detail,
+            payload=self.decoded.payload(row),
+            stream=self.stream,
+            computation=self.computation,
+            position=self.taken.describe(row),
+            wire=self._wire,
+        )

@@ -1,0 +1,282 @@
+"""Settings of a source's records: event time, dedupe ids, idle policy, error rate.
+
+They are frozen values. Their repr reads like their constructor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal
+
+from millpy.errors import GraphError, SchemaError
+from millpy.model.identity import Identity
+from millpy.model.identity_text import GraphPart
+from millpy.model.keys import KEY_TYPES
+from millpy.model.record import RecordType
+from millpy.model.time import check_length, duration_text, microseconds, minutes
+
+Unit = Literal["s", "ms", "us", "ns"]
+UNITS = ("s", "ms", "us", "ns")
+FUTURE_TOLERANCE = minutes(10)
+
+
+def _check_time_field(record_type: RecordType, name: str, unit: Unit | None, setting: str) -> None:
+    """Check that a time field exists and is a datetime, or a number with a unit."""
+    struct = record_type.struct.__name__
+    try:
+        kind = record_type.field_type(name)
+    except SchemaError as error:
+        raise GraphError(f"{setting}: {error.message}", hint=error.hint) from error
+    if kind is datetime:
+        if unit is not None:
+            raise GraphError(f"{setting}: {name!r} of {struct} is a datetime and has no unit", hint="omit unit=")
+    elif kind in (int, float):
+        if unit is None:
+            written = f'EventTime("{name}", unit="ms", …)' if setting == "event time" else f'time="{name}", unit="ms"'
+            raise GraphError(
+                f"{setting}: {name!r} of {struct} is a number without a unit",
+                hint=f"give the unit: {written}; units are {', '.join(UNITS)}",
+            )
+    else:
+        raise SchemaError(
+            f"{setting}: {name!r} of {struct} is {kind!r}, not a time", hint="use a datetime, or a number with unit="
+        )
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class EventTime:
+    """The field that holds a record's event time, and the source's promise about order.
+
+    Pass either `max_disorder` (bounded disorder: the watermark is the largest event time so far minus this bound) or
+    `sorted=True` (event times never fall). The injector checks the promise of a sorted source: a record with an earlier
+    event time than one before it is dead-lettered with reason "event_time", because a sorted source has no late
+    records, only broken ones.
+
+    A `datetime` must have a time zone: a record with a naive one is dead-lettered. A number needs a unit.
+
+    A device whose clock is fast sends records from the future. An event time may be up to `future_tolerance` after the
+    record's arrival; beyond that the record is dead-lettered with reason "future". A tolerated record keeps its event
+    time but moves the watermark only as far as its arrival, so that one wrong clock does not make other devices'
+    records late.
+
+    Args:
+        field: a field of type `datetime`, or a number with `unit`.
+        unit: the unit of a number since the epoch: "s", "ms", "us" or "ns".
+        max_disorder: how far an event time may lie behind the largest one before it and still be on time.
+        sorted: whether event times never fall.
+        future_tolerance: how far an event time may lie after the record's arrival.
+    """
+
+    field: str
+    unit: Unit | None
+    max_disorder: timedelta | None
+    sorted: bool
+    future_tolerance: timedelta
+
+    def __init__(
+        self,
+        field: str,
+        *,
+        unit: Unit | None = None,
+        max_disorder: timedelta | None = None,
+        sorted: bool = False,
+        future_tolerance: timedelta = FUTURE_TOLERANCE,
+    ) -> None:
+        if unit is not None and unit not in UNITS:
+            raise GraphError(f"unknown unit {unit!r}", hint=f"units are {', '.join(UNITS)}")
+        if sorted == (max_disorder is not None):
+            raise GraphError(
+                f"event time {field!r} needs either max_disorder= or sorted=True",
+                hint=f'for example EventTime("{field}", max_disorder=seconds(10))',
+            )
+        check_length("max_disorder", max_disorder or timedelta(0))
+        check_length("future_tolerance", future_tolerance)
+        if max_disorder is not None and max_disorder < timedelta(0):
+            raise GraphError(f"event time {field!r}: max_disorder must not be negative: {max_disorder}")
+        if future_tolerance < timedelta(0):
+            raise GraphError(f"event time {field!r}: future_tolerance must not be negative: {future_tolerance}")
+        object.__setattr__(self, "field", field)
+        object.__setattr__(self, "unit", unit)
+        object.__setattr__(self, "max_disorder", max_disorder)
+        object.__setattr__(self, "sorted", sorted)
+        object.__setattr__(self, "future_tolerance", future_tolerance)
+
+    def __repr__(self) -> str:
+        unit = f", unit={self.unit!r}" if self.unit else ""
+        return f"EventTime({self.field!r}{unit}, {self.promise})"
+
+    def identity(self) -> Identity:
+        """Describe where the event time is; a change would move records to other windows."""
+        return {"kind": "event_time", "field": self.field, "unit": self.unit}
+
+    def settings(self) -> Identity:
+        """Describe the promise, which only the future estimate of the watermark depends on."""
+        return {
+            "max_disorder_us": None if self.max_disorder is None else microseconds(self.max_disorder),
+            "sorted": self.sorted,
+            "future_tolerance_us": self.future_tolerance_us,
+        }
+
+    @property
+    def promise(self) -> str:
+        """The promise about order and the future, written as arguments."""
+        order = (
+            f"max_disorder={duration_text(self.max_disorder_us)}" if self.max_disorder is not None else "sorted=True"
+        )
+        if self.future_tolerance == FUTURE_TOLERANCE:
+            return order
+        return f"{order}, future_tolerance={duration_text(self.future_tolerance_us)}"
+
+    @property
+    def max_disorder_us(self) -> int:
+        """The disorder bound in µs; 0 for a sorted source."""
+        return 0 if self.max_disorder is None else microseconds(self.max_disorder)
+
+    @property
+    def future_tolerance_us(self) -> int:
+        """The future tolerance in µs."""
+        return microseconds(self.future_tolerance)
+
+    def validate(self, record_type: RecordType) -> None:
+        """Check the field against the record type.
+
+        Raises:
+            GraphError: the field does not exist, or is a number without a unit.
+            SchemaError: the field has another type.
+        """
+        _check_time_field(record_type, self.field, self.unit, "event time")
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class Dedupe(GraphPart):
+    """The fields of a record's dedupe id, and the horizon (I4).
+
+    A record is a duplicate, and is dropped, if its id was last seen at most `within` ago. A duplicate refreshes its id.
+    A record in which a field of the id is None has no id and is never a duplicate.
+
+    The horizon slides on the time of arrival, or on the running maximum of field `time` if that is given.
+
+    Args:
+        fields: the fields that together form the id; str, int, bool, UUID or bytes.
+        within: the horizon.
+        time: the field that serves as the clock.
+        unit: the unit of that field, if it is a number.
+    """
+
+    fields: tuple[str, ...]
+    within: timedelta
+    time: str | None
+    unit: Unit | None
+
+    def __init__(self, *fields: str, within: timedelta, time: str | None = None, unit: Unit | None = None) -> None:
+        if not fields:
+            raise GraphError("dedupe needs at least one id field", hint='for example Dedupe("id", within=hours(1))')
+        if within <= timedelta(0):
+            raise GraphError(f"dedupe: within must be positive, not {within}")
+        check_length("within", within)
+        if unit is not None and (time is None or unit not in UNITS):
+            raise GraphError(
+                f"dedupe: invalid unit={unit!r}",
+                hint=f"use it with a number field in time=; units are {', '.join(UNITS)}",
+            )
+        object.__setattr__(self, "fields", fields)
+        object.__setattr__(self, "within", within)
+        object.__setattr__(self, "time", time)
+        object.__setattr__(self, "unit", unit)
+
+    def identity(self) -> Identity:
+        """Describe what makes a record a duplicate of one whose id is stored."""
+        return {
+            "kind": "dedupe",
+            "fields": list(self.fields),
+            "within_us": self.within_us,
+            "time": self.time,
+            "unit": self.unit,
+        }
+
+    @property
+    def within_us(self) -> int:
+        """The horizon in µs."""
+        return microseconds(self.within)
+
+    def validate(self, record_type: RecordType) -> None:
+        """Check the fields against the record type.
+
+        Raises:
+            SchemaError: an id field does not exist, or its type has no canonical bytes.
+            GraphError: the clock field does not exist, may be None, or is a number without a unit.
+        """
+        struct = record_type.struct.__name__
+        for name in self.fields:
+            if record_type.field_type(name) not in KEY_TYPES:
+                raise SchemaError(
+                    f"dedupe: {name!r} of {struct} cannot be part of an id",
+                    hint="use fields of type str, int, bool, UUID or bytes",
+                )
+        if self.time is None:
+            return
+        _check_time_field(record_type, self.time, self.unit, "dedupe time")
+        if record_type.is_nullable(self.time):
+            raise GraphError(f"dedupe time: {self.time!r} may be None and cannot be a clock", hint="omit time=")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorRate:
+    """The rate of dead letters above which a source pauses: more than `share` of its newest records.
+
+    The rate is taken over whole bundles, from the newest backwards until they hold `minimum` records.
+
+    Args:
+        share: the share, from 0 to below 1.
+        minimum: the number of records below which a share has no meaning.
+    """
+
+    share: float
+    minimum: int = 100
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share < 1:
+            raise GraphError(
+                f"ErrorRate: share must be from 0 to below 1, not {self.share}", hint="for example ErrorRate(share=0.5)"
+            )
+        if self.minimum < 1:
+            raise GraphError(f"ErrorRate: minimum must be at least 1, not {self.minimum}")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class AdvanceWithClock(GraphPart):
+    """Idle policy: after a silence of `after`, the watermark follows the clock at `after` plus the disorder bound.
+
+    It promises that a record arrives within `after` of its event time; a record that takes longer may be late. The
+    watermark follows the clock only while the source is connected and its backlog is proven read, so that records which
+    queued up during an outage are not late.
+    """
+
+    after: timedelta
+
+    def __post_init__(self) -> None:
+        if self.after <= timedelta(0):
+            raise GraphError(f"AdvanceWithClock: after must be positive, not {self.after}")
+        check_length("after", self.after)
+
+    def identity(self) -> Identity:
+        """Describe the policy."""
+        return {"kind": "advance_with_clock", "after_us": self.after_us}
+
+    @property
+    def after_us(self) -> int:
+        """The silence in µs."""
+        return microseconds(self.after)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Wait(GraphPart):
+    """Idle policy, the default: while no record comes, the watermark waits, and windows stay open."""
+
+    def identity(self) -> Identity:
+        """Describe the policy."""
+        return {"kind": "wait"}
+
+
+IdlePolicy = AdvanceWithClock | Wait

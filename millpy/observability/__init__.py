@@ -1,0 +1,1 @@
+"""Observability of a running service: health, metrics, traces, progress."""

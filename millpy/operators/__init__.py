@@ -1,0 +1,1 @@
+"""Stages without windows: callbacks with state and timers, and functions of records."""

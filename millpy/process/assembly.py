@@ -1,0 +1,157 @@
+"""Assembly of a worker from a graph and settings: the only module that names the concrete store."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import random
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+from millpy.clock import SystemClock, random_id
+from millpy.errors import GraphVersionError, NotMigratedError, TransientError
+from millpy.graph import Graph
+from millpy.hosting.failpoints import Failpoints, NoFailpoints
+from millpy.hosting.plan import plan
+from millpy.limits import Limits
+from millpy.model.time import Instant
+from millpy.runtime.context import WorkerContext
+from millpy.runtime.lease import HeartbeatThread, Lease
+from millpy.runtime.observer import Observer, Observers
+from millpy.runtime.pauses import short_pauses
+from millpy.runtime.worker import Worker
+from millpy.store.postgres.heartbeat import HeartbeatConnection
+from millpy.store.postgres.store import PostgresStore
+
+log = logging.getLogger(__name__)
+SWITCH_S = 0.0005
+"""How long one thread may keep the interpreter from another; Python's default of 5 ms would add to our latency."""
+
+
+async def run_worker(  # noqa: PLR0913 - keywords of the function that others embed
+    graph: Graph,
+    database_url: str,
+    *,
+    limits: Limits | None = None,
+    only: Sequence[str] = (),
+    stop: asyncio.Event | None = None,
+    failpoints: Failpoints | None = None,
+    start: Instant | None = None,
+    patient: bool = False,
+    observer: Observer | None = None,
+) -> None:
+    """Deploy the graph if it is new, and run one worker on it until `stop` is set or the graph has finished.
+
+    Args:
+        graph: the graph to run.
+        database_url: the database, which must be migrated.
+        limits: the bounds; by default those of `Limits()`.
+        only: the names of the computations to run; empty for all.
+        stop: drains the worker when it is set.
+        failpoints: named points in the cycle, for tests.
+        start: the instant at which a source without a position begins, if the source supports it.
+        patient: whether to wait, like a service, for a database that does not answer or is not migrated yet.
+        observer: observes the worker.
+
+    Raises:
+        UsageError: the graph, a setting or the deployment is wrong.
+        GraphVersionError: another version of the graph is deployed.
+        CorruptionError: an invariant is broken; the worker has stopped and kept all data.
+        TransientError: the database is unreachable at the start, and `patient` is false.
+    """
+    sys.setswitchinterval(SWITCH_S)
+    limits, stop, observer = limits or Limits(), stop or asyncio.Event(), observer or Observers()
+    clock = SystemClock()
+    common = partial(WorkerContext, limits=limits, host_clock=clock, failpoints=failpoints or NoFailpoints(), only=only)
+    previous_version = 0  # of the worker that ran before in this loop
+    with short_pauses():
+        while True:
+            lease = Lease(limits, clock)
+            store = PostgresStore(database_url, limits=limits, progressed=lease.progressed)
+            context = partial(common, store=store, lease=lease, start=start, observer=observer)
+            begin = partial(_begin, store, graph, limits, context)
+            try:
+                worker = await _begin_when_ready(begin, stop, limits, observer) if patient else await begin()
+                if worker is None:
+                    return
+                try:
+                    connection = HeartbeatConnection(database_url)
+                    heartbeats = HeartbeatThread(connection, worker.context.worker_id, lease, limits, clock)
+                    await _run(worker, heartbeats, stop, observer)
+                    return
+                except GraphVersionError as error:
+                    # If only source partitions were added, deploying our graph again returns the new version.
+                    if worker.graph_version == previous_version:
+                        raise
+                    previous_version = worker.graph_version
+                    log.warning("%s; starting again with the deployed version", error.message)
+            finally:
+                await store.close()
+
+
+async def deploy(graph: Graph, database_url: str, *, back: bool = False) -> None:
+    """Deploy a graph or its changes, and create its result tables, so that workers need not create them.
+
+    Args:
+        graph: the graph to deploy.
+        database_url: the database, which must be migrated.
+        back: whether to remove additions of the deployed graph that this graph lacks.
+
+    Raises:
+        UsageError: the graph cannot be deployed, or does not fit the stored data.
+        TransientError: the database is unreachable.
+    """
+    async with PostgresStore(database_url) as store:
+        await store.deploy(graph.spec(), on_purpose=True, back=back)
+
+
+async def _begin(store: PostgresStore, graph: Graph, limits: Limits, context: Callable[..., WorkerContext]) -> Worker:
+    """Connect, deploy and register. Return a worker with a lease."""
+    await store.open()
+    while True:
+        deployment = await store.deploy(graph.spec())
+        for change in deployment.changes:
+            log.warning("graph %s, version %d: %s", graph.name, deployment.version, change)
+        worker_id = random_id()
+        worker = Worker(
+            context(plan=plan(graph, deployment, limits), worker_id=worker_id, rng=random.Random(worker_id.int))
+        )
+        # Objects loaded by now live as long as the process; collecting them again would cost tens of milliseconds.
+        gc.collect()
+        gc.freeze()
+        try:
+            await worker.start()
+        except GraphVersionError:
+            continue  # the graph was deployed again in the meantime
+        return worker
+
+
+async def _run(worker: Worker, heartbeats: HeartbeatThread, stop: asyncio.Event, observer: Observer) -> None:
+    """Run a worker to its end, with its heartbeat in a thread."""
+    heartbeats.start()
+    observer.begun(worker)
+    try:
+        await worker.run(stop)
+    finally:
+        observer.ended()
+        heartbeats.stop()
+
+
+async def _begin_when_ready(
+    begin: Callable[[], Awaitable[Worker]], stop: asyncio.Event, limits: Limits, observer: Observer
+) -> Worker | None:
+    """Begin as soon as the database answers and is migrated. Return None if `stop` is set before that."""
+    retry_s = limits.retry_s_min
+    while not stop.is_set():
+        try:
+            return await begin()
+        except (TransientError, NotMigratedError) as error:
+            log.warning("%s; waiting for the database", error)
+            observer.waiting(error)
+        retry_s = min(limits.retry_s_max, retry_s * 2)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), retry_s)
+    return None

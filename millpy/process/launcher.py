@@ -1,0 +1,249 @@
+"""`millpy run`: find or start the database, then run one worker here or several as child processes.
+
+The first SIGINT drains the workers, the second one kills them. Child processes are on a leash: they drain when this
+process ends in any way. A killed child is reported but not replaced, because the others take over its intervals. A
+child that stops with an error ends the run with its status.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from millpy.clock import SystemClock
+from millpy.config.secrets import FILE
+from millpy.config.settings import DATABASE_URL, Settings
+from millpy.embedded import EmbeddedPostgres
+from millpy.errors import MillError, UsageError
+from millpy.observability.status_line import Say, line, working
+from millpy.process.exit import EXIT_INTERRUPTED, Interrupts
+
+if TYPE_CHECKING:
+    from millpy.graph import Graph
+
+log = structlog.get_logger("millpy.process.launcher")
+EMBEDDED_DIRECTORY = ".millpy"
+WORKERS_MAX = 64
+LOOK_EVERY_S = 1.0
+LOOK_S_MAX = 5.0
+
+
+def embedded_directory(graph_location: str | None) -> Path:
+    """Return the directory of a graph's embedded server: in `.millpy/` beside its file, or in the current directory."""
+    beside = Path(graph_location.partition(":")[0]).parent if graph_location else Path()
+    return beside / EMBEDDED_DIRECTORY / "postgres"
+
+
+@contextmanager
+def database(settings: Settings, graph_location: str | None, *, create: bool) -> Iterator[str]:
+    """Yield the URL of the configured database; without one, start and migrate the embedded one for the block.
+
+    Args:
+        settings: the settings; `database_url` takes precedence.
+        graph_location: the graph file that the embedded database belongs to.
+        create: whether to create the embedded database if it does not exist.
+
+    Raises:
+        UsageError: no database is configured, the embedded one does not exist, and `create` is false.
+    """
+    if settings.database_url is not None:
+        yield settings.database_url
+        return
+    directory = embedded_directory(graph_location)
+    if not create and not (directory / "data").exists():
+        raise UsageError(
+            f"no database is configured and there is none in {directory.parent}",
+            hint="set MILLPY_DATABASE_URL, run a graph here first, or name the graph's file",
+        )
+    from millpy.store.postgres.deployment.migrate import migrate  # only the embedded database is migrated here
+
+    with ExitStack() as stack:
+        with working(f"starting the database in {directory}"):
+            server = stack.enter_context(EmbeddedPostgres(directory))
+            url = server.url()
+            migrate(url)
+        if create:
+            log.info("embedded database", url=url, version=server.version)
+        yield url
+
+
+def run(
+    location: str,
+    settings: Settings,
+    *,
+    only: Sequence[str],
+    workers: int,
+    start: str = "",
+    ended: Callable[[str, Graph], None] | None = None,
+) -> int:
+    """Run a graph until it has finished or a signal ends it; return the exit status.
+
+    Args:
+        location: the graph's file.
+        settings: the database and the limits.
+        only: names of the computations to run; empty for all.
+        workers: the number of processes.
+        start: the time at which unread source partitions begin, as text; empty for the sources' default.
+        ended: called with the database and the graph after all workers have ended, while the database still runs.
+
+    Raises:
+        UsageError: the graph, a name in `only`, the number of workers or `start` is wrong.
+    """
+    from millpy.observability.progress import ProgressReporter
+    from millpy.process.graph_loader import load_graph  # late: `millpy status` does not load the engine
+    from millpy.process.worker_process import run_until_stopped, start_of
+
+    if not 1 <= workers <= WORKERS_MAX:
+        raise UsageError(f"invalid number of workers: {workers}", hint=f"give a number from 1 to {WORKERS_MAX}")
+    graph = load_graph(location)
+    names = [computation.name for computation in graph.spec().computations]
+    for name in only:
+        if name not in names:
+            raise UsageError(
+                f"graph {graph.name!r} has no computation {name!r}", hint=f"choose from {', '.join(names)}"
+            )
+    begin = start_of(start, graph)
+    _ = settings.limits  # raises on an invalid limit before anything starts
+    with database(settings, location, create=True) as url:
+        with working("checking the database and the sources"):
+            _check_sources(graph, url)
+        with line() as say:
+            if workers == 1:
+                observer = None if say is None else ProgressReporter(SystemClock(), say)
+                run_until_stopped(graph, url, settings, only=only, start=begin, observer=observer)
+                status = 0
+            else:
+                look = None if say is None else _progress_query(url, graph, say)
+                status = _run_children(worker_command(location, only, start), url, workers, look)
+        if ended is not None:
+            ended(url, graph)
+        return status
+
+
+def _check_sources(graph: Graph, url: str) -> None:
+    """Check that a graph's sources exist, before its first deployment."""
+    from millpy.admin.queries import Admin
+
+    if Admin(url).name_of(graph.name, graph.generation) is None:
+        for node in graph.injectors():
+            node.source.check()
+
+
+def worker_command(location: str, only: Sequence[str] = (), start: str = "") -> list[str]:
+    """Return the command line of a worker process; the environment names its database, which `ps` must not show."""
+    command = [sys.executable, "-m", "millpy.process.worker_process", location, "--leash"]
+    command += ["--only", ",".join(only)] if only else []
+    return [*command, "--from", start] if start else command
+
+
+def _progress_query(url: str, graph: Graph, say: Say) -> Callable[[], None]:
+    """Return a function that queries the progress of all workers and shows it."""
+    from millpy.admin.queries import Admin
+    from millpy.observability.progress import RecordRate
+
+    admin, clock, rate = Admin(url, statement_s_max=LOOK_S_MAX), SystemClock(), RecordRate()
+
+    def look() -> None:
+        try:
+            name = admin.name_of(graph.name, graph.generation)
+            sources = [] if name is None else admin.sources(name)
+        except MillError as error:
+            say(error.message)
+            return
+        records = sum(int(source["injected"]) for source in sources)
+        counted = Counter(source["state"] for source in sources)
+        states = ", ".join(f"{count} {state}" for state, count in sorted(counted.items()))
+        say(f"{records:,} records, {rate.update(records, clock.monotonic()):,.0f}/s, sources: {states or 'none yet'}")
+
+    return look
+
+
+def _run_children(command: Sequence[str], url: str, workers: int, look: Callable[[], None] | None = None) -> int:
+    """Run workers to their end, and return the exit status.
+
+    Args:
+        command: the command line of each worker.
+        url: the database.
+        workers: the number of workers.
+        look: called every second to show progress, above which the workers' output is forwarded; None for no progress.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != DATABASE_URL + FILE}
+    environment[DATABASE_URL] = url
+    out: int | None = None
+    error: int | None = None
+    if look is not None:  # we own the terminal
+        environment = {"FORCE_COLOR": "1", "PYTHONUNBUFFERED": "1", **environment}
+        out, error = (subprocess.PIPE, subprocess.STDOUT) if sys.stdout.isatty() else (None, subprocess.PIPE)
+    children = [
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=out, stderr=error, env=environment, start_new_session=True
+        )
+        for _ in range(workers)
+    ]
+
+    def send(number: signal.Signals) -> None:
+        # Never SIGINT: a child that is still importing has no handler, and Python would print a traceback.
+        for child in children:
+            if child.poll() is None:
+                child.send_signal(number)
+
+    interrupts = Interrupts(lambda: send(signal.SIGTERM), lambda: send(signal.SIGKILL))
+    before = {
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: send(signal.SIGTERM)),
+        signal.SIGINT: signal.signal(signal.SIGINT, interrupts),
+    }
+    watchers = [threading.Thread(target=_watch, args=(child, children), daemon=True) for child in children]
+    for watcher in watchers:
+        watcher.start()
+    try:
+        for watcher in watchers:
+            while look is not None and watcher.is_alive():
+                look()
+                watcher.join(LOOK_EVERY_S)
+            watcher.join()  # a watcher waits for its child and reports its end
+    finally:
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    stopped = interrupts.count > 1
+    return EXIT_INTERRUPTED if stopped else exit_status([child.returncode for child in children])
+
+
+def _watch(child: subprocess.Popen[bytes], children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Forward a child's output until it ends, then log how it ended. If it failed, stop the other children."""
+    for written in child.stdout or child.stderr or ():
+        sys.stderr.write(written.decode(errors="replace"))
+    code = child.wait()
+    if code == -signal.SIGTERM:
+        log.info("worker stopped before it had started", pid=child.pid)
+    elif code < 0:
+        left = "the others take over" if any(other.poll() is None for other in children) else "no worker is left"
+        log.warning("worker killed", pid=child.pid, signal=signal.Signals(-code).name, left=left)
+    elif code > 0:
+        log.error("worker failed", pid=child.pid, status=code)
+        for other in children:
+            if other.poll() is None:
+                other.terminate()
+
+
+def exit_status(codes: Sequence[int]) -> int:
+    """Return the run's exit status for those of its workers, which are negative after a signal.
+
+    It is the status of a worker that stopped with an error; else 0 if any worker finished, and 1 if all were killed.
+    """
+    failed = [code for code in codes if code > 0]
+    if failed:
+        return max(failed)
+    return 0 if 0 in codes else 1

@@ -1,0 +1,70 @@
+"""The objects that the parts of one worker share."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from millpy.clock import Clock
+from millpy.hosting.failpoints import Failpoints
+from millpy.hosting.plan import Plan
+from millpy.limits import Limits
+from millpy.model.time import Instant
+from millpy.runtime.events import EventQueue
+from millpy.runtime.guarded_clock import GuardedClock
+from millpy.runtime.lease import Lease
+from millpy.runtime.observer import Observer, Observers
+from millpy.runtime.step_thread import StepThread
+from millpy.runtime.turn_budget import TurnBudget
+from millpy.store.protocol import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerContext:
+    """The store, plan, limits, clocks and signals that all parts of one worker use.
+
+    Attributes:
+        host_clock: the machine's clock; only `clock` reads it.
+        only: names of the computations to run; all when empty.
+        start: time at which a source without a position begins.
+        clock: the database's time, guarded against steps.
+        wake: set when there may be something to do, so that a waiting worker looks.
+        budget: bounds of the next turn.
+        thread: the thread for steps that are not quick.
+        events: events that wait to be stored for operators.
+    """
+
+    store: Store
+    plan: Plan
+    worker_id: UUID
+    limits: Limits
+    host_clock: Clock
+    failpoints: Failpoints
+    lease: Lease
+    rng: random.Random
+    only: Sequence[str] = ()
+    start: Instant | None = None
+    observer: Observer = field(default_factory=Observers)
+    clock: GuardedClock = field(init=False)
+    wake: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    budget: TurnBudget = field(init=False)
+    thread: StepThread = field(init=False, default_factory=StepThread)
+    events: EventQueue = field(init=False)
+
+    def __post_init__(self) -> None:
+        events = EventQueue(self.store, self.graph_id, self.worker_id)
+        made = {
+            "events": events,
+            "clock": GuardedClock(self.host_clock, self.store.now_us, self.limits, events.add_of_worker),
+            "budget": TurnBudget(self.limits),
+        }
+        for name, value in made.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def graph_id(self) -> int:
+        """The id of the deployed graph."""
+        return self.plan.deployment.graph_id

@@ -1,0 +1,21 @@
+"""Sources, the settings by which their payloads become records, and what a source of your own is made of."""
+
+from millpy.ingest.protocol import Injector, RejectedRow, Source, SourceBatch, SourceSetup
+from millpy.ingest.settings import AdvanceWithClock, Dedupe, ErrorRate, EventTime, Wait
+from millpy.sources.files.source import File
+from millpy.sources.mqtt.source import Mqtt
+
+__all__ = [
+    "AdvanceWithClock",
+    "Dedupe",
+    "ErrorRate",
+    "EventTime",
+    "File",
+    "Injector",
+    "Mqtt",
+    "RejectedRow",
+    "Source",
+    "SourceBatch",
+    "SourceSetup",
+    "Wait",
+]

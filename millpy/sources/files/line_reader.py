@@ -1,0 +1,375 @@
+"""Lines of one file, NDJSON or CSV, cut into bundles by position, without a loop over lines.
+
+A CSV record may span several lines if a quoted field does. A quote counts only at the beginning of a field, as in
+Python's csv module. A quote that is not closed before the end of the file, or within the longest permitted record,
+spoils only its own line.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import BinaryIO, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millpy.errors import BrokenFileError
+from millpy.ingest.protocol import FixedBound, RejectedRow, TakeBound
+from millpy.ingest.text_columns import quotes_are_regular
+from millpy.limits import Limits
+from millpy.sources.files.byte_reader import FilePosition, open_bytes
+
+Format = Literal["json", "csv", "parquet"]
+Positions = npt.NDArray[np.int64]
+NONE: Positions = np.empty(0, np.int64)
+_READ_BYTES = 4_000_000
+_BOM = b"\xef\xbb\xbf"
+_QUOTE, _NEWLINE = b'"\n'
+_IS_BLANK = np.array([bytes([code]).isspace() for code in range(256)])
+
+
+@dataclass(slots=True)
+class FilePiece:
+    """A bundle of one file.
+
+    Attributes:
+        after: the position behind the piece, at which reading resumes.
+        describe: returns the origin of a row; called only for dead letters.
+        ended: whether this is the last piece of the file.
+        notes: see `SourceBatch`.
+        finished: see `SourceBatch`.
+        records: see `SourceBatch`.
+    """
+
+    after: FilePosition
+    describe: Callable[[int], str] = str
+    block: bytes = b""
+    payloads: Sequence[bytes] = ()
+    batch: pa.RecordBatch | None = None
+    header: tuple[str, ...] = ()
+    refused: tuple[RejectedRow, ...] = ()
+    format: Literal["json", "csv", "columns"] = "json"
+    ended: bool = False
+    notes: dict[str, bytes | None] = field(default_factory=dict)
+    finished: bool = False
+    records: int = 0
+
+
+class LineReader:
+    """A blocking reader of one file.
+
+    Args:
+        start: the position to begin at; its `head` goes into all positions.
+        opened: the file, which the caller closes.
+        kind: "json" or "csv".
+        limits: bounds on records, bundles and reads.
+        stopping: makes reading raise StoppedError once it is set.
+        bound: the bound of a piece, read before each; by default a bundle of `limits`.
+    """
+
+    def __init__(
+        self,
+        start: FilePosition,
+        opened: BinaryIO,
+        kind: Literal["json", "csv"],
+        limits: Limits,
+        stopping: threading.Event,
+        bound: TakeBound | None = None,
+    ) -> None:
+        self._opened = opened
+        self._stopping = stopping
+        self._kind = kind
+        self._bound = bound or FixedBound(limits.bundle_records_max, limits.bundle_bytes_max)
+        self._records_max, self._bytes_max = self._bound.records, self._bound.bytes
+        self._record_bytes_max = limits.record_bytes_max
+        self._read_bytes = min(_READ_BYTES, limits.bundle_bytes_max)
+        self._header: tuple[str, ...] = ()
+        self._at = msgspec.structs.replace(start, offset=0, line=0, size=0)
+        self._buffer = b""
+        self._ends: Positions = NONE  # ends of records in the buffer: the index of each newline
+        self._start = 0  # start of the unread bytes in the buffer
+        self._line = 0  # index in _ends of the first unread newline
+        self._at_end = False
+        self._defect: BrokenFileError | None = None
+        self._stream = open_bytes(start.path, opened, stopping)
+        if self._kind == "csv":
+            self._read_header()
+        elif self._peek(len(_BOM)) == _BOM:
+            self._skip(len(_BOM), lines=0)
+        if start.offset > self._at.offset:
+            self._seek(start)
+
+    @property
+    def at(self) -> FilePosition:
+        """The current position."""
+        return self._at
+
+    def rest(self) -> bytes:
+        """Return the unread bytes before a defect: the beginning of a record."""
+        return self._buffer[self._start : self._start + self._record_bytes_max]
+
+    def _read_header(self) -> None:
+        while not len(self._ends) and not self._at_end:
+            self._fill()
+        if not self._buffer:
+            return  # an empty file has no records, so it needs no header
+        end = int(self._ends[0]) + 1 if len(self._ends) else len(self._buffer)
+        text = self._buffer[:end].removeprefix(_BOM).decode(errors="replace").rstrip("\r\n")
+        try:
+            header = tuple(next(csv.reader([text]), []))
+        except csv.Error:  # lines that end in a lone CR
+            header = ()
+        if len(set(header)) != len(header) or not header:
+            raise BrokenFileError(
+                f"{self._at.path}: the first line is not a header with distinct names: {text[:200]!r}",
+                hint="begin a CSV file with the names of its columns",
+            )
+        self._header = header
+        self._skip(end, lines=self._buffer[:end].count(b"\n"))
+
+    def _peek(self, count: int) -> bytes:
+        self._fill()
+        return self._buffer[:count]
+
+    def _skip(self, count: int, *, lines: int) -> None:
+        self._start += count
+        self._line += int(np.searchsorted(self._ends[self._line :], self._start))
+        self._advance(count, lines)
+
+    def _advance(self, count: int, lines: int) -> None:
+        at = self._at
+        self._at = FilePosition(at.path, at.offset + count, at.line + lines, at.head, at.head_bytes)
+
+    def _seek(self, start: FilePosition) -> None:
+        self._stream = open_bytes(start.path, self._opened, self._stopping)
+        # A truncated or replaced file that is shorter must not look like a file that was read to its end.
+        reached = self._stream.pass_over(start.offset)
+        if reached < start.offset:
+            raise BrokenFileError(
+                f"{start.path} has shrunk to {reached} bytes, and {start.offset} bytes of it were already read",
+                hint="restore the old file, or use a new graph",
+            )
+        self._buffer, self._ends, self._start, self._line, self._at_end = b"", NONE, 0, 0, False
+        self._at = msgspec.structs.replace(start, size=0)
+
+    def _fill(self, *, whole_records: bool = True) -> None:
+        """Read more bytes and append them to the unread bytes."""
+        try:
+            piece = self._stream.read(self._read_bytes)
+        except BrokenFileError as error:
+            # Records that are complete before the defect come first.
+            self._defect, self._at_end = error, True
+            return
+        rest = self._buffer[self._start :]
+        if not piece:
+            self._at_end = True
+        if self._kind == "csv" and whole_records and (b'"' in piece or b'"' in rest):
+            self._buffer = rest + piece
+            self._ends = record_ends(self._buffer, self._record_bytes_max, at_end=self._at_end)
+        elif piece:
+            newlines = np.flatnonzero(np.frombuffer(piece, np.uint8) == _NEWLINE) + len(rest)
+            self._ends = np.concatenate([self._ends[self._line :] - self._start, newlines])
+            self._buffer = rest + piece
+        else:
+            return
+        self._start, self._line = 0, 0
+
+    def read(self) -> FilePiece:
+        """Return the next bundle of lines; an empty piece at the end of the file.
+
+        Raises:
+            BrokenFileError: the file has a defect, and all complete records before it have been returned.
+            SourceUnavailableError: the file cannot be read now.
+        """
+        self._records_max, self._bytes_max = self._bound.records, self._bound.bytes
+        self._fill_bundle()
+        unread = len(self._buffer) - self._start
+        if self._defect is not None and self._line == len(self._ends):
+            raise self._defect
+        if not unread:
+            return FilePiece(self._at, ended=True)
+        before = self._at
+        block, ends = self._cut()
+        ended = self._at_end and self._defect is None and self._start == len(self._buffer)
+        piece = FilePiece(self._at, header=self._header, format="csv" if self._kind == "csv" else "json", ended=ended)
+        piece.records = records_in(block, ends)
+        if self._kind == "csv" and block.count(b"\n") > len(ends):
+            return _with_payloads(piece, block, ends, before)
+        piece.block = block
+        piece.describe = _describer(block, before)
+        return piece
+
+    def _fill_bundle(self) -> None:
+        while not self._at_end:
+            lines = len(self._ends) - self._line
+            if lines > self._records_max or (lines and len(self._buffer) - self._start > self._bytes_max):
+                return
+            if not lines and len(self._buffer) - self._start > self._bytes_max:
+                self._pass_long_line()
+                return
+            self._fill()
+
+    def _pass_long_line(self) -> None:
+        """Skip a line that exceeds a bundle, but keep its beginning, which is dead-lettered as too long."""
+        kept = self._buffer[self._start : self._start + self._record_bytes_max + 1]
+        skipped = len(self._buffer) - self._start - len(kept)
+        self._buffer, self._ends, self._start, self._line = b"", NONE, 0, 0
+        while not len(self._ends) and not self._at_end:
+            skipped += len(self._buffer)
+            self._buffer = b""
+            self._fill(whole_records=False)
+        end = int(self._ends[0]) if len(self._ends) else 0
+        skipped += end
+        self._buffer = kept + self._buffer[end:]
+        self._ends = self._ends - end + len(kept)
+        if self._kind == "csv" and b'"' in self._buffer:
+            first, rest = self._ends[:1], self._buffer[len(kept) + 1 :]
+            behind = record_ends(rest, self._record_bytes_max, at_end=self._at_end) + len(kept) + 1
+            self._ends = np.concatenate([first, behind])
+        self._advance(skipped, 0)
+
+    def _cut(self) -> tuple[bytes, Positions]:
+        """Return the bytes of complete records and their ends (except that of a last record without a newline)."""
+        lines = len(self._ends)
+        last = min(self._line + self._records_max, lines)
+        last = min(last, max(int(np.searchsorted(self._ends, self._start + self._bytes_max)), self._line + 1))
+        if self._line < lines:
+            end, count = int(self._ends[last - 1]) + 1, last - self._line
+            if (
+                self._at_end
+                and self._defect is None
+                and last == lines
+                and count < self._records_max
+                and len(self._buffer) - self._start <= self._bytes_max
+            ):
+                end = len(self._buffer)  # the last line has no newline
+        else:
+            end = len(self._buffer)
+        block = self._buffer[self._start : end]
+        ends = self._ends[self._line : last] - self._start
+        self._start, self._line = end, min(last, lines)
+        newlines = len(ends) if self._kind == "json" else block.count(b"\n")
+        self._advance(len(block), newlines + (not block.endswith(b"\n")))
+        return block, ends
+
+
+def records_in(block: bytes, ends: Positions) -> int:
+    """Return the number of records in a block that are not blank, including one after the last end."""
+    starts = np.concatenate([[0], ends + 1])
+    stops = np.concatenate([ends, [len(block)]])
+    if starts[-1] == len(block):
+        starts, stops = starts[:-1], stops[:-1]
+    first = np.frombuffer(block, np.uint8)[np.minimum(starts, len(block) - 1)]
+    suspects = np.flatnonzero(_IS_BLANK[first])
+    blank = sum(not block[starts[place] : stops[place]].strip() for place in suspects.tolist())
+    return len(starts) - blank
+
+
+def _with_payloads(piece: FilePiece, block: bytes, ends: Positions, before: FilePosition) -> FilePiece:
+    """Fill in one payload per record, because newlines do not separate records; skip blank lines."""
+    starts = [0, *(ends + 1).tolist()]
+    cuts = [(start, end) for start, end in zip(starts, [*ends.tolist(), len(block)], strict=True) if end > start]
+    payloads = [block[start:end] for start, end in cuts]
+    kept = [index for index, payload in enumerate(payloads) if payload.strip()]
+
+    newlines = _Newlines(block)
+
+    def describe(row: int) -> str:
+        start = cuts[kept[row]][0]
+        line = int(np.searchsorted(newlines.places(), start))
+        return f"{before.path}:{before.line + line + 1} (byte {before.offset + start})"
+
+    piece.payloads = [payloads[index] for index in kept]
+    piece.describe = describe
+    return piece
+
+
+@dataclass(slots=True)
+class _Newlines:
+    """The ends of lines in a block, computed once, when a row is first described."""
+
+    block: bytes
+    found: Positions | None = None
+
+    def places(self) -> Positions:
+        if self.found is None:
+            self.found = np.flatnonzero(np.frombuffer(self.block, np.uint8) == _NEWLINE)
+        return self.found
+
+
+def _describer(block: bytes, before: FilePosition) -> Callable[[int], str]:
+    newlines = _Newlines(block)
+
+    def describe(row: int) -> str:
+        start = int(newlines.places()[row - 1]) + 1 if row else 0
+        return f"{before.path}:{before.line + row + 1} (byte {before.offset + start})"
+
+    return describe
+
+
+def record_ends(data: bytes, record_bytes_max: int, *, at_end: bool) -> Positions:
+    """Return the ends of the records in CSV data: the newlines outside of quotes.
+
+    Args:
+        data: the bytes, which begin with a record.
+        record_bytes_max: the longest record; a longer one with an open quote ends with its first line.
+        at_end: whether the file ends here, so that an open quote does not count.
+    """
+    codes = np.frombuffer(data, np.uint8)
+    newlines = np.flatnonzero(codes == _NEWLINE)
+    quotes = np.flatnonzero(codes == _QUOTE)
+    if quotes_are_regular(codes, quotes):
+        ends: Positions = newlines[np.searchsorted(quotes, newlines) % 2 == 0]
+        longest = int(np.diff(ends, prepend=-1).max(initial=0))
+        begin = int(ends[-1]) + 1 if len(ends) else 0
+        reaches = len(data) - begin <= record_bytes_max or not len(newlines) or int(newlines[-1]) < begin
+        if longest <= record_bytes_max and reaches and (len(quotes) % 2 == 0 or not at_end):
+            return ends
+    return _ends_by_lines(data, newlines, record_bytes_max, at_end=at_end)
+
+
+# _FIELD matches a quoted field within one line, with the bytes from its closing quote to the next comma, or any other
+# field. Each byte of a line can match in one way only, so matching is linear. Groups are not possessive: before 3.11.5
+# Python matches such groups wrongly (gh-106052).
+_TO_QUOTE = rb'[^"\n]*+(?:""[^"\n]*+)*"(?!")[^,\n]*+'
+_FIELD = rb'(?:"' + _TO_QUOTE + rb'|(?!")[^,\n]*+)'
+_OUTSIDE = re.compile(rb"^" + _FIELD + rb"(?:," + _FIELD + rb")*$", re.MULTILINE)
+_CLOSES = re.compile(rb"^" + _TO_QUOTE + rb"(?:," + _FIELD + rb")*$", re.MULTILINE)
+
+
+def _ends_by_lines(data: bytes, newlines: Positions, record_bytes_max: int, *, at_end: bool) -> Positions:
+    """Return the ends of records with irregular quotes: a record ends with the first line that closes its quotes.
+
+    Two facts about each line decide, each found in one pass: whether a record that begins with the line ends with it,
+    and whether a quoted field that began before the line is closed at its end. So the cost is linear in the bytes for
+    any input.
+    """
+    starts = np.concatenate([np.zeros(1, np.int64), newlines + 1])
+    whole = np.zeros(len(starts), bool)
+    whole[np.searchsorted(starts, [match.start() for match in _OUTSIDE.finditer(data)])] = True
+    closing = np.searchsorted(starts, [match.start() for match in _CLOSES.finditer(data)])
+    closing = closing[closing < len(newlines) + at_end].tolist()
+    stops = [*newlines.tolist(), len(data)]
+    found: list[int] = []
+    start = line = at = 0
+    for_whole = whole.tolist()
+    while line < len(newlines):
+        last = line
+        if not for_whole[line]:
+            while at < len(closing) and closing[at] <= line:
+                at += 1
+            if at < len(closing) and stops[closing[at]] - start <= record_bytes_max:
+                last = closing[at]
+            elif at == len(closing) and not at_end and len(data) - start <= record_bytes_max:
+                break
+        if last == len(newlines):
+            break  # the record extends to the end of the data
+        found.append(stops[last])
+        line, start = last + 1, stops[last] + 1
+    return np.array(found, np.int64)

@@ -1,0 +1,334 @@
+"""Files as a source: NDJSON, CSV and Parquet, plain or gzipped; a set that ends, or a watched directory.
+
+The position is (file, byte offset in the decompressed stream, line), so there is nothing to acknowledge: after a crash
+the next owner resumes at the committed position. A thread reads one bundle ahead. A bundle never spans two files and
+never exceeds the bundle's bound on records.
+
+    file_queue.py    the order of files             line_reader.py      NDJSON and CSV, cut into bundles
+    file_names.py    patterns, opening a file       parquet_reader.py   rows of Parquet files
+    reader.py        one file after the other       parquet_pages.py    bounds on Parquet pages
+    byte_reader.py   plain and gzip, recognizing a file
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from millpy.errors import ConfigError, SourceUnavailableError
+from millpy.ingest.protocol import Source, SourceBatch, SourceSetup
+from millpy.model.identity import Identity
+from millpy.sources.files.byte_reader import StoppedError
+from millpy.sources.files.file_names import Pattern, check_name
+from millpy.sources.files.file_queue import (
+    FileQueue,
+    FixedFileQueue,
+    Notes,
+    SkipReporter,
+    WatchedFileQueue,
+    check_directory,
+    is_ours,
+)
+from millpy.sources.files.line_reader import FilePiece, Format
+from millpy.sources.files.reader import Broken, FileReader
+
+log = logging.getLogger(__name__)
+
+PARTITION = "files"
+
+
+def _partition_names(count: int) -> tuple[str, ...]:
+    return (PARTITION,) if count == 1 else tuple(f"{PARTITION}-{place}" for place in range(count))
+
+
+def _check(format: Format | None, broken: Broken, partitions: int) -> None:
+    if format not in (None, "json", "csv", "parquet"):
+        raise ConfigError(f"unknown file format {format!r}", hint='choose "json" (NDJSON), "csv" or "parquet"')
+    if broken not in ("stop", "dead_letter"):
+        raise ConfigError(f"unknown value broken={broken!r}", hint='choose "stop" or "dead_letter"')
+    if partitions < 1:
+        raise ConfigError(f"partitions= must be at least 1, not {partitions}")
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class Files(Source):
+    """Files read one after the other; the source ends with the last file.
+
+    Args:
+        paths: names and patterns (`data/*.csv`, `**` for any depth), relative to the working directory. They are read
+            in this order, the files that match a pattern sorted by name. `.gz` is decompressed.
+        format: "json" (NDJSON), "csv" or "parquet"; by default each file's suffix decides (.csv, .parquet, .pq, else
+            NDJSON).
+        broken: the reaction to a truncated or corrupt file: "stop" stops the worker with an error; "dead_letter" makes
+            the rest of the file one dead letter and continues with the next file.
+        partitions: the number of source partitions, which are read concurrently. A file's name decides its partition.
+            Each partition has its own order and watermark.
+    """
+
+    paths: tuple[str, ...]
+    format: Format | None
+    broken: Broken
+    count: int
+
+    def __init__(
+        self, *paths: str | Path, format: Format | None = None, broken: Broken = "stop", partitions: int = 1
+    ) -> None:
+        names = tuple(str(path) for path in paths)
+        if not names or len(set(names)) != len(names):
+            raise ConfigError(
+                "Files needs one or more different files", hint='an example: Files("monday.ndjson", "tuesday.ndjson")'
+            )
+        for name in names:
+            check_name(name)
+        _check(format, broken, partitions)
+        for name, value in {"paths": names, "format": format, "broken": broken, "count": partitions}.items():
+            object.__setattr__(self, name, value)
+
+    def identity(self) -> Identity:
+        """Describe the files and their form. How many partitions there are decides the partition of each file."""
+        return {"kind": "files", "paths": list(self.paths), "format": self.format, "partitions": self.count}
+
+    def partitions(self) -> tuple[str, ...]:
+        """Return the names of the source partitions, by default one."""
+        return _partition_names(self.count)
+
+    def check(self) -> None:
+        """Check that each name or pattern has a file. Raises ConfigError."""
+        FixedFileQueue(self.paths, Notes.recovered({}), lambda path: True, lambda path, why: None).check()
+
+    def ends(self) -> bool:
+        """Return True: it ends with the last file."""
+        return True
+
+    def connect(self, setup: SourceSetup) -> FileInjector:
+        """Return the injector of one source partition, not yet open."""
+        place = self.partitions().index(setup.partition)
+        notes = Notes.recovered(setup.notes)
+        queue = FixedFileQueue(self.paths, notes, lambda path: is_ours(path, place, self.count), SkipReporter(setup))
+        return FileInjector(setup, queue, notes, format=self.format, broken=self.broken)
+
+
+def File(path: str | Path, *, format: Format | None = None) -> Files:  # noqa: N802
+    """Return a source of one file: `File("readings.ndjson.gz")`."""
+    return Files(path, format=format)
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class Directory(Source):
+    """New files of a directory, each read once; the source never ends.
+
+    A file is read when it is complete: when its size and time of change have not changed for `settle`. A writer that
+    writes elsewhere (or under a name that begins with `.` or `_`, or ends in `.tmp`, `.part` and the like) and renames
+    the file into place allows a `settle` of zero. Existing files are read in order of their names; a file that appears
+    later is read later, whatever its name. When a text file grows after it was read, reading resumes at its old end;
+    any other change is a defect of the file.
+
+    Args:
+        path: the directory, which must exist.
+        pattern: the files to read (`*.csv`; `**/*.csv` for any depth). Symbolic links and files that are not regular
+            are skipped.
+        settle: how long a file must stay unchanged before it is read.
+        every: how often to list the directory.
+        format: as for `Files`.
+        broken: as for `Files`, but "dead_letter" by default, so that a broken file does not stop the others. After the
+            file is replaced by a complete one, reading resumes at the defect.
+        partitions: as for `Files`.
+    """
+
+    path: str
+    pattern: str
+    settle: timedelta
+    every: timedelta
+    format: Format | None
+    broken: Broken
+    count: int
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        pattern: str = "*",
+        settle: timedelta = timedelta(seconds=2),
+        every: timedelta = timedelta(seconds=1),
+        format: Format | None = None,
+        broken: Broken = "dead_letter",
+        partitions: int = 1,
+    ) -> None:
+        check_name(str(path))
+        Pattern(pattern)
+        _check(format, broken, partitions)
+        if settle < timedelta(0) or every <= timedelta(0):
+            raise ConfigError(
+                f"settle= must not be negative, and every= must be positive: settle={settle}, every={every}"
+            )
+        values = {
+            "path": str(path), "pattern": pattern, "settle": settle, "every": every, "format": format,
+            "broken": broken, "count": partitions,
+        }  # fmt: skip
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def identity(self) -> Identity:
+        """Describe the directory, the pattern, the format and the number of partitions."""
+        described = {"path": self.path, "pattern": self.pattern, "format": self.format, "partitions": self.count}
+        return {"kind": "directory", **described}
+
+    def partitions(self) -> tuple[str, ...]:
+        """Return the names of the source partitions, by default one."""
+        return _partition_names(self.count)
+
+    def check(self) -> None:
+        """Check that the directory exists. Raises ConfigError."""
+        check_directory(Path(self.path))
+
+    def connect(self, setup: SourceSetup) -> FileInjector:
+        """Return the injector of one source partition, not yet open."""
+        place = self.partitions().index(setup.partition)
+        notes = Notes.recovered(setup.notes)
+        queue = WatchedFileQueue(
+            self.path,
+            self.pattern,
+            notes,
+            lambda path: is_ours(path, place, self.count),
+            settle_s=self.settle.total_seconds(),
+            setup=setup,
+        )
+        every_s = self.every.total_seconds()
+        return FileInjector(setup, queue, notes, format=self.format, broken=self.broken, every_s=every_s)
+
+
+class FileInjector:
+    """The injector of one source partition of files, which reads one bundle ahead.
+
+    Args:
+        every_s: how many seconds to wait before looking for files again; None for a set that ends.
+    """
+
+    def __init__(
+        self,
+        setup: SourceSetup,
+        queue: FileQueue,
+        notes: Notes,
+        *,
+        format: Format | None,
+        broken: Broken,
+        every_s: float | None = None,
+    ) -> None:
+        record_type = setup.record_type
+        fields = tuple(record_type.struct.__struct_encode_fields__) if record_type is not None else ()
+        self._setup = setup
+        self._every_s = every_s
+        self._reading = FileReader(
+            queue, notes, format=format, broken=broken, fields=fields, limits=setup.limits, bound=setup.take_bound
+        )
+        self._ahead: asyncio.Task[FilePiece | None] | None = None
+        self._closing = asyncio.Event()
+        self._idle = False
+        self._ended = False
+        self._total = 0
+
+    async def open(self, position: bytes | None) -> None:
+        """Go to a stored position and start reading.
+
+        Raises:
+            ConfigError: a file or the directory is missing.
+            BrokenFileError: the file at the position is not in the set, or is not the file that was being read.
+            SourceUnavailableError: a file cannot be read.
+        """
+        await asyncio.to_thread(self._reading.open, position)
+        self._read_ahead()
+
+    def _read_ahead(self) -> None:
+        self._ahead = asyncio.create_task(self._next(), name="millpy-read-ahead")
+        self._ahead.add_done_callback(lambda _: self._setup.ready.set())
+
+    async def _next(self) -> FilePiece | None:
+        """Return the next piece, waiting for it while more files may appear; None when closing."""
+        complained = False
+        while not self._closing.is_set():
+            piece = None
+            try:
+                piece = await asyncio.to_thread(self._reading.read)
+                idle = not self._reading.is_waiting()
+            except SourceUnavailableError as error:
+                if self._every_s is None:
+                    raise
+                if not complained:
+                    log.warning("%s; trying again every %s s", error.message, self._every_s)
+                complained, idle = True, False
+            except StoppedError:
+                return None
+            if piece is not None:
+                self._idle = False
+                return piece
+            self._idle = idle
+            await self._pause()
+        return None
+
+    async def _pause(self) -> None:
+        assert self._every_s is not None, "a set of files ends"
+        try:
+            async with asyncio.timeout(self._every_s):
+                await self._closing.wait()
+        except TimeoutError:
+            return
+
+    async def take(self) -> SourceBatch | None:
+        """Return the piece that was read ahead; None while the thread reads, or after the last piece.
+
+        Raises:
+            BrokenFileError: a file is truncated, corrupt or replaced, and `broken="stop"`.
+            SourceUnavailableError: a file cannot be read.
+        """
+        if self._ahead is None or not self._ahead.done():
+            return None
+        piece = self._ahead.result()
+        self._ahead = None
+        if piece is None:
+            return None
+        self._total += piece.records
+        if piece.finished:
+            self._ended = True
+        else:
+            self._read_ahead()
+        return SourceBatch(
+            format=piece.format,
+            arrived_at=self._setup.clock.now_us(),
+            payloads=piece.payloads,
+            block=piece.block,
+            batch=piece.batch,
+            header=piece.header,
+            refused=piece.refused,
+            describe=piece.describe,
+            position=msgspec.json.encode(piece.after),
+            notes=piece.notes,
+            finished=piece.finished,
+            records=piece.records,
+            total=self._total,
+            origin=Path(piece.after.path).name,
+        )
+
+    async def acknowledge(self, token: Any) -> None:
+        """Do nothing: we keep the position."""
+
+    def quiet(self) -> bool:
+        """Tell whether all existing files have been read, and none is waiting to settle."""
+        return self._ended or self._idle
+
+    async def close(self) -> None:
+        """Stop reading."""
+        self._closing.set()
+        self._reading.stop()
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            # A thread cannot be cancelled; it ends after its current read.
+            await asyncio.wait([ahead])
+            if not ahead.cancelled():
+                ahead.exception()
+        await asyncio.to_thread(self._reading.close)

@@ -1,0 +1,47 @@
+"""Check a Kafka cluster for `millpy doctor`: whether it answers, and how many partitions the topic has."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from millpy.config.secrets import goes_elsewhere
+from millpy.model.finding import Finding, Severity, unencrypted_password
+
+if TYPE_CHECKING:
+    from millpy.sources.kafka.source import Kafka
+
+
+async def examine(source: Kafka, graph: str, stream: str) -> AsyncIterator[Finding]:
+    """Yield what `millpy doctor` finds at the cluster, by the metadata of the topic. Raises MillError."""
+    cluster = source.cluster()
+    if cluster.username and not cluster.tls and goes_elsewhere(cluster.servers):
+        yield unencrypted_password(f"{stream}: the connection to {cluster.servers} is not encrypted", "use tls=True")
+    from millpy.sources.kafka.client import Client  # cluster() has found the package
+
+    client = Client(cluster, source.topic, 0, f"millpy-doctor-{graph}")
+    try:
+        await client.start()
+        there = await client.partitions()
+    finally:
+        await client.stop()
+    text = f"{stream}: topic {source.topic} at {cluster.servers} has {there} partitions, {source.count} are read"
+    if there < source.count:
+        finding = Finding(
+            Severity.ERROR,
+            "broker",
+            text,
+            "the source waits for the missing ones, and holds back every watermark that depends on it",
+            "create the missing partitions, or deploy the graph with fewer",
+        )
+    elif there > source.count:
+        finding = Finding(
+            Severity.WARNING,
+            "broker",
+            text,
+            "records of the others are missing from the results",
+            f"set partitions={there} in the graph and start a worker with it; the other workers follow",
+        )
+    else:
+        finding = Finding(Severity.OK, "broker", text)
+    yield finding

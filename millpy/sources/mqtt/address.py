@@ -1,0 +1,114 @@
+"""The address of an MQTT broker, our credentials there, and the verification of its certificate."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
+
+from millpy.config.secrets import secret
+from millpy.errors import ConfigError
+
+URL_VARIABLE = "MILLPY_MQTT_URL"
+PASSWORD_VARIABLE = "MILLPY_MQTT_PASSWORD"
+_HINT = (
+    "write mqtts://user:password@host:8883?ca=FILE&certificate=FILE&key=FILE, "
+    "with %40 for @ and %2F for / in a password"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerAddress:
+    """The address, the credentials and the settings of a connection to a broker."""
+
+    host: str
+    port: int
+    username: str | None
+    password: str | None = field(repr=False)
+    tls: bool
+    tls_ca: str | None
+    tls_certificate: str | None
+    tls_key: str | None
+    client_id: str = field(repr=False)
+    protocol: int
+    keepalive_s: int
+    session_expiry_s: int
+    receive_max: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerUrl:
+    """The parts of MILLPY_MQTT_URL."""
+
+    host: str
+    port: int | None
+    username: str | None
+    password: str | None = field(repr=False)
+    tls: bool
+    tls_ca: str | None
+    tls_certificate: str | None
+    tls_key: str | None
+
+
+NOTHING = BrokerUrl(
+    host="", port=None, username=None, password=None, tls=False, tls_ca=None, tls_certificate=None, tls_key=None
+)
+
+
+def url_of_environment() -> BrokerUrl:
+    """Read MILLPY_MQTT_URL, or the file that MILLPY_MQTT_URL_FILE names; the default is localhost.
+
+    MILLPY_MQTT_PASSWORD (or …_FILE) is the password if the URL has none.
+
+    Raises:
+        ConfigError: it is not an MQTT address. The message does not quote it, as it may hold a password.
+    """
+    try:
+        url = urlsplit(secret(URL_VARIABLE) or "mqtt://localhost:1883")
+        port = url.port
+    except ValueError:
+        raise ConfigError(f"{URL_VARIABLE} is not an MQTT address", hint=_HINT) from None
+    if url.scheme not in ("mqtt", "mqtts") or not url.hostname or url.path.strip("/") or url.fragment:
+        raise ConfigError(f"{URL_VARIABLE} is not an MQTT address", hint=_HINT)
+    files = _files(url)
+    return BrokerUrl(
+        host=url.hostname,
+        port=port,
+        username=unquote(url.username) if url.username else None,
+        password=unquote(url.password) if url.password else secret(PASSWORD_VARIABLE),
+        tls=url.scheme == "mqtts",
+        tls_ca=files.get("ca"),
+        tls_certificate=files.get("certificate"),
+        tls_key=files.get("key"),
+    )
+
+
+def _files(url: SplitResult) -> dict[str, str]:
+    said = parse_qs(url.query, keep_blank_values=True)
+    unknown = said.keys() - {"ca", "certificate", "key"}
+    if unknown:
+        raise ConfigError(f"{URL_VARIABLE} has unknown parameters: {', '.join(sorted(unknown))}", hint=_HINT)
+    if said and url.scheme != "mqtts":
+        raise ConfigError(f"{URL_VARIABLE} names TLS files, but begins with mqtt://", hint=_HINT)
+    return {name: values[-1] for name, values in said.items()}
+
+
+def tls_context(address: BrokerAddress) -> ssl.SSLContext | None:
+    """Return a TLS context that verifies the broker's certificate and name; None for plain TCP.
+
+    Raises:
+        ConfigError: a file cannot be read, or holds no certificate or key.
+    """
+    if not address.tls:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=address.tls_ca)
+        if address.tls_certificate is not None:
+            context.load_cert_chain(address.tls_certificate, address.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        files = [file for file in (address.tls_ca, address.tls_certificate, address.tls_key) if file]
+        raise ConfigError(f"cannot use the TLS files {', '.join(files)}: {error}", hint="name PEM files") from error
+    return context

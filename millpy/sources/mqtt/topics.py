@@ -1,0 +1,166 @@
+"""Topic filters with named levels: `sensors/{site}/{device}` is the filter `sensors/+/+` with names for its levels.
+
+A named level becomes a field of the record, written into the payload (`json_append.py`). It overrides a field of the
+same name in the payload.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+import msgspec
+
+from millpy.errors import ConfigError, GraphError
+from millpy.ingest.json_append import EMPTY_OR_SPACED, completed
+from millpy.model.record import RecordType
+
+TOPIC_BYTES_MAX = 65_535
+_NAMED = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
+_KNOWN_TOPICS_MAX = 100_000
+_KNOWN_BYTES_MAX = 32_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPattern:
+    """A topic filter with names for some levels.
+
+    Attributes:
+        filter: the filter as it is sent to the broker.
+        levels: the index and name of each named level.
+    """
+
+    filter: str
+    levels: tuple[tuple[int, str], ...]
+
+    @staticmethod
+    def parse(text: str) -> TopicPattern:
+        """Parse a filter.
+
+        Raises:
+            ConfigError: the text is not a topic filter, or names two levels alike.
+        """
+        if not text or "\0" in text or len(text.encode(errors="surrogatepass")) > TOPIC_BYTES_MAX:
+            raise ConfigError(f"invalid MQTT topic filter {text!r}", hint='an example: Mqtt("sensors/+/reading")')
+        if text.startswith("$share/"):
+            raise ConfigError(
+                f"{text!r} is a shared subscription, which loses the order of a device's messages",
+                hint="name several topic filters: each is a separate source partition",
+            )
+        levels, names = [], []
+        parts = text.split("/")
+        for index, level in enumerate(parts):
+            named = _NAMED.fullmatch(level)
+            if named:
+                names.append((index, named[1]))
+                levels.append("+")
+                continue
+            inside = level not in ("+", "#") and re.search(r"[+#{}]", level)
+            if inside or (level == "#" and index < len(parts) - 1):
+                raise ConfigError(
+                    f"MQTT topic filter {text!r} has the invalid level {level!r}",
+                    hint="use +, {name} and # for whole levels, and # only at the end",
+                )
+            levels.append(level)
+        if len({name for _, name in names}) < len(names):
+            raise ConfigError(f"two levels of {text!r} have the same name", hint="rename one: each fills a field")
+        return TopicPattern("/".join(levels), tuple(names))
+
+    def matches(self) -> re.Pattern[bytes]:
+        """Return a pattern whose `fullmatch` tells whether the filter matches a topic."""
+        levels = self.filter.split("/")
+        named = levels[:-1] if levels[-1] == "#" else levels
+        text = b"/".join(b"[^/]*" if level == "+" else re.escape(level.encode()) for level in named)
+        if not named:
+            text = b".*"
+        elif named is not levels:
+            text += b"(/.*)?"  # a/# matches a and all topics below it
+        # A wildcard does not match the broker's own topics.
+        return re.compile((b"(?!\\$)" if levels[0] in ("+", "#") else b"") + text, re.DOTALL)
+
+    def validate(self, record_type: RecordType) -> None:
+        """Check that each named level is a field of the record that can hold the text of a topic level.
+
+        Raises:
+            GraphError: a name is not a field, the field is not a str, int or UUID, or records are written as arrays.
+        """
+        for _, name in self.levels:
+            struct = record_type.struct.__name__
+            if name not in record_type.annotations:
+                raise GraphError(
+                    f"topic level {{{name}}}: {struct} has no field {name!r}",
+                    hint=f"its fields are {', '.join(record_type.fields)}",
+                )
+            if record_type.field_type(name) not in (str, int, UUID):
+                raise GraphError(f"topic level {{{name}}}: {name!r} of {struct} is not a str, int or UUID")
+        if self.levels and record_type.struct.__struct_config__.array_like:
+            raise GraphError(
+                f"named topic levels do not fit {record_type.struct.__name__}, which is written as an array"
+            )
+
+
+def overlap(one: str, other: str) -> bool:
+    """Tell whether some topic matches both filters."""
+    first = {one[:1], other[:1]}
+    if "$" in first and first & {"+", "#"}:
+        return False  # a wildcard does not match the broker's own topics
+    left, right = one.split("/"), other.split("/")
+    for index in range(max(len(left), len(right))):
+        levels = [parts[index] if index < len(parts) else None for parts in (left, right)]
+        if "#" in levels:
+            return True
+        if None in levels or ("+" not in levels and levels[0] != levels[1]):
+            return False
+    return True
+
+
+class TopicFields:
+    """A function that writes the named levels of topics into payloads.
+
+    Args:
+        pattern: the validated filter, with named levels.
+        record_type: the record type of the stream.
+    """
+
+    def __init__(self, pattern: TopicPattern, record_type: RecordType) -> None:
+        encoded = dict(zip(record_type.fields, record_type.struct.__struct_encode_fields__, strict=True))
+        self._levels = [
+            (index, msgspec.json.encode(encoded[name]), record_type.field_type(name) is int)
+            for index, name in pattern.levels
+        ]
+        self._endings: dict[bytes, bytes] = {}
+        self._endings_bytes = 0
+
+    def __call__(self, topics: Sequence[bytes], payloads: Sequence[bytes]) -> list[bytes]:
+        """Append the fields to objects, where they override earlier ones; return other payloads unchanged."""
+        endings = {topic: self.ending(topic) for topic in set(topics)}
+        return [
+            payload[:-1] + endings[topic]
+            if payload[-1:] == b"}" and payload[-2:-1] not in EMPTY_OR_SPACED
+            else completed(payload, endings[topic])
+            for topic, payload in zip(topics, payloads, strict=True)
+        ]
+
+    def ending(self, topic: bytes) -> bytes:
+        """Return the bytes that a payload gets from its topic."""
+        known = self._endings.get(topic)
+        if known is None:
+            known = self._ending(topic)
+            self._endings_bytes += len(topic) + len(known)
+            if len(self._endings) >= _KNOWN_TOPICS_MAX or self._endings_bytes > _KNOWN_BYTES_MAX:
+                self._endings.clear()
+                self._endings_bytes = len(topic) + len(known)
+            self._endings[topic] = known
+        return known
+
+    def _ending(self, topic: bytes) -> bytes:
+        levels = topic.decode(errors="replace").split("/")
+        fields = []
+        for index, name, is_int in self._levels:
+            value = levels[index]
+            bare = is_int and _INTEGER.fullmatch(value) is not None
+            fields.append(name + b":" + (value.encode() if bare else msgspec.json.encode(value)))
+        return b"," + b",".join(fields) + b"}"

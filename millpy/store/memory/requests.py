@@ -1,0 +1,159 @@
+"""Operators' requests in a `MemoryDatabase`, and their outcomes.
+
+A dead letter's id is its position in the list, from 1; a late record's id is its position among all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from millpy.errors import RequestWithdrawnError
+from millpy.model.checkpoint import Checkpoint, DeadLetter, Pause, RecordTableName, Request
+from millpy.model.stage import Release
+from millpy.store.protocol import PendingRequests
+
+if TYPE_CHECKING:
+    from millpy.store.memory.database import MemoryDatabase
+
+State = Literal["open", "requested", "replayed", "discarded"]
+
+
+@dataclass(slots=True)
+class RequestState:
+    """The state of one dead letter or late record.
+
+    Attributes:
+        attempts: the number of failed replays.
+        corrected: the payload with which an operator replaces the original one.
+        letter: the dead letter that the last failed replay produced.
+    """
+
+    state: State = "open"
+    attempts: int = 0
+    corrected: bytes | None = None
+    letter: DeadLetter | None = None
+
+
+class Requests:
+    """The states of all dead letters and late records of one database, its paused sources, and the keys to release."""
+
+    def __init__(self, database: MemoryDatabase) -> None:
+        self._database = database
+        self._states: dict[tuple[RecordTableName, int], RequestState] = {}
+        self.pauses: dict[int, Pause] = {}
+        self.releases: list[Release] = []
+        self._release_id = 0
+
+    # Operators' actions.
+
+    def state_of(self, table: RecordTableName, number: int) -> RequestState:
+        """Return the state of a record, which the caller may change."""
+        return self._states.setdefault((table, number), RequestState())
+
+    def replay(self, table: RecordTableName, number: int, payload: bytes | None = None) -> bool:
+        """Request a replay of a record. Return False when the record cannot be replayed."""
+        record = self.state_of(table, number)
+        if record.state != "open" or (table == "late_records" and not self._whole()[number - 1]):
+            return False
+        record.state, record.corrected = "requested", payload or record.corrected
+        return True
+
+    def discard(self, table: RecordTableName, number: int) -> bool:
+        """Discard a record. Return False when it is settled already."""
+        record = self.state_of(table, number)
+        if record.state not in ("open", "requested"):
+            return False
+        record.state = "discarded"
+        return True
+
+    def resume(self, interval_id: int) -> None:
+        """Resume a paused source partition."""
+        self.pauses.pop(interval_id, None)
+
+    def release(self, interval_id: int, key: bytes, ticket: int, *, discard: bool = False) -> None:
+        """Request the release of a parked key."""
+        self._release_id += 1
+        self.releases.append(Release(self._release_id, interval_id, key, ticket, discard))
+
+    # The store's operations.
+
+    def read_requests(self, interval_ids: Sequence[int], records_max: int, bytes_max: int) -> PendingRequests:
+        """Return the requests for these intervals; see `Store.read_requests`."""
+        found: list[Request] = []
+        size = 0
+        for table in ("dead_letters", "late_records"):
+            rows = self._dead() if table == "dead_letters" else self._late()
+            wanted = [r for r in rows if r.interval_id in interval_ids and self._is_requested(r)]
+            for request in wanted[:records_max]:
+                if size < bytes_max:
+                    found.append(request)
+                size += len(request.payload)
+        releases = [release for release in self.releases if release.interval_id in interval_ids]
+        return PendingRequests(tuple(found), frozenset(i for i in interval_ids if i in self.pauses), tuple(releases))
+
+    def any_of(self, interval_ids: Sequence[int]) -> bool:
+        """Tell whether there are requests for these intervals."""
+        found = self.read_requests(interval_ids, 1, 1)
+        return bool(found.requests or found.releases)
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Raise unless every request that the checkpoint settles still exists."""
+        gone = [s for s in checkpoint.outcomes if not self._is_requested(s.request)]
+        if gone:
+            raise RequestWithdrawnError(
+                f"{len(gone)} of {len(checkpoint.outcomes)} replayed records have been withdrawn"
+            )
+
+    def apply(self, checkpoint: Checkpoint) -> None:
+        """Apply the outcomes of the checkpoint's requests, and the pause of its source."""
+        for outcome in checkpoint.outcomes:
+            record = self.state_of(outcome.request.table, outcome.request.id)
+            failed = outcome.dead_letter is not None or outcome.watermark is not None
+            record.state = "open" if failed else "replayed"
+            record.attempts += failed
+            record.letter = outcome.dead_letter or record.letter
+        self.releases = [r for r in self.releases if r.release_id not in checkpoint.release_ids]
+        if checkpoint.pause is not None:
+            self.pauses[checkpoint.grant.interval_id] = checkpoint.pause
+
+    def _is_requested(self, request: Request) -> bool:
+        record = self._states.get((request.table, request.id))
+        return record is not None and record.state == "requested"
+
+    def _dead(self) -> Iterator[Request]:
+        for number, (interval_id, _, letter) in enumerate(self._database.dead_letters, start=1):
+            record = self._states.get(("dead_letters", number), RequestState())
+            yield Request(
+                "dead_letters",
+                number,
+                interval_id,
+                letter.stream,
+                letter.computation,
+                record.corrected or letter.payload,
+                input=letter.input,
+                wire=letter.wire,
+                position=letter.position,
+                event_time=letter.event_time,
+                dedupe_id=letter.dedupe_id or (record.letter.dedupe_id if record.letter else None),
+            )
+
+    def _whole(self) -> list[bool]:
+        return [w for _, _, late in self._database.late_records for w in late.whole or [True] * len(late)]
+
+    def _late(self) -> Iterator[Request]:
+        number = 0
+        for interval_id, _, late in self._database.late_records:
+            for payload, event_time in zip(late.payloads, late.event_times, strict=True):
+                number += 1
+                yield Request(
+                    "late_records",
+                    number,
+                    interval_id,
+                    late.stream,
+                    late.computation,
+                    payload,
+                    input=late.input,
+                    event_time=event_time,
+                )

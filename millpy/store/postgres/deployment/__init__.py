@@ -1,0 +1,1 @@
+"""Deploying a graph, and changing a deployed one."""

@@ -1,0 +1,134 @@
+"""Migrates a database to the schema that this version of millpy needs.
+
+The migrations are SQL files under `migrations/`, which the wheel contains as `millpy/_migrations`. They only go
+forward. All missing migrations run in one transaction that locks their table, so several processes may migrate at once.
+Other roles cannot hold it up, because a role without rights cannot lock the table.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import psycopg.conninfo
+import sqlalchemy
+from alembic import command
+from alembic.config import Config
+from sqlalchemy.exc import IntegrityError, OperationalError
+
+from millpy.config.database_url import unreadable_url_error
+from millpy.errors import ConfigError
+from millpy.store.postgres.deployment.roles import Roles, act_as_owner, create_roles, grant, read_roles
+from millpy.store.postgres.engine import make_engine
+from millpy.store.postgres.unreachable import unreachable_error
+from millpy.store.revision import HEAD, newer_database_error
+
+HOLD = (
+    "CREATE SCHEMA IF NOT EXISTS mill",
+    "CREATE TABLE IF NOT EXISTS mill.alembic_version"
+    " (version_num varchar(32) CONSTRAINT alembic_version_pkc PRIMARY KEY)",
+    "LOCK TABLE mill.alembic_version IN SHARE ROW EXCLUSIVE MODE",
+)
+"""Every process but the first waits in one of these statements. It then fails in it, or locks the table."""
+progress = logging.getLogger("millpy.observability.status_line")
+ATTEMPTS = 10
+"""An attempt fails when another process creates the table meanwhile."""
+
+
+def migrations_folder() -> Path:
+    """Return the folder of the migrations: in the wheel, else in the source tree.
+
+    Raises:
+        ConfigError: neither folder exists.
+    """
+    package = Path(str(files("millpy")))
+    for folder in (package / "_migrations", package.parent / "migrations"):
+        if (folder / "env.py").is_file():
+            return folder
+    raise ConfigError("the migrations are not installed", hint="reinstall millpy")
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationResult:
+    """The result of `migrate`.
+
+    Attributes:
+        applied: the revisions that were missing, in order.
+        roles: the roles of the database, if it has any.
+    """
+
+    applied: tuple[str, ...]
+    roles: Roles | None
+
+
+def migrate(url: str, role_prefix: str | None = None) -> MigrationResult:
+    """Apply every missing migration, as the owner if the database has roles. Needs the right to create schemas.
+
+    Args:
+        url: URL of the database.
+        role_prefix: prefix of the roles owner, worker and reader, to create them with their rights; None for no roles.
+
+    Raises:
+        ConfigError: the URL is not one of PostgreSQL, the role lacks rights, or a newer millpy created the tables.
+        StoreUnavailableError: the database cannot be reached.
+    """
+    for _ in range(ATTEMPTS):
+        try:
+            return _migrate(url, role_prefix)
+        except IntegrityError:
+            progress.debug("another process migrates the database: trying again")
+    raise ConfigError(
+        "cannot create mill.alembic_version: the name is taken", hint="rename the object that has this name"
+    )
+
+
+def _migrate(url: str, role_prefix: str | None) -> MigrationResult:
+    config = Config()
+    config.set_main_option("script_location", str(migrations_folder()))
+    config.set_main_option("path_separator", "os")
+    engine = _engine(url)
+    progress.debug("connecting to the database")
+    try:
+        with engine.begin() as connection:
+            driver: psycopg.Connection[Any] = connection.connection.driver_connection  # type: ignore[assignment]
+            act_as_owner(driver)
+            progress.debug("waiting for other migrations to end")
+            for statement in HOLD:
+                connection.execute(sqlalchemy.text(statement))
+            _refuse_newer(connection)
+            config.attributes["connection"] = connection
+            progress.debug("migrating the database to revision %s", HEAD)
+            command.upgrade(config, "head")
+            if role_prefix is not None:
+                create_roles(driver, Roles.named(role_prefix))
+            roles = read_roles(driver)
+            if roles is not None:
+                grant(driver, roles)
+            return MigrationResult(tuple(config.attributes.get("applied", ())), roles)
+    except OperationalError as error:
+        raise unreachable_error(str(error.orig)) from error
+    except (sqlalchemy.exc.ProgrammingError, psycopg.errors.InsufficientPrivilege) as error:
+        first, *_ = str(getattr(error, "orig", error)).splitlines()
+        raise ConfigError(f"cannot migrate the database: {first}", hint="run `millpy migrate` as the owner") from error
+    finally:
+        engine.dispose()
+
+
+def _refuse_newer(connection: sqlalchemy.Connection) -> None:
+    if connection.scalar(sqlalchemy.text("SELECT to_regclass('mill.alembic_version')")) is None:
+        return
+    revision = connection.scalar(sqlalchemy.text("SELECT version_num FROM mill.alembic_version"))
+    if revision is not None and revision > HEAD:
+        raise newer_database_error(revision)
+
+
+def _engine(url: str) -> sqlalchemy.Engine:
+    try:
+        psycopg.conninfo.conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        raise unreadable_url_error() from None
+    return make_engine(url)

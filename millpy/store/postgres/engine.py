@@ -1,0 +1,50 @@
+"""SQLAlchemy's engine over connections that do not rely on defaults of the server.
+
+The database may be behind a pooler, so settings last for one transaction only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import psycopg
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.pool import NullPool
+
+from millpy.store.postgres.session import pin_transaction, plain_transactions
+from millpy.store.postgres.session_settings import ENCODING
+
+CONNECT_S_MAX = 10
+
+
+def make_engine(url: str, own: Mapping[str, str] | None = None) -> Engine:
+    """Return an engine whose transactions have the pinned settings, overridden by `own`.
+
+    Args:
+        url: passed to libpq unchanged, because SQLAlchemy does not understand every form of it.
+        own: setting -> value.
+    """
+    given = own or {}
+
+    def connected() -> psycopg.Connection[Any]:
+        connection: psycopg.Connection[Any] = psycopg.connect(
+            url, connect_timeout=CONNECT_S_MAX, prepare_threshold=None, client_encoding=ENCODING
+        )
+        try:
+            plain_transactions(connection)
+            # SQLAlchemy inspects its first connection in the transaction that this begins, and rolls it back.
+            pin_transaction(connection, given)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    engine = create_engine("postgresql+psycopg://", creator=connected, poolclass=NullPool, use_native_hstore=False)
+
+    @event.listens_for(engine, "begin")
+    def settings(connection: Connection) -> None:
+        driver: psycopg.Connection[Any] = connection.connection.driver_connection  # type: ignore[assignment]
+        pin_transaction(driver, given)
+
+    return engine

@@ -1,0 +1,1 @@
+"""The aggregates of windows."""

@@ -1,0 +1,407 @@
+"""Aggregates of numbers: counts, sums, means, extremes, variance. See `accumulator.py` for their protocol.
+
+The sum of integers is an integer of any width (`numeric` in SQL, `int` in Python).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from millpy.model.identity import Identity
+from millpy.model.record import WideInt, arrow_type
+from millpy.model.time import to_datetime
+from millpy.windowing.accumulator import Accumulator, Aggregate, ArrayAccumulator, PartialArrays
+from millpy.windowing.group_by import Column, Groups, Integers, unbounded
+
+NUMBERS = (int, float)
+ORDERED = (int, float, str, datetime)
+
+
+class Count(Aggregate):
+    """The number of records; `Count("field")` counts those whose field is not None."""
+
+    kind = "count"
+
+    def bind(self, record_type: Any) -> Accumulator:
+        """Return the operations of the aggregate; without a field they count records."""
+        return CountAccumulator(None, int) if self.field is None else super().bind(record_type)
+
+    def bind_field(self, field: str, kind: type) -> Accumulator:
+        """Return the operations that count the values."""
+        return CountAccumulator(field, kind)
+
+
+class Sum(Aggregate):
+    """The sum: for integers an integer of any width."""
+
+    kind = "sum"
+    takes = NUMBERS
+
+    def bind_field(self, field: str, kind: type) -> Accumulator:
+        """Return the operations that keep the sum."""
+        return SumAccumulator(field, kind)
+
+
+class Mean(Aggregate):
+    """The arithmetic mean."""
+
+    kind = "mean"
+    takes = NUMBERS
+
+    def bind_field(self, field: str, kind: type) -> Accumulator:
+        """Return the operations that keep sum and count."""
+        return MeanAccumulator(field, kind)
+
+
+class Min(Aggregate):
+    """The smallest value of numbers, text (by code point) or datetimes."""
+
+    kind = "min"
+    takes = ORDERED
+
+    def bind_field(self, field: str, kind: type) -> Accumulator:
+        """Return the operations that keep the smallest value."""
+        return ExtremeAccumulator(field, kind, smaller)
+
+
+class Max(Aggregate):
+    """The largest value of numbers, text (by code point) or datetimes."""
+
+    kind = "max"
+    takes = ORDERED
+
+    def bind_field(self, field: str, kind: type) -> Accumulator:
+        """Return the operations that keep the largest value."""
+        return ExtremeAccumulator(field, kind, larger)
+
+
+@dataclass(frozen=True, repr=False)
+class Variance(Aggregate):
+    """The sample variance, NULL for fewer than two values; `Variance("x", population=True)` is that of a population."""
+
+    kind = "variance"
+    population: bool = False
+    takes = NUMBERS
+
+    def identity(self) -> Identity:
+        """Describe the aggregate and its parameters."""
+        return {**super().identity(), "population": self.population}
+
+    def bind_field(self, field: str, kind: type) -> Accumulator:
+        """Return the operations that keep count, mean and the sum of squared distances from it."""
+        return VarianceAccumulator(field, kind, self.population, root=False)
+
+
+class StandardDeviation(Variance):
+    """The square root of the variance."""
+
+    kind = "standard_deviation"
+
+    def bind_field(self, field: str, kind: type) -> Accumulator:
+        """Return the operations of the variance, with its root as the result."""
+        return VarianceAccumulator(field, kind, self.population, root=True)
+
+
+class CountAccumulator(ArrayAccumulator):
+    """Keeps a count."""
+
+    result = int
+
+    def empty(self) -> int:
+        """Return 0."""
+        return 0
+
+    def add(self, accumulator: int, value: Any, at: int) -> int:
+        """Add one value."""
+        return accumulator + 1
+
+    def merge(self, one: int, other: int) -> int:
+        """Add up two counts."""
+        return one + other
+
+    def result_of(self, accumulator: int) -> int:
+        """Return the count."""
+        return accumulator
+
+    def aggregate(self, groups: Groups) -> PartialArrays:
+        """Count the records, or the values of the field, of each group."""
+        counts = groups.counts if self.field is None else groups.valid_counts(self.field)
+        return PartialArrays(self, counts, counts)
+
+    def gather(self, accumulators: list[Any]) -> PartialArrays:
+        """Return accumulators, which are counts, as arrays."""
+        counts = np.array(accumulators, np.int64)
+        return PartialArrays(self, counts, counts)
+
+    def merge_neighbors(self, arrays: PartialArrays, offsets: Integers) -> PartialArrays:
+        """Add up the counts of neighboring groups."""
+        counts = np.add.reduceat(arrays.counts, offsets)
+        return PartialArrays(self, counts, counts)
+
+    def accumulators_of(self, arrays: PartialArrays) -> list[Any]:
+        """Return the count of each group."""
+        counts: list[Any] = arrays.counts.tolist()
+        return counts
+
+    def column_of(self, arrays: PartialArrays) -> pa.Array:
+        """Return the counts as a column."""
+        return pa.array(arrays.counts.astype(np.int64))
+
+
+class SumAccumulator(ArrayAccumulator):
+    """Keeps a sum; None until there is a value."""
+
+    def __init__(self, field: str, kind: type) -> None:
+        super().__init__(field, kind)
+        self.result = (WideInt if kind is int else float) | None
+
+    def add(self, accumulator: Any, value: Any, at: int) -> Any:
+        """Add one value."""
+        return value if accumulator is None else accumulator + value
+
+    def merge(self, one: Any, other: Any) -> Any:
+        """Add up two sums."""
+        if one is None or other is None:
+            return other if one is None else one
+        return one + other
+
+    def result_of(self, accumulator: Any) -> Any:
+        """Return the sum."""
+        return accumulator
+
+    def from_stored(self, stored: Any) -> Any:
+        """Convert a sum from its stored form: wide integers, infinities and NaN are stored as text."""
+        return None if stored is None else self.kind(stored)
+
+    def aggregate(self, groups: Groups) -> PartialArrays:
+        """Sum the values of each group."""
+        assert self.field is not None
+        return PartialArrays(self, groups.sums(self.field), groups.valid_counts(self.field))
+
+    def merge_neighbors(self, arrays: PartialArrays, offsets: Integers) -> PartialArrays:
+        """Add up the sums of neighboring groups."""
+        return PartialArrays(self, summed(arrays.values, offsets), np.add.reduceat(arrays.counts, offsets))
+
+    def column_of(self, arrays: PartialArrays) -> pa.Array:
+        """Return the sums, NULL for a group without values."""
+        if arrays.values.dtype == object:
+            return super().column_of(arrays)
+        found = pa.array(arrays.values, mask=arrays.counts == 0)
+        return found.cast(arrow_type(self.result)) if self.kind is int else found
+
+
+class MeanAccumulator(ArrayAccumulator):
+    """Keeps [sum, count]."""
+
+    result = float | None
+
+    def empty(self) -> Any:
+        """Return the accumulator of zero records."""
+        return [0, 0]
+
+    def add(self, accumulator: Any, value: Any, at: int) -> Any:
+        """Add one value."""
+        return [accumulator[0] + value, accumulator[1] + 1]
+
+    def merge(self, one: Any, other: Any) -> Any:
+        """Add up two sums and two counts."""
+        return [one[0] + other[0], one[1] + other[1]]
+
+    def result_of(self, accumulator: Any) -> float | None:
+        """Return the mean."""
+        total, count = accumulator
+        return total / count if count else None
+
+    def from_stored(self, stored: Any) -> Any:
+        """Convert the accumulator from its stored form."""
+        return [self.kind(stored[0]), stored[1]]
+
+    def aggregate(self, groups: Groups) -> PartialArrays:
+        """Sum and count the values of each group."""
+        assert self.field is not None
+        return PartialArrays(self, groups.sums(self.field), groups.valid_counts(self.field))
+
+    def gather(self, accumulators: list[Any]) -> PartialArrays:
+        """Return accumulators, which are pairs, as two arrays."""
+        counts = np.array([count for _, count in accumulators], np.int64)
+        return PartialArrays(self, self.numbers([total for total, _ in accumulators]), counts)
+
+    def merge_neighbors(self, arrays: PartialArrays, offsets: Integers) -> PartialArrays:
+        """Add up the sums of neighboring groups."""
+        return PartialArrays(self, summed(arrays.values, offsets), np.add.reduceat(arrays.counts, offsets))
+
+    def accumulators_of(self, arrays: PartialArrays) -> list[Any]:
+        """Return [sum, count] of each group."""
+        return list(map(list, zip(arrays.values.tolist(), arrays.counts.tolist(), strict=True)))
+
+    def column_of(self, arrays: PartialArrays) -> pa.Array:
+        """Return the means, NULL for a group without values."""
+        if arrays.values.dtype != np.float64:
+            return super().column_of(arrays)  # Python divides integers without rounding them first
+        return pa.array(arrays.values / np.maximum(arrays.counts, 1), mask=arrays.counts == 0)
+
+
+class ExtremeAccumulator(ArrayAccumulator):
+    """Keeps the smallest or largest value; datetimes as µs."""
+
+    keeps_values = True
+
+    def __init__(self, field: str, kind: type, choose: Callable[..., Any]) -> None:
+        super().__init__(field, kind)
+        self.result = kind | None
+        self._choose = choose
+
+    def add(self, accumulator: Any, value: Any, at: int) -> Any:
+        """Add one value."""
+        return value if accumulator is None else self._choose(accumulator, value)
+
+    def merge(self, one: Any, other: Any) -> Any:
+        """Return the smaller or larger of two accumulators."""
+        if one is None or other is None:
+            return other if one is None else one
+        return self._choose(one, other)
+
+    def result_of(self, accumulator: Any) -> Any:
+        """Return the extreme; µs as a datetime if the field is one."""
+        return to_datetime(accumulator) if self.kind is datetime and accumulator is not None else accumulator
+
+    def from_stored(self, stored: Any) -> Any:
+        """Convert the accumulator from its stored form."""
+        return float(stored) if self.kind is float and stored is not None else stored
+
+    def aggregate(self, groups: Groups) -> PartialArrays:
+        """Return the smallest or largest value of each group."""
+        assert self.field is not None
+        values = groups.smallest(self.field) if self._choose is smaller else groups.largest(self.field)
+        return PartialArrays(self, values, groups.valid_counts(self.field))
+
+    def merge_neighbors(self, arrays: PartialArrays, offsets: Integers) -> PartialArrays:
+        """Merge neighboring groups; those without values have no part in it."""
+        counts = np.add.reduceat(arrays.counts, offsets)
+        values = np.zeros(len(offsets), arrays.values.dtype)
+        there = np.flatnonzero(arrays.counts)
+        if len(there):
+            group = np.repeat(np.arange(len(offsets)), np.diff(offsets, append=len(arrays.counts)))[there]
+            begin = np.flatnonzero(np.diff(group, prepend=-1))
+            extreme = np.minimum if self._choose is smaller else np.maximum
+            values[group[begin]] = extreme.reduceat(arrays.values[there], begin)
+        return PartialArrays(self, values, counts)
+
+    def column_of(self, arrays: PartialArrays) -> pa.Array:
+        """Return the extremes, NULL for a group without values."""
+        if arrays.values.dtype == object:
+            return super().column_of(arrays)
+        return pa.array(arrays.values, mask=arrays.counts == 0).cast(arrow_type(self.result))
+
+
+class VarianceAccumulator(ArrayAccumulator):
+    """Keeps [count, mean, sum of squared distances from the mean], merged after Chan, Golub and LeVeque (1979)."""
+
+    result = float | None
+
+    def __init__(self, field: str, kind: type, population: bool, root: bool) -> None:
+        super().__init__(field, kind)
+        self.shares = ("variance", field)
+        self._ddof = 0 if population else 1
+        self._root = root
+
+    def empty(self) -> Any:
+        """Return the accumulator of zero records."""
+        return [0, 0.0, 0.0]
+
+    def add(self, accumulator: Any, value: Any, at: int) -> Any:
+        """Add one value, after Welford."""
+        count, mean, squares = accumulator
+        away = float(value) - mean
+        mean += away / (count + 1)
+        return [count + 1, mean, squares + away * (float(value) - mean)]
+
+    def merge(self, one: Any, other: Any) -> Any:
+        """Combine two counts, means and sums of squares."""
+        if not one[0] or not other[0]:
+            return other if not one[0] else one
+        count = one[0] + other[0]
+        away = other[1] - one[1]
+        mean = one[1] + away * (other[0] / count)
+        return [count, mean, one[2] + other[2] + away * away * (one[0] * other[0] / count)]
+
+    def result_of(self, accumulator: Any) -> float | None:
+        """Return the variance or its root."""
+        count, _, squares = accumulator
+        if count <= self._ddof:
+            return None
+        if not math.isfinite(squares):
+            return math.nan  # the squares overflow; the sign of the infinity would depend on bundles
+        variance = squares / (count - self._ddof)
+        return math.sqrt(variance) if self._root else variance
+
+    def from_stored(self, stored: Any) -> Any:
+        """Convert the accumulator from its stored form."""
+        return [stored[0], float(stored[1]), float(stored[2])]
+
+    def aggregate(self, groups: Groups) -> PartialArrays:
+        """Return the count, mean and sum of squared distances of each group."""
+        assert self.field is not None
+        found = groups.by_group(self.field)
+        values = found.values.astype(np.float64)
+        sizes = found.ends() - found.offsets
+        counts = np.zeros(len(groups), np.int64)
+        counts[found.groups] = sizes
+        with np.errstate(over="ignore", invalid="ignore"):
+            means = groups.reduce(np.add, found, values) / np.maximum(counts, 1)
+            away = values - np.repeat(means[found.groups], sizes)
+            squares = groups.reduce(np.add, found, away * away)
+        return PartialArrays(self, means, counts, squares)
+
+    def gather(self, accumulators: list[Any]) -> PartialArrays:
+        """Return accumulators, which are triples, as three arrays."""
+        counts, means, squares = zip(*accumulators, strict=True) if accumulators else ((), (), ())
+        arrays = (np.array(means, np.float64), np.array(counts, np.int64), np.array(squares, np.float64))
+        return PartialArrays(self, *arrays)
+
+    def merge_neighbors(self, arrays: PartialArrays, offsets: Integers) -> PartialArrays:
+        """Merge neighboring groups like `merge`, but all groups of a result at once."""
+        assert arrays.extra is not None
+        sizes = np.diff(offsets, append=len(arrays.counts))
+        counts = np.add.reduceat(arrays.counts, offsets)
+        with np.errstate(over="ignore", invalid="ignore"):
+            means = np.add.reduceat(arrays.values * arrays.counts, offsets) / np.maximum(counts, 1)
+            away = arrays.values - np.repeat(means, sizes)
+            squares = np.add.reduceat(arrays.extra + away * away * arrays.counts, offsets)
+        return PartialArrays(self, means, counts, squares)
+
+    def accumulators_of(self, arrays: PartialArrays) -> list[Any]:
+        """Return [count, mean, sum of squared distances] of each group."""
+        assert arrays.extra is not None
+        columns = (arrays.counts.tolist(), arrays.values.tolist(), arrays.extra.tolist())
+        return list(map(list, zip(*columns, strict=True)))
+
+    def column_of(self, arrays: PartialArrays) -> pa.Array:
+        """Return the variances or their roots, NULL for a group with too few values."""
+        assert arrays.extra is not None
+        squares = np.where(np.isfinite(arrays.extra), arrays.extra, np.nan)  # as in `result_of`
+        variances = squares / np.maximum(arrays.counts - self._ddof, 1)
+        return pa.array(np.sqrt(variances) if self._root else variances, mask=arrays.counts <= self._ddof)
+
+
+def summed(values: Column, offsets: Integers) -> Column:
+    """Sum the values from each of `offsets` up to the next: as Python ints if 64 bits may overflow."""
+    with np.errstate(over="ignore", invalid="ignore"):  # infinity is a result like any other
+        return np.add.reduceat(unbounded(values), offsets)
+
+
+def smaller(one: Any, other: Any) -> Any:
+    """Return the smaller value, or NaN if either is NaN (like numpy), so that the order of arrival does not matter."""
+    return one if one != one or one <= other else other
+
+
+def larger(one: Any, other: Any) -> Any:
+    """Return the larger value, or NaN if either is NaN."""
+    return one if one != one or one >= other else other

@@ -1,0 +1,184 @@
+"""Aligned windows of one key interval, stored window by window: fixed ones, and sliding ones without slices.
+
+Sliding windows that are stored as slices are in `sliding.py`; `WindowSpec.sliced` tells which are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise, repeat
+from typing import Any
+
+import numpy as np
+
+from millpy.model.keys import Key
+from millpy.model.record import Instants
+from millpy.model.stage import StageBinding, StoredInterval, Work
+from millpy.model.time import Instant
+from millpy.windowing.accumulator import PartialAggregate
+from millpy.windowing.aggregates.combiner import try_merges
+from millpy.windowing.fixed_state import OpenWindows
+from millpy.windowing.group_by import Groups, Integers, aligned_groups
+from millpy.windowing.operator import DroppedLate, JoinedRows, Mask, WindowedInterval, WindowSpec
+from millpy.windowing.pane_codec import OpenPane
+from millpy.windowing.panes import Emission
+from millpy.windowing.window import AlignedWindows, Assigner
+from millpy.windowing.window_memory import Openings, WindowEntries, openings_of
+
+
+class AlignedInterval(WindowedInterval[OpenWindows]):
+    """Soft state of one key interval: its open windows by start, then key."""
+
+    def __init__(
+        self, windowing: WindowSpec, windows: AlignedWindows, binding: StageBinding, recovered: StoredInterval
+    ) -> None:
+        super().__init__(windowing, binding)
+        self._assigner = Assigner(windows)
+        self._size_us = windows.size_us
+        self._windows_per_record = self._assigner.windows_per_record
+        self._open = OpenWindows(self._accumulators, self._size_us, self._allowed_us)
+        self._recover(recovered)
+
+    def _take_rows(self, emission: Emission, rows: JoinedRows, work: Work) -> DroppedLate | None:
+        """Add each row to all of its windows, except those that have expired: these make late records."""
+        starts, at = self._assigner.assign(rows.records.event_times)
+        watermarks = rows.watermarks if at is None else rows.watermarks[at]
+        over: Mask = watermarks >= starts + (self._size_us + self._allowed_us)
+        late = None
+        if over.any():
+            late = self._too_late(rows, starts, at, over)
+            inside = np.flatnonzero(~over)
+            starts, at = starts[inside], inside if at is None else at[inside]
+        if not len(starts):
+            return late
+        inside_rows = None if late is None else inside
+        if at is not None:
+            inside_rows = np.flatnonzero(np.bincount(at, minlength=len(rows)))
+        self._expect(rows, inside_rows, len(starts))
+        if len(rows) <= self._few_records_max:
+            self._take_few(rows, starts, at)
+        else:
+            self._take_many(emission, rows, starts, at, work.watermark)
+        return late
+
+    def _openings(self, rows: JoinedRows, work: Work) -> Openings:
+        """Return the windows of the rows."""
+        starts, at = self._assigner.assign(rows.records.event_times)
+        at = np.arange(len(rows)) if at is None else at
+        stays: Mask = starts + (self._size_us + self._allowed_us) > work.watermark
+        every_us, panes, weights = self._assigner.every_us, self._open.panes, self._open.weights
+        entries = WindowEntries(starts, rows.codes[at], at, stays)
+        return openings_of(panes, weights, rows.keys, entries, every_us)
+
+    def _too_late(self, rows: JoinedRows, starts: Instants, at: Integers | None, over: Mask) -> DroppedLate:
+        """Return the late records, given which (row, window) pairs are over."""
+        entries = np.flatnonzero(over)
+        missed = np.asarray(entries if at is None else at[entries], np.int64)
+        kept = np.flatnonzero(~over) if at is None else at[~over]
+        whole = None
+        if at is not None:
+            whole = ~np.isin(missed, kept)
+            whole[np.setdiff1d(np.arange(len(missed)), np.unique(missed, return_index=True)[1])] = False
+        late = self._late_rows(rows.take(missed), starts[entries], starts[entries] + self._size_us, whole)
+        return DroppedLate(late, {place: len(mine) for place, mine in rows.by_input(np.setdiff1d(missed, kept))})
+
+    def _take_few(self, rows: JoinedRows, starts: Instants, at: Integers | None) -> None:
+        """Add the records one by one."""
+        open_windows, accumulators, size_us = self._open, self._accumulators, self._size_us
+        objects, times, watermarks = rows.records.objects(), rows.records.event_times.tolist(), rows.watermarks.tolist()
+        codes = rows.codes.tolist()
+        for start, row in zip(starts.tolist(), range(len(rows)) if at is None else at.tolist(), strict=True):
+            key = rows.keys[codes[row]]
+            panes = open_windows.get_or_open(start)
+            pane = panes.get(key)
+            if pane is None:
+                pane = panes[key] = OpenPane(accumulators.empty())
+                open_windows.weights.panes += 1
+            accumulators.add(pane.values, objects[row], times[row])
+            if watermarks[row] >= start + size_us:
+                pane.late_count += 1
+            open_windows.changed(start)[key] = pane
+            self._tally.applied += 1
+
+    def _take_many(
+        self, emission: Emission, rows: JoinedRows, starts: Instants, at: Integers | None, watermark: Instant
+    ) -> None:
+        """Group the rows. Emit groups whose window opens and expires in this turn; merge the others into the state."""
+        codes, watermarks = (rows.codes, rows.watermarks) if at is None else (rows.codes[at], rows.watermarks[at])
+        groups = aligned_groups(starts, self._size_us, self._assigner.every_us, codes, len(rows.keys), rows.records, at)
+        is_late: Mask = watermarks >= starts + self._size_us
+        late = groups.counts_where(is_late) if is_late.any() else np.zeros(len(groups), np.int64)
+        partials = [member.aggregate(groups) for member in self._accumulators.members]
+        kept = self._kept(groups, groups.ends + self._allowed_us <= watermark, rows.keys)
+        if self._accumulators.calls_user:
+            try_merges(self._accumulators, groups, partials, lambda group: self._values(groups, group, rows.keys))
+        leaving = ~kept
+        self._tally.applied += int(groups.counts[leaving].sum())
+        if kept.any():
+            self._add_groups(groups, partials, late, kept, leaving, rows.keys)
+        self._made += int(np.count_nonzero(leaving))
+        emission.add_direct(groups, partials, late, np.flatnonzero(leaving), rows.keys)
+
+    def _add_groups(
+        self,
+        groups: Groups,
+        partials: Sequence[PartialAggregate],
+        late: Integers,
+        kept: Mask,
+        leaving: Mask,
+        keys: list[Key],
+    ) -> None:
+        """Merge the `kept` groups into the state, window by window.
+
+        A window that opens and fires in this turn emits its groups unchanged: mark them as `leaving`, too.
+        """
+        picks = np.flatnonzero(kept)
+        values = list(map(list, zip(*(partial.accumulators(picks) for partial in partials), strict=True)))
+        of_group = [keys[code] for code in groups.codes[picks].tolist()]
+        late_counts, counts = late[picks].tolist(), groups.counts[picks].tolist()
+        starts = groups.starts[picks]
+        bounds = np.append(np.flatnonzero(np.diff(starts, prepend=starts[0] - 1)), len(picks))
+        for lo, hi in pairwise(bounds.tolist()):
+            start = int(starts[lo])
+            if start in self._open.panes:
+                self._merge(start, of_group[lo:hi], values[lo:hi], late_counts[lo:hi], counts[lo:hi])
+                continue
+            due = start + self._size_us <= self._latest_end
+            panes = map(OpenPane, values[lo:hi], repeat(int(due)), late_counts[lo:hi], repeat(due))
+            opened = self._open.open(start, dict(zip(of_group[lo:hi], panes, strict=True)), emitted=due)
+            self._tally.applied += sum(counts[lo : lo + opened])
+            leaving[picks[lo:hi]] = due
+
+    def _merge(self, start: int, keys: list[Key], values: list[list[Any]], late: list[int], counts: list[int]) -> None:
+        """Merge groups into an open window; `late` and `counts` are numbers of records."""
+        panes, changed = self._open.get_or_open(start), self._open.changed(start)
+        merge, before = self._accumulators.merge, len(panes)
+        applied = 0
+        for key, accumulators, late_count, count in zip(keys, values, late, counts, strict=True):
+            pane = panes.get(key)
+            if pane is None:
+                pane = panes[key] = OpenPane(accumulators)
+            else:
+                pane.values = merge(pane.values, accumulators)
+            pane.late_count += late_count
+            changed[key] = pane
+            applied += count
+        self._open.weights.panes += len(panes) - before
+        self._tally.applied += applied
+
+    def _values(self, groups: Groups, group: int, keys: list[Key]) -> list[list[object]]:
+        """Return the lists of accumulators into which a group will be merged: one or none."""
+        pane = self._open.panes.get(int(groups.starts[group]), {}).get(keys[int(groups.codes[group])])
+        return [pane.values] if pane is not None else []
+
+    def _kept(self, groups: Groups, expiring: Mask, keys: list[Key]) -> Mask:
+        """Return which groups go through the state: their window stays open, or their key has a pane in it already."""
+        kept = ~expiring
+        places = np.flatnonzero(expiring)
+        if not len(places) or not self._open.panes:
+            return kept
+        known = [start for start in np.unique(groups.starts[places]).tolist() if start in self._open.panes]
+        for place in places[np.isin(groups.starts[places], known)].tolist():
+            panes = self._open.panes[int(groups.starts[place])]
+            kept[place] = keys[int(groups.codes[place])] in panes
+        return kept

@@ -1,0 +1,205 @@
+"""Open aligned windows of one interval: their state between bundles, and when each is due.
+
+    a window opens     with its first record that is not too late
+    it fires           when its trigger says so; until then it holds the low watermark at end - 1 µs
+    it fires again     for a bundle that adds late records to it
+    it expires         once the watermark has reached end + allowed lateness; it emits nothing after that (I7)
+
+The store has one entry per (key, window): kind WINDOW, subkey "<start>/<end>", fire time the time of expiry.
+"""
+
+from __future__ import annotations
+
+from millpy.model.checkpoint import Entries, Kind
+from millpy.model.due_queue import DueQueue
+from millpy.model.keys import Key, KeyHasher, key_from_text, key_texts
+from millpy.model.stage import UNBOUNDED
+from millpy.model.time import Instant
+from millpy.windowing.accumulator import AccumulatorSet
+from millpy.windowing.pane_codec import DuePane, OpenPane, decode_pane, encode_panes
+from millpy.windowing.window_memory import AGGREGATE_BYTES, PANE_BYTES, Weights
+
+PanesByKey = dict[Key, OpenPane]
+
+
+class OpenWindows:
+    """The open windows of one key interval.
+
+    Attributes:
+        panes: window start -> key -> pane.
+        weights: the memory of the panes; code that adds a pane to `panes` must count it here.
+    """
+
+    def __init__(self, accumulators: AccumulatorSet, size_us: int, allowed_lateness_us: int) -> None:
+        self._accumulators = accumulators
+        self._size_us = size_us
+        self._allowed_us = allowed_lateness_us
+        self.panes: dict[int, PanesByKey] = {}
+        self._unfired = _WindowStarts()
+        self._unexpired = _WindowStarts()
+        self._opened: dict[int, PanesByKey] = {}
+        self._changed: dict[int, PanesByKey] = {}
+        self._waiting: dict[int, list[Key]] = {}
+        self._hasher = KeyHasher()
+        self._expired_without_pane = 0
+        self.weights = Weights(PANE_BYTES + AGGREGATE_BYTES * len(accumulators.members))
+
+    def recover(self, entries: Entries, key_types: tuple[type, ...]) -> None:
+        """Load stored panes; called for each part of the stored state."""
+        taken: list[OpenPane] = []
+        texts: list[bytes] = []
+        values: list[bytes] = []
+        for text, subkey, value in zip(entries.keys, entries.subkeys, entries.values, strict=True):
+            if value is None:
+                continue
+            panes = self.panes.setdefault(int(subkey.partition("/")[0]), {})
+            pane = panes[key_from_text(text, key_types)] = decode_pane(value, self._accumulators)
+            taken.append(pane)
+            texts.append(text)
+            values.append(value)
+        self.weights.weigh(taken, texts, values)
+
+    def finish_recovery(self) -> None:
+        """Build the queues by due time, after all stored panes have been loaded."""
+        self.weights.panes = sum(map(len, self.panes.values()))
+        for start, panes in self.panes.items():
+            self._queue(start, emitted=all(pane.emitted for pane in panes.values()))
+
+    def get_or_open(self, start: int) -> PanesByKey:
+        """Return the panes of a window. Open the window if it is not open."""
+        panes = self.panes.get(start)
+        if panes is None:
+            panes = self.panes[start] = {}
+            self._queue(start, emitted=False)
+        return panes
+
+    def open(self, start: int, panes: PanesByKey, emitted: bool) -> int:
+        """Open a window with its first panes; `emitted` tells whether they fire in this turn. Return their number."""
+        self.panes[start] = panes
+        self.weights.panes += len(panes)
+        self._opened[start] = dict(panes)
+        self._queue(start, emitted=emitted)
+        return len(panes)
+
+    def _queue(self, start: int, *, emitted: bool) -> None:
+        if not emitted:
+            self._unfired.add(start + self._size_us, None, start)
+        self._unexpired.add(start + self._size_us + self._allowed_us, None, start)
+
+    def changed(self, start: int) -> PanesByKey:
+        """Return the mapping of a window's panes that have changed in this bundle; callers add to it."""
+        return self._changed.setdefault(start, {})
+
+    def due(self, latest_end: Instant, panes_max: int = UNBOUNDED) -> list[DuePane]:
+        """Return the panes to emit, of windows that end by `latest_end`: changed ones, and up to `panes_max` others.
+
+        A window with panes that wait for a later turn has not fired: it holds the low watermark and does not expire.
+        """
+        size_us = self._size_us
+        while panes_max > 0 and (start := self._unfired.first(latest_end)) is not None:
+            panes, waiting = self.panes[start], self._waiting.pop(start, None)
+            if waiting is None:
+                waiting = [key for key, pane in panes.items() if not pane.emitted]
+            leaving, left = waiting[-panes_max:], waiting[:-panes_max]
+            self.changed(start).update((key, panes[key]) for key in leaving if not panes[key].emitted)
+            panes_max -= len(leaving)
+            if left:
+                self._waiting[start] = left
+            else:
+                self._unfired.pop()
+        while (start := self._unfired.first(latest_end)) is not None and self._leaves_whole(start):
+            self._unfired.pop()
+            self._waiting.pop(start, None)
+        return [
+            (start, start + size_us, key, pane)
+            for start, panes in self._changed.items()
+            if start + size_us <= latest_end
+            for key, pane in panes.items()
+        ]
+
+    def _leaves_whole(self, start: int) -> bool:
+        """Tell whether every pane of a window has been emitted, or is emitted in this turn because it has changed."""
+        changed = self._changed.get(start, {})
+        return all(pane.emitted or key in changed for key, pane in self.panes[start].items())
+
+    def take_entries(self, watermark: Instant, bundle: int, panes_max: int = UNBOUNDED) -> Entries | None:
+        """Expire windows, up to `panes_max` panes, and return the changes of this bundle as entries; None without any.
+
+        A window that opened and expired within the bundle leaves no entry.
+        """
+        opened, self._opened = self._opened, {}
+        changed, self._changed = self._changed, {}
+        gone: list[tuple[int, list[Key]]] = []
+        while panes_max > 0 and (start := self._unexpired.first(watermark)) is not None:
+            if start + self._size_us >= self._unfired.next_due():
+                break  # its panes have to be emitted first
+            panes = self.panes[start]
+            if len(panes) <= panes_max:
+                self._unexpired.pop()
+                expired = self.panes.pop(start)
+                opened.pop(start, None)
+                changed.pop(start, None)
+            else:
+                expired = {}
+                while len(expired) < panes_max:
+                    key, pane = panes.popitem()
+                    expired[key] = pane
+                    opened.get(start, {}).pop(key, None)
+                    changed.get(start, {}).pop(key, None)
+            panes_max -= len(expired)
+            self.weights.drop(list(expired.values()))
+            self._expired_without_pane += self._without_pane(expired)
+            gone.append((start, [key for key, pane in expired.items() if pane.bundle]))
+        touched: list[OpenPane] = []
+        entries = Entries(Kind.WINDOW, "")
+        keys: list[Key] = []
+        for start, panes in (*opened.items(), *changed.items()):
+            touched.extend(panes.values())
+            self._name(entries, keys, start, list(panes))
+        for start, of_window in gone:
+            self._name(entries, keys, start, of_window)
+        if not keys:
+            return None
+        for pane in touched:
+            pane.bundle = bundle
+        distinct = list(dict.fromkeys(keys))
+        texts = dict(zip(distinct, key_texts(distinct), strict=True))
+        hashes = dict(zip(distinct, self._hasher.hashes(distinct).tolist(), strict=True))
+        entries.keys = [texts[key] for key in keys]
+        entries.key_hashes = [hashes[key] for key in keys]
+        values = encode_panes(touched, self._accumulators)
+        self.weights.weigh(touched, entries.keys, values)
+        entries.values = [*values, *([None] * (len(keys) - len(touched)))]
+        return entries
+
+    def take_expired_without_pane(self) -> int:
+        """Return how many panes have expired without being emitted since the last call."""
+        expired, self._expired_without_pane = self._expired_without_pane, 0
+        return expired
+
+    def _without_pane(self, panes: PanesByKey) -> int:
+        """Return how many panes have not been emitted."""
+        return sum(not pane.emitted for pane in panes.values())
+
+    def _name(self, entries: Entries, keys: list[Key], start: int, of_window: list[Key]) -> None:
+        """Add the keys of a window to `keys`, and its subkeys and fire times to `entries`."""
+        end = start + self._size_us
+        keys += of_window
+        entries.subkeys += [f"{start}/{end}"] * len(of_window)
+        entries.fire_ats += [end + self._allowed_us] * len(of_window)
+
+    def next_end(self) -> Instant:
+        """Return the end of the oldest window that has not fired; INSTANT_MAX without one."""
+        return self._unfired.next_due()
+
+    def next_expiry(self) -> Instant:
+        """Return when the next window expires; INSTANT_MAX without one."""
+        return self._unexpired.next_due()
+
+
+class _WindowStarts(DueQueue[int]):
+    __slots__ = ()
+
+    def is_current(self, key: Key | None, item: int) -> bool:
+        """Return True: a window leaves the queue when it fires or expires."""
+        return True

@@ -1,0 +1,46 @@
+"""Aggregates over fixed, sliding and session windows, as group-bys over whole bundles.
+
+The records of a turn are grouped by (window, key). A group whose window has no open pane and expires within the turn is
+emitted as columns and never touches the state. Every other group is merged into its open pane. A handful of records
+takes a plain-Python path with the same effect, because a column call for one row costs 0.1 ms.
+
+Lateness is judged row by row, by the row's own watermark capped by the other producers' (I9). A window emits at most
+one pane per turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millpy.model.stage import StageBinding, StoredInterval
+from millpy.windowing.fixed import AlignedInterval
+from millpy.windowing.operator import WindowSpec
+from millpy.windowing.session import SessionInterval
+from millpy.windowing.sliding import SlicedInterval
+from millpy.windowing.window import SessionWindows, SlidingWindows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowedLogic(WindowSpec):
+    """The logic of a windowed step in a graph: aggregates by key and window."""
+
+    def bind(self, binding: StageBinding) -> WindowedStage:
+        """Return the stage of this step in a deployed graph."""
+        return WindowedStage(self, binding)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowedStage:
+    """A windowed aggregation in a deployed graph."""
+
+    logic: WindowedLogic
+    binding: StageBinding
+
+    def open(self, recovered: StoredInterval) -> AlignedInterval | SessionInterval | SlicedInterval:
+        """Build the soft state of one interval from its stored state."""
+        windows = self.logic.windows
+        if isinstance(windows, SessionWindows):
+            return SessionInterval(self.logic, windows, self.binding, recovered)
+        if isinstance(windows, SlidingWindows) and self.logic.sliced:
+            return SlicedInterval(self.logic, windows, self.binding, recovered)
+        return AlignedInterval(self.logic, windows, self.binding, recovered)

@@ -1,0 +1,486 @@
+"""One step of a key interval of windows. `fixed.py`, `sliding.py` and `session.py` add what depends on the windows.
+
+    join the arrived rows -> dead-letter rows that cannot be stored -> add rows to windows, collect late records
+    -> emit due panes -> return the changes
+
+User code (a `Combiner`) is called before anything changes. Rows for which it raises become dead letters, and the other
+rows are added without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow.compute as pc
+
+from millpy.errors import RefusedValueError
+from millpy.model.arrivals import joined_keys, judging_watermarks
+from millpy.model.bundle import Bundle
+from millpy.model.checkpoint import DeadLetter, Entries, Kind, LateRows
+from millpy.model.dead_letter import dead_letter_of, key_problem, payload_of, unstorable_keys
+from millpy.model.delta import encode_value
+from millpy.model.identity import Identity
+from millpy.model.keys import Key, key_text, key_texts
+from millpy.model.record import SMALL_RECORDS_MAX, Instants, Records, RecordType, column_of, concat, getter
+from millpy.model.stage import StageBinding, StepResult, StoredInterval, Work
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, microseconds
+from millpy.windowing.accumulator import AccumulatorSet, Aggregate, RowsRefusedError
+from millpy.windowing.group_by import Integers
+from millpy.windowing.pane_codec import DuePane
+from millpy.windowing.panes import Emission, output_type, records_of, result_rows
+from millpy.windowing.triggers import AFTER_WATERMARK, Trigger
+from millpy.windowing.window import Assigner, Gaps, SessionWindows, SlidingWindows, Windows
+from millpy.windowing.window_memory import REASON as ROOM_REASON
+from millpy.windowing.window_memory import NoRoomError, Openings, Weights
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowSpec:
+    """The definition of a windowed step: windows, lateness, aggregates.
+
+    Attributes:
+        windows: the windows by which records are grouped.
+        allowed_lateness: how long past a window's end late records still amend it.
+        aggregates: result column -> aggregate.
+        few_records_max: the most records of a turn that are added one by one; columns have the same effect.
+        trigger: the rule by which windows fire.
+    """
+
+    windows: Windows
+    allowed_lateness: timedelta
+    aggregates: Mapping[str, Aggregate]
+    few_records_max: int = SMALL_RECORDS_MAX
+    trigger: Trigger = AFTER_WATERMARK
+
+    def output_type(self, record_type: RecordType, key_fields: Sequence[str]) -> RecordType:
+        """Return the record type of the stream of panes.
+
+        Raises:
+            SchemaError: an aggregate does not accept its field.
+        """
+        return output_type(record_type, key_fields, dict(self.aggregates))
+
+    def columns(self) -> tuple[str, ...]:
+        """Return the names of the aggregate columns."""
+        return tuple(self.aggregates)
+
+    @property
+    def sliced(self) -> bool:
+        """Whether the windows are stored as slices: sliding ones, with two exceptions.
+
+        If the size is not a whole number of periods, there would be more slices than windows. If an aggregate merges in
+        order of arrival only, slices cannot be merged, because they follow event time.
+        """
+        windows = self.windows
+        if not isinstance(windows, SlidingWindows):
+            return False
+        if any(aggregate.merge_order == "arrival" for aggregate in self.aggregates.values()):
+            return False
+        return windows.size_us % windows.every_us == 0 and windows.size_us > windows.every_us
+
+    def identity(self) -> Identity:
+        """Describe what must not change while windows are stored: windows, stored form, trigger, aggregates."""
+        return {
+            "kind": "window",
+            "window": self.windows.identity(),
+            "stored_form": "slices" if self.sliced else "whole windows",
+            "trigger": self.trigger.identity(),
+            "allowed_lateness_us": microseconds(self.allowed_lateness),
+            "aggregates": [(name, aggregate.identity()) for name, aggregate in self.aggregates.items()],
+        }
+
+
+@dataclass(slots=True)
+class JoinedRows:
+    """The rows of all bundles of a turn, in order of arrival.
+
+    Attributes:
+        records: the rows.
+        codes: per row, the index of its key in `keys`.
+        keys: the distinct keys.
+        watermarks: per row, the watermark that judges its lateness.
+        inputs: per row, the index of its input; None if the stage has one input.
+    """
+
+    records: Records
+    codes: Integers
+    keys: list[Key]
+    watermarks: Instants
+    inputs: Integers | None = None
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> JoinedRows:
+        """Return the given rows, in the given order."""
+        inputs = None if self.inputs is None else self.inputs[rows]
+        return JoinedRows(self.records.take(rows), self.codes[rows], self.keys, self.watermarks[rows], inputs)
+
+    def by_input(self, rows: npt.NDArray[np.int64]) -> list[tuple[int, npt.NDArray[np.int64]]]:
+        """Return (input, its rows) for the inputs of the given rows."""
+        if self.inputs is None:
+            return [(0, rows)] if len(rows) else []
+        inputs = self.inputs[rows]
+        return [(place, rows[inputs == place]) for place in np.unique(inputs).tolist()]
+
+    def input_of(self, row: int) -> int:
+        """Return the index of a row's input."""
+        return 0 if self.inputs is None else int(self.inputs[row])
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedLate:
+    """The records of a turn that are too late for their windows.
+
+    Attributes:
+        rows: for each input, one row per record and window that it missed.
+        records: input -> number of records that missed all of their windows (I8).
+    """
+
+    rows: list[LateRows]
+    records: dict[int, int]
+
+
+@dataclass(slots=True)
+class WindowCounts:
+    """Counts of the records that a turn adds to windows (I8).
+
+    Attributes:
+        records: input -> records that belong to at least one window.
+        entries: (record, window) pairs to be added.
+        applied: pairs that have reached the state, or a pane that is emitted at once; counted where they do.
+    """
+
+    records: dict[int, int] = field(default_factory=dict)
+    entries: int = 0
+    applied: int = 0
+
+    def consumed(self) -> dict[int, int]:
+        """Return input -> number of consumed records; wrong by the number of entries that were lost or added twice."""
+        if self.applied == self.entries:
+            return self.records
+        place = min(self.records, default=0)
+        return {**self.records, place: self.records.get(place, 0) + self.applied - self.entries}
+
+
+class WindowState(Protocol):
+    """The open windows of a key interval, all in memory."""
+
+    weights: Weights
+
+    def recover(self, entries: Entries, key_types: tuple[type, ...]) -> None:
+        """Load stored windows; called for each part of the stored state."""
+        ...
+
+    def finish_recovery(self) -> None:
+        """Finish the recovery, after all stored windows have been loaded."""
+        ...
+
+    def due(self, latest_end: Instant, panes_max: int) -> list[DuePane]:
+        """Return the panes to emit, of windows that end by `latest_end`: changed ones, and about `panes_max` others."""
+        ...
+
+    def take_entries(self, watermark: Instant, bundle: int, panes_max: int) -> Entries | None:
+        """Expire about `panes_max` panes, and return the changes of this bundle as entries; None without any."""
+        ...
+
+    def next_end(self) -> Instant:
+        """Return the end of the oldest window that has not fired; INSTANT_MAX without one."""
+        ...
+
+    def next_expiry(self) -> Instant:
+        """Return when the next window expires; INSTANT_MAX without one."""
+        ...
+
+    def take_expired_without_pane(self) -> int:
+        """Return how many panes have expired without being emitted since the last call: each is a fault (I8)."""
+        ...
+
+
+OpenT = TypeVar("OpenT", bound=WindowState)
+
+
+class WindowedInterval(Generic[OpenT]):
+    """Soft state of one key interval: its open windows, all in memory."""
+
+    _open: OpenT
+    _windows_per_record = 1
+    """The most windows (or slices) that a record can open."""
+
+    def __init__(self, windowing: WindowSpec, binding: StageBinding) -> None:
+        self._binding = binding
+        self._input = binding.inputs[0]
+        self._allowed_us = microseconds(windowing.allowed_lateness)
+        self._trigger = windowing.trigger
+        self._latest_end = INSTANT_MIN  # the windows that end by it fire in this turn
+        windows = windowing.windows
+        where = Gaps(windows) if isinstance(windows, SessionWindows) else Assigner(windows)
+        self._earliest, self._latest = where.event_time_range()
+        self._accumulators = AccumulatorSet(windowing.aggregates, self._input.record_type)
+        self._accumulators.report_to(binding.progress)
+        self._bytes_max = binding.limits.open_windows_bytes_max // binding.windowed_intervals
+        self._few_records_max = -1 if self._accumulators.calls_user else windowing.few_records_max
+        ((self._stream, self._output),) = binding.outputs.items()
+        self._tally = WindowCounts()
+        self._made = self._retracted = 0  # panes of the turn, counted where they are made
+
+    def _recover(self, recovered: StoredInterval) -> None:
+        """Load the open windows from the stored state."""
+        progress = self._binding.progress
+        run = progress.run
+        for entries in recovered.entries:
+            if entries.kind is Kind.WINDOW:
+                self._open.recover(entries, self._input.key_types)
+                entries.clear()  # free the stored form
+                progress.count_unit(run)  # millions of windows take long
+        self._open.finish_recovery()
+
+    @property
+    def immediate(self) -> bool:
+        """Whether no aggregate is user code, which must not run on the event loop."""
+        return not self._accumulators.calls_user
+
+    def missing_keys(self, bundles: Sequence[Bundle]) -> Sequence[bytes]:
+        """Return no keys: all open windows are in memory."""
+        return ()
+
+    def load_state(self, keys: Sequence[bytes], entries: Sequence[Entries]) -> None:
+        """Do nothing: state is never missing."""
+
+    def on_folded(self, bundle: int) -> None:
+        """Do nothing: windows leave memory only when they expire."""
+
+    def oldest_work(self) -> Instant:
+        """Return the event time of the next pane, which is the last µs of its window; INSTANT_MAX without one."""
+        end = self._open.next_end()
+        return end if end == INSTANT_MAX else Instant(end - 1)
+
+    def next_due(self) -> tuple[Instant, Instant]:
+        """Return (watermark at which the next window fires or expires, INSTANT_MAX for the processing time)."""
+        end = self._open.next_end()
+        fires = end if end == INSTANT_MAX else self._trigger.due_at(end)
+        return min(fires, self._open.next_expiry()), INSTANT_MAX
+
+    def step(self, work: Work) -> StepResult:
+        """Apply one turn's work to the open windows and return the result to commit."""
+        result = StepResult()
+        reached = work.watermark
+        self._tally, self._made, self._retracted = WindowCounts(), 0, 0
+        emission = Emission(self._accumulators, len(self._input.key_fields), self._trigger)
+        rows: JoinedRows | None = None
+        arrived = [arrival for arrival in work.arrived if len(arrival.bundle)]
+        if arrived:
+            records = concat([arrival.bundle.records for arrival in arrived])
+            codes, keys, _ = joined_keys(arrived)
+            watermarks = np.concatenate([judging_watermarks(arrival, work) for arrival in arrived])
+            inputs = None
+            if len(self._binding.inputs) > 1:
+                inputs = np.concatenate([np.full(len(a.bundle), a.bundle.input, np.int64) for a in arrived])
+            rows = self._with_room(
+                result, self._storable(result, JoinedRows(records, codes, keys, watermarks, inputs)), work
+            )
+        work = self._limit_panes(work, rows)
+        self._latest_end = self._trigger.latest_end(work.watermark)
+        if rows is not None:
+            self._add_rows(result, emission, rows, work)
+        self._add_due(emission, work)
+        self._emit(result, emission)
+        result.dead_letters += [self._letter_of(due, error) for due, error in emission.failed]
+        entries = self._open.take_entries(work.watermark, work.bundle, work.panes_max)
+        if entries is not None:
+            result.delta = (entries,)
+        result.consumed_by_input = self._tally.consumed()
+        self._made += self._open.take_expired_without_pane()
+        result.emitted_by_stream[self._stream] = self._made + self._retracted
+        if (table_id := self._binding.tables.get(self._stream)) is not None:
+            result.emitted_by_table[table_id] = self._made
+        due, _ = self.next_due()
+        result.unfinished = due <= reached and due < INSTANT_MAX
+        return result
+
+    def _with_room(self, result: StepResult, rows: JoinedRows, work: Work) -> JoinedRows:
+        """Dead-letter the rows that would open windows beyond the bound on their memory. Return the other rows."""
+        weights, bytes_max = self._open.weights, self._bytes_max
+        if not len(rows) or weights.total + len(rows) * self._windows_per_record * weights.each <= bytes_max * 3 // 4:
+            return rows
+        out = self._openings(rows, work).rows_without_room(weights, bytes_max)
+        if not len(out):
+            return rows
+        full = NoRoomError(
+            f"no room for another open window: {weights.panes:,} windows and those of this turn exceed"
+            f" {bytes_max:,} bytes, the key interval's share of MILLPY_OPEN_WINDOWS_BYTES_MAX"
+        )
+        self._dead_letter(result, rows, out, dict.fromkeys(out.tolist(), full))
+        return rows.take(np.setdiff1d(np.arange(len(rows)), out))
+
+    def _openings(self, rows: JoinedRows, work: Work) -> Openings:
+        """Return the windows of the rows, and which of them the turn would open."""
+        raise NotImplementedError
+
+    def _limit_panes(self, work: Work, rows: JoinedRows | None) -> Work:
+        """Return the work unchanged: `WindowState.due` bounds the panes. Slices need a lower watermark instead."""
+        return work
+
+    def _add_rows(self, result: StepResult, emission: Emission, rows: JoinedRows, work: Work) -> None:
+        """Add rows to their windows, and collect late records. Repeat it without rows that user code refuses."""
+        while len(rows):
+            self._tally = WindowCounts()
+            try:
+                too_late = self._take_rows(emission, rows, work)
+            except RowsRefusedError as refused:
+                rows = self._without_refused(result, rows, refused)
+                continue
+            if too_late is not None:
+                result.late.extend(too_late.rows)
+                result.late_by_input.update(too_late.records)
+            return
+
+    def _expect(self, rows: JoinedRows, inside: npt.NDArray[np.int64] | None, entries: int) -> None:
+        """Record which rows will be added (`inside`; None for all), and in how many entries."""
+        if rows.inputs is None:
+            self._tally.records = {0: len(rows) if inside is None else len(inside)}
+        else:
+            places = rows.inputs if inside is None else rows.inputs[inside]
+            self._tally.records = dict(enumerate(np.bincount(places).tolist()))
+        self._tally.entries = entries
+
+    def _take_rows(self, emission: Emission, rows: JoinedRows, work: Work) -> DroppedLate | None:
+        """Add rows to their windows, and count them. Return the late records, None without any.
+
+        Raises:
+            RowsRefusedError: user code raised for some rows; nothing has changed.
+        """
+        raise NotImplementedError
+
+    def _add_due(self, emission: Emission, work: Work) -> None:
+        """Emit panes of open windows that fire, about `panes_max`."""
+        due, failed = self._open.due(self._latest_end, work.panes_max), len(emission.failed)
+        emission.add_open(due)
+        self._made += len(due) - (len(emission.failed) - failed)
+
+    def _emit(self, result: StepResult, emission: Emission) -> None:
+        """Add the emitted panes to the result: as rows of the result table, and as productions for consumers."""
+        table_id = self._binding.tables.get(self._stream)
+        subscribed = self._stream in self._binding.subscribed
+        produced = emission.retractions(self._output) if subscribed else []
+        if table_id is not None:
+            result.absorbed = emission.absorbed_rows(table_id)
+        count = len(emission)
+        if count:
+            columns, first = emission.take_columns()
+            if table_id is not None:
+                result.results = result_rows(table_id, columns, count, first)
+            if subscribed:
+                produced.append(records_of(self._output, columns, count, len(self._input.key_fields)))
+        if produced:
+            result.productions[self._stream] = concat(produced)
+
+    def _late_rows(
+        self, rows: JoinedRows, starts: Instants, ends: Instants, whole: Mask | None = None
+    ) -> list[LateRows]:
+        """Return rows for `mill.late_records` by input, one for each record and the window that it missed."""
+        found = []
+        for place, mine in rows.by_input(np.arange(len(rows))):
+            late = rows.take(mine)
+            found.append(
+                LateRows(
+                    stream=self._binding.inputs[place].stream,
+                    computation=self._binding.computation,
+                    input=place,
+                    keys=[key_text(late.keys[code]) for code in late.codes.tolist()],
+                    payloads=[payload_of(record) for record in late.records.objects()],
+                    event_times=late.records.event_times.tolist(),
+                    watermarks=late.watermarks.tolist(),
+                    window_starts=starts[mine].tolist(),
+                    window_ends=ends[mine].tolist(),
+                    whole=[] if whole is None else whole[mine].tolist(),
+                )
+            )
+        return found
+
+    def _storable(self, result: StepResult, rows: JoinedRows) -> JoinedRows:
+        """Dead-letter the rows whose key, text or window cannot be stored. Return the other rows."""
+        records, times = rows.records, rows.records.event_times
+        outside = np.zeros(len(rows), np.bool_)
+        if int(times.min()) < self._earliest or int(times.max()) > self._latest:
+            outside = (times < self._earliest) | (times > self._latest)
+        mask = outside.copy()
+        bad_keys = unstorable_keys(key_texts(rows.keys))
+        if bad_keys:
+            mask |= np.isin(rows.codes, list(bad_keys))
+        for name in self._accumulators.texts:
+            if len(records) <= SMALL_RECORDS_MAX:
+                mask |= np.array(["\x00" in (getter(name)(o) or "") for o in records.objects()], np.bool_)
+            else:
+                found = pc.fill_null(pc.match_substring(column_of(records.batch(), name), "\x00"), False)
+                mask |= found.to_numpy(zero_copy_only=False)
+        if not mask.any():
+            return rows
+        out = np.flatnonzero(mask)
+        nul = RefusedValueError("text with a NUL character cannot be stored")
+        far = RefusedValueError("a window of the record is outside the years 1 to 9999")
+        errors: dict[int, BaseException | None] = {
+            row: None if int(rows.codes[row]) in bad_keys else far if outside[row] else nul for row in out.tolist()
+        }
+        self._dead_letter(result, rows, out, errors)
+        return rows.take(np.flatnonzero(~mask))
+
+    def _letter_of(self, due: DuePane, error: Exception) -> DeadLetter:
+        """Return a dead letter for a pane without a result; it has the pane as JSON and cannot be replayed."""
+        start, end, key, pane = due
+        values = [msgspec.Raw(encode_value(value)) for value in self._accumulators.to_stored(pane.values)]
+        payload = {"window_start": start, "window_end": end, "key": msgspec.Raw(key_text(key)), "values": values}
+        computation = self._binding.computation
+        return dead_letter_of(
+            error,
+            msgspec.json.encode(payload),
+            stream="",
+            computation=computation,
+            event_time=end - 1,
+            key=key_text(key),
+        )
+
+    def _without_refused(self, result: StepResult, rows: JoinedRows, refused: RowsRefusedError) -> JoinedRows:
+        """Dead-letter the rows that user code refuses. Return the other rows."""
+        out = np.array(sorted(refused.errors), np.int64)
+        self._dead_letter(result, rows, out, refused.errors)
+        return rows.take(np.setdiff1d(np.arange(len(rows)), out))
+
+    def _dead_letter(
+        self,
+        result: StepResult,
+        rows: JoinedRows,
+        out: npt.NDArray[np.int64],
+        errors: Mapping[int, BaseException | None],
+    ) -> None:
+        """Add dead letters for the rows `out` to the result; the error None means that the key cannot be stored."""
+        records = rows.records.take(out)
+        for row, record, at in zip(out.tolist(), records.objects(), records.event_times.tolist(), strict=True):
+            place = rows.input_of(row)
+            stream, computation = self._binding.inputs[place].stream, self._binding.computation
+            error, payload = errors[row], payload_of(record)
+            if isinstance(error, NoRoomError):
+                key = key_text(rows.keys[int(rows.codes[row])])
+                letter = DeadLetter(
+                    ROOM_REASON, str(error), payload, stream, computation, event_time=at, key=key, input=place
+                )
+            elif error is None:
+                detail = key_problem(key_text(rows.keys[int(rows.codes[row])]))
+                letter = DeadLetter("key", detail, payload, stream, computation, event_time=at, input=place)
+            else:
+                key = key_text(rows.keys[int(rows.codes[row])])
+                letter = dead_letter_of(
+                    error, payload, stream=stream, computation=computation, event_time=at, key=key, input=place
+                )
+            result.dead_letters.append(letter)
+        counts = result.dead_lettered_by_input
+        for place, mine in rows.by_input(out):
+            counts[place] = counts.get(place, 0) + len(mine)

@@ -1,0 +1,67 @@
+"""Open panes: the state of a window of a key between bundles, and its stored form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from millpy.model.keys import Key
+from millpy.windowing.accumulator import AccumulatorSet
+
+
+class OpenPane(msgspec.Struct, gc=False, omit_defaults=True):
+    """The state of a window of a key.
+
+    Attributes:
+        values: its accumulators; [] for a slice without records.
+        pane_index: index of the next pane that it emits (I7).
+        late_count: number of records that arrived after the watermark had reached the window's end.
+        emitted: whether it has emitted a pane.
+        bundle: number of the bundle that stored it last; 0 if it is not stored.
+    """
+
+    values: list[Any]
+    pane_index: int = 0
+    late_count: int = 0
+    emitted: bool = False
+    bundle: int = 0
+
+
+DuePane: TypeAlias = "tuple[int, int, Key, OpenPane]"
+"""(window start, window end, key, pane)."""
+
+_encode_lines = msgspec.json.Encoder().encode_lines
+_decode = msgspec.json.Decoder(OpenPane).decode
+
+
+def encode_panes(panes: Sequence[OpenPane], accumulators: AccumulatorSet) -> list[bytes]:
+    """Encode panes as JSON: in one call, except those with values that JSON cannot hold."""
+    if not panes:
+        return []
+    try:
+        text = _encode_lines(panes)
+    except (OverflowError, TypeError):
+        return [_encode_exactly(pane, accumulators) for pane in panes]
+    lines: list[bytes] = text.splitlines()
+    if b"null" not in text:
+        return lines
+    return [
+        _encode_exactly(pane, accumulators) if b"null" in line else line
+        for pane, line in zip(panes, lines, strict=True)
+    ]
+
+
+def decode_pane(stored: bytes, accumulators: AccumulatorSet) -> OpenPane:
+    """Decode a stored pane."""
+    pane = _decode(stored)
+    pane.values = pane.values and accumulators.from_stored(pane.values)
+    return pane
+
+
+def _encode_exactly(pane: OpenPane, accumulators: AccumulatorSet) -> bytes:
+    """Encode a pane with its accumulators in the form that `from_stored` reads."""
+    return msgspec.json.encode(
+        msgspec.structs.replace(pane, values=pane.values and accumulators.to_stored(pane.values))
+    )

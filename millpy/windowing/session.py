@@ -1,0 +1,148 @@
+"""Session windows of one key interval, processed by whole bundles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+
+from millpy.model.record import Instants
+from millpy.model.stage import StageBinding, StoredInterval, Work
+from millpy.model.time import INSTANT_MIN, Instant
+from millpy.windowing.aggregates.combiner import try_merges
+from millpy.windowing.group_by import Groups, Integers
+from millpy.windowing.operator import DroppedLate, JoinedRows, WindowedInterval, WindowSpec
+from millpy.windowing.pane_codec import OpenPane
+from millpy.windowing.panes import Emission
+from millpy.windowing.session_assign import Sessions, merge_sessions, replay
+from millpy.windowing.session_state import OpenSession, OpenSessions
+from millpy.windowing.window import Gaps, SessionWindows
+from millpy.windowing.window_memory import Openings
+
+
+class SessionInterval(WindowedInterval[OpenSessions]):
+    """Soft state of one key interval: its open sessions by key."""
+
+    def __init__(
+        self, windowing: WindowSpec, windows: SessionWindows, binding: StageBinding, recovered: StoredInterval
+    ) -> None:
+        super().__init__(windowing, binding)
+        self._gaps = Gaps(windows)
+        self._open = OpenSessions(self._accumulators, self._allowed_us)
+        self._recover(recovered)
+
+    def _take_rows(self, emission: Emission, rows: JoinedRows, work: Work) -> DroppedLate | None:
+        """Add each row to one session. Return the rows that are too late for any."""
+        if len(rows) <= self._few_records_max:
+            late: Sequence[int] | Integers = self._take_few(rows)
+        else:
+            late = self._take_many(emission, rows, work.watermark)
+        retracted = self._open.take_retracted()
+        failed = len(emission.failed)
+        emission.retract(retracted)
+        self._retracted += len(retracted) - (len(emission.failed) - failed)
+        self._expect(rows, np.delete(np.arange(len(rows)), late) if len(late) else None, len(rows) - len(late))
+        return self._too_late(rows, late) if len(late) else None
+
+    def _openings(self, rows: JoinedRows, work: Work) -> Openings:
+        """Return the sessions that the rows would have if none were late."""
+        known = {code: found for code, key in enumerate(rows.keys) if (found := self._open.by_key.get(key)) is not None}
+        times, gaps = rows.records.event_times, self._gaps.gaps_of(rows.keys)
+        before = np.full(len(rows), INSTANT_MIN, np.int64)
+        sessions = merge_sessions(times, before, rows.codes, gaps, self._allowed_us, known)
+        opens = sessions.ends + self._allowed_us > work.watermark
+        opens[list(sessions.joined)] = False
+        extends = np.isin(sessions.codes, list(known))
+        large = np.zeros(len(opens), np.bool_)
+        for number, olds in sessions.joined.items() if self._open.weights.large else ():
+            large[number] = any(id(old.pane) in self._open.weights.large for old in cast("list[OpenSession]", olds))
+        return Openings(np.arange(len(rows)), sessions.of_row, opens, extends, large)
+
+    def _too_late(self, rows: JoinedRows, late: Sequence[int] | Integers) -> DroppedLate:
+        """Return the late records, each with the session that it would have opened."""
+        places = np.asarray(late, np.int64)
+        missed = rows.take(places)
+        starts: Instants = missed.records.event_times
+        found = self._late_rows(missed, starts, starts + self._gaps.gaps_of(rows.keys)[missed.codes])
+        return DroppedLate(found, {place: len(mine) for place, mine in rows.by_input(places)})
+
+    def _take_few(self, rows: JoinedRows) -> list[int]:
+        """Add the records one by one. Return the rows that are too late."""
+        objects, times, watermarks = rows.records.objects(), rows.records.event_times.tolist(), rows.watermarks.tolist()
+        by_key: dict[int, list[int]] = {}
+        for row, code in enumerate(rows.codes.tolist()):
+            by_key.setdefault(code, []).append(row)
+        missed: set[int] = set(range(len(rows)))
+        for code, of_key in by_key.items():
+            key = rows.keys[code]
+            columns = ((row, times[row], watermarks[row]) for row in of_key)
+            sessions, late = replay(columns, self._gaps.gap_of(key), self._allowed_us, self._open.by_key.get(key, ()))
+            for session in sessions:
+                pane = OpenPane(self._accumulators.empty())
+                for row in sorted(session.rows):
+                    self._accumulators.add(pane.values, objects[row], times[row])
+                pane.late_count = sum(row in late for row in session.rows)
+                missed.difference_update(session.rows)
+                self._tally.applied += len(session.rows)
+                if session.open:
+                    self._open.join(cast("list[OpenSession]", session.open), session.start, session.end, pane)
+                else:
+                    self._open.open(key, session.start, session.end, pane)
+        return sorted(missed)
+
+    def _take_many(self, emission: Emission, rows: JoinedRows, watermark: Instant) -> Integers:
+        """Add the records as columns. Return the rows that are too late."""
+        open_sessions = {
+            code: found for code, key in enumerate(rows.keys) if (found := self._open.by_key.get(key)) is not None
+        }
+        sessions = merge_sessions(
+            rows.records.event_times,
+            rows.watermarks,
+            rows.codes,
+            self._gaps.gaps_of(rows.keys),
+            self._allowed_us,
+            open_sessions,
+        )
+        too_late = np.flatnonzero(sessions.of_row < 0)
+        if not len(sessions.codes):
+            return too_late
+        inside = np.flatnonzero(sessions.of_row >= 0) if len(too_late) else None
+        of_row = sessions.of_row if inside is None else sessions.of_row[inside]
+        counts = np.bincount(of_row, minlength=len(sessions.codes))
+        groups = Groups(sessions.starts, sessions.ends, sessions.codes, of_row, counts, rows.records, inside)
+        late = np.bincount(sessions.of_row[sessions.late], minlength=len(groups))
+        self._add_groups(emission, rows, groups, sessions, late, watermark)
+        return too_late
+
+    def _add_groups(
+        self,
+        emission: Emission,
+        rows: JoinedRows,
+        groups: Groups,
+        sessions: Sessions,
+        late: Integers,
+        watermark: Instant,
+    ) -> None:
+        """Emit the sessions that open and expire within the turn, and add the others to the state."""
+        partials = [member.aggregate(groups) for member in self._accumulators.members]
+        joined = cast("dict[int, list[OpenSession]]", sessions.joined)
+        if self._accumulators.calls_user:
+            try_merges(self._accumulators, groups, partials, lambda n: [old.pane.values for old in joined.get(n, ())])
+        kept = groups.ends + self._allowed_us > watermark
+        kept[list(joined)] = True
+        emission.add_direct(groups, partials, late, np.flatnonzero(~kept), rows.keys)
+        self._made += int(np.count_nonzero(~kept))
+        self._tally.applied += int(groups.counts[~kept].sum())
+        picks = np.flatnonzero(kept)
+        columns = (picks.tolist(), groups.codes[picks].tolist(), groups.starts[picks].tolist())
+        more = (groups.ends[picks].tolist(), late[picks].tolist(), groups.counts[picks].tolist())
+        accumulators = zip(*(partial.accumulators(picks) for partial in partials), strict=True)
+        for number, code, start, end, late_count, count, values in zip(*columns, *more, accumulators, strict=True):
+            pane = OpenPane(list(values), late_count=late_count)
+            olds = joined.get(number)
+            if olds is None:
+                self._open.open(rows.keys[code], start, end, pane)
+            else:
+                self._open.join(olds, start, end, pane)
+            self._tally.applied += count

@@ -1,0 +1,274 @@
+"""Assignment of rows to sessions: assign, merge, then judge lateness by the merged session.
+
+Processed one at a time, each row opens [t, t + gap) and merges with every live session of its key that it intersects. A
+session is live while the watermark before the row is below its end + allowed lateness; a row whose merged session is
+not live is too late. The order of rows matters only for a row that is so late that a session which it intersects may
+have expired (t + allowed < watermark), or that the watermark has reached the end of its own span:
+
+    keys without such rows ("order-independent")   sorted by event time and cut at gaps, as columns
+    keys with such rows ("order-dependent")        replayed row by row
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from millpy.model.record import Instants
+from millpy.windowing.group_by import Integers
+
+_COMPOSITE_MAX = 2**62
+
+
+class SessionSpan(Protocol):
+    """The span [start, end) of an open session."""
+
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class Sessions:
+    """The sessions of a turn's rows.
+
+    Attributes:
+        codes, starts, ends: per session, its key code and span.
+        joined: session -> the open sessions that it continues, by start; without them it is new.
+        of_row: per row, its session; -1 for a row that is too late.
+        late: per row, whether the watermark had reached the end of its session when it arrived.
+    """
+
+    codes: npt.NDArray[np.int64]
+    starts: Instants
+    ends: Instants
+    joined: dict[int, list[SessionSpan]]
+    of_row: npt.NDArray[np.int64]
+    late: npt.NDArray[np.bool_]
+
+
+@dataclass(slots=True, eq=False)
+class ReplayedSession:
+    """A session during the replay of rows.
+
+    Attributes:
+        open: the open sessions that it continues.
+        rows: its rows of this turn.
+    """
+
+    start: int
+    end: int
+    open: list[SessionSpan] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+
+
+def merge_sessions(
+    times: Instants,
+    watermarks: Instants,
+    codes: Integers,
+    gaps: npt.NDArray[np.int64],
+    allowed_us: int,
+    open_sessions: Mapping[int, Sequence[SessionSpan]],
+) -> Sessions:
+    """Assign rows to sessions.
+
+    Args:
+        times: event time of each row, in order of arrival.
+        watermarks: judging watermark of each row.
+        codes: key code of each row.
+        gaps: gap of each key code, in µs.
+        allowed_us: the allowed lateness.
+        open_sessions: key code -> its open sessions, by start; they do not intersect.
+    """
+    gap_of = gaps[codes]
+    order_dependent = (times + allowed_us < watermarks) | (times + gap_of <= watermarks)
+    if not order_dependent.any():
+        independent = _merge_order_independent(times, codes, gaps, open_sessions)
+        if independent is not None:
+            return independent
+    replayed_keys = np.zeros(len(gaps), np.bool_)
+    replayed_keys[codes[order_dependent]] = True
+    by_replay = replayed_keys[codes]
+    independent_rows = np.flatnonzero(~by_replay)
+    independent = None
+    if len(independent_rows):
+        independent_open = {code: found for code, found in open_sessions.items() if not replayed_keys[code]}
+        independent = _merge_order_independent(times[independent_rows], codes[independent_rows], gaps, independent_open)
+    rows = np.arange(len(times)) if independent is None else np.flatnonzero(by_replay)
+    replayed = _merge_by_replay(times, watermarks, codes, gaps, allowed_us, open_sessions, rows)
+    return replayed if independent is None else _both(independent, independent_rows, replayed)
+
+
+def _merge_order_independent(
+    times: Instants, codes: Integers, gaps: npt.NDArray[np.int64], open_sessions: Mapping[int, Sequence[SessionSpan]]
+) -> Sessions | None:
+    """Assign rows whose order does not matter. Return None if key and time do not fit in one 64-bit number."""
+    spans = [(code, span) for code, found in open_sessions.items() for span in found]
+    first = int(times.min())
+    width = int(times.max()) - first + 1
+    if (width + 1) * len(gaps) >= _COMPOSITE_MAX:
+        return None
+    place = codes.astype(np.int64) * width + (times - first)
+    order = np.argsort(place, kind="stable")
+    sorted_codes, sorted_times = codes[order].astype(np.int64), times[order]
+    cut = np.ones(len(order), np.bool_)
+    cut[1:] = (np.diff(sorted_codes) != 0) | (np.diff(sorted_times) >= gaps[sorted_codes[1:]])
+    begin = np.flatnonzero(cut)
+    cluster_codes = sorted_codes[begin]
+    starts = sorted_times[begin].copy()
+    ends = sorted_times[np.append(begin[1:], len(order)) - 1] + gaps[cluster_codes]
+    number = np.arange(len(begin))
+    joined = _joined(spans, cluster_codes, starts, ends, gaps, number) if spans else {}
+    if joined:
+        number, kept, joined = _renumbered(number, joined)
+        cluster_codes = cluster_codes[kept]
+        starts, ends = _extended(starts, ends, number, joined)
+    of_row = np.empty(len(order), np.int64)
+    of_row[order] = number[np.cumsum(cut) - 1]
+    return Sessions(cluster_codes, starts, ends, joined, of_row, np.zeros(len(order), np.bool_))
+
+
+def _joined(
+    spans: Sequence[tuple[int, SessionSpan]],
+    codes: npt.NDArray[np.int64],
+    starts: Instants,
+    ends: Instants,
+    gaps: npt.NDArray[np.int64],
+    number: npt.NDArray[np.int64],
+) -> dict[int, list[SessionSpan]]:
+    """Return cluster -> the open sessions that it intersects.
+
+    Clusters that intersect the same open session become one: in `number` they get the number of the first.
+    """
+    lo = np.searchsorted(codes, np.arange(len(gaps)), side="left").tolist()
+    hi = np.searchsorted(codes, np.arange(len(gaps)), side="right").tolist()
+    joined: dict[int, list[SessionSpan]] = {}
+    for code, span in spans:
+        begin, stop = lo[code], hi[code]
+        if begin == stop:
+            continue
+        # The clusters of a key are ordered and disjoint, so those that meet the session are neighbors.
+        if stop - begin == 1:
+            one, other = begin, stop
+            if ends[begin] <= span.start or starts[begin] >= span.end:
+                continue
+        else:
+            one = begin + int(np.searchsorted(ends[begin:stop], span.start, side="right"))
+            other = begin + int(np.searchsorted(starts[begin:stop], span.end, side="left"))
+            if one >= other:
+                continue
+        head = int(number[one])
+        number[one:other] = head
+        joined.setdefault(head, []).append(span)
+    return joined
+
+
+def _renumbered(
+    number: npt.NDArray[np.int64], joined: dict[int, list[SessionSpan]]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], dict[int, list[SessionSpan]]]:
+    """Renumber clusters without gaps. Return (new number by cluster, old number by new number, `joined`)."""
+    kept = np.unique(number)
+    renumbered = np.searchsorted(kept, number)
+    return renumbered, kept, {int(np.searchsorted(kept, head)): found for head, found in joined.items()}
+
+
+def _extended(
+    starts: Instants, ends: Instants, number: npt.NDArray[np.int64], joined: Mapping[int, Sequence[SessionSpan]]
+) -> tuple[Instants, Instants]:
+    """Return the starts and ends of sessions, each merged from clusters and the open sessions that it continues."""
+    begin = np.flatnonzero(np.diff(number, prepend=-1))
+    starts = np.minimum.reduceat(starts, begin)
+    ends = np.maximum.reduceat(ends, begin)
+    for session, found in joined.items():
+        starts[session] = min(int(starts[session]), found[0].start)
+        ends[session] = max(int(ends[session]), found[-1].end)
+    return starts, ends
+
+
+def _merge_by_replay(
+    times: Instants,
+    watermarks: Instants,
+    codes: Integers,
+    gaps: npt.NDArray[np.int64],
+    allowed_us: int,
+    open_sessions: Mapping[int, Sequence[SessionSpan]],
+    rows: Integers,
+) -> Sessions:
+    """Assign the given rows one by one."""
+    of_key: dict[int, list[int]] = {}
+    for row, code in zip(rows.tolist(), codes[rows].tolist(), strict=True):
+        of_key.setdefault(code, []).append(row)
+    late = np.zeros(len(times), np.bool_)
+    of_row = np.full(len(times), -1, np.int64)
+    found: list[tuple[int, ReplayedSession]] = []
+    for code, key_rows in of_key.items():
+        columns = zip(key_rows, times[key_rows].tolist(), watermarks[key_rows].tolist(), strict=True)
+        replayed, late_rows = replay(columns, int(gaps[code]), allowed_us, open_sessions.get(code, ()))
+        late[late_rows] = True
+        found.extend((code, session) for session in replayed)
+    joined = {}
+    for number, (_, session) in enumerate(found):
+        of_row[session.rows] = number
+        if session.open:
+            joined[number] = sorted(session.open, key=lambda span: span.start)
+    return Sessions(
+        np.array([code for code, _ in found], np.int64),
+        np.array([session.start for _, session in found], np.int64),
+        np.array([session.end for _, session in found], np.int64),
+        joined,
+        of_row,
+        late,
+    )
+
+
+def replay(
+    rows: Iterable[tuple[int, int, int]], gap_us: int, allowed_us: int, open_sessions: Sequence[SessionSpan]
+) -> tuple[list[ReplayedSession], list[int]]:
+    """Assign the rows of one key, (row, event time, judging watermark), one by one. Watermarks do not regress.
+
+    Returns:
+        (sessions that have rows, rows that arrived after the watermark had reached their session's end). A row that is
+        in no session is too late.
+    """
+    live = [ReplayedSession(span.start, span.end, [span]) for span in open_sessions]
+    over: list[ReplayedSession] = []
+    late: list[int] = []
+    for row, at, watermark in rows:
+        if any(session.end + allowed_us <= watermark for session in live):
+            over.extend(session for session in live if session.end + allowed_us <= watermark)
+            live = [session for session in live if session.end + allowed_us > watermark]
+        met = [session for session in live if at < session.end and session.start < at + gap_us]
+        if not met:
+            if at + gap_us + allowed_us <= watermark:
+                continue
+            session = ReplayedSession(at, at + gap_us)
+            live.append(session)
+        else:
+            session = met[0]
+            for other in met[1:]:
+                session.start, session.end = min(session.start, other.start), max(session.end, other.end)
+                session.open += other.open
+                session.rows += other.rows
+                live.remove(other)
+            session.start, session.end = min(session.start, at), max(session.end, at + gap_us)
+        session.rows.append(row)
+        if session.end <= watermark:
+            late.append(row)
+    return [session for session in over + live if session.rows], late
+
+
+def _both(independent: Sessions, independent_rows: Integers, replayed: Sessions) -> Sessions:
+    """Return the sessions of order-independent keys, followed by those of the replayed ones."""
+    of_row = np.where(replayed.of_row >= 0, replayed.of_row + len(independent.codes), -1)
+    of_row[independent_rows] = independent.of_row
+    return Sessions(
+        np.concatenate([independent.codes, replayed.codes]),
+        np.concatenate([independent.starts, replayed.starts]),
+        np.concatenate([independent.ends, replayed.ends]),
+        independent.joined | {session + len(independent.codes): found for session, found in replayed.joined.items()},
+        of_row,
+        replayed.late,
+    )

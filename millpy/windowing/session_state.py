@@ -1,0 +1,197 @@
+"""Open sessions of one interval: the counterpart of `fixed_state.py` for windows that grow and merge.
+
+A session that grows becomes another window, which begins at pane 0. The commit deletes the entry of the old one, and if
+it had emitted, also deletes its result row and retracts its pane. Open sessions of a key never intersect.
+
+The store has one entry per (key, session): kind WINDOW, subkey "<start>/<end>", fire time the time of expiry.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+
+from millpy.model.checkpoint import Entries, Kind
+from millpy.model.due_queue import DueQueue
+from millpy.model.keys import Key, KeyHasher, key_from_text, key_texts
+from millpy.model.stage import UNBOUNDED
+from millpy.model.time import Instant
+from millpy.windowing.accumulator import AccumulatorSet
+from millpy.windowing.pane_codec import DuePane, OpenPane, decode_pane, encode_panes
+from millpy.windowing.window_memory import AGGREGATE_BYTES, PANE_BYTES, SESSION_BYTES, Weights
+
+
+class OpenSession:
+    """An open session of a key.
+
+    Attributes:
+        alive: false once it has expired or was merged into another session.
+    """
+
+    __slots__ = ("alive", "end", "key", "pane", "start")
+
+    def __init__(self, key: Key, start: int, end: int, pane: OpenPane) -> None:
+        self.key = key
+        self.start = start
+        self.end = end
+        self.pane = pane
+        self.alive = True
+
+    def __lt__(self, other: OpenSession) -> bool:
+        return self.start < other.start
+
+    def due(self) -> DuePane:
+        """Return the session's pane, to be emitted or retracted."""
+        return self.start, self.end, self.key, self.pane
+
+
+class OpenSessions:
+    """The open sessions of one key interval.
+
+    Attributes:
+        by_key: key -> its sessions, by start.
+        weights: the memory of the sessions.
+    """
+
+    def __init__(self, accumulators: AccumulatorSet, allowed_lateness_us: int) -> None:
+        self._accumulators = accumulators
+        self._allowed_us = allowed_lateness_us
+        self.by_key: dict[Key, list[OpenSession]] = {}
+        self._unfired = _UnfiredSessions()
+        self._unexpired = _UnexpiredSessions()
+        self._touched: dict[OpenSession, None] = {}
+        self._gone: list[tuple[Key, int, int]] = []
+        self._retracted: list[DuePane] = []
+        self._hasher = KeyHasher()
+        self.weights = Weights(PANE_BYTES + SESSION_BYTES + AGGREGATE_BYTES * len(accumulators.members))
+
+    def recover(self, entries: Entries, key_types: tuple[type, ...]) -> None:
+        """Load stored sessions; called for each part of the stored state."""
+        for text, subkey, value in zip(entries.keys, entries.subkeys, entries.values, strict=True):
+            if value is None:
+                continue
+            start, _, end = subkey.partition("/")
+            pane = decode_pane(value, self._accumulators)
+            self._add(OpenSession(key_from_text(text, key_types), int(start), int(end), pane))
+            self.weights.weigh([pane], [text], [value])
+
+    def finish_recovery(self) -> None:
+        """Do nothing: `recover` puts each session in its place."""
+
+    def open(self, key: Key, start: int, end: int, pane: OpenPane) -> None:
+        """Open a session that intersects no other."""
+        session = OpenSession(key, start, end, pane)
+        self._add(session)
+        self._touched[session] = None
+
+    def join(self, olds: Sequence[OpenSession], start: int, end: int, pane: OpenPane) -> None:
+        """Merge open sessions of one key, and a pane of this turn's records, into one session."""
+        first = olds[0]
+        if len(olds) == 1 and (first.start, first.end) == (start, end):
+            first.pane.values = self._accumulators.merge(first.pane.values, pane.values)
+            first.pane.late_count += pane.late_count
+            self._touched[first] = None
+            return
+        values = olds[0].pane.values
+        for old in olds[1:]:
+            values = self._accumulators.merge(values, old.pane.values)
+        pane.values = self._accumulators.merge(values, pane.values)
+        for old in olds:
+            pane.late_count += old.pane.late_count
+            self._remove(old)
+            if old.pane.pane_index:  # a pane that failed counts as emitted but has no index
+                self._retracted.append(old.due())
+        self.open(first.key, start, end, pane)
+
+    def due(self, latest_end: Instant, panes_max: int = UNBOUNDED) -> list[DuePane]:
+        """Return the panes to emit of sessions that end by `latest_end`: changed ones, and up to `panes_max` others."""
+        due = {session: None for session in self._touched if session.end <= latest_end}
+        panes_max += len(due)
+        if len(due) < panes_max:
+            for session in self._unfired.take(latest_end):
+                due[session] = None
+                if len(due) >= panes_max:
+                    break
+        self._touched.update(due)
+        return [session.due() for session in due]
+
+    def take_retracted(self) -> list[DuePane]:
+        """Return the emitted panes of sessions that were merged into others since the last call."""
+        retracted, self._retracted = self._retracted, []
+        return retracted
+
+    def take_entries(self, watermark: Instant, bundle: int, panes_max: int = UNBOUNDED) -> Entries | None:
+        """Expire up to `panes_max` sessions, and return the changes of this bundle as entries; None without any."""
+        while (session := self._unexpired.first(watermark)) is not None:
+            if not session.pane.emitted or panes_max <= 0:
+                break
+            panes_max -= 1
+            self._remove(session)
+        sessions, self._touched = list(self._touched), {}
+        gone, self._gone = self._gone, []
+        if not sessions and not gone:
+            return None
+        for session in sessions:
+            session.pane.bundle = bundle
+        names = [*((session.key, session.start, session.end) for session in sessions), *gone]
+        entries = Entries(Kind.WINDOW, "")
+        entries.keys = key_texts([key for key, _, _ in names])
+        entries.key_hashes = self._hasher.hashes([key for key, _, _ in names]).tolist()
+        entries.subkeys = [f"{start}/{end}" for _, start, end in names]
+        panes = [session.pane for session in sessions]
+        values = encode_panes(panes, self._accumulators)
+        self.weights.weigh(panes, entries.keys, values)
+        entries.values = [*values, *([None] * len(gone))]
+        entries.fire_ats = [end + self._allowed_us for _, _, end in names]
+        return entries
+
+    def take_expired_without_pane(self) -> int:
+        """Return 0: a session expires only after it has emitted."""
+        return 0
+
+    def next_end(self) -> Instant:
+        """Return the end of the oldest session that has not fired; INSTANT_MAX without one."""
+        return self._unfired.next_due()
+
+    def next_expiry(self) -> Instant:
+        """Return when the next session expires; INSTANT_MAX without one."""
+        return self._unexpired.next_due()
+
+    def _add(self, session: OpenSession) -> None:
+        sessions = self.by_key.get(session.key)
+        if sessions is None:
+            self.by_key[session.key] = [session]
+        else:
+            insort(sessions, session)
+        self.weights.panes += 1
+        if not session.pane.emitted:
+            self._unfired.add(session.end, session.key, session, live=self.weights.panes)
+        self._unexpired.add(session.end + self._allowed_us, session.key, session, live=self.weights.panes)
+
+    def _remove(self, session: OpenSession) -> None:
+        session.alive = False
+        self.weights.drop([session.pane])
+        sessions = self.by_key[session.key]
+        if len(sessions) == 1:
+            del self.by_key[session.key]
+        else:
+            sessions.remove(session)
+        self._touched.pop(session, None)
+        if session.pane.bundle:
+            self._gone.append((session.key, session.start, session.end))
+
+
+class _UnexpiredSessions(DueQueue[OpenSession]):
+    __slots__ = ()
+
+    def is_current(self, key: Key | None, item: OpenSession) -> bool:
+        """Tell whether the session has neither grown nor ended."""
+        return item.alive
+
+
+class _UnfiredSessions(DueQueue[OpenSession]):
+    __slots__ = ()
+
+    def is_current(self, key: Key | None, item: OpenSession) -> bool:
+        """Tell whether the session has neither grown, ended nor emitted its pane."""
+        return item.alive and not item.pane.emitted

@@ -1,0 +1,63 @@
+"""Live workers, running sources, current generations: the views' verdicts on both sides of each limit."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+import pytest_asyncio
+
+from millpy.model.time import INSTANT_MAX, Instant
+from millpy.store.postgres.store import PostgresStore
+from tests.conformance.store_builders import Owner, a_graph
+
+LIVE = "SELECT DISTINCT live FROM millpy.watermarks WHERE computation = 'readings'"
+WORKERS = "SELECT live FROM millpy.workers"
+STATES = "SELECT state FROM millpy.sources ORDER BY source_partition"
+
+
+@pytest_asyncio.fixture
+async def owner(database_url: str) -> AsyncIterator[Owner]:
+    """A live worker that owns nothing yet."""
+    async with PostgresStore(database_url) as store:
+        found = Owner(store, await store.deploy(a_graph()))
+        await found.register()
+        yield found
+
+
+def column(url: str, query: str) -> list[Any]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        return [row[0] for row in connection.execute(query.encode()).fetchall()]
+
+
+async def test_interval_is_live_while_its_owners_lease_is_valid(owner: Owner, database_url: str) -> None:
+    assert column(database_url, LIVE) == [False], "nobody owns it"
+    await owner.claim()
+    assert (column(database_url, LIVE), column(database_url, WORKERS)) == ([True], [True])
+
+    await owner.expire()
+
+    assert (column(database_url, LIVE), column(database_url, WORKERS)) == ([False], [False])
+
+
+async def test_source_runs_while_its_worker_lives_and_until_its_input_ends(owner: Owner, database_url: str) -> None:
+    a, _ = owner.deployment.intervals_of("readings")
+    assert column(database_url, STATES) == ["without a worker"] * 2
+    await owner.claim()
+    assert column(database_url, STATES) == ["running", "running"]
+    last = Instant(INSTANT_MAX - 1)
+    await owner.commit(owner.checkpoint(a, input_watermark=last, low_watermark=last))
+    assert column(database_url, STATES) == ["running", "running"]
+
+    await owner.commit(owner.checkpoint(a, input_watermark=INSTANT_MAX, low_watermark=INSTANT_MAX))
+    assert column(database_url, STATES) == ["ended", "running"]
+    await owner.expire()
+    assert column(database_url, STATES) == ["ended", "without a worker"]
+
+
+async def test_only_the_generation_with_the_graphs_name_is_current(owner: Owner, database_url: str) -> None:
+    await owner.store.deploy(replace(a_graph(intervals=3), generation=2))
+
+    assert column(database_url, "SELECT current FROM millpy.graphs ORDER BY graph") == [True, False]

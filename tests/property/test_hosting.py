@@ -1,0 +1,328 @@
+"""A hosted graph commits what a worker commits, bit for bit, however its input is bundled and wherever it restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
+from datetime import timedelta
+from itertools import groupby
+from typing import Any
+
+import msgspec
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from millpy.computation import Computation, Context, Value
+from millpy.graph import Graph
+from millpy.graph.streams import Stream
+from millpy.hosting.host import HostedGraph, HostedInterval
+from millpy.hosting.plan import plan
+from millpy.hosting.routing import Delivery, segment_queries
+from millpy.ingest.protocol import SourceBatch
+from millpy.ingest.settings import AdvanceWithClock, Dedupe, EventTime, Wait
+from millpy.limits import Limits
+from millpy.model.checkpoint import Kind
+from millpy.model.stage import UNBOUNDED
+from millpy.model.timer import Timer
+from millpy.store.codec import decode_slice
+from millpy.store.memory.database import MemoryDatabase
+from millpy.store.memory.state import MemoryState
+from millpy.store.memory.store import MemoryStore
+from millpy.store.memory.tables import overlaid
+from millpy.store.protocol import PollResult
+from millpy.testing.clock import ManualClock
+from millpy.windowing.aggregates.numeric import Count, Mean, Sum
+from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
+from tests.crash.memory_world import started
+from tests.feed import Feed
+
+LIMITS = Limits(lease_ttl_s=1_000_000, progress_every_s=0.001)
+START_US = 1_700_000_000_000_000
+STEP_S = 2
+FAILS = 9
+
+
+class Note(msgspec.Struct):
+    id: int
+    device: str
+    at: int
+    value: float
+
+
+class Said(msgspec.Struct):
+    device: str = ""
+    number: int = 0
+    total: float = 0.0
+
+
+class Silence(Computation):
+    """Counts a device's notes, reports its silence, and fails at some notes."""
+
+    said = Value(Said)
+
+    def process_record(self, context: Context, record: Note) -> None:
+        if record.value == FAILS:
+            raise ValueError(f"note {record.id}")
+        said = context[Silence.said]
+        said.device, said.number, said.total = record.device, said.number + 1, said.total + record.value
+        if record.value == 1:
+            context.delete_timer("silent", processing=False)
+        elif not context.late:
+            context.set_timer("silent", at=context.event_time_us + 15)
+        if record.value == 2:
+            context.set_timer("later", at=context.now_us + 3 * STEP_S * 1_000_000, processing=True)
+
+    def process_timer(self, context: Context, timer: Timer) -> None:
+        context.produce(context[Silence.said])
+
+
+def us(microseconds: int) -> timedelta:
+    return timedelta(microseconds=microseconds)
+
+
+def source(graph: Graph, feed: Feed, name: str = "notes", **more: Any) -> Stream:
+    event_time = EventTime("at", unit="us", max_disorder=us(5))
+    return graph.inject(name, feed, schema=Note, event_time=event_time, **more)
+
+
+def windowed(windows: Windows, lateness: int) -> Callable[[Graph, Sequence[Feed]], None]:
+    def build(graph: Graph, feeds: Sequence[Feed]) -> None:
+        notes = source(graph, feeds[0], dedupe=Dedupe("id", within=us(60), time="at", unit="us"))
+        keyed = notes.key_by("device").window(windows, allowed_lateness=us(lateness), intervals=2, name="panes")
+        keyed.aggregate(n=Count(), total=Sum("value"), mean=Mean("value")).to_table("panes")
+
+    return build
+
+
+def computation(on_failure: Any, idle: AdvanceWithClock | Wait) -> Callable[[Graph, Sequence[Feed]], None]:
+    def build(graph: Graph, feeds: Sequence[Feed]) -> None:
+        notes = source(graph, feeds[0], idle=idle)
+        said = notes.key_by("device").process(
+            Silence(), name="silence", output=Said, intervals=3, on_failure=on_failure
+        )
+        said.to_table("said")
+        said.key_by("number").window(FixedWindows(us(50)), name="per_number").aggregate(n=Count()).to_table("numbers")
+
+    return build
+
+
+def operators(graph: Graph, feeds: Sequence[Feed]) -> None:
+    def half(note: Note) -> Note:
+        return Note(note.id, note.device, note.at, 10 / (note.value - FAILS))
+
+    several = source(graph, feeds[0]).filter(lambda note: note.value != 3).map(half)
+    doubled = several.flat_map(lambda note: [note] * (note.id % 3), Note)
+    doubled.deduplicate(["id"], us(40), name="once", intervals=2).to_table("once")
+    parts = doubled.split(lambda note: "even" if note.id % 2 == 0 else "odd", into=["even", "odd"])
+    keyed = parts["odd"].key_by("device").window(FixedWindows(us(30)), name="odds", intervals=2)
+    keyed.aggregate(n=Count()).to_table("odds")
+
+
+def union(graph: Graph, feeds: Sequence[Feed]) -> None:
+    both = source(graph, feeds[0], "left").union(source(graph, feeds[1], "right"))
+    keyed = both.key_by("device").window(SessionWindows(us(12)), allowed_lateness=us(20), name="panes", intervals=2)
+    keyed.aggregate(n=Count(), total=Sum("value")).to_table("panes")
+
+
+SILENT = AdvanceWithClock(after=timedelta(seconds=3 * STEP_S))
+GRAPHS = {
+    "fixed": windowed(FixedWindows(us(20)), 15),
+    "sliding": windowed(SlidingWindows(us(30), every=us(10)), 15),
+    "session": windowed(SessionWindows(us(8)), 15),
+    "dead-letters": computation("dead_letter", SILENT),
+    "parks": computation("park", SILENT),
+    "timers": computation("dead_letter", Wait()),
+    "operators": operators,
+    "union": union,
+}
+
+notes = st.tuples(st.integers(0, 60), st.sampled_from("abcd"), st.integers(-25, 10), st.integers(0, 12))
+crashes = st.sampled_from(["no", "no", "no", "between", "stepped"])
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A source's bundle, and the crash before it: none, one between two turns, or one before the commit."""
+
+    feed: int
+    payloads: list[bytes]
+    crash: str
+
+
+IDLE = {"dead-letters", "parks"}
+"""Graphs with an idle policy: after a restart, a source proves anew that it is silent."""
+
+
+def scripted(drawn: list[tuple[int, list[tuple[int, str, int, int]], str]]) -> list[Turn]:
+    """Turns whose event times rise, with some disorder; a value of 12 does not decode."""
+    script, at = [], 0
+    for feed, turn, crash in drawn:
+        at += 2 * len(turn)
+        made = [Note(id_, device, max(0, at + offset), float(value)) for id_, device, offset, value in turn]
+        script.append(Turn(feed, [b"{" if note.value == 12 else msgspec.json.encode(note) for note in made], crash))
+    return script
+
+
+turns = st.lists(st.tuples(st.integers(0, 1), st.lists(notes, max_size=20), crashes), max_size=10).map(scripted)
+
+
+def graph_of(kind: str) -> tuple[Graph, list[Feed]]:
+    feeds = [Feed(batch_max=10**6), Feed(batch_max=10**6)]
+    graph = Graph("hosted")
+    GRAPHS[kind](graph, feeds)
+    return graph, feeds if kind == "union" else feeds[:1]
+
+
+async def by_a_worker(kind: str, script: Sequence[Turn], *, ends: bool) -> Any:
+    clock = ManualClock(START_US)
+    database = MemoryDatabase(clock)
+    graph, feeds = graph_of(kind)
+    worker = await started(MemoryStore(database), graph, LIMITS, clock)
+    await worker.balance()
+
+    async def turn() -> None:
+        clock.advance(STEP_S)
+        await worker.step()
+        await worker.cycle.await_in_flight()
+
+    for given_ in script:
+        feeds[given_.feed % len(feeds)].push(*given_.payloads)
+        await turn()
+    for feed in feeds if ends else ():
+        feed.end()
+        await turn()
+    await worker.abandon()
+    return contents(database)
+
+
+def by_a_host(kind: str, script: Sequence[Turn], *, ends: bool, crashes: bool) -> Any:
+    clock = ManualClock(START_US)
+    database = MemoryDatabase(clock)
+    graph, feeds = graph_of(kind)
+    host = HostedGraph(graph, MemoryState(database), LIMITS, clock.now_us())
+    names = ["left", "right"] if len(feeds) == 2 else ["notes"]
+
+    for turn in script:
+        if crashes and turn.crash == "between":
+            host.restart()
+        if crashes and turn.crash == "stepped":
+            host.step({})
+            host.restart()
+        clock.advance(STEP_S)
+        host.now_us = clock.now_us()
+        if turn.payloads:
+            host.feed(names[turn.feed % len(names)], turn.payloads)
+        else:
+            host.advance_clock(host.now_us)
+    for name in names if ends else ():
+        clock.advance(STEP_S)
+        host.now_us = clock.now_us()
+        host.end(name)
+    return contents(database)
+
+
+def by_intervals(kind: str, script: Sequence[Turn], *, decoded: bool) -> Any:
+    """Hosts each interval singly, as Spark does, and passes its productions on as slices or records."""
+    clock = ManualClock(START_US)
+    state = MemoryState(MemoryDatabase(clock))
+    graph, _ = graph_of(kind)
+    planned = plan(graph, state.deploy(graph.spec()), LIMITS)
+    sources = [i.interval_id for computation in planned for i in computation.intervals if computation.stage is None]
+
+    def opened() -> dict[int, HostedInterval]:
+        grants = state.claim([i.interval_id for computation in planned for i in computation.intervals])
+        return {
+            grant.interval_id: HostedInterval(
+                planned,
+                grant.interval_id,
+                LIMITS,
+                snapshot=state.read(grant, state_rows_max=3),
+                runs=state.load_dedupe_runs(grant),
+                load=state.load_state,
+            )
+            for grant in grants
+        }
+
+    hosts = opened()
+    for turn in script:
+        if turn.crash != "no":
+            hosts = opened()
+        clock.advance(STEP_S)
+        now = clock.now_us()
+        batch = SourceBatch("json", now, payloads=turn.payloads) if turn.payloads else None
+        for interval_id, host in hosts.items():
+            if interval_id in sources:
+                is_fed = interval_id == sources[turn.feed % len(sources)]
+                checkpoint = host.step(now, taken=batch if is_fed else None, quiet=batch is None or not is_fed)
+            else:
+                answers = state.poll(segment_queries({interval_id: host.interval}), UNBOUNDED)
+                polled = [] if decoded else answers
+                delivered = [d for answer in answers if decoded for d in as_records(host, answer)]
+                checkpoint = host.step(now, polled=polled, delivered=delivered)
+            if checkpoint is not None:
+                state.commit([checkpoint], graph_version=planned.deployment.version)
+    return contents(state.database)
+
+
+def as_records(host: HostedInterval, answer: PollResult) -> list[Delivery]:
+    found = []
+    for (seq, watermark), group in groupby(answer.segments, lambda segment: (segment.seq, segment.watermark)):
+        records = {
+            segment.subscription_id: decode_slice(
+                host.interval.plan.incoming[segment.subscription_id].record_type, segment.payload, segment.checksum
+            )
+            for segment in group
+            if segment.payload is not None
+        }
+        found += host.delivery(answer.query.producer, seq, watermark, records)
+    return [*found, *host.delivery(answer.query.producer, answer.head_seq, answer.head_watermark)]
+
+
+def contents(database: MemoryDatabase) -> Any:
+    """Return everything that is committed, without owners."""
+    return {
+        "rows": {table.spec.name: list(table.rows.values()) for table in database.tables.values()},
+        "entries": {
+            (interval_id, *name): (row.value, row.fire_at)
+            for interval_id, header in database.headers.items()
+            for name, row in overlaid(header.keyed, database.unfolded(header)).items()
+            if name[0] is not Kind.FLEET  # statistics, which a restart may round; no result depends on them
+        },
+        "headers": {
+            interval_id: (
+                *(header.bundle, header.input_watermark, header.low_watermark, header.oldest_work),
+                *(header.processing_floor, header.cursors, header.dedupe_clock),
+            )
+            for interval_id, header in database.headers.items()
+        },
+        "dead letters": [
+            (i, bundle, dead_letter.reason, dead_letter.payload) for i, bundle, dead_letter in database.dead_letters
+        ],
+        "late": [(i, bundle, astuple(rows)) for i, bundle, rows in database.late_records],
+        "balanced": database.accounting(1).balanced,
+    }
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(list(GRAPHS)), turns, st.booleans())
+def test_a_host_commits_what_a_worker_commits(kind: str, script: list[Turn], ends: bool) -> None:
+    hosted = by_a_host(kind, script, ends=ends, crashes=False)
+
+    assert hosted["balanced"]
+    assert hosted == asyncio.run(by_a_worker(kind, script, ends=ends))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(sorted(GRAPHS.keys() - IDLE)), turns, st.booleans())
+def test_restarts_from_committed_state_change_nothing(kind: str, script: list[Turn], ends: bool) -> None:
+    crashed = by_a_host(kind, script, ends=ends, crashes=True)
+
+    assert crashed == by_a_host(kind, script, ends=ends, crashes=False)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(list(GRAPHS)), turns, st.booleans())
+@example("dead-letters", [Turn(0, [], "no")] * 3 + [Turn(0, [], "between")], False)
+def test_intervals_hosted_singly_commit_the_same(kind: str, script: list[Turn], decoded: bool) -> None:
+    assert by_intervals(kind, script, decoded=decoded) == by_a_host(kind, script, ends=False, crashes=True)

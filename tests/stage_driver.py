@@ -1,0 +1,230 @@
+"""Drives one stage without a runtime or a store: bundles in, effects out, restarts from what its deltas say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from millpy.limits import Limits
+from millpy.model.bundle import Bundle
+from millpy.model.checkpoint import DedupeRun, Entries, Kind
+from millpy.model.delta import decode_document, encode_document
+from millpy.model.keys import KeyHasher
+from millpy.model.record import Records, RecordType
+from millpy.model.stage import (
+    UNBOUNDED,
+    InputBundle,
+    InputSpec,
+    Release,
+    StageBinding,
+    StageLogic,
+    StepResult,
+    StoredInterval,
+    Work,
+)
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
+
+SOURCE = 7
+
+
+class StageDriver:
+    """Drives one interval of one computation behind one source.
+
+    `stored` is what a database would have: (kind, namespace, key, subkey) -> (value, hash, fire_at).
+    """
+
+    def __init__(
+        self,
+        logic: StageLogic,
+        record: type[msgspec.Struct],
+        *,
+        key: tuple[str, ...] = ("key",),
+        outputs: dict[str, RecordType] | None = None,
+        tables: dict[str, int] | None = None,
+        source_fed: bool = True,
+        max_disorder: int = 0,
+        limits: Limits | None = None,
+    ) -> None:
+        self.type = RecordType(record)
+        self.key = key
+        outputs = outputs or {}
+        self.binding = StageBinding(
+            "subject",
+            (InputSpec("input", self.type, key, self.type.key_types(key), source_fed),),
+            outputs,
+            tables or {},
+            frozenset(outputs),
+            limits or Limits(),
+        )
+        self.stage = logic.bind(self.binding)
+        self.source_fed = source_fed
+        self.max_disorder = max_disorder
+        self.hasher = KeyHasher()
+        self.stored: dict[tuple[Kind, str, bytes, str], tuple[bytes, int, int]] = {}
+        self.bundle = 0
+        self.watermark = INSTANT_MIN
+        self.largest: int | None = None
+        self.now_us = 0
+        self.panes_max = UNBOUNDED
+        self.state_complete = True
+        self.interval = self.stage.open(StoredInterval(1, 1))
+        self.runs: list[DedupeRun] = []
+        self.results: list[StepResult] = []
+
+    def records(self, rows: Sequence[tuple[Any, int]], *, columns: bool = False) -> Records:
+        """Rows of (object, event time), with the watermark before each."""
+        watermarks = []
+        for _, at in rows:
+            watermarks.append(INSTANT_MIN if self.largest is None else self.largest - self.max_disorder)
+            self.largest = at if self.largest is None else max(self.largest, at)
+        return Records(
+            self.type,
+            np.array([at for _, at in rows], np.int64),
+            watermarks=np.array(watermarks, np.int64) if self.source_fed else None,
+            objects=None if columns else [o for o, _ in rows],
+            batch=self.type.batch_of([o for o, _ in rows]) if columns else None,
+        )
+
+    def feed(
+        self,
+        rows: Sequence[tuple[Any, int]],
+        *,
+        watermark: int | None = None,
+        cap: int = INSTANT_MAX,
+        now_us: int | None = None,
+        columns: bool = False,
+        releases: Sequence[Release] = (),
+    ) -> StepResult:
+        """Step one bundle; the watermark after it is that of the source, unless it is given."""
+        before = self.watermark
+        arrived = []
+        if rows:
+            records = self.records(rows, columns=columns)
+            reached = INSTANT_MIN if self.largest is None else Instant(self.largest - self.max_disorder)
+            self.watermark = max(before, min(reached, Instant(cap)))
+            bundle = Bundle(0, SOURCE, self.bundle + 1, reached, records, records.keys(self.key, self.hasher))
+            arrived.append(InputBundle(bundle, Instant(cap)))
+        if watermark is not None:
+            self.watermark = max(self.watermark, Instant(watermark))
+        self.now_us = max(self.now_us, now_us or 0)
+        missing = self.interval.missing_keys([a.bundle for a in arrived])
+        if missing:
+            self.interval.load_state(missing, self.entries({Kind.STATE}, set(missing)))
+        self.bundle += 1
+        work = Work(self.bundle, arrived, before, self.watermark, Instant(self.now_us), releases, self.panes_max)
+        result = self.interval.step(work)
+        self.commit(result)
+        self.results.append(result)
+        return result
+
+    def finish(self) -> StepResult:
+        """End the source, and run turns until none leaves work undone."""
+        result = self.feed([], watermark=INSTANT_MAX)
+        while result.unfinished:
+            result = self.feed([])
+        return result
+
+    def commit(self, result: StepResult) -> None:
+        if result.dedupe_run is not None:
+            self.runs.append(result.dedupe_run)
+        for entries in decode_document(encode_document(result.delta)):
+            columns = zip(
+                entries.keys, entries.key_hashes, entries.subkeys, entries.values, entries.fire_ats, strict=True
+            )
+            seen = set()
+            for key, hashed, subkey, value, fire_at in columns:
+                assert (key, subkey) not in seen, "an entry twice in one delta"
+                seen.add((key, subkey))
+                name = (entries.kind, entries.namespace, key, subkey)
+                if value is None:
+                    self.stored.pop(name, None)
+                else:
+                    self.stored[name] = (value, hashed, fire_at)
+
+    def entries(self, kinds: Iterable[Kind], keys: set[bytes] | None = None) -> list[Entries]:
+        """Return the stored entries in an order unrelated to that of writing."""
+        found: dict[tuple[Kind, str], Entries] = {}
+        for (kind, namespace, key, subkey), (value, hashed, fire_at) in sorted(self.stored.items()):
+            if kind in kinds and (keys is None or key in keys):
+                part = found.setdefault((kind, namespace), Entries(kind, namespace))
+                part.add(key, hashed, subkey, value, fire_at)
+        return list(found.values())
+
+    def restart(self, *, state_complete: bool = True) -> None:
+        """What another worker would have after a takeover."""
+        kinds = set(Kind) if state_complete else set(Kind) - {Kind.STATE}
+        oldest, due = self.interval.oldest_work(), self.interval.next_due()
+        self.interval = self.stage.open(
+            StoredInterval(
+                1,
+                2,
+                bundle=self.bundle,
+                input_watermark=self.watermark,
+                entries=self.entries(kinds),
+                state_complete=state_complete,
+                dedupe_runs=self.live_runs(),
+            )
+        )
+        assert self.interval.oldest_work() == oldest
+        assert self.interval.next_due() == due
+
+    def deploy(self, logic: StageLogic, outputs: dict[str, RecordType]) -> None:
+        """Continue from the stored state with another logic."""
+        self.binding = replace(self.binding, outputs=outputs)
+        self.stage = logic.bind(self.binding)
+        self.restart()
+
+    def lose(self, rows: Sequence[tuple[Any, int]], *, columns: bool = False) -> None:
+        """Step a bundle whose commit fails: soft state is thrown away and read again."""
+        kept = (dict(self.stored), self.bundle, self.watermark, self.largest, list(self.results))
+        self.feed(rows, columns=columns)
+        self.stored, self.bundle, self.watermark, self.largest, self.results = kept
+        self.interval = self.stage.open(
+            StoredInterval(
+                1,
+                2,
+                bundle=self.bundle,
+                input_watermark=self.watermark,
+                entries=self.entries(Kind),
+                dedupe_runs=self.live_runs(),
+            )
+        )
+
+    def parked(self) -> dict[bytes, int]:
+        """Return key -> ticket of every parked key."""
+        return {
+            key: msgspec.json.decode(value)["ticket"]
+            for (kind, namespace, key, _), (value, _, _) in self.stored.items()
+            if kind is Kind.PARKED and namespace == "key"
+        }
+
+    def release(self, rows: Sequence[tuple[Any, int]] = (), *, discard: bool = False) -> StepResult:
+        """Let all parked keys go on, in a step that also takes these rows."""
+        tickets = self.parked().items()
+        return self.feed(
+            rows, releases=[Release(n, 1, key, ticket, discard) for n, (key, ticket) in enumerate(tickets)]
+        )
+
+    def live_runs(self) -> list[DedupeRun]:
+        """Return the runs that a store would still have."""
+        clock = max((run.clock for run in self.runs), default=INSTANT_MIN)
+        return [run for run in self.runs if run.expires_at >= clock]
+
+    def produced(self, stream: str) -> list[tuple[Any, int]]:
+        """All productions so far with their times."""
+        found: list[tuple[Any, int]] = []
+        for result in self.results:
+            if stream in result.productions:
+                records = result.productions[stream]
+                found.extend(zip(records.objects(), records.event_times.tolist(), strict=True))
+        return found
+
+
+def timedelta_us(us: int) -> timedelta:
+    """Microseconds."""
+    return timedelta(microseconds=us)

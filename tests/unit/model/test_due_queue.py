@@ -1,0 +1,68 @@
+"""The queue of what is due: order, outdated items, and what it keeps."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Container
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millpy.model.due_queue import DueQueue
+from millpy.model.keys import Key
+from millpy.model.time import INSTANT_MAX
+from millpy.operators.timers import TimerBook
+
+entries = st.lists(st.tuples(st.integers(-3, 3), st.sampled_from(["", "a", "b"])), max_size=12)
+
+
+class Numbers(DueQueue[int]):
+    def __init__(self, gone: Container[int]) -> None:
+        super().__init__()
+        self.gone = gone
+
+    def is_current(self, key: Key | None, item: int) -> bool:
+        return item not in self.gone
+
+
+@given(added=entries, gone=st.sets(st.integers(0, 11)), until=st.integers(-4, 4))
+def test_items_come_by_due_time_then_name_then_addition(
+    added: list[tuple[int, str]], gone: set[int], until: int
+) -> None:
+    queue = Numbers(gone)
+    for item, (due, name) in enumerate(added):
+        queue.add(due, item, item, name)
+    wanted = sorted((due, name, item) for item, (due, name) in enumerate(added) if item not in gone)
+    due_now = [item for due, _, item in wanted if due <= until]
+
+    assert queue.due_keys(until) == due_now
+    assert queue.due_keys(until) == due_now, "asking removes nothing"
+    assert queue.next_due() == min((due for due, _, _ in wanted), default=INSTANT_MAX)
+    assert queue.first(until) == (due_now[0] if due_now else None)
+    assert list(queue.take(until)) == due_now
+    found = []
+    while (item := queue.first()) is not None:
+        found.append(item)
+        queue.pop()
+    assert found == [item for _, _, item in wanted][len(due_now) :]
+
+
+def test_outdated_items_are_removed_when_there_are_too_many() -> None:
+    queue = Numbers(range(1, 50_000))
+    for item in range(50_000):
+        queue.add(item, None, item, live=1)
+
+    assert len(queue) <= 1_002
+    assert queue.first() == 0
+
+
+def test_a_book_of_timers_leaves_memory_without_the_collector() -> None:
+    gc.disable()
+    try:
+        book = TimerBook()
+        gone = weakref.ref(book)
+        del book
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -1,0 +1,141 @@
+"""Many timers of one key: all of them fire, once, in due order, in time, in as many turns as they need."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+import pytest
+
+from millpy.computation import Computation, Context
+from millpy.limits import Limits
+from millpy.model.record import RecordType
+from millpy.model.stage import Work
+from millpy.model.time import INSTANT_MAX, Instant
+from millpy.model.timer import Timer
+from millpy.operators.callbacks import TIMER_CHAIN_MAX
+from millpy.operators.keyed import ComputationLogic
+from tests.stage_driver import StageDriver
+
+MANY = 19_999
+
+
+class Order(msgspec.Struct):
+    key: str
+    what: str
+    number: int = 0
+
+
+class Out(msgspec.Struct):
+    name: str
+
+
+class Timers(Computation):
+    def process_record(self, context: Context, record: Any) -> None:
+        if record.what == "set":
+            context.set_timer(f"t{record.number}", at=1_000_000 + record.number % 7)
+        elif record.what == "delete":
+            context.delete_timer(f"t{record.number}")
+        elif record.what == "fan":
+            context.set_timer("fan", at=1_000_000)
+        elif record.what == "fail":
+            raise ValueError("as ordered")
+        else:
+            context.set_timer(record.what, at=1_000_000)
+
+    def process_timer(self, context: Context, timer: Timer) -> None:
+        context.produce(Out(timer.name))
+        if timer.name == "again":
+            context.set_timer("again", at=timer.at)
+        elif timer.name in ("ping", "pong"):
+            context.set_timer({"ping": "pong", "pong": "ping"}[timer.name], at=timer.at)
+        elif timer.name.startswith("new"):
+            context.set_timer(f"new{len(timer.name)}" + "x" * (len(timer.name) % 50), at=timer.at)
+        elif timer.name == "minutes" and timer.at_us < 1_000_000 + 5 * TIMER_CHAIN_MAX:
+            context.set_timer("minutes", at=timer.at_us + 1)
+        elif timer.name == "fan":
+            for number in range(3 * TIMER_CHAIN_MAX):
+                context.set_timer(f"t{number}", at=timer.at)
+
+
+def subject() -> StageDriver:
+    return StageDriver(ComputationLogic(Timers()), Order, outputs={"out": RecordType(Out)}, limits=Limits())
+
+
+def fired(driver: StageDriver) -> list[str]:
+    return [out.name for out, _ in driver.produced("out")]
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["", "beside a record that fails"])
+def test_many_timers_of_one_key_are_set_replaced_deleted_and_fired_quickly(fails: bool) -> None:
+    driver, started = subject(), time.process_time()
+    driver.feed([(Order("k", "set", n), n) for n in range(MANY)] + ([(Order("k", "fail"), MANY)] if fails else []))
+    driver.feed([(Order("k", "set", n + 1), MANY + n) for n in range(0, MANY, 3)])
+    driver.feed([(Order("k", "delete", n), 2 * MANY + n) for n in range(0, MANY, 2)])
+    driver.feed([], watermark=2_000_000)
+
+    names = fired(driver)
+    expected = {f"t{n}" for n in range(1, MANY, 2)} | {f"t{MANY}"}  # the last was set by the second bundle
+    assert len(names) == len(set(names))
+    assert set(names) == expected
+    assert not driver.interval.next_due()[0] < INSTANT_MAX
+    assert time.process_time() - started < 30, (
+        "20,000 took longer than the watchdog, and four times as long for twice as many"
+    )
+
+
+def test_more_different_timers_than_the_guard_allows_may_be_due_at_one_time() -> None:
+    driver = subject()
+    driver.feed([(Order("k", "set", n * 7), n) for n in range(5 * TIMER_CHAIN_MAX)])
+    driver.feed([(Order("other", "fan"), 6 * TIMER_CHAIN_MAX)])
+    driver.feed([], watermark=2_000_000)
+
+    assert len(fired(driver)) == 5 * TIMER_CHAIN_MAX + 1 + 3 * TIMER_CHAIN_MAX
+    assert not [dead_letter for result in driver.results for dead_letter in result.dead_letters]
+
+
+@pytest.mark.parametrize("what", ["again", "ping", "new"])
+def test_a_timer_that_resets_itself_at_its_own_time_stops_and_others_fire(what: str) -> None:
+    driver = subject()
+    driver.feed([(Order("k", "set", n), n) for n in range(2_000)] + [(Order("k", what), 3_000)])
+    driver.feed([], watermark=2_000_000)
+
+    dead_letters = [dead_letter for result in driver.results for dead_letter in result.dead_letters]
+    assert len(dead_letters) == 1
+    assert "again and again" in dead_letters[0].detail
+    assert {f"t{n}" for n in range(2_000)} <= set(fired(driver))
+
+
+def test_a_timer_that_is_set_again_later_fires_as_long_as_it_is_due() -> None:
+    driver = subject()
+    driver.feed([(Order("k", "minutes"), 0)])
+    driver.feed([], watermark=2_000_000)
+
+    assert len(fired(driver)) == 5 * TIMER_CHAIN_MAX + 1
+
+
+@pytest.mark.parametrize("bound", ["timers", "time"])
+@pytest.mark.parametrize("what", ["set", "again"])
+def test_a_turn_fires_up_to_its_limit_and_leaves_the_rest_due(bound: str, what: str) -> None:
+    whole, parted = subject(), subject()
+    for driver in (whole, parted):
+        driver.feed([(Order(f"k{n % 3}", "set", n), n) for n in range(500)] + [(Order("k", what, 7), 600)])
+    whole.feed([], watermark=2_000_000)
+    turns, unfinished, looks = 0, True, iter(range(10**9))
+    while unfinished:
+        turns += 1
+        parted.bundle += 1
+        before, parted.watermark = parted.watermark, Instant(2_000_000)
+        more = (7, lambda: False) if bound == "timers" else (10**9, lambda: next(looks) % 5 == 4)
+        result = parted.interval.step(
+            Work(parted.bundle, [], before, parted.watermark, Instant(0), (), 10**9, *more)  # type: ignore[arg-type]
+        )
+        parted.commit(result)
+        parted.results.append(result)
+        unfinished = result.unfinished
+        assert turns < 2_000
+
+    assert turns > 50
+    assert sorted(fired(parted)) == sorted(fired(whole))
+    assert parted.stored == whole.stored

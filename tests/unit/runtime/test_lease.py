@@ -1,0 +1,86 @@
+"""The heartbeat continues after any failed beat."""
+
+import threading
+from uuid import UUID
+
+import pytest
+
+from millpy.clock import SystemClock
+from millpy.errors import ConfigError, CorruptionError, MillError, StoreUnavailableError
+from millpy.limits import Limits
+from millpy.runtime.lease import Heartbeat, HeartbeatThread, Lease
+from millpy.testing.clock import ManualClock
+
+LIMITS = Limits(lease_ttl_s=0.5)
+
+
+class FailingOnce:
+    def __init__(self, error: MillError) -> None:
+        self._errors = [error]
+        self.beaten = threading.Event()
+
+    def beat(self, worker_id: UUID, ttl_s: float) -> bool:
+        if self._errors:
+            raise self._errors.pop()
+        self.beaten.set()
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "error", [StoreUnavailableError("away"), ConfigError("missing rights"), CorruptionError("unexpected answer")]
+)
+def test_a_failed_heartbeat_does_not_end_the_heartbeats(error: MillError) -> None:
+    sender, lease = FailingOnce(error), Lease(LIMITS, SystemClock())
+    thread = HeartbeatThread(sender, UUID(int=1), lease, LIMITS, SystemClock())
+    thread.start()
+    try:
+        assert sender.beaten.wait(60)
+    finally:
+        thread.stop()
+
+    assert lease.is_trusted()
+
+
+class Slow:
+    """Answers after a while."""
+
+    def __init__(self, clock: ManualClock, takes_s: float) -> None:
+        self._clock = clock
+        self._takes_s = takes_s
+
+    def beat(self, worker_id: UUID, ttl_s: float) -> bool:
+        self._clock.advance(self._takes_s)
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("takes_s", [0.0, 1.0, 3.0])
+def test_trust_ends_a_margin_before_the_lease_counted_from_the_attempt(takes_s: float) -> None:
+    limits, clock = Limits(lease_ttl_s=5.0), ManualClock()
+    assert limits.lease_margin_s == 1.0
+    lease = Lease(limits, clock)
+    heartbeat = Heartbeat(Slow(clock, takes_s), UUID(int=1), lease, limits, clock)
+    assert not lease.is_trusted()
+
+    heartbeat.attempt()
+
+    assert lease.is_trusted()
+    clock.advance(4.0 - takes_s - 0.001)
+    assert lease.is_trusted()
+    clock.advance(0.001)
+    assert not lease.is_trusted(), "the margin is for what is sent before the lease ends, and lands behind it"
+
+
+@pytest.mark.parametrize("takes_s", [4.0, 6.0])
+def test_an_answer_later_than_the_trust_gives_none(takes_s: float) -> None:
+    limits, clock = Limits(lease_ttl_s=5.0), ManualClock()
+    lease = Lease(limits, clock)
+
+    Heartbeat(Slow(clock, takes_s), UUID(int=1), lease, limits, clock).attempt()
+
+    assert not lease.is_trusted()

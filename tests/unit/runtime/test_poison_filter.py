@@ -1,0 +1,76 @@
+"""Poison isolation finds exactly the refused records, with logarithmically many trials."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from millpy.errors import PoisonError
+from millpy.hosting.isolation import EVERYTHING, Isolation
+from millpy.model.checkpoint import Checkpoint, Grant, ResultRows
+from millpy.model.record import Records, RecordType
+from millpy.model.time import INSTANT_MIN
+from millpy.runtime.poison_filter import find_refused, without_rows
+
+
+class Reading(msgspec.Struct):
+    value: int
+
+
+def some_records(values: list[int]) -> Records:
+    return Records(RecordType(Reading), np.zeros(len(values), np.int64), objects=[Reading(v) for v in values])
+
+
+@pytest.mark.parametrize("bad", [[0], [99], [17, 63], [5, 6, 7]])
+async def test_bisection_finds_every_refused_record(bad: list[int]) -> None:
+    trials = 0
+
+    async def trial(isolation: Isolation) -> PoisonError | None:
+        nonlocal trials
+        trials += 1
+        isolation.seen = 0
+        values = list(range(100))
+        rows, _ = isolation.admit(some_records(values))
+        admitted = values if rows is None else rows.tolist()
+        return PoisonError("check constraint", table="sums") if set(admitted) & set(bad) else None
+
+    isolation = Isolation()
+    while await trial(isolation) is not None:
+        assert await find_refused(trial, isolation, 100, PoisonError("check constraint", table="sums")) is None
+    isolation.seen = 0
+    rows, blamed = isolation.admit(some_records(list(range(100))))
+
+    assert sorted(isolation.refused) == bad
+    assert rows is not None
+    assert rows.tolist() == [v for v in range(100) if v not in bad]
+    assert [(b.row, b.detail, b.table) for b in blamed] == [(value, "check constraint", "sums") for value in bad]
+    assert trials <= len(bad) * 10 + 2
+
+
+async def test_a_turn_that_is_refused_without_any_record_is_not_blamed_on_one() -> None:
+    async def trial(isolation: Isolation) -> PoisonError | None:
+        return PoisonError("an old window")
+
+    isolation = Isolation()
+
+    assert await find_refused(trial, isolation, 10, PoisonError("an old window")) is not None
+    assert isolation.refused == {}
+
+
+def test_refused_result_rows_become_dead_letters() -> None:
+    rows = ResultRows(1, [["a", "b", "c"], [1, 2, 3]], 3, first=True)
+    checkpoint = Checkpoint(Grant(1, 1), 1, INSTANT_MIN, INSTANT_MIN, results=[rows])
+
+    (kept,) = without_rows([checkpoint], EVERYTHING, {1: "too large"}, {1: "sums"})
+
+    assert kept.results[0].columns == [["a", "c"], [1, 3]]
+    assert [(d.computation, msgspec.json.decode(d.payload)) for d in kept.dead_letters] == [("sums", ["b", 2])]
+
+
+async def test_record_alone_in_its_turn_is_refused_in_the_words_of_the_database() -> None:
+    async def trial(isolation: Isolation) -> PoisonError | None:
+        return None
+
+    isolation = Isolation()
+
+    assert await find_refused(trial, isolation, 1, PoisonError("violates not_42", table="sums")) is None
+    assert isolation.refused == {0: ("violates not_42", "sums")}
