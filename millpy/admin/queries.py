@@ -37,6 +37,7 @@ class Admin:
     """
 
     def __init__(self, database_url: str, *, statement_s_max: float | None = None) -> None:
+        self._limited = statement_s_max is not None
         own = {"statement_timeout": str(int((statement_s_max or 0) * 1000))}  # 0 is no limit
         self._engine = make_engine(database_url, own)
         event.listen(self._engine, "connect", _read_infinity)
@@ -140,7 +141,7 @@ class Admin:
                 raise UsageError(
                     _first_line(wrapped), hint="correct the statement; docs/views.md describes the views"
                 ) from None
-            raise _translated(wrapped) from None
+            raise self._translated(wrapped) from None
 
     def _rows(self, statement: str, parameters: Mapping[str, Any], *, commit: bool) -> list[Row]:
         return self._execute(text(statement), parameters, commit=commit)
@@ -151,7 +152,12 @@ class Admin:
                 result = connection.execute(statement, parameters)
                 return [dict(row) for row in result.mappings()]
         except DBAPIError as error:
-            raise _translated(error) from None
+            raise self._translated(error) from None
+
+    def _translated(self, error: DBAPIError) -> MillError:
+        if getattr(error.orig, "sqlstate", None) == CANCELLED and not self._limited:  # an administrator did, or a limit
+            return StoreUnavailableError(f"the server ended the query: {_first_line(error)}", hint="try again")
+        return _translated(error)
 
 
 def _read_infinity(connection: psycopg.Connection[Any], _: object) -> None:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import psycopg
+import pytest
 import pytest_asyncio
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -19,6 +20,7 @@ from millpy.admin.doctor import examine
 from millpy.admin.queries import Admin
 from millpy.clock import SystemClock
 from millpy.embedded import EmbeddedPostgres
+from millpy.errors import StoreUnavailableError, UsageError
 from millpy.limits import Limits
 from millpy.model.finding import Severity
 from millpy.store.postgres.session_settings import PINNED
@@ -135,6 +137,15 @@ def test_queries_and_the_doctor_work_under_foreign_settings(database_url: str) -
 
     assert Admin(database_url).graphs() == []
     assert read_facts(database_url, SystemClock()).revision is not None
+
+
+def test_a_query_that_the_server_ends_may_be_tried_again(database_url: str) -> None:
+    ended, limited = Admin(database_url), Admin(database_url, statement_s_max=0.1)
+
+    with pytest.raises(StoreUnavailableError, match="the server ended the query"):
+        ended.ask("SELECT pg_cancel_backend(pg_backend_pid()), pg_sleep(60)")
+    with pytest.raises(UsageError, match="takes too long"):
+        limited.ask("SELECT pg_sleep(60)")
 
 
 def test_the_doctor_names_the_defaults_that_millpy_does_not_follow(database_url: str) -> None:

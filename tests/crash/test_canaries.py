@@ -13,6 +13,8 @@ from tests.crash.workload import Expected, expected_of, write_input
 from tests.crash.world import Case, Inputs, World, play
 
 CANARIES = Path(__file__).with_name("canaries")
+ATTEMPTS = 4
+"""Of which one at least must show it; seldom does one show nothing."""
 SEEN_IN_TABLES = (
     "violation: accounting does not add up",
     "violation: beyond what was published",
@@ -22,17 +24,22 @@ SEEN_IN_TABLES = (
 
 def test_store_that_ignores_the_sequencer_is_caught(tmp_path: Path, postgres: EmbeddedPostgres) -> None:
     source = write_input(tmp_path / "few.ndjson", 2_000)
+    inputs = Inputs(source, expected_of(source))
 
     def run(world: World) -> None:
         freeze_and_thaw(world, Failpoint.BEFORE_COMMIT, graph=CANARIES / "ignores_sequencer.py")
 
-    case = Case("canary", "ignores the sequencer", run)
-    verdict = play(case, tmp_path / "case", postgres, Inputs(source, expected_of(source)))
-
     # What the stranger's commit does is a matter of chance: results that are wrong at the end, or that the owner fails
-    # over it after the observer has seen it. That a worker fails, or a case does not end, shows nothing by itself.
-    seen = [fault for fault in verdict.faults if fault.kind in ("doubled", "lost") or fault.startswith(SEEN_IN_TABLES)]
-    assert seen, verdict.faults
+    # over it after the observer has seen it, and seldom nothing, when the turn that was frozen had nothing to write.
+    # That a worker fails, or a case does not end, shows nothing by itself.
+    found, seen = [], []
+    for attempt in range(ATTEMPTS):
+        case = Case("canary", "ignores the sequencer", run)
+        found += play(case, tmp_path / f"case_{attempt}", postgres, inputs).faults
+        seen = [fault for fault in found if fault.kind in ("doubled", "lost") or fault.startswith(SEEN_IN_TABLES)]
+        if seen:
+            break
+    assert seen, found
 
 
 def test_store_that_commits_twice_is_caught(
