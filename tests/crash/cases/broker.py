@@ -238,11 +238,17 @@ def _queue_too_short(world: World) -> None:
     scene.publish(third, 2 * third)
     scene.publisher.await_acknowledged()
     scene.start_worker()
-    scene.await_marked(third + QUEUED)
+    scene.await_marked(third + QUEUED - 1)
     scene.publish(2 * third, MESSAGES)
     numbers = np.arange(MESSAGES)
-    scene.finish(numbers[(numbers < third + QUEUED) | (numbers >= 2 * third)])
-    world.notes.append(f"the broker dropped {third - QUEUED} messages beyond its queue, and nothing else is missing")
+    sent_with = [numbers[(numbers < third + kept) | (numbers >= 2 * third)] for kept in (QUEUED, QUEUED - 1)]
+    scene.finish(sent_with[0])
+    # A marker that the leaving worker publishes to itself may take one place of the queue.
+    sent = sent_with[scene.count("messages.marks WHERE device >= 0") == len(sent_with[1])]
+    world.oracle = partial(scene.load.faults, world.url, sent)
+    world.notes.append(
+        f"the broker dropped {MESSAGES - len(sent)} messages beyond its queue, and nothing else is missing"
+    )
 
 
 def _stopped(world: World) -> None:
