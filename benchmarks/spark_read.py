@@ -29,7 +29,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
 from benchmarks.harness import HERE, Bench, arguments
-from millpy.process.graph_loader import load_graph
+from millpy.graph.loader import load_graph
 from millpy.spark import read_table, session
 from millpy.spark.pieces import plan, read
 from millpy.spark.source import BATCH_ROWS_DEFAULT

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from benchmarks.memory import peak_rss_mb
 from millpy.config.settings import Settings, configure_logging
+from millpy.graph.loader import load_graph
 from millpy.hosting.failpoints import Failpoint
 from millpy.process.assembly import run_worker
-from millpy.process.graph_loader import load_graph
 
 
 class Stopwatch:

@@ -26,6 +26,7 @@ from millpy.cli import (
     report,
     run,
     sources,
+    spark,
     sql,
     state,
     windows,
@@ -106,6 +107,7 @@ COMMANDS: dict[str, dict[str, Callable[..., object] | typer.Typer]] = {
         "windows": windows.windows,
         "sql": sql.sql,
         "report": report.report,
+        "spark": spark.spark,
         "state": state.state,
     },
     "Monitor it": {

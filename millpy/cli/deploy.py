@@ -38,7 +38,7 @@ def deploy(
 
     Exit status: 0 deployed, nothing to deploy, or (--dry-run) deployable; 1 failed, try again; 2 refused.
     """
-    from millpy.process.graph_loader import load_graph  # imported here: --help does not need the engine
+    from millpy.graph.loader import load_graph  # imported here: --help does not need the engine
     from millpy.process.launcher import database as connected
 
     loaded = load_graph(graph)

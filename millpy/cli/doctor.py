@@ -43,7 +43,7 @@ def doctor(
         findings = examine(read_facts(url, SystemClock()), settings.limits)
     if graph is not None and ".py" in graph:
         from millpy.admin.doctor_sources import examine_sources
-        from millpy.process.graph_loader import load_graph
+        from millpy.graph.loader import load_graph
 
         with working(f"checking the sources of {graph}"):
             findings += asyncio.run(examine_sources(load_graph(graph)))

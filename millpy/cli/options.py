@@ -125,7 +125,7 @@ def graph_in(admin: Admin, graph: str | None) -> str | None:
         raise UsageError(f"there is no file {file}", hint=hint)
     if len(known) <= 1:
         return None
-    from millpy.process.graph_loader import load_graph  # imported here: few calls need the engine
+    from millpy.graph.loader import load_graph  # imported here: few calls need the engine
 
     loaded = load_graph(graph)
     name = admin.name_of(loaded.name, loaded.generation)

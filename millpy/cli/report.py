@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -54,17 +53,17 @@ def report(
         from millpy.spark.page import page
         from millpy.spark.report import Question, make_report, subject
         from millpy.spark.session import session
+        from millpy.spark.spark_errors import readable_error
         from millpy.spark.words import as_text
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is not installed", hint=to_install("spark")) from None
 
     _check(table, html)
-    clock = SystemClock()
-    span = [moment("--from", start, clock), moment("--to", end, clock)]
+    span = [moment("--from", start, SystemClock()), moment("--to", end, SystemClock())]
     first, last = (datetime.fromisoformat(text) if text else None for text in span)
     question = Question(table=table, value=value, count=count, start=first, end=last)
     database_of = connected(settings_of(database), graph, create=False)
-    with database_of as url, working(f"looking for {table}"), _quiet_at_ctrl_c():
+    with database_of as url, working(f"looking for {table}"), quiet_at_ctrl_c():
         subject(url, question)
         running = SparkSession.getActiveSession()
         progress.debug("starting Spark")
@@ -98,7 +97,7 @@ def _check(table: str, html: Path | None) -> None:
 
 
 @contextmanager
-def _quiet_at_ctrl_c() -> Iterator[None]:
+def quiet_at_ctrl_c() -> Iterator[None]:
     """Drop the records of the root logger inside the block: at Ctrl-C, PySpark logs each call that it interrupts."""
 
     def ours(record: logging.LogRecord) -> bool:
@@ -112,10 +111,3 @@ def _quiet_at_ctrl_c() -> Iterator[None]:
     finally:
         for handler in handlers:
             handler.removeFilter(ours)
-
-
-def readable_error(text: str) -> str:
-    """Return the message of the millpy error that an error of Spark contains, else the first line of Spark's error."""
-    lines = text.strip().splitlines()
-    ours = [found[1] for line in lines if (found := re.match(r"millpy\.[\w.]+Error: (.+)", line))]
-    return ours[-1] if ours else f"Spark: {lines[0]}"

@@ -99,8 +99,8 @@ def run(
     Raises:
         UsageError: the graph, a name in `only`, the number of workers or `start` is wrong.
     """
+    from millpy.graph.loader import load_graph  # late: `millpy status` does not load the engine
     from millpy.observability.progress import ProgressReporter
-    from millpy.process.graph_loader import load_graph  # late: `millpy status` does not load the engine
     from millpy.process.worker_process import run_until_stopped, start_of
 
     if not 1 <= workers <= WORKERS_MAX:

@@ -14,9 +14,9 @@ from millpy.config.extras import to_install
 from millpy.config.settings import Settings, configure_logging
 from millpy.errors import ConfigError, MillError, UsageError
 from millpy.graph import Graph
+from millpy.graph.loader import load_graph
 from millpy.process.assembly import deploy
 from millpy.process.exit import report_error
-from millpy.process.graph_loader import load_graph
 from millpy.process.worker_process import run_until_stopped
 from millpy.runtime.observer import Observers
 from millpy.store.postgres.deployment.migrate import migrate

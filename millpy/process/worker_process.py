@@ -19,10 +19,10 @@ from datetime import datetime
 from millpy.config.settings import Settings, configure_logging
 from millpy.errors import MillError, UsageError
 from millpy.graph import Graph
+from millpy.graph.loader import load_graph
 from millpy.model.time import Instant, instant
 from millpy.process.assembly import run_worker
 from millpy.process.exit import EXIT_INTERRUPTED, Interrupts, report_error
-from millpy.process.graph_loader import load_graph
 from millpy.runtime.observer import Observer
 
 

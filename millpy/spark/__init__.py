@@ -15,10 +15,11 @@ from millpy.config.extras import to_install
 from millpy.errors import ConfigError
 
 try:
+    from millpy.spark.batch import BatchResult, run
     from millpy.spark.session import read_table, register, session
     from millpy.spark.source import MillpyDataSource
 except ModuleNotFoundError as error:
     package = (error.name or "pyspark").partition(".")[0]
     raise ConfigError(f"millpy.spark needs the package {package}", hint=to_install("spark")) from error
 
-__all__ = ["MillpyDataSource", "read_table", "register", "session"]
+__all__ = ["BatchResult", "MillpyDataSource", "read_table", "register", "run", "session"]

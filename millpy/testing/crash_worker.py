@@ -20,10 +20,10 @@ from pathlib import Path
 
 from millpy.errors import MillError
 from millpy.graph import Graph
+from millpy.graph.loader import load_graph
 from millpy.hosting.failpoints import Failpoints
 from millpy.limits import Limits
 from millpy.process.assembly import run_worker
-from millpy.process.graph_loader import load_graph
 from millpy.testing.crash import CrashFailpoints, parse_spec
 
 

@@ -32,6 +32,7 @@ ELSEWHERE = {
     "demo": "two minutes: no test runs it",
     "crash-test": "a minute: tests/e2e/test_crash_test.py reads its document",
     "report": "Spark: tests/spark/test_report.py reads its document",
+    "spark run": "Spark: tests/spark/test_batch.py reads its document",
 }
 """Commands whose document other tests read, and where."""
 QUESTION = "SELECT 1 AS one, now() AS at"
@@ -158,7 +159,7 @@ NEEDED = {"sql": ["SELECT 1"], "state": ["x"], "report": ["a.b"], "deploy": ["gr
           "dead-letters show": ["1"], "dead-letters replay": ["1"], "dead-letters discard": ["1"], "late show": ["1"],
           "late replay": ["1"], "late discard": ["1"], "parked release": ["x"], "parked discard": ["x"],
           "switch": ["x", "1"], "drop": ["x"], "sources resume": ["x"]}  # fmt: skip
-SPEAKS_TO_NO_DATABASE = ("init", "demo")
+SPEAKS_TO_NO_DATABASE = ("init", "demo", "spark")
 
 
 @pytest.mark.parametrize("path", [path for path in ALL if path[0] not in SPEAKS_TO_NO_DATABASE], ids=" ".join)

@@ -16,9 +16,9 @@ from millpy.admin.diagnosis import read_facts
 from millpy.cli.app import app
 from millpy.clock import SystemClock
 from millpy.embedded import EmbeddedPostgres
+from millpy.graph.loader import load_graph
 from millpy.limits import Limits
 from millpy.process.assembly import run_worker
-from millpy.process.graph_loader import load_graph
 from millpy.store.postgres.session import connect
 from tests.commands import logging_as_it_was
 from tests.databases import fresh_database

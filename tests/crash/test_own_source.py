@@ -9,7 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from millpy.process.graph_loader import load_graph
+from millpy.graph.loader import load_graph
 from millpy.testing.crash_test.inputs import prepare
 from millpy.testing.crash_test.options import Options
 from tests.docs.blocks import ROOT, blocks_of

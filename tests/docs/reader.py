@@ -18,9 +18,9 @@ import yaml
 
 import millpy.spark
 from millpy import Graph
+from millpy.graph.loader import load_graph
 from millpy.limits import Limits
 from millpy.process.assembly import run_worker
-from millpy.process.graph_loader import load_graph
 from millpy.store.postgres.store import PostgresStore
 from tests.docs import page_names
 from tests.docs.blocks import ROOT, Block, blocks_of
@@ -63,7 +63,9 @@ class Reader:
             return
         replaced: dict[str, Any] = {}
         if block.test == "signatures":
-            replaced = {name: mock.create_autospec(getattr(millpy.spark, name)) for name in ("session", "read_table")}
+            replaced = {
+                name: mock.create_autospec(getattr(millpy.spark, name)) for name in ("session", "read_table", "run")
+            }
         with mock.patch.multiple(millpy.spark, **replaced) if replaced else nullcontext():
             exec(code, self.module.__dict__)
         if COMPLETE.search(block.body):

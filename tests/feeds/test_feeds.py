@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from millpy.embedded import EmbeddedBroker, mosquitto_program
+from millpy.graph.loader import load_graph
 from millpy.process.assembly import run_worker
-from millpy.process.graph_loader import load_graph
 from tests.feeds.feed import DATA, FEEDS, Feed
 from tests.feeds.through_mqtt import run_through_mqtt
 

@@ -15,7 +15,7 @@ from millpy.spark import session
 def spark() -> Iterator[SparkSession]:
     """A local Spark with our data source, without a default database."""
     before = dict(os.environ)
-    with_source = session(master="local[2]")
+    with_source = session(master="local[2,4]")  # a lost task is repeated
     yield with_source
     with_source.stop()
     os.environ.clear()

@@ -11,12 +11,12 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from millpy.cli.report import readable_error
 from millpy.embedded import EmbeddedPostgres
 from millpy.errors import TableSwitchedError
 from millpy.spark import read_table
 from millpy.spark.connection import connected
 from millpy.spark.pieces import PIECE_BYTES, plan, read
+from millpy.spark.spark_errors import readable_error
 from millpy.spark.tables import SparkTable, describe
 from tests.pgbouncer import Pgbouncer, program
 

@@ -17,12 +17,12 @@ from psycopg import sql
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
-from millpy.cli.report import readable_error
 from millpy.embedded import EmbeddedPostgres
 from millpy.errors import ConfigError
 from millpy.spark import read_table
 from millpy.spark.connection import RefusedError
 from millpy.spark.pieces import Bounds, plan, read
+from millpy.spark.spark_errors import readable_error
 from millpy.spark.tables import FIRST_DAY, LAST_DAY, Condition, SparkTable, as_text, describe
 
 pytestmark = pytest.mark.timeout(400)  # a JVM starts first

@@ -38,7 +38,7 @@ CATCHES_ALL = (
     "runtime.step_thread",
     "model.dead_letter",
     "operators.stateless",
-    "process.graph_loader",
+    "graph.loader",
     "windowing.aggregates.combiner",
 )
 

@@ -23,7 +23,7 @@ import xxhash
 from millpy.errors import BrokenFileError, ConfigError, SourceUnavailableError
 from millpy.ingest.protocol import SourceSetup
 from millpy.sources.files.byte_reader import FilePosition, recognize
-from millpy.sources.files.file_names import Pattern, found_below, open_regular
+from millpy.sources.files.file_names import Pattern, ReportSkipped, found_below, open_regular
 
 log = logging.getLogger(__name__)
 
@@ -195,7 +195,7 @@ class FixedFileQueue:
         paths: tuple[str, ...],
         notes: Notes,
         ours: Callable[[str], bool],
-        report_skipped: Callable[[str, str], None],
+        report_skipped: ReportSkipped,
     ) -> None:
         self._paths = paths
         self._notes = notes
@@ -210,7 +210,7 @@ class FixedFileQueue:
             ConfigError: one does not; the hint names the working directory.
         """
         for path in self._paths:
-            if path not in self._notes.done and not any(True for _ in self._expanded(path)):
+            if path not in self._notes.done and not any(True for _ in files_of(path, self._report_skipped)):
                 what = "file matches" if is_pattern(path) else "such file:"
                 hint = f"name an existing file; paths are relative to {Path.cwd()}"
                 raise ConfigError(f"no {what} {path!r}", hint=hint)
@@ -233,27 +233,15 @@ class FixedFileQueue:
         """Return the first unread file. Match the patterns again when all files found have been read."""
         if not self._found:
             names = dict.fromkeys(
-                name for path in self._paths if path not in self._notes.done for name in self._expanded(path)
+                name
+                for path in self._paths
+                if path not in self._notes.done
+                for name in files_of(path, self._report_skipped)
             )
             self._found.extend(name for name in names if name not in self._notes.done and self._ours(name))
         while self._found and self._found[0] in self._notes.done:
             self._found.popleft()
         return NextFile(FilePosition(self._found[0])) if self._found else None
-
-    def _expanded(self, path: str) -> Iterator[str]:
-        """Yield the files that a name or pattern denotes, sorted by name. Raises SourceUnavailableError."""
-        if not is_pattern(path):
-            if Path(path).is_file():
-                yield path
-            return
-        root, pattern = split(path)
-        try:
-            found = found_below(root, pattern, report_skipped=self._report_skipped)
-            yield from sorted(_without_dot(entry.path) for entry in found)
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        except OSError as error:
-            raise SourceUnavailableError(f"{root}: {error}", hint="make the directory readable") from error
 
     def changed_notes(self) -> dict[str, bytes | None]:
         """Return an empty dict: the notes of a fixed set of files stay."""
@@ -266,6 +254,22 @@ class FixedFileQueue:
     def is_waiting(self) -> bool:
         """Return False: the files of a fixed set are complete."""
         return False
+
+
+def files_of(path: str, report_skipped: ReportSkipped) -> Iterator[str]:
+    """Yield the files that a name or pattern denotes, sorted by name. Raises SourceUnavailableError."""
+    if not is_pattern(path):
+        if Path(path).is_file():
+            yield path
+        return
+    root, pattern = split(path)
+    try:
+        found = found_below(root, pattern, report_skipped=report_skipped)
+        yield from sorted(_without_dot(entry.path) for entry in found)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise SourceUnavailableError(f"{root}: {error}", hint="make the directory readable") from error
 
 
 def is_pattern(path: str) -> bool:

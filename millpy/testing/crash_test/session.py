@@ -19,8 +19,8 @@ from millpy.clock import Clock
 from millpy.embedded import mosquitto_program
 from millpy.errors import UsageError
 from millpy.graph import Graph
+from millpy.graph.loader import load_graph
 from millpy.observability.status_line import working
-from millpy.process.graph_loader import load_graph
 from millpy.testing.crash_test.broker import injectors_over_broker
 from millpy.testing.crash_test.databases import DatabaseServer, server_for
 from millpy.testing.crash_test.inputs import PreparedInput, prepare

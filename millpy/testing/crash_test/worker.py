@@ -12,8 +12,8 @@ from pathlib import Path
 
 from millpy.config.settings import Settings, configure_logging
 from millpy.errors import MillError, StoreUnavailableError, UsageError
+from millpy.graph.loader import load_graph
 from millpy.process.exit import report_error
-from millpy.process.graph_loader import load_graph
 from millpy.process.worker_process import run_until_stopped
 from millpy.testing.crash_test.broker import source_at_broker
 from millpy.testing.crash_test.feed_source import FeedSource

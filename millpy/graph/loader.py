@@ -12,23 +12,24 @@ from millpy.errors import MillError, UsageError
 from millpy.graph import Graph, KeyedStream, Stream
 
 
-def load_graph(location: str) -> Graph:
+def load_graph(location: str, text: str | None = None) -> Graph:
     """Run a file and return its graph.
 
     Args:
         location: `factory.py`, or `factory.py:name` if it defines several graphs.
+        text: the content of the file, for a machine that need not have it; default: read it.
 
     Raises:
         UsageError: the file does not exist, fails (the message has file and line), or defines no or several graphs.
     """
     path_text, _, name = location.partition(":")
     path = Path(path_text)
-    if not path.is_file():
+    if text is None and not path.is_file():
         raise UsageError(
             f"there is no file {path_text}",
             hint="name the Python file that defines your graph; `millpy init` writes an example",
         )
-    module = _run(path)
+    module = _run(path, text)
     graphs = {key: value for key, value in vars(module).items() if isinstance(value, Graph)}
     if name:
         if name not in graphs:
@@ -47,7 +48,7 @@ def load_graph(location: str) -> Graph:
     return next(iter(graphs.values()))
 
 
-def _run(path: Path) -> ModuleType:
+def _run(path: Path, text: str | None) -> ModuleType:
     name = f"_millpy_graph_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -56,7 +57,10 @@ def _run(path: Path) -> ModuleType:
     sys.modules[name] = module  # annotations are resolved there
     sys.path.insert(0, str(path.parent.resolve()))
     try:
-        spec.loader.exec_module(module)
+        if text is None:
+            spec.loader.exec_module(module)
+        else:
+            exec(compile(text, str(path), "exec"), module.__dict__)
     except MillError as error:
         error.message = f"{_place(error, path)}: {error.message}"
         raise

@@ -1,0 +1,103 @@
+"""`millpy spark run`: a graph over its whole history, as a Spark batch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from millpy.cli import text_table as tables
+from millpy.cli.options import JsonOption, handle_errors, print_json, settings_of
+from millpy.cli.report import quiet_at_ctrl_c
+from millpy.clock import SystemClock
+from millpy.config.extras import to_install
+from millpy.errors import MillError, UsageError
+from millpy.observability.status_line import working
+
+progress = logging.getLogger("millpy.observability.status_line")
+TASK_FAILURES_MAX = 4
+"""How often a task is tried, as on a cluster."""
+spark = typer.Typer(help="Run a graph on Spark.", no_args_is_help=True)
+
+
+@spark.command("run")
+@handle_errors
+def run(
+    graph: Annotated[str, typer.Argument(metavar="GRAPH.py", help="Python file that defines the graph.")],
+    output: Annotated[str, typer.Option("--output", metavar="DIR", help="New directory for the results, as Parquet.")],
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input", metavar="[SOURCE=]FILES", help="History of a source: a file or a quoted pattern; repeatable."
+        ),
+    ] = None,
+    state: Annotated[bool, typer.Option("--state", help="Write the final state, too.")] = False,
+    master: Annotated[str, typer.Option(help="Spark master; default: all cores of this machine.")] = "local[*]",
+    memory: Annotated[str, typer.Option(help="Memory of Spark's driver.")] = "2g",
+    as_json: JsonOption = False,
+) -> None:
+    """Run a graph over its whole history on Spark: the same rows as its workers would write.
+
+    Reads NDJSON, CSV and Parquet files in place of the graph's sources, and ends when they end. Writes result tables,
+    late records and dead letters as Parquet, and prints the accounting. Uses no database.
+    """
+    if "://" not in output and Path(output).exists() and any(Path(output).iterdir()):
+        raise UsageError(f"{output} is not empty", hint="name a new directory")
+    with working(f"loading {graph}"):
+        from millpy.spark.job import HostedPlan, make_job  # imported here: --help does not need the engine
+
+        limits, now_us = settings_of(None).limits, SystemClock().now_us()
+        hosted = HostedPlan(make_job(graph, inputs or (), limits=limits, now_us=now_us, state=state))
+        with _running(f"{graph} as a batch", master, memory) as session:
+            from millpy.spark.batch import run_hosted
+
+            with run_hosted(session, hosted) as result:
+                result.write(output)
+                summary = result.summary()
+    if as_json:
+        print_json(summary)
+        return
+    for title, rows in summary["accounting"].items():
+        tables.say(f"{title}\n")
+        tables.echo([_shown(row) for row in rows])
+        tables.say("")
+    for computation, left in summary["undone"].items():
+        tables.say(f"left undone in {computation}: " + ", ".join(f"{count} {what}" for what, count in left.items()))
+    tables.say(f"written to {output}")
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != "subscription_id"}
+
+
+@contextmanager
+def _running(name: str, master: str, memory: str) -> Iterator[Any]:
+    """Start Spark, or use the session that this process has. Its errors are one line."""
+    try:
+        from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
+
+        from millpy.spark.session import session
+        from millpy.spark.spark_errors import readable_error
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error.name} is not installed", hint=to_install("spark")) from None
+    running = SparkSession.getActiveSession()
+    with quiet_at_ctrl_c():
+        progress.debug("starting Spark")
+        started = running or session(name=name, master=_retrying(master), memory=memory)
+        try:
+            yield started
+        except PySparkException as error:
+            raise MillError(readable_error(str(error)), hint="the full error of Spark is above") from error
+        finally:
+            if running is None:
+                started.stop()
+
+
+def _retrying(master: str) -> str:
+    """Let tasks be repeated on this machine as on a cluster; Spark's default there is to fail at the first loss."""
+    return f"{master[:-1]},{TASK_FAILURES_MAX}]" if master.startswith("local[") and "," not in master else master

@@ -1,0 +1,179 @@
+"""The description of one batch job: the graph's file, the history that replaces its sources, and the limits.
+
+It travels to Spark's Python workers as JSON text. A graph is never pickled: every process runs the text of its file, so
+classes and functions of the user are those of the file, wherever they run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+
+from millpy.clock import Clock, SystemClock
+from millpy.errors import UsageError
+from millpy.graph import Graph, InjectorNode
+from millpy.graph.loader import load_graph
+from millpy.hosting.plan import ComputationPlan, Plan, plan
+from millpy.limits import Limits
+from millpy.model.time import Instant
+from millpy.sources.files.file_queue import files_of
+from millpy.sources.files.line_reader import Format
+from millpy.sources.files.source import Files
+from millpy.store.memory.database import MemoryDatabase
+
+
+class SourceHistory(msgspec.Struct, frozen=True):
+    """The files that replace a source.
+
+    Attributes:
+        files: absolute names, in the order in which they are read.
+        format: "json", "csv" or "parquet"; by default each file's suffix decides.
+    """
+
+    files: tuple[str, ...]
+    format: Format | None = None
+
+
+class BatchJob(msgspec.Struct, frozen=True):
+    """What a process needs to host a part of a graph.
+
+    Attributes:
+        graph: the graph's file, or `file.py:name`.
+        text: the content of the file.
+        histories: source -> the files that replace it.
+        limits: the limits of bundles and caches.
+        now_us: the processing time of the whole job. It is one instant, so that a repeated task does the same.
+        keeps_state: whether tasks return the final state.
+    """
+
+    graph: str
+    text: str
+    histories: dict[str, SourceHistory]
+    limits: Limits
+    now_us: int
+    keeps_state: bool
+
+    @property
+    def clock(self) -> Clock:
+        """A clock whose wall time stays at `now_us`."""
+        return _StandingClock(Instant(self.now_us))
+
+    def encoded(self) -> str:
+        """Return the job as JSON text."""
+        return msgspec.json.encode(self).decode()
+
+    def load_graph(self) -> Graph:
+        """Run the graph's file, and replace its sources.
+
+        Raises:
+            UsageError: a history is for no source of the graph, or a source does not end and has no history.
+        """
+        graph = load_graph(self.graph, self.text)
+        sources = {node.name: node for node in graph.nodes if isinstance(node, InjectorNode)}
+        for name, history in self.histories.items():
+            if name not in sources:
+                raise UsageError(f"the graph has no source {name!r}", hint=f"its sources are: {', '.join(sources)}")
+            sources[name].source = Files(*history.files, format=history.format)
+        for node in sources.values():
+            if not node.source.ends():
+                raise UsageError(
+                    f"source {node.name!r} does not end, so a batch cannot read it",
+                    hint=f"name the files with its history: --input {node.name}=FILES",
+                )
+            node.source.validate(node.record_type)
+        return graph
+
+
+class _StandingClock(SystemClock):
+    def __init__(self, now_us: Instant) -> None:
+        self._now_us = now_us
+
+    def now_us(self) -> Instant:
+        return self._now_us
+
+
+class HostedPlan:
+    """A job's graph with the ids that a first deployment gives, which are the same in every process.
+
+    Attributes:
+        database: the empty database that has given the ids.
+    """
+
+    def __init__(self, job: BatchJob) -> None:
+        graph = job.load_graph()
+        self.job = job
+        self.spec = graph.spec()
+        self.database = MemoryDatabase()
+        self.plan: Plan = plan(graph, self.database.deploy(self.spec), job.limits)
+        self.ranks = {interval_id: rank for rank, interval_id in enumerate(self.plan.by_interval)}
+        """Interval id -> its place in the order of steps: producers before consumers."""
+
+    def computation(self, name: str) -> ComputationPlan:
+        """Return a computation by its name."""
+        return next(computation for computation in self.plan if computation.name == name)
+
+
+@lru_cache(maxsize=2)
+def plan_of(job: str) -> HostedPlan:
+    """Return the plan of a job given as JSON text; a process makes it once."""
+    return HostedPlan(msgspec.json.decode(job, type=BatchJob))
+
+
+def make_job(
+    graph: str,
+    inputs: Sequence[str] | Mapping[str, str | Sequence[str]],
+    *,
+    limits: Limits,
+    now_us: Instant,
+    state: bool,
+) -> BatchJob:
+    """Describe a job.
+
+    Args:
+        graph: the graph's file, or `file.py:name`.
+        inputs: names and patterns of files: of the only source (`["data/*.csv"]`), or by source.
+        limits: the limits of bundles and caches.
+        now_us: the processing time.
+        state: whether to return the final state.
+
+    Raises:
+        UsageError: a file or source does not exist, or an input does not say its source.
+    """
+    path = Path(graph.partition(":")[0])
+    sources = [node.name for node in load_graph(graph).injectors()]
+    named: dict[str, list[str]] = {}
+    for name, paths in _by_source(inputs, sources):
+        named.setdefault(name, []).extend(paths)
+    histories = {name: SourceHistory(tuple(_expanded(paths))) for name, paths in named.items()}
+    return BatchJob(graph, path.read_text(encoding="utf-8"), histories, limits, now_us, state)
+
+
+def _by_source(
+    inputs: Sequence[str] | Mapping[str, str | Sequence[str]], sources: Sequence[str]
+) -> Iterator[tuple[str, Sequence[str]]]:
+    if isinstance(inputs, Mapping):
+        for name, paths in inputs.items():
+            yield name, [paths] if isinstance(paths, str) else paths
+        return
+    for text in [inputs] if isinstance(inputs, str) else inputs:
+        name, is_named, paths = text.partition("=")
+        if is_named and (name in sources or not Path(text).exists()):
+            yield name, [paths]
+        elif len(sources) == 1:
+            yield sources[0], [text]
+        else:
+            raise UsageError(
+                f"input {text!r} does not say for which source it is",
+                hint=f"SOURCE=FILES; sources: {', '.join(sources)}",
+            )
+
+
+def _expanded(paths: Sequence[str]) -> Iterator[str]:
+    for path in paths:
+        found = [str(Path(name).absolute()) for name in files_of(str(path), lambda *_: None)]
+        if not found:
+            raise UsageError(f"no file matches {path!r}", hint=f"name existing files; relative to {Path.cwd()}")
+        yield from found

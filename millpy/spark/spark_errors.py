@@ -1,0 +1,12 @@
+"""Errors of Spark, as the one line that a user needs."""
+
+from __future__ import annotations
+
+import re
+
+
+def readable_error(text: str) -> str:
+    """Return the message of the millpy error that an error of Spark contains, else the first line of Spark's error."""
+    lines = text.strip().splitlines()
+    ours = [found[1] for line in lines if (found := re.match(r"millpy\.[\w.]+Error: (.+)", line))]
+    return ours[-1] if ours else f"Spark: {lines[0]}"
