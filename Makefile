@@ -11,7 +11,7 @@ PROSE := millpy services migrations tests docs examples benchmarks compose .ci *
 STORE_TESTS := postgres_commit postgres_results postgres_store rights roles schema search_path statements views windowed_tables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check lint format types unit test docs store-suite accounting crash crash-long deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants feeds compose-test demo ci clean \
+.PHONY: help setup check lint format types unit test docs store-suite accounting crash crash-long deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants feeds feeds-spark compose-test demo ci clean \
         bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w2 bench-w3 bench-kafka bench-w4 bench-w5 bench-spark bench-soak
 
 help: ## show this list
@@ -88,6 +88,9 @@ mutants: $(STAMP) ## break the kernel in every listed way, and see the tests nam
 
 feeds: $(STAMP) ## the recorded feeds through mosquitto, workers killed meanwhile, against tables computed without us
 	$(BIN)/python -m tests.feeds.whole_feeds
+
+feeds-spark: $(STAMP) ## the recorded feeds as Spark batches, against the same tables: three minutes
+	$(BIN)/python -m tests.feeds.through_spark
 
 newest-clients: $(STAMP) ## the MQTT source with the newest aiomqtt and paho-mqtt of the package index, whatever the pins say
 	rm -rf build/newest-clients && $(BIN)/pip install -q --upgrade --target build/newest-clients aiomqtt paho-mqtt
