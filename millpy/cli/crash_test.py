@@ -13,7 +13,7 @@ from millpy.cli import text_table as tables
 from millpy.cli.options import JsonOption
 from millpy.clock import SystemClock
 from millpy.config.settings import Settings, configure_logging
-from millpy.process.launcher import EMBEDDED_DIRECTORY
+from millpy.embedded import EMBEDDED_DIRECTORY
 from millpy.testing.crash_test.options import FaultKind, Options, fault_kinds
 
 LEASE_S = 1.0

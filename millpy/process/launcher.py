@@ -15,7 +15,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -23,7 +22,7 @@ import structlog
 from millpy.clock import SystemClock
 from millpy.config.secrets import FILE
 from millpy.config.settings import DATABASE_URL, Settings
-from millpy.embedded import EmbeddedPostgres
+from millpy.embedded import EmbeddedPostgres, embedded_directory
 from millpy.errors import MillError, UsageError
 from millpy.observability.status_line import Say, line, working
 from millpy.process.exit import EXIT_INTERRUPTED, Interrupts
@@ -32,16 +31,9 @@ if TYPE_CHECKING:
     from millpy.graph import Graph
 
 log = structlog.get_logger("millpy.process.launcher")
-EMBEDDED_DIRECTORY = ".millpy"
 WORKERS_MAX = 64
 LOOK_EVERY_S = 1.0
 LOOK_S_MAX = 5.0
-
-
-def embedded_directory(graph_location: str | None) -> Path:
-    """Return the directory of a graph's embedded server: in `.millpy/` beside its file, or in the current directory."""
-    beside = Path(graph_location.partition(":")[0]).parent if graph_location else Path()
-    return beside / EMBEDDED_DIRECTORY / "postgres"
 
 
 @contextmanager

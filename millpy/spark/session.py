@@ -74,6 +74,7 @@ def read_table(  # noqa: PLR0913 - keywords of the public interface
     key: Sequence[str] = (),
     partitions: int | None = None,
     database_url: str | None = None,
+    graph: str | Path | None = None,
 ) -> DataFrame:
     """Return a result table as a DataFrame.
 
@@ -87,6 +88,7 @@ def read_table(  # noqa: PLR0913 - keywords of the public interface
         key: for a view, the columns that identify its rows, none of them ever null; a table has its primary key.
         partitions: the number of connections that read at the same time; default 4.
         database_url: a database other than the session's.
+        graph: instead of it, the file of a graph, to read from the embedded database beside it.
 
     Raises:
         ConfigError: the table's name has no schema. Spark reports a table that does not exist when it loads it.
@@ -107,8 +109,10 @@ def read_table(  # noqa: PLR0913 - keywords of the public interface
         reader = reader.option("to", end.isoformat())
     if partitions is not None:
         reader = reader.option("partitions", str(partitions))
+    if graph is not None:
+        reader = reader.option("graph", str(graph))
     # Spark does not show an option of this name in plans, logs and events.
-    if url := database_url or os.environ.get("MILLPY_DATABASE_URL"):
+    if url := database_url or (graph is None and os.environ.get("MILLPY_DATABASE_URL")):
         reader = reader.option("url", url)
     return reader.load()
 

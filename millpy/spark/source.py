@@ -2,7 +2,8 @@
 
     spark.read.format("millpy").option("table", "factory.temperature_1m").load()
 
-Options: `table` (schema.table); `url` (default: MILLPY_DATABASE_URL of the driver); `columns` (comma-separated);
+Options: `table` (schema.table); `url` (default: MILLPY_DATABASE_URL of the driver), or `graph` (a graph's
+file, for the embedded database beside it); `columns` (comma-separated);
 `from` and `to` (ISO 8601: windows that start, or records that happen, at or after the one and before the other); `keys`
 (JSON: column -> values, `{"device": ["a", "b"]}`); `partitions` (connections that read at the same time, default 4);
 `batch_rows` (default 500,000); `key` (comma-separated: columns that identify a view's rows and are never null; a table
@@ -19,9 +20,7 @@ was read; windows of different pieces may be from different times, but never fro
 
 from __future__ import annotations
 
-import datetime as dt
 import gc
-import json
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -31,15 +30,13 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from millpy.config.database_url import complete
-from millpy.config.secrets import secret
 from millpy.errors import ConfigError
+from millpy.spark.options import DatabaseLocation, check_names, conditions, names, positive
 from millpy.spark.pieces import Bounds, plan, read
-from millpy.spark.tables import Condition, SparkTable, as_text, describe
+from millpy.spark.tables import Condition, SparkTable, describe
 
 PARTITIONS_DEFAULT = 4
 BATCH_ROWS_DEFAULT = 500_000
-TIME_COLUMNS = ("window_start", "event_time")
 
 
 class MillpyDataSource(DataSource):
@@ -53,20 +50,18 @@ class MillpyDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        url = options.get("url") or self.database_url or secret("MILLPY_DATABASE_URL")
-        if not url:
-            raise ConfigError("no database is configured", hint='set MILLPY_DATABASE_URL, or .option("url", ...)')
-        self._url = complete(url, secret("MILLPY_DATABASE_PASSWORD"))
+        check_names(options)
+        self._location = DatabaseLocation.from_options(options, self.database_url)
         name = options.get("table") or options.get("path") or ""
         schema, dot, table = name.partition(".")
         if not (schema and dot and table):
             raise ConfigError(f"{name!r} is not schema.table", hint='.option("table", "factory.temperature_1m")')
-        self._partitions = _positive(options, "partitions", PARTITIONS_DEFAULT)
-        self._batch_rows = _positive(options, "batch_rows", BATCH_ROWS_DEFAULT)
-        columns = _names(options, "columns")
-        self._table = describe(self._url, schema, table, _names(options, "key"))
+        self._partitions = positive(options, "partitions", PARTITIONS_DEFAULT)
+        self._batch_rows = positive(options, "batch_rows", BATCH_ROWS_DEFAULT)
+        columns = names(options, "columns")
+        self._table = describe(self._location.open(), schema, table, names(options, "key"))
         self._wanted = self._table.select(columns) if columns else tuple(self._table.types)
-        self._conditions = [*_time_conditions(options, self._table), *_key_conditions(options, self._table)]
+        self._conditions = conditions(options, self._table)
 
     @classmethod
     def name(cls) -> str:
@@ -80,7 +75,9 @@ class MillpyDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the columns in `schema`, which may be fewer than the table has."""
         self._table.select(schema.fieldNames())
-        return _PartitionReader(self._url, self._table, schema, self._conditions, self._partitions, self._batch_rows)
+        return _PartitionReader(
+            self._location, self._table, schema, self._conditions, self._partitions, self._batch_rows
+        )
 
 
 @dataclass
@@ -93,14 +90,14 @@ class _Range(InputPartition):
 class _PartitionReader(DataSourceReader):
     def __init__(
         self,
-        url: str,
+        location: DatabaseLocation,
         table: SparkTable,
         schema: StructType,
         conditions: list[Condition],
         partitions: int,
         batch_rows: int,
     ) -> None:
-        self._url = url
+        self._location = location
         self._table = table
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._conditions = conditions
@@ -110,7 +107,7 @@ class _PartitionReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Return ranges of about equal size, from a sample."""
         planned = plan(
-            self._url,
+            self._location.open(),
             self._table,
             self._schema.names,
             self._conditions,
@@ -123,61 +120,11 @@ class _PartitionReader(DataSourceReader):
         """Yield one range, piece by piece; runs in a process of Spark's."""
         assert isinstance(partition, _Range)
         _freeze()
-        yield from read(
-            self._url, self._table, self._schema, self._conditions, partition.bounds, batch_rows=self._batch_rows
-        )
+        url = self._location.open()
+        yield from read(url, self._table, self._schema, self._conditions, partition.bounds, batch_rows=self._batch_rows)
 
 
 @cache
 def _freeze() -> None:
     """Freeze all imports, once a process: Spark's collector scans them after each task (50 ms of CPU)."""
     gc.freeze()
-
-
-def _names(options: MutableMapping[str, str], name: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in options.get(name, "").split(",") if part.strip())
-
-
-def _positive(options: MutableMapping[str, str], name: str, default: int) -> int:
-    text = options.get(name)
-    if text is None:
-        return default
-    if not text.isdecimal() or int(text) == 0:
-        raise ConfigError(f"option {name} is {text!r}", hint="give a whole number above 0")
-    return int(text)
-
-
-def _time_conditions(options: MutableMapping[str, str], table: SparkTable) -> Iterator[Condition]:
-    for option, comparison in (("from", ">="), ("to", "<")):
-        text = options.get(option)
-        if text is None:
-            continue
-        column = next((name for name in TIME_COLUMNS if name in table.types), None)
-        if column is None:
-            raise ConfigError(
-                f"{table.schema}.{table.name} has no time to filter by", hint=f"leave out the option {option}"
-            )
-        try:
-            moment = dt.datetime.fromisoformat(text)
-        except ValueError as error:
-            raise ConfigError(f"option {option}: {error}", hint="write it like 2026-11-21T06:00:00Z") from None
-        if moment.tzinfo is None:
-            raise ConfigError(f"option {option} is {text!r} without a zone", hint=f"write {text}Z if it is UTC")
-        yield Condition(column, comparison, (as_text(moment),))
-
-
-def _key_conditions(options: MutableMapping[str, str], table: SparkTable) -> Iterator[Condition]:
-    text = options.get("keys")
-    if text is None:
-        return
-    try:
-        given = json.loads(text)
-        wanted = {name: [*values] if isinstance(values, list) else [values] for name, values in given.items()}
-    except (ValueError, AttributeError):
-        raise ConfigError(f"option keys is {text!r}", hint='write JSON: {"device": ["a", "b"]}') from None
-    for name in table.select(tuple(wanted)):
-        if None in wanted[name]:
-            raise ConfigError(
-                f"option keys asks for null in {name!r}", hint="keys are never null; use where() for values"
-            )
-        yield Condition(name, "= ANY", tuple(as_text(value) for value in wanted[name]))

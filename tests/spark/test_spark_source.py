@@ -275,6 +275,36 @@ def test_an_unknown_column_and_a_wrong_option_are_named(spark: SparkSession, url
         spark.read.format("millpy").options(url=url, table="plant.hourly", partitions="many").load()
 
 
+def test_a_misspelt_option_is_refused_with_the_right_name(spark: SparkSession, url: str) -> None:
+    reader = spark.read.format("millpy").options(url=url, table="plant.hourly", Keys='{"device": ["Gerät-1"]}')
+
+    assert reader.load().count() == 100  # Spark's options are of any case
+    with pytest.raises(AnalysisException, match=r"(?s)no option 'colums'.*did you mean columns\?"):
+        spark.read.format("millpy").options(url=url, table="plant.hourly", colums="n").load()
+    with pytest.raises(AnalysisException, match=r"(?s)no option 'where'.*there are: table, path, url"):
+        spark.read.format("millpy").options(url=url, table="plant.hourly", where="n = 1").load()
+
+
+def test_the_embedded_database_is_read_by_the_file_of_its_graph(
+    spark: SparkSession, postgres: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".millpy").mkdir()
+    (tmp_path / ".millpy" / "postgres").symlink_to(postgres.directory)
+    graph = tmp_path / "plant.py"
+    with psycopg.connect(postgres.url(), autocommit=True) as connection:
+        connection.execute("CREATE TABLE public.embedded AS SELECT i::bigint AS k FROM generate_series(1, 7) AS i")
+        connection.execute("ALTER TABLE public.embedded ADD PRIMARY KEY (k)")
+        monkeypatch.setenv("MILLPY_DATABASE_URL", "postgresql://nowhere.invalid/other")
+        assert read_table(spark, "public.embedded", graph=graph).selectExpr("sum(k)").first() == Row(28)
+        connection.execute("DROP TABLE public.embedded")
+    reader = spark.read.format("millpy").option("graph", str(graph))
+
+    with pytest.raises(AnalysisException, match=r"there is no embedded database in .*elsewhere"):
+        reader.option("graph", str(tmp_path / "elsewhere" / "plant.py")).load("public.embedded")
+    with pytest.raises(AnalysisException, match="name two databases"):
+        reader.option("url", postgres.url()).load("public.embedded")
+
+
 def test_a_view_is_read_by_the_key_that_is_named(spark: SparkSession, url: str) -> None:
     frame = read_table(spark, "plant.hourly_status", key=["device", "window_start"], columns=["n"], database_url=url)
 
