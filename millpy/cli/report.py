@@ -21,6 +21,8 @@ from millpy.errors import MillError, UsageError
 from millpy.observability.status_line import working
 
 progress = logging.getLogger("millpy.observability.status_line")
+CountOption = Annotated[str | None, typer.Option(help="Column that counts records; default: n, if the table has it.")]
+ZoneOption = Annotated[str, typer.Option(metavar="NAME", help="Time zone of hours and weekdays, as Europe/Berlin.")]
 
 
 @handle_errors
@@ -28,13 +30,12 @@ def report(
     table: Annotated[str, typer.Argument(metavar="GRAPH.TABLE", help="Result table of windows.")],
     graph: GraphArgument = None,
     value: Annotated[str | None, typer.Option(help="Column to analyze; default: the first with decimals.")] = None,
-    count: Annotated[
-        str | None, typer.Option(help="Column that counts records; default: n, if the table has it.")
-    ] = None,
+    count: CountOption = None,
     start: Annotated[
         str, typer.Option("--from", metavar="TIME", help="Only windows that start at or after this.")
     ] = "",
     end: Annotated[str, typer.Option("--to", metavar="TIME", help="Only windows that start before this.")] = "",
+    zone: ZoneOption = "UTC",
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with charts to this file.")] = None,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
@@ -52,6 +53,7 @@ def report(
 
         from millpy.spark.page import page
         from millpy.spark.report import Question, make_report, subject
+        from millpy.spark.scores import History
         from millpy.spark.session import session
         from millpy.spark.spark_errors import readable_error
         from millpy.spark.words import as_text
@@ -61,7 +63,7 @@ def report(
     _check(table, html)
     span = [moment("--from", start, SystemClock()), moment("--to", end, SystemClock())]
     first, last = (datetime.fromisoformat(text) if text else None for text in span)
-    question = Question(table=table, value=value, count=count, start=first, end=last)
+    question = Question(table=table, value=value, count=count, start=first, end=last, history=History(zone=zone))
     database_of = connected(settings_of(database), graph, create=False)
     with database_of as url, working(f"looking for {table}"), quiet_at_ctrl_c():
         subject(url, question)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from millpy.spark.report import Device, JudgedWindow, OutlierReport, TimeBin
+from millpy.spark.findings import Device, JudgedWindow, OutlierReport, TimeBin
 from millpy.spark.words import number, share
 
 PANEL_WIDTH, PANEL_HEIGHT = 270.0, 118.0
@@ -16,7 +16,7 @@ BARS_SHOWN = 15
 
 
 def panel(points: Sequence[JudgedWindow], threshold: float, start: dt.datetime, end: dt.datetime) -> str:
-    """Draw a device's values over time, the band that its own history allows, and its outliers as dots."""
+    """Draw a device's values over time, the band that its history allows, and its outliers as dots."""
     bands = [(p.start, *_band(p, threshold)) for p in points]
     known = [(at, lower, upper) for at, lower, upper in bands if math.isfinite(lower) and math.isfinite(upper)]
     values = [p.value for p in points if math.isfinite(p.value)]

@@ -4,7 +4,7 @@
     print(as_text(report))
     Path("report.html").write_text(page(report), encoding="utf-8")
 
-Spark computes all of it (`statistics.py`); the constants below bound what comes back.
+Spark computes all of it (`statistics.py`, `scores.py`); the constants below bound what comes back.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as fn
 
 from millpy.errors import ConfigError, TableSwitchedError
+from millpy.spark.findings import Device, JudgedWindow, OutlierReport, TimeBin
+from millpy.spark.scores import History, judged
 from millpy.spark.session import read_table
-from millpy.spark.statistics import Columns, History, judged, lateness, over_time, profile
+from millpy.spark.statistics import Columns, lateness, over_time, profile
 from millpy.spark.tables import SparkTable, describe, windowed
 
 DEVICES_MAX = 200
@@ -52,91 +54,6 @@ class Question:
     start: dt.datetime | None = None
     end: dt.datetime | None = None
     history: History = field(default_factory=History)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
-    """One device, or another key of the windows. Shares are null where the table does not count records."""
-
-    name: str
-    windows: int
-    records: int | None
-    mean: float | None
-    stddev: float | None
-    low: float | None
-    high: float | None
-    late: int
-    too_late: int
-    late_share: float | None
-    too_late_share: float | None
-    outliers: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgedWindow:
-    """One window; expected, scale and score are null where its device's history is too short."""
-
-    name: str
-    start: dt.datetime
-    records: int | None
-    value: float
-    expected: float | None
-    scale: float | None
-    score: float | None
-    outlier: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeBin:
-    """A span of time: the windows that start in it, and the records that were too late for one."""
-
-    start: dt.datetime
-    windows: int
-    records: int | None
-    late: int
-    too_late: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutlierReport:
-    """The report; `devices`, `outliers` and `series` are cut to the most noteworthy, the counts cover all.
-
-    Attributes:
-        records: the records of all windows; None if no column counts them.
-        late, too_late: the records that came after the watermark had passed a window's end, and those in no window.
-        first_at, last_at: the starts of the first and the last window; None without windows.
-        bin_width: the length of each of `time_bins`.
-        series: the newest windows of the devices that the page draws.
-    """
-
-    table: str
-    keys: tuple[str, ...]
-    value: str
-    count: str | None
-    history: History
-    device_count: int
-    windows: int
-    records: int | None
-    late: int
-    too_late: int
-    outlier_count: int
-    first_at: dt.datetime | None
-    last_at: dt.datetime | None
-    bin_width: dt.timedelta
-    devices: tuple[Device, ...]
-    outliers: tuple[JudgedWindow, ...]
-    series: dict[str, tuple[JudgedWindow, ...]]
-    time_bins: tuple[TimeBin, ...]
-
-    @property
-    def late_share(self) -> float | None:
-        """Return the share of late records among all records, including those that are in no window."""
-        return _share(self.late, self.records, self.too_late)
-
-    @property
-    def too_late_share(self) -> float | None:
-        """Return the share of too-late records among all records."""
-        return _share(self.too_late, self.records, self.too_late)
 
 
 def subject(url: str, question: Question) -> tuple[str, Columns]:
@@ -311,7 +228,7 @@ def _shown(points: DataFrame, columns: Columns, *more: Column) -> DataFrame:
         fn.unix_micros("window_start").alias("start"),
         (fn.lit(None) if columns.count is None else fn.col(columns.count)).cast("bigint").alias("records"),
         fn.col(columns.value).alias("value"),
-        "expected", "scale", "score", "outlier", *more,
+        "baseline", "expected", "scale", "score", "outlier", *more,
     )  # fmt: skip
 
 
@@ -373,10 +290,6 @@ def _time_bins(first: int | None, last: int | None, shortest: int) -> tuple[int,
     steps = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200]
     width = next((step for step in steps if step >= wanted), -(-wanted // 86400) * 86400) * 1_000_000
     return first // width * width, width
-
-
-def _share(part: int, records: int | None, too_late: int) -> float | None:
-    return None if records is None or records + too_late == 0 else part / (records + too_late)
 
 
 def _value_column(table: SparkTable, keys: Sequence[str], named: str | None) -> str:

@@ -1,30 +1,17 @@
-"""The statistics of a table of windows as Spark DataFrames: profile, outliers, lateness. All columns, no rows.
+"""The statistics of a table of windows as Spark DataFrames: profile and lateness. All columns, no rows.
 
 Every function takes DataFrames and returns a DataFrame with the columns that its docstring names; each works alone:
 
     windows = read_table(spark, "factory.temperature_1m")
-    outliers(windows, Columns(("device",), "mean")).orderBy("score", ascending=False).show()
+    profile(windows, Columns(("device",), "mean")).orderBy("stddev", ascending=False).show()
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as fn
-
-from millpy.errors import ConfigError
-
-SIGMA_OF_MEDIAN_DEVIATION = 1.4826
-SIGMA_OF_MEAN_DEVIATION = 1.2533
-"""A normal distribution's standard deviation, as a multiple of its median and its mean absolute deviation."""
-DISTRUST_OF_SHORT_HISTORY = 8.0
-"""A history of this many windows doubles the scale: the median deviation of few values is often too small."""
-SCALE_SHARE_MIN = 1e-9
-"""The smallest scale, as a share of the median: rounding must not make an outlier where all values were equal."""
-_JUDGED = ("expected", "scale", "score", "outlier")
-_FORGOTTEN = ("past", "apart")
-"""Columns that `judged` adds, and drops again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +27,6 @@ class Columns:
     keys: tuple[str, ...]
     value: str
     count: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """The history that a window is compared with.
-
-    Attributes:
-        windows: the number of the device's windows before it.
-        windows_min: the number below which a window is not judged.
-        threshold: the score from which a window is an outlier.
-    """
-
-    windows: int = 30
-    windows_min: int = 8
-    threshold: float = 5.0
-
-    def __post_init__(self) -> None:
-        assert 3 <= self.windows_min <= self.windows, self
-        assert self.threshold > 0, self
 
 
 def profile(windows: DataFrame, columns: Columns) -> DataFrame:
@@ -78,39 +46,6 @@ def profile(windows: DataFrame, columns: Columns) -> DataFrame:
         fn.min("window_start").alias("first_at"),
         fn.max("window_start").alias("last_at"),
     )
-
-
-def judged(windows: DataFrame, columns: Columns, history: History | None = None) -> DataFrame:
-    """Return the windows that have a value, with expected, scale, score and outlier, by the device's earlier windows.
-
-    expected is the median of the history. scale is a robust standard deviation of it, wider the shorter it is: from the
-    median absolute deviation, or from the mean one where more than half of the history is one value. score is the
-    distance of the value from expected in scales. All are null, and outlier false, where the history is too short.
-
-    Raises:
-        ConfigError: the windows have a column of one of these names.
-    """
-    if taken := [name for name in (*_JUDGED, *_FORGOTTEN) if name in windows.columns]:
-        raise ConfigError(f"the windows have a column {taken[0]!r} already", hint="rename it with withColumnRenamed()")
-    history = history or History()
-    before = Window.partitionBy(*columns.keys).orderBy("window_start", "window_end").rowsBetween(-history.windows, -1)
-    past, expected, value = fn.col("past"), fn.col("expected"), fn.col(columns.value)
-    known = fn.size("past")
-    return (
-        windows.where(value.isNotNull() & ~fn.isnan(value.cast("double")))
-        .withColumn("past", fn.array_sort(fn.collect_list(value.cast("double")).over(before)))
-        .withColumn("expected", fn.when(known >= history.windows_min, _median(past)))
-        .withColumn("apart", fn.array_sort(fn.transform(past, lambda one: fn.abs(one - expected))))
-        .withColumn("scale", _scale(fn.col("apart"), expected, known))
-        .withColumn("score", fn.try_divide(fn.abs(value.cast("double") - expected), "scale"))
-        .withColumn("outlier", fn.coalesce((fn.col("score") >= history.threshold) & ~fn.isnan("score"), fn.lit(False)))
-        .drop(*_FORGOTTEN)
-    )
-
-
-def outliers(windows: DataFrame, columns: Columns, history: History | None = None) -> DataFrame:
-    """Return the windows of `judged` that are outliers."""
-    return judged(windows, columns, history).where("outlier")
 
 
 def lateness(windows: DataFrame, too_late: DataFrame, columns: Columns) -> DataFrame:
@@ -148,20 +83,3 @@ def over_time(windows: DataFrame, columns: Columns, *, first_us: int, width_us: 
 
 def _records(columns: Columns) -> Column:
     return fn.lit(None).cast("bigint") if columns.count is None else fn.sum(columns.count).cast("bigint")
-
-
-def _median(ordered: Column) -> Column:
-    """Return the median of a sorted array; null if it is empty."""
-    middle = (fn.size(ordered) - 1) / 2
-    return (fn.get(ordered, fn.floor(middle).cast("int")) + fn.get(ordered, fn.ceil(middle).cast("int"))) / 2
-
-
-def _scale(apart: Column, expected: Column, known: Column) -> Column:
-    """Return a robust standard deviation from sorted distances; never zero."""
-    mean = fn.try_divide(fn.aggregate(apart, fn.lit(0.0), lambda total, one: total + one), known)
-    floor = fn.abs(expected) * SCALE_SHARE_MIN + fn.lit(1e-300)
-    median = _median(apart)
-    spread = fn.when(median > floor, median * SIGMA_OF_MEDIAN_DEVIATION).otherwise(
-        fn.greatest(mean * SIGMA_OF_MEAN_DEVIATION, floor)
-    )
-    return spread * (1 + fn.try_divide(fn.lit(DISTRUST_OF_SHORT_HISTORY), known))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from millpy.config.escape import visible
-from millpy.spark.report import OutlierReport
+from millpy.spark.findings import JudgedWindow, OutlierReport
 
 DEVICES_SHOWN = 15
 OUTLIERS_SHOWN = 10
@@ -35,11 +35,11 @@ def as_text(report: OutlierReport) -> str:
             f"{outlier_line(report)}.",
             *(
                 _table(
-                    ["device", "window", "records", report.value, "expected", "score"],
+                    ["device", "window", "records", report.value, "expected", "score", "compared with"],
                     [
                         [
                             o.name, f"{o.start:%Y-%m-%d %H:%M:%S}Z", number(o.records), number(o.value),
-                            number(o.expected), number(o.score),
+                            number(o.expected), number(o.score), baseline(o),
                         ]
                         for o in report.outliers[:OUTLIERS_SHOWN]
                     ],
@@ -69,8 +69,16 @@ def outlier_line(report: OutlierReport) -> str:
     """Say how many outliers there are, and what an outlier is."""
     rule = report.history
     return (
-        f"{_many(report.outlier_count, 'window')} of {report.windows:,} unlike their own device's earlier windows"
-        f" (score {rule.threshold:g} or more, against the median of {rule.windows_min} to {rule.windows} windows)"
+        f"{_many(report.outlier_count, 'window')} of {report.windows:,} unlike their own device's history (score"
+        f" {rule.threshold:g} or more, against the same hour ({rule.zone}) of up to {rule.days} days, or where they are"
+        f" too few, against the latest {rule.windows_min} to {rule.windows} windows)"
+    )
+
+
+def baseline(window: JudgedWindow) -> str:
+    """Say what a window is compared with."""
+    return {"weekday": "weekday and hour", "hour": "hour of day", "recent": "latest windows"}.get(
+        window.baseline or "", "-"
     )
 
 
