@@ -12,7 +12,7 @@ STORE_TESTS := postgres_commit postgres_results postgres_store rights roles sche
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check lint format types unit test docs store-suite accounting crash crash-long deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants feeds feeds-spark compose-test demo ci clean \
-        bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w2 bench-w3 bench-kafka bench-w4 bench-w5 bench-spark bench-spark-run bench-soak
+        bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w2 bench-w3 bench-kafka bench-w4 bench-w5 bench-spark bench-spark-run bench-scores bench-soak
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -134,6 +134,9 @@ bench-spark: $(STAMP) ## our Spark data source against Spark's JDBC reader, on o
 
 bench-spark-run: $(STAMP) ## W1 and W4 as Spark batches, against a worker
 	$(BIN)/python -m benchmarks.spark_run
+
+bench-scores: $(STAMP) ## the report's scores on the recorded feeds, with faults put in: outliers, precision, recall
+	$(BIN)/python -m benchmarks.scores
 
 bench-soak: $(STAMP) ## 20 minutes: does the database stop growing?
 	$(BIN)/python -m benchmarks.soak
