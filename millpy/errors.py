@@ -6,7 +6,7 @@
     ├── OwnershipError        drop work, re-acquire  LeaseExpiredError · StaleSequencerError
     ├── TransientError        back off, then retry   StoreUnavailableError · SourceUnavailableError
     │   │                                            · RequestWithdrawnError · TableSwitchedError · StepStuckError
-    │   │                                            · ResultTableError
+    │   │                                            · ResultTableError · ArchiveUnavailableError
     │   └── CommitUnknownError   retry after taking over one's own intervals, which settles the commit
     ├── RecordError           dead-letter the record RefusedValueError · CallTimeoutError · PoisonError
     ├── GraphVersionError     stop the process: another version of the graph runs
@@ -116,6 +116,10 @@ class StepStuckError(TransientError):
 
 class ResultTableError(TransientError):
     """A result table is not as deployed (dropped, altered, rights revoked): retry until an operator restores it."""
+
+
+class ArchiveUnavailableError(TransientError):
+    """The archive's directory cannot be written (disk full, rights revoked): retry until an operator restores it."""
 
 
 class CommitUnknownError(TransientError):

@@ -22,7 +22,7 @@ CREATE TABLE mill.computations (
     computation_id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     graph_id       integer NOT NULL REFERENCES mill.graphs ON DELETE CASCADE,
     name           text NOT NULL,
-    kind           text NOT NULL CHECK (kind IN ('injector', 'stage')),
+    kind           text NOT NULL CHECK (kind IN ('injector', 'stage', 'archive')),
     place          integer NOT NULL,  -- in topological order
     UNIQUE (graph_id, name)
 );
@@ -296,6 +296,19 @@ CREATE TABLE mill.releases (
     discards     boolean NOT NULL,
     requested_by text NOT NULL DEFAULT session_user,
     requested_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- The manifest of the archives: the commit that moves an archive's cursors adds the files with the records.
+CREATE TABLE mill.archive_files (
+    interval_id   bigint NOT NULL,
+    bundle        bigint NOT NULL,
+    path          text COLLATE "C" NOT NULL,  -- below the archive's directory
+    records       bigint NOT NULL,
+    bytes         bigint NOT NULL,
+    event_time_lo bigint NOT NULL,
+    event_time_hi bigint NOT NULL,
+    archived_at   timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (interval_id, bundle, path)
 );
 
 CREATE TABLE mill.events (

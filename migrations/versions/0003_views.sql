@@ -187,6 +187,31 @@ SELECT g.name AS graph, w.worker_id, w.host, w.pid, w.lease_deadline > clock_tim
   FROM mill.workers AS w JOIN mill.graphs AS g USING (graph_id)
  ORDER BY g.name, w.registered_at;
 
+CREATE VIEW millpy.archive_files AS
+SELECT p.graph, p.computation AS archive, f.path, f.records, f.bytes, mill.moment(f.event_time_lo) AS first_event_time,
+       mill.moment(f.event_time_hi) AS last_event_time, f.archived_at
+  FROM mill.archive_files AS f JOIN mill.places AS p USING (interval_id);
+
+-- `pending` is the number of records that are stored and not archived yet.
+CREATE VIEW millpy.archive AS
+SELECT g.name AS graph, c.name AS archive, u.streams, coalesce(f.files, 0) AS files, coalesce(f.records, 0) AS records,
+       coalesce(f.bytes, 0) AS bytes, mill.moment(f.event_time_lo) AS first_event_time,
+       mill.moment(f.event_time_hi) AS last_event_time, f.archived_at, u.pending, u.pending_bytes,
+       EXISTS (SELECT FROM mill.intervals AS i JOIN mill.workers AS w USING (worker_id)
+                WHERE i.computation_id = c.computation_id AND w.lease_deadline > clock_timestamp()) AS live
+  FROM mill.computations AS c
+  JOIN mill.graphs AS g USING (graph_id)
+ CROSS JOIN LATERAL (
+       SELECT array_agg(DISTINCT s.name) AS streams, sum(p.records)::bigint AS pending, sum(p.bytes)::bigint AS pending_bytes
+         FROM mill.subscriptions AS u JOIN mill.streams AS s USING (stream_id) JOIN mill.pending AS p USING (subscription_id)
+        WHERE u.consumer_id = c.computation_id) AS u
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS files, sum(f.records)::bigint AS records, sum(f.bytes)::bigint AS bytes,
+              min(f.event_time_lo) AS event_time_lo, max(f.event_time_hi) AS event_time_hi, max(f.archived_at) AS archived_at
+         FROM mill.archive_files AS f JOIN mill.intervals AS i USING (interval_id)
+        WHERE i.computation_id = c.computation_id) AS f
+ WHERE c.kind = 'archive';
+
 CREATE VIEW millpy.result_tables AS
 SELECT g.name AS graph, t.name, t.kind, c.name AS computation, t.key_columns, t.value_columns,
        t.allowed_lateness_us * interval '1 microsecond' AS allowed_lateness

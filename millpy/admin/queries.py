@@ -78,6 +78,10 @@ class Admin:
             rows_max=rows_max,
         )
 
+    def archives(self, graph: str | None = None) -> list[Row]:
+        """Return the archives: their files and records, and what is not archived yet."""
+        return self._of_graph("SELECT * FROM millpy.archive", graph)
+
     def resume_source(self, graph: str, stream: str) -> int:
         """Resume a source; return how many of its partitions were paused."""
         found = self.change("SELECT millpy.resume_source(:graph, :stream) AS n", graph=graph, stream=stream)

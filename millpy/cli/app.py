@@ -13,6 +13,7 @@ from typer.exceptions import Abort, TyperException
 
 from millpy.admin.queries import Admin, Row
 from millpy.cli import (
+    archive,
     crash_test,
     dead_letters,
     demo,
@@ -98,6 +99,7 @@ COMMANDS: dict[str, dict[str, Callable[..., object] | typer.Typer]] = {
         "init": init.init,
         "demo": demo.demo,
         "run": run.run,
+        "archive": archive.archive,
         "deploy": deploy.deploy,
         "switch": generations.switch,
         "drop": generations.drop,

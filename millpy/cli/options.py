@@ -81,9 +81,9 @@ def _forget_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def settings_of(database: str | None) -> Settings:
+def settings_of(database: str | None, **overrides: object) -> Settings:
     """Load the settings, and configure the log by them."""
-    settings = Settings.load(database_url=database)
+    settings = Settings.load(database_url=database, **overrides)
     configure_logging(settings)
     return settings
 

@@ -6,6 +6,8 @@ MILLPY_HTTP                the address at which a service serves health and metr
 MILLPY_LEASE_S             the lease of a worker, in seconds
 MILLPY_LOG_LEVEL           debug, info (default), warning, error
 MILLPY_LOG_FORMAT          console (default) or json
+MILLPY_ARCHIVE             the directory into which an archiver writes
+MILLPY_ARCHIVE_EVERY_S     seconds between two files of an archive that keeps up (10)
 MILLPY_<LIMIT>             any other bound of `limits.py` by its name, e.g. MILLPY_BUNDLE_RECORDS_MAX
 """
 
@@ -43,6 +45,8 @@ class Settings(BaseSettings):
 
     database_url: str | None = Field(default=None, repr=False)
     http: str = "127.0.0.1:8080"
+    archive: str = ""
+    archive_every_s: float = Field(default=10.0, ge=0)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "console"
 

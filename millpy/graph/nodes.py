@@ -10,6 +10,7 @@ from millpy.ingest.settings import AdvanceWithClock, Dedupe, ErrorRate, EventTim
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
 from millpy.model.stage import InputSpec, StageLogic
+from millpy.operators.archive import ArchiveLogic
 from millpy.operators.deduplicate import DeduplicateLogic
 from millpy.operators.stateless import Chain
 from millpy.windowing.logic import WindowedLogic
@@ -83,6 +84,11 @@ class StageNode:
     def windowed(self) -> bool:
         """Whether its results are panes of windows."""
         return isinstance(self.logic, WindowedLogic)
+
+    @property
+    def archives(self) -> bool:
+        """Whether it archives its input, which only an archiver does."""
+        return isinstance(self.logic, ArchiveLogic)
 
     @property
     def keeps_ids(self) -> bool:

@@ -54,7 +54,7 @@ def graph_spec(name: str, nodes: Sequence[InjectorNode | StageNode]) -> GraphSpe
         computations.append(
             ComputationSpec(
                 node.name,
-                "stage",
+                "archive" if node.archives else "stage",
                 intervals=node.intervals,
                 identity=node.logic.identity(),
                 accumulators=_accumulators(node),

@@ -17,6 +17,7 @@ from millpy.graph.nodes import FailurePolicy, InjectorNode, Input, StageNode
 from millpy.limits import KEY_INTERVALS_DEFAULT
 from millpy.model.record import RecordType, column_name
 from millpy.model.time import Instant, check_length, microseconds
+from millpy.operators.archive import ADDED_COLUMNS, ArchiveLogic
 from millpy.operators.deduplicate import DeduplicateLogic
 from millpy.operators.map import FlatMap, Map
 from millpy.operators.stateless import Chain, Filter, Operator, Split
@@ -269,6 +270,28 @@ class KeyedStream:
         return self.stream.graph.process(
             computation, name=name, inputs=[self], output=output, intervals=intervals, on_failure=on_failure
         )
+
+    def archive(self, name: str = "", *, buckets: int = 16, intervals: int = 1) -> None:
+        """Archive the records as Parquet files, which `millpy archive` or `services/archiver.py` writes.
+
+        The archive is a consumer of the stream and changes nothing of what the graph computes. Until an archiver has
+        written a record, its segment stays in the database.
+
+        Args:
+            name: the archive's name. Default: the stream's name with `_archive` behind it.
+            buckets: number of parts of the key space, a power of two; a row group has the records of one.
+            intervals: number of key intervals; as many archivers can share the work.
+        """
+        if not name and not self.stream.name.isidentifier():
+            raise GraphError(
+                f"the archive of {self.stream.name!r} needs a name", hint='for example archive("readings")'
+            )
+        checked_name(name := name or f"{self.stream.name}_archive", "archive")
+        if not 1 <= buckets <= 4096 or buckets & (buckets - 1):
+            raise GraphError(f"invalid number of buckets: {buckets}", hint="use a power of two from 1 to 4,096")
+        if taken := sorted(set(ADDED_COLUMNS) & set(self.stream.record_type.fields)):
+            raise GraphError(f"field {taken[0]!r} is a column of every archive", hint="rename the field")
+        self.stream.graph.add(StageNode(name, self.inputs(), ArchiveLogic(buckets), intervals))
 
     def window(
         self,

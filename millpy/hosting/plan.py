@@ -76,6 +76,11 @@ class ComputationPlan:
     immediate: bool
 
     @property
+    def archives(self) -> bool:
+        """Whether it archives its input."""
+        return isinstance(self.node, StageNode) and self.node.archives
+
+    @property
     def keeps_ids(self) -> bool:
         """Whether it deduplicates, so that its intervals need their dedupe runs."""
         return self.node.keeps_ids if isinstance(self.node, StageNode) else self.node.dedupe is not None
@@ -134,6 +139,7 @@ def plan(graph: Graph, deployment: Deployment, limits: Limits) -> Plan:
     """Join a graph with the ids under which it is deployed."""
     progress = StepProgress()
     stages = [node for node in graph.nodes if isinstance(node, StageNode)]
+    stages.sort(key=lambda stage: stage.archives)  # the first consumer names the devices: archives change no meaning
     windowed = sum(len(deployment.intervals_of(stage.name)) for stage in stages if isinstance(stage.logic, WindowSpec))
     computations = []
     for node in graph.nodes:

@@ -329,6 +329,7 @@ class Steps:
             dead_letters=[*letters, *(letter for _, letter in refused)],
             outcomes=outcomes,
             release_ids=[release.release_id for release in releases],
+            archived=result.archived,
         )
 
     def _bounded_step(

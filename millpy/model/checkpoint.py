@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from millpy.model.bundle import Bundle
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 
 
@@ -292,6 +293,24 @@ class Pause:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class ArchivedFile:
+    """A file of an archive, as the manifest lists it.
+
+    Attributes:
+        path: path below the archive's directory.
+        records: number of records.
+        size: bytes.
+        event_time_lo, event_time_hi: smallest and largest event time.
+    """
+
+    path: str
+    records: int
+    size: int
+    event_time_lo: Instant
+    event_time_hi: Instant
+
+
 @dataclass(slots=True)
 class Checkpoint:
     """All changes for one bundle of one interval; commits as a whole or not at all (I2)."""
@@ -321,3 +340,7 @@ class Checkpoint:
     """Number of late rows that are counted but not stored."""
     release_ids: Sequence[int] = ()
     """Finished requests to release parked keys, whether or not they had an effect."""
+    archived: Sequence[Bundle] = ()
+    """Bundles that an archive takes; the store of an archiver writes them to `files`."""
+    files: Sequence[ArchivedFile] = ()
+    """Files with all records of `archived`, which the commit adds to the manifest."""

@@ -74,7 +74,7 @@ class TableSpec:
 
 @dataclass(frozen=True, slots=True)
 class ComputationSpec:
-    """One computation: an injector with its source partitions, or a stage with its key intervals.
+    """One computation: an injector with its source partitions, or a stage or an archive with its key intervals.
 
     `identity` describes the parts that must not change under stored state: windows, aggregates, cells. `settings`
     affect only future processing and may change when an operator deploys them. `accumulators` is the number of
@@ -82,7 +82,7 @@ class ComputationSpec:
     """
 
     name: str
-    kind: Literal["injector", "stage"]
+    kind: Literal["injector", "stage", "archive"]
     partitions: tuple[str, ...] = ()
     intervals: int = 0
     identity: Identity = field(default_factory=dict)

@@ -117,7 +117,7 @@ def _computations(stored: Description, wanted: Description) -> Iterator[GraphCha
             yield GraphChange("meaning", name, f"the {_noun(computation)} was removed")
     for name, computation in after.items():
         if name not in before:
-            later = f"; {FROM_NOW}" if computation["kind"] == "stage" else ""
+            later = f"; {FROM_NOW}" if computation["kind"] != "injector" else ""
             words = f"the {_noun(computation)} is new{later}"
             yield GraphChange("addition", name, words, addition=("computation", name))
             continue
@@ -128,7 +128,7 @@ def _computations(stored: Description, wanted: Description) -> Iterator[GraphCha
 
 
 def _noun(computation: Description) -> str:
-    return "source" if computation["kind"] == "injector" else "computation"
+    return {"injector": "source", "stage": "computation", "archive": "archive"}[computation["kind"]]
 
 
 def _computation(name: str, before: Description, after: Description) -> Iterator[GraphChange]:

@@ -118,6 +118,8 @@ class StepResult:
     duplicates_by_input: dict[int, int] = field(default_factory=dict)
     """Input index -> number of consumed records that were duplicates of others."""
     dedupe_run: DedupeRun | None = None
+    archived: Sequence[Bundle] = ()
+    """Bundles to archive."""
     fired: Mapping[Key, int] = field(default_factory=dict)
     """Key -> number of timers that fired at the end, for `Work.fires`; empty unless due timers were left."""
     unfinished: bool = False

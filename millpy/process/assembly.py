@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from millpy.clock import SystemClock, random_id
-from millpy.errors import GraphVersionError, NotMigratedError, TransientError
+from millpy.clock import Clock, SystemClock, random_id
+from millpy.errors import GraphVersionError, NotMigratedError, TransientError, UsageError
 from millpy.graph import Graph
 from millpy.hosting.failpoints import Failpoints, NoFailpoints
 from millpy.hosting.plan import plan
@@ -23,12 +23,27 @@ from millpy.runtime.lease import HeartbeatThread, Lease
 from millpy.runtime.observer import Observer, Observers
 from millpy.runtime.pauses import short_pauses
 from millpy.runtime.worker import Worker
+from millpy.store.postgres.archiving import ArchiveInto, ArchivingStore
 from millpy.store.postgres.heartbeat import HeartbeatConnection
 from millpy.store.postgres.store import PostgresStore
 
 log = logging.getLogger(__name__)
 SWITCH_S = 0.0005
 """How long one thread may keep the interpreter from another; Python's default of 5 ms would add to our latency."""
+
+
+def archives_of(graph: Graph) -> tuple[str, ...]:
+    """Return the names of a graph's archives.
+
+    Raises:
+        UsageError: the graph has none.
+    """
+    names = _archives(graph)
+    if not names:
+        raise UsageError(
+            f"graph {graph.name!r} has no archive", hint="declare one: stream.key_by(…).archive(), and deploy the graph"
+        )
+    return names
 
 
 async def run_worker(  # noqa: PLR0913 - keywords of the function that others embed
@@ -42,6 +57,7 @@ async def run_worker(  # noqa: PLR0913 - keywords of the function that others em
     start: Instant | None = None,
     patient: bool = False,
     observer: Observer | None = None,
+    archive: ArchiveInto | None = None,
 ) -> None:
     """Deploy the graph if it is new, and run one worker on it until `stop` is set or the graph has finished.
 
@@ -49,12 +65,13 @@ async def run_worker(  # noqa: PLR0913 - keywords of the function that others em
         graph: the graph to run.
         database_url: the database, which must be migrated.
         limits: the bounds; by default those of `Limits()`.
-        only: the names of the computations to run; empty for all.
+        only: the names of the computations to run; empty for all but the archives.
         stop: drains the worker when it is set.
         failpoints: named points in the cycle, for tests.
         start: the instant at which a source without a position begins, if the source supports it.
         patient: whether to wait, like a service, for a database that does not answer or is not migrated yet.
         observer: observes the worker.
+        archive: where to write the archives that are named in `only`.
 
     Raises:
         UsageError: the graph, a setting or the deployment is wrong.
@@ -62,15 +79,14 @@ async def run_worker(  # noqa: PLR0913 - keywords of the function that others em
         CorruptionError: an invariant is broken; the worker has stopped and kept all data.
         TransientError: the database is unreachable at the start, and `patient` is false.
     """
-    sys.setswitchinterval(SWITCH_S)
-    limits, stop, observer = limits or Limits(), stop or asyncio.Event(), observer or Observers()
-    clock = SystemClock()
+    limits, stop, observer, clock = limits or Limits(), stop or asyncio.Event(), observer or Observers(), SystemClock()
+    only, open_store = _chosen(graph, only, archive, clock)
     common = partial(WorkerContext, limits=limits, host_clock=clock, failpoints=failpoints or NoFailpoints(), only=only)
     previous_version = 0  # of the worker that ran before in this loop
     with short_pauses():
         while True:
             lease = Lease(limits, clock)
-            store = PostgresStore(database_url, limits=limits, progressed=lease.progressed)
+            store = open_store(database_url, limits=limits, progressed=lease.progressed)
             context = partial(common, store=store, lease=lease, start=start, observer=observer)
             begin = partial(_begin, store, graph, limits, context)
             try:
@@ -108,6 +124,24 @@ async def deploy(graph: Graph, database_url: str, *, back: bool = False) -> None
         await store.deploy(graph.spec(), on_purpose=True, back=back)
 
 
+def _archives(graph: Graph) -> tuple[str, ...]:
+    return tuple(spec.name for spec in graph.spec().computations if spec.kind == "archive")
+
+
+def _chosen(
+    graph: Graph, only: Sequence[str], archive: ArchiveInto | None, clock: Clock
+) -> tuple[Sequence[str], Callable[..., PostgresStore]]:
+    """Return the names of the computations to run, empty for all; and the kind of store that they need."""
+    archives = _archives(graph)
+    if not only and archives:
+        only = [spec.name for spec in graph.spec().computations if spec.kind != "archive"]
+    if not set(archives) & set(only):
+        return only, PostgresStore
+    if archive is None:
+        raise UsageError("no directory is set for the archive", hint="set MILLPY_ARCHIVE, or use `millpy archive --to`")
+    return only, partial(ArchivingStore, into=archive, clock=clock)
+
+
 async def _begin(store: PostgresStore, graph: Graph, limits: Limits, context: Callable[..., WorkerContext]) -> Worker:
     """Connect, deploy and register. Return a worker with a lease."""
     await store.open()
@@ -131,6 +165,7 @@ async def _begin(store: PostgresStore, graph: Graph, limits: Limits, context: Ca
 
 async def _run(worker: Worker, heartbeats: HeartbeatThread, stop: asyncio.Event, observer: Observer) -> None:
     """Run a worker to its end, with its heartbeat in a thread."""
+    sys.setswitchinterval(SWITCH_S)
     heartbeats.start()
     observer.begun(worker)
     try:

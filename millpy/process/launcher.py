@@ -76,6 +76,7 @@ def run(
     only: Sequence[str],
     workers: int,
     start: str = "",
+    archive: bool = False,
     ended: Callable[[str, Graph], None] | None = None,
 ) -> int:
     """Run a graph until it has finished or a signal ends it; return the exit status.
@@ -86,6 +87,7 @@ def run(
         only: names of the computations to run; empty for all.
         workers: the number of processes.
         start: the time at which unread source partitions begin, as text; empty for the sources' default.
+        archive: whether to run the graph's archives instead.
         ended: called with the database and the graph after all workers have ended, while the database still runs.
 
     Raises:
@@ -93,11 +95,14 @@ def run(
     """
     from millpy.graph.loader import load_graph  # late: `millpy status` does not load the engine
     from millpy.observability.progress import ProgressReporter
+    from millpy.process.assembly import archives_of
     from millpy.process.worker_process import run_until_stopped, start_of
 
     if not 1 <= workers <= WORKERS_MAX:
         raise UsageError(f"invalid number of workers: {workers}", hint=f"give a number from 1 to {WORKERS_MAX}")
     graph = load_graph(location)
+    if archive:
+        only = archives_of(graph)
     names = [computation.name for computation in graph.spec().computations]
     for name in only:
         if name not in names:

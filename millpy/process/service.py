@@ -15,7 +15,7 @@ from millpy.config.settings import Settings, configure_logging
 from millpy.errors import ConfigError, MillError, UsageError
 from millpy.graph import Graph
 from millpy.graph.loader import load_graph
-from millpy.process.assembly import deploy
+from millpy.process.assembly import archives_of, deploy
 from millpy.process.exit import report_error
 from millpy.process.worker_process import run_until_stopped
 from millpy.runtime.observer import Observers
@@ -35,12 +35,21 @@ def as_given(graph: Graph, named: Sequence[str]) -> Sequence[str]:
     """Return the named computations: all if `named` is empty, all but the injectors for `--no-injectors`."""
     if list(named) != [NO_INJECTORS]:
         return named
-    return [spec.name for spec in graph.spec().computations if spec.kind != "injector"]
+    return [spec.name for spec in graph.spec().computations if spec.kind == "stage"]
 
 
 def injectors(graph: Graph, named: Sequence[str]) -> Sequence[str]:
     """Return the named computations; all injectors of the graph if `named` is empty."""
     return named or [spec.name for spec in graph.spec().computations if spec.kind == "injector"]
+
+
+def archives(graph: Graph, named: Sequence[str]) -> Sequence[str]:
+    """Return the named archives; all archives of the graph if `named` is empty.
+
+    Raises:
+        UsageError: the graph has no archive.
+    """
+    return named or archives_of(graph)
 
 
 def serve(arguments: Sequence[str], choose: Choose = as_given) -> int:

@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from pathlib import Path
 
 from millpy.config.settings import Settings, configure_logging
 from millpy.errors import MillError, UsageError
@@ -24,6 +25,7 @@ from millpy.model.time import Instant, instant
 from millpy.process.assembly import run_worker
 from millpy.process.exit import EXIT_INTERRUPTED, Interrupts, report_error
 from millpy.runtime.observer import Observer
+from millpy.store.postgres.archiving import ArchiveInto
 
 
 def run_until_stopped(  # noqa: PLR0913 - keywords of `run_worker`
@@ -60,13 +62,34 @@ def run_until_stopped(  # noqa: PLR0913 - keywords of `run_worker`
             start=start,
             patient=patient,
             observer=observer,
+            archive=archive,
         )
 
+    archive = _archive_of(settings)
     before = signal.getsignal(signal.SIGINT)
     try:
         asyncio.run(run())
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _archive_of(settings: Settings) -> ArchiveInto | None:
+    """Return where an archiver writes, if it is set.
+
+    Raises:
+        UsageError: the directory cannot be made.
+    """
+    if not settings.archive:
+        return None
+    directory = Path(settings.archive).resolve()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"cannot make the directory {directory}: {error.strerror}",
+            hint="set MILLPY_ARCHIVE to one that can be written",
+        ) from error
+    return ArchiveInto(directory, settings.archive_every_s)
 
 
 def start_of(text: str, graph: Graph) -> Instant | None:

@@ -45,6 +45,7 @@ class OwnedIntervals:
         self._lease = context.lease
         self._failpoints = context.failpoints
         self._only = frozenset(context.only)
+        self._archives = any(c.archives for c in context.plan if c.name in self._only)
         self._ask_finished_at = 0.0
         self.intervals: dict[int, OwnedInterval] = {}
 
@@ -90,7 +91,7 @@ class OwnedIntervals:
             return False
         self._ask_finished_at = now + ASK_FINISHED_EVERY_S
         try:
-            return await self._store.finished(self._context.graph_id)
+            return await self._store.finished(self._context.graph_id, archives=self._archives)
         except TransientError:
             return False
 

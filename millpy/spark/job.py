@@ -14,7 +14,7 @@ import msgspec
 
 from millpy.clock import Clock, SystemClock
 from millpy.errors import UsageError
-from millpy.graph import Graph, InjectorNode
+from millpy.graph import Graph, InjectorNode, StageNode
 from millpy.graph.loader import load_graph
 from millpy.hosting.plan import ComputationPlan, Plan, plan
 from millpy.limits import Limits
@@ -72,6 +72,7 @@ class BatchJob(msgspec.Struct, frozen=True):
             UsageError: a history is for no source of the graph, or a source does not end and has no history.
         """
         graph = load_graph(self.graph, self.text)
+        graph.nodes[:] = [node for node in graph.nodes if not (isinstance(node, StageNode) and node.archives)]
         sources = {node.name: node for node in graph.nodes if isinstance(node, InjectorNode)}
         for name, history in self.histories.items():
             if name not in sources:

@@ -340,8 +340,8 @@ class Store(Protocol):
         """
         ...
 
-    async def finished(self, graph_id: int) -> bool:
-        """Tell whether the graph has no work left.
+    async def finished(self, graph_id: int, *, archives: bool = False) -> bool:
+        """Tell whether the graph has no work left; that of its archives counts only if `archives`.
 
         Every low watermark is INSTANT_MAX, no record waits for a consumer, and no replay or release is requested.
         A replay after the end of the input does not move a watermark.

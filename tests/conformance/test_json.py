@@ -31,6 +31,7 @@ WITHOUT: dict[str, str] = {}
 ELSEWHERE = {
     "demo": "two minutes: no test runs it",
     "crash-test": "a minute: tests/e2e/test_crash_test.py reads its document",
+    "archive": "tests/crash/test_archive.py reads its document",
     "report": "Spark: tests/spark/test_report.py reads its document",
     "spark run": "Spark: tests/spark/test_batch.py reads its document",
 }

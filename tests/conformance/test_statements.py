@@ -20,7 +20,7 @@ NAMED = re.compile(rb"%\((\w+)\)s")
 # What the client sends as arrays of other types than bigint[]; scalars are inferred.
 TEXTS = (
     "documents records ends checksums streams computations keys reasons details tracebacks positions partitions kinds "
-    "wires namespaces subkeys"
+    "wires namespaces subkeys paths"
 ).split()
 BYTEAS = ("payloads", "ids", "times")
 

@@ -25,7 +25,7 @@ from millpy.model.deployment import TableSpec
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.spark.hosted_rows import BUNDLE, decode_payloads
 from millpy.spark.hosted_task import ORDER, PARTS, IntervalEnd, host_stage, read_source, taken
-from millpy.spark.job import BatchJob, SourceHistory, HostedPlan
+from millpy.spark.job import BatchJob, HostedPlan, SourceHistory
 from millpy.store.memory.database import MemoryDatabase
 from millpy.store.memory.state import MemoryState
 from tests.property.test_hosting import GRAPHS, Note, contents

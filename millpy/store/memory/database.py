@@ -327,7 +327,7 @@ class MemoryDatabase:
         A partition that joins a source begins at the lowest watermark of the source's other partitions.
         """
         parts: list[tuple[KeyInterval | None, str]] = [(None, partition) for partition in computation.partitions]
-        if computation.kind == "stage":
+        if computation.kind != "injector":
             parts = [(keys, "") for keys in tile_key_space(computation.intervals)]
         published = min((self.headers[i.interval_id].low_watermark for i in siblings), default=INSTANT_MIN)
         found = []

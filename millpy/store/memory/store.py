@@ -200,13 +200,19 @@ class MemoryStore:
             if header.graph_id == graph_id and header.interval.keys is None
         ]
 
-    async def finished(self, graph_id: int) -> bool:
+    async def finished(self, graph_id: int, *, archives: bool = False) -> bool:
         """Tell whether the graph has no work left; see `Store.finished`."""
         await self._reach_server()
-        headers = [header for header in self.database.headers.values() if header.graph_id == graph_id]
+        deployed = self.database.graphs[graph_id]
+        counted = {c.name for c in deployed.spec.computations if archives or c.kind != "archive"}
+        headers = [
+            header
+            for header in self.database.headers.values()
+            if header.graph_id == graph_id and header.interval.computation in counted
+        ]
         requested = self.database.requests.any_of([header.interval.interval_id for header in headers])
         reached = not requested and all(header.low_watermark >= INSTANT_MAX for header in headers)
-        return reached and not any(pending.records for pending in (await self.backlog(graph_id)).values())
+        return reached and not self.database.pending(s for s in deployed.subscriptions if s.consumer in counted).records
 
     async def now_us(self) -> Instant:
         """Read the server's clock."""

@@ -103,6 +103,7 @@ def encode_turn(checkpoints: Sequence[Checkpoint], graph_version: int, tables: d
         *_dead_letters(checkpoints),
         *requests.record_outcomes(checkpoints),
         *requests.record_pauses(checkpoints),
+        *_archive_files(checkpoints),
     ]
     inserts, copies, firsts = _results(checkpoints, tables)
     return EncodedTurn(fence, logs, appends + inserts, copies, firsts)
@@ -254,6 +255,24 @@ def _dead_letters(checkpoints: Sequence[Checkpoint]) -> list[Command]:
         "payloads": Byteas([letter.payload for _, letter in letters]),
     }
     return [(statement("append_dead_letters"), parameters)]
+
+
+def _archive_files(checkpoints: Sequence[Checkpoint]) -> list[Command]:
+    for c in checkpoints:  # a cursor must not pass records that no file has
+        assert sum(map(len, c.archived)) == sum(file.records for file in c.files), c.grant
+    files = [(c, file) for c in checkpoints for file in c.files]
+    if not files:
+        return []
+    parameters = {
+        "intervals": Bigints([c.grant.interval_id for c, _ in files]),
+        "bundles": Bigints([c.bundle for c, _ in files]),
+        "paths": Texts([file.path for _, file in files]),
+        "counts": Bigints([file.records for _, file in files]),
+        "sizes": Bigints([file.size for _, file in files]),
+        "event_time_los": Bigints([file.event_time_lo for _, file in files]),
+        "event_time_his": Bigints([file.event_time_hi for _, file in files]),
+    }
+    return [(statement("append_archive_files"), parameters)]
 
 
 def _results(

@@ -273,8 +273,13 @@ class PostgresStore:
 
     async def backlog(self, graph_id: int) -> dict[str, Backlog]:
         """Return the records and bytes of stored segments above the cursors, by producing computation."""
+        return await self._backlog(graph_id, archives=True)
+
+    async def _backlog(self, graph_id: int, *, archives: bool) -> dict[str, Backlog]:
         async with self._admin.use() as connection:
-            rows = await all_rows(connection, statement("read_backlog"), {"graph_id": graph_id})
+            rows = await all_rows(
+                connection, statement("read_backlog"), {"graph_id": graph_id, "with_archive": archives}
+            )
         return {name: Backlog(records, size) for name, records, size in rows}
 
     async def compare_sources(self, graph_id: int, own: Sequence[SourceState]) -> Sequence[SourceState]:
@@ -295,11 +300,13 @@ class PostgresStore:
         self._committer.forget_slots()
         return freed
 
-    async def finished(self, graph_id: int) -> bool:
+    async def finished(self, graph_id: int, *, archives: bool = False) -> bool:
         """Tell whether the graph has no work left; see `Store.finished`."""
+        of = {"graph_id": graph_id, "with_archive": archives}
         async with self._admin.use() as connection:
-            ((reached,),) = await all_rows(connection, statement("read_finished"), {"graph_id": graph_id})
-        return reached and not any(pending.records for pending in (await self.backlog(graph_id)).values())
+            ((reached,),) = await all_rows(connection, statement("read_finished"), of)
+        backlog = await self._backlog(graph_id, archives=archives) if reached else {}
+        return reached and not any(pending.records for pending in backlog.values())
 
     async def now_us(self) -> Instant:
         """Read the server's clock."""

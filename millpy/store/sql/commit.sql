@@ -68,6 +68,15 @@ INSERT INTO mill.dead_letters (interval_id, bundle, stream, computation, input, 
 SELECT * FROM unnest(%(intervals)s, %(bundles)s, %(streams)s, %(computations)s, %(inputs)s, %(reasons)s, %(details)s,
                      %(tracebacks)s, %(positions)s, %(keys)s, %(event_times)s, %(wires)s, %(ids)s, %(payloads)s);
 
+-- name: append_archive_files
+-- Zero rows: nothing was sent.
+INSERT INTO mill.archive_files (interval_id, bundle, path, records, bytes, event_time_lo, event_time_hi)
+SELECT * FROM unnest(%(intervals)s, %(bundles)s, %(paths)s, %(counts)s, %(sizes)s, %(event_time_los)s, %(event_time_his)s);
+
+-- name: find_archived
+-- Finds the committed ones among some files of an interval. Zero rows: none is committed.
+SELECT path FROM mill.archive_files WHERE interval_id = %(interval)s AND path = ANY (%(paths)s);
+
 -- name: read_slots
 -- The current slot of each ring, by the ring's name. Always three rows.
 SELECT slot FROM mill.epochs WHERE state = 'current' ORDER BY ring;

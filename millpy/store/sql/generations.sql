@@ -141,6 +141,8 @@ WITH c AS (
     DELETE FROM mill.late_records WHERE interval_id = ANY (%(intervals)s)
 ), p AS (
     DELETE FROM mill.pauses WHERE interval_id = ANY (%(intervals)s)
+), f AS (
+    DELETE FROM mill.archive_files WHERE interval_id = ANY (%(intervals)s)
 ), q AS (
     DELETE FROM mill.source_states WHERE interval_id = ANY (%(intervals)s)
 )

@@ -1,0 +1,77 @@
+"""Archive: a keyed step that hands its input on to be archived as it is, and keeps no state.
+
+The step only says which bundles a commit archives. The store of an archiver writes them as files and commits the
+manifest with the cursors (store/postgres/archiving.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from millpy.model.bundle import Bundle
+from millpy.model.checkpoint import Entries
+from millpy.model.identity import Identity
+from millpy.model.stage import StageBinding, StepResult, StoredInterval, Work
+from millpy.model.time import INSTANT_MAX, Instant
+
+ADDED_COLUMNS = ("_partition", "_seq", "_event_time_us", "_watermark_us")
+"""The columns of an archive beside the fields of the records."""
+
+
+class ArchiveLogic:
+    """An archive in a graph.
+
+    Args:
+        buckets: number of parts of the key space, a power of two.
+    """
+
+    def __init__(self, buckets: int) -> None:
+        self.buckets = buckets
+
+    def bind(self, binding: StageBinding) -> ArchiveStage:
+        """Return the stage, which can open intervals."""
+        return ArchiveStage()
+
+    def identity(self) -> Identity:
+        """Describe how the files are cut. The identities of other computations do not depend on it."""
+        return {"kind": "archive", "buckets": self.buckets}
+
+
+class ArchiveStage:
+    """An archive in a deployed graph."""
+
+    def open(self, recovered: StoredInterval) -> ArchiveInterval:
+        """Return an interval, which has no soft state."""
+        return ArchiveInterval()
+
+
+class ArchiveInterval:
+    """One interval of an archive."""
+
+    immediate = True
+
+    def missing_keys(self, bundles: Sequence[Bundle]) -> Sequence[bytes]:
+        """Return an empty sequence: the step has no state."""
+        return ()
+
+    def load_state(self, keys: Sequence[bytes], entries: Sequence[Entries]) -> None:
+        """Do nothing: `missing_keys` is always empty."""
+
+    def oldest_work(self) -> Instant:
+        """Return INSTANT_MAX: the step holds nothing back."""
+        return INSTANT_MAX
+
+    def next_due(self) -> tuple[Instant, Instant]:
+        """Return INSTANT_MAX twice: the step has no timers."""
+        return INSTANT_MAX, INSTANT_MAX
+
+    def on_folded(self, bundle: int) -> None:
+        """Do nothing: the step has no state."""
+
+    def step(self, work: Work) -> StepResult:
+        """Consume all bundles as they are; none of their records is late."""
+        consumed: Counter[int] = Counter()
+        for arrival in work.arrived:
+            consumed[arrival.bundle.input] += len(arrival.bundle)
+        return StepResult(archived=[arrival.bundle for arrival in work.arrived], consumed_by_input=dict(consumed))

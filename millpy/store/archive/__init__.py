@@ -1,0 +1,1 @@
+"""Archives as files: the Parquet format, and the directory whose files become visible when they are committed."""

@@ -1,0 +1,116 @@
+"""The directory of an archive: a file is written under `.pending`, and gets its final name once it is committed.
+
+    GRAPH/ARCHIVE/.pending/hour=2026-11-22T08,NAME      written, perhaps committed
+    GRAPH/ARCHIVE/hour=2026-11-22T08/NAME               committed
+
+NAME is INTERVAL-SEQUENCER-BUNDLE-TOKEN.parquet. The sequencer tells an interval's owner which pending files no other
+process can still commit; the random token keeps files of another database from being overwritten.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pyarrow as pa
+
+from millpy.clock import random_id
+from millpy.errors import ArchiveUnavailableError
+from millpy.model.checkpoint import Grant
+from millpy.model.time import Instant, to_datetime
+
+PENDING = ".pending"
+
+
+class ArchiveDirectory:
+    """The files of one archive.
+
+    Args:
+        root: the directory of all archives.
+        name: the archive's path below it; paths of files begin with it.
+    """
+
+    def __init__(self, root: Path, name: str) -> None:
+        self._root = root
+        self._name = name
+        self._pending = root / name / PENDING
+
+    def write(self, grant: Grant, bundle: int, hour: Instant, content: pa.Buffer) -> str:
+        """Write a pending file durably; return its final path below the root.
+
+        Raises:
+            ArchiveUnavailableError: the file cannot be written.
+        """
+        name = f"{grant.interval_id}-{grant.sequencer}-{bundle}-{random_id().hex[:12]}.parquet"
+        path = f"{self._name}/hour={to_datetime(hour):%Y-%m-%dT%H}/{name}"
+        with _unavailable(self._root / path):
+            self._pending.mkdir(parents=True, exist_ok=True)
+            with self._pending_file(path).open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            _sync(self._pending)
+        return path
+
+    def publish(self, path: str) -> None:
+        """Give a committed file its final name. A file that has it already is left alone.
+
+        Raises:
+            ArchiveUnavailableError: the file cannot be renamed.
+        """
+        final = self._root / path
+        with _unavailable(final):
+            final.parent.mkdir(exist_ok=True)
+            try:
+                self._pending_file(path).rename(final)
+            except FileNotFoundError:
+                if not final.exists():  # the interval's next owner has published it, unless it is lost
+                    raise
+            _sync(final.parent)
+            _sync(self._root / self._name)
+
+    def discard(self, path: str) -> None:
+        """Delete a pending file that is not committed, if it exists."""
+        with suppress(OSError):  # the next owner sweeps it
+            self._pending_file(path).unlink()
+
+    def pending(self, grant: Grant) -> list[str]:
+        """Return the final paths of the interval's pending files whose commits are decided under this grant.
+
+        Raises:
+            ArchiveUnavailableError: the directory cannot be read.
+        """
+        found = []
+        with _unavailable(self._pending):
+            for entry in self._pending.iterdir() if self._pending.exists() else ():
+                hour, _, name = entry.name.partition(",")
+                owner = name.split("-")[:2]
+                if owner[0] == str(grant.interval_id) and int(owner[1]) <= grant.sequencer:
+                    found.append(f"{self._name}/{hour}/{name}")
+        return found
+
+    def _pending_file(self, path: str) -> Path:
+        hour, name = path.rsplit("/", 2)[1:]
+        return self._pending / f"{hour},{name}"
+
+
+@contextmanager
+def _unavailable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ArchiveUnavailableError(
+            f"the archive cannot use {path}: {error.strerror}",
+            hint="make room, or restore the directory and its rights",
+        ) from error
+
+
+def _sync(directory: Path) -> None:
+    """Make the names in a directory durable."""
+    opened = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

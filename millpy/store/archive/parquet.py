@@ -1,0 +1,76 @@
+"""Bundles as Parquet: the fields of the records and four columns, one row group for each bundle and bucket.
+
+    _partition       where the bundle was made: "COMPUTATION/PARTITION", or the place of a key interval
+    _seq             the bundle's number there
+    _event_time_us   the record's event time, µs since the epoch
+    _watermark_us    the watermark before the record, so that lateness is a filter on a row; null behind a stage, whose
+                     records are judged by the watermark of their consumer
+
+A bucket is a part of the key space: the first bits of the key's hash. Bundles stay whole and records keep their order
+within a bucket, so a sum over a key adds the same numbers in the same order as the worker's. The metadata `millpy`
+lists the row groups as JSON: [bucket, partition, seq, records] for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from millpy.model.bundle import Bundle
+from millpy.model.keys import KEY_SPACE
+
+METADATA = "millpy"
+RowGroup = tuple[int, str, int, int]
+"""(bucket, partition, seq, records)."""
+
+
+def encode(bundles: Sequence[Bundle], partitions: Mapping[int, str], buckets: int) -> pa.Buffer:
+    """Encode bundles of one record type as a Parquet file.
+
+    Args:
+        bundles: at least one.
+        partitions: the name of each producer, by its interval.
+        buckets: number of buckets.
+    """
+    schema = pa.schema(
+        [
+            *bundles[0].records.type.schema,
+            ("_partition", pa.string()),
+            ("_seq", pa.int64()),
+            ("_event_time_us", pa.int64()),
+            ("_watermark_us", pa.int64()),
+        ]
+    )
+    sink = pa.BufferOutputStream()
+    groups: list[RowGroup] = []
+    with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
+        for bundle in bundles:
+            partition = partitions[bundle.producer]
+            table = _table(bundle, partition, schema)
+            of_row = (bundle.keys.hashes // (KEY_SPACE // buckets))[bundle.keys.codes]
+            for bucket in np.unique(of_row).tolist():
+                rows = np.flatnonzero(of_row == bucket)
+                writer.write_table(table.take(pa.array(rows)), row_group_size=len(rows))
+                groups.append((bucket, partition, bundle.seq, len(rows)))
+        described = {"buckets": buckets, "row_groups": groups}
+        writer.add_key_value_metadata({METADATA: msgspec.json.encode(described).decode()})
+    return sink.getvalue()
+
+
+def _table(bundle: Bundle, partition: str, schema: pa.Schema) -> pa.Table:
+    records, count = bundle.records, len(bundle)
+    watermarks = pa.nulls(count, pa.int64()) if records.watermarks is None else pa.array(records.watermarks)
+    return pa.Table.from_arrays(
+        [
+            *records.batch().columns,
+            pa.repeat(pa.scalar(partition), count),
+            pa.repeat(pa.scalar(bundle.seq, pa.int64()), count),
+            pa.array(records.event_times),
+            watermarks,
+        ],
+        schema=schema,
+    )

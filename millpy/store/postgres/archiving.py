@@ -1,0 +1,171 @@
+"""ArchivingStore: the store of an archiver, whose commits write files before and publish them after.
+
+    write     the bundles of a turn become pending files, durably
+    commit    one fenced transaction moves the cursors and adds the files to the manifest (I1, I2)
+    publish   the files get their final names
+
+An interval's owner settles what its predecessors left: after a claim the database knows which pending files are
+committed. It publishes these and deletes the others, so a crash at any point loses and doubles nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from millpy.clock import Clock
+from millpy.errors import ArchiveUnavailableError, CommitUnknownError, MillError
+from millpy.model.bundle import Bundle
+from millpy.model.checkpoint import ArchivedFile, Checkpoint, Grant
+from millpy.model.deployment import Deployment, GraphSpec, permanent_name
+from millpy.model.time import Instant
+from millpy.store.archive.directory import ArchiveDirectory
+from millpy.store.archive.parquet import encode
+from millpy.store.postgres.arrays import Texts
+from millpy.store.postgres.connection import all_rows
+from millpy.store.postgres.statements import statement
+from millpy.store.postgres.store import PostgresStore
+from millpy.store.protocol import CommitFailpoint, OwnerSnapshot, PollResult, SegmentQuery
+
+HOUR_US = 3_600_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveInto:
+    """Where and how often an archiver writes.
+
+    Attributes:
+        directory: the directory of all archives; it belongs to one database.
+        every_s: seconds between two polls of an archive that keeps up, so that files do not get too small.
+    """
+
+    directory: Path
+    every_s: float
+
+
+class ArchivingStore(PostgresStore):
+    """The store of an archiver.
+
+    Args:
+        url: the database.
+        into: where to write.
+        clock: the clock of the pace.
+        more: the arguments of `PostgresStore`.
+    """
+
+    def __init__(self, url: str, into: ArchiveInto, clock: Clock, **more: Any) -> None:
+        super().__init__(url, **more)
+        self._into = into
+        self._clock = clock
+        self._buckets: dict[int, int] = {}
+        self._directories: dict[int, ArchiveDirectory] = {}
+        self._producers: dict[int, str] = {}
+        self._heads: dict[tuple[int, int], int] = {}
+        self._due_at = float("-inf")
+
+    async def deploy(self, spec: GraphSpec, **how: Any) -> Deployment:
+        """Deploy the graph, and learn its archives; see `Store.deploy`."""
+        deployment = await super().deploy(spec, **how)
+        self._producers = {i.interval_id: f"{i.computation}/{i.partition or i.index}" for i in deployment.intervals}
+        for archive in (c for c in spec.computations if c.kind == "archive"):
+            name = f"{permanent_name(spec.name, spec.generation)}/{archive.name}"
+            for interval in deployment.intervals_of(archive.name):
+                self._directories[interval.interval_id] = ArchiveDirectory(self._into.directory, name)
+                self._buckets[interval.interval_id] = archive.identity["buckets"]
+        return deployment
+
+    async def read(self, grants: Sequence[Grant], *, state_rows_max: int) -> Sequence[OwnerSnapshot]:
+        """Read the stored data of owned intervals, and settle the pending files of earlier owners."""
+        found = await super().read(grants, state_rows_max=state_rows_max)
+        for grant in grants:
+            await self._settle(grant)
+        self._heads.clear()
+        return found
+
+    async def poll(self, queries: Sequence[SegmentQuery], bytes_max: int) -> Sequence[PollResult]:
+        """Read segments; return nothing while every consumer has kept up and the next poll is not due."""
+        now = self._clock.monotonic()
+        behind = any(query.after < self._heads.get((query.consumer, query.producer), 0) for query in queries)
+        if not behind and now < self._due_at:
+            return []
+        answers = await super().poll(queries, bytes_max)
+        self._due_at = now + self._into.every_s
+        self._heads = {(answer.query.consumer, answer.query.producer): answer.head_seq for answer in answers}
+        return answers
+
+    async def commit(
+        self,
+        checkpoints: Sequence[Checkpoint],
+        *,
+        graph_version: int,
+        inside: CommitFailpoint | None = None,
+        trial: bool = False,
+    ) -> None:
+        """Write the archived bundles as files, commit a turn with their manifest, and publish them.
+
+        Raises:
+            ArchiveUnavailableError: the files cannot be written; nothing is committed.
+            CommitUnknownError: also when committed files cannot be published; recovery publishes them.
+        """
+        if trial:
+            checkpoints = [replace(checkpoint, archived=()) for checkpoint in checkpoints]
+        written = [await asyncio.to_thread(self._written, checkpoint) for checkpoint in checkpoints]
+        try:
+            await super().commit(written, graph_version=graph_version, inside=inside, trial=trial)
+        except CommitUnknownError:
+            raise
+        except MillError:
+            for checkpoint in written:
+                for file in checkpoint.files:
+                    self._directories[checkpoint.grant.interval_id].discard(file.path)
+            raise
+        try:
+            await asyncio.to_thread(self._publish, written)
+        except ArchiveUnavailableError as error:
+            raise CommitUnknownError(error.message, hint=error.hint) from error
+
+    def _written(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Return a checkpoint with the files of its bundles, which are written; a thread calls this."""
+        if not checkpoint.archived:
+            return checkpoint
+        interval_id, files = checkpoint.grant.interval_id, []
+        for hour, bundles in _by_hour(checkpoint.archived).items():
+            content = encode(bundles, self._producers, self._buckets[interval_id])
+            path = self._directories[interval_id].write(checkpoint.grant, checkpoint.bundle, hour, content)
+            lo = min(int(bundle.records.event_times.min()) for bundle in bundles)
+            hi = max(int(bundle.records.event_times.max()) for bundle in bundles)
+            files.append(ArchivedFile(path, sum(map(len, bundles)), len(content), Instant(lo), Instant(hi)))
+        return replace(checkpoint, files=files)
+
+    def _publish(self, checkpoints: Sequence[Checkpoint]) -> None:
+        for checkpoint in checkpoints:
+            for file in checkpoint.files:
+                self._directories[checkpoint.grant.interval_id].publish(file.path)
+
+    async def _settle(self, grant: Grant) -> None:
+        directory = self._directories.get(grant.interval_id)
+        paths = [] if directory is None else await asyncio.to_thread(directory.pending, grant)
+        if directory is None or not paths:
+            return
+        async with self._admin.use() as connection:
+            which = {"interval": grant.interval_id, "paths": Texts(paths)}
+            committed = {path for (path,) in await all_rows(connection, statement("find_archived"), which)}
+        for path in paths:
+            await asyncio.to_thread(directory.publish if path in committed else directory.discard, path)
+
+
+def _by_hour(bundles: Sequence[Bundle]) -> Mapping[Instant, list[Bundle]]:
+    """Group bundles by the hour of their middle event time: a bundle is never cut, and a strange clock moves none."""
+
+    def hour_of(bundle: Bundle) -> Instant:
+        times = bundle.records.event_times
+        middle = int(np.partition(times, len(times) // 2)[len(times) // 2])
+        return Instant(middle - middle % HOUR_US)
+
+    return {hour: list(of_hour) for hour, of_hour in groupby(sorted(bundles, key=hour_of), hour_of)}

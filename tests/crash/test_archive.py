@@ -1,0 +1,138 @@
+"""Archives: their rows are the stream's rows, wherever the archiver is killed; workers do not wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from millpy.errors import UsageError
+from millpy.graph import StageNode
+from millpy.limits import Limits
+from millpy.model.keys import KEY_SPACE, key_hash
+from millpy.model.time import INSTANT_MIN
+from millpy.process.assembly import run_worker
+from millpy.process.service import as_given
+from millpy.store.postgres.store import PostgresStore
+from tests.crash.archive_graph import DISORDER_S, RECORDS, archived_graph, event_times, write_input
+from tests.crash.archiver import POINTS
+
+
+def rows(url: str, query: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(url) as connection:
+        return connection.execute(query).fetchall()  # type: ignore[call-overload, no-any-return]
+
+
+def run_archiver(source: Path, url: str, directory: Path, *points: str) -> None:
+    command = [sys.executable, "-m", "tests.crash.archiver", str(source), url, str(directory), *points]
+    ended = subprocess.run(command, timeout=120, check=False, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
+def archived(url: str, directory: Path, archive: str) -> pa.Table:
+    listed = rows(url, f"SELECT path FROM millpy.archive_files WHERE archive = '{archive}'")
+    return pa.concat_tables([pq.ParquetFile(directory / path).read() for (path,) in listed])
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_input(tmp_path / "in.ndjson")
+
+
+@pytest.fixture
+def streamed(source: Path, database_url: str) -> str:
+    """A database in which workers have run the whole graph, and ended without its archives."""
+    asyncio.run(run_worker(archived_graph(source), database_url, limits=Limits(lease_ttl_s=1, bundle_records_max=50)))
+    return database_url
+
+
+def test_no_kill_loses_or_doubles_a_record(source: Path, streamed: str, tmp_path: Path) -> None:
+    directory = tmp_path / "archive"
+
+    run_archiver(source, streamed, directory, *(f"{point}:{count}" for point in POINTS for count in (1, 2)))
+
+    readings = archived(streamed, directory, "readings_archive").to_pylist()
+    times = event_times()
+    assert sorted(row["n"] for row in readings) == list(range(RECORDS))
+    assert [row["_event_time_us"] for row in sorted(readings, key=lambda row: row["n"])] == times
+    doubles = archived(streamed, directory, "doubles_archive").to_pylist()
+    assert sorted(row["twice"] for row in doubles) == [2 * n for n in range(RECORDS)]
+    assert {row["_watermark_us"] for row in doubles} == {None}
+    on_disk = {str(file.relative_to(directory)) for file in directory.rglob("*") if file.is_file()}
+    assert on_disk == {path for (path,) in rows(streamed, "SELECT path FROM millpy.archive_files")}, "orphans are swept"
+    assert rows(streamed, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []
+    assert sorted(rows(streamed, "SELECT archive, records, pending FROM millpy.archive")) == [
+        ("doubles_archive", RECORDS, 0),
+        ("readings_archive", RECORDS, 0),
+    ]
+
+
+def test_row_has_the_watermark_before_it_and_lies_in_its_bucket(source: Path, streamed: str, tmp_path: Path) -> None:
+    directory = tmp_path / "archive"
+
+    run_archiver(source, streamed, directory)
+
+    found: dict[int, int] = {}
+    for (path,) in rows(streamed, "SELECT path FROM millpy.archive_files WHERE archive = 'readings_archive'"):
+        file = pq.ParquetFile(directory / path)
+        described = json.loads(file.metadata.metadata[b"millpy"])
+        assert len(described["row_groups"]) == file.num_row_groups
+        for place, (bucket, partition, seq, count) in enumerate(described["row_groups"]):
+            group = file.read_row_group(place).to_pylist()
+            assert len(group) == count
+            assert {(row["_partition"], row["_seq"]) for row in group} == {(partition, seq)}
+            assert {key_hash(row["device"]) * described["buckets"] // KEY_SPACE for row in group} == {bucket}
+            found |= {row["n"]: row["_watermark_us"] for row in group}
+    times = event_times()
+    before = [max(times[:n], default=None) for n in range(RECORDS)]
+    assert [found[n] for n in range(RECORDS)] == [
+        INSTANT_MIN if at is None else at - DISORDER_S * 1_000_000 for at in before
+    ]
+
+
+def test_archive_needs_a_directory(source: Path, database_url: str) -> None:
+    with pytest.raises(UsageError, match="no directory is set for the archive"):
+        asyncio.run(run_worker(archived_graph(source), database_url, only=["readings_archive"]))
+
+
+def test_service_without_injectors_leaves_archives_alone(source: Path) -> None:
+    assert as_given(archived_graph(source), ["--no-injectors"]) == ["doubles"]
+
+
+def test_command_archives_and_prints_what_it_has(source: Path, streamed: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "millpy", "archive", "tests/crash/archive_graph.py", "--to", str(tmp_path / "to")]
+    environment = os.environ | {"ARCHIVE_INPUT": str(source)}
+    command += ["--every", "0", "--database", streamed, "--json"]
+
+    ended = subprocess.run(command, timeout=60, check=True, capture_output=True, text=True, env=environment)
+
+    found = {each["archive"]: (each["records"], each["pending"]) for each in json.loads(ended.stdout)["archives"]}
+    assert found == {"readings_archive": (RECORDS, 0), "doubles_archive": (RECORDS, 0)}
+
+
+def test_archive_joins_a_deployed_graph_and_can_be_taken_back(source: Path, database_url: str) -> None:
+    with_archives, without = archived_graph(source), archived_graph(source)
+    without.nodes[:] = [node for node in without.nodes if not (isinstance(node, StageNode) and node.archives)]
+
+    async def deploy_in_turn() -> list[tuple[str, ...]]:
+        async with PostgresStore(database_url) as store:
+            graphs = ((without, False), (with_archives, False), (without, True))
+            return [(await store.deploy(graph.spec(), on_purpose=True, back=back)).changes for graph, back in graphs]
+
+    assert asyncio.run(deploy_in_turn())[1:] == [
+        (
+            "readings_archive: the archive is new; it starts with new data",
+            "doubles_archive: the archive is new; it starts with new data",
+        ),
+        ("doubles_archive: the archive was removed", "readings_archive: the archive was removed"),
+    ]
+    assert rows(database_url, "SELECT * FROM millpy.archive") == []
