@@ -279,8 +279,8 @@ def test_a_misspelt_option_is_refused_with_the_right_name(spark: SparkSession, u
     reader = spark.read.format("millpy").options(url=url, table="plant.hourly", Keys='{"device": ["Gerät-1"]}')
 
     assert reader.load().count() == 100  # Spark's options are of any case
-    with pytest.raises(AnalysisException, match=r"(?s)no option 'colums'.*did you mean columns\?"):
-        spark.read.format("millpy").options(url=url, table="plant.hourly", colums="n").load()
+    with pytest.raises(AnalysisException, match=r"(?s)no option 'columnz'.*did you mean columns\?"):
+        spark.read.format("millpy").options(url=url, table="plant.hourly", columnz="n").load()
     with pytest.raises(AnalysisException, match=r"(?s)no option 'where'.*there are: table, path, url"):
         spark.read.format("millpy").options(url=url, table="plant.hourly", where="n = 1").load()
 
