@@ -22,6 +22,8 @@ from millpy.spark.tables import Condition, SparkTable, as_text
 
 OPTIONS = ("table", "path", "url", "graph", "columns", "from", "to", "keys", "key", "partitions", "batch_rows")
 """`path` is the argument of Spark's `load`, and means the same as `table`."""
+STREAM_OPTIONS = ("max_rows_per_trigger", "after_restore")
+AFTER_RESTORE = ("refuse", "continue", "reread")
 TIME_COLUMNS = ("window_start", "event_time")
 
 Options = Mapping[str, str]
@@ -33,11 +35,23 @@ def check_names(options: Options) -> None:
     Raises:
         ConfigError: one does not; the hint has the name that is most like it.
     """
+    known = (*OPTIONS, *STREAM_OPTIONS)
     for name in options:
-        if name.lower() not in OPTIONS:
-            near = difflib.get_close_matches(name.lower(), OPTIONS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(OPTIONS)}"
+        if name.lower() not in known:
+            near = difflib.get_close_matches(name.lower(), known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
             raise ConfigError(f'the format "millpy" has no option {name!r}', hint=hint)
+
+
+def check_not_streaming(options: Options) -> None:
+    """Check that a read that is not a stream has no option of streams.
+
+    Raises:
+        ConfigError: it has one.
+    """
+    for name in STREAM_OPTIONS:
+        if name in options:
+            raise ConfigError(f"option {name} is one of streams", hint="leave it out, or use spark.readStream")
 
 
 @dataclass(frozen=True)
@@ -109,6 +123,18 @@ def positive(options: Options, name: str, default: int) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise ConfigError(f"option {name} is {text!r}", hint="give a whole number above 0")
     return int(text)
+
+
+def after_restore(options: Options) -> str:
+    """Return what a stream does when the database is not the one of its checkpoint.
+
+    Raises:
+        ConfigError: the option has another value than `AFTER_RESTORE`.
+    """
+    text = options.get("after_restore", AFTER_RESTORE[0])
+    if text not in AFTER_RESTORE:
+        raise ConfigError(f"option after_restore is {text!r}", hint=f"give one of {', '.join(AFTER_RESTORE)}")
+    return text
 
 
 def conditions(options: Options, table: SparkTable) -> list[Condition]:

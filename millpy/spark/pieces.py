@@ -25,7 +25,7 @@ from millpy.spark.connection import (
     literal,
     quoted,
 )
-from millpy.spark.tables import Condition, SparkTable, finite
+from millpy.spark.tables import RowCondition, SparkTable, finite
 
 PIECE_BYTES = 32 << 20
 """The most bytes that a piece is planned to have."""
@@ -59,7 +59,7 @@ def plan(
     url: str,
     table: SparkTable,
     names: Sequence[str],
-    conditions: Sequence[Condition],
+    conditions: Sequence[RowCondition],
     *,
     partitions: int,
     batch_rows: int,
@@ -90,7 +90,7 @@ def plan(
         for less in SAMPLED_LESS:
             share = most / less
             kept = min(1.0, samples / (rows * share))
-            with _one_table(table), suppress(TooSlowError):
+            with one_table(table), suppress(TooSlowError):
                 found = connection.rows(_sample_query(table, names, conditions, share, kept))
                 break
         else:
@@ -106,7 +106,7 @@ def read(  # noqa: PLR0913 - the last three bound a piece; tests lower them one 
     url: str,
     table: SparkTable,
     schema: pa.Schema,
-    conditions: Sequence[Condition],
+    conditions: Sequence[RowCondition],
     bounds: Bounds,
     *,
     batch_rows: int,
@@ -130,7 +130,12 @@ def read(  # noqa: PLR0913 - the last three bound a piece; tests lower them one 
 
 class _PieceReader:
     def __init__(
-        self, table: SparkTable, schema: pa.Schema, conditions: tuple[Condition, ...], batch_rows: int, bytes_max: int
+        self,
+        table: SparkTable,
+        schema: pa.Schema,
+        conditions: tuple[RowCondition, ...],
+        batch_rows: int,
+        bytes_max: int,
     ) -> None:
         self._table = table
         self._schema = schema
@@ -188,10 +193,10 @@ class _PieceReader:
     ) -> tuple[list[pa.RecordBatch], bool]:
         wanted = map(self._table.expression, self._schema.names)
         selected = ", ".join([*wanted, *more]) or "true"  # `count()` selects no column
-        where = _where(self._table, self._conditions, after, upto)
-        with _one_table(self._table):
+        wherever = where(self._table, self._conditions, after, upto)
+        with one_table(self._table):
             return connection.batches(
-                f"SELECT {selected} FROM {self._table.qualified()} AS t{where}{rest}",  # noqa: S608
+                f"SELECT {selected} FROM {self._table.qualified()} AS t{wherever}{rest}",  # noqa: S608
                 bytes_max=self._bytes_max,
             )
 
@@ -222,18 +227,18 @@ def _cut(keys: Sequence[Position], sizes: Sequence[float], partitions: int) -> l
 
 
 def _sample_query(
-    table: SparkTable, names: Sequence[str], conditions: Sequence[Condition], share: float, kept: float
+    table: SparkTable, names: Sequence[str], conditions: Sequence[RowCondition], share: float, kept: float
 ) -> str:
     """Write the query for keys in their order and the size of their rows; few per block: neighbors tell little."""
     keys = ", ".join(f"t.{quoted(name)}::text" for name in table.key)
     order = ", ".join(f"t.{quoted(name)}" for name in table.key)
     size = " + ".join(_bytes_of(table, name) for name in names) or "1"
-    where = _where(table, conditions, None, None)
+    wherever = where(table, conditions, None, None)
     # With a seed, the same table is always cut in the same places.
     return (
         f"SELECT {keys}, ({size})::float8 FROM (SELECT setseed(0)) AS seeded,"  # noqa: S608
         f" {table.qualified()} AS t TABLESAMPLE SYSTEM ({100 * share:f}) REPEATABLE (0)"
-        f"{where} AND random() < {kept:f} ORDER BY {order}"
+        f"{wherever} AND random() < {kept:f} ORDER BY {order}"
     )
 
 
@@ -244,19 +249,13 @@ def _bytes_of(table: SparkTable, name: str) -> str:
     return f"coalesce(pg_column_size({column}), 0)"
 
 
-def _where(table: SparkTable, conditions: Sequence[Condition], after: Position | None, upto: Position | None) -> str:
+def where(table: SparkTable, conditions: Sequence[RowCondition], after: Position | None, upto: Position | None) -> str:
     """Write conditions and bounds as SQL, with a check that the name still means the table that was looked up."""
     name = literal(table.qualified(), "regclass")
     switched = " || ".join(literal(part, "text") for part in _SWITCHED)
     # A constant, so rows do not pay for it. The server looks up the name here after it has done so for the FROM.
     parts = [f"CASE WHEN {name}::oid = {table.oid} THEN true ELSE ({switched})::boolean END"]
-    for condition in conditions:
-        column = f"t.{quoted(condition.column)}"
-        given = [literal(value, table.types[condition.column]) for value in condition.values]
-        if condition.comparison == "= ANY":
-            parts.append(f"{column} IN ({', '.join(given)})" if given else "false")
-        else:
-            parts.append(f"{column} {condition.comparison} {given[0]}")
+    parts += [condition.expression(table) for condition in conditions]
     columns = [f"t.{quoted(name)}" for name in table.key]
     for comparison, position in ((">", after), ("<=", upto)):
         if position is not None:
@@ -268,7 +267,8 @@ def _where(table: SparkTable, conditions: Sequence[Condition], after: Position |
 
 
 @contextmanager
-def _one_table(table: SparkTable) -> Iterator[None]:
+def one_table(table: SparkTable) -> Iterator[None]:
+    """Raise TableSwitchedError when a statement of the block finds another table under the name, or none."""
     try:
         yield
     except RefusedError as error:

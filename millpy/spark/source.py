@@ -7,7 +7,8 @@ file, for the embedded database beside it); `columns` (comma-separated);
 `from` and `to` (ISO 8601: windows that start, or records that happen, at or after the one and before the other); `keys`
 (JSON: column -> values, `{"device": ["a", "b"]}`); `partitions` (connections that read at the same time, default 4);
 `batch_rows` (default 500,000); `key` (comma-separated: columns that identify a view's rows and are never null; a table
-has its primary key).
+has its primary key). Streams (`spark.readStream`, see `pane_stream`) have two more: `max_rows_per_trigger` (default
+1,000,000) and `after_restore` (`refuse`, `continue` or `reread`).
 
 What the options leave out is not read at all. Spark's own push-down of `where` is not used: up to version 4.3 it keeps
 the filters of one query for the next one over the same DataFrame, which then silently lacks rows.
@@ -20,23 +21,30 @@ was read; windows of different pieces may be from different times, but never fro
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, MutableMapping, Sequence
-from dataclasses import dataclass
-from functools import cache
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from millpy.errors import ConfigError
-from millpy.spark.options import DatabaseLocation, check_names, conditions, names, positive
-from millpy.spark.pieces import Bounds, plan, read
-from millpy.spark.tables import Condition, SparkTable, describe
+from millpy.spark.options import (
+    DatabaseLocation,
+    after_restore,
+    check_names,
+    check_not_streaming,
+    conditions,
+    names,
+    positive,
+)
+from millpy.spark.pane_stream import PaneStreamReader
+from millpy.spark.row_ranges import RowRange, RowReader
+from millpy.spark.tables import describe
 
 PARTITIONS_DEFAULT = 4
 BATCH_ROWS_DEFAULT = 500_000
+MAX_ROWS_DEFAULT = 1_000_000
 
 
 class MillpyDataSource(DataSource):
@@ -62,6 +70,8 @@ class MillpyDataSource(DataSource):
         self._table = describe(self._location.open(), schema, table, names(options, "key"))
         self._wanted = self._table.select(columns) if columns else tuple(self._table.types)
         self._conditions = conditions(options, self._table)
+        self._max_rows = positive(options, "max_rows_per_trigger", MAX_ROWS_DEFAULT)
+        self._after_restore = after_restore(options)
 
     @classmethod
     def name(cls) -> str:
@@ -74,57 +84,28 @@ class MillpyDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the columns in `schema`, which may be fewer than the table has."""
+        check_not_streaming(self.options)
+        return _PartitionReader(self._rows(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """Return a reader of the panes that are committed while it runs."""
+        return PaneStreamReader(self._rows(schema), self._max_rows, self._after_restore)
+
+    def _rows(self, schema: StructType) -> RowReader:
         self._table.select(schema.fieldNames())
-        return _PartitionReader(
-            self._location, self._table, schema, self._conditions, self._partitions, self._batch_rows
-        )
-
-
-@dataclass
-class _Range(InputPartition):
-    """Consecutive pieces in the order of the primary key."""
-
-    bounds: Bounds
+        arrow = to_arrow_schema(schema, timezone="UTC")
+        return RowReader(self._location, self._table, arrow, self._conditions, self._partitions, self._batch_rows)
 
 
 class _PartitionReader(DataSourceReader):
-    def __init__(
-        self,
-        location: DatabaseLocation,
-        table: SparkTable,
-        schema: StructType,
-        conditions: list[Condition],
-        partitions: int,
-        batch_rows: int,
-    ) -> None:
-        self._location = location
-        self._table = table
-        self._schema = to_arrow_schema(schema, timezone="UTC")
-        self._conditions = conditions
-        self._partitions = partitions
-        self._batch_rows = batch_rows
+    def __init__(self, rows: RowReader) -> None:
+        self._rows = rows
 
-    def partitions(self) -> Sequence[InputPartition]:
+    def partitions(self) -> Sequence[RowRange]:
         """Return ranges of about equal size, from a sample."""
-        planned = plan(
-            self._location.open(),
-            self._table,
-            self._schema.names,
-            self._conditions,
-            partitions=self._partitions,
-            batch_rows=self._batch_rows,
-        )
-        return [_Range(bounds) for bounds in planned]
+        return self._rows.ranges()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield one range, piece by piece; runs in a process of Spark's."""
-        assert isinstance(partition, _Range)
-        _freeze()
-        url = self._location.open()
-        yield from read(url, self._table, self._schema, self._conditions, partition.bounds, batch_rows=self._batch_rows)
-
-
-@cache
-def _freeze() -> None:
-    """Freeze all imports, once a process: Spark's collector scans them after each task (50 ms of CPU)."""
-    gc.freeze()
+        assert isinstance(partition, RowRange)
+        yield from self._rows.read(partition)

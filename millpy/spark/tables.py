@@ -6,6 +6,7 @@ import datetime as dt
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -55,15 +56,6 @@ SELECT computation, key_columns::text FROM millpy.result_tables
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
-    """`column comparison value`, the value as text; `= ANY` takes several values, one of which must be equal."""
-
-    column: str
-    comparison: str
-    values: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class SparkTable:
     """A table with a primary key, as of its look-up.
 
@@ -110,6 +102,31 @@ class SparkTable:
     def arrow_type(self, name: str) -> pa.DataType:
         """Return the Arrow type that a column is read as."""
         return _ARROW_TYPES.get(self.types[name], pa.string())
+
+
+class RowCondition(Protocol):
+    """What rows must be like to be read."""
+
+    def expression(self, table: SparkTable) -> str:
+        """Write the condition in SQL; the table is called `t`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """`column comparison value`, the value as text; `= ANY` takes several values, one of which must be equal."""
+
+    column: str
+    comparison: str
+    values: tuple[str, ...]
+
+    def expression(self, table: SparkTable) -> str:
+        """Write the condition in SQL."""
+        column = f"t.{quoted(self.column)}"
+        given = [literal(value, table.types[self.column]) for value in self.values]
+        if self.comparison == "= ANY":
+            return f"{column} IN ({', '.join(given)})" if given else "false"
+        return f"{column} {self.comparison} {given[0]}"
 
 
 def describe(url: str, schema: str, name: str, key: Sequence[str] = ()) -> SparkTable:
