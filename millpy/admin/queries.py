@@ -37,6 +37,7 @@ class Admin:
     """
 
     def __init__(self, database_url: str, *, statement_s_max: float | None = None) -> None:
+        self.url = database_url
         self._limited = statement_s_max is not None
         own = {"statement_timeout": str(int((statement_s_max or 0) * 1000))}  # 0 is no limit
         self._engine = make_engine(database_url, own)

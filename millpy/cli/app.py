@@ -14,6 +14,7 @@ from typer.exceptions import Abort, TyperException
 from millpy.admin.queries import Admin, Row
 from millpy.cli import (
     archive,
+    audit,
     crash_test,
     dead_letters,
     demo,
@@ -126,7 +127,7 @@ COMMANDS: dict[str, dict[str, Callable[..., object] | typer.Typer]] = {
         "late": dead_letters.late,
         "parked": parked.parked,
     },
-    "Test it": {"crash-test": handle_errors(crash_test.command)},
+    "Test it": {"audit": audit.audit, "crash-test": handle_errors(crash_test.command)},
 }
 """The commands and groups of commands, in the order and under the headings of `millpy --help`."""
 for _heading, _commands in COMMANDS.items():

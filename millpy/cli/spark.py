@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,10 +18,23 @@ from millpy.config.extras import to_install
 from millpy.errors import MillError, UsageError
 from millpy.observability.status_line import working
 
+if TYPE_CHECKING:
+    from millpy.spark.job import HostedPlan
+
 progress = logging.getLogger("millpy.observability.status_line")
 TASK_FAILURES_MAX = 4
 """How often a task is tried, as on a cluster."""
 spark = typer.Typer(help="Run a graph on Spark.", no_args_is_help=True)
+
+
+InputOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input", metavar="[SOURCE=]FILES", help="History of a source: a file or a quoted pattern; repeatable."
+    ),
+]
+MasterOption = Annotated[str, typer.Option(help="Spark master; default: all cores of this machine.")]
+MemoryOption = Annotated[str, typer.Option(help="Memory of Spark's driver.")]
 
 
 @spark.command("run")
@@ -29,15 +42,10 @@ spark = typer.Typer(help="Run a graph on Spark.", no_args_is_help=True)
 def run(
     graph: Annotated[str, typer.Argument(metavar="GRAPH.py", help="Python file that defines the graph.")],
     output: Annotated[str, typer.Option("--output", metavar="DIR", help="New directory for the results, as Parquet.")],
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--input", metavar="[SOURCE=]FILES", help="History of a source: a file or a quoted pattern; repeatable."
-        ),
-    ] = None,
+    inputs: InputOption = None,
     state: Annotated[bool, typer.Option("--state", help="Write the final state, too.")] = False,
-    master: Annotated[str, typer.Option(help="Spark master; default: all cores of this machine.")] = "local[*]",
-    memory: Annotated[str, typer.Option(help="Memory of Spark's driver.")] = "2g",
+    master: MasterOption = "local[*]",
+    memory: MemoryOption = "2g",
     as_json: JsonOption = False,
 ) -> None:
     """Run a graph over its whole history on Spark: the same rows as its workers would write.
@@ -48,11 +56,8 @@ def run(
     if "://" not in output and Path(output).exists() and any(Path(output).iterdir()):
         raise UsageError(f"{output} is not empty", hint="name a new directory")
     with working(f"loading {graph}"):
-        from millpy.spark.job import HostedPlan, make_job  # imported here: --help does not need the engine
-
-        limits, now_us = settings_of(None).limits, SystemClock().now_us()
-        hosted = HostedPlan(make_job(graph, inputs or (), limits=limits, now_us=now_us, state=state))
-        with _running(f"{graph} as a batch", master, memory) as session:
+        hosted = job_of(graph, inputs, state=state)
+        with running_spark(f"{graph} as a batch", master, memory) as session:
             from millpy.spark.batch import run_hosted
 
             with run_hosted(session, hosted) as result:
@@ -74,8 +79,16 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name != "subscription_id"}
 
 
+def job_of(graph: str, inputs: Sequence[str] | None, *, state: bool) -> HostedPlan:
+    """Load a graph and check that it can run as a batch, before Spark starts, which takes seconds."""
+    from millpy.spark.job import HostedPlan, make_job  # imported here: --help does not need the engine
+
+    limits, now_us = settings_of(None).limits, SystemClock().now_us()
+    return HostedPlan(make_job(graph, inputs or (), limits=limits, now_us=now_us, state=state))
+
+
 @contextmanager
-def _running(name: str, master: str, memory: str) -> Iterator[Any]:
+def running_spark(name: str, master: str, memory: str) -> Iterator[Any]:
     """Start Spark, or use the session that this process has. Its errors are one line."""
     try:
         from pyspark.errors import PySparkException

@@ -33,6 +33,7 @@ ELSEWHERE = {
     "crash-test": "a minute: tests/e2e/test_crash_test.py reads its document",
     "archive": "tests/crash/test_archive.py reads its document",
     "report": "Spark: tests/spark/test_report.py reads its document",
+    "audit": "Spark: tests/spark/test_audit.py reads its document",
     "spark run": "Spark: tests/spark/test_batch.py reads its document",
 }
 """Commands whose document other tests read, and where."""
@@ -156,7 +157,8 @@ def test_every_command_prints_one_json_document(project: Path) -> None:
     }  # fmt: skip
 
 
-NEEDED = {"sql": ["SELECT 1"], "state": ["x"], "report": ["a.b"], "deploy": ["graph.py"], "crash-test": ["graph.py"],
+NEEDED = {"sql": ["SELECT 1"], "state": ["x"], "report": ["a.b"], "deploy": ["graph.py"], "audit": ["x.py"],
+          "crash-test": ["graph.py"],
           "dead-letters show": ["1"], "dead-letters replay": ["1"], "dead-letters discard": ["1"], "late show": ["1"],
           "late replay": ["1"], "late discard": ["1"], "parked release": ["x"], "parked discard": ["x"],
           "switch": ["x", "1"], "drop": ["x"], "sources resume": ["x"]}  # fmt: skip

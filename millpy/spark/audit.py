@@ -1,0 +1,215 @@
+"""Audit: what a history gives, against what is committed.
+
+A batch recomputes the result tables from the history; Spark joins them with the stored tables. Only what is final is
+compared: windows that can have no later pane, and records before the low watermark. `pane_index`, `pane_timing` and
+`late_count` depend on how records were bundled when they arrived, and are not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from millpy.errors import UsageError
+from millpy.model.deployment import ColumnSpec, TableSpec
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, to_datetime
+from millpy.spark.hosted_rows import TYPES
+from millpy.spark.session import read_table
+
+TOLERANCE = 1e-9
+"""Relative and absolute: sums of floats depend on the order in which records were bundled."""
+SHOWN_MAX = 100
+KIND = "_kind"
+
+
+@dataclass(frozen=True, slots=True)
+class AuditDifference:
+    """One row that differs.
+
+    Attributes:
+        kind: "missing" if only the history gives the row, "added" if only the database has it, else "changed".
+        row: what identifies it: key and window, or all columns of a record.
+        expected, stored: the columns that differ; for records, how often the row occurs.
+    """
+
+    kind: str
+    row: dict[str, Any]
+    expected: dict[str, Any]
+    stored: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TableAudit:
+    """The audit of one result table.
+
+    Attributes:
+        rows: number of rows compared.
+        differences: number of rows that differ.
+        examples: the first of them, at most `SHOWN_MAX`.
+    """
+
+    table: str
+    rows: int
+    differences: int
+    examples: list[AuditDifference] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditScope:
+    """What to compare.
+
+    Attributes:
+        schema: the schema of the stored tables.
+        final_us: computation -> its low watermark in the database, in µs.
+        start_us, end_us: only windows within [start, end), and records that happened there.
+        database_url: the database; default: the session's.
+    """
+
+    schema: str
+    final_us: Mapping[str, int]
+    start_us: int = INSTANT_MIN
+    end_us: int = INSTANT_MAX
+    database_url: str | None = None
+
+
+def audit(
+    spark: SparkSession, tables: Mapping[str, DataFrame], specs: Sequence[TableSpec], scope: AuditScope
+) -> list[TableAudit]:
+    """Compare recomputed tables with the stored ones.
+
+    Args:
+        spark: a session with the format registered.
+        tables: table -> its recomputed rows, from `BatchResult.tables`.
+        specs: the tables of the graph.
+        scope: what to compare.
+
+    Raises:
+        UsageError: the database has no such table.
+    """
+    return [_audited(spark, tables[spec.name], spec, scope) for spec in specs if spec.name in tables]
+
+
+def _audited(spark: SparkSession, expected: DataFrame, spec: TableSpec, scope: AuditScope) -> TableAudit:
+    spark.sparkContext.setJobDescription(f"audit {spec.name}")
+    if spec.computation not in scope.final_us:
+        raise UsageError(
+            f"{spec.computation} is not deployed in {scope.schema}", hint="audit the graph with which the workers run"
+        )
+    stored = read_table(spark, f"{scope.schema}.{spec.name}", database_url=scope.database_url)
+    windowed = spec.kind == "windowed"
+    columns = [*spec.keys, *_WINDOW, *spec.values] if windowed else [*spec.values, *_TIME]
+    expected, stored = (_final(_normal(frame, columns), spec, scope) for frame in (expected, stored))
+    compared = _windows(expected, stored, spec) if windowed else _records(expected, stored, columns)
+    compared = compared.persist()
+    try:
+        counts = {row[KIND]: row["n"] for row in compared.groupBy(KIND).agg(F.sum("_rows").alias("n")).collect()}
+        wrong = compared.where(F.col(KIND) != "same").orderBy(*_order(spec)).limit(SHOWN_MAX).collect()
+    finally:
+        compared.unpersist()
+    found = list(_differences([row.asDict(recursive=True) for row in wrong], spec, columns))
+    return TableAudit(spec.name, sum(counts.values()), sum(counts.values()) - counts.get("same", 0), found)
+
+
+_WINDOW = (ColumnSpec("window_start", "timestamptz", False), ColumnSpec("window_end", "timestamptz", False))
+_TIME = (ColumnSpec("event_time", "timestamptz", False),)
+
+
+def _order(spec: TableSpec) -> list[str]:
+    return ["window_start", *(f"`{key.name}`" for key in spec.keys)] if spec.kind == "windowed" else ["event_time"]
+
+
+def _normal(frame: DataFrame, columns: Sequence[ColumnSpec]) -> DataFrame:
+    """Select columns in one form: times as µs, `numeric` not as text, JSON without the server's spaces."""
+    chosen = []
+    for column in columns:
+        value = F.col(f"`{column.name}`")
+        if column.sql_type == "jsonb":
+            value = F.to_json(F.parse_json(value))
+        elif column.sql_type == "timestamptz":
+            value = F.unix_micros(value)
+        else:
+            value = value.cast(TYPES[column.sql_type][1])
+        chosen.append(value.alias(column.name))
+    return frame.select(*chosen)
+
+
+def _final(frame: DataFrame, spec: TableSpec, scope: AuditScope) -> DataFrame:
+    final = scope.final_us[spec.computation]
+    if spec.kind == "windowed":
+        is_final = F.col("window_end") <= max(INSTANT_MIN, final - spec.allowed_lateness_us)
+        return frame.where(is_final & (F.col("window_start") >= scope.start_us) & (F.col("window_end") <= scope.end_us))
+    at = F.col("event_time")
+    return frame.where((at < final) & (at >= scope.start_us) & (at < scope.end_us))
+
+
+def _windows(expected: DataFrame, stored: DataFrame, spec: TableSpec) -> DataFrame:
+    """Join windows by key, start and end; both sides' values stay as structs."""
+    names = [column.name for column in (*spec.keys, *_WINDOW)]
+    sides = []
+    for side, frame in (("expected", expected), ("stored", stored)):
+        values = F.struct(*(F.col(f"`{column.name}`") for column in spec.values))
+        sides.append(frame.select(*(F.col(f"`{name}`").alias(f"{side}_{name}") for name in names), values.alias(side)))
+    same_row = [F.col(f"`expected_{name}`").eqNullSafe(F.col(f"`stored_{name}`")) for name in names]
+    joined = sides[0].join(sides[1], same_row, "full_outer")
+    changed = reduce(or_, (~_equal(column) for column in spec.values), F.lit(False))
+    kind = (
+        F.when(F.col("stored").isNull(), "missing")
+        .when(F.col("expected").isNull(), "added")
+        .when(changed, "changed")
+        .otherwise("same")
+    )
+    of_either = [F.coalesce(f"`expected_{name}`", f"`stored_{name}`").alias(name) for name in names]
+    return joined.select(kind.alias(KIND), F.lit(1).alias("_rows"), *of_either, "expected", "stored")
+
+
+def _equal(column: ColumnSpec) -> Column:
+    one, other = F.col(f"expected.`{column.name}`"), F.col(f"stored.`{column.name}`")
+    equal = one.eqNullSafe(other)
+    if column.sql_type != "double precision":
+        return equal
+    near = F.abs(one - other) <= F.greatest(F.abs(one), F.abs(other), F.lit(1.0)) * TOLERANCE
+    return equal | F.coalesce(near, F.lit(False))
+
+
+def _records(expected: DataFrame, stored: DataFrame, columns: Sequence[ColumnSpec]) -> DataFrame:
+    """Compare how often each row occurs."""
+    names = [f"`{column.name}`" for column in columns]
+    counted = expected.withColumn("_one", F.lit(1)).unionByName(stored.withColumn("_one", F.lit(-1)))
+    grouped = counted.groupBy(*names).agg(
+        F.count_if(F.col("_one") > 0).alias("expected"), F.count_if(F.col("_one") < 0).alias("stored")
+    )
+    kind = (
+        F.when(F.col("expected") > F.col("stored"), "missing")
+        .when(F.col("expected") < F.col("stored"), "added")
+        .otherwise("same")
+    )
+    rows = F.when(kind == "same", F.col("stored")).otherwise(F.abs(F.col("expected") - F.col("stored")))
+    return grouped.select(kind.alias(KIND), rows.alias("_rows"), *names, "expected", "stored")
+
+
+def _differences(
+    wrong: Sequence[Mapping[str, Any]], spec: TableSpec, columns: Sequence[ColumnSpec]
+) -> Iterator[AuditDifference]:
+    identity = [*spec.keys, *_WINDOW] if spec.kind == "windowed" else columns
+    for row in wrong:
+        expected, stored = row["expected"], row["stored"]
+        if spec.kind != "windowed":
+            expected, stored = {"rows": expected}, {"rows": stored}
+        elif expected and stored:
+            differ = [column.name for column in spec.values if expected[column.name] != stored[column.name]]
+            expected, stored = ({name: side[name] for name in differ} for side in (expected, stored))
+        sides = (_readable(side or {}, spec.values) for side in (expected, stored))
+        yield AuditDifference(row[KIND], _readable({c.name: row[c.name] for c in identity}, identity), *sides)
+
+
+def _readable(values: Mapping[str, Any], columns: Sequence[ColumnSpec]) -> dict[str, Any]:
+    times = {column.name for column in columns if column.sql_type == "timestamptz"}
+    return {
+        name: to_datetime(value) if name in times and value is not None else value for name, value in values.items()
+    }
