@@ -367,7 +367,6 @@ def test_the_pages_examples_run_one_after_the_other(
     blocks = re.findall(
         r"^```python[^\n]*\n(.*?)^```", Path("docs/spark.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
     )
-    blocks = [block for block in blocks if "run(spark" not in block]  # needs a graph and its history: test_batch.py
     names: dict[str, Any] = {}
 
     over_tables = [block for block in blocks if "import run" not in block]  # the other needs a graph and its history
