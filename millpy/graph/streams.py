@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -271,7 +271,9 @@ class KeyedStream:
             computation, name=name, inputs=[self], output=output, intervals=intervals, on_failure=on_failure
         )
 
-    def archive(self, name: str = "", *, buckets: int = 16, intervals: int = 1) -> None:
+    def archive(
+        self, name: str = "", *, buckets: int = 16, intervals: int = 1, when_behind: Literal["wait", "skip"] = "wait"
+    ) -> None:
         """Archive the records as Parquet files, which `millpy archive` or `services/archiver.py` writes.
 
         The archive is a consumer of the stream and changes nothing of what the graph computes. Until an archiver has
@@ -281,7 +283,11 @@ class KeyedStream:
             name: the archive's name. Default: the stream's name with `_archive` behind it.
             buckets: number of parts of the key space, a power of two; a row group has the records of one.
             intervals: number of key intervals; as many archivers can share the work.
+            when_behind: what happens when the records that wait for the archive exceed the bound above which sources
+                pause: "wait" pauses them, "skip" leaves these records out of the archive, and counts them.
         """
+        if when_behind not in ("wait", "skip"):
+            raise GraphError(f"unknown when_behind={when_behind!r} of an archive", hint='use "wait" or "skip"')
         if not name and not self.stream.name.isidentifier():
             raise GraphError(
                 f"the archive of {self.stream.name!r} needs a name", hint='for example archive("readings")'
@@ -291,7 +297,9 @@ class KeyedStream:
             raise GraphError(f"invalid number of buckets: {buckets}", hint="use a power of two from 1 to 4,096")
         if taken := sorted(set(ADDED_COLUMNS) & set(self.stream.record_type.fields)):
             raise GraphError(f"field {taken[0]!r} is a column of every archive", hint="rename the field")
-        self.stream.graph.add(StageNode(name, self.inputs(), ArchiveLogic(buckets), intervals))
+        self.stream.graph.add(
+            StageNode(name, self.inputs(), ArchiveLogic(buckets, skips=when_behind == "skip"), intervals)
+        )
 
     def window(
         self,

@@ -15,6 +15,7 @@ from millpy.model.record import RecordType
 from millpy.model.stage import Stage, StageBinding
 from millpy.model.step_progress import StepProgress
 from millpy.model.time import microseconds
+from millpy.operators.archive import ArchiveLogic
 from millpy.operators.stateless import Chain
 from millpy.windowing.operator import WindowSpec
 
@@ -79,6 +80,11 @@ class ComputationPlan:
     def archives(self) -> bool:
         """Whether it archives its input."""
         return isinstance(self.node, StageNode) and self.node.archives
+
+    @property
+    def skips(self) -> bool:
+        """Whether it is an archive that leaves records out when it is too far behind."""
+        return isinstance(self.node, StageNode) and isinstance(self.node.logic, ArchiveLogic) and self.node.logic.skips
 
     @property
     def keeps_ids(self) -> bool:

@@ -24,10 +24,12 @@ class ArchiveLogic:
 
     Args:
         buckets: number of parts of the key space, a power of two.
+        skips: whether records that wait too long are left out, so that sources need not wait. May change at any time.
     """
 
-    def __init__(self, buckets: int) -> None:
+    def __init__(self, buckets: int, *, skips: bool = False) -> None:
         self.buckets = buckets
+        self.skips = skips
 
     def bind(self, binding: StageBinding) -> ArchiveStage:
         """Return the stage, which can open intervals."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from millpy.errors import OwnershipError
 from millpy.hosting.failpoints import Failpoint
 from millpy.hosting.interval_state import PauseState
+from millpy.runtime.archive_skipper import ArchiveSkipper
 from millpy.runtime.context import WorkerContext
 from millpy.runtime.owned_interval import OwnedInterval
 from millpy.runtime.ownership import OwnedIntervals
@@ -32,6 +33,7 @@ class Maintenance:
         self._owned = owned
         self._skew = skew
         self._store = context.store
+        self._skipper = ArchiveSkipper(context)
         self._limits = context.limits
         self._clock = context.clock
         self._failpoints = context.failpoints
@@ -133,6 +135,8 @@ class Maintenance:
         if self._skew.max_skew_us is not None:
             self._skew.learn(await self._store.compare_sources(graph_id, self._skew.own(self._owned.intervals)))
         backlog = self.backlog = await self._store.backlog(graph_id)
+        if await self._skipper.skip(backlog):
+            backlog = self.backlog = await self._store.backlog(graph_id)
         records = sum(pending.records for pending in backlog.values())
         size = sum(pending.bytes for pending in backlog.values())
         limits = self._limits

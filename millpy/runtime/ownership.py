@@ -45,7 +45,9 @@ class OwnedIntervals:
         self._lease = context.lease
         self._failpoints = context.failpoints
         self._only = frozenset(context.only)
-        self._archives = any(c.archives for c in context.plan if c.name in self._only)
+        self._not_awaited = [c.name for c in context.plan if c.archives]
+        if self._only & set(self._not_awaited):  # an archiver awaits them
+            self._not_awaited = []
         self._ask_finished_at = 0.0
         self.intervals: dict[int, OwnedInterval] = {}
 
@@ -91,7 +93,7 @@ class OwnedIntervals:
             return False
         self._ask_finished_at = now + ASK_FINISHED_EVERY_S
         try:
-            return await self._store.finished(self._context.graph_id, archives=self._archives)
+            return await self._store.finished(self._context.graph_id, without=self._not_awaited)
         except TransientError:
             return False
 

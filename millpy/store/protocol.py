@@ -229,6 +229,13 @@ class Store(Protocol):
         """
         ...
 
+    async def seize(self, worker_id: UUID, interval_ids: Sequence[int]) -> Sequence[Grant]:
+        """Take intervals over from their owners, live or not, whose grants are stale from then on.
+
+        Waits for commits in flight. The answer is empty when the worker's own lease has expired.
+        """
+        ...
+
     async def release(self, worker_id: UUID, grants: Sequence[Grant]) -> None:
         """Release intervals, so that other workers can claim them at once. Stale grants are ignored."""
         ...
@@ -306,8 +313,11 @@ class Store(Protocol):
         """
         ...
 
-    async def backlog(self, graph_id: int) -> dict[str, Backlog]:
-        """Return the records and bytes of stored segments above the cursors, by producing computation."""
+    async def backlog(self, graph_id: int, *, without: Sequence[str] = ()) -> dict[str, Backlog]:
+        """Return the records and bytes of stored segments above the cursors, by producing computation.
+
+        `without` names consumers whose cursors do not count.
+        """
         ...
 
     async def compare_sources(self, graph_id: int, own: Sequence[SourceState]) -> Sequence[SourceState]:
@@ -340,8 +350,8 @@ class Store(Protocol):
         """
         ...
 
-    async def finished(self, graph_id: int, *, archives: bool = False) -> bool:
-        """Tell whether the graph has no work left; that of its archives counts only if `archives`.
+    async def finished(self, graph_id: int, *, without: Sequence[str] = ()) -> bool:
+        """Tell whether the graph has no work left, apart from that of the computations in `without`.
 
         Every low watermark is INSTANT_MAX, no record waits for a consumer, and no replay or release is requested.
         A replay after the end of the input does not move a watermark.

@@ -339,3 +339,13 @@ class OwnershipSuite:
 
     async def test_events_are_stored(self, world: World) -> None:
         await world.store.record_events(world.deployment.graph_id, [Event("takeover", {"interval": 1})])
+
+    async def test_seized_interval_leaves_its_live_owner_with_a_stale_grant(self, world: World) -> None:
+        owner, other = await world.owner(world.a), await world.worker()
+
+        (grant,) = await other.store.seize(other.worker_id, [world.a.interval_id])
+
+        with pytest.raises(StaleSequencerError):
+            await owner.commit(owner.checkpoint(world.a))
+        await other.commit(other.checkpoint(world.a, grant=grant, bundle=1))
+        assert await owner.claim(world.a) == []

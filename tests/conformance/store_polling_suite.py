@@ -177,6 +177,24 @@ class PollSuite:
         assert not before
         assert await owner.store.finished(world.deployment.graph_id), "the other one has nothing to take"
 
+    async def test_consumer_that_does_not_count_has_no_backlog_and_keeps_no_graph_from_finishing(
+        self, world: World
+    ) -> None:
+        owner = await world.owner()
+        end = {"input_watermark": INSTANT_MAX, "low_watermark": INSTANT_MAX}
+        unread = a_segment(world.by_device, 1, [a_slice(7.0), None], watermark=INSTANT_MAX)
+        await owner.commit(owner.checkpoint(world.a, segments=[unread], **end))
+        for interval in world.deployment.intervals:
+            if interval.interval_id not in (world.a.interval_id, *(i.interval_id for i in world.sums)):
+                await owner.commit(owner.checkpoint(interval, **end))
+
+        graph_id, sums = world.deployment.graph_id, world.sums[0].computation
+        backlog = await owner.store.backlog(graph_id, without=[sums])
+
+        assert sum(pending.records for pending in backlog.values()) == 0
+        assert await owner.store.finished(graph_id, without=[sums])
+        assert not await owner.store.finished(graph_id)
+
     async def test_accounting_adds_up(self, world: World) -> None:
         owner = await world.owner()
         ids = {sub: str(sub) for sub in (world.by_device, world.to_alarms)}

@@ -6,6 +6,7 @@ import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -52,7 +53,7 @@ def write_input(file: Path) -> Path:
     return file
 
 
-def archived_graph(file: Path) -> Graph:
+def archived_graph(file: Path, when_behind: Literal["wait", "skip"] = "wait") -> Graph:
     """The graph over one input."""
     graph = Graph("plant")
     readings = graph.inject(
@@ -63,8 +64,9 @@ def archived_graph(file: Path) -> Graph:
         dedupe=Dedupe("n", within=hours(2)),
     )
     keyed = readings.key_by("device")
-    keyed.archive(buckets=4)
-    keyed.process(Double(), name="doubles", output=Doubled, intervals=2).key_by("device").archive(buckets=4)
+    keyed.archive(buckets=4, when_behind=when_behind)
+    doubles = keyed.process(Double(), name="doubles", output=Doubled, intervals=2)
+    doubles.key_by("device").archive(buckets=4, when_behind=when_behind)
     return graph
 
 

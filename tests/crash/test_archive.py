@@ -8,21 +8,31 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from millpy.errors import UsageError
-from millpy.graph import StageNode
+from millpy.clock import SystemClock
+from millpy.errors import StaleSequencerError, UsageError
+from millpy.graph import Graph, StageNode
+from millpy.hosting.failpoints import NoFailpoints
+from millpy.hosting.plan import plan
 from millpy.limits import Limits
 from millpy.model.keys import KEY_SPACE, key_hash
 from millpy.model.time import INSTANT_MIN
-from millpy.process.assembly import run_worker
+from millpy.process.assembly import archives_of, run_worker
 from millpy.process.service import as_given
+from millpy.runtime.archive_skipper import ArchiveSkipper
+from millpy.runtime.context import WorkerContext
+from millpy.runtime.lease import Lease
+from millpy.runtime.worker import Worker
 from millpy.store.postgres.store import PostgresStore
+from millpy.store.protocol import WorkerInfo
 from tests.crash.archive_graph import DISORDER_S, RECORDS, archived_graph, event_times, write_input
 from tests.crash.archiver import POINTS
 
@@ -136,3 +146,53 @@ def test_archive_joins_a_deployed_graph_and_can_be_taken_back(source: Path, data
         ("doubles_archive: the archive was removed", "readings_archive: the archive was removed"),
     ]
     assert rows(database_url, "SELECT * FROM millpy.archive") == []
+
+
+async def skip(graph: Graph, url: str) -> None:
+    """Let a worker with a small bound skip what the archives of a graph lack, while an archiver owns them."""
+    limits = Limits(lease_ttl_s=5, backlog_records_high=100)
+    async with PostgresStore(url) as store, PostgresStore(url) as others:
+        deployed = await store.deploy(graph.spec())
+        archiver = WorkerInfo(uuid4(), deployed.graph_id, deployed.version, archives_of(graph))
+        await others.register(archiver, 5)
+        ids = [i.interval_id for name in archives_of(graph) for i in deployed.intervals_of(name)]
+        grants = await others.claim(archiver.worker_id, ids)
+        clock, rng, planned = SystemClock(), Random(1), plan(graph, deployed, limits)
+        context = WorkerContext(
+            store=store, plan=planned, worker_id=uuid4(), limits=limits, host_clock=clock, failpoints=NoFailpoints(),
+            lease=Lease(limits, clock), rng=rng,
+        )  # fmt: skip
+        await Worker(context).start()
+        skipper = ArchiveSkipper(context)
+
+        assert await skipper.skip(await store.backlog(deployed.graph_id))
+
+        assert not await skipper.skip(await store.backlog(deployed.graph_id))
+        for grant in grants:
+            with pytest.raises(StaleSequencerError):
+                await others.read([grant], state_rows_max=1)
+
+
+def test_archive_that_skips_is_taken_from_its_archiver_and_counts_what_it_lacks(
+    source: Path, database_url: str, tmp_path: Path
+) -> None:
+    graph = archived_graph(source, when_behind="skip")
+    asyncio.run(run_worker(graph, database_url, limits=Limits(lease_ttl_s=1)))
+
+    asyncio.run(skip(graph, database_url))
+    run_archiver(source, database_url, tmp_path / "archive")
+
+    assert sorted(rows(database_url, "SELECT archive, records, pending FROM millpy.archive")) == [
+        ("doubles_archive", 0, 0),
+        ("readings_archive", 0, 0),
+    ]
+    counted = "SELECT consumer, dead_lettered, balanced FROM millpy.accounting WHERE consumer LIKE '%archive'"
+    assert sorted(rows(database_url, counted)) == [
+        ("doubles_archive", RECORDS, True),
+        ("readings_archive", RECORDS, True),
+    ]
+    noted = "SELECT detail ->> 'archive', detail ->> 'records' FROM millpy.events WHERE kind = 'archive_skipped'"
+    assert sorted(rows(database_url, noted)) == [
+        ("doubles_archive", str(RECORDS)),
+        ("readings_archive", str(RECORDS)),
+    ]

@@ -139,6 +139,17 @@ class MemoryStore:
                     self.database.terminate(holder)
         return grants
 
+    async def seize(self, worker_id: UUID, interval_ids: Sequence[int]) -> Sequence[Grant]:
+        """Take intervals over from their owners, after any commit in flight."""
+        await self._reach_server()
+        grants = []
+        for interval_id in sorted(set(interval_ids)):
+            while self.database.holder(interval_id) is not None:
+                await self.database.wait_for_release()
+            if self.database.is_live(worker_id):
+                grants.append(self._grant(self.database.headers[interval_id], worker_id))
+        return grants
+
     async def release(self, worker_id: UUID, grants: Sequence[Grant]) -> None:
         """Release intervals. Stale grants are ignored."""
         await self._reach_server()
@@ -182,12 +193,15 @@ class MemoryStore:
         await self._reach_server()
         return self._state.poll(queries, bytes_max)
 
-    async def backlog(self, graph_id: int) -> dict[str, Backlog]:
+    async def backlog(self, graph_id: int, *, without: Sequence[str] = ()) -> dict[str, Backlog]:
         """Count the stored records and bytes above the cursors, by producing computation."""
         await self._reach_server()
         deployed = self.database.graphs[graph_id]
         producers = {sub.producer for sub in deployed.subscriptions}
-        return {name: self.database.pending(deployed.written_by(name)) for name in sorted(producers)}
+        return {
+            name: self.database.pending(sub for sub in deployed.written_by(name) if sub.consumer not in without)
+            for name in sorted(producers)
+        }
 
     async def compare_sources(self, graph_id: int, own: Sequence[SourceState]) -> Sequence[SourceState]:
         """Record which of the worker's sources are quiet. Return the states of all sources of the graph."""
@@ -200,11 +214,11 @@ class MemoryStore:
             if header.graph_id == graph_id and header.interval.keys is None
         ]
 
-    async def finished(self, graph_id: int, *, archives: bool = False) -> bool:
+    async def finished(self, graph_id: int, *, without: Sequence[str] = ()) -> bool:
         """Tell whether the graph has no work left; see `Store.finished`."""
         await self._reach_server()
         deployed = self.database.graphs[graph_id]
-        counted = {c.name for c in deployed.spec.computations if archives or c.kind != "archive"}
+        counted = {c.name for c in deployed.spec.computations} - set(without)
         headers = [
             header
             for header in self.database.headers.values()

@@ -202,6 +202,13 @@ class PostgresStore:
         async with self._admin.use() as connection:
             return await ownership.claim(connection, worker_id, interval_ids)
 
+    async def seize(self, worker_id: UUID, interval_ids: Sequence[int]) -> Sequence[Grant]:
+        """Take intervals over from their owners; see `Store.seize`."""
+        parameters: dict[str, Any] = {"worker_id": worker_id, "intervals": Bigints(sorted(interval_ids))}
+        async with self._admin.use() as connection:
+            rows = await all_rows(connection, statement("seize_intervals"), parameters)
+        return [Grant(*row) for row in sorted(rows)]
+
     async def release(self, worker_id: UUID, grants: Sequence[Grant]) -> None:
         """Release intervals. Stale grants are ignored."""
         if grants:
@@ -271,15 +278,11 @@ class PostgresStore:
         async with self._fold.use() as connection:
             return await folding.fold(connection, grant, bytes_max, progressed or _ignore_progress)
 
-    async def backlog(self, graph_id: int) -> dict[str, Backlog]:
+    async def backlog(self, graph_id: int, *, without: Sequence[str] = ()) -> dict[str, Backlog]:
         """Return the records and bytes of stored segments above the cursors, by producing computation."""
-        return await self._backlog(graph_id, archives=True)
-
-    async def _backlog(self, graph_id: int, *, archives: bool) -> dict[str, Backlog]:
+        of = {"graph_id": graph_id, "without": list(without)}
         async with self._admin.use() as connection:
-            rows = await all_rows(
-                connection, statement("read_backlog"), {"graph_id": graph_id, "with_archive": archives}
-            )
+            rows = await all_rows(connection, statement("read_backlog"), of)
         return {name: Backlog(records, size) for name, records, size in rows}
 
     async def compare_sources(self, graph_id: int, own: Sequence[SourceState]) -> Sequence[SourceState]:
@@ -300,12 +303,12 @@ class PostgresStore:
         self._committer.forget_slots()
         return freed
 
-    async def finished(self, graph_id: int, *, archives: bool = False) -> bool:
+    async def finished(self, graph_id: int, *, without: Sequence[str] = ()) -> bool:
         """Tell whether the graph has no work left; see `Store.finished`."""
-        of = {"graph_id": graph_id, "with_archive": archives}
+        of = {"graph_id": graph_id, "without": list(without)}
         async with self._admin.use() as connection:
             ((reached,),) = await all_rows(connection, statement("read_finished"), of)
-        backlog = await self._backlog(graph_id, archives=archives) if reached else {}
+        backlog = await self.backlog(graph_id, without=without) if reached else {}
         return reached and not any(pending.records for pending in backlog.values())
 
     async def now_us(self) -> Instant:

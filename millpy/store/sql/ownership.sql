@@ -79,6 +79,16 @@ UPDATE mill.intervals AS i SET worker_id = %(worker_id)s, sequencer = i.sequence
    AND i.graph_version = (SELECT w.graph_version FROM mill.workers AS w WHERE w.worker_id = %(worker_id)s)
 RETURNING i.interval_id, i.sequencer;
 
+-- name: seize_intervals
+-- Takes intervals over from their owners; waits for their commits in flight. Zero rows: the worker's lease has expired,
+-- or it does not know the deployed version.
+UPDATE mill.intervals AS i SET worker_id = %(worker_id)s, sequencer = i.sequencer + 1
+  FROM (SELECT h.interval_id FROM mill.intervals AS h
+         WHERE h.interval_id = ANY (%(intervals)s) ORDER BY h.interval_id FOR NO KEY UPDATE) AS held
+ WHERE i.interval_id = held.interval_id AND mill.alive(%(worker_id)s)
+   AND i.graph_version = (SELECT w.graph_version FROM mill.workers AS w WHERE w.worker_id = %(worker_id)s)
+RETURNING i.interval_id, i.sequencer;
+
 -- name: find_locked
 -- Finds intervals without a live owner that a claim left out because they are locked. Zero rows: there are none.
 SELECT interval_id FROM mill.intervals

@@ -11,15 +11,15 @@ SELECT ring, slot FROM mill.epochs WHERE state = 'filled' AND mill.unneeded(ring
 SELECT mill.free_slot(%(ring)s, %(slot)s);
 
 -- name: read_backlog
--- Counts records and bytes above the cursors by producing computation, from the stored slices; those of archives only
--- if `with_archive`.
+-- Counts records and bytes above the cursors by producing computation, from the stored slices; those of some consumers
+-- are left out.
 SELECT p.name, coalesce(sum(pending.records), 0)::bigint AS records, coalesce(sum(pending.bytes), 0)::bigint AS bytes
   FROM mill.computations AS p
   JOIN mill.streams AS t ON t.producer_id = p.computation_id
   JOIN mill.subscriptions AS u ON u.stream_id = t.stream_id
   JOIN mill.intervals AS i ON i.computation_id = p.computation_id
   JOIN mill.intervals AS c ON c.computation_id = u.consumer_id
-  JOIN mill.computations AS n ON n.computation_id = u.consumer_id AND (%(with_archive)s OR n.kind <> 'archive')
+  JOIN mill.computations AS n ON n.computation_id = u.consumer_id AND n.name <> ALL (%(without)s)
   JOIN mill.cursors AS k ON k.consumer = c.interval_id AND k.producer = i.interval_id
   LEFT JOIN LATERAL (
        SELECT sum(s.records[c.place + 1]) AS records,
@@ -31,15 +31,15 @@ SELECT p.name, coalesce(sum(pending.records), 0)::bigint AS records, coalesce(su
  GROUP BY p.name;
 
 -- name: read_finished
--- Tells whether every interval has reached the end, and no replay or release is requested; those of archives count only
--- if `with_archive`. Always one row.
+-- Tells whether every interval has reached the end, and no replay or release is requested; those of some
+-- computations are left out. Always one row.
 SELECT coalesce(bool_and(i.low_watermark >= 4611686018427387904
                          AND NOT EXISTS (SELECT FROM mill.dead_letters AS d WHERE d.interval_id = i.interval_id AND d.state = 'requested')
                          AND NOT EXISTS (SELECT FROM mill.late_records AS l WHERE l.interval_id = i.interval_id AND l.state = 'requested')
                          AND NOT EXISTS (SELECT FROM mill.releases AS r WHERE r.interval_id = i.interval_id)),
                 false)
   FROM mill.intervals AS i JOIN mill.computations AS c USING (computation_id)
- WHERE i.graph_id = %(graph_id)s AND (%(with_archive)s OR c.kind <> 'archive');
+ WHERE i.graph_id = %(graph_id)s AND c.name <> ALL (%(without)s);
 
 -- name: append_events
 -- Zero rows: nothing was sent.
