@@ -43,8 +43,11 @@ types: $(STAMP) ## mypy --strict over millpy/ and services/; over tests/, that e
 unit: $(STAMP) ## unit and property tests
 	$(PYTEST) -q tests/unit tests/property
 
+# One process runs all tests of Spark, so that one Java starts; it runs beside the others, which mostly wait.
 test: $(STAMP) ## all tests, four at a time: most wait for leases and servers
-	$(PYTEST) -q -n 4 --dist worksteal --durations=25
+	@mkdir -p build; $(PYTEST) -q --durations=10 tests/spark > build/spark-tests.log 2>&1 & spark=$$!; \
+	$(PYTEST) -q -n 4 --dist worksteal --durations=25 --ignore=tests/spark; others=$$?; \
+	wait $$spark; spark=$$?; cat build/spark-tests.log; exit $$((others | spark))
 
 docs: $(DOCS_STAMP) ## the documentation as a site, in build/site/index.html; a warning is a failure
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
