@@ -73,6 +73,8 @@ MUTANTS = [
     _store(OWNERSHIP, "UPDATE mill.intervals AS i SET worker_id = %(worker_id)s, sequencer = i.sequencer + 1",
            "UPDATE mill.intervals AS i SET worker_id = %(worker_id)s",
            "test_interval_of_an_expired_worker_is_claimed_under_a_higher_sequencer"),
+    _store(OWNERSHIP, "SET sequencer = 1 + i.sequencer, worker_id = %(worker_id)s", "SET worker_id = %(worker_id)s",
+           "test_seized_interval_leaves_its_live_owner_with_a_stale_grant"),
     _store(OWNERSHIP, " WHERE i.interval_id = free.interval_id AND mill.alive(%(worker_id)s)\n",
            " WHERE i.interval_id = free.interval_id\n", "test_expired_worker_claims_nothing_and_learns_it_from_its_heartbeat"),
     _store(OWNERSHIP, "   AND i.graph_version = (SELECT w.graph_version FROM mill.workers AS w WHERE w.worker_id = %(worker_id)s)\n",

@@ -82,11 +82,11 @@ RETURNING i.interval_id, i.sequencer;
 -- name: seize_intervals
 -- Takes intervals over from their owners; waits for their commits in flight. Zero rows: the worker's lease has expired,
 -- or it does not know the deployed version.
-UPDATE mill.intervals AS i SET worker_id = %(worker_id)s, sequencer = i.sequencer + 1
+UPDATE mill.intervals AS i SET sequencer = 1 + i.sequencer, worker_id = %(worker_id)s
   FROM (SELECT h.interval_id FROM mill.intervals AS h
          WHERE h.interval_id = ANY (%(intervals)s) ORDER BY h.interval_id FOR NO KEY UPDATE) AS held
  WHERE i.interval_id = held.interval_id AND mill.alive(%(worker_id)s)
-   AND i.graph_version = (SELECT w.graph_version FROM mill.workers AS w WHERE w.worker_id = %(worker_id)s)
+   AND i.graph_version = (SELECT k.graph_version FROM mill.workers AS k WHERE k.worker_id = %(worker_id)s)
 RETURNING i.interval_id, i.sequencer;
 
 -- name: find_locked
