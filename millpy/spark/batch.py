@@ -39,8 +39,9 @@ from millpy.store.memory.tables import KeyedRow, StoredAccounting
 log = logging.getLogger("millpy.observability.status_line")
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
-    # Parts are slices of up to megabytes; a task must not hold thousands of them.
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "64",
+    # Parts are slices of up to megabytes: a task holds a batch of them, which these bytes bound, not their number.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "1024",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(32 << 20),
 }
 """Set while a batch runs and its frames are read; `BatchResult.close` restores the session's own."""
 

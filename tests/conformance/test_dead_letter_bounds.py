@@ -149,7 +149,7 @@ async def test_clock_that_jumps_ahead_removes_no_dead_letters(database_url: str)
         host.advance(60.0)
         await clock.synchronize()
         nobody: Any = None
-        context: Any = SimpleNamespace(store=store, limits=LIMITS, clock=clock, failpoints=NoFailpoints())
+        context: Any = SimpleNamespace(store=store, plan=(), limits=LIMITS, clock=clock, failpoints=NoFailpoints())
         await Maintenance(context, nobody, nobody).turn_rings()
 
     assert before[0][0] and before[0][1]
