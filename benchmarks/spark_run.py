@@ -1,11 +1,14 @@
-"""W1 and W4 as Spark batches, against one worker on the same records.
+"""W1 and W4 as Spark batches, and W1 as a streaming query, against one worker on the same records.
 
     python -m benchmarks.spark_run [--records 2000000] [--intervals 4]
 
 The worker reads NDJSON; Spark reads the same records as one Parquet file, in row groups of a bundle, with local[2].
 Timed from the call of `run` to the end of writing the result tables as Parquet, in the second run of a session: the
-first starts Python and compiles. `w1_worker_ratio` and `w4_worker_ratio` are Spark's records/s by the worker's.
+first starts Python and compiles. The stream is timed from its start to the end of its last batch, when all rows are
+published, and is the second of the session, too. `w1_worker_ratio` and `w4_worker_ratio` are Spark's records/s by the
+worker's.
 `differences` counts rows that differ between the worker's tables and Spark's (floats by 1e-9), and W4's final states.
+`stream_p50_ms` is the median time of a batch of the stream with records.
 """
 
 from __future__ import annotations
@@ -14,8 +17,10 @@ import argparse
 import json
 import math
 import os
+import statistics
 import time
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +32,12 @@ from pyspark.sql import DataFrame, SparkSession
 from benchmarks.harness import Bench, arguments
 from benchmarks.readings import write_readings
 from benchmarks.w4_state import STATE
-from millpy.spark import BatchResult, run, session
+from millpy.spark import BatchResult, StreamPlaces, read_results, run, session, stream
 
 RUN_S_MAX = 900
 GRAPHS = Path(__file__).with_name("graphs")
 ROW_GROUP = 65_536
+EVERY = timedelta(milliseconds=100)
 US = "(extract(epoch FROM window_start) * 1000000)::bigint"
 WINDOWS = f"SELECT device, {US}, n, mean, low, high FROM w1.temperature_10s"
 OUTLIERS = "SELECT device, seq, value, mean FROM w4.outliers"
@@ -67,6 +73,20 @@ def by_spark(spark: SparkSession, graph: str, path: Path, target: Path, *, state
     return seconds, result
 
 
+def by_stream(spark: SparkSession, path: Path, target: Path) -> tuple[dict[str, float], DataFrame]:
+    """Stream W1 twice; return the figures of the second time, and its table."""
+    figures = {}
+    for attempt in range(2):
+        places = StreamPlaces(target / f"{attempt}-checkpoint", target / f"{attempt}-output")
+        began = time.perf_counter()
+        running = stream(spark, GRAPHS / "windows.py", {"readings": str(path)}, places=places, every=EVERY)
+        running.wait(RUN_S_MAX)
+        seconds = time.perf_counter() - began
+        took = [batch.durationMs["triggerExecution"] for batch in running.query.recentProgress]
+        figures = {"stream_s": seconds, "batches": len(took), "stream_p50_ms": statistics.median(took)}
+    return figures, read_results(spark, places.output)["temperature_10s"]
+
+
 def differing(one: Rows, other: Rows) -> int:
     """Count rows that are missing, superfluous or different."""
     wrong = len(one.keys() ^ other.keys())
@@ -87,8 +107,12 @@ def _made(frame: DataFrame, *columns: str) -> Rows:
 
 
 def _w1(url: str, result: BatchResult) -> int:
+    return _w1_rows(url, result.tables["temperature_10s"])
+
+
+def _w1_rows(url: str, frame: DataFrame) -> int:
     columns = ("device", "unix_micros(window_start)", "n", "mean", "low", "high")
-    return differing(_stored(url, WINDOWS), _made(result.tables["temperature_10s"], *columns))
+    return differing(_stored(url, WINDOWS), _made(frame, *columns))
 
 
 def _w4(url: str, result: BatchResult) -> int:
@@ -119,11 +143,17 @@ def main(options: argparse.Namespace) -> None:
             write_readings(path, options.records, devices, value=value)
             environment = {"BENCH_FILE": str(path), "BENCH_INTERVALS": str(options.intervals)}
             url, worker_s = by_worker(bench, graph, environment)
-            spark_s, result = by_spark(spark, graph, as_parquet(path), bench.directory / name, state=name == "w4")
+            parquet = as_parquet(path)
+            spark_s, result = by_spark(spark, graph, parquet, bench.directory / name, state=name == "w4")
             with result:
                 differences += compare(url, result)
             bench.show(name, {"worker_s": worker_s, "spark_s": spark_s, "records_per_s": options.records / spark_s})
             ratios[f"{name}_worker_ratio"] = worker_s / spark_s
+            if name == "w1":
+                streamed, table = by_stream(spark, parquet, bench.directory / "stream")
+                differences += _w1_rows(url, table)
+                bench.show("stream", streamed)
+                ratios["stream_records_per_s"] = options.records / streamed["stream_s"]
         spark.stop()
         bench.finish(**ratios, differences=differences)
 

@@ -1,10 +1,11 @@
-"""`millpy spark run`: a graph over its whole history, as a Spark batch."""
+"""`millpy spark run`: a graph over its whole history as a Spark batch, or as a stream that runs on."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,6 +45,11 @@ def run(
     output: Annotated[str, typer.Option("--output", metavar="DIR", help="New directory for the results, as Parquet.")],
     inputs: InputOption = None,
     state: Annotated[bool, typer.Option("--state", help="Write the final state, too.")] = False,
+    stream: Annotated[bool, typer.Option("--stream", help="Run on, batch by batch, and resume after a stop.")] = False,
+    checkpoint: Annotated[
+        str | None, typer.Option("--checkpoint", metavar="DIR", help="With --stream: where to resume.")
+    ] = None,
+    every: Annotated[float, typer.Option("--every", metavar="SECONDS", help="With --stream: time of a batch.")] = 1.0,
     master: MasterOption = "local[*]",
     memory: MemoryOption = "2g",
     as_json: JsonOption = False,
@@ -52,7 +58,14 @@ def run(
 
     Reads NDJSON, CSV and Parquet files in place of the graph's sources, and ends when they end. Writes result tables,
     late records and dead letters as Parquet, and prints the accounting. Uses no database.
+
+    With --stream, reads watched directories as well, and writes rows as they are computed.
     """
+    if stream:
+        _stream(graph, inputs, _places(checkpoint, output, state=state), (master, memory), every, as_json=as_json)
+        return
+    if checkpoint is not None:
+        raise UsageError("--checkpoint is for --stream", hint="a batch is run again from the beginning")
     if "://" not in output and Path(output).exists() and any(Path(output).iterdir()):
         raise UsageError(f"{output} is not empty", hint="name a new directory")
     with working(f"loading {graph}"):
@@ -63,6 +76,10 @@ def run(
             with run_hosted(session, hosted) as result:
                 result.write(output)
                 summary = result.summary()
+    _show(summary, output, as_json=as_json)
+
+
+def _show(summary: dict[str, Any], output: str, *, as_json: bool) -> None:
     if as_json:
         print_json(summary)
         return
@@ -75,16 +92,51 @@ def run(
     tables.say(f"written to {output}")
 
 
+def _places(checkpoint: str | None, output: str, *, state: bool) -> tuple[str, str]:
+    """Check the options of a stream; return the directories of the checkpoint and the output."""
+    if checkpoint is None:
+        raise UsageError("--stream needs --checkpoint DIR", hint="a directory in which the query keeps its state")
+    if state:
+        raise UsageError("--state is for a batch", hint="a stream keeps its state in --checkpoint")
+    if "://" in checkpoint + output:
+        raise UsageError("--stream writes to directories that all machines see, not to URLs", hint="mount one")
+    return checkpoint, output
+
+
+def _stream(
+    graph: str,
+    inputs: Sequence[str] | None,
+    directories: tuple[str, str],
+    machine: tuple[str, str],
+    every: float,
+    *,
+    as_json: bool,
+) -> None:
+    """Run a graph until its sources have ended, or until Ctrl-C."""
+    with working(f"loading {graph}"):
+        hosted = job_of(graph, inputs, state=False, streams=True)
+        with running_spark(f"{graph} as a stream", *machine) as session:
+            from millpy.spark.stream import StreamPlaces, stream_hosted
+
+            running = stream_hosted(session, hosted, StreamPlaces(*directories), timedelta(seconds=every))
+            try:
+                running.wait()
+            finally:
+                running.stop()
+            summary = running.summary()
+    _show(summary, directories[1], as_json=as_json)
+
+
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name != "subscription_id"}
 
 
-def job_of(graph: str, inputs: Sequence[str] | None, *, state: bool) -> HostedPlan:
-    """Load a graph and check that it can run as a batch, before Spark starts, which takes seconds."""
+def job_of(graph: str, inputs: Sequence[str] | None, *, state: bool, streams: bool = False) -> HostedPlan:
+    """Load a graph and check that it can run on Spark, before Spark starts, which takes seconds."""
     from millpy.spark.job import HostedPlan, make_job  # imported here: --help does not need the engine
 
     limits, now_us = settings_of(None).limits, SystemClock().now_us()
-    return HostedPlan(make_job(graph, inputs or (), limits=limits, now_us=now_us, state=state))
+    return HostedPlan(make_job(graph, inputs or (), limits=limits, now_us=now_us, state=state, streams=streams))
 
 
 @contextmanager

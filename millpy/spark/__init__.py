@@ -18,8 +18,21 @@ try:
     from millpy.spark.batch import BatchResult, run
     from millpy.spark.session import read_table, register, session
     from millpy.spark.source import MillpyDataSource
+    from millpy.spark.stream import GraphStream, StreamPlaces, stream
+    from millpy.spark.stream_output import read_results
 except ModuleNotFoundError as error:
     package = (error.name or "pyspark").partition(".")[0]
     raise ConfigError(f"millpy.spark needs the package {package}", hint=to_install("spark")) from error
 
-__all__ = ["BatchResult", "MillpyDataSource", "read_table", "register", "run", "session"]
+__all__ = [
+    "BatchResult",
+    "GraphStream",
+    "MillpyDataSource",
+    "StreamPlaces",
+    "read_results",
+    "read_table",
+    "register",
+    "run",
+    "session",
+    "stream",
+]

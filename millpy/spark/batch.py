@@ -177,7 +177,7 @@ class _BatchRun:
             dead_letters=dead_letter_frame(parts),
             state=state_frame(parts) if self._hosted.job.keeps_state else None,
             accounting=accounting,
-            undone=self._undone(),
+            undone=undone(self._hosted, self._ends),
             _kept=tuple(self._parts.values()),
             _settings=settings,
         )
@@ -227,16 +227,18 @@ class _BatchRun:
         spec = next(spec for spec in self._hosted.spec.tables if spec.name == name)
         return table_frame(self._parts[spec.computation], spec, table_id, changed=table_id in self._changed)
 
-    def _undone(self) -> dict[str, dict[str, int]]:
-        found: dict[str, dict[str, int]] = {}
-        for interval_id, end in self._ends.items():
-            left = {f"{domain} timers": number for domain, number in end.timers.items()}
-            if end.parked:
-                left["parked"] = sum(end.parked.values())
-            for what, number in left.items():
-                of = found.setdefault(self._hosted.plan.by_interval[interval_id].name, {})
-                of[what] = of.get(what, 0) + number
-        return found
+
+def undone(hosted: HostedPlan, ends: Mapping[int, IntervalEnd]) -> dict[str, dict[str, int]]:
+    """Return what intervals have left undone, by computation."""
+    found: dict[str, dict[str, int]] = {}
+    for interval_id, end in ends.items():
+        left = {f"{domain} timers": number for domain, number in end.timers.items()}
+        if end.parked:
+            left["parked"] = sum(end.parked.values())
+        for what, number in left.items():
+            of = found.setdefault(hosted.plan.by_interval[interval_id].name, {})
+            of[what] = of.get(what, 0) + number
+    return found
 
 
 def account(hosted: HostedPlan, ends: Mapping[int, IntervalEnd], rows: Mapping[int, int]) -> StoredAccounting:
@@ -255,6 +257,7 @@ def account(hosted: HostedPlan, ends: Mapping[int, IntervalEnd], rows: Mapping[i
         if interval_id not in ends:
             raise CorruptionError(f"interval {interval_id} of {of.name} has not come to its end")
         keyed = database.headers[interval_id].keyed
+        keyed.clear()
         for counter, subject, count in ends[interval_id].counters:
             keyed[Kind.COUNTER, counter, NO_KEY, subject] = KeyedRow(0, b"%d" % count, INSTANT_MAX, 1)
         for subscription, number in ends[interval_id].parked.items():

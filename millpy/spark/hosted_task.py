@@ -23,13 +23,14 @@ from millpy.graph import InjectorNode
 from millpy.hosting.host import HostedInterval
 from millpy.hosting.plan import ComputationPlan
 from millpy.ingest.protocol import Injector, SourceBatch, SourceSetup
-from millpy.model.checkpoint import Checkpoint, Delta, Entries, Grant, Kind
+from millpy.model.checkpoint import Checkpoint, DedupeRun, Delta, Entries, Grant, Kind
 from millpy.model.delta import encode_documents
+from millpy.model.deployment import TableSpec
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.operators.keyed import ComputationLogic
 from millpy.spark.hosted_rows import dead_letter_batch, late_batch, result_batches, to_ipc
 from millpy.spark.job import HostedPlan, plan_of
-from millpy.store.protocol import PolledSegment, PollResult, SegmentQuery
+from millpy.store.protocol import OwnerSnapshot, PolledSegment, PollResult, SegmentQuery
 
 PARTS = pa.schema(
     [
@@ -76,7 +77,7 @@ def read_source(job: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Reco
     hosted = plan_of(job)
     for batch in batches:
         for interval_id in batch.column(0).to_pylist():
-            task = _IntervalTask(hosted, interval_id)
+            task = IntervalTask(hosted, interval_id)
             for turn, bundle in enumerate(taken(hosted, interval_id), start=1):
                 yield from task.step((turn, 0), taken=bundle)
             yield from task.end()
@@ -87,7 +88,7 @@ def host_stage(job: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Recor
     hosted = plan_of(job)
     rows = (row for batch in batches for row in batch.to_pylist())
     for interval_id, own in groupby(rows, key=lambda row: row["owner"]):
-        task = _IntervalTask(hosted, interval_id)
+        task = IntervalTask(hosted, interval_id)
         for (turn, again), group in groupby(own, key=lambda row: (row["turn"], row["again"])):
             yield from task.finish_before((turn, again))
             yield from task.step((turn, again), polled=task.answers(group))
@@ -133,10 +134,17 @@ async def _next(injector: Injector, ready: asyncio.Event) -> SourceBatch:
         await ready.wait()
 
 
-class _IntervalTask:
+class IntervalTask:
     """One interval, stepped from its beginning to its end."""
 
-    def __init__(self, hosted: HostedPlan, interval_id: int) -> None:
+    def __init__(
+        self,
+        hosted: HostedPlan,
+        interval_id: int,
+        *,
+        snapshot: OwnerSnapshot | None = None,
+        runs: Sequence[DedupeRun] = (),
+    ) -> None:
         self._hosted = hosted
         self._id = interval_id
         self._of = hosted.plan.by_interval[interval_id]
@@ -145,8 +153,12 @@ class _IntervalTask:
             keeps.update(Kind)
         elif _loads_state(self._of):
             keeps.add(Kind.STATE)
-        self._kept = _KeptEntries(frozenset(keeps))
-        self._host = HostedInterval(hosted.plan, interval_id, hosted.job.limits, load=self._kept.load)
+        self._kept = KeptEntries(frozenset(keeps))
+        if snapshot is not None:
+            self._kept.add(tuple(snapshot.recovered.entries))
+        self._host = HostedInterval(
+            hosted.plan, interval_id, hosted.job.limits, snapshot=snapshot, runs=runs, load=self._kept.load
+        )
         self._now = Instant(hosted.job.now_us)
         self._at: At = (0, 0)
 
@@ -156,14 +168,14 @@ class _IntervalTask:
             yield from self.step((self._at[0], self._at[1] + 1))
 
     def step(
-        self, at: At, *, taken: SourceBatch | None = None, polled: Sequence[PollResult] = ()
+        self, at: At, *, taken: SourceBatch | None = None, polled: Sequence[PollResult] = (), quiet: bool = False
     ) -> Iterator[pa.RecordBatch]:
         """Step once, and yield what a worker would commit."""
         self._at = at
-        checkpoint = self._host.step(self._now, taken=taken, polled=polled)
+        checkpoint = self._host.step(self._now, taken=taken, polled=polled, quiet=quiet)
         if checkpoint is not None:
             self._kept.add(checkpoint.delta)
-            yield from self._parts(checkpoint)
+            yield from self._commit(checkpoint)
 
     def answers(self, rows: Iterable[Mapping[str, Any]]) -> list[PollResult]:
         """Return the parts of one turn as a store would answer, one answer a producer."""
@@ -191,18 +203,8 @@ class _IntervalTask:
             )
         return PollResult(query, tuple(segments), *head, truncated=False)
 
-    def _parts(self, checkpoint: Checkpoint) -> Iterator[pa.RecordBatch]:
-        parts = _CheckpointParts(self._id, self._at, self._hosted.ranks[self._id], checkpoint)
-        for segment in checkpoint.segments:
-            consumers = self._consumers(segment.subscription_id)
-            for consumer, part in zip(consumers, segment.slices, strict=True):
-                if part is not None:
-                    parts.add(
-                        "segment", part.payload, owner=consumer, subject=segment.subscription_id,
-                        records=part.records, previous=segment.previous_seq, checksum=part.checksum,
-                    )  # fmt: skip
-        for consumer in self._of.consumers:
-            parts.add("position", None, owner=consumer)
+    def _commit(self, checkpoint: Checkpoint) -> Iterator[pa.RecordBatch]:
+        parts = self._sent(checkpoint)
         for rows in checkpoint.results:
             for batch in result_batches(self._table(rows.table_id), rows.columns, checkpoint.bundle):
                 parts.add(
@@ -218,9 +220,24 @@ class _IntervalTask:
             parts.add("dead_letters", to_ipc(letters), records=len(letters))
         yield from parts.batches()
 
+    def _sent(self, checkpoint: Checkpoint) -> CheckpointParts:
+        """Return what goes to other intervals: slices, and the position after the checkpoint."""
+        parts = CheckpointParts(self._id, self._at, self._hosted.ranks[self._id], checkpoint)
+        for segment in checkpoint.segments:
+            consumers = self._consumers(segment.subscription_id)
+            for consumer, part in zip(consumers, segment.slices, strict=True):
+                if part is not None:
+                    parts.add(
+                        "segment", part.payload, owner=consumer, subject=segment.subscription_id,
+                        records=part.records, previous=segment.previous_seq, checksum=part.checksum,
+                    )  # fmt: skip
+        for consumer in self._of.consumers:
+            parts.add("position", None, owner=consumer)
+        return parts
+
     def end(self) -> Iterator[pa.RecordBatch]:
         """Yield what the interval has counted, and its final state if that is wanted."""
-        parts = _CheckpointParts(self._id, (INSTANT_MAX, 0), self._hosted.ranks[self._id], None)
+        parts = CheckpointParts(self._id, (INSTANT_MAX, 0), self._hosted.ranks[self._id], None)
         if self._hosted.job.keeps_state:
             for document in encode_documents(self._kept.delta(), STATE_BYTES_MAX):
                 parts.add("state", document)
@@ -230,12 +247,12 @@ class _IntervalTask:
     def _consumers(self, subscription_id: int) -> tuple[int, ...]:
         return next(s.consumer_ids for s in self._of.outgoing if s.subscription_id == subscription_id)
 
-    def _table(self, table_id: int) -> Any:
+    def _table(self, table_id: int) -> TableSpec:
         return self._hosted.database.tables[table_id].spec
 
 
 @dataclass(slots=True)
-class _CheckpointParts:
+class CheckpointParts:
     """Parts of one checkpoint; None for the end of an interval."""
 
     interval_id: int
@@ -245,6 +262,7 @@ class _CheckpointParts:
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, kind: str, payload: bytes | None, *, owner: int = 0, **more: int) -> None:
+        """Add a part, for `owner` or else of the interval itself."""
         self.rows.append(
             {
                 "owner": owner or self.interval_id,
@@ -262,11 +280,12 @@ class _CheckpointParts:
         )
 
     def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the parts, in one batch."""
         if self.rows:
             yield pa.RecordBatch.from_pylist(self.rows, schema=PARTS)
 
 
-class _KeptEntries:
+class KeptEntries:
     """The entries that an interval has committed, with each change in place of the one before it."""
 
     def __init__(self, kinds: frozenset[Kind]) -> None:

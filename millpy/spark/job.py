@@ -1,4 +1,4 @@
-"""The description of one batch job: the graph's file, the history that replaces its sources, and the limits.
+"""The description of one job on Spark: the graph's file, the history that replaces its sources, and the limits.
 
 It travels to Spark's Python workers as JSON text. A graph is never pickled: every process runs the text of its file, so
 classes and functions of the user are those of the file, wherever they run.
@@ -21,7 +21,7 @@ from millpy.limits import Limits
 from millpy.model.time import Instant
 from millpy.sources.files.file_queue import files_of
 from millpy.sources.files.line_reader import Format
-from millpy.sources.files.source import Files
+from millpy.sources.files.source import Directory, Files
 from millpy.store.memory.database import MemoryDatabase
 
 
@@ -47,6 +47,7 @@ class BatchJob(msgspec.Struct, frozen=True):
         limits: the limits of bundles and caches.
         now_us: the processing time of the whole job. It is one instant, so that a repeated task does the same.
         keeps_state: whether tasks return the final state.
+        streams: whether it runs on and keeps positions, so that a source need not end.
     """
 
     graph: str
@@ -55,6 +56,7 @@ class BatchJob(msgspec.Struct, frozen=True):
     limits: Limits
     now_us: int
     keeps_state: bool
+    streams: bool = False
 
     @property
     def clock(self) -> Clock:
@@ -69,7 +71,7 @@ class BatchJob(msgspec.Struct, frozen=True):
         """Run the graph's file, and replace its sources.
 
         Raises:
-            UsageError: a history is for no source of the graph, or a source does not end and has no history.
+            UsageError: a history is for no source of the graph; or a source without one cannot be read by the job.
         """
         graph = load_graph(self.graph, self.text)
         graph.nodes[:] = [node for node in graph.nodes if not (isinstance(node, StageNode) and node.archives)]
@@ -79,13 +81,25 @@ class BatchJob(msgspec.Struct, frozen=True):
                 raise UsageError(f"the graph has no source {name!r}", hint=f"its sources are: {', '.join(sources)}")
             sources[name].source = Files(*history.files, format=history.format)
         for node in sources.values():
-            if not node.source.ends():
+            if self.streams:
+                _check_streams(node)
+            elif not node.source.ends():
                 raise UsageError(
                     f"source {node.name!r} does not end, so a batch cannot read it",
                     hint=f"name the files with its history: --input {node.name}=FILES",
                 )
             node.source.validate(node.record_type)
         return graph
+
+
+def _check_streams(node: InjectorNode) -> None:
+    """Check that a source keeps its position by itself, so that it can be committed with all else."""
+    if not isinstance(node.source, Files | Directory):
+        raise UsageError(
+            f"source {node.name!r} does not read files, so it cannot be streamed on Spark",
+            hint=f"run it on workers; or name files: --input {node.name}=FILES",
+        )
+    node.source.check()
 
 
 class _StandingClock(SystemClock):
@@ -130,6 +144,7 @@ def make_job(
     limits: Limits,
     now_us: Instant,
     state: bool,
+    streams: bool = False,
 ) -> BatchJob:
     """Describe a job.
 
@@ -139,6 +154,7 @@ def make_job(
         limits: the limits of bundles and caches.
         now_us: the processing time.
         state: whether to return the final state.
+        streams: whether the job runs on, batch by batch.
 
     Raises:
         UsageError: a file or source does not exist, or an input does not say its source.
@@ -149,7 +165,7 @@ def make_job(
     for name, paths in _by_source(inputs, sources):
         named.setdefault(name, []).extend(paths)
     histories = {name: SourceHistory(tuple(_expanded(paths))) for name, paths in named.items()}
-    return BatchJob(graph, path.read_text(encoding="utf-8"), histories, limits, now_us, state)
+    return BatchJob(graph, path.read_text(encoding="utf-8"), histories, limits, now_us, state, streams)
 
 
 def _by_source(

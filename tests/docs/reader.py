@@ -63,9 +63,8 @@ class Reader:
             return
         replaced: dict[str, Any] = {}
         if block.test == "signatures":
-            replaced = {
-                name: mock.create_autospec(getattr(millpy.spark, name)) for name in ("session", "read_table", "run")
-            }
+            helpers = ("session", "read_table", "run", "stream", "read_results")
+            replaced = {name: mock.create_autospec(getattr(millpy.spark, name)) for name in helpers}
         with mock.patch.multiple(millpy.spark, **replaced) if replaced else nullcontext():
             exec(code, self.module.__dict__)
         if COMPLETE.search(block.body):

@@ -1,0 +1,245 @@
+"""A whole graph as a streaming query: Structured Streaming hosts the same stages that the workers run.
+
+Spark gives batches, their times (`stream_clock`), tasks and shuffles. State, positions and rows are millpy's: a batch
+changes them by one commit (`stream_commits`), so each record counts once, whatever fails and however often a batch is
+run. The accounting (I8) must balance after each batch, or the query fails without a commit.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+from pyspark.sql.streaming.query import StreamingQuery
+
+from millpy.clock import SystemClock
+from millpy.errors import CorruptionError, MillError, UsageError
+from millpy.limits import Limits
+from millpy.spark.batch import SETTINGS, account, apply, undone
+from millpy.spark.hosted_task import ORDER, PARTS_DDL
+from millpy.spark.job import HostedPlan, make_job
+from millpy.spark.spark_errors import readable_error
+from millpy.spark.stream_clock import CLOCK, ClockSource
+from millpy.spark.stream_commits import StreamCommit, StreamCommits
+from millpy.spark.stream_output import StreamOutput
+from millpy.spark.stream_task import StreamedEnd, StreamTasks, check_attempts, host_stages, read_sources
+
+log = logging.getLogger("millpy.observability.status_line")
+BUNDLES_MAX = 8
+EVERY = timedelta(seconds=1)
+POLL_S = 0.1
+STREAM_SETTINGS = {**SETTINGS, "spark.sql.adaptive.enabled": "false"}
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlaces:
+    """Where a query keeps its data: directories that the driver and all executors see under the same name.
+
+    Attributes:
+        checkpoint: state, commits, and Spark's own checkpoint; it must be on a file system with hard links.
+        output: the result rows.
+    """
+
+    checkpoint: str | Path
+    output: str | Path
+
+
+def stream(
+    spark: SparkSession,
+    graph: str | Path,
+    inputs: Sequence[str] | Mapping[str, str | Sequence[str]] = (),
+    *,
+    places: StreamPlaces,
+    every: timedelta = EVERY,
+    limits: Limits | None = None,
+) -> GraphStream:
+    """Start a graph as a streaming query, or resume it from its checkpoint.
+
+    The query ends when all sources have ended, and otherwise runs until `GraphStream.stop`.
+
+    Args:
+        spark: a session of yours, or that of `millpy.spark.session`.
+        graph: the graph's file, or `file.py:name`. Its sources must be `Files` or `Directory`, or have an input.
+        inputs: files in place of sources, as for `run`.
+        places: the directories of the query.
+        every: how often a batch begins; one that takes longer is followed by the next at once.
+        limits: the limits of bundles and caches.
+
+    Raises:
+        UsageError: the graph cannot run as a stream, or the directories are those of another query.
+    """
+    job = make_job(
+        str(graph), inputs, limits=limits or Limits(), now_us=SystemClock().now_us(), state=False, streams=True
+    )
+    return stream_hosted(spark, HostedPlan(job), places, every)
+
+
+def stream_hosted(spark: SparkSession, hosted: HostedPlan, places: StreamPlaces, every: timedelta) -> GraphStream:
+    """Start a query whose graph has been loaded and checked; see `stream`."""
+    if every <= timedelta(0):
+        raise UsageError(f"every={every} must be positive")
+    return GraphStream(spark, hosted, places, every)
+
+
+class GraphStream:
+    """A running query.
+
+    Attributes:
+        query: Spark's handle of it.
+    """
+
+    def __init__(self, spark: SparkSession, hosted: HostedPlan, places: StreamPlaces, every: timedelta) -> None:
+        checkpoint = Path(places.checkpoint).absolute()
+        self._hosted = hosted
+        self._output = Path(places.output).absolute()
+        self._checkpoint = checkpoint
+        self._published = StreamOutput(self._output, hosted.spec)
+        self._commits = StreamCommits(checkpoint, hosted.spec)
+        self._published.publish(self._commits.newest.outputs)
+        self._published.sweep()
+        self._has_ended = threading.Event()
+        spark.dataSource.register(ClockSource)
+        writer = spark.readStream.format(CLOCK).load().writeStream.foreachBatch(self._run_batch)
+        writer = writer.option("checkpointLocation", str(checkpoint / "spark")).queryName(hosted.plan.permanent_name)
+        self.query: StreamingQuery = writer.trigger(processingTime=f"{every.total_seconds()} seconds").start()
+
+    @property
+    def newest(self) -> StreamCommit:
+        """The newest commit."""
+        return self._commits.newest
+
+    def summary(self) -> dict[str, Any]:
+        """Return the accounting and the undone work after the newest commit, as JSON data, as of a batch."""
+        newest = self.newest
+        if newest.batch < 0:
+            return {"accounting": {}, "undone": {}, "finished": False}
+        accounting = asdict(account(self._hosted, newest.left, newest.rows))
+        return {"accounting": accounting, "undone": undone(self._hosted, newest.left), "finished": newest.finished}
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until all sources have ended, or for some time; return whether they have.
+
+        Raises:
+            MillError: the query has failed.
+        """
+        waited_s = 0.0
+        with _readable_errors():
+            while not self.newest.finished and (timeout_s is None or waited_s < timeout_s):
+                if not self.query.isActive:
+                    self.query.awaitTermination()  # raises its error
+                    break
+                self._has_ended.wait(POLL_S)
+                waited_s += POLL_S
+            if self.newest.finished:
+                self.stop()
+        return self.newest.finished
+
+    def stop(self) -> None:
+        """Stop the query. The batch that is running is dropped, and run again at the next start."""
+        self.query.stop()
+
+    def _run_batch(self, frame: DataFrame, batch: int) -> None:
+        newest = self._commits.newest
+        if batch <= newest.batch or newest.finished:
+            return  # committed, and published at the start; Spark did not come to note it
+        if batch != newest.batch + 1:
+            raise CorruptionError(
+                f"batch {batch} does not follow batch {newest.batch}: Spark's checkpoint is not that of the commits"
+            )
+        (row,) = frame.collect()
+        spark = frame.sparkSession
+        apply(spark, STREAM_SETTINGS)
+        spark.sparkContext.setJobDescription(f"{self._hosted.plan.permanent_name}: batch {batch}")
+        tasks = self._tasks(batch, row.now_us)
+        commit = commit_of(self._hosted, newest, tasks, self._ends(spark, tasks))
+        self._commits.commit(commit)
+        self._published.publish(commit.outputs)
+        log.debug("Spark has committed batch %d", batch)
+        if commit.finished:
+            self._has_ended.set()
+
+    def _tasks(self, batch: int, now_us: int) -> StreamTasks:
+        return StreamTasks(
+            self._hosted.job.encoded(),
+            str(self._checkpoint),
+            str(self._output),
+            batch,
+            now_us,
+            BUNDLES_MAX,
+            self._commits.newest.intervals,
+        )
+
+    def _ends(self, spark: SparkSession, tasks: StreamTasks) -> dict[int, StreamedEnd]:
+        """Run the batch as one job: the sources, and one stage after the other."""
+        plan = self._hosted.plan
+        sources = [interval for computation in plan if computation.stage is None for interval in computation.intervals]
+        ids = [interval.interval_id for interval in sources]
+        owners = spark.range(0, len(ids), 1, len(ids)).select(F.array(*map(F.lit, ids))[F.col("id")].alias("owner"))
+        parts = owners.mapInArrow(partial(read_sources, tasks), PARTS_DDL)
+        for computation in plan:
+            if computation.stage is not None:
+                ids = [interval.interval_id for interval in computation.intervals]
+                placed = parts.repartitionById(len(ids), _place(ids)).sortWithinPartitions(*ORDER)
+                parts = placed.mapInArrow(partial(host_stages, tasks, computation.name), PARTS_DDL)
+        found: dict[int, StreamedEnd] = {}
+        for row in parts.where(F.col("kind") == "end").select("owner", "payload").collect():
+            found[row.owner] = msgspec.json.decode(row.payload, type=StreamedEnd)
+        return found
+
+
+def commit_of(
+    hosted: HostedPlan, newest: StreamCommit, tasks: StreamTasks, ends: Mapping[int, StreamedEnd]
+) -> StreamCommit:
+    """Return the commit of a batch that is whole and whose accounting balances.
+
+    Args:
+        hosted: the job.
+        newest: the commit before it.
+        tasks: the description of the batch.
+        ends: interval -> what its task has come to.
+
+    Raises:
+        CorruptionError: an interval is missing, has read an attempt that is not committed, or counts differ.
+    """
+    check_attempts(ends, list(hosted.plan.by_interval))
+    rows = dict(newest.rows)
+    for end in ends.values():
+        for table_id, count in end.rows.items():
+            rows[table_id] = rows.get(table_id, 0) + count
+    left = {interval_id: end.left for interval_id, end in ends.items()}
+    account(hosted, left, rows)
+    sources = [interval_id for interval_id, of in hosted.plan.by_interval.items() if of.stage is None]
+    return StreamCommit(
+        batch=tasks.batch,
+        now_us=tasks.now_us,
+        intervals={interval_id: end.header for interval_id, end in ends.items()},
+        outputs=[name for end in ends.values() for name in end.outputs],
+        rows=rows,
+        left=left,
+        finished=all(ends[source].header.finished for source in sources),
+    )
+
+
+def _place(ids: Sequence[int]) -> Any:
+    """Return the partition of a row: of an interval among `ids` its place there, of another any."""
+    own = F.array_position(F.array(*map(F.lit, ids)), F.col("owner")).cast("int")
+    return F.when(own > 0, own - 1).otherwise(F.col("owner") % len(ids))
+
+
+@contextmanager
+def _readable_errors() -> Iterator[None]:
+    try:
+        yield
+    except PySparkException as error:
+        raise MillError(readable_error(str(error)), hint="the log of Spark has the whole error") from error

@@ -1,0 +1,134 @@
+"""A graph as a streaming query: on a real Spark, whose driver is killed, the rows of a hosted graph."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from millpy.cli.app import app
+from millpy.errors import MillError
+from millpy.limits import Limits
+from millpy.spark import StreamPlaces, read_results, stream
+from millpy.spark.job import make_job
+from tests.property.test_spark_tasks import NOW_US, by_a_host
+
+pytestmark = pytest.mark.timeout(400)  # a JVM starts first
+GRAPHS = Path(__file__).with_name("graphs")
+DRIVER = """
+import sys
+from datetime import timedelta
+from millpy.limits import Limits
+from millpy.spark import StreamPlaces, session, stream
+
+graph, left, right, checkpoint, output = sys.argv[1:]
+places, limits = StreamPlaces(checkpoint, output), Limits(bundle_records_max=10)
+stream(session(master="local[2,4]"), graph, {"left": left, "right": right}, places=places,
+       every=timedelta(milliseconds=10), limits=limits).wait()
+"""
+
+
+def killed_after(commits: int, checkpoint: Path, command: list[str]) -> None:
+    """Run a driver, and kill it with its JVM and Python workers after this number of commits, within a batch."""
+    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL) as driver:
+        while len(list(checkpoint.glob("commits/*.json"))) < commits:
+            assert driver.poll() is None, "the driver has ended"
+            time.sleep(0.01)
+        os.killpg(driver.pid, signal.SIGKILL)
+
+
+def test_a_killed_driver_is_resumed_and_the_rows_are_those_of_a_hosted_graph(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    feeds = {}
+    for name, shift in {"left": 0, "right": 7}.items():
+        notes = [("abcd"[(i + shift) % 4], max(0, 4 * i - 24 * (i % 5 == 0)), 0.5 * i) for i in range(160)]
+        feeds[name] = str(tmp_path / f"{name}.ndjson")
+        lines = (json.dumps(dict(zip(("device", "at", "value"), note, strict=True))) + "\n" for note in notes)
+        Path(feeds[name]).write_text("".join(lines))
+    graph, limits = str(GRAPHS / "union.py"), Limits(bundle_records_max=10)
+    checkpoint, output = tmp_path / "checkpoint", tmp_path / "output"
+    expected = by_a_host(make_job(graph, feeds, limits=limits, now_us=NOW_US, state=False))
+
+    # The first commit is the start itself.
+    arguments = [graph, *feeds.values(), str(checkpoint), str(output)]
+    killed_after(2, checkpoint, [sys.executable, "-c", DRIVER, *arguments])
+    places = StreamPlaces(checkpoint, output)
+    resumed = stream(spark, graph, feeds, places=places, every=timedelta(milliseconds=10), limits=limits)
+    begun_at = resumed.newest.batch
+    assert resumed.wait(120)
+
+    assert begun_at >= 0
+    assert resumed.newest.batch > begun_at
+    assert all(source["injected"] == 160 for source in resumed.summary()["accounting"]["sources"])
+    found = read_results(spark, output)
+    for name, stored in expected["rows"].items():
+        rows = [row.asDict() for row in found[name].collect()]
+        for row in rows:
+            row.update({at: round(row[at].timestamp() * 1e6) for at in ("window_start", "window_end")})
+        wanted = [{of: value for of, value in row.items() if of != "bundle"} for row in stored]
+        assert sorted(rows, key=repr) == sorted(wanted, key=repr)
+    assert found["late_records"].count() == len(expected["late"]) > 0
+
+
+def test_the_command_streams_until_all_sources_have_ended(spark: SparkSession, tmp_path: Path) -> None:
+    graph, feed, output = tmp_path / "types.py", tmp_path / "things.ndjson", tmp_path / "output"
+    graph.write_text((GRAPHS / "types.py").read_text())
+    thing = {"id": 1, "at": 1, "text": "a", "number": 0.5, "yes": True, "data": "AP8=", "several": [1]}
+    thing |= {"moment": "2026-11-20T08:00:00.000001Z", "uuid": f"{1:032x}"}
+    feed.write_text(json.dumps(thing) + "\n{\n")
+    arguments = ["spark", "run", str(graph), "--input", str(feed), "--stream", "--output", str(output)]
+    arguments += ["--checkpoint", str(tmp_path / "checkpoint"), "--every", "0.01", "--json"]
+
+    done = CliRunner().invoke(app, arguments)
+
+    assert done.exit_code == 0, done.output
+    summary = json.loads(done.stdout)
+    assert summary["finished"]
+    assert [source["injected"] for source in summary["accounting"]["sources"]] == [2]
+    found = read_results(spark, output)
+    assert [row.id for row in found["all_things"].collect()] == [1]
+    assert [row.reason for row in found["dead_letters"].collect()] == ["undecodable"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--stream"], "--stream needs --checkpoint DIR"),
+        (["--checkpoint", "{}/checkpoint"], "--checkpoint is for --stream"),
+        (["--stream", "--state", "--checkpoint", "{}/checkpoint"], "--state is for a batch"),
+        (["--stream", "--checkpoint", "s3://bucket/checkpoint"], "not to URLs"),
+        (["--stream", "--checkpoint", "{}/checkpoint"], "source 'left' does not read files"),
+    ],
+)
+def test_a_stream_that_cannot_run_is_refused_before_spark_starts(
+    tmp_path: Path, options: list[str], error: str
+) -> None:
+    arguments = ["spark", "run", str(GRAPHS / "union.py"), "--output", str(tmp_path / "output")]
+
+    refused = CliRunner().invoke(app, [*arguments, *(option.format(tmp_path) for option in options)])
+
+    assert refused.exit_code == 2
+    assert error in re.sub(r"\s+", " ", refused.output)
+
+
+def test_an_error_of_a_batch_ends_the_query_and_commits_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.parquet"
+    broken.write_bytes(b"PAR1 this is none PAR1")
+    places = StreamPlaces(tmp_path / "checkpoint", tmp_path / "output")
+    running = stream(spark, GRAPHS / "types.py", str(broken), places=places)
+
+    with pytest.raises(MillError, match=r"broken\.parquet"):
+        running.wait(60)
+
+    assert running.newest.batch == -1
