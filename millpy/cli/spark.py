@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -50,6 +50,9 @@ def run(
         str | None, typer.Option("--checkpoint", metavar="DIR", help="With --stream: where to resume.")
     ] = None,
     every: Annotated[float, typer.Option("--every", metavar="SECONDS", help="With --stream: time of a batch.")] = 1.0,
+    database: Annotated[
+        str | None, typer.Option("--database", metavar="URL", help="With --stream: also write tables there.")
+    ] = None,
     master: MasterOption = "local[*]",
     memory: MemoryOption = "2g",
     as_json: JsonOption = False,
@@ -59,13 +62,16 @@ def run(
     Reads NDJSON, CSV and Parquet files in place of the graph's sources, and ends when they end. Writes result tables,
     late records and dead letters as Parquet, and prints the accounting. Uses no database.
 
-    With --stream, reads watched directories as well, and writes rows as they are computed.
+    With --stream, reads watched directories as well, and writes rows as they are computed; with --database also into
+    the graph's tables in PostgreSQL.
     """
     if stream:
-        _stream(graph, inputs, _places(checkpoint, output, state=state), (master, memory), every, as_json=as_json)
+        places = _places(checkpoint, output, database, state=state)
+        _stream(graph, inputs, places, (master, memory), every, as_json=as_json)
         return
-    if checkpoint is not None:
-        raise UsageError("--checkpoint is for --stream", hint="a batch is run again from the beginning")
+    for name, value in {"--checkpoint": checkpoint, "--database": database}.items():
+        if value is not None:
+            raise UsageError(f"{name} is for --stream", hint="a batch starts anew, and writes files only")
     if "://" not in output and Path(output).exists() and any(Path(output).iterdir()):
         raise UsageError(f"{output} is not empty", hint="name a new directory")
     with working(f"loading {graph}"):
@@ -92,21 +98,22 @@ def _show(summary: dict[str, Any], output: str, *, as_json: bool) -> None:
     tables.say(f"written to {output}")
 
 
-def _places(checkpoint: str | None, output: str, *, state: bool) -> tuple[str, str]:
-    """Check the options of a stream; return the directories of the checkpoint and the output."""
+def _places(checkpoint: str | None, output: str, database: str | None, *, state: bool) -> dict[str, str | None]:
+    """Check the options of a stream; return the fields of its `StreamPlaces`."""
     if checkpoint is None:
         raise UsageError("--stream needs --checkpoint DIR", hint="a directory in which the query keeps its state")
     if state:
         raise UsageError("--state is for a batch", hint="a stream keeps its state in --checkpoint")
     if "://" in checkpoint + output:
         raise UsageError("--stream writes to directories that all machines see, not to URLs", hint="mount one")
-    return checkpoint, output
+    url = settings_of(database).database_url if database is not None else None
+    return {"checkpoint": checkpoint, "output": output, "database": url}
 
 
 def _stream(
     graph: str,
     inputs: Sequence[str] | None,
-    directories: tuple[str, str],
+    places: Mapping[str, Any],
     machine: tuple[str, str],
     every: float,
     *,
@@ -118,13 +125,13 @@ def _stream(
         with running_spark(f"{graph} as a stream", *machine) as session:
             from millpy.spark.stream import StreamPlaces, stream_hosted
 
-            running = stream_hosted(session, hosted, StreamPlaces(*directories), timedelta(seconds=every))
+            running = stream_hosted(session, hosted, StreamPlaces(**places), timedelta(seconds=every))
             try:
                 running.wait()
             finally:
                 running.stop()
             summary = running.summary()
-    _show(summary, directories[1], as_json=as_json)
+    _show(summary, places["output"], as_json=as_json)
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:

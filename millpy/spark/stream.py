@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from millpy.spark.spark_errors import readable_error
 from millpy.spark.stream_clock import CLOCK, ClockSource
 from millpy.spark.stream_commits import StreamCommit, StreamCommits
 from millpy.spark.stream_output import StreamOutput
+from millpy.spark.stream_tables import StreamTables
 from millpy.spark.stream_task import StreamedEnd, StreamTasks, check_attempts, host_stages, read_sources
 
 log = logging.getLogger("millpy.observability.status_line")
@@ -49,10 +50,12 @@ class StreamPlaces:
     Attributes:
         checkpoint: state, commits, and Spark's own checkpoint; it must be on a file system with hard links.
         output: the result rows.
+        database: a PostgreSQL database, as URL, whose tables of the graph get the result rows, too.
     """
 
     checkpoint: str | Path
     output: str | Path
+    database: str | None = field(default=None, repr=False)
 
 
 def stream(
@@ -77,7 +80,7 @@ def stream(
         limits: the limits of bundles and caches.
 
     Raises:
-        UsageError: the graph cannot run as a stream, or the directories are those of another query.
+        UsageError: the graph cannot run as a stream, or the places are those of another query, or of workers.
     """
     job = make_job(
         str(graph), inputs, limits=limits or Limits(), now_us=SystemClock().now_us(), state=False, streams=True
@@ -99,6 +102,8 @@ class GraphStream:
         query: Spark's handle of it.
     """
 
+    query: StreamingQuery
+
     def __init__(self, spark: SparkSession, hosted: HostedPlan, places: StreamPlaces, every: timedelta) -> None:
         checkpoint = Path(places.checkpoint).absolute()
         self._hosted = hosted
@@ -108,11 +113,26 @@ class GraphStream:
         self._commits = StreamCommits(checkpoint, hosted.spec)
         self._published.publish(self._commits.newest.outputs)
         self._published.sweep()
-        self._has_ended = threading.Event()
+        self._tables: StreamTables | None = None
+        if places.database is not None:
+            self._tables = StreamTables(places.database, self._commits.worker_id, hosted, self._output)
+        self._has_ended = threading.Event()  # set when everything is published
+        try:
+            if self._tables is not None:
+                self._tables.open(self.newest)
+            if self.newest.finished:
+                self._has_ended.set()
+            self.query = self._start(spark, every)
+        except BaseException:
+            self._close_tables()
+            raise
+
+    def _start(self, spark: SparkSession, every: timedelta) -> StreamingQuery:
         spark.dataSource.register(ClockSource)
         writer = spark.readStream.format(CLOCK).load().writeStream.foreachBatch(self._run_batch)
-        writer = writer.option("checkpointLocation", str(checkpoint / "spark")).queryName(hosted.plan.permanent_name)
-        self.query: StreamingQuery = writer.trigger(processingTime=f"{every.total_seconds()} seconds").start()
+        writer = writer.option("checkpointLocation", str(self._checkpoint / "spark"))
+        writer = writer.queryName(self._hosted.plan.permanent_name)
+        return writer.trigger(processingTime=f"{every.total_seconds()} seconds").start()
 
     @property
     def newest(self) -> StreamCommit:
@@ -135,19 +155,25 @@ class GraphStream:
         """
         waited_s = 0.0
         with _readable_errors():
-            while not self.newest.finished and (timeout_s is None or waited_s < timeout_s):
+            while not self._has_ended.is_set() and (timeout_s is None or waited_s < timeout_s):
                 if not self.query.isActive:
                     self.query.awaitTermination()  # raises its error
                     break
                 self._has_ended.wait(POLL_S)
                 waited_s += POLL_S
-            if self.newest.finished:
+            if self._has_ended.is_set():
                 self.stop()
-        return self.newest.finished
+        return self._has_ended.is_set()
 
     def stop(self) -> None:
         """Stop the query. The batch that is running is dropped, and run again at the next start."""
         self.query.stop()
+        self._close_tables()
+
+    def _close_tables(self) -> None:
+        tables, self._tables = self._tables, None
+        if tables is not None:
+            tables.close()
 
     def _run_batch(self, frame: DataFrame, batch: int) -> None:
         newest = self._commits.newest
@@ -165,6 +191,8 @@ class GraphStream:
         commit = commit_of(self._hosted, newest, tasks, self._ends(spark, tasks))
         self._commits.commit(commit)
         self._published.publish(commit.outputs)
+        if self._tables is not None:
+            self._tables.publish(commit)
         log.debug("Spark has committed batch %d", batch)
         if commit.finished:
             self._has_ended.set()
@@ -224,7 +252,8 @@ def commit_of(
         batch=tasks.batch,
         now_us=tasks.now_us,
         intervals={interval_id: end.header for interval_id, end in ends.items()},
-        outputs=[name for end in ends.values() for name in end.outputs],
+        before={interval_id: header.bundle for interval_id, header in newest.intervals.items()},
+        outputs={interval_id: end.outputs for interval_id, end in ends.items() if end.outputs},
         rows=rows,
         left=left,
         finished=all(ends[source].header.finished for source in sources),

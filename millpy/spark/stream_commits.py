@@ -1,6 +1,6 @@
 """The commits of a streaming query: one file a batch, which alone says what has happened.
 
-    CHECKPOINT/graph.json         the graph as it was when the query began
+    CHECKPOINT/query.json         the graph as it was when the query began, and the name of the query
     CHECKPOINT/commits/N.json     every interval's header, the files of a batch's rows, the counts
     CHECKPOINT/state/             state files (`stream_state`)
     CHECKPOINT/spark/             Spark's own: the log of offsets, from which a batch has its time
@@ -13,8 +13,10 @@ name is a remainder of an attempt that failed, and is swept then.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
-from uuid import uuid4
+from typing import Any
+from uuid import UUID, uuid4
 
 import msgspec
 
@@ -35,7 +37,8 @@ class StreamCommit(msgspec.Struct, frozen=True):
         batch: its number, from 0; -1 before the first.
         now_us: its processing time.
         intervals: interval -> header.
-        outputs: files of rows that this batch adds, below the output directory.
+        before: interval -> its bundle before this batch.
+        outputs: interval -> files of rows that this batch adds, below the output directory.
         rows: table -> number of its rows in all batches.
         left: interval -> what it has counted in all batches, and left undone.
         finished: whether all sources have ended.
@@ -44,7 +47,8 @@ class StreamCommit(msgspec.Struct, frozen=True):
     batch: int
     now_us: int
     intervals: dict[int, IntervalHeader]
-    outputs: list[str]
+    before: dict[int, int]
+    outputs: dict[int, list[str]]
     rows: dict[int, int]
     left: dict[int, IntervalEnd]
     finished: bool
@@ -55,6 +59,7 @@ class StreamCommits:
 
     Attributes:
         newest: the newest commit of this driver; that of the one before it at the start.
+        worker_id: the name of the query in a database, the same for all its drivers.
     """
 
     def __init__(self, checkpoint: Path, spec: GraphSpec) -> None:
@@ -68,8 +73,7 @@ class StreamCommits:
         self._commits.mkdir(parents=True, exist_ok=True)
         self.state = StateDirectory(checkpoint / "state")
         self.state.create()
-        self._token = uuid4().hex
-        self._check_graph(spec)
+        self.worker_id = self._query_of(spec)
         while not self._take_over():
             pass
         self._kept = _files(self.newest)
@@ -95,7 +99,7 @@ class StreamCommits:
 
     def _take_over(self) -> bool:
         numbers = self._numbers()
-        newest = StreamCommit(-1, 0, {}, [], {}, {}, False)
+        newest = StreamCommit(-1, 0, {}, {}, {}, {}, {}, False)
         if numbers:
             newest = msgspec.json.decode(self._name(numbers[-1]).read_bytes(), type=StreamCommit)
         return self._append(numbers[-1] + 1 if numbers else 0, newest)
@@ -123,25 +127,35 @@ class StreamCommits:
     def _numbers(self) -> list[int]:
         return sorted(int(path.stem) for path in self._commits.glob("*.json"))
 
-    def _check_graph(self, spec: GraphSpec) -> None:
-        stored = self._path / "graph.json"
-        description = {"name": spec.name, **spec.description()}
-        try:
-            before = msgspec.json.decode(stored.read_bytes())
-        except FileNotFoundError:
-            ready = self._path / f"graph-{self._token}"
-            write_durably(ready, msgspec.json.encode(description))
-            ready.replace(stored)
+    def _query_of(self, spec: GraphSpec) -> UUID:
+        """Begin the query, or check that it is one of the same graph; return its name."""
+        stored = self._path / "query.json"
+        description = {"name": spec.name, "generation": spec.generation, **spec.description()}
+        if not stored.exists():
+            ready = self._path / f"query-{uuid4().hex}"
+            write_durably(ready, msgspec.json.encode(_Query(uuid4(), description)))
+            with suppress(FileExistsError):
+                os.link(ready, stored)
+            ready.unlink()
             sync_directory(self._path)
-            return
-        changes = [str(change) for change in changes_between(before, description)]
-        if before["name"] != spec.name:
-            changes.insert(0, f"its name was {before['name']}")
+        query = msgspec.json.decode(stored.read_bytes(), type=_Query)
+        changes = [str(change) for change in changes_between(query.graph, description)]
+        changes += [
+            f"its {of} was {query.graph[of]}" for of in ("name", "generation") if query.graph[of] != description[of]
+        ]
         if changes:
             raise UsageError(
                 f"the checkpoint {self._path} is one of another graph: {'; '.join(changes)}",
                 hint="name a new directory: a changed graph starts from the beginning",
             )
+        return query.worker_id
+
+
+class _Query(msgspec.Struct, frozen=True):
+    """A query: its name as a worker, and the description of its graph."""
+
+    worker_id: UUID
+    graph: dict[str, Any]
 
 
 def _files(commit: StreamCommit) -> frozenset[str]:

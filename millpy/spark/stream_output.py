@@ -11,7 +11,8 @@ each once. A file gets its name after the commit that lists it; after a crash be
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -123,14 +124,14 @@ class StreamOutput:
         path.mkdir(parents=True, exist_ok=True)
         described.write_bytes(content)
 
-    def publish(self, names: Iterable[str]) -> None:
-        """Name the files of a commit; the second time it changes nothing.
+    def publish(self, outputs: Mapping[int, Sequence[str]]) -> None:
+        """Name the files of a commit, given by interval; the second time it changes nothing.
 
         Raises:
             CorruptionError: a file is missing.
         """
         folders = set()
-        for name in names:
+        for name in chain.from_iterable(outputs.values()):
             path = self._path / name
             try:
                 _staged(path).rename(path)

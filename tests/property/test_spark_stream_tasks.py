@@ -99,22 +99,22 @@ class Query:
 
     def contents(self) -> Any:
         """Everything that is published, and the state."""
-        late = [row for row in self._published("late_records")]
+        late = [row for row in self.published("late_records")]
         times = ("event_time", "watermark", "window_start", "window_end")
         return {
             "rows": {
-                spec.name: sorted(map(_as_stored, _newest(self._published(f"tables/{spec.name}"), spec)), key=repr)
+                spec.name: sorted(map(_as_stored, _newest(self.published(f"tables/{spec.name}"), spec)), key=repr)
                 for spec in self.hosted.spec.tables
             },
             "entries": dict(self._entries()),
-            "dead letters": sorted((row["reason"], row["payload"]) for row in self._published("dead_letters")),
+            "dead letters": sorted((row["reason"], row["payload"]) for row in self.published("dead_letters")),
             "late": sorted(
                 ((row["key"].encode(), row["payload"], *(_us(row[name]) for name in times)) for row in late), key=repr
             ),
             "balanced": True,
         }
 
-    def _published(self, folder: str) -> list[Row]:
+    def published(self, folder: str) -> list[Row]:
         files = sorted((self._directory / "out" / folder).glob("[!.]*.parquet"))
         return [row for file in files for row in pq.read_table(file).to_pylist()]
 

@@ -9,10 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from uuid import UUID
 
+import psycopg
 import pytest
+from psycopg.rows import dict_row
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
@@ -31,8 +34,8 @@ from datetime import timedelta
 from millpy.limits import Limits
 from millpy.spark import StreamPlaces, session, stream
 
-graph, left, right, checkpoint, output = sys.argv[1:]
-places, limits = StreamPlaces(checkpoint, output), Limits(bundle_records_max=10)
+graph, left, right, *places = sys.argv[1:]
+places, limits = StreamPlaces(*places), Limits(bundle_records_max=10)
 stream(session(master="local[2,4]"), graph, {"left": left, "right": right}, places=places,
        every=timedelta(milliseconds=10), limits=limits).wait()
 """
@@ -48,7 +51,7 @@ def killed_after(commits: int, checkpoint: Path, command: list[str]) -> None:
 
 
 def test_a_killed_driver_is_resumed_and_the_rows_are_those_of_a_hosted_graph(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, database_url: str, tmp_path: Path
 ) -> None:
     feeds = {}
     for name, shift in {"left": 0, "right": 7}.items():
@@ -61,9 +64,9 @@ def test_a_killed_driver_is_resumed_and_the_rows_are_those_of_a_hosted_graph(
     expected = by_a_host(make_job(graph, feeds, limits=limits, now_us=NOW_US, state=False))
 
     # The first commit is the start itself.
-    arguments = [graph, *feeds.values(), str(checkpoint), str(output)]
+    arguments = [graph, *feeds.values(), str(checkpoint), str(output), database_url]
     killed_after(2, checkpoint, [sys.executable, "-c", DRIVER, *arguments])
-    places = StreamPlaces(checkpoint, output)
+    places = StreamPlaces(checkpoint, output, database_url)
     resumed = stream(spark, graph, feeds, places=places, every=timedelta(milliseconds=10), limits=limits)
     begun_at = resumed.newest.batch
     assert resumed.wait(120)
@@ -78,17 +81,23 @@ def test_a_killed_driver_is_resumed_and_the_rows_are_those_of_a_hosted_graph(
             row.update({at: round(row[at].timestamp() * 1e6) for at in ("window_start", "window_end")})
         wanted = [{of: value for of, value in row.items() if of != "bundle"} for row in stored]
         assert sorted(rows, key=repr) == sorted(wanted, key=repr)
+        with psycopg.connect(database_url) as connection:
+            query = f"""SELECT device, extract(epoch FROM window_start) * 1000000, bundle FROM "union".{name}"""
+            in_tables = sorted((device, int(start), bundle) for device, start, bundle in connection.execute(query))
+        assert in_tables == sorted((row["device"], row["window_start"], row["bundle"]) for row in stored)
     assert found["late_records"].count() == len(expected["late"]) > 0
 
 
-def test_the_command_streams_until_all_sources_have_ended(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_command_streams_every_type_until_all_sources_have_ended(
+    spark: SparkSession, database_url: str, tmp_path: Path
+) -> None:
     graph, feed, output = tmp_path / "types.py", tmp_path / "things.ndjson", tmp_path / "output"
     graph.write_text((GRAPHS / "types.py").read_text())
     thing = {"id": 1, "at": 1, "text": "a", "number": 0.5, "yes": True, "data": "AP8=", "several": [1]}
     thing |= {"moment": "2026-11-20T08:00:00.000001Z", "uuid": f"{1:032x}"}
     feed.write_text(json.dumps(thing) + "\n{\n")
     arguments = ["spark", "run", str(graph), "--input", str(feed), "--stream", "--output", str(output)]
-    arguments += ["--checkpoint", str(tmp_path / "checkpoint"), "--every", "0.01", "--json"]
+    arguments += ["--checkpoint", str(tmp_path / "checkpoint"), "--every", "0.01", "--json", "--database", database_url]
 
     done = CliRunner().invoke(app, arguments)
 
@@ -98,6 +107,14 @@ def test_the_command_streams_until_all_sources_have_ended(spark: SparkSession, t
     assert [source["injected"] for source in summary["accounting"]["sources"]] == [2]
     found = read_results(spark, output)
     assert [row.id for row in found["all_things"].collect()] == [1]
+    with psycopg.connect(database_url, row_factory=dict_row) as connection:
+        (row,) = connection.execute("SELECT * FROM types.all_things").fetchall()
+        (sums,) = connection.execute("SELECT n, total, best FROM types.sums").fetchall()
+    decoded = {"data": b"\0\xff", "uuid": UUID(int=1), "moment": datetime(2026, 11, 20, 8, 0, 0, 1, tzinfo=UTC)}
+    assert {name: row[name] for name in thing if name != "at"} == {
+        n: v for n, v in (thing | decoded).items() if n != "at"
+    }
+    assert (sums["n"], sums["total"], json.dumps(sums["best"])) == (1, 1, "[1]")
     assert [row.reason for row in found["dead_letters"].collect()] == ["undecodable"]
 
 
