@@ -92,7 +92,7 @@ mutants: $(STAMP) ## break the kernel in every listed way, and see the tests nam
 feeds: $(STAMP) ## the recorded feeds through mosquitto, workers killed meanwhile, against tables computed without us
 	$(BIN)/python -m tests.feeds.whole_feeds
 
-feeds-spark: $(STAMP) ## the recorded feeds as Spark batches, against the same tables: three minutes
+feeds-spark: $(STAMP) ## the recorded feeds as Spark batches and streams, against the same tables: five minutes
 	$(BIN)/python -m tests.feeds.through_spark
 
 newest-clients: $(STAMP) ## the MQTT source with the newest aiomqtt and paho-mqtt of the package index, whatever the pins say

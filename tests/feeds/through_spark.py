@@ -1,9 +1,10 @@
-"""The whole feeds through `millpy.spark.run`: against the tables computed without us.
+"""The whole feeds through `millpy.spark.run` and `millpy.spark.stream`: against the tables computed without us.
 
     python -m tests.feeds.through_spark [FEED ...]        (make feeds-spark)
 
-Each graph runs unchanged. Its tables go into an empty PostgreSQL, where the same queries check them as those of
-workers. The last line is JSON: tables, rows, differences. Exit status 0 only when there are none.
+Each graph runs unchanged, as a batch and as a streaming query. Its tables go into an empty PostgreSQL, where the same
+queries check them as those of workers. The last line is JSON: tables, rows, differences. Exit status 0 only when there
+are none.
 """
 
 from __future__ import annotations
@@ -21,21 +22,40 @@ from adbc_driver_postgresql import dbapi
 from pyspark.sql import DataFrame, SparkSession
 
 from millpy.embedded import EmbeddedPostgres
-from millpy.spark import run, session
+from millpy.spark import StreamPlaces, read_results, run, session, stream
 from tests.feeds.feed import DATA, FEEDS, Feed
 
+Checked = dict[str, tuple[int, int]]
+"""Table -> (expected rows, differences)."""
 
-def checked(spark: SparkSession, feed: Feed, server: EmbeddedPostgres) -> dict[str, tuple[int, int]]:
-    """Table -> (expected rows, differences), of one feed whose files are in FEED_FILES."""
-    with run(spark, feed.graph) as result, psycopg.connect(server.url(), autocommit=True) as connection:
-        connection.execute(f"DROP SCHEMA IF EXISTS mill CASCADE; CREATE SCHEMA mill; CREATE SCHEMA {feed.name}")
-        for name, frame in result.tables.items():
-            _load(server.url(), feed.name, name, frame)
-        late = result.late_records.selectExpr(
-            "key", "computation", "unix_micros(window_start) window_start", "unix_micros(window_end) window_end"
-        )
-        _load(server.url(), "mill", "late_records", late)
-        return feed.check(server.url())
+
+def as_batch(spark: SparkSession, feed: Feed, server: EmbeddedPostgres) -> Checked:
+    """One feed, whose files are in FEED_FILES, as a batch."""
+    with run(spark, feed.graph) as result:
+        return checked(feed, server, result.tables, result.late_records)
+
+
+def as_stream(spark: SparkSession, feed: Feed, server: EmbeddedPostgres) -> Checked:
+    """The same as a streaming query."""
+    with tempfile.TemporaryDirectory(prefix="millpy-stream-") as place:
+        places = StreamPlaces(f"{place}/checkpoint", f"{place}/output")
+        stream(spark, feed.graph, places=places).wait()
+        found = read_results(spark, places.output)
+        late = found.pop("late_records")
+        del found["dead_letters"]
+        return checked(feed, server, found, late)
+
+
+def checked(feed: Feed, server: EmbeddedPostgres, tables: dict[str, DataFrame], late: DataFrame) -> Checked:
+    """Load the tables, and check them."""
+    with psycopg.connect(server.url(), autocommit=True) as connection:
+        connection.execute(f"DROP SCHEMA IF EXISTS mill CASCADE; DROP SCHEMA IF EXISTS {feed.name} CASCADE")
+        connection.execute(f"CREATE SCHEMA mill; CREATE SCHEMA {feed.name}")
+    for name, frame in tables.items():
+        _load(server.url(), feed.name, name, frame)
+    windows = ("unix_micros(window_start) window_start", "unix_micros(window_end) window_end")
+    _load(server.url(), "mill", "late_records", late.selectExpr("key", "computation", *windows))
+    return feed.check(server.url())
 
 
 def _load(url: str, schema: str, name: str, frame: DataFrame) -> None:
@@ -64,11 +84,12 @@ def main(names: list[str]) -> int:
         spark = session(master="local[2,4]", memory="3g", name="feeds")
         for feed in (FEEDS[name] for name in names or FEEDS):
             feed.write_files(Path(place))
-            began = time.monotonic()
-            for table, (count, wrong) in checked(spark, feed, server).items():
-                print(f"{feed.name:20} {table:42} {count:>9,} {wrong:>12,}", flush=True)
-                tables, rows, differences = tables + 1, rows + count, differences + wrong
-            print(f"{feed.name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
+            for way in (as_batch, as_stream):
+                began = time.monotonic()
+                for table, (count, wrong) in way(spark, feed, server).items():
+                    print(f"{feed.name:20} {table:42} {count:>9,} {wrong:>12,}", flush=True)
+                    tables, rows, differences = tables + 1, rows + count, differences + wrong
+                print(f"{feed.name} {way.__name__}: {time.monotonic() - began:.0f} s", file=sys.stderr)
         spark.stop()
     print(json.dumps({"tables": tables, "rows": rows, "differences": differences}))
     return int(differences > 0)

@@ -88,13 +88,13 @@ def test_a_killed_driver_is_resumed_and_the_rows_are_those_of_a_hosted_graph(
     assert found["late_records"].count() == len(expected["late"]) > 0
 
 
-def test_the_command_streams_every_type_until_all_sources_have_ended(
+def test_the_command_streams_every_type_to_the_end_though_a_python_worker_is_killed(
     spark: SparkSession, database_url: str, tmp_path: Path
 ) -> None:
     graph, feed, output = tmp_path / "types.py", tmp_path / "things.ndjson", tmp_path / "output"
     graph.write_text((GRAPHS / "types.py").read_text())
-    thing = {"id": 1, "at": 1, "text": "a", "number": 0.5, "yes": True, "data": "AP8=", "several": [1]}
-    thing |= {"moment": "2026-11-20T08:00:00.000001Z", "uuid": f"{1:032x}"}
+    thing = {"id": 5, "at": 1, "text": "a", "number": 0.5, "yes": True, "data": "AP8=", "several": [1]}
+    thing |= {"moment": "2026-11-20T08:00:00.000001Z", "uuid": f"{5:032x}"}
     feed.write_text(json.dumps(thing) + "\n{\n")
     arguments = ["spark", "run", str(graph), "--input", str(feed), "--stream", "--output", str(output)]
     arguments += ["--checkpoint", str(tmp_path / "checkpoint"), "--every", "0.01", "--json", "--database", database_url]
@@ -104,17 +104,18 @@ def test_the_command_streams_every_type_until_all_sources_have_ended(
     assert done.exit_code == 0, done.output
     summary = json.loads(done.stdout)
     assert summary["finished"]
+    assert (tmp_path / "marker").exists(), "no Python worker was killed"
     assert [source["injected"] for source in summary["accounting"]["sources"]] == [2]
     found = read_results(spark, output)
-    assert [row.id for row in found["all_things"].collect()] == [1]
+    assert [row.id for row in found["all_things"].collect()] == [5]
     with psycopg.connect(database_url, row_factory=dict_row) as connection:
         (row,) = connection.execute("SELECT * FROM types.all_things").fetchall()
         (sums,) = connection.execute("SELECT n, total, best FROM types.sums").fetchall()
-    decoded = {"data": b"\0\xff", "uuid": UUID(int=1), "moment": datetime(2026, 11, 20, 8, 0, 0, 1, tzinfo=UTC)}
+    decoded = {"data": b"\0\xff", "uuid": UUID(int=5), "moment": datetime(2026, 11, 20, 8, 0, 0, 1, tzinfo=UTC)}
     assert {name: row[name] for name in thing if name != "at"} == {
         n: v for n, v in (thing | decoded).items() if n != "at"
     }
-    assert (sums["n"], sums["total"], json.dumps(sums["best"])) == (1, 1, "[1]")
+    assert (sums["n"], sums["total"], json.dumps(sums["best"])) == (1, 5, "[5]")
     assert [row.reason for row in found["dead_letters"].collect()] == ["undecodable"]
 
 
