@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -126,10 +127,13 @@ def _stream(
             from millpy.spark.stream import StreamPlaces, stream_hosted
 
             running = stream_hosted(session, hosted, StreamPlaces(**places), timedelta(seconds=every))
+            # PySpark's own handler would cancel the jobs of the batch that is running, which `stop` waits for.
+            before = signal.signal(signal.SIGINT, signal.default_int_handler)
             try:
                 running.wait()
             finally:
                 running.stop()
+                signal.signal(signal.SIGINT, before)
             summary = running.summary()
     _show(summary, places["output"], as_json=as_json)
 

@@ -24,7 +24,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millpy.clock import SystemClock
-from millpy.errors import CorruptionError, MillError, UsageError
+from millpy.errors import MillError, UsageError
 from millpy.limits import Limits
 from millpy.spark.batch import SETTINGS, account, apply, undone
 from millpy.spark.hosted_task import ORDER, PARTS_DDL
@@ -40,6 +40,7 @@ log = logging.getLogger("millpy.observability.status_line")
 BUNDLES_MAX = 8
 EVERY = timedelta(seconds=1)
 POLL_S = 0.1
+STOP_S = 60.0
 STREAM_SETTINGS = {**SETTINGS, "spark.sql.adaptive.enabled": "false"}
 
 
@@ -116,6 +117,8 @@ class GraphStream:
         self._tables: StreamTables | None = None
         if places.database is not None:
             self._tables = StreamTables(places.database, self._commits.worker_id, hosted, self._output)
+        self._running = threading.Lock()  # held by the batch that runs
+        self._is_stopping = False
         self._has_ended = threading.Event()  # set when everything is published
         try:
             if self._tables is not None:
@@ -166,7 +169,10 @@ class GraphStream:
         return self._has_ended.is_set()
 
     def stop(self) -> None:
-        """Stop the query. The batch that is running is dropped, and run again at the next start."""
+        """Stop the query after the batch that is running, or before its end if that takes longer than `STOP_S`."""
+        self._is_stopping = True
+        if self._running.acquire(timeout=STOP_S):
+            self._running.release()  # Spark's own stop waits for the batch, which must not wait for us
         self.query.stop()
         self._close_tables()
 
@@ -176,26 +182,25 @@ class GraphStream:
             tables.close()
 
     def _run_batch(self, frame: DataFrame, batch: int) -> None:
-        newest = self._commits.newest
-        if batch <= newest.batch or newest.finished:
-            return  # committed, and published at the start; Spark did not come to note it
-        if batch != newest.batch + 1:
-            raise CorruptionError(
-                f"batch {batch} does not follow batch {newest.batch}: Spark's checkpoint is not that of the commits"
-            )
-        (row,) = frame.collect()
-        spark = frame.sparkSession
-        apply(spark, STREAM_SETTINGS)
-        spark.sparkContext.setJobDescription(f"{self._hosted.plan.permanent_name}: batch {batch}")
-        tasks = self._tasks(batch, row.now_us)
-        commit = commit_of(self._hosted, newest, tasks, self._ends(spark, tasks))
-        self._commits.commit(commit)
-        self._published.publish(commit.outputs)
-        if self._tables is not None:
-            self._tables.publish(commit)
-        log.debug("Spark has committed batch %d", batch)
-        if commit.finished:
-            self._has_ended.set()
+        """Run a batch of Spark's. All that it brings is the time, so nothing is lost with one that is left out."""
+        with self._running:
+            newest = self._commits.newest
+            # One that is committed was published at the start; Spark did not come to note it.
+            if self._is_stopping or batch <= newest.batch or newest.finished:
+                return
+            (row,) = frame.collect()
+            spark = frame.sparkSession
+            apply(spark, STREAM_SETTINGS)
+            spark.sparkContext.setJobDescription(f"{self._hosted.plan.permanent_name}: batch {batch}")
+            tasks = self._tasks(batch, row.now_us)
+            commit = commit_of(self._hosted, newest, tasks, self._ends(spark, tasks))
+            self._commits.commit(commit)
+            self._published.publish(commit.outputs)
+            if self._tables is not None:
+                self._tables.publish(commit)
+            log.debug("Spark has committed batch %d", batch)
+            if commit.finished:
+                self._has_ended.set()
 
     def _tasks(self, batch: int, now_us: int) -> StreamTasks:
         return StreamTasks(

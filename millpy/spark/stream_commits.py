@@ -34,7 +34,7 @@ class StreamCommit(msgspec.Struct, frozen=True):
     """What one batch has changed.
 
     Attributes:
-        batch: its number, from 0; -1 before the first.
+        batch: its number in Spark's log of offsets, from 0; -1 before the first.
         now_us: its processing time.
         intervals: interval -> header.
         before: interval -> its bundle before this batch.
@@ -85,7 +85,7 @@ class StreamCommits:
         Raises:
             OwnershipError: another driver has started since.
         """
-        assert commit.batch == self.newest.batch + 1, (commit.batch, self.newest.batch)
+        assert commit.batch > self.newest.batch, (commit.batch, self.newest.batch)
         if not self._append(self._number + 1, commit):
             raise OwnershipError(
                 f"another driver has started with the checkpoint {self._path}", hint="let only one of them run"
@@ -134,9 +134,16 @@ class StreamCommits:
         if not stored.exists():
             ready = self._path / f"query-{uuid4().hex}"
             write_durably(ready, msgspec.json.encode(_Query(uuid4(), description)))
-            with suppress(FileExistsError):
-                os.link(ready, stored)
-            ready.unlink()
+            try:
+                with suppress(FileExistsError):
+                    os.link(ready, stored)
+            except OSError as error:
+                raise UsageError(
+                    f"the file system of {self._path} has no hard links: {error.strerror}",
+                    hint="keep the checkpoint on a local disk or a shared file system that has them",
+                ) from error
+            finally:
+                ready.unlink()
             sync_directory(self._path)
         query = msgspec.json.decode(stored.read_bytes(), type=_Query)
         changes = [str(change) for change in changes_between(query.graph, description)]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -134,32 +134,27 @@ def _drained(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield batches.pop(0)
 
 
-class _taken_out:  # noqa: N801 - a context manager that reads as a verb
-    """An interval for one batch: that which this process has kept, or one opened from the state.
+@contextmanager
+def _taken_out(tasks: StreamTasks, interval_id: int) -> Iterator[_StreamedInterval]:
+    """Yield an interval for one batch: the one that this process has kept, or one opened from the state.
 
-    It goes back only after the whole batch, so an attempt that fails leaves nothing.
+    It is kept only after the whole batch, so an attempt that fails leaves nothing.
     """
-
-    def __init__(self, tasks: StreamTasks, interval_id: int) -> None:
-        self._tasks = tasks
-        self._name = tasks.checkpoint, interval_id
-
-    def __enter__(self) -> _StreamedInterval:
-        tasks, (_, interval_id) = self._tasks, self._name
-        header = tasks.headers.get(interval_id)
-        kept = _opened.pop(self._name, None)
-        if kept is not None and (header is None or kept.token != header.token):
-            kept.close()
-            kept = None
-        self._interval = kept or _StreamedInterval(plan_of(tasks.job), interval_id, tasks, header)
-        self._interval.begin(tasks, header)
-        return self._interval
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if kind is None:
-            _opened[self._name] = self._interval
-        else:
-            self._interval.close()
+    name = tasks.checkpoint, interval_id
+    header = tasks.headers.get(interval_id)
+    interval = _opened.pop(name, None)
+    if interval is not None and (header is None or interval.token != header.token):
+        interval.close()
+        interval = None
+    if interval is None:
+        interval = _StreamedInterval(plan_of(tasks.job), interval_id, tasks, header)
+    interval.begin(tasks, header)
+    try:
+        yield interval
+    except BaseException:
+        interval.close()
+        raise
+    _opened[name] = interval
 
 
 class _StreamedInterval(IntervalTask):

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from millpy.cli.app import app
 from millpy.errors import MillError
 from millpy.limits import Limits
-from millpy.spark import StreamPlaces, read_results, stream
+from millpy.spark import GraphStream, StreamPlaces, read_results, stream
 from millpy.spark.job import make_job
 from tests.property.test_spark_tasks import NOW_US, by_a_host
 
@@ -32,11 +32,11 @@ DRIVER = """
 import sys
 from datetime import timedelta
 from millpy.limits import Limits
-from millpy.spark import StreamPlaces, session, stream
+from millpy.spark import GraphStream, StreamPlaces, session, stream
 
-graph, left, right, *places = sys.argv[1:]
+graph, feed, *places = sys.argv[1:]
 places, limits = StreamPlaces(*places), Limits(bundle_records_max=10)
-stream(session(master="local[2,4]"), graph, {"left": left, "right": right}, places=places,
+stream(session(master="local[1,4]"), graph, feed, places=places,
        every=timedelta(milliseconds=10), limits=limits).wait()
 """
 
@@ -53,27 +53,32 @@ def killed_after(commits: int, checkpoint: Path, command: list[str]) -> None:
 def test_a_killed_driver_is_resumed_and_the_rows_are_those_of_a_hosted_graph(
     spark: SparkSession, database_url: str, tmp_path: Path
 ) -> None:
-    feeds = {}
-    for name, shift in {"left": 0, "right": 7}.items():
-        notes = [("abcd"[(i + shift) % 4], max(0, 4 * i - 24 * (i % 5 == 0)), 0.5 * i) for i in range(160)]
-        feeds[name] = str(tmp_path / f"{name}.ndjson")
-        lines = (json.dumps(dict(zip(("device", "at", "value"), note, strict=True))) + "\n" for note in notes)
-        Path(feeds[name]).write_text("".join(lines))
-    graph, limits = str(GRAPHS / "union.py"), Limits(bundle_records_max=10)
+    feed, graph, limits = tmp_path / "notes.ndjson", str(GRAPHS / "chained.py"), Limits(bundle_records_max=10)
+    notes = [("abcd"[i % 4], max(0, 4 * i - 24 * (i % 5 == 0)), 0.5 * i) for i in range(300)]
+    lines = (json.dumps(dict(zip(("device", "at", "value"), note, strict=True))) + "\n" for note in notes)
+    feed.write_text("".join(lines))
     checkpoint, output = tmp_path / "checkpoint", tmp_path / "output"
-    expected = by_a_host(make_job(graph, feeds, limits=limits, now_us=NOW_US, state=False))
+    expected = by_a_host(make_job(graph, [str(feed)], limits=limits, now_us=NOW_US, state=False))
 
     # The first commit is the start itself.
-    arguments = [graph, *feeds.values(), str(checkpoint), str(output), database_url]
+    arguments = [graph, str(feed), str(checkpoint), str(output), database_url]
     killed_after(2, checkpoint, [sys.executable, "-c", DRIVER, *arguments])
     places = StreamPlaces(checkpoint, output, database_url)
-    resumed = stream(spark, graph, feeds, places=places, every=timedelta(milliseconds=10), limits=limits)
-    begun_at = resumed.newest.batch
+
+    def started() -> GraphStream:
+        return stream(spark, graph, str(feed), places=places, every=timedelta(milliseconds=10), limits=limits)
+
+    stopped = started()
+    assert stopped.newest.batch >= 0, "the killed driver had committed nothing"
+    while not (stopped._running.locked() and stopped.query.recentProgress):  # Spark repeats the last batch first
+        assert not stopped.wait(0.01)
+    begun_at = stopped.newest.batch
+    stopped.stop()
+    resumed = started()
+    assert resumed.newest.batch == begun_at + 1, "stopping has not waited for the batch"
     assert resumed.wait(120)
 
-    assert begun_at >= 0
-    assert resumed.newest.batch > begun_at
-    assert all(source["injected"] == 160 for source in resumed.summary()["accounting"]["sources"])
+    assert all(source["injected"] == 300 for source in resumed.summary()["accounting"]["sources"])
     found = read_results(spark, output)
     for name, stored in expected["rows"].items():
         rows = [row.asDict() for row in found[name].collect()]
@@ -82,7 +87,7 @@ def test_a_killed_driver_is_resumed_and_the_rows_are_those_of_a_hosted_graph(
         wanted = [{of: value for of, value in row.items() if of != "bundle"} for row in stored]
         assert sorted(rows, key=repr) == sorted(wanted, key=repr)
         with psycopg.connect(database_url) as connection:
-            query = f"""SELECT device, extract(epoch FROM window_start) * 1000000, bundle FROM "union".{name}"""
+            query = f"""SELECT device, extract(epoch FROM window_start) * 1000000, bundle FROM chained.{name}"""
             in_tables = sorted((device, int(start), bundle) for device, start, bundle in connection.execute(query))
         assert in_tables == sorted((row["device"], row["window_start"], row["bundle"]) for row in stored)
     assert found["late_records"].count() == len(expected["late"]) > 0
