@@ -28,6 +28,7 @@ OTHERS = {
     "mkdir",
     "mosquitto_pub",
     "psql",
+    "spark-submit",
 }
 ASSIGNMENT = re.compile(r"[A-Z_]+=.*")
 PARTS = {"&&", "||", "|", ";", "&"}
