@@ -8,7 +8,8 @@ first starts Python and compiles. The stream is timed from its start to the end 
 published, and is the second of the session, too. `w1_worker_ratio` and `w4_worker_ratio` are Spark's records/s by the
 worker's.
 `differences` counts rows that differ between the worker's tables and Spark's (floats by 1e-9), and W4's final states.
-`stream_p50_ms` is the median time of a batch of the stream with records.
+`stream_p50_ms` is the median time of a batch of the stream with records. `native_ratio` is the time of hand-written SQL
+for W1's windows over an archive, by that of the native engine of `millpy audit`: the better of three runs each.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psycopg
+import pyarrow as pa
 import pyarrow.json
 import pyarrow.parquet
 from pyspark.sql import DataFrame, SparkSession
@@ -32,7 +35,10 @@ from pyspark.sql import DataFrame, SparkSession
 from benchmarks.harness import Bench, arguments
 from benchmarks.readings import write_readings
 from benchmarks.w4_state import STATE
+from millpy.graph.loader import load_graph
+from millpy.model.time import INSTANT_MIN
 from millpy.spark import BatchResult, StreamPlaces, read_results, run, session, stream
+from millpy.spark.native import native_plans, native_table
 
 RUN_S_MAX = 900
 GRAPHS = Path(__file__).with_name("graphs")
@@ -41,6 +47,14 @@ EVERY = timedelta(milliseconds=100)
 US = "(extract(epoch FROM window_start) * 1000000)::bigint"
 WINDOWS = f"SELECT device, {US}, n, mean, low, high FROM w1.temperature_10s"
 OUTLIERS = "SELECT device, seq, value, mean FROM w4.outliers"
+DISORDER_US = 2_000_000  # of W1's source
+BY_HAND = """
+SELECT device, timestamp_micros(s) AS window_start, timestamp_micros(s + 10000000) AS window_end,
+       count(*) AS n, avg(temperature) AS mean, min(temperature) AS low, max(temperature) AS high
+  FROM (SELECT *, _event_time_us DIV 10000000 * 10000000 AS s FROM {archive})
+ WHERE _watermark_us < s + 10000000
+ GROUP BY device, s
+"""
 Rows = dict[tuple[Any, ...], tuple[Any, ...]]
 
 
@@ -75,7 +89,7 @@ def by_spark(spark: SparkSession, graph: str, path: Path, target: Path, *, state
 
 def by_stream(spark: SparkSession, path: Path, target: Path) -> tuple[dict[str, float], DataFrame]:
     """Stream W1 twice; return the figures of the second time, and its table."""
-    figures = {}
+    figures: dict[str, float] = {}
     for attempt in range(2):
         places = StreamPlaces(target / f"{attempt}-checkpoint", target / f"{attempt}-output")
         began = time.perf_counter()
@@ -83,8 +97,45 @@ def by_stream(spark: SparkSession, path: Path, target: Path) -> tuple[dict[str, 
         running.wait(RUN_S_MAX)
         seconds = time.perf_counter() - began
         took = [batch.durationMs["triggerExecution"] for batch in running.query.recentProgress]
-        figures = {"stream_s": seconds, "batches": len(took), "stream_p50_ms": statistics.median(took)}
+        figures = {"stream_s": seconds}
+        if took:  # Spark may have been stopped before it noted the last batch
+            figures |= {"batches": len(took), "stream_p50_ms": statistics.median(took)}
     return figures, read_results(spark, places.output)["temperature_10s"]
+
+
+def as_archive(path: Path) -> Path:
+    """Write W1's records as an archive has them: with event times, and the watermark before each record."""
+    records = pyarrow.parquet.read_table(path)
+    times = records["event_ms"].to_numpy() * 1_000
+    watermarks = np.concatenate(([INSTANT_MIN], np.maximum.accumulate(times)[:-1] - DISORDER_US))
+    target = path.with_suffix(".archive.parquet")
+    columns = {
+        "_partition": pa.array(["readings/files"] * len(times)),
+        "_seq": pa.array(np.arange(len(times)) // ROW_GROUP),
+    }
+    for name, values in (columns | {"_event_time_us": pa.array(times), "_watermark_us": pa.array(watermarks)}).items():
+        records = records.append_column(name, values)
+    pyarrow.parquet.write_table(records, target, row_group_size=ROW_GROUP, compression="zstd")
+    return target
+
+
+def natively(spark: SparkSession, path: Path, target: Path) -> tuple[dict[str, float], DataFrame]:
+    """Compute W1's windows over an archive, by the native engine and by SQL; return seconds, and the engine's table."""
+    os.environ["BENCH_ARCHIVE"] = "1"
+    (plan,), _ = native_plans(load_graph(str(GRAPHS / "windows.py")).spec())
+    del os.environ["BENCH_ARCHIVE"]
+    seconds: dict[str, list[float]] = {"native_s": [], "by_hand_s": []}
+    for attempt in range(4):  # the first one compiles
+        for name in seconds:
+            began = time.perf_counter()
+            if name == "native_s":
+                frame = native_table(spark, plan, [str(path)], partitions=1).frame
+            else:
+                frame = spark.sql(BY_HAND.format(archive=f"parquet.`{path}`"))
+            frame.write.parquet(str(target / f"{name}-{attempt}"))
+            seconds[name].append(time.perf_counter() - began)
+    table = spark.read.parquet(str(target / "native_s-0"))
+    return {name: min(taken[1:]) for name, taken in seconds.items()}, table
 
 
 def differing(one: Rows, other: Rows) -> int:
@@ -154,6 +205,10 @@ def main(options: argparse.Namespace) -> None:
                 differences += _w1_rows(url, table)
                 bench.show("stream", streamed)
                 ratios["stream_records_per_s"] = options.records / streamed["stream_s"]
+                native, table = natively(spark, as_archive(parquet), bench.directory / "native")
+                differences += _w1_rows(url, table)
+                bench.show("native", native)
+                ratios["native_ratio"] = native["by_hand_s"] / native["native_s"]
         spark.stop()
         bench.finish(**ratios, differences=differences)
 

@@ -1,4 +1,7 @@
-"""W1: a file of readings through exactly-once windows into a table; with BENCH_DEDUPE, dedupe ids on."""
+"""W1: a file of readings through exactly-once windows into a table.
+
+With BENCH_DEDUPE, dedupe ids on; with BENCH_ARCHIVE, an archive beside them.
+"""
 
 import os
 
@@ -49,3 +52,5 @@ readings = graph.inject(
     .aggregate(n=Count(), mean=Mean("temperature"), low=Min("temperature"), high=Max("temperature"))
     .to_table("temperature_10s")
 )
+if os.environ.get("BENCH_ARCHIVE"):
+    readings.key_by("device").archive()

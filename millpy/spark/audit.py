@@ -1,30 +1,33 @@
 """Audit: what a history gives, against what is committed.
 
-A batch recomputes the result tables from the history; Spark joins them with the stored tables. Only what is final is
-compared: windows that can have no later pane, and records before the low watermark. `pane_index`, `pane_timing` and
-`late_count` depend on how records were bundled when they arrived, and are not compared.
+A batch, or Spark by itself (`native`), recomputes the result tables; Spark joins them with the stored tables. Only what
+is final is compared: windows that can have no later pane, and records before the low watermark. `pane_index`,
+`pane_timing` and `late_count` depend on how records were bundled when they arrived, and are not compared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import or_
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from millpy.errors import UsageError
 from millpy.model.deployment import ColumnSpec, TableSpec
-from millpy.model.time import INSTANT_MAX, INSTANT_MIN, to_datetime
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, instant, to_datetime
 from millpy.spark.hosted_rows import TYPES
+from millpy.spark.native import END, EVENT_TIME, START, NativePlan, NativeTable
 from millpy.spark.session import read_table
 
 TOLERANCE = 1e-9
 """Relative and absolute: sums of floats depend on the order in which records were bundled."""
 SHOWN_MAX = 100
+RECORDS_MAX = 20
+RECORD_CHARACTERS_MAX = 1_000
 KIND = "_kind"
 
 
@@ -36,12 +39,15 @@ class AuditDifference:
         kind: "missing" if only the history gives the row, "added" if only the database has it, else "changed".
         row: what identifies it: key and window, or all columns of a record.
         expected, stored: the columns that differ; for records, how often the row occurs.
+        records: archived records of the window, as JSON: at most `RECORDS_MAX` of `RECORD_CHARACTERS_MAX` characters,
+            in the order of event time. Empty if the history was not an archive.
     """
 
     kind: str
     row: dict[str, Any]
     expected: dict[str, Any]
     stored: dict[str, Any]
+    records: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +58,17 @@ class TableAudit:
         rows: number of rows compared.
         differences: number of rows that differ.
         examples: the first of them, at most `SHOWN_MAX`.
+        uncertain: number of windows that were not compared, because the archive cannot tell which of their records
+            were late.
+        left_out: value columns that were not compared, because Spark does not have their aggregates.
     """
 
     table: str
     rows: int
     differences: int
     examples: list[AuditDifference] = field(default_factory=list)
+    uncertain: int = 0
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +106,53 @@ def audit(
     return [_audited(spark, tables[spec.name], spec, scope) for spec in specs if spec.name in tables]
 
 
-def _audited(spark: SparkSession, expected: DataFrame, spec: TableSpec, scope: AuditScope) -> TableAudit:
+def audit_natively(spark: SparkSession, table: NativeTable, plan: NativePlan, scope: AuditScope) -> TableAudit:
+    """Compare a table that Spark has computed by itself with the stored one; the differences have their records.
+
+    Args:
+        spark: a session with the format registered.
+        table: the computed table.
+        plan: what it is.
+        scope: what to compare. Windows must be final for the archive, too.
+    """
+    found = _audited(spark, table.frame, plan.table, scope, table.uncertain)
+    uncertain = 0
+    if table.uncertain is not None:
+        uncertain = _final(_normal(table.uncertain, _key(plan.table)), plan.table, scope).count()
+    examples = _with_records(spark, found.examples, table, plan)
+    return replace(found, examples=examples, uncertain=uncertain, left_out=plan.left_out)
+
+
+def _with_records(
+    spark: SparkSession, examples: Sequence[AuditDifference], table: NativeTable, plan: NativePlan
+) -> list[AuditDifference]:
+    """Look up the records of the windows that differ."""
+    if not examples:
+        return []
+    fields = [f"k{number}" for number in range(len(plan.key_fields))]
+    kinds = [table.entries.select(name).dtypes[0][1] for name in plan.key_fields]
+    ddl = ", ".join(f"{name} {kind}" for name, kind in zip(fields, kinds, strict=True))
+    keys = [tuple(one.row[key.name] for key in plan.table.keys) for one in examples]
+    rows = [
+        (number, instant(one.row["window_start"]), instant(one.row["window_end"]), *key)
+        for number, (one, key) in enumerate(zip(examples, keys, strict=True))
+    ]
+    wanted = spark.createDataFrame(rows, f"n int, s bigint, e bigint, {ddl}")
+    same = [F.col(name).eqNullSafe(F.col(of)) for name, of in zip(fields, plan.key_fields, strict=True)]
+    there = table.entries.join(F.broadcast(wanted), [F.col("s") == F.col(START), F.col("e") == F.col(END), *same])
+    columns = [f"`{name}`" for name in table.entries.columns if name not in (START, END)]
+    record = F.substring(F.to_json(F.struct(*columns)), 1, RECORD_CHARACTERS_MAX)
+    order = Window.partitionBy("n").orderBy(EVENT_TIME, "_partition", "_seq")
+    ranked = there.select("n", record.alias("record"), F.row_number().over(order).alias("place"))
+    found: dict[int, list[str]] = {}
+    for row in ranked.where(F.col("place") <= RECORDS_MAX).orderBy("n", "place").collect():
+        found.setdefault(row.n, []).append(row.record)
+    return [replace(one, records=found.get(number, [])) for number, one in enumerate(examples)]
+
+
+def _audited(
+    spark: SparkSession, expected: DataFrame, spec: TableSpec, scope: AuditScope, without: DataFrame | None = None
+) -> TableAudit:
     spark.sparkContext.setJobDescription(f"audit {spec.name}")
     if spec.computation not in scope.final_us:
         raise UsageError(
@@ -105,6 +162,11 @@ def _audited(spark: SparkSession, expected: DataFrame, spec: TableSpec, scope: A
     windowed = spec.kind == "windowed"
     columns = [*spec.keys, *_WINDOW, *spec.values] if windowed else [*spec.values, *_TIME]
     expected, stored = (_final(_normal(frame, columns), spec, scope) for frame in (expected, stored))
+    if without is not None:
+        key = _key(spec)
+        uncertain = _normal(without, key)
+        names = [column.name for column in key]
+        expected, stored = (frame.join(uncertain, names, "left_anti") for frame in (expected, stored))
     compared = _windows(expected, stored, spec) if windowed else _records(expected, stored, columns)
     compared = compared.persist()
     try:
@@ -118,6 +180,10 @@ def _audited(spark: SparkSession, expected: DataFrame, spec: TableSpec, scope: A
 
 _WINDOW = (ColumnSpec("window_start", "timestamptz", False), ColumnSpec("window_end", "timestamptz", False))
 _TIME = (ColumnSpec("event_time", "timestamptz", False),)
+
+
+def _key(spec: TableSpec) -> list[ColumnSpec]:
+    return [*spec.keys, *_WINDOW]
 
 
 def _order(spec: TableSpec) -> list[str]:
@@ -204,8 +270,9 @@ def _differences(
         elif expected and stored:
             differ = [column.name for column in spec.values if expected[column.name] != stored[column.name]]
             expected, stored = ({name: side[name] for name in differ} for side in (expected, stored))
-        sides = (_readable(side or {}, spec.values) for side in (expected, stored))
-        yield AuditDifference(row[KIND], _readable({c.name: row[c.name] for c in identity}, identity), *sides)
+        expected, stored = (_readable(side or {}, spec.values) for side in (expected, stored))
+        named = _readable({column.name: row[column.name] for column in identity}, identity)
+        yield AuditDifference(row[KIND], named, expected, stored)
 
 
 def _readable(values: Mapping[str, Any], columns: Sequence[ColumnSpec]) -> dict[str, Any]:

@@ -71,6 +71,23 @@ class ArchiveDirectory:
             _sync(final.parent)
             _sync(self._root / self._name)
 
+    def find(self, path: str) -> Path:
+        """Return where a committed file is: it may not have its final name yet.
+
+        Raises:
+            ArchiveUnavailableError: it is in neither place.
+        """
+        final, pending = self._root / path, self._pending_file(path)
+        while not final.exists():
+            if pending.exists():
+                return pending
+            if not final.exists():  # not published in the meantime, either
+                raise ArchiveUnavailableError(
+                    f"the archive has lost {final}",
+                    hint="restore the file; or name the directory into which the archiver writes",
+                )
+        return final
+
     def discard(self, path: str) -> None:
         """Delete a pending file that is not committed, if it exists."""
         with suppress(OSError):  # the next owner sweeps it

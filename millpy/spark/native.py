@@ -1,0 +1,207 @@
+"""The native engine of an audit: windows in plain DataFrame operations over an archive.
+
+It shares no line with `millpy.windowing`: what a graph means is read from its description, windows are arithmetic on
+the event time, lateness is the archived watermark of the row, and the aggregates are Spark's own. So where it agrees
+with what workers wrote, two programs have found the same. What it cannot compute it names, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from millpy.model.deployment import ComputationSpec, GraphSpec, TableSpec
+
+START, END = "_start_us", "_end_us"
+EVENT_TIME, WATERMARK = "_event_time_us", "_watermark_us"  # columns of an archive
+WHOLE = "decimal(38,0)"
+_ADDED = (
+    pa.field("_partition", pa.string()),
+    pa.field("_seq", pa.int64()),
+    pa.field(EVENT_TIME, pa.int64()),
+    pa.field(WATERMARK, pa.int64()),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NativePlan:
+    """A result table that Spark can compute by itself.
+
+    Attributes:
+        table: the table, with the value columns that are computed.
+        archive: the archive with the records of its windows.
+        source: the source of these records.
+        window: the description of the windows: size and period in µs.
+        aggregates: value column -> description of its aggregate.
+        key_fields: fields of the records that make up the key, in the order of the table's keys.
+        schema: the columns of the archive.
+        left_out: value columns that are not computed.
+    """
+
+    table: TableSpec
+    archive: str
+    source: str
+    schema: pa.Schema
+    window: Mapping[str, Any]
+    aggregates: Mapping[str, Mapping[str, Any]]
+    key_fields: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NativeTable:
+    """A computed table.
+
+    Attributes:
+        frame: its rows: key, `window_start`, `window_end`, values.
+        entries: the archived records in each of their windows (`_start_us`, `_end_us`), late ones too.
+        uncertain: windows that the archive cannot decide, because a record may have missed them; None for none.
+    """
+
+    frame: DataFrame
+    entries: DataFrame
+    uncertain: DataFrame | None = field(default=None)
+
+
+def native_plans(spec: GraphSpec) -> tuple[list[NativePlan], dict[str, str]]:
+    """Return the tables of a graph that Spark can compute, and why it cannot compute each of the others."""
+    plans, refused = [], {}
+    for table in spec.tables:
+        found = _planned(spec, table)
+        if isinstance(found, str):
+            refused[table.name] = found
+        else:
+            plans.append(found)
+    return plans, refused
+
+
+def _planned(spec: GraphSpec, table: TableSpec) -> NativePlan | str:
+    computations = {computation.name: computation for computation in spec.computations}
+    inputs = [subscription for subscription in spec.subscriptions if subscription.consumer == table.computation]
+    identity = computations[table.computation].identity
+    if table.kind != "windowed" or table.stream != table.computation or "window" not in identity:
+        return "it is no table of windows"
+    if identity["window"]["kind"] not in _EVERY:
+        return f"Spark has no {identity['window']['kind']} windows of the same meaning"
+    if len(inputs) != 1:
+        return "its windows have several inputs"
+    (taken,) = inputs
+    if taken.operators:
+        return f"functions of yours stand between {taken.stream} and its windows"
+    stream = next(stream for stream in spec.streams if stream.name == taken.stream)
+    producer = stream.producer
+    if computations[producer].kind != "injector":
+        return f"its records come from the computation {producer}, so an archive has no watermarks of them"
+    archive = _archive_of(spec, taken.stream, computations)
+    if archive is None:
+        return f"stream {taken.stream} has no archive: declare one with .archive()"
+    aggregates = {name: dict(aggregate) for name, aggregate in identity["aggregates"]}
+    known = tuple(value for value in table.values if aggregates.get(value.name, {}).get("kind") in _AGGREGATES)
+    if not known:
+        return "Spark has none of its aggregates"
+    return NativePlan(
+        table=replace(table, values=known),
+        archive=archive,
+        source=producer,
+        schema=pa.schema([*stream.schema, *_ADDED]),
+        window=identity["window"],
+        aggregates=aggregates,
+        key_fields=taken.key_fields,
+        left_out=tuple(value.name for value in table.values if value not in known),
+    )
+
+
+def _archive_of(spec: GraphSpec, stream: str, computations: Mapping[str, ComputationSpec]) -> str | None:
+    """Return the archive of all records of a stream, as they are."""
+    of_stream = (s for s in spec.subscriptions if s.stream == stream and not s.operators)
+    return next((s.consumer for s in of_stream if computations[s.consumer].kind == "archive"), None)
+
+
+def native_table(spark: SparkSession, plan: NativePlan, files: Sequence[str], *, partitions: int) -> NativeTable:
+    """Compute a table from an archive.
+
+    Args:
+        spark: any session.
+        plan: the table.
+        files: the archived files, as the manifest lists them; at least one.
+        partitions: the number of partitions of the source. With several, a record is judged by the watermark of all of
+            them, which its row does not have; a window that it may have missed is uncertain.
+    """
+    # `hour=` in a path is not a column. Files from before a deployment may lack a field, which is null then.
+    records = spark.read.schema(from_arrow_schema(plan.schema)).option("recursiveFileLookup", True).parquet(*files)
+    size, every = plan.window["size_us"], plan.window[_EVERY[plan.window["kind"]]]
+    at = F.col(EVENT_TIME)
+    last = at - F.pmod(at, F.lit(every))
+    starts = F.array(*(last - F.lit(back * every) for back in range(-(-size // every)))) if size > every else None
+    entries = records.withColumn(START, last if starts is None else F.explode(starts))
+    entries = entries.withColumn(END, F.col(START) + F.lit(size)).where(at < F.col(END))
+    # A null in the key has made the record a dead letter.
+    entries = entries.dropna(subset=list(plan.key_fields))
+    is_late = F.col(WATERMARK) >= F.col(END) + F.lit(plan.table.allowed_lateness_us)
+    identity = [
+        *(F.col(name).alias(key.name) for name, key in zip(plan.key_fields, plan.table.keys, strict=True)),
+        F.timestamp_micros(START).alias("window_start"),
+        F.timestamp_micros(END).alias("window_end"),
+    ]
+    values = [
+        _AGGREGATES[plan.aggregates[value.name]["kind"]](records, plan.aggregates[value.name]).alias(value.name)
+        for value in plan.table.values
+    ]
+    uncertain = entries.where(is_late).select(*identity).distinct() if partitions > 1 else None
+    return NativeTable(entries.where(~is_late).groupBy(*identity).agg(*values), entries, uncertain)
+
+
+def _count(records: DataFrame, aggregate: Mapping[str, Any]) -> Column:
+    return F.count(F.lit(1) if aggregate["field"] is None else F.col(aggregate["field"]))
+
+
+def _sum(records: DataFrame, aggregate: Mapping[str, Any]) -> Column:
+    value = F.col(aggregate["field"])
+    return F.sum(value) if _is_float(records, aggregate) else F.try_sum(value.cast(WHOLE))
+
+
+def _mean(records: DataFrame, aggregate: Mapping[str, Any]) -> Column:
+    values = F.count(F.col(aggregate["field"]))
+    return F.when(values > 0, _sum(records, aggregate).cast("double") / values)
+
+
+def _min(records: DataFrame, aggregate: Mapping[str, Any]) -> Column:
+    value = F.col(aggregate["field"])
+    if not _is_float(records, aggregate):
+        return F.min(value)
+    return F.when(F.bool_or(F.isnan(value)), F.lit(float("nan"))).otherwise(F.min(value))  # NaN is Spark's largest
+
+
+def _max(records: DataFrame, aggregate: Mapping[str, Any]) -> Column:
+    return F.max(F.col(aggregate["field"]))
+
+
+def _variance(records: DataFrame, aggregate: Mapping[str, Any]) -> Column:
+    return (F.var_pop if aggregate["population"] else F.var_samp)(F.col(aggregate["field"]))
+
+
+def _standard_deviation(records: DataFrame, aggregate: Mapping[str, Any]) -> Column:
+    return (F.stddev_pop if aggregate["population"] else F.stddev_samp)(F.col(aggregate["field"]))
+
+
+def _is_float(records: DataFrame, aggregate: Mapping[str, Any]) -> bool:
+    return bool(records.select(aggregate["field"]).dtypes[0][1] == "double")
+
+
+_EVERY = {"fixed": "size_us", "sliding": "every_us"}
+"""Kind of window -> the part of its description that is the time from one start to the next."""
+_AGGREGATES: Mapping[str, Callable[[DataFrame, Mapping[str, Any]], Column]] = {
+    "count": _count,
+    "sum": _sum,
+    "mean": _mean,
+    "min": _min,
+    "max": _max,
+    "variance": _variance,
+    "standard_deviation": _standard_deviation,
+}

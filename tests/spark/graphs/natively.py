@@ -1,0 +1,65 @@
+"""Archived windows that Spark can compute by itself, and some that it cannot, over FEED files beside this graph."""
+
+from pathlib import Path
+
+import msgspec
+
+from millpy import (
+    Count,
+    EventTime,
+    Files,
+    FixedWindows,
+    Graph,
+    Last,
+    Max,
+    Mean,
+    Min,
+    SessionWindows,
+    SlidingWindows,
+    StandardDeviation,
+    Sum,
+    seconds,
+)
+from millpy.windowing.aggregates.numeric import Variance
+
+
+class Place(msgspec.Struct):
+    hall: int
+
+
+class Reading(msgspec.Struct):
+    device: str
+    at: int
+    value: float | None
+    number: int
+    place: Place
+
+
+def positive(reading: Reading) -> bool:
+    return reading.number > 0
+
+
+FEED = sorted(str(path) for path in Path(__file__).parent.glob("feed*.ndjson"))
+graph = Graph("natively")
+at = EventTime("at", unit="s", max_disorder=seconds(5))
+readings = graph.inject("readings", Files(*FEED, partitions=len(FEED)), schema=Reading, event_time=at)
+keyed = readings.key_by("device", "place.hall")
+readings.key_by("device").archive(buckets=4)
+fixed = keyed.window(FixedWindows(seconds(20)), allowed_lateness=seconds(4), intervals=2, name="fixed")
+fixed.aggregate(
+    n=Count(),
+    values=Count("value"),
+    total=Sum("number"),
+    value=Sum("value"),
+    mean=Mean("number"),
+    low=Min("value"),
+    high=Max("number"),
+    variance=Variance("value"),
+    spread=StandardDeviation("value", population=True),
+    last=Last("number"),
+).to_table("fixed")
+sliding = keyed.window(SlidingWindows(seconds(10), every=seconds(3)), name="sliding")
+sliding.aggregate(n=Count(), mean=Mean("value")).to_table("sliding")
+keyed.window(SessionWindows(seconds(3)), name="sessions").aggregate(n=Count()).to_table("sessions")
+filtered = readings.filter(positive).key_by("device").window(FixedWindows(seconds(20)), name="filtered")
+filtered.aggregate(n=Count()).to_table("filtered")

@@ -1,0 +1,133 @@
+"""Spark's own windows over an archive are those of the workers, and a changed, deleted or added row is named."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from millpy.cli.app import app
+from millpy.embedded import EmbeddedPostgres
+from millpy.graph.loader import load_graph
+from millpy.limits import Limits
+from millpy.process.assembly import archives_of, run_worker
+from millpy.store.postgres.archiving import ArchiveInto
+from tests.databases import fresh_database
+
+pytestmark = pytest.mark.timeout(400)  # a JVM starts first
+GRAPH = Path(__file__).with_name("graphs") / "natively.py"
+FALSIFIED = (
+    "UPDATE natively.fixed SET total = total + 1"
+    " WHERE device = 'dev-3' AND place_hall = 1 AND window_start = to_timestamp(40)",
+    "DELETE FROM natively.sliding WHERE device = 'dev-1' AND place_hall = 0 AND window_start = to_timestamp(60)",
+    "INSERT INTO natively.sliding SELECT 'dev-9', place_hall, window_start, window_end, n, mean, pane_index,"
+    " pane_timing, late_count, emitted_at, interval_id, bundle FROM natively.sliding"
+    " WHERE device = 'dev-2' AND place_hall = 0 AND window_start = to_timestamp(60)",
+)
+
+
+def write_feed(path: Path, seed: int) -> None:
+    """Write readings out of order, some of which are late for the allowed lateness, some without a value."""
+    chance = random.Random(seed)
+    with path.open("w") as feed:
+        for number in range(1_500):
+            reading = {
+                "device": f"dev-{number % 5}",
+                "at": number // 5 - 100 - chance.choice([0, 0, 0, 3, 5, 9, 15, 30]),  # from before 1970 on
+                "value": None if number % 11 == 0 else round(chance.uniform(-50, 50), 3),
+                "number": number - 700,
+                "place": {"hall": number % 2},
+            }
+            feed.write(json.dumps(reading) + "\n")
+
+
+def computed(directory: Path, url: str) -> Path:
+    """Run worker and archiver over the feeds in a directory; return the graph's file."""
+    path = directory / "natively.py"
+    path.write_text(GRAPH.read_text())
+    graph = load_graph(str(path))
+    asyncio.run(run_worker(graph, url, limits=Limits(bundle_records_max=100)))
+    into = ArchiveInto(directory / "archive", every_s=0.0)
+    asyncio.run(run_worker(graph, url, only=archives_of(graph), archive=into))
+    return path
+
+
+def audited(graph: Path, url: str, *more: str) -> tuple[int, dict[str, Any]]:
+    command = ["audit", str(graph), "--engine", "native", "--archive", str(graph.parent / "archive"), "--database", url]
+    done = CliRunner().invoke(app, [*command, "--json", *more])
+    assert done.stdout, (done.output, done.exception)
+    return done.exit_code, json.loads(done.stdout)
+
+
+def test_the_native_engine_agrees_and_names_what_was_falsified_with_its_records(
+    spark: SparkSession, postgres: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    write_feed(tmp_path / "feed.ndjson", seed=1)
+    with fresh_database(postgres) as name, psycopg.connect(postgres.url(name), autocommit=True) as connection:
+        graph = computed(tmp_path, postgres.url(name))
+        late = connection.execute(
+            "SELECT computation, count(*) FROM millpy.late_records GROUP BY 1 ORDER BY 1"
+        ).fetchall()
+        assert {"fixed", "sliding"} <= {computation for computation, _ in late}
+
+        status, document = audited(graph, postgres.url(name))
+
+        found = {table["table"]: table for table in document["tables"]}
+        assert {name: (table["differences"], table["uncertain"]) for name, table in found.items()} == {
+            "fixed": (0, 0),
+            "sliding": (0, 0),
+        }
+        assert status == 0
+        assert document["not_audited"].keys() == {"sessions", "filtered"}
+        assert found["fixed"]["left_out"] == ["last"]
+        for table, of in found.items():
+            assert (of["rows"],) == connection.execute(f"SELECT count(*) FROM natively.{table}").fetchone()
+
+        for statement in FALSIFIED:
+            assert connection.execute(statement).rowcount == 1, statement
+        status, document = audited(graph, postgres.url(name), "--to", "1970-01-01T00:04:00Z")
+
+    assert (status, document["differences"]) == (1, 3)
+    fixed, sliding = (table["examples"] for table in document["tables"])
+    ((changed,), (deleted, added)) = fixed, sliding
+    assert (changed["kind"], changed["row"]["device"], list(changed["expected"])) == ("changed", "dev-3", ["total"])
+    assert (deleted["kind"], deleted["row"]["device"], deleted["stored"]) == ("missing", "dev-1", {})
+    assert (added["kind"], added["row"]["device"], added["records"]) == ("added", "dev-9", [])
+    records = [json.loads(record) for record in deleted["records"]]
+    assert len(records) >= deleted["expected"]["n"] > 0
+    assert all(one["device"] == "dev-1" and 60 <= one["at"] < 70 and one["place"]["hall"] == 0 for one in records)
+
+
+def test_windows_that_a_record_may_have_missed_are_not_compared_but_counted(
+    spark: SparkSession, postgres: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    for number in range(2):  # two partitions: a record is judged by the watermark of both
+        write_feed(tmp_path / f"feed{number}.ndjson", seed=number)
+    with fresh_database(postgres) as name:
+        graph = computed(tmp_path, postgres.url(name))
+
+        status, document = audited(graph, postgres.url(name))
+
+        assert (status, document["differences"]) == (0, 0)
+        assert all(table["uncertain"] > 0 and table["rows"] > 10 for table in document["tables"])
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ((), "no directory is set for the archive"),
+        (("--archive", "there", "--input", "a.csv"), "reads archives, not files"),
+    ],
+)
+def test_the_native_engine_says_what_it_needs(given: tuple[str, ...], reason: str) -> None:
+    done = CliRunner(env={"MILLPY_ARCHIVE": ""}).invoke(app, ["audit", str(GRAPH), "--engine", "native", *given])
+
+    assert done.exit_code == 2
+    assert reason in done.output
