@@ -1,7 +1,8 @@
 """`make demo`: run a fleet, a broker, a database and two workers, kill one worker, and check every window.
 
-At the end PySpark reads the windows and reports on them. The exit status is 0 only if every window in SQL equals its
-recomputation, the too-late records add up, and the report is written. With `--json`, standard output is one JSON
+At the end PySpark reads the windows and reports on them, and runs the same graph over the list of all readings, to
+audit the windows. The exit status is 0 only if every window in SQL equals both recomputations, the too-late records add
+up, and the report is written. With `--json`, standard output is one JSON
 document with the figures, and everything else goes to standard error.
 """
 
@@ -39,7 +40,7 @@ PROGRESS_S = 3.0
 READY_S_MAX = 40.0
 CLOSING_S_MAX = 60.0
 REPORT = PLACE / "report.html"
-REPORT_S_MAX = 180.0
+SPARK_S_MAX = 180.0
 FOR_LITTLE_DATA = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -143,6 +144,7 @@ def demonstrate(stack: ExitStack) -> Compared:
     show(connection)
     found = compare(connection, expected)
     report(server.url())
+    audit(server.url(), own_list)
     return found
 
 
@@ -278,28 +280,33 @@ def report(url: str) -> None:
     """Report on the devices with PySpark: print the report, and write it as a page."""
     say("PySpark reads the windows: millpy report factory.temperature_5s --value mean --html ...")
     print(flush=True)
-    command = [
-        sys.executable,
-        "-m",
-        "millpy",
-        "report",
-        "factory.temperature_5s",
-        "--value",
-        "mean",
-        "--html",
-        str(REPORT),
-    ]
-    arguments = [part for name, value in FOR_LITTLE_DATA.items() for part in ("--conf", f"{name}={value}")]
-    environment = {"MILLPY_DATABASE_URL": url, "PYSPARK_SUBMIT_ARGS": " ".join([*arguments, "pyspark-shell"])}
+    millpy_with_spark(url, "report", "factory.temperature_5s", "--value", "mean", "--html", str(REPORT))
+    print()
+
+
+def audit(url: str, own_list: Path) -> None:
+    """Recompute with PySpark, and compare every window that can no longer change."""
+    say("PySpark runs examples/factory.py over all that was published: millpy audit examples/factory.py --input ...")
+    millpy_with_spark(url, "audit", str(GRAPH), "--input", str(own_list))
+
+
+def millpy_with_spark(url: str, *arguments: str) -> None:
+    """Run a command of millpy that starts Spark.
+
+    Raises:
+        DemoError: it fails, or takes too long.
+    """
+    settings = [part for name, value in FOR_LITTLE_DATA.items() for part in ("--conf", f"{name}={value}")]
+    environment = {"MILLPY_DATABASE_URL": url, "PYSPARK_SUBMIT_ARGS": " ".join([*settings, "pyspark-shell"])}
+    command = [sys.executable, "-m", "millpy", *arguments]
     try:
         done = subprocess.run(
-            command, env={**surroundings(), **environment}, cwd=ROOT, check=False, timeout=REPORT_S_MAX
+            command, env={**surroundings(), **environment}, cwd=ROOT, check=False, timeout=SPARK_S_MAX
         )
     except subprocess.TimeoutExpired:
-        raise DemoError(f"the report takes more than {REPORT_S_MAX:.0f} s") from None
+        raise DemoError(f"millpy {arguments[0]} takes more than {SPARK_S_MAX:.0f} s") from None
     if done.returncode != 0:
-        raise DemoError(f"the report failed with status {done.returncode}")
-    print()
+        raise DemoError(f"millpy {arguments[0]} failed with status {done.returncode}")
 
 
 def surroundings() -> dict[str, str]:

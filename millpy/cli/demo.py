@@ -18,7 +18,7 @@ PLACE = Path(".millpy") / "demo"
 
 @handle_errors
 def demo(as_json: JsonOption = False) -> int:
-    """Run a two-minute demonstration: MQTT devices, two workers of which one is killed, a check of every window.
+    """Run a three-minute demonstration: MQTT devices, two workers of which one is killed, a check of every window.
 
     Writes to .millpy/demo. Exit status: 0 only if every window equals its recomputation from the records.
     """
