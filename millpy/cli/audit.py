@@ -84,8 +84,10 @@ def audit(
         if schema is None:
             raise UsageError(f"{spec.name} is not deployed", hint="`millpy graphs` lists what is")
         graph_audit = _GraphAudit(admin, schema, span, master, memory)
-        audited = graph_audit.native(spec, Path(settings.archive)) if hosted is None else graph_audit.hosted(hosted)
-        found, refused = audited
+        if hosted is None:
+            found, refused = graph_audit.native(spec, Path(settings.archive))
+        else:
+            found, refused = graph_audit.hosted(hosted)
     differences = sum(table.differences for table in found)
     if as_json:
         documents = [dataclasses.asdict(table) for table in found]
@@ -147,7 +149,7 @@ class _GraphAudit:
                 )
             found = []
             for plan in plans:
-                for name in (plan.table.computation, plan.archive):
+                for name in (plan.table.computation, plan.archive, plan.source):
                     if name not in self._final:
                         raise UsageError(f"{name} is not deployed", hint="deploy the graph with which the workers run")
                 final = min(self._final[plan.table.computation], self._final[plan.archive])

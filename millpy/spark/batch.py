@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,12 +18,11 @@ from typing import Any
 
 import msgspec
 from pyspark import StorageLevel
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from millpy.clock import SystemClock
-from millpy.errors import CorruptionError, MillError
+from millpy.errors import CorruptionError
 from millpy.hosting.interval_state import NO_KEY
 from millpy.hosting.plan import ComputationPlan
 from millpy.limits import Limits
@@ -33,7 +31,7 @@ from millpy.model.time import INSTANT_MAX
 from millpy.spark.hosted_rows import dead_letter_frame, late_frame, state_frame, table_frame
 from millpy.spark.hosted_task import ORDER, PARTS_DDL, IntervalEnd, host_stage, read_source
 from millpy.spark.job import HostedPlan, make_job
-from millpy.spark.spark_errors import readable_error
+from millpy.spark.spark_errors import readable_errors
 from millpy.store.memory.tables import KeyedRow, StoredAccounting
 
 log = logging.getLogger("millpy.observability.status_line")
@@ -161,7 +159,7 @@ class _BatchRun:
     def run(self) -> BatchResult:
         settings = apply(self._spark, SETTINGS)
         try:
-            with _readable_errors():
+            with readable_errors():
                 for computation in self._hosted.plan:
                     self._run_computation(computation)
             accounting = account(self._hosted, self._ends, self._rows)
@@ -293,11 +291,3 @@ def restore(spark: SparkSession, settings: Mapping[str, str | None]) -> None:
             spark.conf.unset(name)
         else:
             spark.conf.set(name, value)
-
-
-@contextmanager
-def _readable_errors() -> Iterator[None]:
-    try:
-        yield
-    except PySparkException as error:
-        raise MillError(readable_error(str(error)), hint="the log of Spark has the whole error") from error

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pyspark.errors import PySparkException
+
+from millpy.errors import MillError
 
 
 def readable_error(text: str) -> str:
@@ -10,3 +16,12 @@ def readable_error(text: str) -> str:
     lines = text.strip().splitlines()
     ours = [found[1] for line in lines if (found := re.match(r"millpy\.[\w.]+Error: (.+)", line))]
     return ours[-1] if ours else f"Spark: {lines[0]}"
+
+
+@contextmanager
+def readable_errors() -> Iterator[None]:
+    """Turn an error of Spark into one readable line."""
+    try:
+        yield
+    except PySparkException as error:
+        raise MillError(readable_error(str(error)), hint="the log of Spark has the whole error") from error

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -18,18 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millpy.clock import SystemClock
-from millpy.errors import MillError, UsageError
+from millpy.errors import UsageError
 from millpy.limits import Limits
 from millpy.spark.batch import SETTINGS, account, apply, undone
 from millpy.spark.hosted_task import ORDER, PARTS_DDL
 from millpy.spark.job import HostedPlan, make_job
-from millpy.spark.spark_errors import readable_error
+from millpy.spark.spark_errors import readable_errors
 from millpy.spark.stream_clock import CLOCK, ClockSource
 from millpy.spark.stream_commits import StreamCommit, StreamCommits
 from millpy.spark.stream_output import StreamOutput
@@ -157,7 +155,7 @@ class GraphStream:
             MillError: the query has failed.
         """
         waited_s = 0.0
-        with _readable_errors():
+        with readable_errors():
             while not self._has_ended.is_set() and (timeout_s is None or waited_s < timeout_s):
                 if not self.query.isActive:
                     self.query.awaitTermination()  # raises its error
@@ -269,11 +267,3 @@ def _place(ids: Sequence[int]) -> Any:
     """Return the partition of a row: of an interval among `ids` its place there, of another any."""
     own = F.array_position(F.array(*map(F.lit, ids)), F.col("owner")).cast("int")
     return F.when(own > 0, own - 1).otherwise(F.col("owner") % len(ids))
-
-
-@contextmanager
-def _readable_errors() -> Iterator[None]:
-    try:
-        yield
-    except PySparkException as error:
-        raise MillError(readable_error(str(error)), hint="the log of Spark has the whole error") from error

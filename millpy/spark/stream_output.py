@@ -33,7 +33,7 @@ from millpy.spark.hosted_rows import (
     late_batch,
     result_batches,
 )
-from millpy.spark.stream_state import sync_directory
+from millpy.store.archive.directory import sync_directory
 from millpy.store.memory.database import MemoryDatabase
 
 DELETED = "_deleted"

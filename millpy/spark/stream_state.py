@@ -20,6 +20,7 @@ from millpy.model.checkpoint import DedupeRun, Delta, Entries, Kind
 from millpy.model.delta import decode_document, encode_documents
 from millpy.model.stage import StoredInterval
 from millpy.model.time import INSTANT_MIN, Instant
+from millpy.store.archive.directory import sync_directory
 from millpy.store.protocol import OwnerSnapshot
 
 FOLD_EVERY = 32
@@ -232,12 +233,3 @@ def write_durably(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     sync_directory(path.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """Wait until the names in a directory are on the disk."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)

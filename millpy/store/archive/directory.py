@@ -51,7 +51,7 @@ class ArchiveDirectory:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            _sync(self._pending)
+            sync_directory(self._pending)
         return path
 
     def publish(self, path: str) -> None:
@@ -68,8 +68,8 @@ class ArchiveDirectory:
             except FileNotFoundError:
                 if not final.exists():  # the interval's next owner has published it, unless it is lost
                     raise
-            _sync(final.parent)
-            _sync(self._root / self._name)
+            sync_directory(final.parent)
+            sync_directory(self._root / self._name)
 
     def find(self, path: str) -> Path:
         """Return where a committed file is: it may not have its final name yet.
@@ -124,7 +124,7 @@ def _unavailable(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _sync(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
     """Make the names in a directory durable."""
     opened = os.open(directory, os.O_RDONLY)
     try:
