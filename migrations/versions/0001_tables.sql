@@ -307,6 +307,7 @@ CREATE TABLE mill.archive_files (
     bytes         bigint NOT NULL,
     event_time_lo bigint NOT NULL,
     event_time_hi bigint NOT NULL,
+    partitions    jsonb NOT NULL,  -- source partition or key interval -> numbers of its first and last bundle
     archived_at   timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (interval_id, bundle, path)
 );

@@ -189,7 +189,7 @@ SELECT g.name AS graph, w.worker_id, w.host, w.pid, w.lease_deadline > clock_tim
 
 CREATE VIEW millpy.archive_files AS
 SELECT p.graph, p.computation AS archive, f.path, f.records, f.bytes, mill.moment(f.event_time_lo) AS first_event_time,
-       mill.moment(f.event_time_hi) AS last_event_time, f.archived_at
+       mill.moment(f.event_time_hi) AS last_event_time, f.partitions, f.archived_at
   FROM mill.archive_files AS f JOIN mill.places AS p USING (interval_id);
 
 -- `pending` is the number of records that are stored and not archived yet.

@@ -261,7 +261,15 @@ class Steps:
                     subscription = interval.plan.incoming[segment.subscription_id]
                     records = decode_slice(subscription.record_type, segment.payload, segment.checksum)
                     keys = records.keys(subscription.key_fields, self._hasher)
-                    bundle = Bundle(subscription.input, producer, segment.seq, segment.watermark, records, keys)
+                    bundle = Bundle(
+                        subscription.input,
+                        producer,
+                        segment.seq,
+                        segment.watermark,
+                        records,
+                        keys,
+                        segment.previous_seq,
+                    )
                     received += len(records)
                     self.progress.units += 1
                 last_of_seq = place + 1 == len(segments) or segments[place + 1].seq != segment.seq

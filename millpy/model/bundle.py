@@ -23,6 +23,8 @@ class Bundle:
         watermark: the producer's watermark at `seq`; valid only at this position (I5).
         records: the records, in the producer's order.
         keys: the records' keys by the subscription's key fields.
+        previous_seq: number of the producer's bundle for this subscription before it, 0 for none; None if it was passed
+            in memory.
     """
 
     input: int
@@ -31,6 +33,7 @@ class Bundle:
     watermark: Instant
     records: Records
     keys: KeyColumn
+    previous_seq: int | None = None
 
     def __len__(self) -> int:
         return len(self.records)
@@ -38,5 +41,6 @@ class Bundle:
     def take(self, rows: npt.NDArray[np.int64]) -> Bundle:
         """Return a bundle of the given rows, in the given order."""
         return Bundle(
-            self.input, self.producer, self.seq, self.watermark, self.records.take(rows), self.keys.take(rows)
-        )
+            self.input, self.producer, self.seq, self.watermark, self.records.take(rows), self.keys.take(rows),
+            self.previous_seq,
+        )  # fmt: skip

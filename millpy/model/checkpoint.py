@@ -302,6 +302,7 @@ class ArchivedFile:
         records: number of records.
         size: bytes.
         event_time_lo, event_time_hi: smallest and largest event time.
+        partitions: source partition or key interval -> numbers of its first and last bundle.
     """
 
     path: str
@@ -309,6 +310,7 @@ class ArchivedFile:
     size: int
     event_time_lo: Instant
     event_time_hi: Instant
+    partitions: Mapping[str, tuple[int, int]]
 
 
 @dataclass(slots=True)

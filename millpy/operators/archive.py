@@ -15,7 +15,7 @@ from millpy.model.identity import Identity
 from millpy.model.stage import StageBinding, StepResult, StoredInterval, Work
 from millpy.model.time import INSTANT_MAX, Instant
 
-ADDED_COLUMNS = ("_partition", "_seq", "_event_time_us", "_watermark_us")
+ADDED_COLUMNS = ("_partition", "_seq", "_ordinal", "_event_time_us", "_watermark_us")
 """The columns of an archive beside the fields of the records."""
 
 

@@ -86,15 +86,23 @@ def test_no_kill_loses_or_doubles_a_record(source: Path, streamed: str, tmp_path
     ]
 
 
-def test_row_has_the_watermark_before_it_and_lies_in_its_bucket(source: Path, streamed: str, tmp_path: Path) -> None:
+def test_row_has_its_place_and_the_watermark_before_it_and_lies_in_its_bucket(
+    source: Path, streamed: str, tmp_path: Path
+) -> None:
     directory = tmp_path / "archive"
 
     run_archiver(source, streamed, directory)
 
     found: dict[int, int] = {}
-    for (path,) in rows(streamed, "SELECT path FROM millpy.archive_files WHERE archive = 'readings_archive'"):
+    places: dict[tuple[str, int, int], int] = {}
+    followed: dict[tuple[str, int], tuple[str, int]] = {}
+    listed = "SELECT path, partitions FROM millpy.archive_files WHERE archive = 'readings_archive'"
+    for path, partitions in rows(streamed, listed):
         file = pq.ParquetFile(directory / path)
         described = json.loads(file.metadata.metadata[b"millpy"])
+        followed |= {(partition, seq): (partition, before) for partition, seq, before, _ in described["bundles"]}
+        seqs = [seq for _, seq, _, _ in described["bundles"]]
+        assert partitions == {"readings/files": [min(seqs), max(seqs)]}
         assert len(described["row_groups"]) == file.num_row_groups
         for place, (bucket, partition, seq, count) in enumerate(described["row_groups"]):
             group = file.read_row_group(place).to_pylist()
@@ -102,11 +110,14 @@ def test_row_has_the_watermark_before_it_and_lies_in_its_bucket(source: Path, st
             assert {(row["_partition"], row["_seq"]) for row in group} == {(partition, seq)}
             assert {key_hash(row["device"]) * described["buckets"] // KEY_SPACE for row in group} == {bucket}
             found |= {row["n"]: row["_watermark_us"] for row in group}
+            places |= {(partition, seq, row["_ordinal"]): row["n"] for row in group}
     times = event_times()
     before = [max(times[:n], default=None) for n in range(RECORDS)]
     assert [found[n] for n in range(RECORDS)] == [
         INSTANT_MIN if at is None else at - DISORDER_S * 1_000_000 for at in before
     ]
+    assert [n for _, n in sorted(places.items())] == list(range(RECORDS)), "the order across buckets is kept"
+    assert set(followed.values()) == {("readings/files", 0), *followed} - {max(followed)}, "every bundle is there"
 
 
 def test_archive_needs_a_directory(source: Path, database_url: str) -> None:

@@ -1,14 +1,15 @@
-"""Bundles as Parquet: the fields of the records and four columns, one row group for each bundle and bucket.
+"""Bundles as Parquet: the fields of the records and five columns, one row group for each bundle and bucket.
 
     _partition       where the bundle was made: "COMPUTATION/PARTITION", or the place of a key interval
     _seq             the bundle's number there
+    _ordinal         the record's place in the bundle, across its buckets
     _event_time_us   the record's event time, µs since the epoch
     _watermark_us    the watermark before the record, so that lateness is a filter on a row; null behind a stage, whose
                      records are judged by the watermark of their consumer
 
 A bucket is a part of the key space: the first bits of the key's hash. Bundles stay whole and records keep their order
-within a bucket, so a sum over a key adds the same numbers in the same order as the worker's. The metadata `millpy`
-lists the row groups as JSON: [bucket, partition, seq, records] for each.
+within a bucket, so a sum over a key adds the same numbers in the same order as the worker's; `_ordinal` restores the
+order for any other key. The metadata `millpy` describes bundles and row groups as JSON (`FileDescription`).
 """
 
 from __future__ import annotations
@@ -24,8 +25,31 @@ from millpy.model.bundle import Bundle
 from millpy.model.keys import KEY_SPACE
 
 METADATA = "millpy"
+ADDED = (
+    pa.field("_partition", pa.string()),
+    pa.field("_seq", pa.int64()),
+    pa.field("_ordinal", pa.int32()),
+    pa.field("_event_time_us", pa.int64()),
+    pa.field("_watermark_us", pa.int64()),
+)
 RowGroup = tuple[int, str, int, int]
 """(bucket, partition, seq, records)."""
+ArchivedBundle = tuple[str, int, int | None, int]
+"""(partition, seq, the seq of the bundle before it, the partition's watermark after it)."""
+
+
+class FileDescription(msgspec.Struct, frozen=True):
+    """What the metadata of a file say.
+
+    Attributes:
+        buckets: number of parts of the key space.
+        bundles: the bundles of the file. If the bundle before one of them is in no file, records are missing.
+        row_groups: the row groups, in their order.
+    """
+
+    buckets: int
+    bundles: list[ArchivedBundle]
+    row_groups: list[RowGroup]
 
 
 def encode(bundles: Sequence[Bundle], partitions: Mapping[int, str], buckets: int) -> pa.Buffer:
@@ -37,13 +61,7 @@ def encode(bundles: Sequence[Bundle], partitions: Mapping[int, str], buckets: in
         buckets: number of buckets.
     """
     schema = pa.schema(
-        [
-            *bundles[0].records.type.schema,
-            ("_partition", pa.string()),
-            ("_seq", pa.int64()),
-            ("_event_time_us", pa.int64()),
-            ("_watermark_us", pa.int64()),
-        ]
+        [*bundles[0].records.type.schema, *ADDED],
     )
     sink = pa.BufferOutputStream()
     groups: list[RowGroup] = []
@@ -56,8 +74,9 @@ def encode(bundles: Sequence[Bundle], partitions: Mapping[int, str], buckets: in
                 rows = np.flatnonzero(of_row == bucket)
                 writer.write_table(table.take(pa.array(rows)), row_group_size=len(rows))
                 groups.append((bucket, partition, bundle.seq, len(rows)))
-        described = {"buckets": buckets, "row_groups": groups}
-        writer.add_key_value_metadata({METADATA: msgspec.json.encode(described).decode()})
+        of_file = [(partitions[each.producer], each.seq, each.previous_seq, each.watermark) for each in bundles]
+        description = FileDescription(buckets, list(dict.fromkeys(of_file)), groups)
+        writer.add_key_value_metadata({METADATA: msgspec.json.encode(description).decode()})
     return sink.getvalue()
 
 
@@ -69,6 +88,7 @@ def _table(bundle: Bundle, partition: str, schema: pa.Schema) -> pa.Table:
             *records.batch().columns,
             pa.repeat(pa.scalar(partition), count),
             pa.repeat(pa.scalar(bundle.seq, pa.int64()), count),
+            pa.array(np.arange(count, dtype=np.int32)),
             pa.array(records.event_times),
             watermarks,
         ],

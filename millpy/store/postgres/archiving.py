@@ -140,7 +140,12 @@ class ArchivingStore(PostgresStore):
             path = self._directories[interval_id].write(checkpoint.grant, checkpoint.bundle, hour, content)
             lo = min(int(bundle.records.event_times.min()) for bundle in bundles)
             hi = max(int(bundle.records.event_times.max()) for bundle in bundles)
-            files.append(ArchivedFile(path, sum(map(len, bundles)), len(content), Instant(lo), Instant(hi)))
+            seqs: dict[str, list[int]] = {}
+            for bundle in bundles:
+                seqs.setdefault(self._producers[bundle.producer], []).append(bundle.seq)
+            partitions = {partition: (min(of), max(of)) for partition, of in seqs.items()}
+            records = sum(map(len, bundles))
+            files.append(ArchivedFile(path, records, len(content), Instant(lo), Instant(hi), partitions))
         return replace(checkpoint, files=files)
 
     def _publish(self, checkpoints: Sequence[Checkpoint]) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import psycopg
 from psycopg import AsyncCursor
@@ -26,7 +27,7 @@ from millpy.errors import CommitUnknownError, PaneOrderError
 from millpy.model.checkpoint import AbsorbedRows, Checkpoint, Segment, StoredSlice
 from millpy.model.delta import encode_documents
 from millpy.store.postgres import requests
-from millpy.store.postgres.arrays import Bigints, Byteas, PgArray, Texts
+from millpy.store.postgres.arrays import Bigints, Byteas, Jsonbs, PgArray, Texts
 from millpy.store.postgres.connection import Channel, Connection
 from millpy.store.postgres.errors import (
     SlotMovedError,
@@ -271,6 +272,7 @@ def _archive_files(checkpoints: Sequence[Checkpoint]) -> list[Command]:
         "sizes": Bigints([file.size for _, file in files]),
         "event_time_los": Bigints([file.event_time_lo for _, file in files]),
         "event_time_his": Bigints([file.event_time_hi for _, file in files]),
+        "partitions": Jsonbs([msgspec.json.encode(file.partitions) for _, file in files]),
     }
     return [(statement("append_archive_files"), parameters)]
 

@@ -70,8 +70,10 @@ SELECT * FROM unnest(%(intervals)s, %(bundles)s, %(streams)s, %(computations)s, 
 
 -- name: append_archive_files
 -- Zero rows: nothing was sent.
-INSERT INTO mill.archive_files (interval_id, bundle, path, records, bytes, event_time_lo, event_time_hi)
-SELECT * FROM unnest(%(intervals)s, %(bundles)s, %(paths)s, %(counts)s, %(sizes)s, %(event_time_los)s, %(event_time_his)s);
+INSERT INTO mill.archive_files (interval_id, bundle, path, records, bytes, event_time_lo, event_time_hi,
+                                partitions)
+SELECT * FROM unnest(%(intervals)s, %(bundles)s, %(paths)s, %(counts)s, %(sizes)s, %(event_time_los)s, %(event_time_his)s,
+                     %(partitions)s);
 
 -- name: find_archived
 -- Finds the committed ones among some files of an interval. Zero rows: none is committed.
