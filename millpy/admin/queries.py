@@ -13,6 +13,8 @@ from sqlalchemy.exc import DBAPIError
 from millpy.admin.sql import answer
 from millpy.config.database_url import unreadable_url_error
 from millpy.errors import ConfigError, MillError, StoreUnavailableError, UsageError
+from millpy.model.time import Instant
+from millpy.store.archive.reader import ListedFile
 from millpy.store.postgres.engine import make_engine
 from millpy.store.postgres.unreachable import unreachable_error
 
@@ -26,6 +28,11 @@ CANCELLED = "57014"
 RIGHTS_HINT = "log in as a member of a role with these rights; `millpy migrate --roles` creates the roles"
 NO_RIGHTS = "42501"
 REFUSED_BY_POOL = "08"
+ARCHIVE_FILES = """
+SELECT path, partitions, (extract(epoch FROM first_event_time) * 1000000)::bigint AS lo,
+       (extract(epoch FROM last_event_time) * 1000000)::bigint AS hi
+  FROM millpy.archive_files WHERE graph = :graph AND archive = :archive ORDER BY path
+"""
 
 
 class Admin:
@@ -82,6 +89,11 @@ class Admin:
     def archives(self, graph: str | None = None) -> list[Row]:
         """Return the archives: their files and records, and what is not archived yet."""
         return self._of_graph("SELECT * FROM millpy.archive", graph)
+
+    def archive_files(self, graph: str, archive: str) -> list[ListedFile]:
+        """Return what the manifest of an archive lists, in the order of the paths."""
+        found = self.ask(ARCHIVE_FILES, graph=graph, archive=archive)
+        return [ListedFile(row["path"], Instant(row["lo"]), Instant(row["hi"]), row["partitions"]) for row in found]
 
     def resume_source(self, graph: str, stream: str) -> int:
         """Resume a source; return how many of its partitions were paused."""

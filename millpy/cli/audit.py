@@ -25,20 +25,13 @@ if TYPE_CHECKING:
     from millpy.model.deployment import GraphSpec
     from millpy.spark.audit import AuditScope, TableAudit
     from millpy.spark.job import HostedPlan
+    from millpy.store.archive.reader import TimeRange
 
 FINAL = """
 SELECT computation, count(*) AS intervals,
        min(CASE low_watermark WHEN 'infinity' THEN 4611686018427387904 WHEN '-infinity' THEN -4611686018427387904
            ELSE (extract(epoch FROM low_watermark) * 1000000)::bigint END) AS us
   FROM millpy.watermarks WHERE graph = :graph GROUP BY computation
-"""
-
-
-FILES = """
-SELECT path FROM millpy.archive_files
- WHERE graph = :graph AND archive = :archive AND (CAST(:start AS timestamptz) IS NULL OR last_event_time >= :start)
-   AND (CAST(:end AS timestamptz) IS NULL OR first_event_time < :end)
- ORDER BY path
 """
 
 
@@ -134,7 +127,7 @@ class _GraphAudit:
         Raises:
             UsageError: there is none, or an archive is empty.
         """
-        from millpy.store.archive.directory import ArchiveDirectory
+        from millpy.store.archive.reader import ArchiveReader
 
         with running_spark(f"audit of {self._schema}", *self._spark) as session:
             from millpy.spark.audit import audit_natively
@@ -148,39 +141,33 @@ class _GraphAudit:
                     hint="--engine hosted computes all",
                 )
             found = []
+            files: dict[str, list[str]] = {}
             for plan in plans:
                 for name in (plan.table.computation, plan.archive, plan.source):
                     if name not in self._final:
                         raise UsageError(f"{name} is not deployed", hint="deploy the graph with which the workers run")
                 final = min(self._final[plan.table.computation], self._final[plan.archive])
-                paths = self._files(plan.archive)
-                if not paths:
-                    raise UsageError(f"{plan.archive} has no files in this range", hint="run `millpy archive`")
-                directory = ArchiveDirectory(root.absolute(), paths[0].rsplit("/", 2)[0])
-                files = [str(directory.find(path)) for path in paths]
+                if plan.archive not in files:
+                    listed = self._admin.archive_files(self._schema, plan.archive)
+                    reader = ArchiveReader(root, plan.archive, listed)
+                    files[plan.archive] = [reader.find(file) for file in reader.holding(self._times())]
                 partitions = next(row["intervals"] for row in self._rows if row["computation"] == plan.source)
-                table = native_table(session, plan, files, partitions=partitions)
+                table = native_table(session, plan, files[plan.archive], partitions=partitions)
                 found.append(audit_natively(session, table, plan, self._scope({plan.table.computation: final})))
         return found, refused
 
-    def _files(self, archive: str) -> list[str]:
-        start, end = (text or None for text in self._span)
-        return [
-            row["path"] for row in self._admin.ask(FILES, graph=self._schema, archive=archive, start=start, end=end)
-        ]
+    def _times(self) -> TimeRange:
+        from millpy.model.time import INSTANT_MAX, INSTANT_MIN, instant
+        from millpy.store.archive.reader import TimeRange
+
+        first, end = (instant(datetime.fromisoformat(text)) if text else None for text in self._span)
+        return TimeRange(INSTANT_MIN if first is None else first, INSTANT_MAX if end is None else end)
 
     def _scope(self, final: dict[str, int] | None = None) -> AuditScope:
-        from millpy.model.time import INSTANT_MAX, INSTANT_MIN, instant
         from millpy.spark.audit import AuditScope
 
-        first, last = (instant(datetime.fromisoformat(text)) if text else None for text in self._span)
-        return AuditScope(
-            self._schema,
-            final or self._final,
-            INSTANT_MIN if first is None else first,
-            INSTANT_MAX if last is None else last,
-            self._admin.url,
-        )
+        times = self._times()
+        return AuditScope(self._schema, final or self._final, times.first, times.end, self._admin.url)
 
 
 def _show(schema: str, table: TableAudit) -> None:

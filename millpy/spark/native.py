@@ -16,7 +16,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from millpy.model.deployment import ComputationSpec, GraphSpec, TableSpec
+from millpy.model.deployment import GraphSpec, TableSpec
+from millpy.store.archive.reader import archive_of
 
 START, END = "_start_us", "_end_us"
 EVENT_TIME, WATERMARK = "_event_time_us", "_watermark_us"  # columns of an archive
@@ -98,7 +99,7 @@ def _planned(spec: GraphSpec, table: TableSpec) -> NativePlan | str:
     producer = stream.producer
     if computations[producer].kind != "injector":
         return f"its records come from the computation {producer}, so an archive has no watermarks of them"
-    archive = _archive_of(spec, taken.stream, computations)
+    archive = archive_of(spec, taken.stream)
     if archive is None:
         return f"stream {taken.stream} has no archive: declare one with .archive()"
     aggregates = {name: dict(aggregate) for name, aggregate in identity["aggregates"]}
@@ -107,7 +108,7 @@ def _planned(spec: GraphSpec, table: TableSpec) -> NativePlan | str:
         return "Spark has none of its aggregates"
     return NativePlan(
         table=replace(table, values=known),
-        archive=archive,
+        archive=archive.name,
         source=producer,
         schema=pa.schema([*stream.schema, *_ADDED]),
         window=identity["window"],
@@ -115,12 +116,6 @@ def _planned(spec: GraphSpec, table: TableSpec) -> NativePlan | str:
         key_fields=taken.key_fields,
         left_out=tuple(value.name for value in table.values if value not in known),
     )
-
-
-def _archive_of(spec: GraphSpec, stream: str, computations: Mapping[str, ComputationSpec]) -> str | None:
-    """Return the archive of all records of a stream, as they are."""
-    of_stream = (s for s in spec.subscriptions if s.stream == stream and not s.operators)
-    return next((s.consumer for s in of_stream if computations[s.consumer].kind == "archive"), None)
 
 
 def native_table(spark: SparkSession, plan: NativePlan, files: Sequence[str], *, partitions: int) -> NativeTable:

@@ -25,12 +25,13 @@ from millpy.model.bundle import Bundle
 from millpy.model.keys import KEY_SPACE
 
 METADATA = "millpy"
+ORDINAL, EVENT_TIME, WATERMARK = "_ordinal", "_event_time_us", "_watermark_us"
 ADDED = (
     pa.field("_partition", pa.string()),
     pa.field("_seq", pa.int64()),
-    pa.field("_ordinal", pa.int32()),
-    pa.field("_event_time_us", pa.int64()),
-    pa.field("_watermark_us", pa.int64()),
+    pa.field(ORDINAL, pa.int32()),
+    pa.field(EVENT_TIME, pa.int64()),
+    pa.field(WATERMARK, pa.int64()),
 )
 RowGroup = tuple[int, str, int, int]
 """(bucket, partition, seq, records)."""

@@ -1,0 +1,110 @@
+"""Which files of an archive are read, and which missing bundle is seen, from the files alone and from the manifest."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from millpy.errors import UsageError
+from millpy.model.bundle import Bundle
+from millpy.model.keys import KeyHasher
+from millpy.model.record import Records, RecordType
+from millpy.model.time import Instant
+from millpy.store.archive.parquet import encode
+from millpy.store.archive.reader import ArchiveReader, ListedFile, TimeRange, bundles_of
+
+DISORDER_US = 5
+HOUR = "plant/readings_archive/hour=1970-01-01T00"
+
+
+class Nested(msgspec.Struct):
+    a: int
+    b: str
+
+
+class Reading(msgspec.Struct):
+    nested: Nested
+    device: str
+
+
+def bundle(seq: int, previous: int, *times: int) -> Bundle:
+    """A bundle whose watermark is its number times 100 after it."""
+    objects = [Reading(Nested(at, "x"), f"d{at}") for at in times]
+    before = np.full(len(times), (seq - 1) * 100, np.int64)
+    records = Records(RecordType(Reading), np.array(times, np.int64), watermarks=before, objects=objects)
+    keys = records.keys(["device"], KeyHasher())
+    return Bundle(0, 7, seq, Instant(seq * 100), records, keys, previous)
+
+
+def written(root: Path, *files: list[Bundle]) -> ArchiveReader:
+    directory = root / HOUR
+    directory.mkdir(parents=True, exist_ok=True)
+    for number, bundles in enumerate(files):
+        (directory / f"{number}.parquet").write_bytes(encode(bundles, {7: "readings/0"}, 4))
+    return ArchiveReader(root, "plant/readings_archive")
+
+
+@pytest.fixture
+def chain() -> list[Bundle]:
+    """Bundles 2, 4, …, 12 of ten records each; odd ones had none."""
+    return [bundle(seq, before, *range(seq * 100, seq * 100 + 10)) for before, seq in pairwise(range(0, 14, 2))]
+
+
+def test_files_are_listed_by_what_is_in_them(tmp_path: Path, chain: list[Bundle]) -> None:
+    reader = written(tmp_path, chain[:2], [chain[3], chain[2]])
+
+    assert reader.files == [
+        ListedFile(f"{HOUR}/0.parquet", Instant(200), Instant(409), {"readings/0": (2, 4)}),
+        ListedFile(f"{HOUR}/1.parquet", Instant(600), Instant(809), {"readings/0": (6, 8)}),
+    ]  # fmt: skip
+    assert reader.holding(TimeRange(Instant(409), Instant(600))) == reader.files[:1]
+    assert reader.holding(TimeRange(Instant(410), Instant(601)), "readings") == reader.files[1:]
+    with pytest.raises(UsageError, match="no files in this range"):
+        reader.holding(TimeRange(Instant(410), Instant(600)))
+    with pytest.raises(UsageError, match="no files in this range"):
+        reader.holding(TimeRange(), "reading")
+
+
+def test_bundles_come_in_their_order_and_a_doubled_one_is_refused(tmp_path: Path, chain: list[Bundle]) -> None:
+    reader = written(tmp_path, [chain[3], chain[0]], [chain[1], chain[2]])
+    files = [reader.find(file) for file in reader.files]
+
+    assert [(place.seq, place.watermark) for place in bundles_of(files, "readings/0")] == [
+        (2, 200), (4, 400), (6, 600), (8, 800),
+    ]  # fmt: skip
+    assert bundles_of(files, "readings/1") == []
+    with pytest.raises(Exception, match="both have bundle 2"):
+        bundles_of([files[0], files[0]], "readings/0")
+
+
+@pytest.mark.parametrize(
+    ("kept", "span", "message"),
+    [
+        ([[0, 1], [2, 3], [4, 5]], (0, 2000), None),
+        ([[0, 3], [1, 2], [4, 5]], (600, 700), None),  # of one turn, cut by hour
+        ([[0, 1], [3], [4, 5]], (0, 2000), "bundle 8 of readings/0 does not follow bundle 4"),
+        ([[0, 1], [3], [4, 5]], (400, 500), "bundle 8 of readings/0 does not follow bundle 4"),  # it may lack late ones
+        ([[0, 1], [3], [4, 5]], (1000, 1100), None),
+        ([[0, 1], [3], [4, 5]], (700, 900), "lacks what came before bundle 8"),
+        ([[2], [3], [4, 5]], (0, 2000), "lacks what came before bundle 6"),
+        ([[2], [3], [4, 5]], (500 + DISORDER_US, 900), None),
+        ([[2], [3], [4, 5]], (500 + DISORDER_US - 1, 900), "lacks what came before bundle 6"),
+    ],
+)
+def test_a_missing_bundle_is_seen_where_its_records_may_be_in_the_range(
+    tmp_path: Path, chain: list[Bundle], kept: list[list[int]], span: tuple[int, int], message: str | None
+) -> None:
+    found = written(tmp_path, *([chain[place] for place in places] for places in kept))
+    times = TimeRange(*map(Instant, span))
+
+    for reader in (found, ArchiveReader(tmp_path, "", found.files)):
+        chosen = reader.holding(times, "readings")
+        if message is None:
+            reader.check(chosen, "readings", times, DISORDER_US)
+        else:
+            with pytest.raises(UsageError, match=message):
+                reader.check(chosen, "readings", times, DISORDER_US)
