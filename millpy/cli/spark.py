@@ -6,21 +6,23 @@ import logging
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from millpy.cli import text_table as tables
-from millpy.cli.options import JsonOption, handle_errors, print_json, settings_of
+from millpy.cli.options import JsonOption, connected_to, handle_errors, print_json, settings_of
 from millpy.cli.report import quiet_at_ctrl_c
+from millpy.cli.time_arguments import moment
 from millpy.clock import SystemClock
 from millpy.config.extras import to_install
 from millpy.errors import MillError, UsageError
 from millpy.observability.status_line import working
 
 if TYPE_CHECKING:
+    from millpy.spark.archive_input import Archive
     from millpy.spark.job import HostedPlan
 
 progress = logging.getLogger("millpy.observability.status_line")
@@ -45,6 +47,15 @@ def run(
     graph: Annotated[str, typer.Argument(metavar="GRAPH.py", help="Python file that defines the graph.")],
     output: Annotated[str, typer.Option("--output", metavar="DIR", help="New directory for the results, as Parquet.")],
     inputs: InputOption = None,
+    archive: Annotated[
+        str | None, typer.Option("--archive", metavar="DIR", help="Read the graph's archives in place of its sources.")
+    ] = None,
+    start: Annotated[
+        str, typer.Option("--from", metavar="TIME", help="With --archive: only records that happen from here.")
+    ] = "",
+    end: Annotated[
+        str, typer.Option("--to", metavar="TIME", help="With --archive: only records that happen before.")
+    ] = "",
     state: Annotated[bool, typer.Option("--state", help="Write the final state, too.")] = False,
     stream: Annotated[bool, typer.Option("--stream", help="Run on, batch by batch, and resume after a stop.")] = False,
     checkpoint: Annotated[
@@ -52,7 +63,10 @@ def run(
     ] = None,
     every: Annotated[float, typer.Option("--every", metavar="SECONDS", help="With --stream: time of a batch.")] = 1.0,
     database: Annotated[
-        str | None, typer.Option("--database", metavar="URL", help="With --stream: also write tables there.")
+        str | None,
+        typer.Option(
+            "--database", metavar="URL", help="With --stream: also write tables there. With --archive: the manifest."
+        ),
     ] = None,
     master: MasterOption = "local[*]",
     memory: MemoryOption = "2g",
@@ -63,20 +77,24 @@ def run(
     Reads NDJSON, CSV and Parquet files in place of the graph's sources, and ends when they end. Writes result tables,
     late records and dead letters as Parquet, and prints the accounting. Uses no database.
 
+    With --archive, reads the bundles that workers have taken, as they were, so that rows are equal to the last digit.
+
     With --stream, reads watched directories as well, and writes rows as they are computed; with --database also into
     the graph's tables in PostgreSQL.
     """
+    span = _span(archive, start, end, inputs, stream=stream)
     if stream:
         places = _places(checkpoint, output, database, state=state)
         _stream(graph, inputs, places, (master, memory), every, as_json=as_json)
         return
     for name, value in {"--checkpoint": checkpoint, "--database": database}.items():
-        if value is not None:
+        if value is not None and (archive is None or name != "--database"):
             raise UsageError(f"{name} is for --stream", hint="a batch starts anew, and writes files only")
     if "://" not in output and Path(output).exists() and any(Path(output).iterdir()):
         raise UsageError(f"{output} is not empty", hint="name a new directory")
     with working(f"loading {graph}"):
-        hosted = job_of(graph, inputs, state=state)
+        source = inputs if archive is None else _archive(graph, archive, span, database)
+        hosted = job_of(graph, source, state=state)
         with running_spark(f"{graph} as a batch", master, memory) as session:
             from millpy.spark.batch import run_hosted
 
@@ -84,6 +102,37 @@ def run(
                 result.write(output)
                 summary = result.summary()
     _show(summary, output, as_json=as_json)
+
+
+def _span(
+    archive: str | None, start: str, end: str, inputs: Sequence[str] | None, *, stream: bool
+) -> list[datetime | None]:
+    """Check the options of an archive; return its time range."""
+    clock = SystemClock()
+    span = [moment(option, text, clock) for option, text in (("--from", start), ("--to", end))]
+    if archive is None and any(span):
+        raise UsageError("--from and --to are for --archive", hint="name only the files to read: --input FILES")
+    if archive is not None and (stream or inputs):
+        other = "--stream" if stream else "--input"
+        raise UsageError(f"--archive and {other} exclude each other", hint="an archive replaces all sources of a batch")
+    return [datetime.fromisoformat(text) if text else None for text in span]
+
+
+def _archive(graph: str, directory: str, span: Sequence[datetime | None], database: str | None) -> Archive:
+    """Return the archives of a graph, by the manifest if a database is named."""
+    from millpy.graph.loader import load_graph
+    from millpy.spark.archive_input import Archive
+
+    first, last = span
+    if database is None:
+        return Archive(directory, first, last)
+    spec = load_graph(graph).spec()
+    with connected_to(settings_of(database), str(Path(graph.partition(":")[0])), doing="") as admin:
+        deployed = admin.name_of(spec.name, spec.generation)
+        if deployed is None:
+            raise UsageError(f"{spec.name} is not deployed", hint="`millpy graphs` lists what is")
+        archives = [computation.name for computation in spec.computations if computation.kind == "archive"]
+        return Archive(directory, first, last, {name: admin.archive_files(deployed, name) for name in archives})
 
 
 def _show(summary: dict[str, Any], output: str, *, as_json: bool) -> None:
@@ -142,7 +191,7 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name != "subscription_id"}
 
 
-def job_of(graph: str, inputs: Sequence[str] | None, *, state: bool, streams: bool = False) -> HostedPlan:
+def job_of(graph: str, inputs: Sequence[str] | Archive | None, *, state: bool, streams: bool = False) -> HostedPlan:
     """Load a graph and check that it can run on Spark, before Spark starts, which takes seconds."""
     from millpy.spark.job import HostedPlan, make_job  # imported here: --help does not need the engine
 

@@ -158,9 +158,14 @@ def state_of(
 
 def intake_of(plan: ComputationPlan, recovered: StoredInterval, runs: Sequence[DedupeRun], limits: Limits) -> Intake:
     """Build the soft state of a source partition from what is stored."""
+    return Intake(intake_settings(plan, limits), recovered, runs)
+
+
+def intake_settings(plan: ComputationPlan, limits: Limits) -> IntakeSettings:
+    """Return the settings of a source."""
     node = plan.node
     assert isinstance(node, InjectorNode)
-    settings = IntakeSettings(
+    return IntakeSettings(
         stream=node.name,
         record_type=node.record_type,
         event_time=node.event_time,
@@ -170,4 +175,3 @@ def intake_of(plan: ComputationPlan, recovered: StoredInterval, runs: Sequence[D
         devices=plan.devices(),
         limits=limits,
     )
-    return Intake(settings, recovered, runs)

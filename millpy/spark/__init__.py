@@ -15,6 +15,7 @@ from millpy.config.extras import to_install
 from millpy.errors import ConfigError
 
 try:
+    from millpy.spark.archive_input import Archive
     from millpy.spark.batch import BatchResult, run
     from millpy.spark.session import read_table, register, session
     from millpy.spark.source import MillpyDataSource
@@ -25,6 +26,7 @@ except ModuleNotFoundError as error:
     raise ConfigError(f"millpy.spark needs the package {package}", hint=to_install("spark")) from error
 
 __all__ = [
+    "Archive",
     "BatchResult",
     "GraphStream",
     "MillpyDataSource",

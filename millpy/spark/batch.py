@@ -28,6 +28,7 @@ from millpy.hosting.plan import ComputationPlan
 from millpy.limits import Limits
 from millpy.model.checkpoint import Kind
 from millpy.model.time import INSTANT_MAX
+from millpy.spark.archive_input import Archive
 from millpy.spark.hosted_rows import dead_letter_frame, late_frame, state_frame, table_frame
 from millpy.spark.hosted_task import ORDER, PARTS_DDL, IntervalEnd, host_stage, read_source
 from millpy.spark.job import HostedPlan, make_job
@@ -110,7 +111,7 @@ def _write(frame: DataFrame, path: str) -> None:
 def run(
     spark: SparkSession,
     graph: str | Path,
-    inputs: Sequence[str] | Mapping[str, str | Sequence[str]] = (),
+    inputs: Sequence[str] | Mapping[str, str | Sequence[str]] | Archive = (),
     *,
     state: bool = False,
     limits: Limits | None = None,
@@ -125,7 +126,7 @@ def run(
         spark: a session of yours, or that of `millpy.spark.session`.
         graph: the graph's file, or `file.py:name`. It is sent as text; modules that it imports must be on all machines.
         inputs: names and patterns of NDJSON, CSV and Parquet files: of the only source (`["data/*.csv"]`), or by source
-            (`{"readings": "data/*.parquet"}`). The files must be at the same place on all machines.
+            (`{"readings": "data/*.parquet"}`); or an `Archive`. They must be at the same place on all machines.
         state: whether to return the final state.
         limits: the limits of bundles and caches; as in a worker, they never change results except the order in which
             floats are added.

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from millpy.graph import InjectorNode
 from millpy.hosting.host import HostedInterval
+from millpy.hosting.interval_state import intake_settings
 from millpy.hosting.plan import ComputationPlan
 from millpy.ingest.protocol import Injector, SourceBatch, SourceSetup
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Delta, Entries, Grant, Kind
@@ -28,6 +29,7 @@ from millpy.model.delta import encode_documents
 from millpy.model.deployment import TableSpec
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.operators.keyed import ComputationLogic
+from millpy.spark.archive_input import ArchivedIntake, archived_batches
 from millpy.spark.hosted_rows import dead_letter_batch, late_batch, result_batches, to_ipc
 from millpy.spark.job import HostedPlan, plan_of
 from millpy.store.protocol import OwnerSnapshot, PolledSegment, PollResult, SegmentQuery
@@ -78,9 +80,22 @@ def read_source(job: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Reco
     for batch in batches:
         for interval_id in batch.column(0).to_pylist():
             task = IntervalTask(hosted, interval_id)
-            for turn, bundle in enumerate(taken(hosted, interval_id), start=1):
+            for turn, bundle in _turns(hosted, interval_id):
                 yield from task.step((turn, 0), taken=bundle)
             yield from task.end()
+
+
+def _turns(hosted: HostedPlan, interval_id: int) -> Iterator[tuple[int, SourceBatch]]:
+    """Yield the batches of a source partition, each with its turn."""
+    of = hosted.plan.by_interval[interval_id]
+    if of.name not in hosted.job.archives:
+        yield from enumerate(taken(hosted, interval_id), start=1)
+        return
+    assert isinstance(of.node, InjectorNode)
+    deployed = next(interval for interval in of.intervals if interval.interval_id == interval_id)
+    yield from archived_batches(
+        hosted.job.archives[of.name], f"{of.name}/{deployed.partition}", of.node.record_type, Instant(hosted.job.now_us)
+    )
 
 
 def host_stage(job: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -159,6 +174,8 @@ class IntervalTask:
         self._host = HostedInterval(
             hosted.plan, interval_id, hosted.job.limits, snapshot=snapshot, runs=runs, load=self._kept.load
         )
+        if self._of.name in hosted.job.archives:
+            self._host.interval.intake = ArchivedIntake(intake_settings(self._of, hosted.job.limits))
         self._now = Instant(hosted.job.now_us)
         self._at: At = (0, 0)
 

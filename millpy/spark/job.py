@@ -22,6 +22,7 @@ from millpy.model.time import Instant
 from millpy.sources.files.file_queue import files_of
 from millpy.sources.files.line_reader import Format
 from millpy.sources.files.source import Directory, Files
+from millpy.spark.archive_input import Archive, ArchivedHistory
 from millpy.store.memory.database import MemoryDatabase
 
 
@@ -48,6 +49,7 @@ class BatchJob(msgspec.Struct, frozen=True):
         now_us: the processing time of the whole job. It is one instant, so that a repeated task does the same.
         keeps_state: whether tasks return the final state.
         streams: whether it runs on and keeps positions, so that a source need not end.
+        archives: source -> the archived files that replace it.
     """
 
     graph: str
@@ -57,6 +59,7 @@ class BatchJob(msgspec.Struct, frozen=True):
     now_us: int
     keeps_state: bool
     streams: bool = False
+    archives: dict[str, ArchivedHistory] = {}
 
     @property
     def clock(self) -> Clock:
@@ -83,7 +86,7 @@ class BatchJob(msgspec.Struct, frozen=True):
         for node in sources.values():
             if self.streams:
                 _check_streams(node)
-            elif not node.source.ends():
+            elif not node.source.ends() and node.name not in self.archives:
                 raise UsageError(
                     f"source {node.name!r} does not end, so a batch cannot read it",
                     hint=f"name the files with its history: --input {node.name}=FILES",
@@ -139,7 +142,7 @@ def plan_of(job: str) -> HostedPlan:
 
 def make_job(
     graph: str,
-    inputs: Sequence[str] | Mapping[str, str | Sequence[str]],
+    inputs: Sequence[str] | Mapping[str, str | Sequence[str]] | Archive,
     *,
     limits: Limits,
     now_us: Instant,
@@ -150,17 +153,24 @@ def make_job(
 
     Args:
         graph: the graph's file, or `file.py:name`.
-        inputs: names and patterns of files: of the only source (`["data/*.csv"]`), or by source.
+        inputs: names and patterns of files: of the only source (`["data/*.csv"]`), or by source; or archives.
         limits: the limits of bundles and caches.
         now_us: the processing time.
         state: whether to return the final state.
         streams: whether the job runs on, batch by batch.
 
     Raises:
-        UsageError: a file or source does not exist, or an input does not say its source.
+        UsageError: a file or source does not exist, an input does not say its source, or an archive lacks records.
     """
     path = Path(graph.partition(":")[0])
-    sources = [node.name for node in load_graph(graph).injectors()]
+    loaded = load_graph(graph)
+    if isinstance(inputs, Archive):
+        if streams:
+            raise UsageError("a stream reads no archive", hint="run a batch; or name files: --input SOURCE=FILES")
+        archives = inputs.histories(loaded)
+        text = path.read_text(encoding="utf-8")
+        return BatchJob(graph, text, {}, limits, now_us, state, archives=archives)
+    sources = [node.name for node in loaded.injectors()]
     named: dict[str, list[str]] = {}
     for name, paths in _by_source(inputs, sources):
         named.setdefault(name, []).extend(paths)

@@ -48,14 +48,14 @@ def write_feed(path: Path, seed: int) -> None:
             feed.write(json.dumps(reading) + "\n")
 
 
-def computed(directory: Path, url: str) -> Path:
+def computed(directory: Path, url: str, archiver: Limits | None = None, more: str = "") -> Path:
     """Run worker and archiver over the feeds in a directory; return the graph's file."""
     path = directory / "natively.py"
-    path.write_text(GRAPH.read_text())
+    path.write_text(GRAPH.read_text() + more)
     graph = load_graph(str(path))
     asyncio.run(run_worker(graph, url, limits=Limits(bundle_records_max=100)))
     into = ArchiveInto(directory / "archive", every_s=0.0)
-    asyncio.run(run_worker(graph, url, only=archives_of(graph), archive=into))
+    asyncio.run(run_worker(graph, url, only=archives_of(graph), archive=into, limits=archiver or Limits()))
     return path
 
 

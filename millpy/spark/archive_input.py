@@ -1,0 +1,174 @@
+"""An archive as the input of a batch: its bundles take the place of the graph's sources, as they were.
+
+On the driver, `Archive.histories` chooses the files and checks that no bundle is missing. In a task of a source
+partition, `archived_batches` yields the partition's bundles, and `ArchivedIntake` passes their records on: they were
+decoded, deduplicated and judged before they were archived, and each has the watermark that was before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from millpy.errors import UsageError
+from millpy.graph import Graph
+from millpy.ingest.intake import Intake, IntakeResult, IntakeSettings
+from millpy.ingest.protocol import SourceBatch
+from millpy.model.deployment import permanent_name
+from millpy.model.record import Records, RecordType
+from millpy.model.stage import StoredInterval
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, ClockReading, Instant, instant
+from millpy.store.archive.parquet import EVENT_TIME, ORDINAL, WATERMARK
+from millpy.store.archive.reader import ArchiveReader, BundlePlace, ListedFile, TimeRange, archive_of, bundles_of
+
+OPEN_FILES_MAX = 4
+"""Bundles of one turn lie in a file for each hour of event time: these stay open."""
+
+
+class ArchivedHistory(msgspec.Struct, frozen=True):
+    """The archived files that replace a source.
+
+    Attributes:
+        files: absolute names.
+        first, end: event times of the records that are read, from `first` to before `end`.
+    """
+
+    files: tuple[str, ...]
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """The archives of a graph in place of its sources, each of which needs one.
+
+    Attributes:
+        directory: the directory of all archives, at the same place on all machines.
+        start: read records whose event time is this or later; None for all.
+        end: read records whose event time is earlier; None for all.
+        listed: archive -> its files by the manifest; None to list the directory.
+    """
+
+    directory: str | Path
+    start: datetime | None = None
+    end: datetime | None = None
+    listed: Mapping[str, Sequence[ListedFile]] | None = None
+
+    def histories(self, graph: Graph) -> dict[str, ArchivedHistory]:
+        """Return the files for each source.
+
+        Raises:
+            UsageError: a source has no archive, or it lacks bundles.
+        """
+        spec = graph.spec()
+        first = INSTANT_MIN if self.start is None else instant(self.start)
+        span = TimeRange(first, INSTANT_MAX if self.end is None else instant(self.end))
+        found = {}
+        for source in graph.injectors():
+            archive = archive_of(spec, source.name)
+            if archive is None:
+                raise UsageError(f"source {source.name!r} has no archive", hint="declare one with .archive()")
+            if archive.intervals > 1:
+                raise UsageError(
+                    f"{archive.name} has {archive.intervals} key intervals, which cut bundles: their order is lost",
+                    hint="archive with intervals=1; or name the files of a history: --input",
+                )
+            listed = None if self.listed is None else self.listed[archive.name]
+            name = f"{permanent_name(spec.name, spec.generation)}/{archive.name}"
+            reader = ArchiveReader(Path(self.directory), name, listed)
+            chosen = reader.holding(span, source.name)
+            reader.check(chosen, source.name, span, source.event_time.max_disorder_us)
+            found[source.name] = ArchivedHistory(tuple(map(reader.find, chosen)), span.first, span.end)
+        return found
+
+
+@dataclass(slots=True)
+class ArchivedBatch(SourceBatch):
+    """Records that a source has accepted before; its watermark is that of the partition after them."""
+
+    accepted: Records | None = field(default=None, kw_only=True)
+
+
+class ArchivedIntake(Intake):
+    """Passes archived records on with the watermarks that they have."""
+
+    def __init__(self, settings: IntakeSettings) -> None:
+        super().__init__(settings, StoredInterval(0, 1))
+
+    def step(self, taken: SourceBatch | None, *, clock: ClockReading, quiet: bool) -> IntakeResult:
+        """Take a bundle as it is."""
+        del quiet
+        assert isinstance(taken, ArchivedBatch), taken
+        assert taken.accepted is not None
+        count = len(taken.accepted)
+        self._counts["injected"] += count
+        self._counts["accepted"] += count
+        self._source.watermark = INSTANT_MAX if taken.finished else max(self._source.watermark, taken.watermark)
+        self._source.finished = taken.finished
+        if count and self._settings.devices:
+            devices = taken.accepted.keys(self._settings.devices, self._hasher)
+            self._fleet.take(devices, taken.accepted.event_times, clock.now_us)
+        delta = self._delta_with_fleet(clock.now_us)
+        return IntakeResult(taken.accepted, self.watermark, changed=True, accepted=count, delta=delta)
+
+
+def archived_batches(
+    history: ArchivedHistory, partition: str, record_type: RecordType, now_us: Instant
+) -> Iterator[tuple[int, ArchivedBatch]]:
+    """Yield the bundles of a source partition with their numbers, and at last its end.
+
+    Bundles of the same number are taken in the same turn. A range may have none of the records of a bundle; the
+    watermark after it counts all the same.
+
+    Raises:
+        UsageError: a file from before a deployment lacks a field.
+    """
+    opened = lru_cache(OPEN_FILES_MAX)(pq.ParquetFile)
+    for place in bundles_of(history.files, partition):
+        records = _records(opened(place.file), place, record_type, history)
+        yield (
+            place.seq,
+            ArchivedBatch("columns", now_us, watermark=place.watermark, accepted=records, records=len(records)),
+        )
+    # All partitions end together: one that has ended says that nothing late can come from it.
+    end = ArchivedBatch("columns", now_us, finished=True, accepted=Records.empty(record_type), records=0)
+    yield INSTANT_MAX - 1, end
+
+
+def _records(file: pq.ParquetFile, place: BundlePlace, record_type: RecordType, history: ArchivedHistory) -> Records:
+    table = file.read_row_groups(place.row_groups)
+    if len(place.row_groups) > 1:
+        table = table.take(pc.sort_indices(table[ORDINAL]))
+    times = table[EVENT_TIME]
+    if history.first > INSTANT_MIN or history.end < INSTANT_MAX:
+        table = table.filter(pc.and_(pc.greater_equal(times, history.first), pc.less(times, history.end)))
+    if not len(table):
+        return Records.empty(record_type)
+    columns = [_column(table, name, record_type, place.file) for name in record_type.fields]
+    return Records(
+        record_type,
+        table[EVENT_TIME].to_numpy().astype(np.int64),
+        watermarks=table[WATERMARK].to_numpy().astype(np.int64),
+        batch=pa.RecordBatch.from_arrays(columns, schema=record_type.schema),
+    )
+
+
+def _column(table: pa.Table, name: str, record_type: RecordType, file: str) -> pa.Array:
+    of = record_type.schema.field(name).type
+    if name in table.column_names:
+        return table[name].cast(of).combine_chunks()
+    if not record_type.is_nullable(name):
+        raise UsageError(
+            f"{file} has no field {name!r}: it was archived before the field was added",
+            hint="read a range from after the deployment; or let the field be `| None`",
+        )
+    return pa.nulls(len(table), of)
