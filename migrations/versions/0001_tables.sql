@@ -312,6 +312,12 @@ CREATE TABLE mill.archive_files (
     PRIMARY KEY (interval_id, bundle, path)
 );
 
+-- Files that the manifest no longer lists, until they are deleted.
+CREATE TABLE mill.archive_garbage (
+    path        text COLLATE "C" PRIMARY KEY,
+    interval_id bigint NOT NULL
+);
+
 CREATE TABLE mill.events (
     event_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     graph_id integer NOT NULL REFERENCES mill.graphs ON DELETE CASCADE,

@@ -8,6 +8,7 @@ MILLPY_LOG_LEVEL           debug, info (default), warning, error
 MILLPY_LOG_FORMAT          console (default) or json
 MILLPY_ARCHIVE             the directory into which an archiver writes
 MILLPY_ARCHIVE_EVERY_S     seconds between two files of an archive that keeps up (10)
+MILLPY_ARCHIVE_KEPT_S      seconds after which an archived hour is deleted (never)
 MILLPY_<LIMIT>             any other bound of `limits.py` by its name, e.g. MILLPY_BUNDLE_RECORDS_MAX
 """
 
@@ -47,6 +48,7 @@ class Settings(BaseSettings):
     http: str = "127.0.0.1:8080"
     archive: str = ""
     archive_every_s: float = Field(default=10.0, ge=0)
+    archive_kept_s: float | None = Field(default=None, ge=0)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "console"
 

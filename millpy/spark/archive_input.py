@@ -86,7 +86,8 @@ class Archive:
             name = f"{permanent_name(spec.name, spec.generation)}/{archive.name}"
             reader = ArchiveReader(Path(self.directory), name, listed)
             chosen = reader.holding(span, source.name)
-            reader.check(chosen, source.name, span, source.event_time.max_disorder_us)
+            ahead_us = source.event_time.max_disorder_us + source.event_time.future_tolerance_us
+            reader.check(chosen, source.name, span, ahead_us)
             found[source.name] = ArchivedHistory(tuple(map(reader.find, chosen)), span.first, span.end)
         return found
 

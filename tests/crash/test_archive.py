@@ -24,13 +24,15 @@ from millpy.hosting.failpoints import NoFailpoints
 from millpy.hosting.plan import plan
 from millpy.limits import Limits
 from millpy.model.keys import KEY_SPACE, key_hash
-from millpy.model.time import INSTANT_MIN
+from millpy.model.time import INSTANT_MIN, Instant
 from millpy.process.assembly import archives_of, run_worker
 from millpy.process.service import as_given
 from millpy.runtime.archive_skipper import ArchiveSkipper
 from millpy.runtime.context import WorkerContext
 from millpy.runtime.lease import Lease
 from millpy.runtime.worker import Worker
+from millpy.store.archive.directory import ArchiveDirectory, hour_name
+from millpy.store.postgres.archiving import HOUR_US, ArchiveInto, ArchivingStore
 from millpy.store.postgres.store import PostgresStore
 from millpy.store.protocol import WorkerInfo
 from tests.crash.archive_graph import DISORDER_S, RECORDS, archived_graph, event_times, write_input
@@ -207,3 +209,52 @@ def test_archive_that_skips_is_taken_from_its_archiver_and_counts_what_it_lacks(
         ("doubles_archive", str(RECORDS)),
         ("readings_archive", str(RECORDS)),
     ]
+
+
+class KilledError(BaseException):
+    """Ends the process, as far as the store can see."""
+
+
+def test_old_hours_are_deleted_and_an_archiver_that_dies_leaves_them_to_the_next(
+    source: Path, streamed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "archive"
+    run_archiver(source, streamed, directory)
+    kept_s = 1_800.0
+    first, *_, last = sorted({at - at % HOUR_US for at in event_times()})
+    of_last = rows(
+        streamed, f"SELECT path FROM millpy.archive_files WHERE path LIKE '%/hour={hour_name(Instant(last))}/%'"
+    )
+    delete = ArchiveDirectory.delete
+
+    def die(self: ArchiveDirectory, path: str) -> None:
+        raise KilledError
+
+    def delete_and_die(self: ArchiveDirectory, path: str) -> None:
+        delete(self, path)
+        raise KilledError
+
+    async def forget(until: int) -> None:
+        into = ArchiveInto(directory, every_s=0.0, kept_s=kept_s)
+        kept = dict.fromkeys(("dead_letter_kept_s", "settled_kept_s", "events_kept_s"), 1e9)
+        async with ArchivingStore(streamed, into, SystemClock()) as store:
+            await store.deploy(archived_graph(source).spec())
+            await store.forget_old(now_us=Instant(until + int(kept_s * 1e6)), **kept)
+
+    def found() -> tuple[set[str], set[str], set[str]]:
+        on_disk = {str(file.relative_to(directory)) for file in directory.rglob("*") if file.is_file()}
+        tables = ("millpy.archive_files", "mill.archive_garbage")
+        listed, garbage = ({path for (path,) in rows(streamed, f"SELECT path FROM {table}")} for table in tables)
+        return on_disk, listed, garbage
+
+    everything, _, _ = found()
+    for until, delete_or_die in ((first + HOUR_US, die), (last, delete_and_die)):
+        with monkeypatch.context() as patch, pytest.raises(KilledError):
+            patch.setattr(ArchiveDirectory, "delete", delete_or_die)
+            asyncio.run(forget(until))
+        on_disk, listed, garbage = found()
+        assert listed <= on_disk <= listed | garbage
+        assert garbage == everything - listed != set()
+    asyncio.run(forget(last))
+
+    assert found() == ({path for (path,) in of_last}, {path for (path,) in of_last}, set())

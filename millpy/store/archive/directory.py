@@ -44,7 +44,7 @@ class ArchiveDirectory:
             ArchiveUnavailableError: the file cannot be written.
         """
         name = f"{grant.interval_id}-{grant.sequencer}-{bundle}-{random_id().hex[:12]}.parquet"
-        path = f"{self._name}/hour={to_datetime(hour):%Y-%m-%dT%H}/{name}"
+        path = f"{self._name}/hour={hour_name(hour)}/{name}"
         with _unavailable(self._root / path):
             self._pending.mkdir(parents=True, exist_ok=True)
             with self._pending_file(path).open("xb") as file:
@@ -88,6 +88,17 @@ class ArchiveDirectory:
                 )
         return final
 
+    def delete(self, path: str) -> None:
+        """Delete a file that the manifest no longer lists, if it exists.
+
+        Raises:
+            ArchiveUnavailableError: the file cannot be deleted.
+        """
+        # The pending one first: its owner may be about to give it its final name.
+        for file in (self._pending_file(path), self._root / path):
+            with _unavailable(file):
+                file.unlink(missing_ok=True)
+
     def discard(self, path: str) -> None:
         """Delete a pending file that is not committed, if it exists."""
         with suppress(OSError):  # the next owner sweeps it
@@ -111,6 +122,11 @@ class ArchiveDirectory:
     def _pending_file(self, path: str) -> Path:
         hour, name = path.rsplit("/", 2)[1:]
         return self._pending / f"{hour},{name}"
+
+
+def hour_name(at: Instant) -> str:
+    """Return the name of an hour in a path; names of hours are in the order of time."""
+    return to_datetime(at).isoformat()[:13]
 
 
 @contextmanager

@@ -108,7 +108,7 @@ class ArchiveReader:
         """Return where a file is on disk. Raises ArchiveUnavailableError if it is lost."""
         return str(ArchiveDirectory(self._root, self._name).find(file.path))
 
-    def check(self, chosen: Sequence[ListedFile], source: str, span: TimeRange, disorder_us: int) -> None:
+    def check(self, chosen: Sequence[ListedFile], source: str, span: TimeRange, ahead_us: int) -> None:
         """Check that no bundle is missing between those of the chosen files, before them or behind them.
 
         An archive that was added to a running graph, or whose old files were deleted, begins later than its stream.
@@ -118,7 +118,7 @@ class ArchiveReader:
             chosen: the files that hold the range.
             source: the source that is read.
             span: the time range.
-            disorder_us: the disorder bound of the source.
+            ahead_us: how far an event time can be ahead of the watermark behind its record.
 
         Raises:
             UsageError: the archive lacks a bundle.
@@ -128,19 +128,15 @@ class ArchiveReader:
             low = min(file.partitions[partition][0] for file in chosen if partition in file.partitions)
             high = max(file.partitions[partition][1] for file in chosen if partition in file.partitions)
             bundles = self._bundles_within(own, partition, low, high)
-            for before, after in pairwise(sorted(bundles)):
-                if bundles[after][2] != before:
-                    raise UsageError(
-                        f"{self._name} lacks records: bundle {after} of {partition} does not follow bundle {before}",
-                        hint=f"read a range without those around {describe(Instant(bundles[before][3]))}",
-                    )
-            start = bundles[low][2]
-            if start and not self._has(own, partition, start):
-                begins = self._watermark_before(own, partition, low) + disorder_us
+            gaps = [after for before, after in pairwise(sorted(bundles)) if bundles[after][2] != before]
+            if (start := bundles[low][2]) and not self._has(own, partition, start):
+                gaps.append(low)
+            for behind in sorted(gaps, reverse=True):
+                begins = self._watermark_before(own, partition, behind) + ahead_us
                 if span.first < begins:
                     raise UsageError(
-                        f"{self._name} lacks what came before bundle {low} of {partition}",
-                        hint=f"read a range that begins at {describe(Instant(begins))} or later",
+                        f"{self._name} lacks records: what came before bundle {behind} of {partition} is not there",
+                        hint=f"read a range that begins at {describe(Instant(begins))} or later, or ends well before",
                     )
 
     def _bundles_within(

@@ -4,6 +4,8 @@
     commit    one fenced transaction moves the cursors and adds the files to the manifest (I1, I2)
     publish   the files get their final names
 
+    forget    files of old hours leave the manifest for the list of garbage, are deleted, and leave that list
+
 An interval's owner settles what its predecessors left: after a claim the database knows which pending files are
 committed. It publishes these and deletes the others, so a crash at any point loses and doubles nothing.
 """
@@ -11,6 +13,7 @@ committed. It publishes these and deletes the others, so a crash at any point lo
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -25,15 +28,17 @@ from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import ArchivedFile, Checkpoint, Grant
 from millpy.model.deployment import Deployment, GraphSpec, permanent_name
 from millpy.model.time import Instant
-from millpy.store.archive.directory import ArchiveDirectory
+from millpy.store.archive.directory import ArchiveDirectory, hour_name
 from millpy.store.archive.parquet import encode
-from millpy.store.postgres.arrays import Texts
+from millpy.store.postgres.arrays import Bigints, Texts
 from millpy.store.postgres.connection import all_rows
+from millpy.store.postgres.retention import FORGET_ROWS
 from millpy.store.postgres.statements import statement
 from millpy.store.postgres.store import PostgresStore
 from millpy.store.protocol import CommitFailpoint, OwnerSnapshot, PollResult, SegmentQuery
 
 HOUR_US = 3_600_000_000
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +48,12 @@ class ArchiveInto:
     Attributes:
         directory: the directory of all archives; it belongs to one database.
         every_s: seconds between two polls of an archive that keeps up, so that files do not get too small.
+        kept_s: seconds from the end of an hour of event time until its files are deleted; None to keep all.
     """
 
     directory: Path
     every_s: float
+    kept_s: float | None = None
 
 
 class ArchivingStore(PostgresStore):
@@ -87,6 +94,31 @@ class ArchivingStore(PostgresStore):
             await self._settle(grant)
         self._heads.clear()
         return found
+
+    async def forget_old(self, *, now_us: Instant, **kept_s: float) -> int:
+        """Delete rows beyond their age, and archived files beyond theirs; see `Store.forget_old`."""
+        gone = await super().forget_old(now_us=now_us, **kept_s)
+        if self._into.kept_s is not None:
+            before = hour_name(Instant(max(0, now_us - int(self._into.kept_s * 1_000_000))))
+            which = {"intervals": Bigints(list(self._directories)), "before": before, "rows_max": FORGET_ROWS}
+            async with self._fold.use() as connection:
+                gone += int((await all_rows(connection, statement("unlist_old_files"), which))[0][0])
+        await self.delete_garbage()
+        return gone
+
+    async def delete_garbage(self) -> None:
+        """Delete files that the manifest no longer lists. Who dies in between leaves them to the next archiver."""
+        which = {"intervals": Bigints(list(self._directories)), "rows_max": FORGET_ROWS}
+        async with self._fold.use() as connection:
+            found = await all_rows(connection, statement("find_garbage"), which)
+            try:
+                for interval_id, path in found:
+                    await asyncio.to_thread(self._directories[interval_id].delete, path)
+            except ArchiveUnavailableError as error:
+                log.warning("%s (%s)", error.message, error.hint)
+            else:
+                if found:
+                    await connection.execute(statement("forget_garbage"), {"paths": Texts([path for _, path in found])})
 
     async def poll(self, queries: Sequence[SegmentQuery], bytes_max: int) -> Sequence[PollResult]:
         """Read segments; return nothing while every consumer has kept up and the next poll is not due."""

@@ -75,10 +75,6 @@ INSERT INTO mill.archive_files (interval_id, bundle, path, records, bytes, event
 SELECT * FROM unnest(%(intervals)s, %(bundles)s, %(paths)s, %(counts)s, %(sizes)s, %(event_time_los)s, %(event_time_his)s,
                      %(partitions)s);
 
--- name: find_archived
--- Finds the committed ones among some files of an interval. Zero rows: none is committed.
-SELECT path FROM mill.archive_files WHERE interval_id = %(interval)s AND path = ANY (%(paths)s);
-
 -- name: read_slots
 -- The current slot of each ring, by the ring's name. Always three rows.
 SELECT slot FROM mill.epochs WHERE state = 'current' ORDER BY ring;

@@ -143,6 +143,8 @@ WITH c AS (
     DELETE FROM mill.pauses WHERE interval_id = ANY (%(intervals)s)
 ), f AS (
     DELETE FROM mill.archive_files WHERE interval_id = ANY (%(intervals)s)
+), g AS (
+    DELETE FROM mill.archive_garbage WHERE interval_id = ANY (%(intervals)s)
 ), q AS (
     DELETE FROM mill.source_states WHERE interval_id = ANY (%(intervals)s)
 )

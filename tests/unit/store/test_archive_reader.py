@@ -17,7 +17,7 @@ from millpy.model.time import Instant
 from millpy.store.archive.parquet import encode
 from millpy.store.archive.reader import ArchiveReader, ListedFile, TimeRange, bundles_of
 
-DISORDER_US = 5
+AHEAD_US = 5
 HOUR = "plant/readings_archive/hour=1970-01-01T00"
 
 
@@ -86,13 +86,13 @@ def test_bundles_come_in_their_order_and_a_doubled_one_is_refused(tmp_path: Path
     [
         ([[0, 1], [2, 3], [4, 5]], (0, 2000), None),
         ([[0, 3], [1, 2], [4, 5]], (600, 700), None),  # of one turn, cut by hour
-        ([[0, 1], [3], [4, 5]], (0, 2000), "bundle 8 of readings/0 does not follow bundle 4"),
-        ([[0, 1], [3], [4, 5]], (400, 500), "bundle 8 of readings/0 does not follow bundle 4"),  # it may lack late ones
+        ([[0, 1], [3], [4, 5]], (0, 2000), "what came before bundle 8 of readings/0"),
+        ([[0, 1], [3], [4, 5]], (400, 500), "what came before bundle 8 of readings/0"),  # it may lack late ones
         ([[0, 1], [3], [4, 5]], (1000, 1100), None),
-        ([[0, 1], [3], [4, 5]], (700, 900), "lacks what came before bundle 8"),
-        ([[2], [3], [4, 5]], (0, 2000), "lacks what came before bundle 6"),
-        ([[2], [3], [4, 5]], (500 + DISORDER_US, 900), None),
-        ([[2], [3], [4, 5]], (500 + DISORDER_US - 1, 900), "lacks what came before bundle 6"),
+        ([[0, 1], [3], [4, 5]], (700, 900), "what came before bundle 8"),
+        ([[2], [3], [4, 5]], (0, 2000), "what came before bundle 6"),
+        ([[2], [3], [4, 5]], (500 + AHEAD_US, 900), None),
+        ([[2], [3], [4, 5]], (500 + AHEAD_US - 1, 900), "what came before bundle 6"),
     ],
 )
 def test_a_missing_bundle_is_seen_where_its_records_may_be_in_the_range(
@@ -104,7 +104,7 @@ def test_a_missing_bundle_is_seen_where_its_records_may_be_in_the_range(
     for reader in (found, ArchiveReader(tmp_path, "", found.files)):
         chosen = reader.holding(times, "readings")
         if message is None:
-            reader.check(chosen, "readings", times, DISORDER_US)
+            reader.check(chosen, "readings", times, AHEAD_US)
         else:
             with pytest.raises(UsageError, match=message):
-                reader.check(chosen, "readings", times, DISORDER_US)
+                reader.check(chosen, "readings", times, AHEAD_US)
