@@ -65,7 +65,7 @@ def run_until_stopped(  # noqa: PLR0913 - keywords of `run_worker`
             archive=archive,
         )
 
-    archive = _archive_of(settings)
+    archive = archive_of(settings)
     before = signal.getsignal(signal.SIGINT)
     try:
         asyncio.run(run())
@@ -73,7 +73,7 @@ def run_until_stopped(  # noqa: PLR0913 - keywords of `run_worker`
         signal.signal(signal.SIGINT, before)
 
 
-def _archive_of(settings: Settings) -> ArchiveInto | None:
+def archive_of(settings: Settings) -> ArchiveInto | None:
     """Return where an archiver writes, if it is set.
 
     Raises:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,8 +24,10 @@ from millpy.graph import Graph, StageNode
 from millpy.hosting.failpoints import NoFailpoints
 from millpy.hosting.plan import plan
 from millpy.limits import Limits
+from millpy.model.checkpoint import Grant
 from millpy.model.keys import KEY_SPACE, key_hash
 from millpy.model.time import INSTANT_MIN, Instant
+from millpy.process.archive_erasure import Erasure, erase_key
 from millpy.process.assembly import archives_of, run_worker
 from millpy.process.service import as_given
 from millpy.runtime.archive_skipper import ArchiveSkipper
@@ -52,7 +55,8 @@ def run_archiver(source: Path, url: str, directory: Path, *points: str) -> None:
 
 def archived(url: str, directory: Path, archive: str) -> pa.Table:
     listed = rows(url, f"SELECT path FROM millpy.archive_files WHERE archive = '{archive}'")
-    return pa.concat_tables([pq.ParquetFile(directory / path).read() for (path,) in listed])
+    files = ArchiveDirectory(directory, listed[0][0].rsplit("/", 2)[0])
+    return pa.concat_tables([pq.ParquetFile(files.find(path)).read() for (path,) in listed])
 
 
 @pytest.fixture
@@ -258,3 +262,62 @@ def test_old_hours_are_deleted_and_an_archiver_that_dies_leaves_them_to_the_next
     asyncio.run(forget(last))
 
     assert found() == ({path for (path,) in of_last}, {path for (path,) in of_last}, set())
+
+
+def test_erasure_leaves_no_record_of_the_key_and_all_others_wherever_it_dies(
+    source: Path, streamed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, graph = tmp_path / "archive", archived_graph(source)
+    run_archiver(source, streamed, directory)
+    rewrite, publish, delete = ArchiveDirectory.rewrite, ArchiveDirectory.publish, ArchiveDirectory.delete
+    limits = Limits(lease_ttl_s=5)
+
+    async def erase(key: str, archive: str = "readings_archive") -> Erasure:
+        return await erase_key(graph, archive, key, streamed, ArchiveInto(directory, every_s=0.0), limits)
+
+    def die(*_: Any) -> None:
+        raise KilledError
+
+    def after(do: Callable[..., Any]) -> Callable[..., Any]:
+        def do_and_die(*given: Any) -> None:
+            do(*given)
+            raise KilledError
+
+        return do_and_die
+
+    def lose_the_fence(self: ArchiveDirectory, grant: Grant, *given: Any) -> str:
+        with psycopg.connect(streamed) as connection:
+            taken = "UPDATE mill.intervals SET sequencer = sequencer + 1 WHERE interval_id = %s"
+            connection.execute(taken, [grant.interval_id])
+        return rewrite(self, grant, *given)
+
+    def left() -> list[dict[str, Any]]:
+        return sorted(archived(streamed, directory, "readings_archive").to_pylist(), key=lambda row: row["n"])
+
+    before = left()
+    faults: list[tuple[str, Callable[..., Any]]] = [
+        ("rewrite", after(rewrite)), ("publish", die), ("publish", after(publish)), ("delete", after(delete)),
+    ]  # fmt: skip
+    for number, (step, fault) in enumerate(faults):
+        with monkeypatch.context() as patch, pytest.raises(KilledError):
+            patch.setattr(ArchiveDirectory, step, fault)
+            patch.setattr(ArchivingStore, "release", die)  # a killed process releases nothing
+            asyncio.run(erase(f"d{number}"))
+        assert [row for row in left() if row["device"] != f"d{number}"] == [
+            row for row in before if row["device"] not in {f"d{one}" for one in range(number + 1)}
+        ]
+        asyncio.run(erase(f"d{number}"))
+        assert left() == [row for row in before if row["device"] not in {f"d{one}" for one in range(number + 1)}]
+    with monkeypatch.context() as patch, pytest.raises(StaleSequencerError, match="taken over readings_archive"):
+        patch.setattr(ArchiveDirectory, "rewrite", lose_the_fence)
+        asyncio.run(erase("d20"))
+    assert left() == [row for row in before if row["device"] not in {f"d{one}" for one in range(len(faults))}]
+
+    listed = {path for (path,) in rows(streamed, "SELECT path FROM millpy.archive_files")}
+    assert {str(file.relative_to(directory)) for file in directory.rglob("*") if file.is_file()} == listed
+    assert rows(streamed, "SELECT * FROM mill.archive_garbage") == []
+    assert asyncio.run(erase('"d20"')).records == RECORDS // 40
+    assert asyncio.run(erase("nobody")) == Erasure("readings_archive", 0, 0)
+    for archive, reason in {"": "has several archives", "other": "has no archive other"}.items():
+        with pytest.raises(UsageError, match=reason):
+            asyncio.run(erase("d1", archive))

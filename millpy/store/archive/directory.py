@@ -43,8 +43,19 @@ class ArchiveDirectory:
         Raises:
             ArchiveUnavailableError: the file cannot be written.
         """
-        name = f"{grant.interval_id}-{grant.sequencer}-{bundle}-{random_id().hex[:12]}.parquet"
-        path = f"{self._name}/hour={hour_name(hour)}/{name}"
+        return self._write(f"{self._name}/hour={hour_name(hour)}", grant, str(bundle), content)
+
+    def rewrite(self, grant: Grant, path: str, content: pa.Buffer) -> str:
+        """Write another content of a file as a pending file durably; return its final path below the root.
+
+        Raises:
+            ArchiveUnavailableError: the file cannot be written.
+        """
+        folder, name = path.rsplit("/", 1)
+        return self._write(folder, grant, name.split("-")[2], content)
+
+    def _write(self, folder: str, grant: Grant, bundle: str, content: pa.Buffer) -> str:
+        path = f"{folder}/{grant.interval_id}-{grant.sequencer}-{bundle}-{random_id().hex[:12]}.parquet"
         with _unavailable(self._root / path):
             self._pending.mkdir(parents=True, exist_ok=True)
             with self._pending_file(path).open("xb") as file:

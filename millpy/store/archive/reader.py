@@ -219,7 +219,8 @@ def _listed(path: str, file: Path) -> ListedFile:
     # Nested fields have several columns each, so a column is found by its path.
     (column,) = (at for at in range(metadata.num_columns) if metadata.schema.column(at).path == EVENT_TIME)
     seen = [metadata.row_group(at).column(column).statistics for at in range(metadata.num_row_groups)]
-    lo, hi = min(one.min for one in seen), max(one.max for one in seen)
+    # A file may have nothing left after an erasure: it holds no range, but its bundles are there.
+    lo, hi = min((one.min for one in seen), default=INSTANT_MAX), max((one.max for one in seen), default=INSTANT_MIN)
     return ListedFile(path, Instant(lo), Instant(hi), partitions)
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from millpy.clock import Clock
 from millpy.errors import ArchiveUnavailableError, CommitUnknownError, MillError
@@ -119,6 +120,31 @@ class ArchivingStore(PostgresStore):
             else:
                 if found:
                     await connection.execute(statement("forget_garbage"), {"paths": Texts([path for _, path in found])})
+
+    async def listed(self, grant: Grant) -> list[str]:
+        """Return the files of an interval."""
+        async with self._admin.use() as connection:
+            rows = await all_rows(connection, statement("list_files"), {"interval": grant.interval_id})
+        return [path for (path,) in rows]
+
+    def find(self, grant: Grant, path: str) -> Path:
+        """Return where a listed file is. Raises ArchiveUnavailableError if it is lost."""
+        return self._directories[grant.interval_id].find(path)
+
+    async def replace(self, grant: Grant, path: str, content: pa.Buffer, records: int) -> int | None:
+        """Replace a listed file under the fence; the old one becomes garbage.
+
+        Returns:
+            The number of records that it had; None if the grant is stale, or the file is no longer listed.
+        """
+        directory = self._directories[grant.interval_id]
+        new_path = await asyncio.to_thread(directory.rewrite, grant, path, content)
+        new = {"new_path": new_path, "records": records, "bytes": len(content)}
+        where = {"interval": grant.interval_id, "sequencer": grant.sequencer, "path": path}
+        async with self._admin.use() as connection:
+            found = await all_rows(connection, statement("replace_file"), {**where, **new})
+        await asyncio.to_thread(directory.publish if found else directory.discard, new_path)
+        return int(found[0][0]) if found else None
 
     async def poll(self, queries: Sequence[SegmentQuery], bytes_max: int) -> Sequence[PollResult]:
         """Read segments; return nothing while every consumer has kept up and the next poll is not due."""

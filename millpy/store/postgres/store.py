@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 
 import msgspec
@@ -85,7 +85,7 @@ class PostgresStore:
         self._listening: Connection | None = None
         self._committer = Committer(self._commit, self._tables)
 
-    async def __aenter__(self) -> PostgresStore:
+    async def __aenter__(self) -> Self:
         await self.open()
         return self
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from millpy.errors import UsageError
@@ -14,6 +15,7 @@ from millpy.model.bundle import Bundle
 from millpy.model.keys import KeyHasher
 from millpy.model.record import Records, RecordType
 from millpy.model.time import Instant
+from millpy.store.archive.erasure import without_key
 from millpy.store.archive.parquet import encode
 from millpy.store.archive.reader import ArchiveReader, ListedFile, TimeRange, bundles_of
 
@@ -108,3 +110,23 @@ def test_a_missing_bundle_is_seen_where_its_records_may_be_in_the_range(
         else:
             with pytest.raises(UsageError, match=message):
                 reader.check(chosen, "readings", times, AHEAD_US)
+
+
+def test_a_bundle_that_an_erasure_has_emptied_is_not_missing(tmp_path: Path, chain: list[Bundle]) -> None:
+    chain[2] = bundle(6, 4, 600)
+    reader = written(tmp_path, chain[:2], [chain[2]], chain[3:])
+    emptied = Path(reader.find(reader.files[1]))
+    found = without_key(emptied, {"readings": ("nested.a", "device")}, (600, "d600"))
+    assert without_key(emptied, {"readings": ("device",)}, "d601") is None
+    assert found is None, "the bucket is that of the archive's key"
+
+    found = without_key(emptied, {"readings": ("device",)}, "d600")
+    assert found is not None
+    emptied.write_bytes(found[0])
+
+    reader = ArchiveReader(tmp_path, "plant/readings_archive")
+    everything = TimeRange()
+    assert [len(pq.ParquetFile(reader.find(file)).read()) for file in reader.files] == [20, 0, 30]
+    assert len(reader.holding(everything, "readings")) == 2
+    reader.check(reader.holding(everything), "readings", everything, AHEAD_US)
+    assert [place.row_groups for place in bundles_of(map(reader.find, reader.files), "readings/0")][2] == []

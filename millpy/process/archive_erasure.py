@@ -1,0 +1,118 @@
+"""Erasing a key from an archive, beside workers and archivers that run.
+
+The archive's interval is taken over, as a worker does that skips for it, so an archiver that is writing finds its grant
+stale and continues behind the erasure. Each file is then replaced in one fenced statement; the old one is garbage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+import msgspec
+
+from millpy.clock import SystemClock, random_id
+from millpy.errors import StaleSequencerError, UsageError
+from millpy.graph import Graph, StageNode
+from millpy.limits import Limits
+from millpy.model.keys import Key, key_from_text
+from millpy.store.archive.erasure import without_key
+from millpy.store.postgres.archiving import ArchiveInto, ArchivingStore
+from millpy.store.protocol import Event, WorkerInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Erasure:
+    """What an erasure has done.
+
+    Attributes:
+        archive: the archive.
+        files: number of files that had records of the key.
+        records: number of these records.
+    """
+
+    archive: str
+    files: int
+    records: int
+
+
+async def erase_key(graph: Graph, archive: str, key: str, url: str, into: ArchiveInto, limits: Limits) -> Erasure:
+    """Erase what an archive has of a key. An erasure that was cut off continues when it is run again.
+
+    Args:
+        graph: the deployed graph.
+        archive: the name of the archive; empty for the only one.
+        key: the key, as text or as JSON.
+        url: the database.
+        into: where the archiver writes.
+        limits: the lease.
+
+    Raises:
+        UsageError: there is no such archive, or the text is not a key of it.
+        StaleSequencerError: another process has taken the archive over.
+    """
+    node = _archive_in(graph, archive)
+    wanted = _key_of(key, node)
+    fields = {taken.producer.name: taken.fields for taken in node.inputs}
+    worker_id, files, records = random_id(), 0, 0
+    async with ArchivingStore(url, into, SystemClock(), limits=limits) as store:
+        deployed = await store.deploy(graph.spec())
+        info = WorkerInfo(
+            worker_id, deployed.graph_id, deployed.version, (node.name,), host=socket.gethostname(), pid=os.getpid()
+        )
+        await store.register(info, limits.lease_ttl_s)
+        grants = await store.seize(worker_id, [i.interval_id for i in deployed.intervals_of(node.name)])
+        try:
+            if len(grants) < node.intervals:
+                raise _taken_over(node.name)
+            await store.read(grants, state_rows_max=1)  # settles what the archiver has left
+            for grant, path in [(one, path) for one in grants for path in await store.listed(one)]:
+                if not await store.heartbeat(worker_id, limits.lease_ttl_s):
+                    raise _taken_over(node.name)
+                found = await asyncio.to_thread(without_key, store.find(grant, path), fields, wanted)
+                if found is not None:
+                    before = await store.replace(grant, path, *found)
+                    if before is None:
+                        raise _taken_over(node.name)
+                    files, records = files + 1, records + before - found[1]
+            await store.delete_garbage()
+            done = Erasure(node.name, files, records)
+            await store.record_events(deployed.graph_id, [Event("archive_erased", asdict(done))])
+        finally:
+            with suppress(Exception):
+                await store.release(worker_id, grants)
+                await store.unregister(worker_id)
+    return done
+
+
+def _archive_in(graph: Graph, name: str) -> StageNode:
+    archives = [node for node in graph.nodes if isinstance(node, StageNode) and node.archives]
+    found = [node for node in archives if name in ("", node.name)]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(node.name for node in archives)
+    if not found:
+        raise UsageError(
+            f"graph {graph.name!r} has no archive {name}".rstrip(), hint=f"its archives: {names or 'none'}"
+        )
+    raise UsageError(f"graph {graph.name!r} has several archives", hint=f"name one with --of: {names}")
+
+
+def _key_of(text: str, node: StageNode) -> Key:
+    types = node.inputs[0].key_types
+    try:
+        return key_from_text(text, types)
+    except msgspec.DecodeError:
+        if types == (str,):
+            return text
+        raise UsageError(
+            f"{text!r} is not a key of {node.name}",
+            hint=f"give JSON: its key is {', '.join(of.__name__ for of in types)}; several fields are a list",
+        ) from None
+
+
+def _taken_over(archive: str) -> StaleSequencerError:
+    return StaleSequencerError(f"another process has taken over {archive}", hint="run the command again: it continues")
