@@ -318,6 +318,66 @@ CREATE TABLE mill.archive_garbage (
     interval_id bigint NOT NULL
 );
 
+-- What Spark makes of the windows of a result table (`millpy analytics`). The driver with the newest epoch commits, and
+-- only the batch behind the last: an older driver, or a batch that is repeated, changes nothing.
+CREATE TABLE mill.analytics (
+    table_id   integer PRIMARY KEY REFERENCES mill.result_tables ON DELETE CASCADE,
+    query      text NOT NULL,  -- the checkpoint and the settings that the rows come from
+    epoch      bigint NOT NULL,
+    batch      bigint NOT NULL DEFAULT -1,
+    windows    bigint NOT NULL DEFAULT 0,
+    updated_at timestamptz NOT NULL DEFAULT now()
+);
+
+-- The manifest of its Parquet directories. A merged directory has a higher level.
+CREATE TABLE mill.analytics_files (
+    table_id integer NOT NULL REFERENCES mill.analytics ON DELETE CASCADE,
+    name     text COLLATE "C" NOT NULL,
+    level    integer NOT NULL,
+    start_us bigint NOT NULL,  -- the starts of the first and the last window
+    end_us   bigint NOT NULL,
+    PRIMARY KEY (table_id, name)
+);
+
+CREATE TABLE mill.device_hours (
+    table_id integer NOT NULL REFERENCES mill.analytics ON DELETE CASCADE,
+    device   text COLLATE "C" NOT NULL,
+    bucket   bigint NOT NULL,  -- the number of the hour by the clocks of the zone
+    hour     timestamptz NOT NULL,
+    windows  bigint NOT NULL,
+    measured bigint NOT NULL,  -- windows with a value
+    records  bigint,
+    late     bigint NOT NULL,
+    mean     double precision,
+    stddev   double precision,
+    low      double precision,
+    median   double precision,
+    high     double precision,
+    baseline text,
+    expected double precision,
+    scale    double precision,
+    first_at timestamptz NOT NULL,
+    last_at  timestamptz NOT NULL,
+    PRIMARY KEY (table_id, device, bucket)
+);
+CREATE INDEX device_hours_age ON mill.device_hours (table_id, hour);
+
+CREATE TABLE mill.device_anomalies (
+    table_id     integer NOT NULL REFERENCES mill.analytics ON DELETE CASCADE,
+    device       text COLLATE "C" NOT NULL,
+    window_start timestamptz NOT NULL,
+    window_end   timestamptz NOT NULL,
+    pane_index   bigint NOT NULL,
+    value        double precision NOT NULL,
+    baseline     text NOT NULL,
+    expected     double precision NOT NULL,
+    scale        double precision NOT NULL,
+    score        double precision NOT NULL,
+    found_at     timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (table_id, device, window_start, window_end)
+);
+CREATE INDEX device_anomalies_age ON mill.device_anomalies (table_id, window_start);
+
 CREATE TABLE mill.events (
     event_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     graph_id integer NOT NULL REFERENCES mill.graphs ON DELETE CASCADE,

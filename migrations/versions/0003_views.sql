@@ -212,6 +212,40 @@ SELECT g.name AS graph, c.name AS archive, u.streams, coalesce(f.files, 0) AS fi
         WHERE i.computation_id = c.computation_id) AS f
  WHERE c.kind = 'archive';
 
+CREATE VIEW millpy.analytics AS
+SELECT g.name AS graph, t.name AS result_table, a.batch, a.windows, a.updated_at
+  FROM mill.analytics AS a JOIN mill.result_tables AS t USING (table_id) JOIN mill.graphs AS g USING (graph_id);
+
+-- `completeness` compares a device's windows of an hour with those of the device that has most.
+CREATE VIEW millpy.device_hours AS
+SELECT g.name AS graph, t.name AS result_table, h.device, h.hour, h.windows,
+       h.windows::double precision / max(h.windows) OVER (PARTITION BY h.table_id, h.bucket) AS completeness,
+       h.measured, h.records, h.late, h.late::double precision / nullif(h.records, 0) AS late_share,
+       h.mean, h.stddev, h.low, h.median, h.high, h.baseline, h.expected, h.scale, h.first_at, h.last_at
+  FROM mill.device_hours AS h JOIN mill.result_tables AS t USING (table_id) JOIN mill.graphs AS g USING (graph_id);
+
+CREATE VIEW millpy.device_anomalies AS
+SELECT g.name AS graph, t.name AS result_table, d.device, d.window_start, d.window_end, d.pane_index, d.value, d.baseline,
+       d.expected, d.scale, d.score, d.found_at
+  FROM mill.device_anomalies AS d JOIN mill.result_tables AS t USING (table_id) JOIN mill.graphs AS g USING (graph_id);
+
+-- The spread of all windows is that within the hours and that between them.
+CREATE VIEW millpy.device_profiles AS
+SELECT w.graph, w.result_table, w.device, count(*) AS hours, sum(w.windows)::bigint AS windows,
+       sum(w.windows)::double precision / sum(w.windows / w.completeness) AS completeness,
+       sum(w.records)::bigint AS records, sum(w.late)::bigint AS late,
+       sum(w.late)::double precision / nullif(sum(w.records), 0)::double precision AS late_share,
+       sum(w.mean * w.measured) / nullif(sum(w.measured), 0)::double precision AS mean,
+       sqrt((sum(coalesce(w.stddev, 0) ^ 2 * (w.measured - 1)) FILTER (WHERE w.measured > 1)
+             + sum((w.mean - w.whole) ^ 2 * w.measured)) / nullif(sum(w.measured) - 1, 0)::double precision) AS stddev,
+       min(w.low) AS low, max(w.high) AS high,
+       (SELECT count(*) FROM millpy.device_anomalies AS d
+         WHERE (d.graph, d.result_table, d.device) = (w.graph, w.result_table, w.device)) AS anomalies,
+       min(w.first_at) AS first_at, max(w.last_at) AS last_at
+  FROM (SELECT h.*, sum(h.mean * h.measured) OVER device / nullif(sum(h.measured) OVER device, 0)::double precision AS whole
+          FROM millpy.device_hours AS h WINDOW device AS (PARTITION BY h.graph, h.result_table, h.device)) AS w
+ GROUP BY w.graph, w.result_table, w.device;
+
 CREATE VIEW millpy.result_tables AS
 SELECT g.name AS graph, t.name, t.kind, c.name AS computation, t.key_columns, t.value_columns,
        t.allowed_lateness_us * interval '1 microsecond' AS allowed_lateness

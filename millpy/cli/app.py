@@ -13,6 +13,7 @@ from typer.exceptions import Abort, TyperException
 
 from millpy.admin.queries import Admin, Row
 from millpy.cli import (
+    analytics,
     archive,
     audit,
     crash_test,
@@ -110,6 +111,7 @@ COMMANDS: dict[str, dict[str, Callable[..., object] | typer.Typer]] = {
         "windows": windows.windows,
         "sql": sql.sql,
         "report": report.report,
+        "analytics": analytics.analytics,
         "spark": spark.spark,
         "state": state.state,
     },

@@ -2,6 +2,7 @@
 
 MILLPY_DATABASE_URL        the database; without it `millpy run` embeds one
 MILLPY_DATABASE_PASSWORD   its password, if the URL has none; …_FILE names a file for either of these two
+MILLPY_READER_DATABASE_URL the same database as a role that only reads, for `millpy analytics`; also as …_FILE
 MILLPY_HTTP                the address at which a service serves health and metrics (127.0.0.1:8080)
 MILLPY_LEASE_S             the lease of a worker, in seconds
 MILLPY_LOG_LEVEL           debug, info (default), warning, error
@@ -36,6 +37,7 @@ from millpy.limits import Limits
 PREFIX = "MILLPY_"
 DATABASE_URL = PREFIX + "DATABASE_URL"
 DATABASE_PASSWORD = PREFIX + "DATABASE_PASSWORD"
+READER_URL = PREFIX + "READER_DATABASE_URL"
 _ALIASES = {"lease_s": "lease_ttl_s"}
 
 
@@ -168,7 +170,7 @@ def _limit_variables() -> dict[str, str]:
 def _refuse_misspelled() -> None:
     """Raise ConfigError for a variable that is nearly one of ours, which would otherwise be ignored silently."""
     known = {PREFIX + name.upper() for name in Settings.model_fields} | _limit_variables().keys()
-    known |= {DATABASE_URL + FILE, DATABASE_PASSWORD, DATABASE_PASSWORD + FILE}
+    known |= {DATABASE_URL + FILE, DATABASE_PASSWORD, DATABASE_PASSWORD + FILE, READER_URL, READER_URL + FILE}
     for variable in os.environ:
         if variable.startswith(PREFIX) and variable not in known:
             close = difflib.get_close_matches(variable, known, n=1, cutoff=0.85)

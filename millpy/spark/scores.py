@@ -89,13 +89,21 @@ class History:
         _check_zone(self.zone)
 
 
-def judged(windows: DataFrame, columns: Columns, history: History | None = None) -> DataFrame:
+def judged(
+    windows: DataFrame, columns: Columns, history: History | None = None, by_hour: DataFrame | None = None
+) -> DataFrame:
     """Return the windows that have a value, with baseline, expected, scale, score and outlier.
 
     baseline says what a window is compared with: `weekday` or `hour` (the same hour of the same weekday, or of all
     days), or `recent` (the device's latest windows). expected is the median of that history, scale a robust standard
     deviation of it, wider the shorter it is, and never below the floor of the device (`floors`). score is the distance
     of the value from expected in scales. All are null, and outlier false, where the history is too short.
+
+    Arguments:
+        windows: the windows.
+        columns: the roles of their columns.
+        history: the history to compare with.
+        by_hour: what earlier hours let expect (`hours`), if it is known already; default: what these windows say.
 
     Raises:
         ConfigError: the windows have a column of one of these names.
@@ -106,10 +114,12 @@ def judged(windows: DataFrame, columns: Columns, history: History | None = None)
     value, keys = fn.col(columns.value).cast("double"), [*columns.keys]
     plain = [f"key_{place}" for place, _ in enumerate(keys)]
     back = dict(zip(plain, keys, strict=True))
-    valued = windows.where(value.isNotNull() & ~fn.isnan(value)).withColumn("bucket", _bucket(history.zone))
+    valued = windows.where(value.isNotNull() & ~fn.isnan(value)).withColumn("bucket", hour_number(history.zone))
     points = valued.select(*map(fn.col, keys), "window_start", "window_end", "bucket", value.alias("value")).toDF(
         *plain, "window_start", "window_end", "bucket", "value"
     )
+    if by_hour is None:
+        by_hour = hours(points, plain, history).withColumnsRenamed(back)
     before = Window.partitionBy(*keys).orderBy("window_start", "window_end").rowsBetween(-history.windows, -1)
     known, hourly = fn.size("past"), fn.col("seasonal_scale").isNotNull()
     distrust = fn.when(hourly, DISTRUST_OF_FEW_DAYS / fn.col("known")).otherwise(DISTRUST_OF_FEW_WINDOWS / known)
@@ -122,7 +132,7 @@ def judged(windows: DataFrame, columns: Columns, history: History | None = None)
     return (
         valued.withColumn("past", _sorted_over(value, before))
         .withColumn("recent_scale", _deviation(fn.col("past")))
-        .join(hours(points, plain, history).withColumnsRenamed(back), [*keys, "bucket"], "left")
+        .join(by_hour, [*keys, "bucket"], "left")
         .join(floors(points, plain).withColumnsRenamed(back), keys, "left")
         .select(
             *windows.columns, basis.alias("baseline"), expected.alias("expected"),
@@ -139,6 +149,18 @@ def outliers(windows: DataFrame, columns: Columns, history: History | None = Non
 
 
 def hours(points: DataFrame, keys: Sequence[str], history: History) -> DataFrame:
+    """Return what earlier hours let expect of each device and hour (`expectations`).
+
+    Arguments:
+        points: windows as keys, bucket (the number of the hour in the history's zone) and value.
+        keys: the key columns, with names that differ from those here.
+        history: the history to compare with.
+    """
+    quartiles = points.groupBy(*keys, "bucket").agg(fn.percentile("value", [0.25, 0.5, 0.75]).alias("quartiles"))
+    return expectations(quartiles, keys, history)
+
+
+def expectations(condensed: DataFrame, keys: Sequence[str], history: History) -> DataFrame:
     """Return what earlier hours let expect of each device and hour.
 
     The columns are the keys, bucket, season (`weekday` or `hour`), usual, seasonal_scale and known. usual is the median
@@ -147,7 +169,7 @@ def hours(points: DataFrame, keys: Sequence[str], history: History) -> DataFrame
     is null where the history is too short.
 
     Arguments:
-        points: windows as keys, bucket (the number of the hour in the history's zone) and value.
+        condensed: one row for each device and hour: keys, bucket, quartiles (an array of three).
         keys: the key columns, with names that differ from those here.
         history: the history to compare with.
     """
@@ -165,8 +187,9 @@ def hours(points: DataFrame, keys: Sequence[str], history: History) -> DataFrame
     own = fn.hypot(_between(fn.col("unexplained")), "typical_range") * REST_SPREAD_SHARE
     enough = fn.col("base").isNotNull() & (fn.size("rests") >= history.days_min)
     return (
-        points.groupBy(*keys, "bucket", fn.pmod("bucket", fn.lit(24)).alias("hour"), day.alias("day"))
-        .agg(fn.percentile("value", [0.25, 0.5, 0.75]).alias("quartiles"))
+        condensed.select(
+            *keys, "bucket", "quartiles", fn.pmod("bucket", fn.lit(24)).alias("hour"), day.alias("day")
+        )
         .select(
             "*", quartile[1].alias("middle"), fn.pmod("day", fn.lit(7)).alias("weekday"),
             ((quartile[2] - quartile[0]) * SIGMA_OF_QUARTILES).alias("range"),
@@ -232,7 +255,7 @@ def _sorted_over(value: Column, frame: WindowSpec) -> Column:
     return fn.sort_array(fn.collect_list(value).over(frame))
 
 
-def _bucket(zone: str) -> Column:
+def hour_number(zone: str) -> Column:
     """Return the number of the hour in which a window starts, by the zone's clocks, whatever the session's zone."""
     local = fn.unix_micros(fn.from_utc_timestamp("window_start", zone))
     return fn.floor(local / fn.lit(_HOUR_US))
