@@ -7,6 +7,7 @@
     ├── TransientError        back off, then retry   StoreUnavailableError · SourceUnavailableError
     │   │                                            · RequestWithdrawnError · TableSwitchedError · StepStuckError
     │   │                                            · ResultTableError · ArchiveUnavailableError
+    │   │                                            · OtherEngineError
     │   └── CommitUnknownError   retry after taking over one's own intervals, which settles the commit
     ├── RecordError           dead-letter the record RefusedValueError · CallTimeoutError · PoisonError
     ├── GraphVersionError     stop the process: another version of the graph runs
@@ -120,6 +121,10 @@ class ResultTableError(TransientError):
 
 class ArchiveUnavailableError(TransientError):
     """The archive's directory cannot be written (disk full, rights revoked): retry until an operator restores it."""
+
+
+class OtherEngineError(TransientError):
+    """Spark computes this generation: a worker waits until it is handed over."""
 
 
 class CommitUnknownError(TransientError):

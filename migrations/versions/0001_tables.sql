@@ -14,6 +14,8 @@ CREATE TABLE mill.graphs (
     -- Names at brokers are derived from it, because a client that guesses a session's name can end the session. Readers
     -- cannot see it.
     secret      uuid NOT NULL DEFAULT gen_random_uuid(),
+    -- What computes the generation: a worker registers and claims only for its own. Spark hands over to workers, once.
+    engine      text NOT NULL DEFAULT 'workers' CHECK (engine IN ('workers', 'spark')),
     UNIQUE (family, generation),
     CHECK (name IN (family, family || '_' || generation))
 );
@@ -81,6 +83,7 @@ CREATE TABLE mill.workers (
     graph_id       integer NOT NULL REFERENCES mill.graphs ON DELETE CASCADE,
     graph_version  integer NOT NULL,  -- the version that the worker knows; it owns intervals of no other version
     computations   text[] NOT NULL,  -- names of the computations that the worker runs; empty for all
+    engine         text NOT NULL DEFAULT 'workers',
     host           text NOT NULL,
     pid            integer NOT NULL,
     backend_pid    integer,

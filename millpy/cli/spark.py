@@ -139,13 +139,18 @@ def _show(summary: dict[str, Any], output: str, *, as_json: bool) -> None:
     if as_json:
         print_json(summary)
         return
+    show_accounting(summary)
+    tables.say(f"written to {output}")
+
+
+def show_accounting(summary: dict[str, Any]) -> None:
+    """Print the accounting, and what is left undone."""
     for title, rows in summary["accounting"].items():
         tables.say(f"{title}\n")
         tables.echo([_shown(row) for row in rows])
         tables.say("")
     for computation, left in summary["undone"].items():
         tables.say(f"left undone in {computation}: " + ", ".join(f"{count} {what}" for what, count in left.items()))
-    tables.say(f"written to {output}")
 
 
 def _places(checkpoint: str | None, output: str, database: str | None, *, state: bool) -> dict[str, str | None]:

@@ -184,7 +184,7 @@ async def _begin_when_ready(
         try:
             return await begin()
         except (TransientError, NotMigratedError) as error:
-            log.warning("%s; waiting for the database", error)
+            log.warning("%s; trying again", error)
             observer.waiting(error)
         retry_s = min(limits.retry_s_max, retry_s * 2)
         with suppress(TimeoutError):

@@ -7,7 +7,7 @@ classes and functions of the user are those of the file, wherever they run.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import msgspec
@@ -18,6 +18,7 @@ from millpy.graph import Graph, InjectorNode, StageNode
 from millpy.graph.loader import load_graph
 from millpy.hosting.plan import ComputationPlan, Plan, plan
 from millpy.limits import Limits
+from millpy.model.deployment import GraphSpec
 from millpy.model.time import Instant
 from millpy.sources.files.file_queue import files_of
 from millpy.sources.files.line_reader import Format
@@ -50,6 +51,8 @@ class BatchJob(msgspec.Struct, frozen=True):
         keeps_state: whether tasks return the final state.
         streams: whether it runs on and keeps positions, so that a source need not end.
         archives: source -> the archived files that replace it.
+        hands_over: whether it stops where the sources have nothing more, for workers to continue: the end of a history
+            is not that of its source, so windows stay open.
     """
 
     graph: str
@@ -60,6 +63,7 @@ class BatchJob(msgspec.Struct, frozen=True):
     keeps_state: bool
     streams: bool = False
     archives: dict[str, ArchivedHistory] = {}
+    hands_over: bool = False
 
     @property
     def clock(self) -> Clock:
@@ -129,6 +133,16 @@ class HostedPlan:
         self.ranks = {interval_id: rank for rank, interval_id in enumerate(self.plan.by_interval)}
         """Interval id -> its place in the order of steps: producers before consumers."""
 
+    @cached_property
+    def live_graph(self) -> Graph:
+        """The graph as workers run it: with its own sources, and with archives."""
+        return load_graph(self.job.graph, self.job.text)
+
+    @property
+    def query_spec(self) -> GraphSpec:
+        """The graph that a streaming query must keep: for a hand-over the live one, as its inputs are found later."""
+        return self.live_graph.spec() if self.job.hands_over else self.spec
+
     def computation(self, name: str) -> ComputationPlan:
         """Return a computation by its name."""
         return next(computation for computation in self.plan if computation.name == name)
@@ -146,8 +160,9 @@ def make_job(
     *,
     limits: Limits,
     now_us: Instant,
-    state: bool,
+    state: bool = False,
     streams: bool = False,
+    hands_over: bool = False,
 ) -> BatchJob:
     """Describe a job.
 
@@ -158,6 +173,7 @@ def make_job(
         now_us: the processing time.
         state: whether to return the final state.
         streams: whether the job runs on, batch by batch.
+        hands_over: whether a stream stops where its sources have nothing more.
 
     Raises:
         UsageError: a file or source does not exist, an input does not say its source, or an archive lacks records.
@@ -175,7 +191,8 @@ def make_job(
     for name, paths in _by_source(inputs, sources):
         named.setdefault(name, []).extend(paths)
     histories = {name: SourceHistory(tuple(_expanded(paths))) for name, paths in named.items()}
-    return BatchJob(graph, path.read_text(encoding="utf-8"), histories, limits, now_us, state, streams)
+    text = path.read_text(encoding="utf-8")
+    return BatchJob(graph, text, histories, limits, now_us, state, streams, hands_over)
 
 
 def _by_source(

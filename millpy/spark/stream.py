@@ -31,6 +31,7 @@ from millpy.spark.spark_errors import readable_errors
 from millpy.spark.stream_clock import CLOCK, ClockSource
 from millpy.spark.stream_commits import StreamCommit, StreamCommits
 from millpy.spark.stream_output import StreamOutput
+from millpy.spark.stream_store import StreamStore
 from millpy.spark.stream_tables import StreamTables
 from millpy.spark.stream_task import StreamedEnd, StreamTasks, check_attempts, host_stages, read_sources
 
@@ -109,23 +110,27 @@ class GraphStream:
         self._output = Path(places.output).absolute()
         self._checkpoint = checkpoint
         self._published = StreamOutput(self._output, hosted.spec)
-        self._commits = StreamCommits(checkpoint, hosted.spec)
+        self._commits = StreamCommits(checkpoint, hosted.query_spec)
         self._published.publish(self._commits.newest.outputs)
         self._published.sweep()
         self._tables: StreamTables | None = None
+        self._store: StreamStore | None = None
         if places.database is not None:
-            self._tables = StreamTables(places.database, self._commits.worker_id, hosted, self._output)
+            self._store = StreamStore(places.database, self._commits.worker_id, hosted)
+            self._tables = StreamTables(self._store, hosted, self._output)
         self._running = threading.Lock()  # held by the batch that runs
         self._is_stopping = False
         self._has_ended = threading.Event()  # set when everything is published
         try:
-            if self._tables is not None:
+            if self._store is not None and self._tables is not None:
+                self._store.open()
+                self._store.own()
                 self._tables.open(self.newest)
             if self.newest.finished:
                 self._has_ended.set()
             self.query = self._start(spark, every)
         except BaseException:
-            self._close_tables()
+            self._disconnect()
             raise
 
     def _start(self, spark: SparkSession, every: timedelta) -> StreamingQuery:
@@ -142,11 +147,7 @@ class GraphStream:
 
     def summary(self) -> dict[str, Any]:
         """Return the accounting and the undone work after the newest commit, as JSON data, as of a batch."""
-        newest = self.newest
-        if newest.batch < 0:
-            return {"accounting": {}, "undone": {}, "finished": False}
-        accounting = asdict(account(self._hosted, newest.left, newest.rows))
-        return {"accounting": accounting, "undone": undone(self._hosted, newest.left), "finished": newest.finished}
+        return summary_of(self._hosted, self.newest)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until all sources have ended, or for some time; return whether they have.
@@ -172,12 +173,12 @@ class GraphStream:
         if self._running.acquire(timeout=STOP_S):
             self._running.release()  # Spark's own stop waits for the batch, which must not wait for us
         self.query.stop()
-        self._close_tables()
+        self._disconnect()
 
-    def _close_tables(self) -> None:
-        tables, self._tables = self._tables, None
-        if tables is not None:
-            tables.close()
+    def _disconnect(self) -> None:
+        store, self._store, self._tables = self._store, None, None
+        if store is not None:
+            store.close()
 
     def _run_batch(self, frame: DataFrame, batch: int) -> None:
         """Run a batch of Spark's. All that it brings is the time, so nothing is lost with one that is left out."""
@@ -227,6 +228,14 @@ class GraphStream:
         for row in parts.where(F.col("kind") == "end").select("owner", "payload").collect():
             found[row.owner] = msgspec.json.decode(row.payload, type=StreamedEnd)
         return found
+
+
+def summary_of(hosted: HostedPlan, commit: StreamCommit) -> dict[str, Any]:
+    """Return the accounting and the undone work after a commit, as JSON data."""
+    if commit.batch < 0:
+        return {"accounting": {}, "undone": {}, "finished": False}
+    accounting = asdict(account(hosted, commit.left, commit.rows))
+    return {"accounting": accounting, "undone": undone(hosted, commit.left), "finished": commit.finished}
 
 
 def commit_of(

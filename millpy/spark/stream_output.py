@@ -24,15 +24,8 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from millpy.errors import CorruptionError, UsageError
 from millpy.model.checkpoint import Checkpoint
 from millpy.model.deployment import GraphSpec, TableSpec
-from millpy.spark.hosted_rows import (
-    BUNDLE,
-    DEAD_LETTERS,
-    LATE,
-    TYPES,
-    dead_letter_batch,
-    late_batch,
-    result_batches,
-)
+from millpy.spark.hosted_rows import BUNDLE, DEAD_LETTERS, LATE, TYPES, result_batches
+from millpy.spark.stream_records import dead_letter_rows, late_record_rows
 from millpy.store.archive.directory import sync_directory
 from millpy.store.memory.database import MemoryDatabase
 
@@ -70,9 +63,9 @@ class StagedRows:
                 self._write(f"tables/{spec.name}", _widened(batch, spec, deleted=False))
                 self.rows[rows.table_id] = self.rows.get(rows.table_id, 0) + len(batch)
         for late in checkpoint.late:
-            self._write("late_records", late_batch(late))
+            self._write("late_records", late_record_rows(late, checkpoint.bundle))
         if checkpoint.dead_letters:
-            self._write("dead_letters", dead_letter_batch(checkpoint.dead_letters))
+            self._write("dead_letters", dead_letter_rows(checkpoint.dead_letters, checkpoint.bundle))
 
     def close(self) -> list[str]:
         """Finish the files; return their names below the output directory, as they will be after the commit."""
@@ -177,7 +170,7 @@ def read_results(spark: SparkSession, output: str | Path) -> dict[str, DataFrame
     found = {}
     for name, schema in (("late_records", LATE), ("dead_letters", DEAD_LETTERS)):
         if any((path / name).glob("[!.]*.parquet")):
-            found[name] = spark.read.parquet(str(path / name))
+            found[name] = spark.read.parquet(str(path / name)).select(schema.names)
         else:
             found[name] = spark.createDataFrame(schema.empty_table())
     for name, key in keys.items():

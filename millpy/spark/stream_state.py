@@ -63,7 +63,7 @@ class IntervalHeader(msgspec.Struct, frozen=True):
             if it is that of the same attempt: the same bundle number may have been stepped otherwise.
         cursors: producer -> (seq, watermark).
         last_segments: subscription -> seq of the last segment.
-        finished: whether a source has ended.
+        finished: whether a source has ended, or has nothing more before the hand-over.
         files: the files of the state, oldest first.
     """
 
@@ -78,7 +78,7 @@ class IntervalHeader(msgspec.Struct, frozen=True):
     files: tuple[StateFile, ...]
 
 
-def header_of(interval: IntervalState, token: str, files: Sequence[StateFile]) -> IntervalHeader:
+def header_of(interval: IntervalState, token: str, files: Sequence[StateFile], *, finished: bool) -> IntervalHeader:
     """Return the header of an interval after a batch."""
     return IntervalHeader(
         interval.bundle,
@@ -88,7 +88,7 @@ def header_of(interval: IntervalState, token: str, files: Sequence[StateFile]) -
         interval.processing_floor,
         {producer: (cursor.seq, cursor.watermark) for producer, cursor in interval.cursors.items()},
         dict(interval.last_segments),
-        interval.finished,
+        finished,
         tuple(files),
     )
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -184,21 +185,32 @@ class _StreamedInterval(IntervalTask):
         self._read: dict[int, str] = {}
         self._heads: dict[int, int] = {}
         self._now, self._at = Instant(tasks.now_us), (0, 0)
+        self._is_at_end = header is not None and header.finished
 
     def read_source(self, bundles_max: int) -> Iterator[pa.RecordBatch]:
         """Step a source partition over what it has, at most `bundles_max` bundles."""
         turn = 0
-        if not self._host.interval.finished:
+        if not self._is_at_end:
             if self._source is None:
                 self._source = _OpenSource(self._hosted, self._of, self._host.interval)
             for taken in self._source.batches(self._now, bundles_max):
                 turn += 1
-                yield from self.step((turn, 0), taken=taken)
+                yield from self.step((turn, 0), taken=self._without_end(taken))
             if turn == 0:
                 yield from self.step((1, 0), quiet=self._source.is_quiet)
+                self._is_at_end = self._hosted.job.hands_over and self._source.is_quiet
         yield from self.finish_before(LAST)
-        if self._host.interval.finished:
+        self._is_at_end |= self._host.interval.finished
+        if self._is_at_end:
             self.close()
+
+    def _without_end(self, taken: SourceBatch) -> SourceBatch:
+        """Return a batch without the end of a history, behind which the source itself goes on."""
+        job = self._hosted.job
+        if not (taken.finished and job.hands_over and self._of.name in job.histories):
+            return taken
+        self._is_at_end = True
+        return replace(taken, finished=False)
 
     def host_stage(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[pa.RecordBatch]:
         """Step an interval of a stage over the turns of a batch.
@@ -241,7 +253,7 @@ class _StreamedInterval(IntervalTask):
         """Write the state, and yield a tick for each consumer and what has to be committed."""
         files = self._state.append(self._attempt, self._changes, self._header.files if self._header else ())
         ended = StreamedEnd(
-            header_of(self._host.interval, self.token, files),
+            header_of(self._host.interval, self.token, files, finished=self._is_at_end),
             self._read,
             self._staged.close(),
             self._staged.rows,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 from uuid import UUID
 
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, Request
@@ -81,9 +81,13 @@ class OwnerSnapshot:
     unfolded_bytes: int
 
 
+Engine = Literal["workers", "spark"]
+"""What computes a generation."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """The description with which a worker registers."""
+    """The description with which a worker registers. `engine` is "spark" for the driver of a streaming query."""
 
     worker_id: UUID
     graph_id: int
@@ -92,6 +96,7 @@ class WorkerInfo:
     """Names of the computations that the worker runs; empty for all."""
     host: str = ""
     pid: int = 0
+    engine: Engine = "workers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +208,7 @@ class Store(Protocol):
 
         Raises:
             GraphVersionError: the worker does not know the deployed version of the graph.
+            OtherEngineError: Spark computes the graph.
         """
         ...
 

@@ -14,6 +14,7 @@ from psycopg.rows import dict_row
 
 from millpy.errors import StaleSequencerError, UsageError
 from millpy.spark.stream_commits import StreamCommit
+from millpy.spark.stream_store import StreamStore
 from millpy.spark.stream_tables import StreamTables
 from tests.property.test_spark_stream_tasks import Query, forget, streamed
 from tests.property.test_spark_tasks import by_a_host, job_of
@@ -34,14 +35,20 @@ def query(kind: str, tmp_path: Path) -> Iterator[Query]:
     forget()
 
 
-def opened(url: str, query: Query, directory: Path) -> StreamTables:
-    tables = StreamTables(url, query.commits.worker_id, query.hosted, directory / "out")
-    try:
-        tables.open(query.commits.newest)
-    except BaseException:
-        tables.close()
-        raise
-    return tables
+class Opened:
+    """The tables of a driver, with its connection."""
+
+    def __init__(self, url: str, query: Query, directory: Path) -> None:
+        self.store = StreamStore(url, query.commits.worker_id, query.hosted)
+        tables = StreamTables(self.store, query.hosted, directory / "out")
+        self.publish, self.close = tables.publish, self.store.close
+        try:
+            self.store.open()
+            self.store.own()
+            tables.open(query.commits.newest)
+        except BaseException:
+            self.store.close()
+            raise
 
 
 def run_batch(query: Query) -> StreamCommit:
@@ -74,7 +81,7 @@ def test_tables_are_those_of_a_worker_through_restarts_and_repeated_batches(
     database_url: str, query: Query, kind: str, tmp_path: Path
 ) -> None:
     chance = random.Random(1)
-    tables = opened(database_url, query, tmp_path)
+    tables = Opened(database_url, query, tmp_path)
     while not query.commits.newest.finished:
         commit = run_batch(query)
         is_published = chance.random() < 0.6
@@ -85,7 +92,7 @@ def test_tables_are_those_of_a_worker_through_restarts_and_repeated_batches(
         if not is_published or chance.random() < 0.3:
             tables.close()
             query.restart()
-            tables = opened(database_url, query, tmp_path)
+            tables = Opened(database_url, query, tmp_path)
     tables.close()
 
     with psycopg.connect(database_url) as connection:
@@ -97,12 +104,12 @@ def test_tables_are_those_of_a_worker_through_restarts_and_repeated_batches(
 
 
 def test_a_zombie_driver_is_refused_by_the_tables(database_url: str, query: Query, tmp_path: Path) -> None:
-    zombie = opened(database_url, query, tmp_path)
+    zombie = Opened(database_url, query, tmp_path)
     zombie.publish(run_batch(query))
     zombie.publish(run_batch(query))
     late = run_batch(query)
     query.restart()
-    tables = opened(database_url, query, tmp_path)
+    tables = Opened(database_url, query, tmp_path)
     before = stored(database_url)
 
     with pytest.raises(StaleSequencerError):
@@ -119,16 +126,16 @@ def _moved(commit: StreamCommit, by: int) -> StreamCommit:
     return msgspec.structs.replace(commit, intervals=headers)
 
 
-def test_tables_of_another_query_or_of_workers_are_refused(database_url: str, query: Query, tmp_path: Path) -> None:
-    tables = opened(database_url, query, tmp_path)
+def test_tables_of_another_query_are_refused(database_url: str, query: Query, tmp_path: Path) -> None:
+    tables = Opened(database_url, query, tmp_path)
     tables.publish(run_batch(query))
     other_directory = tmp_path / "other"
     other = Query(query.job, other_directory)
 
-    with pytest.raises(UsageError, match="workers run hosted"):
-        opened(database_url, other, other_directory)
+    with pytest.raises(UsageError, match="another query writes the tables of hosted"):
+        Opened(database_url, other, other_directory)
     with psycopg.connect(database_url) as connection:
         connection.execute("UPDATE mill.workers SET lease_deadline = clock_timestamp()")
     with pytest.raises(UsageError, match="the tables of hosted are not those of this checkpoint"):
-        opened(database_url, other, other_directory)
+        Opened(database_url, other, other_directory)
     tables.close()

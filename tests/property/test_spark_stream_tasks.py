@@ -54,8 +54,8 @@ class Query:
 
     def restart(self) -> None:
         """Start another driver."""
-        self.output = StreamOutput(self._directory / "out", self.hosted.spec)
-        self.commits = StreamCommits(self._directory / "checkpoint", self.hosted.spec)
+        self.output = StreamOutput(self._directory / "out", self.hosted.query_spec)
+        self.commits = StreamCommits(self._directory / "checkpoint", self.hosted.query_spec)
         self.output.publish(self.commits.newest.outputs)
         self.output.sweep()
 

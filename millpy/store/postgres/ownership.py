@@ -21,7 +21,7 @@ from uuid import UUID
 
 import psycopg
 
-from millpy.errors import GraphVersionError
+from millpy.errors import GraphVersionError, OtherEngineError, StaleSequencerError, UsageError
 from millpy.model.checkpoint import Grant
 from millpy.store.postgres.arrays import Bigints, Timestamps
 from millpy.store.postgres.connection import Connection, all_rows
@@ -42,6 +42,7 @@ async def register(connection: Connection, worker: WorkerInfo, ttl_s: float) -> 
         "graph_version": worker.graph_version,
         "computations": list(worker.only),
         "host": worker.host,
+        "engine": worker.engine,
         "pid": worker.pid,
         "ttl_s": ttl_s,
     }
@@ -49,8 +50,53 @@ async def register(connection: Connection, worker: WorkerInfo, ttl_s: float) -> 
         await connection.execute(statement("disown"), {"worker_id": worker.worker_id})
         registered = await connection.execute(statement("register_worker"), parameters)
         if not registered.rowcount:
+            await _check_engine(connection, worker)
             raise GraphVersionError(f"version {worker.graph_version} of the graph is not the deployed version")
     await connection.execute(statement("forget_workers"))
+
+
+async def _check_engine(connection: Connection, worker: WorkerInfo) -> None:
+    """Raise OtherEngineError if Spark computes the graph, UsageError if workers do it already."""
+    engines = [row[0] for row in await all_rows(connection, statement("read_engine"), {"graph_id": worker.graph_id})]
+    if "spark" in engines and worker.engine == "workers":
+        raise OtherEngineError(
+            "Spark computes this generation",
+            hint="workers begin when `millpy backfill` has handed it over; or end it with `millpy drop`",
+        )
+    if "workers" in engines and worker.engine == "spark":
+        raise UsageError("workers compute this generation", hint="give the graph another generation=")
+
+
+async def give_to_spark(connection: Connection, graph_id: int) -> None:
+    """Give a generation that workers have not begun to Spark, and end all grants; in the caller's transaction.
+
+    A claim of a worker is refused from then on, and one in flight waits for this transaction, so none slips through
+    (I1).
+
+    Raises:
+        UsageError: workers have begun it.
+    """
+    graph = {"graph_id": graph_id}
+    await connection.execute(statement("disown_graph"), graph)  # before the check: it waits for commits in flight
+    if not await all_rows(connection, statement("give_to_spark"), graph):
+        raise UsageError("workers have begun this generation", hint="give the graph another generation=")
+
+
+async def give_to_workers(connection: Connection, graph_id: int, grants: Sequence[Grant]) -> None:
+    """Give a generation to workers, if all of it is under these grants, which end; in the caller's transaction.
+
+    Raises:
+        StaleSequencerError: another driver has taken intervals.
+    """
+    parameters = {
+        "intervals": Bigints([g.interval_id for g in grants]),
+        "sequencers": Bigints([g.sequencer for g in grants]),
+    }
+    held = await all_rows(connection, statement("count_held"), {"graph_id": graph_id} | parameters)
+    if held != [(len(grants), len(grants))]:
+        raise StaleSequencerError("another driver of the query has taken its intervals")
+    await connection.execute(statement("disown_graph"), {"graph_id": graph_id})
+    await connection.execute(statement("give_to_workers"), {"graph_id": graph_id})
 
 
 async def read_ownership(connection: Connection, graph_id: int) -> Ownership:

@@ -8,8 +8,8 @@ worker records, so that others can end its frozen transaction.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
@@ -39,6 +39,7 @@ from millpy.store.postgres.statements import statement
 from millpy.store.protocol import (
     Backlog,
     CommitFailpoint,
+    Engine,
     Event,
     Ownership,
     OwnerSnapshot,
@@ -158,16 +159,13 @@ class PostgresStore:
         dry_run: bool = False,
     ) -> generating.SwitchResult | None:
         """Make a generation the current one; see `generations.switch`. With `dry_run`, roll the switch back."""
-        async with self._fold.use() as connection, connection.transaction(force_rollback=dry_run):
-            await connection.execute(statement("act_as_owner"))
-            await deploying.check_rights(connection, f"cannot switch graph {family!r}", f"switch {family} {generation}")
+        what, command = f"cannot switch graph {family!r}", f"switch {family} {generation}"
+        async with self._as_owner(what, command, dry_run=dry_run) as connection:
             return await generating.switch(connection, family, generation, behind_us_max=behind_us_max, rights=rights)
 
     async def drop(self, name: str, *, dry_run: bool = False) -> generating.DropResult:
         """Drop a graph, or one generation of it; see `generations.drop`. With `dry_run`, roll the drop back."""
-        async with self._fold.use() as connection, connection.transaction(force_rollback=dry_run):
-            await connection.execute(statement("act_as_owner"))
-            await deploying.check_rights(connection, f"cannot drop graph {name!r}", f"drop {name}")
+        async with self._as_owner(f"cannot drop graph {name!r}", f"drop {name}", dry_run=dry_run) as connection:
             return await generating.drop(connection, name)
 
     async def register(self, worker: WorkerInfo, ttl_s: float) -> None:
@@ -178,6 +176,35 @@ class PostgresStore:
         self._worker_id = worker.worker_id
         async with self._commit.use() as connection:
             await connection.execute(statement("record_backend"), {"worker_id": worker.worker_id})
+
+    async def read_engine(self, graph_id: int) -> Engine | None:
+        """Read what computes a generation; None if it has been dropped."""
+        async with self._admin.use() as connection:
+            rows = await all_rows(connection, statement("read_engine"), {"graph_id": graph_id})
+        return rows[0][0] if rows else None
+
+    async def is_begun(self, graph_id: int) -> bool:
+        """Tell whether any interval of a graph has a commit."""
+        async with self._admin.use() as connection:
+            rows = await all_rows(connection, statement("is_begun"), {"graph_id": graph_id})
+        return bool(rows[0][0])
+
+    async def give_to_spark(self, deployment: Deployment) -> None:
+        """Let Spark compute a generation that workers have not begun; see `ownership.give_to_spark`."""
+        async with self._as_owner(f"cannot give graph {deployment.name!r} to Spark", "backfill") as connection:
+            await ownership.give_to_spark(connection, deployment.graph_id)
+
+    async def give_to_workers(self, deployment: Deployment, grants: Sequence[Grant]) -> None:
+        """Let workers compute a generation from here; see `ownership.give_to_workers`."""
+        async with self._as_owner(f"cannot hand graph {deployment.name!r} over", "backfill") as connection:
+            await ownership.give_to_workers(connection, deployment.graph_id, grants)
+
+    @asynccontextmanager
+    async def _as_owner(self, what: str, command: str, *, dry_run: bool = False) -> AsyncIterator[Connection]:
+        async with self._fold.use() as connection, connection.transaction(force_rollback=dry_run):
+            await connection.execute(statement("act_as_owner"))
+            await deploying.check_rights(connection, what, command)
+            yield connection
 
     async def heartbeat(self, worker_id: UUID, ttl_s: float) -> bool:
         """Renew the lease. Return False when it has expired. Workers use `HeartbeatConnection`, from a thread."""

@@ -1,11 +1,13 @@
 -- name: register_worker
--- Registers a worker. Zero rows: it does not know the deployed version of the graph.
-INSERT INTO mill.workers (worker_id, graph_id, graph_version, computations, host, pid, lease_deadline, lease_s)
-SELECT %(worker_id)s, g.graph_id, g.version, %(computations)s, %(host)s, %(pid)s,
+-- Registers a worker. Zero rows: it does not know the deployed version of the graph, or is of the other engine.
+INSERT INTO mill.workers (worker_id, graph_id, graph_version, computations, engine, host, pid, lease_deadline, lease_s)
+SELECT %(worker_id)s, g.graph_id, g.version, %(computations)s, g.engine, %(host)s, %(pid)s,
        clock_timestamp() + make_interval(secs => %(ttl_s)s), %(ttl_s)s
-  FROM mill.graphs AS g WHERE g.graph_id = %(graph_id)s AND g.version = %(graph_version)s
+  FROM mill.graphs AS g
+ WHERE g.graph_id = %(graph_id)s AND g.version = %(graph_version)s AND g.engine = %(engine)s
 ON CONFLICT (worker_id) DO UPDATE
-   SET graph_id = excluded.graph_id, graph_version = excluded.graph_version, computations = excluded.computations, host = excluded.host, pid = excluded.pid,
+   SET graph_id = excluded.graph_id, graph_version = excluded.graph_version, computations = excluded.computations,
+       engine = excluded.engine, host = excluded.host, pid = excluded.pid,
        lease_deadline = excluded.lease_deadline, lease_s = excluded.lease_s;
 
 -- name: disown
@@ -67,7 +69,7 @@ SELECT i.worker_id, NULL, i.interval_id,
  ORDER BY interval_id;
 
 -- name: claim_intervals
--- Claims unlocked intervals of the graph version that the worker knows: those without a live owner, and those that the
+-- Claims unlocked intervals of the graph version that the worker knows, if its engine computes the graph: those without a live owner, and those that the
 -- worker owns already (the answer to an earlier claim was lost). Zero rows: none is free, or the worker's lease has
 -- expired.
 UPDATE mill.intervals AS i SET worker_id = %(worker_id)s, sequencer = i.sequencer + 1
@@ -76,8 +78,46 @@ UPDATE mill.intervals AS i SET worker_id = %(worker_id)s, sequencer = i.sequence
            AND (h.worker_id = %(worker_id)s OR NOT mill.alive(h.worker_id))
          ORDER BY h.interval_id FOR NO KEY UPDATE SKIP LOCKED) AS free
  WHERE i.interval_id = free.interval_id AND mill.alive(%(worker_id)s)
-   AND i.graph_version = (SELECT w.graph_version FROM mill.workers AS w WHERE w.worker_id = %(worker_id)s)
+   AND i.graph_version = (SELECT w.graph_version FROM mill.workers AS w JOIN mill.graphs AS g USING (graph_id, engine)
+                           WHERE w.worker_id = %(worker_id)s)
 RETURNING i.interval_id, i.sequencer;
+
+-- name: read_engine
+-- Reads what computes a generation. Zero rows: the graph has been dropped.
+SELECT engine FROM mill.graphs WHERE graph_id = %(graph_id)s;
+
+-- name: is_begun
+-- Tells whether any interval of a graph has a commit. Always one row.
+SELECT EXISTS (SELECT FROM mill.intervals WHERE graph_id = %(graph_id)s AND bundle > 0);
+
+-- name: give_to_spark
+-- Gives a generation that workers have not begun to Spark. Zero rows: they have.
+UPDATE mill.graphs AS g SET engine = 'spark'
+ WHERE g.graph_id = %(graph_id)s
+   AND (g.engine = 'spark' OR NOT EXISTS (SELECT FROM mill.intervals AS i WHERE i.graph_id = g.graph_id AND i.bundle > 0))
+RETURNING g.engine;
+
+-- name: disown_graph
+-- Takes all intervals of a graph from their owners. Waits for commits and claims in flight. Always at least one row.
+UPDATE mill.intervals AS i SET worker_id = NULL, sequencer = i.sequencer + 1
+  FROM (SELECT h.interval_id FROM mill.intervals AS h
+         WHERE h.graph_id = %(graph_id)s ORDER BY h.interval_id FOR NO KEY UPDATE) AS held
+ WHERE i.interval_id = held.interval_id;
+
+-- name: count_held
+-- Locks a graph's intervals and counts them, and those under these grants. Always one row.
+WITH held AS MATERIALIZED (
+    SELECT interval_id, sequencer FROM mill.intervals WHERE graph_id = %(graph_id)s ORDER BY interval_id FOR NO KEY UPDATE
+)
+SELECT count(*), count(g.interval_id)
+  FROM held AS h LEFT JOIN unnest(%(intervals)s, %(sequencers)s) AS g (interval_id, sequencer)
+    ON g.interval_id = h.interval_id AND g.sequencer = h.sequencer;
+
+-- name: give_to_workers
+-- Gives a generation to workers, and forgets Spark's drivers, which would count as workers until their leases expire.
+-- Zero rows: no driver is registered.
+WITH given AS (UPDATE mill.graphs SET engine = 'workers' WHERE graph_id = %(graph_id)s)
+DELETE FROM mill.workers WHERE graph_id = %(graph_id)s AND engine = 'spark';
 
 -- name: seize_intervals
 -- Takes intervals over from their owners; waits for their commits in flight. Zero rows: the worker's lease has expired,
@@ -86,7 +126,8 @@ UPDATE mill.intervals AS i SET sequencer = 1 + i.sequencer, worker_id = %(worker
   FROM (SELECT h.interval_id FROM mill.intervals AS h
          WHERE h.interval_id = ANY (%(intervals)s) ORDER BY h.interval_id FOR NO KEY UPDATE) AS held
  WHERE i.interval_id = held.interval_id AND mill.alive(%(worker_id)s)
-   AND i.graph_version = (SELECT k.graph_version FROM mill.workers AS k WHERE k.worker_id = %(worker_id)s)
+   AND i.graph_version = (SELECT k.graph_version FROM mill.workers AS k JOIN mill.graphs AS g USING (graph_id, engine)
+                           WHERE k.worker_id = %(worker_id)s)
 RETURNING i.interval_id, i.sequencer;
 
 -- name: find_locked

@@ -1,0 +1,66 @@
+"""`millpy backfill`: the whole history of a graph through Spark, then its workers go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from millpy.cli import text_table as tables
+from millpy.cli.options import DatabaseOption, JsonOption, handle_errors, print_json, settings_of
+from millpy.cli.spark import InputOption, MasterOption, MemoryOption, running_spark, show_accounting
+from millpy.config.extras import to_install
+from millpy.errors import UsageError
+from millpy.graph.loader import load_graph
+from millpy.observability.status_line import working
+
+
+@handle_errors
+def backfill(
+    graph: Annotated[str, typer.Argument(metavar="GRAPH.py", help="Python file that defines the graph.")],
+    work: Annotated[Path, typer.Option("--work", metavar="DIR", help="New directory to work in, or to continue in.")],
+    inputs: InputOption = None,
+    may_overlap: Annotated[
+        bool, typer.Option("--may-overlap", help="Accept a history of a source without Dedupe.")
+    ] = False,
+    settle: Annotated[
+        float,
+        typer.Option("--settle", metavar="SECONDS", min=0, help="Time for the history's files to catch up at first."),
+    ] = 0.0,
+    database: DatabaseOption = None,
+    master: MasterOption = "local[*]",
+    memory: MemoryOption = "2g",
+    as_json: JsonOption = False,
+) -> None:
+    """Compute the history of a new graph or generation on Spark, then hand it over to its workers.
+
+    Workers that are started meanwhile wait. A backfill that was killed continues with the same command. Afterwards
+    the working directory can be deleted; a new generation becomes the current one by `millpy switch`.
+    """
+    from millpy.process.launcher import database as connected  # imported here: --help does not need it
+
+    try:
+        from millpy.spark.backfill import Backfill, BackfillRequest
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error.name} is not installed", hint=to_install("spark")) from None
+    settings = settings_of(database)
+    with connected(settings, graph, create=True) as url, working(f"loading {graph}"):
+        request = BackfillRequest(
+            graph,
+            inputs or (),
+            database=url,
+            work=work,
+            may_overlap=may_overlap,
+            settle_s=settle,
+            limits=settings.limits,
+        )
+        summary = Backfill(request).run(lambda: running_spark(f"backfill of {graph}", master, memory))
+    if as_json:
+        print_json(summary)
+        return
+    show_accounting(summary)
+    spec = load_graph(graph).spec()
+    tables.say("handed over: workers go on from here")
+    if spec.generation > 1:
+        tables.say(f"to make it the current generation: millpy switch {spec.name} {spec.generation}")
