@@ -471,6 +471,14 @@ def _standstills(facts: Facts, _: Limits) -> Found:
                 "it is not read, and its watermark does not advance",
                 f"fix the cause, then run `millpy sources resume {row['name']} {row['graph']}`",
             )
+        elif row["kind"] == "engine":
+            yield Finding(
+                Severity.WARNING,
+                "Spark's driver",
+                f"{row['graph']} is computed by Spark, and no driver is alive",
+                "nothing is computed, and its workers wait",
+                "start the same `millpy backfill` or stream again; or end it with `millpy drop`",
+            )
         else:
             yield Finding(
                 Severity.WARNING,

@@ -16,6 +16,7 @@ from millpy.errors import ConfigError
 
 try:
     from millpy.spark.archive_input import Archive
+    from millpy.spark.backfill import BackfillRequest, backfill
     from millpy.spark.batch import BatchResult, run
     from millpy.spark.session import read_table, register, session
     from millpy.spark.source import MillpyDataSource
@@ -27,10 +28,12 @@ except ModuleNotFoundError as error:
 
 __all__ = [
     "Archive",
+    "BackfillRequest",
     "BatchResult",
     "GraphStream",
     "MillpyDataSource",
     "StreamPlaces",
+    "backfill",
     "read_results",
     "read_table",
     "register",

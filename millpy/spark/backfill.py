@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
@@ -161,7 +161,7 @@ class Backfill:
         """Find the inputs' files now that nothing else is missing, and keep to them."""
         if self._job.exists():
             return
-        time.sleep(self._request.settle_s)
+        threading.Event().wait(self._request.settle_s)
         self._hosted = self._request.plan()
         ready = self._job.with_suffix(".new")
         ready.unlink(missing_ok=True)

@@ -192,7 +192,7 @@ def make_job(
         named.setdefault(name, []).extend(paths)
     histories = {name: SourceHistory(tuple(_expanded(paths))) for name, paths in named.items()}
     text = path.read_text(encoding="utf-8")
-    return BatchJob(graph, text, histories, limits, now_us, state, streams, hands_over)
+    return BatchJob(graph, text, histories, limits, now_us, state, streams, hands_over=hands_over)
 
 
 def _by_source(

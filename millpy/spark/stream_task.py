@@ -205,7 +205,7 @@ class _StreamedInterval(IntervalTask):
             self.close()
 
     def _without_end(self, taken: SourceBatch) -> SourceBatch:
-        """Return a batch without the end of a history, behind which the source itself goes on."""
+        """Return a batch without the end of a history, behind which the source itself has more."""
         job = self._hosted.job
         if not (taken.finished and job.hands_over and self._of.name in job.histories):
             return taken

@@ -63,7 +63,7 @@ class Reader:
             return
         replaced: dict[str, Any] = {}
         if block.test == "signatures":
-            helpers = ("session", "read_table", "run", "stream", "read_results")
+            helpers = ("session", "read_table", "run", "stream", "read_results", "backfill")
             replaced = {name: mock.create_autospec(getattr(millpy.spark, name)) for name in helpers}
         with mock.patch.multiple(millpy.spark, **replaced) if replaced else nullcontext():
             exec(code, self.module.__dict__)

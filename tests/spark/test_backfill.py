@@ -18,7 +18,7 @@ from millpy.cli.app import app
 from millpy.embedded import EmbeddedBroker
 from millpy.graph.loader import load_graph
 from millpy.process.assembly import run_worker
-from millpy.spark import backfill
+from millpy.spark.backfill import Backfill
 
 pytestmark = pytest.mark.timeout(400)  # a JVM starts first
 GRAPH = """
@@ -85,13 +85,13 @@ def test_nothing_is_lost_or_doubled_between_a_history_and_what_its_broker_has_ke
     assert "source 'notes' does not deduplicate" in refused.output
 
     graph.write_text(text.replace("DEDUPE", DEDUPE))
-    find = backfill.Backfill._fix_inputs
+    find = Backfill._fix_inputs
 
-    def while_the_broker_keeps(self: backfill.Backfill) -> None:
+    def while_the_broker_keeps(self: Backfill) -> None:
         asyncio.run(publish(broker.port, range(450, 600)))
         find(self)
 
-    monkeypatch.setattr(backfill.Backfill, "_fix_inputs", while_the_broker_keeps)
+    monkeypatch.setattr(Backfill, "_fix_inputs", while_the_broker_keeps)
     found = CliRunner().invoke(app, command)
     assert found.exit_code == 0, found.output
     assert "millpy switch plant 2" in found.output

@@ -200,12 +200,17 @@ SELECT kind, graph, stream, count(*)::bigint AS count
  GROUP BY kind, graph, stream ORDER BY count DESC;
 
 -- name: look_at_standstills
--- Finds paused sources and computations with parked keys, with one of the reasons. Zero rows: nothing is paused or
--- parked.
+-- Finds paused sources and computations with parked keys, with one of the reasons, and generations that Spark computes
+-- without a live driver. Zero rows: nothing is paused or parked, or waits for a driver.
 SELECT 'source' AS kind, graph, stream AS name, count(*)::bigint AS count, min(paused_because) AS reason
   FROM millpy.sources WHERE state = 'paused' GROUP BY graph, stream
  UNION ALL
 SELECT 'keys', graph, computation, count(*)::bigint, min(detail) FROM millpy.parked GROUP BY graph, computation
+ UNION ALL
+SELECT 'engine', g.name, '', 1, '' FROM mill.graphs AS g
+ WHERE g.engine = 'spark' AND NOT EXISTS (SELECT FROM mill.workers AS w
+                                           WHERE w.graph_id = g.graph_id AND w.engine = 'spark'
+                                              AND w.lease_deadline > clock_timestamp())
  ORDER BY kind DESC, graph, name;
 
 -- name: look_at_balance

@@ -16,11 +16,14 @@ from uuid import uuid4
 import psycopg
 import pytest
 from psycopg.rows import dict_row
+from typer.testing import CliRunner
 
+from millpy.cli.app import app
 from millpy.errors import OtherEngineError, StaleSequencerError, UsageError
 from millpy.graph.loader import load_graph
 from millpy.limits import Limits
-from millpy.model.time import Instant
+from millpy.model.checkpoint import Checkpoint
+from millpy.model.time import INSTANT_MIN, Instant
 from millpy.process.assembly import run_worker
 from millpy.spark import hand_over
 from millpy.spark.hand_over import HandOver
@@ -234,6 +237,32 @@ def test_workers_go_on_behind_a_history_that_spark_has_computed(
     assert contents(database_url, "plant_2") == contents(database_url, "plant")
     with pytest.raises(UsageError, match="workers have begun this generation"):
         Driver(second, database_url, tmp_path / "other")
+
+
+def test_a_worker_from_before_claims_nothing_of_what_is_sparks(database_url: str, tmp_path: Path) -> None:
+    path = written(tmp_path, 1)
+
+    async def run() -> None:
+        async with PostgresStore(database_url) as store:
+            deployed = await store.deploy(load_graph(str(path)).spec())
+            ids = [interval.interval_id for interval in deployed.intervals]
+            worker = WorkerInfo(uuid4(), deployed.graph_id, deployed.version)
+            await store.register(worker, 60.0)
+            early = await store.claim(worker.worker_id, ids[:2])
+            assert len(early) == 2
+            driver = await asyncio.to_thread(Driver, path, database_url, tmp_path / "work")
+            await asyncio.to_thread(driver.store.close)  # it dies
+            assert not await store.claim(worker.worker_id, ids)
+            with psycopg.connect(database_url) as connection:
+                connection.execute("UPDATE mill.workers SET lease_deadline = clock_timestamp() WHERE engine = 'spark'")
+            assert not await store.claim(worker.worker_id, ids)
+            assert not await store.seize(worker.worker_id, ids)
+            with pytest.raises(StaleSequencerError):
+                await store.commit([Checkpoint(early[0], 1, INSTANT_MIN, INSTANT_MIN)], graph_version=deployed.version)
+
+    asyncio.run(run())
+    found = CliRunner().invoke(app, ["doctor", "--database", database_url])
+    assert "plant is computed by Spark, and no driver is alive" in found.output
 
 
 async def _deploy(path: Path, url: str) -> None:
