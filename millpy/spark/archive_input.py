@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import msgspec
@@ -27,11 +27,11 @@ from millpy.model.deployment import permanent_name
 from millpy.model.record import Records, RecordType
 from millpy.model.stage import StoredInterval
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, ClockReading, Instant, instant
-from millpy.store.archive.parquet import EVENT_TIME, ORDINAL, WATERMARK
-from millpy.store.archive.reader import ArchiveReader, BundlePlace, ListedFile, TimeRange, archive_of, bundles_of
+from millpy.store.archive.parquet import EVENT_TIME, ORDINAL, PARTITION, SEQ, WATERMARK
+from millpy.store.archive.reader import ArchiveReader, ListedFile, TimeRange, archive_of, bundles_of
 
 OPEN_FILES_MAX = 4
-"""Bundles of one turn lie in a file for each hour of event time: these stay open."""
+"""Bundles of one turn lie in a file for each hour of event time: these stay decoded."""
 
 
 class ArchivedHistory(msgspec.Struct, frozen=True):
@@ -133,9 +133,9 @@ def archived_batches(
     Raises:
         UsageError: a file from before a deployment lacks a field.
     """
-    opened = lru_cache(OPEN_FILES_MAX)(pq.ParquetFile)
+    opened = lru_cache(OPEN_FILES_MAX)(partial(_DecodedFile, partition))
     for place in bundles_of(history.files, partition):
-        records = _records(opened(place.file), place, record_type, history)
+        records = _records(opened(place.file), place.seq, record_type, history)
         yield (
             place.seq,
             ArchivedBatch("columns", now_us, watermark=place.watermark, accepted=records, records=len(records)),
@@ -145,16 +145,31 @@ def archived_batches(
     yield INSTANT_MAX - 1, end
 
 
-def _records(file: pq.ParquetFile, place: BundlePlace, record_type: RecordType, history: ArchivedHistory) -> Records:
-    table = file.read_row_groups(place.row_groups)
-    if len(place.row_groups) > 1:
-        table = table.take(pc.sort_indices(table[ORDINAL]))
+class _DecodedFile:
+    """The records of one partition in a file, bundle by bundle. An archiver's turn bounds its size."""
+
+    def __init__(self, partition: str, name: str) -> None:
+        table = pq.ParquetFile(name).read()
+        table = table.filter(pc.equal(table[PARTITION], partition))
+        table = table.take(pc.sort_indices(table, sort_keys=[(SEQ, "ascending"), (ORDINAL, "ascending")]))
+        self.name = name
+        self._table = table
+        self._seqs = table[SEQ].to_numpy()
+
+    def bundle(self, seq: int) -> pa.Table:
+        """Return the records of a bundle in their order; none if all of them were erased."""
+        start, end = np.searchsorted(self._seqs, [seq, seq + 1]).tolist()
+        return self._table.slice(start, end - start)
+
+
+def _records(file: _DecodedFile, seq: int, record_type: RecordType, history: ArchivedHistory) -> Records:
+    table = file.bundle(seq)
     times = table[EVENT_TIME]
     if history.first > INSTANT_MIN or history.end < INSTANT_MAX:
         table = table.filter(pc.and_(pc.greater_equal(times, history.first), pc.less(times, history.end)))
     if not len(table):
         return Records.empty(record_type)
-    columns = [_column(table, name, record_type, place.file) for name in record_type.fields]
+    columns = [_column(table, name, record_type, file.name) for name in record_type.fields]
     return Records(
         record_type,
         table[EVENT_TIME].to_numpy().astype(np.int64),

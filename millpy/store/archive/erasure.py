@@ -15,14 +15,14 @@ import pyarrow.parquet as pq
 
 from millpy.model.keys import KEY_SPACE, Key, key_hash
 from millpy.model.record import column_of
-from millpy.store.archive.parquet import METADATA, FileDescription
+from millpy.store.archive.parquet import METADATA, PARTITION, FileDescription
 from millpy.store.archive.reader import described
 
 
 def without_key(file: Path, key_fields: Mapping[str, tuple[str, ...]], key: Key) -> tuple[pa.Buffer, int] | None:
     """Return a file's content without the records of a key, and the number of records; None if it has none of them.
 
-    Only the row groups of the key's bucket are decoded twice. A bundle stays described when nothing of it is left, so
+    A bundle stays described when nothing of it is left, so
     no reader takes it for missing.
 
     Args:
@@ -34,10 +34,9 @@ def without_key(file: Path, key_fields: Mapping[str, tuple[str, ...]], key: Key)
     description = described(source.metadata)
     bucket = key_hash(key) // (KEY_SPACE // description.buckets)
     kept: dict[int, np.ndarray[Any, np.dtype[np.bool_]]] = {}
-    for place, (of, partition, _, _) in enumerate(description.row_groups):
+    for place, (of, _) in enumerate(description.row_groups):
         if of == bucket:
-            fields = key_fields[partition.partition("/")[0]]
-            has = _has(source.read_row_group(place).combine_chunks().to_batches()[0], fields, key)
+            has = _has(source.read_row_group(place).combine_chunks().to_batches()[0], key_fields, key)
             if has.any():
                 kept[place] = ~has
     if not kept:
@@ -50,16 +49,22 @@ def without_key(file: Path, key_fields: Mapping[str, tuple[str, ...]], key: Key)
             table = table.filter(pa.array(kept[place])) if place in kept else table
             if len(table):
                 writer.write_table(table, row_group_size=len(table))
-                groups.append((*group[:3], len(table)))
+                groups.append((group[0], len(table)))
         left = FileDescription(description.buckets, description.bundles, groups)
         writer.add_key_value_metadata({METADATA: msgspec.json.encode(left).decode()})
-    return sink.getvalue(), sum(group[3] for group in groups)
+    return sink.getvalue(), sum(count for _, count in groups)
 
 
-def _has(batch: pa.RecordBatch, fields: tuple[str, ...], key: Key) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    found = np.ones(len(batch), bool)
-    for name, value in zip(fields, key if isinstance(key, tuple) else (key,), strict=True):
-        column = column_of(batch, name)
-        wanted = pa.scalar(str(value) if isinstance(value, UUID) else value, column.type)
-        found &= pc.equal(column, wanted).fill_null(False).to_numpy(zero_copy_only=False)
+def _has(
+    batch: pa.RecordBatch, key_fields: Mapping[str, tuple[str, ...]], key: Key
+) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return which records have the key."""
+    found = np.zeros(len(batch), bool)
+    for producer, fields in key_fields.items():
+        own = pc.starts_with(batch.column(PARTITION), f"{producer}/")
+        for name, value in zip(fields, key if isinstance(key, tuple) else (key,), strict=True):
+            column = column_of(batch, name)
+            wanted = pa.scalar(str(value) if isinstance(value, UUID) else value, column.type)
+            own = pc.and_(own, pc.equal(column, wanted).fill_null(False))
+        found |= own.to_numpy(zero_copy_only=False)
     return found

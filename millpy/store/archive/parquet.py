@@ -1,4 +1,4 @@
-"""Bundles as Parquet: the fields of the records and five columns, one row group for each bundle and bucket.
+"""Bundles as Parquet: the fields of the records and five columns, one row group for each bucket.
 
     _partition       where the bundle was made: "COMPUTATION/PARTITION", or the place of a key interval
     _seq             the bundle's number there
@@ -7,9 +7,10 @@
     _watermark_us    the watermark before the record, so that lateness is a filter on a row; null behind a stage, whose
                      records are judged by the watermark of their consumer
 
-A bucket is a part of the key space: the first bits of the key's hash. Bundles stay whole and records keep their order
-within a bucket, so a sum over a key adds the same numbers in the same order as the worker's; `_ordinal` restores the
-order for any other key. The metadata `millpy` describes bundles and row groups as JSON (`FileDescription`).
+A bucket is a part of the key space: the first bits of the key's hash. A bundle is in one file, and records keep their
+order within a bucket, so a sum over a key adds the same numbers in the same order as the worker's. `_seq` and
+`_ordinal` restore the bundle for any other key. Bundles can be small, and a row group costs a millisecond, so a row
+group has records of all bundles. The metadata `millpy` describes bundles and row groups as JSON (`FileDescription`).
 """
 
 from __future__ import annotations
@@ -25,16 +26,17 @@ from millpy.model.bundle import Bundle
 from millpy.model.keys import KEY_SPACE
 
 METADATA = "millpy"
-ORDINAL, EVENT_TIME, WATERMARK = "_ordinal", "_event_time_us", "_watermark_us"
+PARTITION, SEQ, ORDINAL = "_partition", "_seq", "_ordinal"
+EVENT_TIME, WATERMARK = "_event_time_us", "_watermark_us"
 ADDED = (
-    pa.field("_partition", pa.string()),
-    pa.field("_seq", pa.int64()),
+    pa.field(PARTITION, pa.string()),
+    pa.field(SEQ, pa.int64()),
     pa.field(ORDINAL, pa.int32()),
     pa.field(EVENT_TIME, pa.int64()),
     pa.field(WATERMARK, pa.int64()),
 )
-RowGroup = tuple[int, str, int, int]
-"""(bucket, partition, seq, records)."""
+RowGroup = tuple[int, int]
+"""(bucket, records)."""
 ArchivedBundle = tuple[str, int, int | None, int]
 """(partition, seq, the seq of the bundle before it, the partition's watermark after it)."""
 
@@ -64,17 +66,16 @@ def encode(bundles: Sequence[Bundle], partitions: Mapping[int, str], buckets: in
     schema = pa.schema(
         [*bundles[0].records.type.schema, *ADDED],
     )
-    sink = pa.BufferOutputStream()
-    groups: list[RowGroup] = []
+    table = pa.concat_tables([_table(bundle, partitions[bundle.producer], schema) for bundle in bundles])
+    of_row = np.concatenate([(each.keys.hashes // (KEY_SPACE // buckets))[each.keys.codes] for each in bundles])
+    table = table.take(pa.array(np.argsort(of_row, kind="stable")))
+    found, counts = np.unique(of_row, return_counts=True)
+    groups: list[RowGroup] = list(zip(found.tolist(), counts.tolist(), strict=True))
+    sink, start = pa.BufferOutputStream(), 0
     with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
-        for bundle in bundles:
-            partition = partitions[bundle.producer]
-            table = _table(bundle, partition, schema)
-            of_row = (bundle.keys.hashes // (KEY_SPACE // buckets))[bundle.keys.codes]
-            for bucket in np.unique(of_row).tolist():
-                rows = np.flatnonzero(of_row == bucket)
-                writer.write_table(table.take(pa.array(rows)), row_group_size=len(rows))
-                groups.append((bucket, partition, bundle.seq, len(rows)))
+        for _, count in groups:
+            writer.write_table(table.slice(start, count), row_group_size=count)
+            start += count
         of_file = [(partitions[each.producer], each.seq, each.previous_seq, each.watermark) for each in bundles]
         description = FileDescription(buckets, list(dict.fromkeys(of_file)), groups)
         writer.add_key_value_metadata({METADATA: msgspec.json.encode(description).decode()})

@@ -20,7 +20,15 @@ from millpy.errors import CorruptionError, UsageError
 from millpy.model.deployment import ComputationSpec, GraphSpec
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, describe
 from millpy.store.archive.directory import ArchiveDirectory
-from millpy.store.archive.parquet import EVENT_TIME, METADATA, WATERMARK, ArchivedBundle, FileDescription
+from millpy.store.archive.parquet import (
+    EVENT_TIME,
+    METADATA,
+    PARTITION,
+    SEQ,
+    WATERMARK,
+    ArchivedBundle,
+    FileDescription,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +55,11 @@ class BundlePlace:
         seq: its number.
         watermark: the watermark of its partition after it.
         file: the file that has it.
-        row_groups: its row groups there.
     """
 
     seq: int
     watermark: Instant
     file: str
-    row_groups: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +169,11 @@ class ArchiveReader:
     def _watermark_before(self, files: Sequence[ListedFile], partition: str, seq: int) -> int:
         """Return the watermark before the first record of a bundle."""
         for file in files:
-            for place in bundles_of([self.find(file)], partition) if file.partitions[partition][0] <= seq else ():
-                if place.seq == seq:
-                    table = pq.ParquetFile(place.file).read_row_groups(place.row_groups, columns=[WATERMARK])
-                    return int(pc.min(table[WATERMARK]).as_py())
+            if file.partitions[partition][0] <= seq <= file.partitions[partition][1]:
+                table = pq.ParquetFile(self.find(file)).read(columns=[PARTITION, SEQ, WATERMARK])
+                own = pc.and_(pc.equal(table[PARTITION], partition), pc.equal(table[SEQ], seq))
+                if pc.any(own).as_py():
+                    return int(pc.min(table.filter(own)[WATERMARK]).as_py())
         return INSTANT_MAX
 
     def _description(self, file: ListedFile) -> FileDescription:
@@ -190,12 +197,8 @@ def bundles_of(files: Iterable[str], partition: str) -> list[BundlePlace]:
     """
     found: dict[int, BundlePlace] = {}
     for file in files:
-        description = described(pq.read_metadata(file))
-        own = {bundle[1]: bundle for bundle in description.bundles if bundle[0] == partition}
-        places = {seq: BundlePlace(seq, Instant(bundle[3]), file, []) for seq, bundle in own.items()}
-        for place, (_, of, seq, _) in enumerate(description.row_groups):
-            if of == partition:
-                places[seq].row_groups.append(place)
+        own = {bundle[1]: bundle for bundle in described(pq.read_metadata(file)).bundles if bundle[0] == partition}
+        places = {seq: BundlePlace(seq, Instant(bundle[3]), file) for seq, bundle in own.items()}
         if twice := found.keys() & places.keys():
             raise CorruptionError(
                 f"{file} and another file both have bundle {min(twice)} of {partition}",
