@@ -132,6 +132,10 @@ def _archive(graph: str, directory: str, span: Sequence[datetime | None], databa
         if deployed is None:
             raise UsageError(f"{spec.name} is not deployed", hint="`millpy graphs` lists what is")
         archives = [computation.name for computation in spec.computations if computation.kind == "archive"]
+        for row in admin.archives(deployed):
+            if row["pending"]:
+                waiting = f"{row['pending']:,} records are not archived yet, and are not read"
+                typer.echo(f"millpy: {row['archive']}: {waiting}", err=True)
         return Archive(directory, first, last, {name: admin.archive_files(deployed, name) for name in archives})
 
 

@@ -48,10 +48,10 @@ def write_feed(path: Path, seed: int) -> None:
             feed.write(json.dumps(reading) + "\n")
 
 
-def computed(directory: Path, url: str, archiver: Limits | None = None, more: str = "") -> Path:
+def computed(directory: Path, url: str, archiver: Limits | None = None, text: str = "") -> Path:
     """Run worker and archiver over the feeds in a directory; return the graph's file."""
     path = directory / "natively.py"
-    path.write_text(GRAPH.read_text() + more)
+    path.write_text(text or GRAPH.read_text())
     graph = load_graph(str(path))
     asyncio.run(run_worker(graph, url, limits=Limits(bundle_records_max=100)))
     into = ArchiveInto(directory / "archive", every_s=0.0)
