@@ -11,7 +11,7 @@ PROSE := millpy services migrations tests docs examples benchmarks compose .ci *
 STORE_TESTS := postgres_commit postgres_results postgres_store rights roles schema search_path statements views windowed_tables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check lint format types unit test docs store-suite accounting crash crash-long deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants feeds feeds-spark compose-test demo ci clean \
+.PHONY: help setup check lint format types unit test docs store-suite accounting crash crash-long deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants feeds feeds-backfill feeds-spark compose-test demo ci clean \
         bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w2 bench-w3 bench-kafka bench-w4 bench-w5 bench-spark bench-spark-run bench-scores bench-soak
 
 help: ## show this list
@@ -91,6 +91,9 @@ mutants: $(STAMP) ## break the kernel in every listed way, and see the tests nam
 
 feeds: $(STAMP) ## the recorded feeds through mosquitto, workers killed meanwhile, against tables computed without us
 	$(BIN)/python -m tests.feeds.whole_feeds
+
+feeds-backfill: $(STAMP) ## half of each recorded feed on Spark, the rest on workers, all of them killed: five minutes
+	$(BIN)/python -m tests.feeds.through_backfill
 
 feeds-spark: $(STAMP) ## the recorded feeds as Spark batches and streams, against the same tables: five minutes
 	$(BIN)/python -m tests.feeds.through_spark

@@ -1,12 +1,13 @@
-"""Where a feed's graph reads: from the broker in FEED_BROKER, else from files in FEED_FILES."""
+"""Where a feed's graph reads: the broker in FEED_BROKER, else FEED_DIRECTORIES, else the files in FEED_FILES."""
 
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from pathlib import Path
 
 from millpy.ingest.protocol import Source
-from millpy.sources.files.source import File
+from millpy.sources.files.source import Directory, File
 from millpy.sources.mqtt.source import Mqtt
 from millpy.windowing.accumulator import Aggregate
 from millpy.windowing.aggregates.numeric import Count, Max, Mean, Min, Sum
@@ -17,6 +18,9 @@ def source(topic: str, file: str) -> Source:
     if broker:
         host, _, port = broker.rpartition(":")
         return Mqtt(topic, host=host, port=int(port))
+    directories = os.environ.get("FEED_DIRECTORIES")
+    if directories:
+        return Directory(Path(directories) / file.partition(".")[0], pattern="*.csv", settle=timedelta(0))
     return File(Path(os.environ["FEED_FILES"]) / file)
 
 

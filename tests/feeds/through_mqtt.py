@@ -98,7 +98,7 @@ def run_through_mqtt(feed: Feed, directory: Path, url: str, broker: EmbeddedBrok
                 workers.append(stack.enter_context(worker()))
                 event.set()
             publishing.join(PUBLISH_S_MAX)
-            await_true(lambda: _all_over(url, feed), f"all is over; {workers[0].log[-2000:]}", SETTLE_S_MAX)
+            await_true(lambda: all_over(url, feed), f"all is over; {workers[0].log[-2000:]}", SETTLE_S_MAX)
             for survivor in workers:
                 survivor.drain()
                 survivor.await_finished()
@@ -116,7 +116,7 @@ def _all_listen(url: str, feed: Feed, publisher: Publisher) -> bool:
     return row is not None and row[0] == feed.injectors
 
 
-def _all_over(url: str, feed: Feed) -> bool:
+def all_over(url: str, feed: Feed) -> bool:
     """Whether every stage has seen the message that closes all windows."""
     with psycopg.connect(url, autocommit=True) as connection:
         row = connection.execute(
