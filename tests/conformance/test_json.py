@@ -29,12 +29,14 @@ ROOT = Path(__file__).resolve().parents[2]
 WITHOUT: dict[str, str] = {}
 """Commands that have no --json, and why."""
 ELSEWHERE = {
-    "demo": "two minutes: no test runs it",
+    "demo": "minutes: no test runs it",
     "crash-test": "a minute: tests/e2e/test_crash_test.py reads its document",
     "archive": "tests/crash/test_archive.py reads its document",
     "report": "Spark: tests/spark/test_report.py reads its document",
     "audit": "Spark: tests/spark/test_audit.py reads its document",
     "spark run": "Spark: tests/spark/test_batch.py reads its document",
+    "backfill": "Spark: tests/spark/test_backfill.py reads its document",
+    "analytics": "Spark: tests/spark/test_analytics.py reads its document",
 }
 """Commands whose document other tests read, and where."""
 QUESTION = "SELECT 1 AS one, now() AS at"

@@ -35,6 +35,10 @@ def type_oid(name: str, statement: str) -> int:
         return Jsonbs.array_oid
     if statement == "register_worker" or name in ("slots", "key_fields", "names", "types"):
         return 0
+    if statement == "append_archive_files" and name == "partitions":
+        return Jsonbs.array_oid
+    if statement == "replace_file":  # one file: every parameter is a scalar
+        return 0
     if name in BYTEAS:
         return Byteas.array_oid
     if name in TEXTS:

@@ -21,7 +21,9 @@ import pyarrow.parquet as pq
 import pytest
 from psycopg.rows import dict_row
 from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
+from millpy.cli.app import app
 from millpy.clock import SystemClock
 from millpy.errors import OwnershipError
 from millpy.model.deployment import ColumnSpec, TableSpec
@@ -167,7 +169,9 @@ def test_rows_are_those_of_plain_python_although_the_driver_is_killed_behind_a_c
     assert found[-2:] == [(press, last + 2 * HOUR, "hour"), (press, last + 2 * HOUR + 2 * WIDTH, "hour")]
     plant.write([{"device": "press", "start": last + 2 * HOUR, "mean": 10.3, "index": 1, "n": 11, "late": 1}])
     assert analytics.round() == 1
-    assert analytics.round() == 0
+    directory = ["--to", str(tmp_path), "--database", database_url]
+    done = CliRunner().invoke(app, ["analytics", "plant", *directory, "--once", "--json"])
+    assert json.loads(done.stdout) == {"graph": "plant", "tables": 1}, done.output
 
     found = [(row["device"], row["window_start"], row["baseline"]) for row in rows(database_url, ANOMALIES)]
     assert found[-1:] == [(press, last + 2 * HOUR + 2 * WIDTH, "hour")]

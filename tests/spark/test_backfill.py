@@ -105,5 +105,8 @@ def test_nothing_is_lost_or_doubled_between_a_history_and_what_its_broker_has_ke
         ).fetchall()
     assert {(start, device): n for start, device, n in rows} == counts
     assert CliRunner().invoke(app, ["switch", "plant", "2", "--database", database_url, "--anyway"]).exit_code == 0
-    again = CliRunner().invoke(app, command)
+    again = CliRunner().invoke(app, [*command, "--json"])
     assert again.exit_code == 0, again.output
+    document = json.loads(again.stdout)
+    assert document["finished"]
+    assert sum(source["injected"] for source in document["accounting"]["sources"]) == 500
