@@ -381,6 +381,21 @@ CREATE TABLE mill.device_anomalies (
 );
 CREATE INDEX device_anomalies_age ON mill.device_anomalies (table_id, window_start);
 
+-- The hours of result tables that audits have compared: of windows by their end, of records by their event time.
+CREATE TABLE mill.audits (
+    graph_id    integer NOT NULL REFERENCES mill.graphs ON DELETE CASCADE,
+    table_name  text NOT NULL,
+    hour        bigint NOT NULL,  -- its beginning
+    engine      text NOT NULL CHECK (engine IN ('hosted', 'native')),
+    by_service  boolean NOT NULL,
+    rows        bigint NOT NULL,
+    differences bigint NOT NULL,
+    uncertain   bigint NOT NULL,
+    examples    jsonb NOT NULL,  -- the first differences, bounded in number and bytes
+    audited_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (graph_id, table_name, hour)
+);
+
 CREATE TABLE mill.events (
     event_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     graph_id integer NOT NULL REFERENCES mill.graphs ON DELETE CASCADE,

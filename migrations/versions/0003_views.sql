@@ -253,6 +253,11 @@ SELECT g.name AS graph, t.name, t.kind, c.name AS computation, t.key_columns, t.
   JOIN mill.computations AS c USING (computation_id)
   JOIN mill.graphs AS g ON g.graph_id = t.graph_id;
 
+CREATE VIEW millpy.audits AS
+SELECT g.name AS graph, a.table_name AS result_table, mill.moment(a.hour) AS hour, a.engine, a.by_service, a.rows,
+       a.differences, a.uncertain, a.examples, a.audited_at
+  FROM mill.audits AS a JOIN mill.graphs AS g USING (graph_id);
+
 CREATE VIEW millpy.events AS
 SELECT g.name AS graph, e.at, e.kind, e.detail FROM mill.events AS e JOIN mill.graphs AS g USING (graph_id);
 

@@ -18,6 +18,7 @@ WAL_BYTES_MIN = 1_000_000_000
 CHECKPOINT_S_MIN = 120.0
 DISK_FREE_MIN = 0.1
 DEAD_LETTERS_MANY = 1_000
+AUDIT_BEHIND_S_MAX = 7_200.0
 NEEDED_BECAUSE = {
     "segments": "not read by",
     "deltas": "not folded for",
@@ -33,7 +34,7 @@ def examine(facts: Facts, limits: Limits) -> list[Finding]:
     checks: tuple[Callable[[Facts, Limits], Found], ...] = (
         _version, _durability, _settings, _connections, _write_ahead_log, _disk, _pooler, _encryption, _clock,
         _snapshots, _tables, _rights, _roles, _result_tables, _workers, _unfolded, _rings, _dead_letters,
-        _standstills, _balance,
+        _standstills, _balance, _audits,
     )  # fmt: skip
     return [finding for check in checks for finding in check(facts, limits)]
 
@@ -500,6 +501,30 @@ def _balance(facts: Facts, _: Limits) -> Found:
         )
     if facts.revision is not None and not facts.unbalanced:
         yield _ok("accounting", "adds up")
+
+
+def _audits(facts: Facts, _: Limits) -> Found:
+    for row in facts.audits:
+        name = f"{row['graph']}.{row['result_table']}"
+        if row["differences"]:
+            yield Finding(
+                Severity.ERROR,
+                "audit",
+                f"{name}: {row['differences']} rows in {row['hours_that_differ']} hours differ from their history, "
+                f"the first at {row['first_hour']}",
+                "rows were lost, added or changed, or the workers run other code than the audit",
+                "read the examples in the view millpy.audits; after a repair, run `millpy audit` over the hours again",
+            )
+        if row["behind_s"] is not None and row["behind_s"] > AUDIT_BEHIND_S_MAX:
+            yield Finding(
+                Severity.WARNING,
+                "audits behind",
+                f"{name}: by {_duration(row['behind_s'])}",
+                "hours that are final are not audited",
+                "start services.auditor, or read in its log why its audits fail",
+            )
+    if facts.audits and not any(row["differences"] for row in facts.audits):
+        yield _ok("audits", f"{sum(row['hours'] for row in facts.audits)} hours of tables equal their history")
 
 
 def _megabytes(size: int) -> str:

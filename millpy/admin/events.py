@@ -103,10 +103,17 @@ def describe(kind: str, detail: Mapping[str, Any], computations: Mapping[int, st
             return f"{_records(detail)} came too late for {detail['computation']}"
         case "parked":
             return f"key {detail['key']} of {detail['computation']} parked: {detail['detail']}"
-        case _ if "what" in detail:
-            return f"source {detail.get('stream', '')} ({detail.get('partition', '')}): {detail['what']}"
         case _:
-            return ", ".join(f"{name} {value}" for name, value in detail.items())
+            return _describe_other(kind, detail)
+
+
+def _describe_other(kind: str, detail: Mapping[str, Any]) -> str:
+    if kind == "audit_differs":
+        differ = f"{_counted(detail['differences'], 'row')} of {detail['table']}"
+        return f"audit: {differ} in {_counted(detail['hours'], 'hour')} from {detail['first_hour']} on"
+    if "what" in detail:
+        return f"source {detail.get('stream', '')} ({detail.get('partition', '')}): {detail['what']}"
+    return ", ".join(f"{name} {value}" for name, value in detail.items())
 
 
 def _records(detail: Mapping[str, Any]) -> str:

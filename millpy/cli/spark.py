@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from millpy.spark.archive_input import Archive
     from millpy.spark.job import HostedPlan
 
+log = logging.getLogger(__name__)
 progress = logging.getLogger("millpy.observability.status_line")
 TASK_FAILURES_MAX = 4
 """How often a task is tried, as on a cluster."""
@@ -134,8 +135,9 @@ def _archive(graph: str, directory: str, span: Sequence[datetime | None], databa
         archives = [computation.name for computation in spec.computations if computation.kind == "archive"]
         for row in admin.archives(deployed):
             if row["pending"]:
-                waiting = f"{row['pending']:,} records are not archived yet, and are not read"
-                typer.echo(f"millpy: {row['archive']}: {waiting}", err=True)
+                log.warning(
+                    "%s: %s records are not archived yet, and are not read", row["archive"], f"{row['pending']:,}"
+                )
         return Archive(directory, first, last, {name: admin.archive_files(deployed, name) for name in archives})
 
 

@@ -7,9 +7,10 @@ is final is compared: windows that can have no later pane, and records before th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from math import isnan
 from operator import or_
 from typing import Any
 
@@ -28,7 +29,10 @@ TOLERANCE = 1e-9
 SHOWN_MAX = 100
 RECORDS_MAX = 20
 RECORD_CHARACTERS_MAX = 1_000
-KIND = "_kind"
+HOUR_US = 3_600_000_000
+HOURS_MAX = 10_000
+"""How many hours of a table an audit tells apart, the newest."""
+KIND, HOUR = "_kind", "_hour"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,21 @@ class AuditDifference:
 
 
 @dataclass(frozen=True, slots=True)
+class AuditedHour:
+    """What an audit has found in one hour: among windows that end in it, its end included, or records of it.
+
+    Attributes:
+        start_us: its beginning, in µs.
+        rows, differences, uncertain: as in `TableAudit`.
+    """
+
+    start_us: int
+    rows: int = 0
+    differences: int = 0
+    uncertain: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class TableAudit:
     """The audit of one result table.
 
@@ -61,6 +80,8 @@ class TableAudit:
         uncertain: number of windows that were not compared, because the archive cannot tell which of their records
             were late.
         left_out: value columns that were not compared, because Spark does not have their aggregates.
+        hours: the hours that were compared whole, oldest first: the newest `HOURS_MAX`. Those without rows are among
+            them if the scope has a start and an end.
     """
 
     table: str
@@ -69,6 +90,7 @@ class TableAudit:
     examples: list[AuditDifference] = field(default_factory=list)
     uncertain: int = 0
     left_out: tuple[str, ...] = ()
+    hours: list[AuditedHour] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +100,8 @@ class AuditScope:
     Attributes:
         schema: the schema of the stored tables.
         final_us: computation -> its low watermark in the database, in µs.
-        start_us, end_us: only windows within [start, end), and records that happened there.
+        start_us, end_us: only windows that end after the start and at the end or before, and records that happened from
+            the start to before the end. So scopes that follow each other leave no row out, and have none in common.
         database_url: the database; default: the session's.
     """
 
@@ -116,11 +139,17 @@ def audit_natively(spark: SparkSession, table: NativeTable, plan: NativePlan, sc
         scope: what to compare. Windows must be final for the archive, too.
     """
     found = _audited(spark, table.frame, plan.table, scope, table.uncertain)
-    uncertain = 0
+    missed: dict[int, int] = {}
     if table.uncertain is not None:
-        uncertain = _final(_normal(table.uncertain, _key(plan.table)), plan.table, scope).count()
+        windows = _final(_normal(table.uncertain, _key(plan.table)), plan.table, scope)
+        counts = windows.groupBy(_hour(plan.table)).count().orderBy(F.desc(HOUR)).limit(HOURS_MAX).collect()
+        missed = {row[HOUR]: row["count"] for row in counts}
     examples = _with_records(spark, found.examples, table, plan)
-    return replace(found, examples=examples, uncertain=uncertain, left_out=plan.left_out)
+    of = {hour.start_us: hour for hour in found.hours}
+    for start in _whole(missed, plan.table, scope):
+        of[start] = replace(of.get(start, AuditedHour(start)), uncertain=missed.get(start, 0))
+    hours = [of[start] for start in sorted(of)]
+    return replace(found, examples=examples, uncertain=sum(missed.values()), left_out=plan.left_out, hours=hours)
 
 
 def _with_records(
@@ -170,12 +199,43 @@ def _audited(
     compared = _windows(expected, stored, spec) if windowed else _records(expected, stored, columns)
     compared = compared.persist()
     try:
-        counts = {row[KIND]: row["n"] for row in compared.groupBy(KIND).agg(F.sum("_rows").alias("n")).collect()}
+        wrong_rows = F.when(F.col(KIND) == "same", 0).otherwise(F.col("_rows"))
+        sums = compared.rollup(_hour(spec)).agg(F.sum("_rows").alias("n"), F.sum(wrong_rows).alias("wrong"))
+        counts = sums.orderBy(F.desc_nulls_first(HOUR)).limit(HOURS_MAX + 1).collect()
         wrong = compared.where(F.col(KIND) != "same").orderBy(*_order(spec)).limit(SHOWN_MAX).collect()
     finally:
         compared.unpersist()
     found = list(_differences([row.asDict(recursive=True) for row in wrong], spec, columns))
-    return TableAudit(spec.name, sum(counts.values()), sum(counts.values()) - counts.get("same", 0), found)
+    rows, differences = (counts[0]["n"], counts[0]["wrong"]) if counts else (0, 0)  # the first sums them all up
+    of = {row[HOUR]: AuditedHour(row[HOUR], row["n"], row["wrong"]) for row in counts if row[HOUR] is not None}
+    hours = [of.get(start, AuditedHour(start)) for start in _whole(of, spec, scope)]
+    return TableAudit(spec.name, rows, differences, found, hours=hours)
+
+
+def hour_of(spec: TableSpec, row: Mapping[str, Any]) -> int:
+    """Return the hour in which a row of a difference is counted, in µs."""
+    at = instant(row["window_end"]) - 1 if spec.kind == "windowed" else instant(row["event_time"])
+    return at - at % HOUR_US
+
+
+def final_us(spec: TableSpec, scope: AuditScope) -> int:
+    """Return until when rows are final: the end of windows, or the event time of records."""
+    final = scope.final_us[spec.computation]
+    return max(INSTANT_MIN, final - spec.allowed_lateness_us) if spec.kind == "windowed" else final
+
+
+def _hour(spec: TableSpec) -> Column:
+    at = F.col("window_end") - 1 if spec.kind == "windowed" else F.col("event_time")
+    return (at - F.pmod(at, F.lit(HOUR_US))).alias(HOUR)
+
+
+def _whole(found: Iterable[int], spec: TableSpec, scope: AuditScope) -> list[int]:
+    """Return the hours that a scope holds whole, oldest first; without its start and end, only those found."""
+    end = min(scope.end_us, final_us(spec, scope))
+    if scope.start_us > INSTANT_MIN and scope.end_us < INSTANT_MAX:
+        first = max(-(-scope.start_us // HOUR_US), end // HOUR_US - HOURS_MAX) * HOUR_US
+        return list(range(first, end - HOUR_US + 1, HOUR_US))
+    return sorted(hour for hour in found if hour >= scope.start_us and hour + HOUR_US <= end)
 
 
 _WINDOW = (ColumnSpec("window_start", "timestamptz", False), ColumnSpec("window_end", "timestamptz", False))
@@ -206,10 +266,10 @@ def _normal(frame: DataFrame, columns: Sequence[ColumnSpec]) -> DataFrame:
 
 
 def _final(frame: DataFrame, spec: TableSpec, scope: AuditScope) -> DataFrame:
-    final = scope.final_us[spec.computation]
+    final = final_us(spec, scope)
     if spec.kind == "windowed":
-        is_final = F.col("window_end") <= max(INSTANT_MIN, final - spec.allowed_lateness_us)
-        return frame.where(is_final & (F.col("window_start") >= scope.start_us) & (F.col("window_end") <= scope.end_us))
+        ends = F.col("window_end")
+        return frame.where((ends <= final) & (ends > scope.start_us) & (ends <= scope.end_us))
     at = F.col("event_time")
     return frame.where((at < final) & (at >= scope.start_us) & (at < scope.end_us))
 
@@ -268,11 +328,19 @@ def _differences(
         if spec.kind != "windowed":
             expected, stored = {"rows": expected}, {"rows": stored}
         elif expected and stored:
-            differ = [column.name for column in spec.values if expected[column.name] != stored[column.name]]
+            differ = [one.name for one in spec.values if not _same(expected[one.name], stored[one.name])]
             expected, stored = ({name: side[name] for name in differ} for side in (expected, stored))
         expected, stored = (_readable(side or {}, spec.values) for side in (expected, stored))
         named = _readable({column.name: row[column.name] for column in identity}, identity)
         yield AuditDifference(row[KIND], named, expected, stored)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Compare as `_equal` does, NaN with NaN too."""
+    if isinstance(one, float) and isinstance(other, float):
+        near = abs(one - other) <= max(abs(one), abs(other), 1.0) * TOLERANCE
+        return one == other or near or (isnan(one) and isnan(other))
+    return bool(one == other)
 
 
 def _readable(values: Mapping[str, Any], columns: Sequence[ColumnSpec]) -> dict[str, Any]:

@@ -124,12 +124,15 @@ def native_table(spark: SparkSession, plan: NativePlan, files: Sequence[str], *,
     Args:
         spark: any session.
         plan: the table.
-        files: the archived files, as the manifest lists them; at least one.
+        files: the archived files, as the manifest lists them.
         partitions: the number of partitions of the source. With several, a record is judged by the watermark of all of
             them, which its row does not have; a window that it may have missed is uncertain.
     """
     # `hour=` in a path is not a column. Files from before a deployment may lack a field, which is null then.
-    records = spark.read.schema(from_arrow_schema(plan.schema)).option("recursiveFileLookup", True).parquet(*files)
+    schema = from_arrow_schema(plan.schema)
+    records = spark.createDataFrame([], schema)
+    if files:
+        records = spark.read.schema(schema).option("recursiveFileLookup", True).parquet(*files)
     size, every = plan.window["size_us"], plan.window[_EVERY[plan.window["kind"]]]
     at = F.col(EVENT_TIME)
     last = at - F.pmod(at, F.lit(every))

@@ -34,7 +34,8 @@ RELATIONS = {
     ),
     r"mill\.(segments|deltas|dedupe_runs)(_\d+)?": ("SI", "", ""),
     r"mill\.(intervals|cursors|last_segments)": ("SIU", "", ""),
-    r"mill\.(workers|keyed|dead_letters|late_records|pauses|source_states|releases|events|expired|archive_\w+)": (
+    r"mill\.(workers|keyed|dead_letters|late_records|pauses|source_states|releases|events|expired)": ("SIUD", "", ""),
+    r"mill\.(audits|archive_\w+)": (
         "SIUD",
         "",
         "",

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from millpy.admin.queries import Admin
 from millpy.cli.app import app
-from millpy.cli.audit import FINAL
+from millpy.cli.graph_audit import WATERMARKS
 from millpy.embedded import EmbeddedPostgres
 from millpy.graph.loader import load_graph
 from millpy.limits import Limits
@@ -52,7 +52,7 @@ def url(postgres: EmbeddedPostgres, graph: Path) -> Iterator[str]:
 
 
 def final_of(url: str) -> dict[str, int]:
-    return {row["computation"]: int(row["us"]) for row in Admin(url).ask(FINAL, graph="audited")}
+    return {row["computation"]: int(row["us"]) for row in Admin(url).ask(WATERMARKS, graph="audited")}
 
 
 def test_an_audit_finds_nothing_and_then_each_row_that_somebody_has_changed(
@@ -102,5 +102,6 @@ def a_changed_a_deleted_and_an_added_row_are_named(graph: Path, url: str) -> Non
     assert (kind_, row_["device"], expected_) == ("added", "dev-9", {})
     ((kind, row, _, stored),) = of["sessions"]
     assert (kind, row["device"], stored) == ("missing", "dev-1", {})
+    assert document["hours_recorded"] == 0  # less than an hour was compared
     parts = sorted((kind, row["parts"]) for kind, row, _, _ in of["largest"])
     assert parts == [("added", "[10,-2]"), ("missing", "[10,-1]")]

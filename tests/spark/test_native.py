@@ -14,6 +14,8 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from millpy.cli.app import app
+from millpy.cli.auditor import Auditor, choose_engines
+from millpy.config.settings import Settings
 from millpy.embedded import EmbeddedPostgres
 from millpy.graph.loader import load_graph
 from millpy.limits import Limits
@@ -67,7 +69,7 @@ def audited(graph: Path, url: str, *more: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_the_native_engine_agrees_and_names_what_was_falsified_with_its_records(
-    spark: SparkSession, postgres: EmbeddedPostgres, tmp_path: Path
+    spark: SparkSession, postgres: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_feed(tmp_path / "feed.ndjson", seed=1)
     with fresh_database(postgres) as name, psycopg.connect(postgres.url(name), autocommit=True) as connection:
@@ -90,9 +92,14 @@ def test_the_native_engine_agrees_and_names_what_was_falsified_with_its_records(
         for table, of in found.items():
             assert (of["rows"],) == connection.execute(f"SELECT count(*) FROM natively.{table}").fetchone()
 
+        monkeypatch.setenv("MILLPY_DATABASE_URL", postgres.url(name))
+        monkeypatch.setattr("millpy.cli.auditor.subprocess.Popen", InThisProcess)
+        each_hour_is_audited_once_by_the_service(graph)
         for statement in FALSIFIED:
             assert connection.execute(statement).rowcount == 1, statement
-        status, document = audited(graph, postgres.url(name), "--to", "1970-01-01T00:04:00Z")
+        hours = "--from", "1969-12-31T23:00:00Z", "--to", "1970-01-01T01:00:00Z"
+        status, document = audited(graph, postgres.url(name), *hours)
+        the_hours_are_remembered(graph, postgres.url(name))
 
     assert (status, document["differences"]) == (1, 3)
     fixed, sliding = (table["examples"] for table in document["tables"])
@@ -103,6 +110,60 @@ def test_the_native_engine_agrees_and_names_what_was_falsified_with_its_records(
     records = [json.loads(record) for record in deleted["records"]]
     assert len(records) >= deleted["expected"]["n"] > 0
     assert all(one["device"] == "dev-1" and 60 <= one["at"] < 70 and one["place"]["hall"] == 0 for one in records)
+
+
+class InThisProcess:
+    """An audit where Spark runs already, in place of a process."""
+
+    def __init__(self, command: list[str], **_: Any) -> None:
+        self._command = command[3:]
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        done = CliRunner().invoke(app, self._command)
+        return done.stdout, done.stderr
+
+    def poll(self) -> int:
+        return 0
+
+
+def each_hour_is_audited_once_by_the_service(graph: Path) -> None:
+    settings = Settings.load(archive=str(graph.parent / "archive"))
+    spans = {}
+    for choice in choose_engines(load_graph(str(graph)).spec(), settings.archive):
+        auditor = Auditor(str(graph), settings, (), None)
+        spans[choice.engine, choice.tables] = auditor.next_span(choice)
+        assert auditor.audit_next(choice)
+        while auditor.audit_next(choice):
+            pass
+        assert auditor.next_span(choice) is None
+    before = -3_600_000_000
+    assert {tables: span and span[0] for tables, span in spans.items()} == {
+        ("native", ("fixed",)): before,
+        ("native", ("sliding",)): before,
+        ("hosted", ("sessions", "filtered")): before,
+    }
+
+
+def the_hours_are_remembered(graph: Path, url: str) -> None:
+    done = CliRunner().invoke(app, ["audit", str(graph), "--list", "--json", "--database", url])
+    rows = json.loads(done.stdout)
+    assert all(row["by_service"] for row in rows)
+    assert {row["result_table"]: row["differences"] for row in rows if row["engine"] == "hosted"} == {
+        "sessions": 0, "filtered": 0
+    }  # fmt: skip
+    listed = [(row["result_table"], row["hour"][:13], row["differences"]) for row in rows if row["engine"] == "native"]
+    assert listed[:4] == [
+        ("fixed", "1969-12-31 23", 0), ("sliding", "1969-12-31 23", 0),
+        ("fixed", "1970-01-01 00", 1), ("sliding", "1970-01-01 00", 2),
+    ]  # fmt: skip
+    with psycopg.connect(url) as connection:
+        (kept,) = connection.execute("SELECT examples FROM millpy.audits WHERE differences = 2").fetchone() or ([],)
+        events = connection.execute("SELECT detail->>'table', detail->'differences' FROM millpy.events"
+                                    " WHERE kind = 'audit_differs' ORDER BY 1").fetchall()  # fmt: skip
+    assert [one["kind"] for one in kept] == ["missing", "added"]
+    assert events == [("fixed", 1), ("sliding", 2)]
+    findings = json.loads(CliRunner().invoke(app, ["doctor", "--json", "--database", url]).stdout)
+    assert [one["severity"] for one in findings if one["check"] == "audit"] == ["error", "error"]
 
 
 def test_windows_that_a_record_may_have_missed_are_not_compared_but_counted(

@@ -219,3 +219,18 @@ def test_dead_letters_are_counted_with_a_hint_where_to_look() -> None:
     row = {"kind": "dead letter", "graph": "factory", "stream": "readings", "count": 5_000}
 
     assert judged(dead_letters=[row])["dead letters"].action == "read the view millpy.dead_letters"
+
+
+AUDITS = {"graph": "factory", "result_table": "sums", "hours": 30, "differences": 0, "hours_that_differ": 0,
+          "first_hour": None, "behind_s": 0.0}  # fmt: skip
+
+
+def test_rows_that_differ_from_their_history_are_an_error_and_an_auditor_that_lags_a_warning() -> None:
+    wrong = {"differences": 7, "hours_that_differ": 2, "first_hour": "2026-11-20 08:00:00+00"}
+
+    assert judged(audits=[AUDITS])["audits"].severity is Severity.OK
+    found = judged(audits=[AUDITS, AUDITS | wrong | {"behind_s": 7_201.0}])
+    assert found["audit"].severity is Severity.ERROR
+    assert "factory.sums: 7 rows in 2 hours differ" in found["audit"].found
+    assert found["audits behind"].severity is Severity.WARNING
+    assert "audits" not in found

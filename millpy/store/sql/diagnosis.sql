@@ -216,3 +216,20 @@ SELECT 'engine', g.name, '', 1, '' FROM mill.graphs AS g
 -- name: look_at_balance
 -- Finds where the accounting does not add up (I8). Zero rows: it adds up everywhere.
 SELECT graph, stream, coalesce(consumer, source_partition, result_table) AS part FROM millpy.accounting WHERE NOT balanced;
+
+-- name: look_at_audits
+-- Sums up the audited hours of each result table. `behind_s` is how much event time has become final since the newest
+-- hour that a service has audited; null if the table has ended, or only commands have audited it. Zero rows: there were
+-- no audits.
+SELECT a.graph, a.result_table, a.hours, a.differences, a.hours_that_differ, a.first_hour,
+       CASE WHEN isfinite(w.low_watermark) THEN
+            extract(epoch FROM w.low_watermark - r.allowed_lateness - interval '1 hour' - a.newest)::float8 END AS behind_s
+  FROM (SELECT graph, result_table, count(*)::bigint AS hours, sum(differences)::bigint AS differences,
+               count(*) FILTER (WHERE differences > 0)::bigint AS hours_that_differ,
+               min(hour) FILTER (WHERE differences > 0)::text AS first_hour,
+               max(hour) FILTER (WHERE by_service) AS newest
+          FROM millpy.audits GROUP BY graph, result_table) AS a
+  JOIN millpy.result_tables AS r ON r.graph = a.graph AND r.name = a.result_table
+ CROSS JOIN LATERAL (SELECT min(low_watermark) AS low_watermark FROM millpy.watermarks
+                      WHERE graph = a.graph AND computation = r.computation) AS w
+ ORDER BY a.graph, a.result_table;

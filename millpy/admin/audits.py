@@ -1,0 +1,181 @@
+"""Remember what audits have compared, hour by hour, and list it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from millpy.admin.queries import Admin, Row
+from millpy.errors import MillError
+from millpy.model.deployment import TableSpec
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN
+
+Span = tuple[int, int]
+HOUR_US = 3_600_000_000
+HOURS_OF_AN_AUDIT = 24
+EXAMPLES_MAX = 10
+EXAMPLES_BYTES_MAX = 16_384
+"""Of one hour of a table."""
+KEPT_FOR = "400 days"
+LISTED_MAX = 1_000
+MAY_RECORD = """
+SELECT CASE WHEN has_schema_privilege('mill', 'USAGE') THEN has_table_privilege('mill.audits', 'INSERT')
+            ELSE false END AS may
+"""
+# The event is in the statement that records the hours: it is raised once, however often an audit is tried.
+RECORD = """
+WITH recorded AS (
+    INSERT INTO mill.audits AS a
+           (graph_id, table_name, hour, engine, by_service, rows, differences, uncertain, examples)
+    SELECT g.graph_id, :table, h.hour, :engine, :by_service, h.rows, h.differences, h.uncertain, h.examples
+      FROM mill.graphs AS g,
+           jsonb_to_recordset(CAST(:hours AS jsonb))
+               AS h(hour bigint, rows bigint, differences bigint, uncertain bigint, examples jsonb)
+     WHERE g.name = :graph
+    ON CONFLICT (graph_id, table_name, hour) DO UPDATE
+       SET engine = excluded.engine, by_service = a.by_service OR excluded.by_service, rows = excluded.rows,
+           differences = excluded.differences, uncertain = excluded.uncertain, examples = excluded.examples,
+           audited_at = excluded.audited_at
+    RETURNING graph_id, hour, differences
+), noted AS (
+    INSERT INTO mill.events (graph_id, kind, detail)
+    SELECT graph_id, 'audit_differs',
+           jsonb_build_object('table', CAST(:table AS text), 'differences', sum(differences), 'hours', count(*),
+                              'first_hour', mill.moment(min(hour)), 'engine', CAST(:engine AS text))
+      FROM recorded WHERE differences > 0 GROUP BY graph_id
+), expired AS (
+    DELETE FROM mill.audits WHERE audited_at < clock_timestamp() - CAST(:kept_for AS interval)
+)
+SELECT count(*) AS hours FROM recorded
+"""
+LIST = """
+SELECT * FROM (
+    SELECT graph, result_table, hour, engine, by_service, rows, differences, uncertain, audited_at FROM millpy.audits
+     WHERE graph = :graph AND (CAST(:start AS timestamptz) IS NULL OR hour >= CAST(:start AS timestamptz))
+       AND (CAST(:end AS timestamptz) IS NULL OR hour < CAST(:end AS timestamptz))
+     ORDER BY hour DESC, result_table LIMIT :rows_max) AS newest
+ ORDER BY hour, result_table
+"""
+
+
+POSITION = """
+SELECT (SELECT (extract(epoch FROM max(hour)) * 1000000)::bigint FROM millpy.audits
+         WHERE graph = :graph AND result_table = :table AND by_service) AS audited,
+       (SELECT min(CASE low_watermark WHEN 'infinity' THEN 4611686018427387904
+                   WHEN '-infinity' THEN -4611686018427387904
+                   ELSE (extract(epoch FROM low_watermark) * 1000000)::bigint END)
+          FROM millpy.watermarks WHERE graph = :graph AND computation = ANY (:computations)) AS final
+"""
+ARCHIVED = """
+SELECT (extract(epoch FROM min(first_event_time)) * 1000000)::bigint AS lo,
+       (extract(epoch FROM max(last_event_time)) * 1000000)::bigint AS hi
+  FROM millpy.archive_files
+ WHERE graph = :graph AND last_event_time >= to_timestamp(0) + :after * interval '1 microsecond'
+"""
+STORED = """
+SELECT (extract(epoch FROM min({time})) * 1000000)::bigint AS lo,
+       (extract(epoch FROM max({time})) * 1000000)::bigint AS hi
+  FROM {table} WHERE {time} > to_timestamp(0) + :after * interval '1 microsecond'
+"""
+FIRST_US = -555_555 * HOUR_US
+"""The year 1906: the auditor looks at nothing before."""
+
+
+def closed_hours(admin: Admin, graph: str, table: TableSpec, *, reach_us: int, archives: Sequence[str]) -> Span | None:
+    """Return the next hours of a table that are final and that no service has audited, in µs; None for none.
+
+    At most `HOURS_OF_AN_AUDIT`. Longer times without a record or row are passed over.
+
+    Args:
+        admin: the database.
+        graph: the graph's present name.
+        table: the result table.
+        reach_us: how long after a record its windows may end.
+        archives: the archives from which the table is recomputed: what they do not hold yet is not final.
+    """
+    (position,) = admin.ask(POSITION, graph=graph, table=table.name, computations=[table.computation, *archives])
+    if position["final"] is None or position["final"] <= INSTANT_MIN:
+        return None
+    after = FIRST_US if position["audited"] is None else position["audited"] + HOUR_US
+    times = _times(admin, graph, table, after - reach_us, after, archived=bool(archives))
+    closed = position["final"] - table.allowed_lateness_us * (table.kind == "windowed")
+    if position["final"] >= INSTANT_MAX:  # the sources have ended
+        if not times:
+            return None
+        closed = max(hi for _, hi in times) + reach_us + HOUR_US - 1
+    closed -= closed % HOUR_US
+    first = max(after, min((lo for lo, _ in times), default=closed))
+    start, most = after, HOURS_OF_AN_AUDIT * HOUR_US
+    if first - after > most:
+        start = first - first % HOUR_US if first < closed else max(closed - most, after)
+    end = min(start + most, closed)
+    if start >= end or (not times and position["audited"] is None):
+        return None
+    return start, end
+
+
+def _times(admin: Admin, graph: str, table: TableSpec, read: int, after: int, *, archived: bool) -> list[Span]:
+    """Return the first and the last time of archived records and of stored rows, where there are some."""
+    time = "window_end" if table.kind == "windowed" else "event_time"
+    schema, name = (part.replace('"', '""') for part in (graph, table.name))
+    stored = STORED.format(time=time, table=f'"{schema}"."{name}"')
+    rows = admin.ask(stored, after=after)
+    if archived:
+        rows += admin.ask(ARCHIVED, graph=graph, after=read)
+    return [(row["lo"] - (table.kind == "windowed"), row["hi"]) for row in rows if row["lo"] is not None]
+
+
+def may_record(admin: Admin) -> bool:
+    """Tell whether this role may write what audits found."""
+    return bool(admin.ask(MAY_RECORD)[0]["may"])
+
+
+def record_hours(
+    admin: Admin, graph: str, table: str, hours: Sequence[Mapping[str, Any]], *, engine: str, by_service: bool
+) -> int:
+    """Record the hours of one table, over what was recorded of them before; return their number.
+
+    Args:
+        admin: the database; its role may write.
+        graph: the graph's present name.
+        table: the result table.
+        hours: each with hour (µs), rows, differences, uncertain, and examples as values that JSON has.
+        engine: what has recomputed the table.
+        by_service: whether the auditor did it, which is expected to do the next hours as well.
+
+    Raises:
+        MillError: the graph was dropped.
+    """
+    if not hours:
+        return 0
+    bounded = [{**hour, "examples": _bounded(hour["examples"])} for hour in hours]
+    document = json.dumps(bounded).replace("\\u0000", "\\ufffd")  # jsonb has no NUL
+    found = admin.change(
+        RECORD,
+        graph=graph,
+        table=table,
+        engine=engine,
+        by_service=by_service,
+        hours=document,
+        kept_for=KEPT_FOR,
+    )
+    if not found[0]["hours"]:
+        raise MillError(f"graph {graph} is gone", hint="`millpy graphs` lists what is deployed")
+    return int(found[0]["hours"])
+
+
+def list_audits(admin: Admin, graph: str, start: str, end: str) -> list[Row]:
+    """Return the audited hours of a graph from `start` to before `end`, oldest first: the newest `LISTED_MAX`."""
+    return admin.ask(LIST, graph=graph, start=start or None, end=end or None, rows_max=LISTED_MAX)
+
+
+def _bounded(examples: Sequence[Any]) -> list[Any]:
+    kept: list[Any] = []
+    size = 0
+    for example in examples[:EXAMPLES_MAX]:
+        size += len(json.dumps(example).encode())
+        if size > EXAMPLES_BYTES_MAX:
+            break
+        kept.append(example)
+    return kept

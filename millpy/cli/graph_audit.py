@@ -1,0 +1,144 @@
+"""The audit of one deployed graph: which engine recomputes which table from what, and what is remembered of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from millpy.admin.audits import may_record, record_hours
+from millpy.admin.queries import Admin
+from millpy.cli.options import plain
+from millpy.errors import UsageError
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
+
+if TYPE_CHECKING:
+    from millpy.model.deployment import GraphSpec, TableSpec
+    from millpy.spark.archive_input import Archive
+    from millpy.spark.audit import AuditScope, TableAudit
+    from millpy.spark.job import HostedPlan
+    from millpy.spark.native import NativePlan
+
+WATERMARKS = """
+SELECT computation, count(*) AS intervals,
+       min(CASE low_watermark WHEN 'infinity' THEN 4611686018427387904 WHEN '-infinity' THEN -4611686018427387904
+           ELSE (extract(epoch FROM low_watermark) * 1000000)::bigint END) AS us
+  FROM millpy.watermarks WHERE graph = :graph GROUP BY computation
+"""
+
+
+class GraphAudit:
+    """A deployed graph and the time range that is to be audited.
+
+    Args:
+        admin: the database.
+        spec: the graph.
+        span: start and end, in µs.
+
+    Raises:
+        UsageError: the graph is not deployed.
+    """
+
+    def __init__(self, admin: Admin, spec: GraphSpec, span: tuple[int, int] = (INSTANT_MIN, INSTANT_MAX)) -> None:
+        name = admin.name_of(spec.name, spec.generation)
+        if name is None:
+            raise UsageError(f"{spec.name} is not deployed", hint="`millpy graphs` lists what is")
+        self.graph = name
+        self.spec = spec
+        self._admin = admin
+        self._span = span
+        rows = admin.ask(WATERMARKS, graph=name)
+        self._intervals = {row["computation"]: int(row["intervals"]) for row in rows}
+        self.final = {row["computation"]: int(row["us"]) for row in rows}
+
+    def hosted(self, session: Any, hosted: HostedPlan, tables: Sequence[TableSpec]) -> list[TableAudit]:
+        """Audit tables by a batch of the graph."""
+        from millpy.spark.audit import audit
+        from millpy.spark.batch import run_hosted
+
+        with run_hosted(session, hosted) as result:
+            return audit(session, result.tables, tables, self._scope())
+
+    def archive(self, directory: Path) -> Archive:
+        """Return the graph's archives as the input of a batch. Only what they hold already is final."""
+        from millpy.spark.archive_input import Archive
+
+        names = [computation.name for computation in self.spec.computations if computation.kind == "archive"]
+        held = min((self.final[name] for name in names if name in self.final), default=INSTANT_MAX)
+        self.final = {name: min(final, held) for name, final in self.final.items()}
+        return Archive(directory, listed={name: self._admin.archive_files(self.graph, name) for name in names})
+
+    def native(self, session: Any, plans: Sequence[NativePlan], directory: Path) -> list[TableAudit]:
+        """Audit tables by Spark's own windows.
+
+        Raises:
+            UsageError: an archive is empty.
+        """
+        from millpy.spark.audit import audit_natively
+        from millpy.spark.native import native_table
+
+        found = []
+        for plan in plans:
+            for name in (plan.table.computation, plan.archive, plan.source):
+                if name not in self.final:
+                    raise UsageError(f"{name} is not deployed", hint="deploy the graph with which the workers run")
+            files = self._files(plan, directory)
+            table = native_table(session, plan, files, partitions=self._intervals[plan.source])
+            final = min(self.final[plan.table.computation], self.final[plan.archive])
+            found.append(audit_natively(session, table, plan, self._scope({plan.table.computation: final})))
+        return found
+
+    def record(self, found: Sequence[TableAudit], engine: str, *, by_service: bool = False) -> int | None:
+        """Record the hours that were compared whole; return their number, or None if this role may not."""
+        if not may_record(self._admin):
+            return None
+        specs = {spec.name: spec for spec in self.spec.tables}
+        return sum(
+            record_hours(
+                self._admin,
+                self.graph,
+                table.table,
+                _hours(table, specs[table.table]),
+                engine=engine,
+                by_service=by_service,
+            )
+            for table in found
+        )
+
+    def _files(self, plan: NativePlan, directory: Path) -> list[str]:
+        """Return the archived files that may have records of the windows that end in the time range."""
+        from millpy.store.archive.reader import ArchiveReader, TimeRange
+
+        listed = self._admin.archive_files(self.graph, plan.archive)
+        start, end = self._span
+        span = TimeRange(Instant(max(INSTANT_MIN, start - plan.window["size_us"])), Instant(end))
+        if listed and not any(file.event_time_hi >= span.first and file.event_time_lo < span.end for file in listed):
+            return []  # a quiet time, in which the table must not have rows either
+        reader = ArchiveReader(directory, plan.archive, listed)
+        return [reader.find(file) for file in reader.holding(span)]
+
+    def _scope(self, final: dict[str, int] | None = None) -> AuditScope:
+        from millpy.spark.audit import AuditScope
+
+        return AuditScope(self.graph, final or self.final, *self._span, self._admin.url)
+
+
+def _hours(table: TableAudit, spec: TableSpec) -> list[dict[str, Any]]:
+    from millpy.spark.audit import hour_of
+
+    examples: dict[int, list[Any]] = {}
+    for one in table.examples:
+        document = json.loads(json.dumps(dataclasses.asdict(one), default=plain), parse_constant=str)
+        examples.setdefault(hour_of(spec, one.row), []).append(document)
+    return [
+        {
+            "hour": hour.start_us,
+            "rows": hour.rows,
+            "differences": hour.differences,
+            "uncertain": hour.uncertain,
+            "examples": examples.get(hour.start_us, []),
+        }
+        for hour in table.hours
+    ]
