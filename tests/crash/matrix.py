@@ -5,9 +5,9 @@
 Prints one line a case while it runs, then a table fault x outcome x recovery time, and as its last line one JSON
 object: cases, intervals_recovered (that committed again after a fault), kills (that hit an interval with something
 left to do), idle_kills (the others), lost, doubled, changed, recovery_median_s, recovery_max_s, and beyond them
-violations (an invariant broken, a worker that failed, a recovery that did not come), skipped, seconds. The exit status
-is 0 only when everything that was played came out equal, without violations. Under MILLPY_CI=1 a skipped case is a
-failure.
+violations (an invariant broken, a worker that failed, a recovery that did not come, a row that an audit found),
+audited (cases whose tables Spark has audited: all that read the file), skipped, seconds. The exit status is 0 only
+when everything that was played came out equal, without violations. Under MILLPY_CI=1 a skipped case is a failure.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
 from millpy.embedded import EmbeddedPostgres
+from tests.crash.audits import auditing
 from tests.crash.cases import all_cases
 from tests.crash.workload import expected_of, write_input
 from tests.crash.world import Case, Inputs, Skipped, Verdict, play
@@ -48,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     directory = Path(tempfile.mkdtemp(prefix="millpy-crash-"))
     try:
-        verdicts, skipped = _play_all(chosen, directory, options.jobs)
+        verdicts, skipped = _play_all(chosen, directory, options.jobs, audits=options.audit)
     finally:
         if not options.keep:
             shutil.rmtree(directory, ignore_errors=True)
@@ -64,16 +66,21 @@ def _options() -> argparse.ArgumentParser:
     options.add_argument("--only", nargs="*", default=[], help="words that a case's name must contain")
     options.add_argument("--jobs", type=int, default=2, help="cases side by side")
     options.add_argument("--list", action="store_true", help="only name the cases")
+    options.add_argument("--no-audit", dest="audit", action="store_false", help="do not audit the tables with Spark")
     options.add_argument("--keep", action="store_true", help="leave logs and databases behind")
     return options
 
 
-def _play_all(chosen: Sequence[Case], directory: Path, jobs: int) -> tuple[list[Verdict], list[str]]:
+def _play_all(chosen: Sequence[Case], directory: Path, jobs: int, *, audits: bool) -> tuple[list[Verdict], list[str]]:
     path = write_input(directory / "readings.ndjson", RECORDS)
-    inputs = Inputs(path, expected_of(path))
     verdicts: list[Verdict] = []
     skipped: list[str] = []
-    with passing_server(directory / "postgres") as server, ThreadPoolExecutor(jobs) as pool:
+    with (
+        auditing(path) if audits else nullcontext() as audit,
+        passing_server(directory / "postgres") as server,
+        ThreadPoolExecutor(jobs) as pool,
+    ):
+        inputs = Inputs(path, expected_of(path), audit)
         places = [directory / f"case-{number}" for number in range(len(chosen))]
         for case, found in zip(chosen, pool.map(partial(_try, server, inputs), chosen, places), strict=True):
             if isinstance(found, Verdict):
@@ -142,6 +149,7 @@ def summary(verdicts: Sequence[Verdict], skipped: Sequence[str], seconds: float)
         "recovery_median_s": round(statistics.median(recoveries), 3) if recoveries else None,
         "recovery_max_s": round(max(recoveries), 3) if recoveries else None,
         "violations": total("violation"),
+        "audited": sum(verdict.audited for verdict in verdicts),
         "skipped": len(skipped),
         "seconds": round(seconds, 1),
     }
