@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from millpy.embedded import EmbeddedBroker, EmbeddedPostgres, mosquitto_program
 from tests.commands import logging_as_it_was
-from tests.databases import fresh_database, make_template
+from tests.databases import fresh_database, make_template, memory_directory
 from tests.kafka_server import NONE as NO_KAFKA
 from tests.kafka_server import KafkaServer, NoKafkaError
 
@@ -22,10 +22,11 @@ from tests.kafka_server import KafkaServer, NoKafkaError
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
     """A server for the session. MILLPY_TEST_POSTGRES = 16, 18 (default; from the wheel) or system15 (Debian's)."""
     version = os.environ.get("MILLPY_TEST_POSTGRES", "18")
-    directory = tmp_path_factory.mktemp("postgres")
-    with EmbeddedPostgres(directory, version=version, tcp=True) as server:
-        make_template(server)
-        yield server
+    with memory_directory(tmp_path_factory.mktemp("postgres")) as directory:
+        with EmbeddedPostgres(directory, version=version, tcp=True) as server:
+            make_template(server)
+            yield server
+        server.kill()  # its directory is removed now
 
 
 @pytest.fixture

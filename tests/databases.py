@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from psycopg import sql
 from millpy.embedded import EmbeddedPostgres
 
 TEMPLATE = "millpy_template"
+IN_MEMORY = Path("/dev/shm")
+MEMORY_MIN = 8 * 2**30
 _numbers = itertools.count(1)
 _migrating = threading.Lock()  # Alembic keeps its state in globals
 
@@ -38,6 +41,33 @@ def passing_server(directory: Path) -> Iterator[EmbeddedPostgres]:
             yield server
         finally:
             server.kill()
+
+
+@contextmanager
+def memory_directory(otherwise: Path) -> Iterator[Path]:
+    """A directory in memory where there is room, else another one.
+
+    On a disk, making and dropping a database takes ten times the CPU, a quarter of that of all tests. No test cuts the
+    power, so none sees the difference.
+    """
+    prefix = "millpy-tests-"
+    if not IN_MEMORY.is_dir() or min(shutil.disk_usage(IN_MEMORY).free, _available_memory()) < MEMORY_MIN:
+        yield otherwise
+        return
+    for left in IN_MEMORY.glob(f"{prefix}*"):
+        if not Path("/proc", left.name.removeprefix(prefix)).exists():
+            shutil.rmtree(left, ignore_errors=True)
+    directory = IN_MEMORY / f"{prefix}{os.getpid()}"
+    directory.mkdir()
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _available_memory() -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
 
 
 @contextmanager
