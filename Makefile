@@ -138,7 +138,7 @@ bench-w5: $(STAMP) ## time to recover from SIGKILL
 bench-spark: $(STAMP) ## our Spark data source against Spark's JDBC reader, on one result table
 	$(BIN)/python -m benchmarks.spark_read
 
-bench-spark-run: $(STAMP) ## W1 and W4 as Spark batches, W1 as a stream, against a worker
+bench-spark-run: $(STAMP) ## W1 and W4 as Spark batches from an archive, W1 as a stream, against a worker
 	$(BIN)/python -m benchmarks.spark_run
 
 bench-scores: $(STAMP) ## the report's scores on the recorded feeds, with faults put in: outliers, precision, recall

@@ -1,15 +1,17 @@
-"""W1 and W4 as Spark batches, and W1 as a streaming query, against one worker on the same records.
+"""W1 and W4 as Spark batches from an archive, and W1 as a streaming query, against one worker on the same records.
 
-    python -m benchmarks.spark_run [--records 2000000] [--intervals 4]
+    python -m benchmarks.spark_run [--records 2000000] [--intervals 4] [--times 3]
 
-The worker reads NDJSON; Spark reads the same records as one Parquet file, in row groups of a bundle, with local[2].
-Timed from the call of `run` to the end of writing the result tables as Parquet, in the second run of a session: the
-first starts Python and compiles. The stream is timed from its start to the end of its last batch, when all rows are
-published, and is the second of the session, too. `w1_worker_ratio` and `w4_worker_ratio` are Spark's records/s by the
-worker's.
-`differences` counts rows that differ between the worker's tables and Spark's (floats by 1e-9), and W4's final states.
-`stream_p50_ms` is the median time of a batch of the stream with records. `native_ratio` is the time of hand-written SQL
-for W1's windows over an archive, by that of the native engine of `millpy audit`: the better of three runs each.
+The worker reads NDJSON, by itself and with an archiver beside it, in turn; the better of `--times` runs each counts.
+`archiving_cost` is the part of W1's rate that is lost with the archiver (the source waits, too, when the archiver is
+behind by the default bound). Spark reads that archive with local[2]. Timed from the call of `run` to the end of writing
+the result tables as Parquet, in the second run of a session: the first starts Python and compiles. `w1_worker_ratio`
+and `w4_worker_ratio` are Spark's records/s by those of the worker by itself. The stream reads one Parquet file with row
+groups of a bundle. It is timed from its start to the end of its last batch, when all rows are published, and is the
+second of the session, too; `stream_p50_ms` is the median time of a batch with records. `native_ratio` is the time of
+hand-written SQL for W1's windows over the archive, by that of the native engine of `millpy audit`: the better of three
+runs each. `differences` counts rows that differ between the worker's tables and Spark's (floats by 1e-9), and W4's
+final states.
 """
 
 from __future__ import annotations
@@ -19,39 +21,39 @@ import json
 import math
 import os
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psycopg
-import pyarrow as pa
 import pyarrow.json
 import pyarrow.parquet
 from pyspark.sql import DataFrame, SparkSession
 
-from benchmarks.harness import Bench, arguments
+from benchmarks.harness import Bench, arguments, wait_until
 from benchmarks.readings import write_readings
 from benchmarks.w4_state import STATE
 from millpy.graph.loader import load_graph
-from millpy.model.time import INSTANT_MIN
-from millpy.spark import BatchResult, StreamPlaces, read_results, run, session, stream
+from millpy.spark import Archive, BatchResult, StreamPlaces, read_results, run, session, stream
 from millpy.spark.native import native_plans, native_table
 
 RUN_S_MAX = 900
 GRAPHS = Path(__file__).with_name("graphs")
 ROW_GROUP = 65_536
 EVERY = timedelta(milliseconds=100)
+ARCHIVE_EVERY_S = 1
+LIVE = "SELECT count(*) FILTER (WHERE live) FROM millpy.archive"
 US = "(extract(epoch FROM window_start) * 1000000)::bigint"
 WINDOWS = f"SELECT device, {US}, n, mean, low, high FROM w1.temperature_10s"
 OUTLIERS = "SELECT device, seq, value, mean FROM w4.outliers"
-DISORDER_US = 2_000_000  # of W1's source
 BY_HAND = """
 SELECT device, timestamp_micros(s) AS window_start, timestamp_micros(s + 10000000) AS window_end,
        count(*) AS n, avg(temperature) AS mean, min(temperature) AS low, max(temperature) AS high
-  FROM (SELECT *, _event_time_us DIV 10000000 * 10000000 AS s FROM {archive})
+  FROM (SELECT *, _event_time_us DIV 10000000 * 10000000 AS s FROM archived)
  WHERE _watermark_us < s + 10000000
  GROUP BY device, s
 """
@@ -65,20 +67,40 @@ def as_parquet(path: Path) -> Path:
     return target
 
 
-def by_worker(bench: Bench, graph: str, environment: Mapping[str, str]) -> tuple[str, float]:
-    """Return the worker's database, and the seconds from its first claim to its last commit."""
-    url = bench.database()
-    worker = bench.worker(graph, url, environment=dict(environment))
+def by_worker(bench: Bench, graph: str) -> float:
+    """Return the seconds from a worker's first claim to its last commit, of a graph without its archive."""
+    worker = bench.worker(graph, bench.database(), environment={"BENCH_ARCHIVE": ""})
     worker.wait(RUN_S_MAX)
+    return float(worker.report["committed_at"] - worker.report["claimed_at"])
+
+
+def by_archived_worker(bench: Bench, graph: str, into: Path) -> tuple[str, float]:
+    """Return the database and the seconds of a worker with an archiver beside it, which has archived everything."""
+    url = bench.database()
+    command = [sys.executable, "-m", "millpy", "archive", str(GRAPHS / graph), "--to", str(into)]
+    command += ["--every", str(ARCHIVE_EVERY_S), "--database", url, "--json"]
+    archiver = subprocess.Popen(command, env={**os.environ, "MILLPY_LOG_LEVEL": "warning"}, stdout=subprocess.DEVNULL)
+    try:
+        with psycopg.connect(url, autocommit=True) as connection:
+            wait_until(lambda: connection.execute(LIVE).fetchone() == (1,), "the archiver is live")
+        worker = bench.worker(graph, url)
+        worker.wait(RUN_S_MAX)
+        if archiver.wait(RUN_S_MAX):
+            raise SystemExit(f"the archiver ended with status {archiver.returncode}")
+    finally:
+        archiver.kill()
+        archiver.wait()
     return url, float(worker.report["committed_at"] - worker.report["claimed_at"])
 
 
-def by_spark(spark: SparkSession, graph: str, path: Path, target: Path, *, state: bool) -> tuple[float, BatchResult]:
-    """Run a graph twice; return the seconds of the second run, and its result."""
+def by_spark(
+    spark: SparkSession, graph: str, archive: Archive, target: Path, *, state: bool
+) -> tuple[float, BatchResult]:
+    """Run a graph over its archive twice; return the seconds of the second run, and its result."""
     seconds = 0.0
     for attempt in range(2):
         began = time.perf_counter()
-        result = run(spark, GRAPHS / graph, {"readings": str(path)}, state=state)
+        result = run(spark, GRAPHS / graph, archive, state=state)
         for name, frame in result.tables.items():
             frame.write.parquet(str(target / f"{attempt}-{name}"))
         seconds = time.perf_counter() - began
@@ -103,35 +125,19 @@ def by_stream(spark: SparkSession, path: Path, target: Path) -> tuple[dict[str, 
     return figures, read_results(spark, places.output)["temperature_10s"]
 
 
-def as_archive(path: Path) -> Path:
-    """Write W1's records as an archive has them: with event times, and the watermark before each record."""
-    records = pyarrow.parquet.read_table(path)
-    times = records["event_ms"].to_numpy() * 1_000
-    watermarks = np.concatenate(([INSTANT_MIN], np.maximum.accumulate(times)[:-1] - DISORDER_US))
-    target = path.with_suffix(".archive.parquet")
-    columns = {
-        "_partition": pa.array(["readings/files"] * len(times)),
-        "_seq": pa.array(np.arange(len(times)) // ROW_GROUP),
-    }
-    for name, values in (columns | {"_event_time_us": pa.array(times), "_watermark_us": pa.array(watermarks)}).items():
-        records = records.append_column(name, values)
-    pyarrow.parquet.write_table(records, target, row_group_size=ROW_GROUP, compression="zstd")
-    return target
-
-
-def natively(spark: SparkSession, path: Path, target: Path) -> tuple[dict[str, float], DataFrame]:
+def natively(spark: SparkSession, archive: Path, target: Path) -> tuple[dict[str, float], DataFrame]:
     """Compute W1's windows over an archive, by the native engine and by SQL; return seconds, and the engine's table."""
-    os.environ["BENCH_ARCHIVE"] = "1"
     (plan,), _ = native_plans(load_graph(str(GRAPHS / "windows.py")).spec())
-    del os.environ["BENCH_ARCHIVE"]
+    files = sorted(map(str, archive.glob("w1/*/hour=*/*.parquet")))
+    spark.read.parquet(*files).createOrReplaceTempView("archived")
     seconds: dict[str, list[float]] = {"native_s": [], "by_hand_s": []}
     for attempt in range(4):  # the first one compiles
         for name in seconds:
             began = time.perf_counter()
             if name == "native_s":
-                frame = native_table(spark, plan, [str(path)], partitions=1).frame
+                frame = native_table(spark, plan, files, partitions=1).frame
             else:
-                frame = spark.sql(BY_HAND.format(archive=f"parquet.`{path}`"))
+                frame = spark.sql(BY_HAND)
             frame.write.parquet(str(target / f"{name}-{attempt}"))
             seconds[name].append(time.perf_counter() - began)
     table = spark.read.parquet(str(target / "native_s-0"))
@@ -184,34 +190,48 @@ WORKLOADS: dict[str, tuple[str, str, int, Callable[[str, BatchResult], int]]] = 
 }
 
 
+def against_workers(bench: Bench, graph: str, into: Path) -> tuple[str, float, float, Path]:
+    """Run a worker by itself and with an archiver, in turn; return a database, the best seconds, and an archive."""
+    alone, beside, url, archive = [], [], "", into
+    for attempt in range(bench.options.times):
+        alone.append(by_worker(bench, graph))
+        archive = into / str(attempt)
+        url, seconds = by_archived_worker(bench, graph, archive)
+        beside.append(seconds)
+    bench.show(f"{graph} worker", {"alone_s": alone, "archived_s": beside})
+    return url, min(alone), min(beside), archive
+
+
 def main(options: argparse.Namespace) -> None:
     ratios, differences = {}, 0
     with Bench("spark_run", options) as bench:
-        os.environ["BENCH_INTERVALS"], os.environ["BENCH_FILE"] = str(options.intervals), "replaced"
+        path = bench.directory / "readings.ndjson"
+        # Spark's Python workers load the graphs, too, and keep the environment that the session has at its start.
+        os.environ |= {"BENCH_FILE": str(path), "BENCH_INTERVALS": str(options.intervals), "BENCH_ARCHIVE": "1"}
         spark = session(master="local[2,4]", memory="3g", name="bench-spark-run")
         for name, (graph, value, devices, compare) in WORKLOADS.items():
-            path = bench.directory / f"{name}.ndjson"
             write_readings(path, options.records, devices, value=value)
-            environment = {"BENCH_FILE": str(path), "BENCH_INTERVALS": str(options.intervals)}
-            url, worker_s = by_worker(bench, graph, environment)
-            parquet = as_parquet(path)
-            spark_s, result = by_spark(spark, graph, parquet, bench.directory / name, state=name == "w4")
+            url, worker_s, archived_s, archive = against_workers(bench, graph, bench.directory / name)
+            spark_s, result = by_spark(
+                spark, graph, Archive(archive), bench.directory / f"{name}-spark", state=name == "w4"
+            )
             with result:
                 differences += compare(url, result)
             bench.show(name, {"worker_s": worker_s, "spark_s": spark_s, "records_per_s": options.records / spark_s})
             ratios[f"{name}_worker_ratio"] = worker_s / spark_s
             if name == "w1":
-                streamed, table = by_stream(spark, parquet, bench.directory / "stream")
-                differences += _w1_rows(url, table)
-                bench.show("stream", streamed)
-                ratios["stream_records_per_s"] = options.records / streamed["stream_s"]
-                native, table = natively(spark, as_archive(parquet), bench.directory / "native")
+                ratios["archiving_cost"] = 1 - worker_s / archived_s
+                native, table = natively(spark, archive, bench.directory / "native")
                 differences += _w1_rows(url, table)
                 bench.show("native", native)
                 ratios["native_ratio"] = native["by_hand_s"] / native["native_s"]
+                streamed, table = by_stream(spark, as_parquet(path), bench.directory / "stream")
+                differences += _w1_rows(url, table)
+                bench.show("stream", streamed)
+                ratios["stream_records_per_s"] = options.records / streamed["stream_s"]
         spark.stop()
         bench.finish(**ratios, differences=differences)
 
 
 if __name__ == "__main__":
-    main(arguments(__doc__, "differences<=0", records=2_000_000, intervals=4).parse_args())
+    main(arguments(__doc__, "differences<=0", records=2_000_000, intervals=4, times=3).parse_args())

@@ -1,4 +1,7 @@
-"""W4: a Computation in Python that keeps each key's running mean and deviation and produces the outliers."""
+"""W4: a Computation in Python that keeps each key's running mean and deviation and produces the outliers.
+
+With BENCH_ARCHIVE, an archive of the readings beside it.
+"""
 
 import os
 
@@ -58,3 +61,5 @@ outliers = readings.key_by("device").process(
     Deviation(), name="deviation", output=Outlier, intervals=int(os.environ.get("BENCH_INTERVALS", "4"))
 )
 outliers.to_table("outliers")
+if os.environ.get("BENCH_ARCHIVE"):
+    readings.key_by("device").archive()
