@@ -10,6 +10,8 @@ MILLPY_LOG_FORMAT          console (default) or json
 MILLPY_ARCHIVE             the directory into which an archiver writes
 MILLPY_ARCHIVE_EVERY_S     seconds between two files of an archive that keeps up (10)
 MILLPY_ARCHIVE_KEPT_S      seconds after which an archived hour is deleted (never)
+MILLPY_ARCHIVE_COMPACT_AFTER_S
+                           seconds without a new file of an hour until its small files are merged (3600)
 MILLPY_<LIMIT>             any other bound of `limits.py` by its name, e.g. MILLPY_BUNDLE_RECORDS_MAX
 """
 
@@ -51,6 +53,7 @@ class Settings(BaseSettings):
     archive: str = ""
     archive_every_s: float = Field(default=10.0, ge=0)
     archive_kept_s: float | None = Field(default=None, ge=0)
+    archive_compact_after_s: float = Field(default=3600.0, ge=0)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "console"
 

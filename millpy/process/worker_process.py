@@ -89,7 +89,7 @@ def archive_of(settings: Settings) -> ArchiveInto | None:
             f"cannot make the directory {directory}: {error.strerror}",
             hint="set MILLPY_ARCHIVE to one that can be written",
         ) from error
-    return ArchiveInto(directory, settings.archive_every_s, settings.archive_kept_s)
+    return ArchiveInto(directory, settings.archive_every_s, settings.archive_kept_s, settings.archive_compact_after_s)
 
 
 def start_of(text: str, graph: Graph) -> Instant | None:

@@ -146,7 +146,7 @@ def archived_batches(
 
 
 class _DecodedFile:
-    """The records of one partition in a file, bundle by bundle. An archiver's turn bounds its size."""
+    """The records of one partition in a file, bundle by bundle. An archiver's turn, or compaction, bounds its size."""
 
     def __init__(self, partition: str, name: str) -> None:
         table = pq.ParquetFile(name).read()

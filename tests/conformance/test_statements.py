@@ -56,6 +56,7 @@ SINGULAR = (
     "state_rows_max",
     "now_us",
     "kept_s",
+    "after_s",
     "settled_kept_s",
     "allowed_lateness_us",
     "accumulators",

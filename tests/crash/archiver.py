@@ -1,7 +1,8 @@
 """Archivers that are killed one after another: `python -m tests.crash.archiver INPUT DATABASE DIRECTORY POINT…`.
 
-A POINT is one of `POINTS` with the number of the call at which it kills, as in `written:2`. Each has a forked process,
-so that the imports are paid once. The last archiver is not killed; the exit status is its own.
+A POINT is one of `POINTS` or `COMPACTION_POINTS` with the number of the call at which it kills, as in `written:2`. Each
+has a forked process, so that the imports are paid once. The last archiver is not killed. When a point of compaction is
+named, small files are merged afterwards, and that process is not killed, either.
 """
 
 from __future__ import annotations
@@ -14,15 +15,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from millpy.clock import SystemClock, random_id
 from millpy.limits import Limits
 from millpy.process.assembly import archives_of, run_worker
 from millpy.store.archive.directory import ArchiveDirectory
-from millpy.store.postgres.archiving import ArchiveInto
+from millpy.store.postgres.archiving import ArchiveInto, ArchivingStore
+from millpy.store.protocol import WorkerInfo
 from millpy.testing.crash import CrashFailpoints, parse_spec
 from tests.crash.archive_graph import archived_graph
 
 LIMITS = Limits(lease_ttl_s=0.5, bundle_records_max=20)
 POINTS = ("writing", "written", "fenced", "committed", "published")
+COMPACTION_POINTS = ("rewritten", "listed", "renamed", "deleted")
 
 
 def kill() -> None:
@@ -63,6 +67,42 @@ def trap(point: str, count: int) -> str:
     return f"after_fence:{count}:kill" if point == "fenced" else ""
 
 
+def trap_compaction(point: str, count: int) -> None:
+    """Set the trap of a point of compaction."""
+    rewrite, publish, delete = ArchiveDirectory.rewrite, ArchiveDirectory.publish, ArchiveDirectory.delete
+
+    def after(do: Callable[..., Any]) -> Callable[..., Any]:
+        def do_and_kill(*given: Any) -> None:
+            do(*given)
+            kill()
+
+        return do_and_kill
+
+    if point == "rewritten":
+        ArchiveDirectory.rewrite = nth(count, rewrite, after(rewrite))  # type: ignore[method-assign]
+    elif point == "listed":
+        ArchiveDirectory.publish = nth(count, publish, lambda *_: kill())  # type: ignore[method-assign]
+    elif point == "renamed":
+        ArchiveDirectory.publish = nth(count, publish, after(publish))  # type: ignore[method-assign]
+    elif point == "deleted":
+        ArchiveDirectory.delete = nth(count, delete, after(delete))  # type: ignore[method-assign]
+
+
+async def compact(source: Path, url: str, directory: Path) -> None:
+    """Merge all small files, as maintenance does."""
+    graph, clock = archived_graph(source), SystemClock()
+    into = ArchiveInto(directory, every_s=0.0, compact_after_s=0.0)
+    kept = dict.fromkeys(("dead_letter_kept_s", "settled_kept_s", "events_kept_s"), 1e9)
+    async with ArchivingStore(url, into, clock, limits=LIMITS) as store:
+        deployed = await store.deploy(graph.spec())
+        worker = WorkerInfo(random_id(), deployed.graph_id, deployed.version, archives_of(graph))
+        await store.register(worker, LIMITS.lease_ttl_s)
+        ids = [i.interval_id for name in archives_of(graph) for i in deployed.intervals_of(name)]
+        await store.read(await store.seize(worker.worker_id, ids), state_rows_max=1)
+        while await store.forget_old(now_us=clock.now_us(), **kept):
+            pass
+
+
 def archive(source: Path, url: str, directory: Path, failpoint: str = "") -> None:
     """Archive to the end."""
     graph = archived_graph(source)
@@ -73,18 +113,32 @@ def archive(source: Path, url: str, directory: Path, failpoint: str = "") -> Non
 
 def main(source: str, url: str, directory: str, *points: str) -> int:
     """Run the archivers; return the exit status."""
-    for text in points:
+    of, to = Path(source), Path(directory)
+    compacting = [text for text in points if text.partition(":")[0] in COMPACTION_POINTS]
+    for text in [text for text in points if text not in compacting]:
         point, _, count = text.partition(":")
-        child = os.fork()
-        if not child:
-            archive(Path(source), url, Path(directory), trap(point, int(count)))
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        if not os.WIFSIGNALED(status):
-            print(f"{text} was not reached", file=sys.stderr)
+        if not is_killed(lambda: archive(of, url, to, trap(point, int(count))), text):  # noqa: B023
             return 1
-    archive(Path(source), url, Path(directory))
+    archive(of, url, to)
+    for text in compacting:
+        point, _, count = text.partition(":")
+        if not is_killed(lambda: (trap_compaction(point, int(count)), asyncio.run(compact(of, url, to))), text):  # noqa: B023
+            return 1
+    if compacting:
+        asyncio.run(compact(of, url, to))
     return 0
+
+
+def is_killed(run: Callable[[], Any], text: str) -> bool:
+    """Run something in a forked process; return whether it is killed."""
+    child = os.fork()
+    if not child:
+        run()
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if not os.WIFSIGNALED(status):
+        print(f"{text} was not reached", file=sys.stderr)
+    return os.WIFSIGNALED(status)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from millpy.store.postgres.archiving import HOUR_US, ArchiveInto, ArchivingStore
 from millpy.store.postgres.store import PostgresStore
 from millpy.store.protocol import WorkerInfo
 from tests.crash.archive_graph import DISORDER_S, RECORDS, archived_graph, event_times, write_input
-from tests.crash.archiver import POINTS
+from tests.crash.archiver import COMPACTION_POINTS, POINTS, compact
 
 
 def rows(url: str, query: str) -> list[tuple[Any, ...]]:
@@ -74,7 +74,8 @@ def streamed(source: Path, database_url: str) -> str:
 def test_no_kill_loses_or_doubles_a_record(source: Path, streamed: str, tmp_path: Path) -> None:
     directory = tmp_path / "archive"
 
-    run_archiver(source, streamed, directory, *(f"{point}:{count}" for point in POINTS for count in (1, 2)))
+    kills = [f"{point}:{count}" for point in POINTS for count in (1, 2)]
+    run_archiver(source, streamed, directory, *kills, *(f"{point}:1" for point in COMPACTION_POINTS))
 
     readings = archived(streamed, directory, "readings_archive").to_pylist()
     times = event_times()
@@ -85,6 +86,7 @@ def test_no_kill_loses_or_doubles_a_record(source: Path, streamed: str, tmp_path
     assert {row["_watermark_us"] for row in doubles} == {None}
     on_disk = {str(file.relative_to(directory)) for file in directory.rglob("*") if file.is_file()}
     assert on_disk == {path for (path,) in rows(streamed, "SELECT path FROM millpy.archive_files")}, "orphans are swept"
+    assert len(on_disk) == len({path.rpartition("/")[0] for path in on_disk}), "small files are merged"
     assert rows(streamed, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []
     assert sorted(rows(streamed, "SELECT archive, records, pending FROM millpy.archive")) == [
         ("doubles_archive", RECORDS, 0),
@@ -98,6 +100,7 @@ def test_row_has_its_place_and_the_watermark_before_it_and_lies_in_its_bucket(
     directory = tmp_path / "archive"
 
     run_archiver(source, streamed, directory)
+    asyncio.run(compact(source, streamed, directory))
 
     found: dict[int, int] = {}
     places: dict[tuple[str, int, int], int] = {}

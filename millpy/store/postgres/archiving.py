@@ -5,6 +5,8 @@
     publish   the files get their final names
 
     forget    files of old hours leave the manifest for the list of garbage, are deleted, and leave that list
+    compact   a merged file is pending, takes the place of small ones in the manifest under the fence, is published; the
+              small ones are garbage
 
 An interval's owner settles what its predecessors left: after a claim the database knows which pending files are
 committed. It publishes these and deletes the others, so a crash at any point loses and doubles nothing.
@@ -29,6 +31,7 @@ from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import ArchivedFile, Checkpoint, Grant
 from millpy.model.deployment import Deployment, GraphSpec, permanent_name
 from millpy.model.time import Instant
+from millpy.store.archive.compaction import MERGED_BYTES_MAX, MERGED_RECORDS_MAX, SmallFile, first_run, merge
 from millpy.store.archive.directory import ArchiveDirectory, hour_name
 from millpy.store.archive.parquet import encode
 from millpy.store.postgres.arrays import Bigints, Texts
@@ -39,6 +42,8 @@ from millpy.store.postgres.store import PostgresStore
 from millpy.store.protocol import CommitFailpoint, OwnerSnapshot, PollResult, SegmentQuery
 
 HOUR_US = 3_600_000_000
+COMPACT_EVERY_S = 60.0
+"""Seconds between two looks at the manifest when nothing is to be merged."""
 log = logging.getLogger(__name__)
 
 
@@ -50,11 +55,13 @@ class ArchiveInto:
         directory: the directory of all archives; it belongs to one database.
         every_s: seconds between two polls of an archive that keeps up, so that files do not get too small.
         kept_s: seconds from the end of an hour of event time until its files are deleted; None to keep all.
+        compact_after_s: seconds without a new file of an hour until its small files are merged; None for never.
     """
 
     directory: Path
     every_s: float
     kept_s: float | None = None
+    compact_after_s: float | None = None
 
 
 class ArchivingStore(PostgresStore):
@@ -75,7 +82,9 @@ class ArchivingStore(PostgresStore):
         self._directories: dict[int, ArchiveDirectory] = {}
         self._producers: dict[int, str] = {}
         self._heads: dict[tuple[int, int], int] = {}
-        self._due_at = float("-inf")
+        self._due_at = self._compact_at = float("-inf")
+        self._grants: dict[int, Grant] = {}
+        self._unlike: set[str] = set()
 
     async def deploy(self, spec: GraphSpec, **how: Any) -> Deployment:
         """Deploy the graph, and learn its archives; see `Store.deploy`."""
@@ -93,19 +102,60 @@ class ArchivingStore(PostgresStore):
         found = await super().read(grants, state_rows_max=state_rows_max)
         for grant in grants:
             await self._settle(grant)
+            self._grants[grant.interval_id] = grant
         self._heads.clear()
         return found
 
     async def forget_old(self, *, now_us: Instant, **kept_s: float) -> int:
-        """Delete rows beyond their age, and archived files beyond theirs; see `Store.forget_old`."""
+        """Delete rows and archived files beyond their age, and merge small files; see `Store.forget_old`."""
         gone = await super().forget_old(now_us=now_us, **kept_s)
         if self._into.kept_s is not None:
             before = hour_name(Instant(max(0, now_us - int(self._into.kept_s * 1_000_000))))
             which = {"intervals": Bigints(list(self._directories)), "before": before, "rows_max": FORGET_ROWS}
             async with self._fold.use() as connection:
                 gone += int((await all_rows(connection, statement("unlist_old_files"), which))[0][0])
+        gone += await self._compact()
         await self.delete_garbage()
         return gone
+
+    async def _compact(self) -> int:
+        """Merge adjacent small files of one hour under the fence; return how many are replaced."""
+        if self._into.compact_after_s is None or self._clock.monotonic() < self._compact_at:
+            return 0
+        which = {
+            "intervals": Bigints(list(self._grants)),
+            "after_s": self._into.compact_after_s,
+            "records_max": MERGED_RECORDS_MAX,
+            "bytes_max": MERGED_BYTES_MAX,
+            "paths": Texts(list(self._unlike)),
+        }
+        async with self._fold.use() as connection:
+            files = await all_rows(connection, statement("find_small_files"), which)
+        if not files:
+            self._compact_at = self._clock.monotonic() + COMPACT_EVERY_S
+            return 0
+        grant = self._grants[files[0][0]]
+        directory = self._directories[grant.interval_id]
+        run = [file.path for file in first_run([SmallFile(*file[1:]) for file in files], self._unlike)]
+        try:
+            merged = await asyncio.to_thread(lambda: merge([directory.find(path) for path in run]))
+            if merged is None:
+                self._unlike.add(run[1])
+                return 0
+            content, count = merged
+            new_path = await asyncio.to_thread(directory.rewrite, grant, run[0], content)
+            where = {"interval": grant.interval_id, "sequencer": grant.sequencer, "paths": Texts(run[:count])}
+            async with self._fold.use() as connection:
+                new = {"new_path": new_path, "size": len(content)}
+                replaced = await all_rows(connection, statement("merge_files"), {**where, **new})
+            await asyncio.to_thread(directory.publish if replaced else directory.discard, new_path)
+        except (ArchiveUnavailableError, OSError, pa.ArrowException) as error:  # an erasure may have deleted a file
+            log.warning("small files of an archive are not merged: %s", error)
+            self._compact_at = self._clock.monotonic() + COMPACT_EVERY_S
+            return 0
+        if not replaced:
+            del self._grants[grant.interval_id]  # another process owns it, or has just deleted one of the files
+        return count if replaced else 0
 
     async def delete_garbage(self) -> None:
         """Delete files that the manifest no longer lists. Who dies in between leaves them to the next archiver."""

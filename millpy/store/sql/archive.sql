@@ -44,3 +44,53 @@ INSERT INTO mill.archive_files (interval_id, bundle, path, records, bytes, event
 SELECT interval_id, bundle, %(new_path)s, %(records)s, %(bytes)s, event_time_lo, event_time_hi, partitions, archived_at
   FROM gone
 RETURNING (SELECT records FROM gone);
+
+-- name: find_small_files
+-- The files of one hour of an interval in which nothing was archived of late, if two adjacent ones fit into one; `paths`
+-- do not go with the file before. Zero rows: there is no such hour.
+WITH placed AS (
+    SELECT interval_id, regexp_replace(path, '/[^/]*$', '') AS folder, bundle, path, records, bytes, archived_at
+      FROM mill.archive_files
+     WHERE interval_id = ANY (%(intervals)s)
+), beside AS (
+    SELECT *, records + lag(records) OVER adjacent AS records_of_two, bytes + lag(bytes) OVER adjacent AS bytes_of_two
+      FROM placed
+    WINDOW adjacent AS (PARTITION BY interval_id, folder ORDER BY bundle, path)
+), chosen AS (
+    SELECT interval_id, folder
+      FROM beside
+     GROUP BY interval_id, folder
+    HAVING max(archived_at) <= now() - make_interval(secs => %(after_s)s)
+       AND bool_or(records_of_two <= %(records_max)s AND bytes_of_two <= %(bytes_max)s AND path <> ALL (%(paths)s))
+     ORDER BY interval_id, folder
+     LIMIT 1
+)
+SELECT interval_id, path, records, bytes FROM placed JOIN chosen USING (interval_id, folder) ORDER BY bundle, path;
+
+-- name: merge_files
+-- Lists one file in place of several of its interval, which become garbage: all or none of them. Zero rows: the sequencer
+-- is stale, or one of the files is not listed.
+WITH held AS (
+    SELECT interval_id FROM mill.intervals
+     WHERE interval_id = %(interval)s AND sequencer = %(sequencer)s FOR NO KEY UPDATE
+), found AS (
+    SELECT f.path FROM mill.archive_files AS f JOIN held USING (interval_id) WHERE f.path = ANY (%(paths)s) FOR UPDATE OF f
+), gone AS (
+    DELETE FROM mill.archive_files AS f USING held
+     WHERE f.interval_id = held.interval_id AND f.path IN (SELECT path FROM found)
+       AND (SELECT count(*) FROM found) = cardinality(%(paths)s)
+    RETURNING f.*
+), added AS (
+    INSERT INTO mill.archive_garbage (path, interval_id) SELECT path, interval_id FROM gone
+), ranges AS (
+    SELECT partition, jsonb_build_array(min((seqs ->> 0)::bigint), max((seqs ->> 1)::bigint)) AS seqs
+      FROM gone CROSS JOIN LATERAL jsonb_each(gone.partitions) AS e (partition, seqs)
+     GROUP BY partition
+)
+INSERT INTO mill.archive_files (interval_id, bundle, path, records, bytes, event_time_lo, event_time_hi, partitions,
+                                archived_at)
+SELECT %(interval)s, min(bundle), %(new_path)s, sum(records), %(size)s, min(event_time_lo), max(event_time_hi),
+       (SELECT jsonb_object_agg(partition, seqs) FROM ranges), max(archived_at)
+  FROM gone
+HAVING count(*) > 0
+RETURNING records;

@@ -1,0 +1,107 @@
+"""Compaction: adjacent small files of an hour as one file, with bundles and their order as they were.
+
+A merged file has one row group for each bucket, as any other, with the records of the files in their order. So a reader
+finds the same bundles, and a key's records in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from millpy.store.archive.parquet import METADATA, FileDescription, RowGroup
+from millpy.store.archive.reader import described
+
+MERGED_RECORDS_MAX = 1_000_000
+MERGED_BYTES_MAX = 32_000_000
+"""Bounds of a merged file, and of the memory of its readers, which decode whole files."""
+MERGED_FILES_MAX = 200
+"""How many files are open at a time; what is left is merged in the next round."""
+
+
+@dataclass(frozen=True, slots=True)
+class SmallFile:
+    """A file that may be merged with the one behind it.
+
+    Attributes:
+        path: path below the directory of all archives.
+        records, bytes: its size.
+    """
+
+    path: str
+    records: int
+    bytes: int
+
+
+def first_run(files: Sequence[SmallFile], unlike: Container[str] = ()) -> list[SmallFile]:
+    """Return the first adjacent files that fit into one file; an empty list if there are none.
+
+    Args:
+        files: all files of an hour, in their order.
+        unlike: paths of files that cannot be merged with the file before.
+    """
+    run: list[SmallFile] = []
+    for file in files:
+        if file.path not in unlike and len(run) < MERGED_FILES_MAX and _fit([*run, file]):
+            run.append(file)
+        elif len(run) > 1:
+            break
+        else:
+            run = [file]
+    return run if len(run) > 1 else []
+
+
+def _fit(files: Sequence[SmallFile]) -> bool:
+    return (
+        sum(file.records for file in files) <= MERGED_RECORDS_MAX
+        and sum(file.bytes for file in files) <= MERGED_BYTES_MAX
+    )
+
+
+def merge(files: Sequence[Path]) -> tuple[pa.Buffer, int] | None:
+    """Return the content of a merged file, and how many of the files are in it; None if the first two do not fit.
+
+    Files of one layout can be merged: a deployment may have added a field in between. One row group is in memory at a
+    time, and the whole result, encoded.
+    """
+    with ExitStack() as stack:
+        sources = [stack.enter_context(pq.ParquetFile(file)) for file in files]
+        descriptions = [described(source.metadata) for source in sources]
+        layouts = [
+            (source.schema_arrow.remove_metadata(), description.buckets)
+            for source, description in zip(sources, descriptions, strict=True)
+        ]
+        count = len(list(takewhile(lambda layout: layout == layouts[0], layouts)))
+        merged = list(zip(sources, descriptions, strict=True))[:count]
+        return (_merged(merged, *layouts[0]), count) if count > 1 else None
+
+
+def _merged(files: Sequence[tuple[pq.ParquetFile, FileDescription]], schema: pa.Schema, buckets: int) -> pa.Buffer:
+    sink, groups = pa.BufferOutputStream(), list[RowGroup]()
+    with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
+        for bucket in range(buckets):
+            table = _bucket(files, bucket, schema)
+            if len(table):
+                writer.write_table(table, row_group_size=len(table))
+                groups.append((bucket, len(table)))
+        bundles = [bundle for _, description in files for bundle in description.bundles]
+        description = FileDescription(buckets, bundles, groups)
+        writer.add_key_value_metadata({METADATA: msgspec.json.encode(description).decode()})
+    return sink.getvalue()
+
+
+def _bucket(files: Sequence[tuple[pq.ParquetFile, FileDescription]], bucket: int, schema: pa.Schema) -> pa.Table:
+    tables = [
+        source.read_row_group(place).cast(schema)
+        for source, description in files
+        for place, (of, _) in enumerate(description.row_groups)
+        if of == bucket
+    ]
+    return pa.concat_tables(tables) if tables else schema.empty_table()
