@@ -110,7 +110,8 @@ def read_table(  # noqa: PLR0913 - keywords of the public interface
     if partitions is not None:
         reader = reader.option("partitions", str(partitions))
     if graph is not None:
-        reader = reader.option("graph", str(graph))
+        # Python workers of Spark may be in another directory.
+        reader = reader.option("graph", os.path.abspath(graph))
     # Spark does not show an option of this name in plans, logs and events.
     if url := database_url or (graph is None and os.environ.get("MILLPY_DATABASE_URL")):
         reader = reader.option("url", url)
