@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from millpy.store.archive.parquet import METADATA, FileDescription, RowGroup
+from millpy.store.archive.parquet import METADATA, FileDescription, RowGroup, open_writer
 from millpy.store.archive.reader import described
 
 MERGED_RECORDS_MAX = 1_000_000
@@ -85,7 +85,7 @@ def merge(files: Sequence[Path]) -> tuple[pa.Buffer, int] | None:
 
 def _merged(files: Sequence[tuple[pq.ParquetFile, FileDescription]], schema: pa.Schema, buckets: int) -> pa.Buffer:
     sink, groups = pa.BufferOutputStream(), list[RowGroup]()
-    with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
+    with open_writer(sink, schema) as writer:
         for bucket in range(buckets):
             table = _bucket(files, bucket, schema)
             if len(table):

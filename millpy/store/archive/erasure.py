@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from millpy.model.keys import KEY_SPACE, Key, key_hash
 from millpy.model.record import column_of
-from millpy.store.archive.parquet import METADATA, PARTITION, FileDescription
+from millpy.store.archive.parquet import METADATA, PARTITION, FileDescription, open_writer
 from millpy.store.archive.reader import described
 
 
@@ -43,7 +43,7 @@ def without_key(file: Path, key_fields: Mapping[str, tuple[str, ...]], key: Key)
         return None
     sink, groups = pa.BufferOutputStream(), []
     schema = source.schema_arrow.remove_metadata()
-    with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
+    with open_writer(sink, schema) as writer:
         for place, group in enumerate(description.row_groups):
             table = source.read_row_group(place).cast(schema)
             table = table.filter(pa.array(kept[place])) if place in kept else table
