@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from math import isnan
+from math import isclose, isnan
 from operator import or_
 from typing import Any
 
@@ -283,7 +283,7 @@ def _windows(expected: DataFrame, stored: DataFrame, spec: TableSpec) -> DataFra
         sides.append(frame.select(*(F.col(f"`{name}`").alias(f"{side}_{name}") for name in names), values.alias(side)))
     same_row = [F.col(f"`expected_{name}`").eqNullSafe(F.col(f"`stored_{name}`")) for name in names]
     joined = sides[0].join(sides[1], same_row, "full_outer")
-    changed = reduce(or_, (~_equal(column) for column in spec.values), F.lit(False))
+    changed = reduce(or_, (~equal(column) for column in spec.values), F.lit(False))
     kind = (
         F.when(F.col("stored").isNull(), "missing")
         .when(F.col("expected").isNull(), "added")
@@ -294,12 +294,15 @@ def _windows(expected: DataFrame, stored: DataFrame, spec: TableSpec) -> DataFra
     return joined.select(kind.alias(KIND), F.lit(1).alias("_rows"), *of_either, "expected", "stored")
 
 
-def _equal(column: ColumnSpec) -> Column:
+def equal(column: ColumnSpec) -> Column:
+    """Return whether a column of the structs "expected" and "stored" is equal, within `TOLERANCE` for floats."""
     one, other = F.col(f"expected.`{column.name}`"), F.col(f"stored.`{column.name}`")
     equal = one.eqNullSafe(other)
     if column.sql_type != "double precision":
         return equal
-    near = F.abs(one - other) <= F.greatest(F.abs(one), F.abs(other), F.lit(1.0)) * TOLERANCE
+    size = F.greatest(F.abs(one), F.abs(other), F.lit(1.0))
+    # A tolerance relative to infinity is infinite; NaN is greater than infinity, and equals itself, in Spark.
+    near = (size < float("inf")) & (F.abs(one - other) <= size * TOLERANCE)
     return equal | F.coalesce(near, F.lit(False))
 
 
@@ -328,18 +331,17 @@ def _differences(
         if spec.kind != "windowed":
             expected, stored = {"rows": expected}, {"rows": stored}
         elif expected and stored:
-            differ = [one.name for one in spec.values if not _same(expected[one.name], stored[one.name])]
+            differ = [one.name for one in spec.values if not same(expected[one.name], stored[one.name])]
             expected, stored = ({name: side[name] for name in differ} for side in (expected, stored))
         expected, stored = (_readable(side or {}, spec.values) for side in (expected, stored))
         named = _readable({column.name: row[column.name] for column in identity}, identity)
         yield AuditDifference(row[KIND], named, expected, stored)
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Compare as `_equal` does, NaN with NaN too."""
+def same(one: Any, other: Any) -> bool:
+    """Compare as `equal` does, NaN with NaN too."""
     if isinstance(one, float) and isinstance(other, float):
-        near = abs(one - other) <= max(abs(one), abs(other), 1.0) * TOLERANCE
-        return one == other or near or (isnan(one) and isnan(other))
+        return isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE) or (isnan(one) and isnan(other))
     return bool(one == other)
 
 
