@@ -108,10 +108,11 @@ def through_backfill(feed: Feed, url: str, directory: Path, chance: random.Rando
             await_true(lambda killed=trapped: killed.process.poll() is not None or all_over(url, feed), "trapped", 60)
             trapped.kill()
             kills += 1
-        last = stack.enter_context(Worker(directory, url, Path("none"), graph=feed.graph, **GENTLE))
-        await_true(lambda: all_over(url, feed), "all is over", SETTLE_S_MAX)
-        last.drain()
-        last.await_finished()
+        if not all_over(url, feed):  # else a new worker might be drained before it could listen
+            last = stack.enter_context(Worker(directory, url, Path("none"), graph=feed.graph, **GENTLE))
+            await_true(lambda: all_over(url, feed), "all is over", SETTLE_S_MAX)
+            last.drain()
+            last.await_finished()
     return feed.check(url), kills
 
 
