@@ -117,7 +117,7 @@ class GraphAudit:
         if listed and not any(file.event_time_hi >= span.first and file.event_time_lo < span.end for file in listed):
             return []  # a quiet time, in which the table must not have rows either
         reader = ArchiveReader(directory, plan.archive, listed)
-        return [reader.find(file) for file in reader.holding(span)]
+        return reader.find_all(reader.holding(span))
 
     def _scope(self, final: dict[str, int] | None = None) -> AuditScope:
         from millpy.spark.audit import AuditScope

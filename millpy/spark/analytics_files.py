@@ -20,7 +20,7 @@ from pyspark.sql import functions as fn
 
 from millpy.clock import random_id
 from millpy.errors import CorruptionError
-from millpy.store.archive.directory import sync_directory
+from millpy.store.archive.local_storage import sync_directory
 from millpy.store.postgres.analytics import AnalyticsDirectory
 
 WINDOWS, HOURS = "windows", "hours"

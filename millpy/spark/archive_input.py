@@ -17,7 +17,6 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from millpy.errors import UsageError
 from millpy.graph import Graph
@@ -29,6 +28,7 @@ from millpy.model.stage import StoredInterval
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, ClockReading, Instant, instant
 from millpy.store.archive.parquet import EVENT_TIME, ORDINAL, PARTITION, SEQ, WATERMARK
 from millpy.store.archive.reader import ArchiveReader, ListedFile, TimeRange, archive_of, bundles_of
+from millpy.store.archive.storage import parquet_file
 
 OPEN_FILES_MAX = 4
 """Bundles of one turn lie in a file for each hour of event time: these stay decoded."""
@@ -38,7 +38,7 @@ class ArchivedHistory(msgspec.Struct, frozen=True):
     """The archived files that replace a source.
 
     Attributes:
-        files: absolute names.
+        files: full names.
         first, end: event times of the records that are read, from `first` to before `end`.
     """
 
@@ -84,11 +84,11 @@ class Archive:
                 )
             listed = None if self.listed is None else self.listed[archive.name]
             name = f"{permanent_name(spec.name, spec.generation)}/{archive.name}"
-            reader = ArchiveReader(Path(self.directory), name, listed)
+            reader = ArchiveReader(self.directory, name, listed)
             chosen = reader.holding(span, source.name)
             ahead_us = source.event_time.max_disorder_us + source.event_time.future_tolerance_us
             reader.check(chosen, source.name, span, ahead_us)
-            found[source.name] = ArchivedHistory(tuple(map(reader.find, chosen)), span.first, span.end)
+            found[source.name] = ArchivedHistory(tuple(reader.find_all(chosen)), span.first, span.end)
         return found
 
 
@@ -149,7 +149,7 @@ class _DecodedFile:
     """The records of one partition in a file, bundle by bundle. An archiver's turn, or compaction, bounds its size."""
 
     def __init__(self, partition: str, name: str) -> None:
-        table = pq.ParquetFile(name).read()
+        table = parquet_file(name).read()
         table = table.filter(pc.equal(table[PARTITION], partition))
         table = table.take(pc.sort_indices(table, sort_keys=[(SEQ, "ascending"), (ORDINAL, "ascending")]))
         self.name = name

@@ -25,7 +25,7 @@ from millpy.model.deployment import GraphSpec
 from millpy.model.graph_changes import changes_between
 from millpy.spark.hosted_task import IntervalEnd
 from millpy.spark.stream_state import IntervalHeader, StateDirectory, write_durably
-from millpy.store.archive.directory import sync_directory
+from millpy.store.archive.local_storage import sync_directory
 
 COMMITS_KEPT = 64
 """Number of commits that are kept; only the newest counts."""

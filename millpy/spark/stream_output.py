@@ -26,7 +26,7 @@ from millpy.model.checkpoint import Checkpoint
 from millpy.model.deployment import GraphSpec, TableSpec
 from millpy.spark.hosted_rows import BUNDLE, DEAD_LETTERS, LATE, TYPES, result_batches
 from millpy.spark.stream_records import dead_letter_rows, late_record_rows
-from millpy.store.archive.directory import sync_directory
+from millpy.store.archive.local_storage import sync_directory
 from millpy.store.memory.database import MemoryDatabase
 
 DELETED = "_deleted"

@@ -20,7 +20,7 @@ from millpy.model.checkpoint import DedupeRun, Delta, Entries, Kind
 from millpy.model.delta import decode_document, encode_documents
 from millpy.model.stage import StoredInterval
 from millpy.model.time import INSTANT_MIN, Instant
-from millpy.store.archive.directory import sync_directory
+from millpy.store.archive.local_storage import sync_directory
 from millpy.store.protocol import OwnerSnapshot
 
 FOLD_EVERY = 32

@@ -10,7 +10,6 @@ from collections.abc import Container, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import takewhile
-from pathlib import Path
 
 import msgspec
 import pyarrow as pa
@@ -18,6 +17,7 @@ import pyarrow.parquet as pq
 
 from millpy.store.archive.parquet import METADATA, FileDescription, RowGroup, open_writer
 from millpy.store.archive.reader import described
+from millpy.store.archive.storage import parquet_file
 
 MERGED_RECORDS_MAX = 1_000_000
 MERGED_BYTES_MAX = 32_000_000
@@ -65,14 +65,17 @@ def _fit(files: Sequence[SmallFile]) -> bool:
     )
 
 
-def merge(files: Sequence[Path]) -> tuple[pa.Buffer, int] | None:
+def merge(files: Sequence[str]) -> tuple[pa.Buffer, int] | None:
     """Return the content of a merged file, and how many of the files are in it; None if the first two do not fit.
 
     Files of one layout can be merged: a deployment may have added a field in between. One row group is in memory at a
     time, and the whole result, encoded.
+
+    Args:
+        files: their full names.
     """
     with ExitStack() as stack:
-        sources = [stack.enter_context(pq.ParquetFile(file)) for file in files]
+        sources = [stack.enter_context(parquet_file(file)) for file in files]
         descriptions = [described(source.metadata) for source in sources]
         layouts = [
             (source.schema_arrow.remove_metadata(), description.buckets)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -11,26 +10,26 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from millpy.model.keys import KEY_SPACE, Key, key_hash
 from millpy.model.record import column_of
 from millpy.store.archive.parquet import METADATA, PARTITION, FileDescription, open_writer
 from millpy.store.archive.reader import described
+from millpy.store.archive.storage import parquet_file
 
 
-def without_key(file: Path, key_fields: Mapping[str, tuple[str, ...]], key: Key) -> tuple[pa.Buffer, int] | None:
+def without_key(file: str, key_fields: Mapping[str, tuple[str, ...]], key: Key) -> tuple[pa.Buffer, int] | None:
     """Return a file's content without the records of a key, and the number of records; None if it has none of them.
 
     A bundle stays described when nothing of it is left, so
     no reader takes it for missing.
 
     Args:
-        file: the file.
+        file: the full name of the file.
         key_fields: computation that makes the records -> the fields of their key.
         key: the key.
     """
-    source = pq.ParquetFile(file)
+    source = parquet_file(file)
     description = described(source.metadata)
     bucket = key_hash(key) // (KEY_SPACE // description.buckets)
     kept: dict[int, np.ndarray[Any, np.dtype[np.bool_]]] = {}

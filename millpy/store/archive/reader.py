@@ -29,6 +29,7 @@ from millpy.store.archive.parquet import (
     ArchivedBundle,
     FileDescription,
 )
+from millpy.store.archive.storage import parquet_file, parquet_metadata, storage_at, together
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +75,15 @@ class ArchiveReader:
     """The files of one archive.
 
     Args:
-        root: the directory of all archives.
+        place: the directory of all archives.
         name: the archive's path below it, "GRAPH/ARCHIVE".
         listed: what the manifest lists; None to list the directory, in which no archiver may delete files meanwhile.
     """
 
-    def __init__(self, root: Path, name: str, listed: Sequence[ListedFile] | None = None) -> None:
-        self._root = root.absolute()
+    def __init__(self, place: str | Path, name: str, listed: Sequence[ListedFile] | None = None) -> None:
+        self._storage = storage_at(place)
         self._name = listed[0].path.rsplit("/", 2)[0] if listed else name
+        self._directory = ArchiveDirectory(place, self._name)
         self._listed = listed
         self._described: dict[str, FileDescription] = {}
 
@@ -90,8 +92,9 @@ class ArchiveReader:
         """All files."""
         if self._listed is not None:
             return self._listed
-        found = sorted((self._root / self._name).glob("hour=*/*.parquet"))
-        return [_listed(str(path.relative_to(self._root)), path) for path in found]
+        hours = f"{self._name}/hour="
+        found = [path for path in self._storage.below(self._name) if path.startswith(hours)]
+        return together(lambda path: _listed(path, self._storage.full_name(path)), found)
 
     def holding(self, span: TimeRange, source: str = "") -> list[ListedFile]:
         """Return the files that may have records of a time range, of one source or of all.
@@ -111,8 +114,12 @@ class ArchiveReader:
         return found
 
     def find(self, file: ListedFile) -> str:
-        """Return where a file is on disk. Raises ArchiveUnavailableError if it is lost."""
-        return str(ArchiveDirectory(self._root, self._name).find(file.path))
+        """Return the full name of a file. Raises ArchiveUnavailableError if it is lost."""
+        return self._directory.find(file.path)
+
+    def find_all(self, files: Iterable[ListedFile]) -> list[str]:
+        """Return the full names of files. Raises ArchiveUnavailableError if one is lost."""
+        return together(self.find, files)
 
     def check(self, chosen: Sequence[ListedFile], source: str, span: TimeRange, ahead_us: int) -> None:
         """Check that no bundle is missing between those of the chosen files, before them or behind them.
@@ -170,7 +177,7 @@ class ArchiveReader:
         """Return the watermark before the first record of a bundle."""
         for file in files:
             if file.partitions[partition][0] <= seq <= file.partitions[partition][1]:
-                table = pq.ParquetFile(self.find(file)).read(columns=[PARTITION, SEQ, WATERMARK])
+                table = parquet_file(self.find(file)).read(columns=[PARTITION, SEQ, WATERMARK])
                 own = pc.and_(pc.equal(table[PARTITION], partition), pc.equal(table[SEQ], seq))
                 if pc.any(own).as_py():
                     return int(pc.min(table.filter(own)[WATERMARK]).as_py())
@@ -178,7 +185,7 @@ class ArchiveReader:
 
     def _description(self, file: ListedFile) -> FileDescription:
         if file.path not in self._described:
-            self._described[file.path] = described(pq.read_metadata(self.find(file)))
+            self._described[file.path] = described(parquet_metadata(self.find(file)))
         return self._described[file.path]
 
 
@@ -196,8 +203,9 @@ def bundles_of(files: Iterable[str], partition: str) -> list[BundlePlace]:
         CorruptionError: two files have the same bundle.
     """
     found: dict[int, BundlePlace] = {}
-    for file in files:
-        own = {bundle[1]: bundle for bundle in described(pq.read_metadata(file)).bundles if bundle[0] == partition}
+    names = list(files)
+    for file, metadata in zip(names, together(parquet_metadata, names), strict=True):
+        own = {bundle[1]: bundle for bundle in described(metadata).bundles if bundle[0] == partition}
         places = {seq: BundlePlace(seq, Instant(bundle[3]), file) for seq, bundle in own.items()}
         if twice := found.keys() & places.keys():
             raise CorruptionError(
@@ -213,8 +221,8 @@ def described(metadata: pq.FileMetaData) -> FileDescription:
     return msgspec.json.decode(metadata.metadata[METADATA.encode()], type=FileDescription)
 
 
-def _listed(path: str, file: Path) -> ListedFile:
-    metadata = pq.read_metadata(file)
+def _listed(path: str, name: str) -> ListedFile:
+    metadata = parquet_metadata(name)
     partitions: dict[str, tuple[int, int]] = {}
     for partition, seq, _, _ in described(metadata).bundles:
         first, last = partitions.get(partition, (seq, seq))

@@ -58,7 +58,7 @@ class ArchiveInto:
         compact_after_s: seconds without a new file of an hour until its small files are merged; None for never.
     """
 
-    directory: Path
+    directory: str | Path
     every_s: float
     kept_s: float | None = None
     compact_after_s: float | None = None
@@ -177,8 +177,8 @@ class ArchivingStore(PostgresStore):
             rows = await all_rows(connection, statement("list_files"), {"interval": grant.interval_id})
         return [path for (path,) in rows]
 
-    def find(self, grant: Grant, path: str) -> Path:
-        """Return where a listed file is. Raises ArchiveUnavailableError if it is lost."""
+    def find(self, grant: Grant, path: str) -> str:
+        """Return the full name of a listed file. Raises ArchiveUnavailableError if it is lost."""
         return self._directories[grant.interval_id].find(path)
 
     async def replace(self, grant: Grant, path: str, content: pa.Buffer, records: int) -> int | None:

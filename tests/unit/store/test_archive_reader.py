@@ -130,4 +130,4 @@ def test_a_bundle_that_an_erasure_has_emptied_is_not_missing(tmp_path: Path, cha
     assert [len(pq.ParquetFile(reader.find(file)).read()) for file in reader.files] == [20, 0, 30]
     assert len(reader.holding(everything, "readings")) == 2
     reader.check(reader.holding(everything), "readings", everything, AHEAD_US)
-    assert [place.seq for place in bundles_of(map(reader.find, reader.files), "readings/0")] == [2, 4, 6, 8, 10, 12]
+    assert [place.seq for place in bundles_of(reader.find_all(reader.files), "readings/0")] == [2, 4, 6, 8, 10, 12]
