@@ -16,6 +16,7 @@ from tests.commands import logging_as_it_was
 from tests.databases import fresh_database, make_template, memory_directory
 from tests.kafka_server import NONE as NO_KAFKA
 from tests.kafka_server import KafkaServer, NoKafkaError
+from tests.s3_server import S3Server
 
 
 @pytest.fixture(scope="session")
@@ -50,6 +51,21 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
         pytest.skip("mosquitto is not installed")
     with EmbeddedBroker(tmp_path / "broker", save_always=True) as embedded:
         yield embedded
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    """An S3 server for the session."""
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """URL of a new bucket; this process and its children have the credentials."""
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    return s3.new_bucket()
 
 
 @pytest.fixture(scope="session")

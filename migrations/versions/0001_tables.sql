@@ -318,7 +318,8 @@ CREATE TABLE mill.archive_files (
 -- Files that the manifest no longer lists, until they are deleted.
 CREATE TABLE mill.archive_garbage (
     path        text COLLATE "C" PRIMARY KEY,
-    interval_id bigint NOT NULL
+    interval_id bigint NOT NULL,
+    deleted_at  timestamptz  -- an object store may still bring it back: it is deleted once more
 );
 
 -- What Spark makes of the windows of a result table (`millpy analytics`). The driver with the newest epoch commits, and

@@ -20,7 +20,7 @@ from millpy.graph import Graph
 def archive(
     graph: Annotated[str, typer.Argument(metavar="[GRAPH.py]", help="Python file that defines a Graph.")] = "graph.py",
     to: Annotated[
-        str, typer.Option("--to", metavar="DIRECTORY", help="Directory to write to; default: MILLPY_ARCHIVE.")
+        str, typer.Option("--to", metavar="PLACE", help="Directory or s3://… to write to; default: MILLPY_ARCHIVE.")
     ] = "",
     every: Annotated[
         float | None,

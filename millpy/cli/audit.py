@@ -84,10 +84,10 @@ def audit(
     with connected_to(settings, str(Path(graph.partition(":")[0])), doing="") as admin, working("asking the database"):
         graph_audit = GraphAudit(admin, spec, _microseconds(span))
         if engine == "hosted" and hosted is None:
-            hosted = job_of(graph, graph_audit.archive(Path(archive)), state=False)
+            hosted = job_of(graph, graph_audit.archive(archive), state=False)
         with running_spark(f"audit of {graph_audit.graph}", master, memory) as session:
             if hosted is None:
-                found, refused = _natively(graph_audit, session, chosen, Path(settings.archive))
+                found, refused = _natively(graph_audit, session, chosen, settings.archive)
             else:
                 found, refused = graph_audit.hosted(session, hosted, chosen), {}
         recorded = graph_audit.record(found, engine, by_service=by_service)
@@ -95,7 +95,7 @@ def audit(
 
 
 def _natively(
-    graph_audit: GraphAudit, session: Any, chosen: Sequence[TableSpec], directory: Path
+    graph_audit: GraphAudit, session: Any, chosen: Sequence[TableSpec], directory: str
 ) -> tuple[list[TableAudit], dict[str, str]]:
     """Audit the tables that Spark can compute by itself; return why it cannot compute the others, too."""
     from millpy.spark.native import native_plans

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millpy.admin.audits import may_record, record_hours
@@ -61,7 +60,7 @@ class GraphAudit:
         with run_hosted(session, hosted) as result:
             return audit(session, result.tables, tables, self._scope())
 
-    def archive(self, directory: Path) -> Archive:
+    def archive(self, directory: str) -> Archive:
         """Return the graph's archives as the input of a batch. Only what they hold already is final."""
         from millpy.spark.archive_input import Archive
 
@@ -70,7 +69,7 @@ class GraphAudit:
         self.final = {name: min(final, held) for name, final in self.final.items()}
         return Archive(directory, listed={name: self._admin.archive_files(self.graph, name) for name in names})
 
-    def native(self, session: Any, plans: Sequence[NativePlan], directory: Path) -> list[TableAudit]:
+    def native(self, session: Any, plans: Sequence[NativePlan], directory: str) -> list[TableAudit]:
         """Audit tables by Spark's own windows.
 
         Raises:
@@ -107,7 +106,7 @@ class GraphAudit:
             for table in found
         )
 
-    def _files(self, plan: NativePlan, directory: Path) -> list[str]:
+    def _files(self, plan: NativePlan, directory: str) -> list[str]:
         """Return the archived files that may have records of the windows that end in the time range."""
         from millpy.store.archive.reader import ArchiveReader, TimeRange
 

@@ -7,7 +7,7 @@ MILLPY_HTTP                the address at which a service serves health and metr
 MILLPY_LEASE_S             the lease of a worker, in seconds
 MILLPY_LOG_LEVEL           debug, info (default), warning, error
 MILLPY_LOG_FORMAT          console (default) or json
-MILLPY_ARCHIVE             the directory into which an archiver writes
+MILLPY_ARCHIVE             the directory or the URL of an object store into which an archiver writes
 MILLPY_ARCHIVE_EVERY_S     seconds between two files of an archive that keeps up (10)
 MILLPY_ARCHIVE_KEPT_S      seconds after which an archived hour is deleted (never)
 MILLPY_ARCHIVE_COMPACT_AFTER_S

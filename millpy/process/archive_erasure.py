@@ -11,6 +11,7 @@ import os
 import socket
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from uuid import UUID
 
 import msgspec
 
@@ -65,14 +66,17 @@ async def erase_key(graph: Graph, archive: str, key: str, url: str, into: Archiv
         )
         await store.register(info, limits.lease_ttl_s)
         grants = await store.seize(worker_id, [i.interval_id for i in deployed.intervals_of(node.name)])
+        beats = asyncio.create_task(_keep_lease(store, worker_id, limits))
         try:
             if len(grants) < node.intervals:
                 raise _taken_over(node.name)
             await store.read(grants, state_rows_max=1)  # settles what the archiver has left
             for grant, path in [(one, path) for one in grants for path in await store.listed(one)]:
-                if not await store.heartbeat(worker_id, limits.lease_ttl_s):
+                if beats.done():
+                    await beats
                     raise _taken_over(node.name)
-                found = await asyncio.to_thread(without_key, store.find(grant, path), fields, wanted)
+                name = await asyncio.to_thread(store.find, grant, path)
+                found = await asyncio.to_thread(without_key, name, fields, wanted)
                 if found is not None:
                     before = await store.replace(grant, path, *found)
                     if before is None:
@@ -82,10 +86,17 @@ async def erase_key(graph: Graph, archive: str, key: str, url: str, into: Archiv
             done = Erasure(node.name, files, records)
             await store.record_events(deployed.graph_id, [Event("archive_erased", asdict(done))])
         finally:
+            beats.cancel()
             with suppress(Exception):
                 await store.release(worker_id, grants)
                 await store.unregister(worker_id)
     return done
+
+
+async def _keep_lease(store: ArchivingStore, worker_id: UUID, limits: Limits) -> None:
+    """Renew the lease until it is lost: a file in an object store may take longer than a lease."""
+    while await store.heartbeat(worker_id, limits.lease_ttl_s):
+        await SystemClock().sleep(limits.heartbeat_s)
 
 
 def _archive_in(graph: Graph, name: str) -> StageNode:

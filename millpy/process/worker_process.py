@@ -25,6 +25,7 @@ from millpy.model.time import Instant, instant
 from millpy.process.assembly import run_worker
 from millpy.process.exit import EXIT_INTERRUPTED, Interrupts, report_error
 from millpy.runtime.observer import Observer
+from millpy.store.archive.storage import storage_at
 from millpy.store.postgres.archiving import ArchiveInto
 
 
@@ -77,18 +78,22 @@ def archive_of(settings: Settings) -> ArchiveInto | None:
     """Return where an archiver writes, if it is set.
 
     Raises:
-        UsageError: the directory cannot be made.
+        UsageError: the directory cannot be made, or the URL is none of an object store.
     """
     if not settings.archive:
         return None
-    directory = Path(settings.archive).resolve()
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"cannot make the directory {directory}: {error.strerror}",
-            hint="set MILLPY_ARCHIVE to one that can be written",
-        ) from error
+    if "://" in settings.archive:
+        storage_at(settings.archive)
+        directory: str | Path = settings.archive
+    else:
+        directory = Path(settings.archive).resolve()
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"cannot make the directory {directory}: {error.strerror}",
+                hint="set MILLPY_ARCHIVE to one that can be written",
+            ) from error
     return ArchiveInto(directory, settings.archive_every_s, settings.archive_kept_s, settings.archive_compact_after_s)
 
 

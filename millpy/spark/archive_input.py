@@ -52,7 +52,7 @@ class Archive:
     """The archives of a graph in place of its sources, each of which needs one.
 
     Attributes:
-        directory: the directory of all archives, at the same place on all machines.
+        directory: the directory of all archives, at the same place on all machines, or the URL of an object store.
         start: read records whose event time is this or later; None for all.
         end: read records whose event time is earlier; None for all.
         listed: archive -> its files by the manifest; None to list the directory.

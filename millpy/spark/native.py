@@ -7,17 +7,19 @@ with what workers wrote, two programs have found the same. What it cannot comput
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
-from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from millpy.model.deployment import GraphSpec, TableSpec
 from millpy.store.archive.reader import archive_of
+from millpy.store.archive.storage import parquet_file
 
 START, END = "_start_us", "_end_us"
 EVENT_TIME, WATERMARK = "_event_time_us", "_watermark_us"  # columns of an archive
@@ -128,11 +130,7 @@ def native_table(spark: SparkSession, plan: NativePlan, files: Sequence[str], *,
         partitions: the number of partitions of the source. With several, a record is judged by the watermark of all of
             them, which its row does not have; a window that it may have missed is uncertain.
     """
-    # `hour=` in a path is not a column. Files from before a deployment may lack a field, which is null then.
-    schema = from_arrow_schema(plan.schema)
-    records = spark.createDataFrame([], schema)
-    if files:
-        records = spark.read.schema(schema).option("recursiveFileLookup", True).parquet(*files)
+    records = _records(spark, plan.schema, files)
     size, every = plan.window["size_us"], plan.window[_EVERY[plan.window["kind"]]]
     at = F.col(EVENT_TIME)
     last = at - F.pmod(at, F.lit(every))
@@ -153,6 +151,29 @@ def native_table(spark: SparkSession, plan: NativePlan, files: Sequence[str], *,
     ]
     uncertain = entries.where(is_late).select(*identity).distinct() if partitions > 1 else None
     return NativeTable(entries.where(~is_late).groupBy(*identity).agg(*values), entries, uncertain)
+
+
+def _records(spark: SparkSession, schema: pa.Schema, files: Sequence[str]) -> DataFrame:
+    """Return the records of archived files. One from before a deployment may lack a field, which is null then."""
+    of_spark = from_arrow_schema(schema)
+    if not files:
+        return spark.createDataFrame([], of_spark)
+    if "://" not in files[0]:  # `hour=` in a path is not a column
+        return spark.read.schema(of_spark).option("recursiveFileLookup", True).parquet(*files)
+    # Spark's JVM has no client of an object store, but Python has.
+    urls = spark.createDataFrame([(url,) for url in files], "url string")
+    return urls.mapInArrow(partial(_read, to_arrow_schema(of_spark)), of_spark)
+
+
+def _read(schema: pa.Schema, urls: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the records of files, a row group at a time; runs in Spark's tasks."""
+    for url in (url for batch in urls for url in batch["url"].to_pylist()):
+        file = parquet_file(url)
+        for group in range(file.num_row_groups):
+            table = file.read_row_group(group, columns=schema.names)
+            for name in set(schema.names) - set(table.column_names):
+                table = table.append_column(name, pa.nulls(len(table), schema.field(name).type))
+            yield from table.select(schema.names).cast(schema).to_batches()
 
 
 def _count(records: DataFrame, aggregate: Mapping[str, Any]) -> Column:

@@ -58,6 +58,7 @@ SINGULAR = (
     "kept_s",
     "after_s",
     "settled_kept_s",
+    "settled_s",
     "allowed_lateness_us",
     "accumulators",
 )

@@ -1,8 +1,8 @@
-"""Archivers that are killed one after another: `python -m tests.crash.archiver INPUT DATABASE DIRECTORY POINT…`.
+"""Processes that are killed at an archive: `python -m tests.crash.archiver INPUT DATABASE PLACE KILL…`.
 
-A POINT is one of `POINTS` or `COMPACTION_POINTS` with the number of the call at which it kills, as in `written:2`. Each
-has a forked process, so that the imports are paid once. The last archiver is not killed. When a point of compaction is
-named, small files are merged afterwards, and that process is not killed, either.
+PLACE is a directory or a URL. A KILL is `WORK.POINT:COUNT`: what is done, one of `WORKS`, where it is killed, one of
+`POINTS` or `fenced`, and the number of the call at which it is. Each has a forked process, so that the imports are paid
+once. Behind the kills of a work it is done to its end. Behind each of them, what is listed must be there.
 """
 
 from __future__ import annotations
@@ -12,86 +12,106 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import psycopg
+
 from millpy.clock import SystemClock, random_id
 from millpy.limits import Limits
+from millpy.model.time import Instant
+from millpy.process.archive_erasure import erase_key
 from millpy.process.assembly import archives_of, run_worker
 from millpy.store.archive.directory import ArchiveDirectory
-from millpy.store.postgres.archiving import ArchiveInto, ArchivingStore
+from millpy.store.archive.storage import parquet_file
+from millpy.store.postgres.archiving import HOUR_US, ArchiveInto, ArchivingStore
 from millpy.store.protocol import WorkerInfo
 from millpy.testing.crash import CrashFailpoints, parse_spec
-from tests.crash.archive_graph import archived_graph
+from tests.crash.archive_graph import START_US, archived_graph
 
 LIMITS = Limits(lease_ttl_s=0.5, bundle_records_max=20)
-POINTS = ("writing", "written", "fenced", "committed", "published")
-COMPACTION_POINTS = ("rewritten", "listed", "renamed", "deleted")
+KEPT_S = 1_800.0
+ERASED = "d5"
+ARCHIVED = ("writing", "written", "fenced", "committed", "published")
+REWRITTEN = ("rewritten", "committed", "published", "deleted")
+FORGOTTEN = ("deleting", "deleted")
+LISTED = "SELECT path FROM millpy.archive_files WHERE archive = 'readings_archive' ORDER BY path"
 
 
-def kill() -> None:
+def kill(*_: Any) -> None:
     """End this process as a lost machine does."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def nth(count: int, do: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `do`, except that the call of this number is `instead`."""
-    calls = iter(range(1, 1_000_000))
-    return lambda *given: (instead if next(calls) == count else do)(*given)
+def write_half(self: ArchiveDirectory, grant: Any, bundle: Any, hour: Any, content: Any) -> None:
+    """Write the first half of a file."""
+    WRITE(self, grant, bundle, hour, content.slice(0, content.size // 2))
+    kill()
+
+
+def before(method: str) -> tuple[str, Callable[..., Any]]:
+    """Be killed instead of a call."""
+    return method, kill
+
+
+def after(method: str) -> tuple[str, Callable[..., Any]]:
+    """Be killed behind a call."""
+    do = getattr(ArchiveDirectory, method)
+    return method, lambda *given: (do(*given), kill())
+
+
+WRITE = ArchiveDirectory.write
+POINTS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "writing": ("write", write_half),
+    "written": after("write"),
+    "rewritten": after("rewrite"),
+    "committed": before("publish"),
+    "published": after("publish"),
+    "deleting": before("delete"),
+    "deleted": after("delete"),
+}
 
 
 def trap(point: str, count: int) -> str:
     """Set the trap of a point; return the failpoint that it needs."""
-    write, publish = ArchiveDirectory.write, ArchiveDirectory.publish
-
-    def write_half(self: ArchiveDirectory, grant: Any, bundle: Any, hour: Any, content: Any) -> None:
-        write(self, grant, bundle, hour, content.slice(0, content.size // 2))
-        kill()
-
-    def write_whole(*given: Any) -> None:
-        write(*given)
-        kill()
-
-    def publish_and_kill(*given: Any) -> None:
-        publish(*given)
-        kill()
-
-    if point == "writing":
-        ArchiveDirectory.write = nth(count, write, write_half)  # type: ignore[method-assign]
-    elif point == "written":
-        ArchiveDirectory.write = nth(count, write, write_whole)  # type: ignore[method-assign]
-    elif point == "committed":
-        ArchiveDirectory.publish = nth(count, publish, lambda *_: kill())  # type: ignore[method-assign]
-    elif point == "published":
-        ArchiveDirectory.publish = nth(count, publish, publish_and_kill)  # type: ignore[method-assign]
-    return f"after_fence:{count}:kill" if point == "fenced" else ""
+    if point == "fenced":
+        return f"after_fence:{count}:kill"
+    method, instead = POINTS[point]
+    do, calls = getattr(ArchiveDirectory, method), iter(range(1, 1_000_000))
+    setattr(ArchiveDirectory, method, lambda *given: (instead if next(calls) == count else do)(*given))
+    return ""
 
 
-def trap_compaction(point: str, count: int) -> None:
-    """Set the trap of a point of compaction."""
-    rewrite, publish, delete = ArchiveDirectory.rewrite, ArchiveDirectory.publish, ArchiveDirectory.delete
-
-    def after(do: Callable[..., Any]) -> Callable[..., Any]:
-        def do_and_kill(*given: Any) -> None:
-            do(*given)
-            kill()
-
-        return do_and_kill
-
-    if point == "rewritten":
-        ArchiveDirectory.rewrite = nth(count, rewrite, after(rewrite))  # type: ignore[method-assign]
-    elif point == "listed":
-        ArchiveDirectory.publish = nth(count, publish, lambda *_: kill())  # type: ignore[method-assign]
-    elif point == "renamed":
-        ArchiveDirectory.publish = nth(count, publish, after(publish))  # type: ignore[method-assign]
-    elif point == "deleted":
-        ArchiveDirectory.delete = nth(count, delete, after(delete))  # type: ignore[method-assign]
+def archive(source: Path, url: str, place: str, failpoint: str = "") -> None:
+    """Archive to the end."""
+    graph = archived_graph(source)
+    points = CrashFailpoints(parse_spec(failpoint))
+    into = ArchiveInto(place, every_s=0.0)
+    limits = LIMITS if "://" not in place else Limits(lease_ttl_s=1, bundle_records_max=150)  # a file has its price
+    asyncio.run(run_worker(graph, url, limits=limits, only=archives_of(graph), archive=into, failpoints=points))
 
 
-async def compact(source: Path, url: str, directory: Path) -> None:
+def compact(source: Path, url: str, place: str, _: str = "") -> None:
     """Merge all small files, as maintenance does."""
+    asyncio.run(_maintain(source, url, ArchiveInto(place, every_s=0.0, compact_after_s=0.0)))
+
+
+def forget(source: Path, url: str, place: str, _: str = "") -> None:
+    """Delete the files of the first hour, as maintenance does."""
+    now_us = Instant(START_US - START_US % HOUR_US + HOUR_US + int(KEPT_S * 1e6))
+    asyncio.run(_maintain(source, url, ArchiveInto(place, every_s=0.0, kept_s=KEPT_S), now_us))
+
+
+def erase(source: Path, url: str, place: str, _: str = "") -> None:
+    """Erase a key from the archive of readings."""
+    into = ArchiveInto(place, every_s=0.0)
+    limits = Limits(lease_ttl_s=20)  # the next erasure waits for no lease
+    asyncio.run(erase_key(archived_graph(source), "readings_archive", ERASED, url, into, limits))
+
+
+async def _maintain(source: Path, url: str, into: ArchiveInto, now_us: Instant | None = None) -> None:
     graph, clock = archived_graph(source), SystemClock()
-    into = ArchiveInto(directory, every_s=0.0, compact_after_s=0.0)
     kept = dict.fromkeys(("dead_letter_kept_s", "settled_kept_s", "events_kept_s"), 1e9)
     async with ArchivingStore(url, into, clock, limits=LIMITS) as store:
         deployed = await store.deploy(graph.spec())
@@ -99,46 +119,50 @@ async def compact(source: Path, url: str, directory: Path) -> None:
         await store.register(worker, LIMITS.lease_ttl_s)
         ids = [i.interval_id for name in archives_of(graph) for i in deployed.intervals_of(name)]
         await store.read(await store.seize(worker.worker_id, ids), state_rows_max=1)
-        while await store.forget_old(now_us=clock.now_us(), **kept):
+        while await store.forget_old(now_us=now_us or clock.now_us(), **kept):
             pass
 
 
-def archive(source: Path, url: str, directory: Path, failpoint: str = "") -> None:
-    """Archive to the end."""
-    graph = archived_graph(source)
-    points = CrashFailpoints(parse_spec(failpoint))
-    into = ArchiveInto(directory, every_s=0.0)
-    asyncio.run(run_worker(graph, url, limits=LIMITS, only=archives_of(graph), archive=into, failpoints=points))
+WORKS = {"archive": archive, "compact": compact, "forget": forget, "erase": erase}
 
 
-def main(source: str, url: str, directory: str, *points: str) -> int:
-    """Run the archivers; return the exit status."""
-    of, to = Path(source), Path(directory)
-    compacting = [text for text in points if text.partition(":")[0] in COMPACTION_POINTS]
-    for text in [text for text in points if text not in compacting]:
-        point, _, count = text.partition(":")
-        if not is_killed(lambda: archive(of, url, to, trap(point, int(count))), text):  # noqa: B023
-            return 1
-    archive(of, url, to)
-    for text in compacting:
-        point, _, count = text.partition(":")
-        if not is_killed(lambda: (trap_compaction(point, int(count)), asyncio.run(compact(of, url, to))), text):  # noqa: B023
-            return 1
-    if compacting:
-        asyncio.run(compact(of, url, to))
+def main(source: str, url: str, place: str, *kills: str) -> int:
+    """Do the works; return the exit status."""
+    if "://" in place:
+        import s3fs  # noqa: F401 - once for all children
+    for work, of_work in groupby(kills or ("archive",), lambda text: text.partition(".")[0]):
+        do, left = WORKS[work], list[int]()
+        for text in of_work:
+            point, _, count = text.partition(".")[2].partition(":")
+            if point and not is_killed(lambda: do(Path(source), url, place, trap(point, int(count)))):  # noqa: B023
+                print(f"{text} was not reached", file=sys.stderr)
+                return 1
+            if work != "archive":
+                found = listed(url, place)
+                if left not in ([], found):
+                    print(f"behind {text} there are {len(found)} of {len(left)} records", file=sys.stderr)
+                    return 1
+                left = found
+        do(Path(source), url, place)
     return 0
 
 
-def is_killed(run: Callable[[], Any], text: str) -> bool:
+def listed(url: str, place: str) -> list[int]:
+    """Return the readings that the manifest lists, without the erased key. A file that is lost is an error."""
+    with psycopg.connect(url) as connection:
+        paths = [path for (path,) in connection.execute(LISTED).fetchall()]
+    files = ArchiveDirectory(place, paths[0].rsplit("/", 2)[0])
+    tables = [parquet_file(files.find(path)).read(["n", "device"]) for path in paths]
+    return sorted(row["n"] for table in tables for row in table.to_pylist() if row["device"] != ERASED)
+
+
+def is_killed(run: Callable[[], Any]) -> bool:
     """Run something in a forked process; return whether it is killed."""
     child = os.fork()
     if not child:
         run()
         os._exit(0)
-    _, status = os.waitpid(child, 0)
-    if not os.WIFSIGNALED(status):
-        print(f"{text} was not reached", file=sys.stderr)
-    return os.WIFSIGNALED(status)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,7 +25,7 @@ from millpy.hosting.plan import plan
 from millpy.limits import Limits
 from millpy.model.checkpoint import Grant
 from millpy.model.keys import KEY_SPACE, key_hash
-from millpy.model.time import INSTANT_MIN, Instant
+from millpy.model.time import INSTANT_MIN
 from millpy.process.archive_erasure import Erasure, erase_key
 from millpy.process.assembly import archives_of, run_worker
 from millpy.process.service import as_given
@@ -34,12 +33,14 @@ from millpy.runtime.archive_skipper import ArchiveSkipper
 from millpy.runtime.context import WorkerContext
 from millpy.runtime.lease import Lease
 from millpy.runtime.worker import Worker
-from millpy.store.archive.directory import ArchiveDirectory, hour_name
-from millpy.store.postgres.archiving import HOUR_US, ArchiveInto, ArchivingStore
+from millpy.store.archive.directory import ArchiveDirectory
+from millpy.store.archive.storage import OWNER, claim_place, parquet_file, storage_at
+from millpy.store.postgres.archiving import ArchiveInto
 from millpy.store.postgres.store import PostgresStore
 from millpy.store.protocol import WorkerInfo
 from tests.crash.archive_graph import DISORDER_S, RECORDS, archived_graph, event_times, write_input
-from tests.crash.archiver import COMPACTION_POINTS, POINTS, compact
+from tests.crash.archiver import ARCHIVED, ERASED, FORGOTTEN, REWRITTEN, compact, erase, forget
+from tests.s3_server import KEY, SECRET
 
 
 def rows(url: str, query: str) -> list[tuple[Any, ...]]:
@@ -47,16 +48,31 @@ def rows(url: str, query: str) -> list[tuple[Any, ...]]:
         return connection.execute(query).fetchall()  # type: ignore[call-overload, no-any-return]
 
 
-def run_archiver(source: Path, url: str, directory: Path, *points: str) -> None:
-    command = [sys.executable, "-m", "tests.crash.archiver", str(source), url, str(directory), *points]
-    ended = subprocess.run(command, timeout=120, check=False, capture_output=True, text=True)
+def rows_affected(url: str, query: str, *given: object) -> int:
+    with psycopg.connect(url) as connection:
+        return connection.execute(query, given).rowcount  # type: ignore[call-overload, no-any-return]
+
+
+def run_archiver(source: Path, url: str, place: str | Path, *kills: str) -> None:
+    command = [sys.executable, "-m", "tests.crash.archiver", str(source), url, str(place), *kills]
+    more = {"timeout": 120, "capture_output": True, "text": True}
+    ended = subprocess.run(command, check=False, **more)
     assert ended.returncode == 0, ended.stderr
 
 
-def archived(url: str, directory: Path, archive: str) -> pa.Table:
+def archived(url: str, place: str | Path, archive: str) -> pa.Table:
     listed = rows(url, f"SELECT path FROM millpy.archive_files WHERE archive = '{archive}'")
-    files = ArchiveDirectory(directory, listed[0][0].rsplit("/", 2)[0])
-    return pa.concat_tables([pq.ParquetFile(files.find(path)).read() for (path,) in listed])
+    files = ArchiveDirectory(place, listed[0][0].rsplit("/", 2)[0])
+    return pa.concat_tables([parquet_file(files.find(path)).read() for (path,) in listed])
+
+
+def stored(place: str | Path) -> set[str]:
+    """The paths of all archived files that are there, pending or not."""
+    return set(storage_at(place).list_files("")) - {OWNER}
+
+
+def listed(url: str) -> set[str]:
+    return {path for (path,) in rows(url, "SELECT path FROM millpy.archive_files")}
 
 
 @pytest.fixture
@@ -74,9 +90,48 @@ def streamed(source: Path, database_url: str) -> str:
 def test_no_kill_loses_or_doubles_a_record(source: Path, streamed: str, tmp_path: Path) -> None:
     directory = tmp_path / "archive"
 
-    kills = [f"{point}:{count}" for point in POINTS for count in (1, 2)]
-    run_archiver(source, streamed, directory, *kills, *(f"{point}:1" for point in COMPACTION_POINTS))
+    kills = [f"archive.{point}:{1 + place % 2}" for place, point in enumerate(ARCHIVED)]
+    run_archiver(source, streamed, directory, *kills, *(f"compact.{point}:1" for point in REWRITTEN))
 
+    has_every_record_once(streamed, directory)
+
+    before = listed(streamed)
+    kills = [*(f"forget.{point}:1" for point in FORGOTTEN), *(f"erase.{point}:1" for point in REWRITTEN)]
+    run_archiver(source, streamed, directory, *kills)
+
+    lacks_the_first_hour_and_the_erased_key(streamed, directory, before)
+    assert rows(streamed, "SELECT * FROM mill.archive_garbage") == []
+
+
+def test_no_kill_loses_or_doubles_a_record_in_an_object_store_and_what_is_deleted_stays_deleted(
+    source: Path, streamed: str, bucket: str
+) -> None:
+    place = f"{bucket}/plant"
+    kills = ("archive.written:2", "archive.committed:1", "archive.published:1", "compact.published:1")
+
+    run_archiver(source, streamed, place, *kills)
+
+    has_every_record_once(streamed, place)
+
+    before = listed(streamed)
+    forget(source, streamed, place)
+    erase(source, streamed, place)
+
+    lacks_the_first_hour_and_the_erased_key(streamed, place, before)
+    garbage = {path for (path,) in rows(streamed, "SELECT path FROM mill.archive_garbage WHERE deleted_at IS NOT NULL")}
+    assert garbage >= before - listed(streamed), "they are deleted once more"
+    storage = storage_at(place)
+    storage.create(min(garbage), pa.py_buffer(b"a copy that was under way"))
+    rows_affected(streamed, "UPDATE mill.archive_garbage SET deleted_at = '-infinity'")
+    forget(source, streamed, place)
+    assert stored(place) == listed(streamed)
+    assert rows(streamed, "SELECT * FROM mill.archive_garbage") == []
+    with psycopg.connect(streamed) as connection:
+        texts = connection.execute("SELECT path FROM mill.archive_files UNION SELECT detail::text FROM millpy.events")
+        assert not [text for (text,) in texts if SECRET in text or KEY in text]
+
+
+def has_every_record_once(streamed: str, directory: str | Path) -> None:
     readings = archived(streamed, directory, "readings_archive").to_pylist()
     times = event_times()
     assert sorted(row["n"] for row in readings) == list(range(RECORDS))
@@ -84,8 +139,8 @@ def test_no_kill_loses_or_doubles_a_record(source: Path, streamed: str, tmp_path
     doubles = archived(streamed, directory, "doubles_archive").to_pylist()
     assert sorted(row["twice"] for row in doubles) == [2 * n for n in range(RECORDS)]
     assert {row["_watermark_us"] for row in doubles} == {None}
-    on_disk = {str(file.relative_to(directory)) for file in directory.rglob("*") if file.is_file()}
-    assert on_disk == {path for (path,) in rows(streamed, "SELECT path FROM millpy.archive_files")}, "orphans are swept"
+    on_disk = stored(directory)
+    assert on_disk == listed(streamed), "orphans are swept"
     assert len(on_disk) == len({path.rpartition("/")[0] for path in on_disk}), "small files are merged"
     assert rows(streamed, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []
     assert sorted(rows(streamed, "SELECT archive, records, pending FROM millpy.archive")) == [
@@ -94,13 +149,27 @@ def test_no_kill_loses_or_doubles_a_record(source: Path, streamed: str, tmp_path
     ]
 
 
+def lacks_the_first_hour_and_the_erased_key(url: str, place: str | Path, before: set[str]) -> None:
+    first = min(path.rpartition("/hour=")[2] for path in before)[: len("2026-11-22T08")]
+    left = listed(url)
+    assert stored(place) == left
+    assert {path.rpartition("/")[0] for path in left} == {
+        path.rpartition("/")[0] for path in before if f"/hour={first}" not in path
+    }
+    devices = archived(url, place, "readings_archive")["device"].to_pylist()
+    assert set(devices) == {f"d{n}" for n in range(40)} - {ERASED}
+    assert {event for (event,) in rows(url, "SELECT kind FROM millpy.events WHERE kind LIKE 'archive_e%'")} == {
+        "archive_erased"
+    }
+
+
 def test_row_has_its_place_and_the_watermark_before_it_and_lies_in_its_bucket(
     source: Path, streamed: str, tmp_path: Path
 ) -> None:
     directory = tmp_path / "archive"
 
     run_archiver(source, streamed, directory)
-    asyncio.run(compact(source, streamed, directory))
+    compact(source, streamed, str(directory))
 
     found: dict[int, int] = {}
     places: dict[tuple[str, int, int], int] = {}
@@ -131,9 +200,13 @@ def test_row_has_its_place_and_the_watermark_before_it_and_lies_in_its_bucket(
     assert set(followed.values()) == {("readings/files", 0), *followed} - {max(followed)}, "every bundle is there"
 
 
-def test_archive_needs_a_directory(source: Path, database_url: str) -> None:
+def test_archive_needs_a_directory_of_its_own(source: Path, database_url: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no directory is set for the archive"):
         asyncio.run(run_worker(archived_graph(source), database_url, only=["readings_archive"]))
+    claim_place(tmp_path, "another/1")
+    into = ArchiveInto(tmp_path, every_s=0.0)
+    with pytest.raises(UsageError, match="has the archives of another database"):
+        asyncio.run(run_worker(archived_graph(source), database_url, only=["readings_archive"], archive=into))
 
 
 def test_service_without_injectors_leaves_archives_alone(source: Path) -> None:
@@ -220,109 +293,30 @@ def test_archive_that_skips_is_taken_from_its_archiver_and_counts_what_it_lacks(
     ]
 
 
-class KilledError(BaseException):
-    """Ends the process, as far as the store can see."""
-
-
-def test_old_hours_are_deleted_and_an_archiver_that_dies_leaves_them_to_the_next(
-    source: Path, streamed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory = tmp_path / "archive"
-    run_archiver(source, streamed, directory)
-    kept_s = 1_800.0
-    first, *_, last = sorted({at - at % HOUR_US for at in event_times()})
-    of_last = rows(
-        streamed, f"SELECT path FROM millpy.archive_files WHERE path LIKE '%/hour={hour_name(Instant(last))}/%'"
-    )
-    delete = ArchiveDirectory.delete
-
-    def die(self: ArchiveDirectory, path: str) -> None:
-        raise KilledError
-
-    def delete_and_die(self: ArchiveDirectory, path: str) -> None:
-        delete(self, path)
-        raise KilledError
-
-    async def forget(until: int) -> None:
-        into = ArchiveInto(directory, every_s=0.0, kept_s=kept_s)
-        kept = dict.fromkeys(("dead_letter_kept_s", "settled_kept_s", "events_kept_s"), 1e9)
-        async with ArchivingStore(streamed, into, SystemClock()) as store:
-            await store.deploy(archived_graph(source).spec())
-            await store.forget_old(now_us=Instant(until + int(kept_s * 1e6)), **kept)
-
-    def found() -> tuple[set[str], set[str], set[str]]:
-        on_disk = {str(file.relative_to(directory)) for file in directory.rglob("*") if file.is_file()}
-        tables = ("millpy.archive_files", "mill.archive_garbage")
-        listed, garbage = ({path for (path,) in rows(streamed, f"SELECT path FROM {table}")} for table in tables)
-        return on_disk, listed, garbage
-
-    everything, _, _ = found()
-    for until, delete_or_die in ((first + HOUR_US, die), (last, delete_and_die)):
-        with monkeypatch.context() as patch, pytest.raises(KilledError):
-            patch.setattr(ArchiveDirectory, "delete", delete_or_die)
-            asyncio.run(forget(until))
-        on_disk, listed, garbage = found()
-        assert listed <= on_disk <= listed | garbage
-        assert garbage == everything - listed != set()
-    asyncio.run(forget(last))
-
-    assert found() == ({path for (path,) in of_last}, {path for (path,) in of_last}, set())
-
-
-def test_erasure_leaves_no_record_of_the_key_and_all_others_wherever_it_dies(
+def test_erasure_ends_when_it_loses_the_archive_and_continues_when_it_is_run_again(
     source: Path, streamed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory, graph = tmp_path / "archive", archived_graph(source)
     run_archiver(source, streamed, directory)
-    rewrite, publish, delete = ArchiveDirectory.rewrite, ArchiveDirectory.publish, ArchiveDirectory.delete
-    limits = Limits(lease_ttl_s=5)
+    rewrite = ArchiveDirectory.rewrite
 
     async def erase(key: str, archive: str = "readings_archive") -> Erasure:
-        return await erase_key(graph, archive, key, streamed, ArchiveInto(directory, every_s=0.0), limits)
-
-    def die(*_: Any) -> None:
-        raise KilledError
-
-    def after(do: Callable[..., Any]) -> Callable[..., Any]:
-        def do_and_die(*given: Any) -> None:
-            do(*given)
-            raise KilledError
-
-        return do_and_die
+        return await erase_key(
+            graph, archive, key, streamed, ArchiveInto(directory, every_s=0.0), Limits(lease_ttl_s=5)
+        )
 
     def lose_the_fence(self: ArchiveDirectory, grant: Grant, *given: Any) -> str:
-        with psycopg.connect(streamed) as connection:
-            taken = "UPDATE mill.intervals SET sequencer = sequencer + 1 WHERE interval_id = %s"
-            connection.execute(taken, [grant.interval_id])
+        taken = "UPDATE mill.intervals SET sequencer = sequencer + 1 WHERE interval_id = %s"
+        rows_affected(streamed, taken, grant.interval_id)
         return rewrite(self, grant, *given)
 
-    def left() -> list[dict[str, Any]]:
-        return sorted(archived(streamed, directory, "readings_archive").to_pylist(), key=lambda row: row["n"])
-
-    before = left()
-    faults: list[tuple[str, Callable[..., Any]]] = [
-        ("rewrite", after(rewrite)), ("publish", die), ("publish", after(publish)), ("delete", after(delete)),
-    ]  # fmt: skip
-    for number, (step, fault) in enumerate(faults):
-        with monkeypatch.context() as patch, pytest.raises(KilledError):
-            patch.setattr(ArchiveDirectory, step, fault)
-            patch.setattr(ArchivingStore, "release", die)  # a killed process releases nothing
-            asyncio.run(erase(f"d{number}"))
-        assert [row for row in left() if row["device"] != f"d{number}"] == [
-            row for row in before if row["device"] not in {f"d{one}" for one in range(number + 1)}
-        ]
-        asyncio.run(erase(f"d{number}"))
-        assert left() == [row for row in before if row["device"] not in {f"d{one}" for one in range(number + 1)}]
     with monkeypatch.context() as patch, pytest.raises(StaleSequencerError, match="taken over readings_archive"):
         patch.setattr(ArchiveDirectory, "rewrite", lose_the_fence)
         asyncio.run(erase("d20"))
-    assert left() == [row for row in before if row["device"] not in {f"d{one}" for one in range(len(faults))}]
-
-    listed = {path for (path,) in rows(streamed, "SELECT path FROM millpy.archive_files")}
-    assert {str(file.relative_to(directory)) for file in directory.rglob("*") if file.is_file()} == listed
-    assert rows(streamed, "SELECT * FROM mill.archive_garbage") == []
+    assert len(archived(streamed, directory, "readings_archive")) == RECORDS
     assert asyncio.run(erase('"d20"')).records == RECORDS // 40
     assert asyncio.run(erase("nobody")) == Erasure("readings_archive", 0, 0)
+    assert stored(directory) == listed(streamed)
     for archive, reason in {"": "has several archives", "other": "has no archive other"}.items():
         with pytest.raises(UsageError, match=reason):
             asyncio.run(erase("d1", archive))

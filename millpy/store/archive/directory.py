@@ -1,5 +1,7 @@
 """The directory of an archive: a file is written under `.pending`, and gets its final name once it is committed.
 
+In an object store, these are objects, and their names begin with the same paths.
+
     GRAPH/ARCHIVE/.pending/hour=2026-11-22T08,NAME      written, perhaps committed
     GRAPH/ARCHIVE/hour=2026-11-22T08/NAME               committed
 
@@ -18,22 +20,25 @@ from millpy.clock import random_id
 from millpy.errors import ArchiveUnavailableError
 from millpy.model.checkpoint import Grant
 from millpy.model.time import Instant, to_datetime
-from millpy.store.archive.storage import storage_at
-
-PENDING = ".pending"
+from millpy.store.archive.storage import PENDING, storage_at
 
 
 class ArchiveDirectory:
     """The files of one archive.
 
     Args:
-        place: where all archives are: a directory.
+        place: where all archives are: a directory, or the URL of an object store.
         name: the archive's path below it; paths of files begin with it.
     """
 
     def __init__(self, place: str | Path, name: str) -> None:
         self._storage = storage_at(place)
         self._name = name
+
+    @property
+    def settled_s(self) -> float:
+        """Seconds after which a deleted file stays deleted, whatever its former owner has begun."""
+        return self._storage.settled_s
 
     def write(self, grant: Grant, bundle: int, hour: Instant, content: pa.Buffer) -> str:
         """Write a pending file durably; return its final path below the root.
@@ -104,7 +109,7 @@ class ArchiveDirectory:
             ArchiveUnavailableError: the directory cannot be read.
         """
         found = []
-        for path in self._storage.below(f"{self._name}/{PENDING}"):
+        for path in self._storage.list_files(f"{self._name}/{PENDING}"):
             hour, _, name = path.rpartition("/")[2].partition(",")
             owner = name.split("-")[:2]
             if owner[0] == str(grant.interval_id) and int(owner[1]) <= grant.sequencer:

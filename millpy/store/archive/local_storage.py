@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,6 +18,8 @@ class LocalStorage:
     Args:
         root: the directory.
     """
+
+    settled_s = 0.0
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
@@ -36,6 +38,14 @@ class LocalStorage:
                 opened.flush()
                 os.fsync(opened.fileno())
             sync_directory(file.parent)
+
+    def create_once(self, path: str, content: bytes) -> bytes:
+        """Write a file durably unless there is one; return the content that it has."""
+        file = self._root / path
+        with suppress(ArchiveUnavailableError):  # it is there, or reading it says why it is not
+            self.create(path, pa.py_buffer(content))
+        with _unavailable(file):
+            return file.read_bytes()
 
     def move(self, source: str, target: str) -> None:
         """Give a file another name durably, unless it has it already."""
@@ -59,7 +69,7 @@ class LocalStorage:
         with _unavailable(self._root / path):
             (self._root / path).unlink(missing_ok=True)
 
-    def below(self, folder: str) -> list[str]:
+    def list_files(self, folder: str) -> list[str]:
         """Return the paths of all files below a folder; none if there is no such folder."""
         with _unavailable(self._root / folder):
             if not (self._root / folder).exists():

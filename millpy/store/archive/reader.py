@@ -93,7 +93,7 @@ class ArchiveReader:
         if self._listed is not None:
             return self._listed
         hours = f"{self._name}/hour="
-        found = [path for path in self._storage.below(self._name) if path.startswith(hours)]
+        found = [path for path in self._storage.list_files(self._name) if path.startswith(hours)]
         return together(lambda path: _listed(path, self._storage.full_name(path)), found)
 
     def holding(self, span: TimeRange, source: str = "") -> list[ListedFile]:

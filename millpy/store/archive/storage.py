@@ -10,12 +10,21 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TypeVar
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from millpy.errors import UsageError
 from millpy.store.archive.local_storage import LocalStorage
+from millpy.store.archive.object_storage import ObjectStorage, read_object
 
+PENDING = ".pending"
+"""The folder of files that are not published; a final name is behind its hour and a comma there."""
+TAIL_BYTES = 65_536
+"""What is read of a file in an object store for its metadata, which usually are shorter."""
+OWNER = ".millpy-database"
+"""The file that names the database to which all archives of a place belong."""
 READERS = 8
 """Files that are looked at together: each waits for a disk or a network."""
 Item = TypeVar("Item")
@@ -23,7 +32,13 @@ Result = TypeVar("Result")
 
 
 class ArchiveStorage(Protocol):
-    """Files below one root, by their paths. Every operation raises ArchiveUnavailableError if it cannot be done."""
+    """Files below one root, by their paths. Every operation raises ArchiveUnavailableError if it cannot be done.
+
+    Attributes:
+        settled_s: seconds after which a request of a process that has lost the archive is no longer under way.
+    """
+
+    settled_s: float
 
     def full_name(self, path: str) -> str:
         """Return the name by which any process reads a file."""
@@ -31,6 +46,10 @@ class ArchiveStorage(Protocol):
 
     def create(self, path: str, content: pa.Buffer) -> None:
         """Write a new file durably."""
+        ...
+
+    def create_once(self, path: str, content: bytes) -> bytes:
+        """Write a file durably unless there is one; return the content that it has."""
         ...
 
     def move(self, source: str, target: str) -> None:
@@ -45,24 +64,83 @@ class ArchiveStorage(Protocol):
         """Delete a file, if it exists."""
         ...
 
-    def below(self, folder: str) -> list[str]:
+    def list_files(self, folder: str) -> list[str]:
         """Return the paths of all files below a folder; none if there is no such folder."""
         ...
 
 
 def storage_at(place: str | Path) -> ArchiveStorage:
-    """Return the storage at a place."""
-    return LocalStorage(Path(place))
+    """Return the storage at a place: a directory, or a URL.
+
+    Raises:
+        UsageError: there can be no archive.
+    """
+    text = str(place)
+    if "://" not in text:
+        return LocalStorage(Path(place))
+    if text.startswith("file://"):
+        return LocalStorage(Path(unquote(urlsplit(text).path)))
+    return ObjectStorage(text)
+
+
+def claim_place(place: str | Path, database: str) -> None:
+    """Mark a place as that of a database's archives.
+
+    An archiver deletes pending files of its intervals that its database does not know, so it must see no other's.
+
+    Args:
+        place: a directory, or a URL.
+        database: what tells the database from all others.
+
+    Raises:
+        UsageError: it belongs to another database.
+        ArchiveUnavailableError: it cannot be read or written.
+    """
+    storage = storage_at(place)
+    owner = storage.create_once(OWNER, database.encode()).decode(errors="replace")
+    if owner != database:
+        raise UsageError(
+            f"{storage.full_name('')} has the archives of another database",
+            hint=f"name another place; or delete {OWNER} there, if this database was restored from that one",
+        )
 
 
 def parquet_file(name: str | Path) -> pq.ParquetFile:
-    """Open an archived file by its full name."""
-    return pq.ParquetFile(name)
+    """Open an archived file by its full name. One that is in an object store is in memory then.
+
+    Raises:
+        ArchiveUnavailableError: the store does not give it.
+        FileNotFoundError: it was deleted.
+    """
+    return _published(str(name), _opened)
 
 
 def parquet_metadata(name: str | Path) -> pq.FileMetaData:
-    """Read the metadata of an archived file by its full name."""
-    return pq.read_metadata(name)
+    """Read the metadata of an archived file by its full name; see `parquet_file`."""
+    return _published(str(name), _metadata)
+
+
+def _published(name: str, read: Callable[[str], Result]) -> Result:
+    """Read a file. A pending one may have got its final name since it was found."""
+    try:
+        return read(name)
+    except FileNotFoundError:
+        folder, pending, last = name.rpartition(f"/{PENDING}/")
+        if not pending:
+            raise
+        return read(f"{folder}/{last.replace(',', '/', 1)}")
+
+
+def _opened(name: str) -> pq.ParquetFile:
+    return pq.ParquetFile(pa.BufferReader(read_object(name)) if "://" in name else name)
+
+
+def _metadata(name: str) -> pq.FileMetaData:
+    if "://" not in name:
+        return pq.read_metadata(name)
+    end = read_object(name, TAIL_BYTES)
+    length = int.from_bytes(end[-8:-4], "little") + 8  # Parquet: the metadata, their length, a magic number
+    return pq.read_metadata(pa.BufferReader(end if length <= len(end) else read_object(name, length)))
 
 
 def together(do: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:

@@ -34,6 +34,7 @@ from millpy.model.time import Instant
 from millpy.store.archive.compaction import MERGED_BYTES_MAX, MERGED_RECORDS_MAX, SmallFile, first_run, merge
 from millpy.store.archive.directory import ArchiveDirectory, hour_name
 from millpy.store.archive.parquet import encode
+from millpy.store.archive.storage import claim_place
 from millpy.store.postgres.arrays import Bigints, Texts
 from millpy.store.postgres.connection import all_rows
 from millpy.store.postgres.retention import FORGET_ROWS
@@ -52,7 +53,7 @@ class ArchiveInto:
     """Where and how often an archiver writes.
 
     Attributes:
-        directory: the directory of all archives; it belongs to one database.
+        directory: the directory of all archives, or the URL of an object store; it belongs to one database.
         every_s: seconds between two polls of an archive that keeps up, so that files do not get too small.
         kept_s: seconds from the end of an hour of event time until its files are deleted; None to keep all.
         compact_after_s: seconds without a new file of an hour until its small files are merged; None for never.
@@ -87,7 +88,14 @@ class ArchivingStore(PostgresStore):
         self._unlike: set[str] = set()
 
     async def deploy(self, spec: GraphSpec, **how: Any) -> Deployment:
-        """Deploy the graph, and learn its archives; see `Store.deploy`."""
+        """Deploy the graph, and learn its archives; see `Store.deploy`.
+
+        Raises:
+            UsageError: also when the directory belongs to another database.
+        """
+        async with self._admin.use() as connection:
+            ((database,),) = await all_rows(connection, statement("identify_database"), {})
+        await asyncio.to_thread(claim_place, self._into.directory, database)
         deployment = await super().deploy(spec, **how)
         self._producers = {i.interval_id: f"{i.computation}/{i.partition or i.index}" for i in deployment.intervals}
         for archive in (c for c in spec.computations if c.kind == "archive"):
@@ -159,7 +167,8 @@ class ArchivingStore(PostgresStore):
 
     async def delete_garbage(self) -> None:
         """Delete files that the manifest no longer lists. Who dies in between leaves them to the next archiver."""
-        which = {"intervals": Bigints(list(self._directories)), "rows_max": FORGET_ROWS}
+        settled_s = max((directory.settled_s for directory in self._directories.values()), default=0.0)
+        which = {"intervals": Bigints(list(self._directories)), "rows_max": FORGET_ROWS, "settled_s": settled_s}
         async with self._fold.use() as connection:
             found = await all_rows(connection, statement("find_garbage"), which)
             try:
@@ -169,7 +178,8 @@ class ArchivingStore(PostgresStore):
                 log.warning("%s (%s)", error.message, error.hint)
             else:
                 if found:
-                    await connection.execute(statement("forget_garbage"), {"paths": Texts([path for _, path in found])})
+                    deleted = {"paths": Texts([path for _, path in found]), "settled_s": settled_s}
+                    await connection.execute(statement("forget_garbage"), deleted)
 
     async def listed(self, grant: Grant) -> list[str]:
         """Return the files of an interval."""
@@ -231,7 +241,8 @@ class ArchivingStore(PostgresStore):
         except MillError:
             for checkpoint in written:
                 for file in checkpoint.files:
-                    self._directories[checkpoint.grant.interval_id].discard(file.path)
+                    directory = self._directories[checkpoint.grant.interval_id]
+                    await asyncio.to_thread(directory.discard, file.path)
             raise
         try:
             await asyncio.to_thread(self._publish, written)

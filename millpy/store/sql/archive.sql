@@ -17,12 +17,24 @@ WITH gone AS (
 SELECT count(*) FROM added;
 
 -- name: find_garbage
--- Finds files to delete. Zero rows: there is none.
-SELECT interval_id, path FROM mill.archive_garbage WHERE interval_id = ANY (%(intervals)s) ORDER BY path LIMIT %(rows_max)s;
+-- Finds files to delete, for the first time or once more. Zero rows: there is none.
+SELECT interval_id, path FROM mill.archive_garbage
+ WHERE interval_id = ANY (%(intervals)s)
+   AND (deleted_at IS NULL OR deleted_at <= now() - make_interval(secs => %(settled_s)s))
+ ORDER BY path LIMIT %(rows_max)s;
 
 -- name: forget_garbage
--- Forgets files that are deleted. Zero rows: another archiver has forgotten them.
-DELETE FROM mill.archive_garbage WHERE path = ANY (%(paths)s);
+-- Forgets files that are deleted, unless they have to be deleted once more. Zero rows: all of them are forgotten.
+WITH gone AS (
+    DELETE FROM mill.archive_garbage WHERE path = ANY (%(paths)s) AND (deleted_at IS NOT NULL OR %(settled_s)s::float8 = 0)
+)
+UPDATE mill.archive_garbage SET deleted_at = now()
+ WHERE path = ANY (%(paths)s) AND deleted_at IS NULL AND %(settled_s)s::float8 > 0;
+
+-- name: identify_database
+-- What tells this database from all others. Always one row.
+SELECT c.system_identifier::text || '/' || d.oid::text
+  FROM pg_control_system() AS c CROSS JOIN pg_database AS d WHERE d.datname = current_database();
 
 -- name: list_files
 -- The files of an interval. Zero rows: there is none.
