@@ -11,8 +11,6 @@ import time
 from types import TracebackType
 from uuid import uuid4
 
-from s3fs import S3FileSystem
-
 from millpy.embedded import free_port
 
 START_S_MAX = 60
@@ -54,6 +52,8 @@ class S3Server:
 
     def new_bucket(self) -> str:
         """Make a bucket; return its URL."""
+        from s3fs import S3FileSystem  # imported here: few tests need it, and all load this module
+
         name = f"archives-{uuid4().hex[:12]}"
         server = {"endpoint_url": self.environment["AWS_ENDPOINT_URL"], "key": KEY, "secret": SECRET}
         S3FileSystem(**server, skip_instance_cache=True).mkdir(name)
