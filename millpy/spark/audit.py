@@ -19,7 +19,8 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from millpy.errors import UsageError
 from millpy.model.deployment import ColumnSpec, TableSpec
-from millpy.model.time import INSTANT_MAX, INSTANT_MIN, instant, to_datetime
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, YEARS_HI, YEARS_LO, Instant, instant, to_datetime
+from millpy.spark import json_columns
 from millpy.spark.hosted_rows import TYPES
 from millpy.spark.native import END, EVENT_TIME, START, NativePlan, NativeTable
 from millpy.spark.session import read_table
@@ -32,7 +33,8 @@ RECORD_CHARACTERS_MAX = 1_000
 HOUR_US = 3_600_000_000
 HOURS_MAX = 10_000
 """How many hours of a table an audit tells apart, the newest."""
-KIND, HOUR = "_kind", "_hour"
+KIND, HOUR, ROWS, EXPECTED, STORED = "kind of row", "hour of row", "number of rows", "expected row", "stored row"
+"""Columns of a comparison. No field has such a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ def audit_natively(spark: SparkSession, table: NativeTable, plan: NativePlan, sc
     missed: dict[int, int] = {}
     if table.uncertain is not None:
         windows = _final(_normal(table.uncertain, _key(plan.table)), plan.table, scope)
-        counts = windows.groupBy(_hour(plan.table)).count().orderBy(F.desc(HOUR)).limit(HOURS_MAX).collect()
+        counts = windows.groupBy(_hour(plan.table)).count().orderBy(F.desc(f"`{HOUR}`")).limit(HOURS_MAX).collect()
         missed = {row[HOUR]: row["count"] for row in counts}
     examples = _with_records(spark, found.examples, table, plan)
     of = {hour.start_us: hour for hour in found.hours}
@@ -199,10 +201,10 @@ def _audited(
     compared = _windows(expected, stored, spec) if windowed else _records(expected, stored, columns)
     compared = compared.persist()
     try:
-        wrong_rows = F.when(F.col(KIND) == "same", 0).otherwise(F.col("_rows"))
-        sums = compared.rollup(_hour(spec)).agg(F.sum("_rows").alias("n"), F.sum(wrong_rows).alias("wrong"))
-        counts = sums.orderBy(F.desc_nulls_first(HOUR)).limit(HOURS_MAX + 1).collect()
-        wrong = compared.where(F.col(KIND) != "same").orderBy(*_order(spec)).limit(SHOWN_MAX).collect()
+        wrong_rows = F.when(F.col(f"`{KIND}`") == "same", 0).otherwise(F.col(f"`{ROWS}`"))
+        sums = compared.rollup(_hour(spec)).agg(F.sum(f"`{ROWS}`").alias("n"), F.sum(wrong_rows).alias("wrong"))
+        counts = sums.orderBy(F.desc_nulls_first(f"`{HOUR}`")).limit(HOURS_MAX + 1).collect()
+        wrong = compared.where(F.col(f"`{KIND}`") != "same").orderBy(*_order(spec)).limit(SHOWN_MAX).collect()
     finally:
         compared.unpersist()
     found = list(_differences([row.asDict(recursive=True) for row in wrong], spec, columns))
@@ -247,16 +249,22 @@ def _key(spec: TableSpec) -> list[ColumnSpec]:
 
 
 def _order(spec: TableSpec) -> list[str]:
-    return ["window_start", *(f"`{key.name}`" for key in spec.keys)] if spec.kind == "windowed" else ["event_time"]
+    """Return columns that give the rows of a table one order: an audit that is repeated shows the same examples."""
+    if spec.kind == "windowed":
+        return ["window_start", *(f"`{key.name}`" for key in spec.keys), "window_end"]
+    return ["event_time", *(f"`{value.name}`" for value in spec.values)]
 
 
 def _normal(frame: DataFrame, columns: Sequence[ColumnSpec]) -> DataFrame:
-    """Select columns in one form: times as µs, `numeric` not as text, JSON without the server's spaces."""
+    """Select columns in one form, in which equal values are equal: times as µs, `numeric` and JSON as text."""
     chosen = []
     for column in columns:
         value = F.col(f"`{column.name}`")
         if column.sql_type == "jsonb":
-            value = F.to_json(F.parse_json(value))
+            value = json_columns.in_one_form(value)
+        elif column.sql_type == "numeric":
+            # No cast to a number: it would round, and PostgreSQL's numbers may have any length, or be none.
+            value = F.regexp_replace(value.cast("string"), r"\.0+$", "")
         elif column.sql_type == "timestamptz":
             value = F.unix_micros(value)
         else:
@@ -278,26 +286,29 @@ def _windows(expected: DataFrame, stored: DataFrame, spec: TableSpec) -> DataFra
     """Join windows by key, start and end; both sides' values stay as structs."""
     names = [column.name for column in (*spec.keys, *_WINDOW)]
     sides = []
-    for side, frame in (("expected", expected), ("stored", stored)):
+    for side, frame in ((EXPECTED, expected), (STORED, stored)):
         values = F.struct(*(F.col(f"`{column.name}`") for column in spec.values))
-        sides.append(frame.select(*(F.col(f"`{name}`").alias(f"{side}_{name}") for name in names), values.alias(side)))
-    same_row = [F.col(f"`expected_{name}`").eqNullSafe(F.col(f"`stored_{name}`")) for name in names]
+        sides.append(frame.select(*(F.col(f"`{name}`").alias(f"{side} {name}") for name in names), values.alias(side)))
+    same_row = [F.col(f"`{EXPECTED} {name}`").eqNullSafe(F.col(f"`{STORED} {name}`")) for name in names]
     joined = sides[0].join(sides[1], same_row, "full_outer")
     changed = reduce(or_, (~equal(column) for column in spec.values), F.lit(False))
     kind = (
-        F.when(F.col("stored").isNull(), "missing")
-        .when(F.col("expected").isNull(), "added")
+        F.when(F.col(f"`{STORED}`").isNull(), "missing")
+        .when(F.col(f"`{EXPECTED}`").isNull(), "added")
         .when(changed, "changed")
         .otherwise("same")
     )
-    of_either = [F.coalesce(f"`expected_{name}`", f"`stored_{name}`").alias(name) for name in names]
-    return joined.select(kind.alias(KIND), F.lit(1).alias("_rows"), *of_either, "expected", "stored")
+    of_either = [F.coalesce(f"`{EXPECTED} {name}`", f"`{STORED} {name}`").alias(name) for name in names]
+    sides_of = [F.col(f"`{side}`") for side in (EXPECTED, STORED)]
+    return joined.select(kind.alias(KIND), F.lit(1).alias(ROWS), *of_either, *sides_of)
 
 
 def equal(column: ColumnSpec) -> Column:
-    """Return whether a column of the structs "expected" and "stored" is equal, within `TOLERANCE` for floats."""
-    one, other = F.col(f"expected.`{column.name}`"), F.col(f"stored.`{column.name}`")
+    """Return whether a column of the structs `EXPECTED` and `STORED` is equal, within `TOLERANCE` for floats."""
+    one, other = (F.col(f"`{side}`.`{column.name}`") for side in (EXPECTED, STORED))
     equal = one.eqNullSafe(other)
+    if column.sql_type == "jsonb":
+        return equal | F.coalesce(json_columns.near(one, other, TOLERANCE), F.lit(False))
     if column.sql_type != "double precision":
         return equal
     size = F.greatest(F.abs(one), F.abs(other), F.lit(1.0))
@@ -309,17 +320,18 @@ def equal(column: ColumnSpec) -> Column:
 def _records(expected: DataFrame, stored: DataFrame, columns: Sequence[ColumnSpec]) -> DataFrame:
     """Compare how often each row occurs."""
     names = [f"`{column.name}`" for column in columns]
-    counted = expected.withColumn("_one", F.lit(1)).unionByName(stored.withColumn("_one", F.lit(-1)))
+    sides = {EXPECTED: F.col(f"`{EXPECTED}`"), STORED: F.col(f"`{STORED}`")}
+    counted = expected.withColumn(ROWS, F.lit(1)).unionByName(stored.withColumn(ROWS, F.lit(-1)))
     grouped = counted.groupBy(*names).agg(
-        F.count_if(F.col("_one") > 0).alias("expected"), F.count_if(F.col("_one") < 0).alias("stored")
+        F.count_if(F.col(f"`{ROWS}`") > 0).alias(EXPECTED), F.count_if(F.col(f"`{ROWS}`") < 0).alias(STORED)
     )
     kind = (
-        F.when(F.col("expected") > F.col("stored"), "missing")
-        .when(F.col("expected") < F.col("stored"), "added")
+        F.when(sides[EXPECTED] > sides[STORED], "missing")
+        .when(sides[EXPECTED] < sides[STORED], "added")
         .otherwise("same")
     )
-    rows = F.when(kind == "same", F.col("stored")).otherwise(F.abs(F.col("expected") - F.col("stored")))
-    return grouped.select(kind.alias(KIND), rows.alias("_rows"), *names, "expected", "stored")
+    rows = F.when(kind == "same", sides[STORED]).otherwise(F.abs(sides[EXPECTED] - sides[STORED]))
+    return grouped.select(kind.alias(KIND), rows.alias(ROWS), *names, *sides.values())
 
 
 def _differences(
@@ -327,26 +339,37 @@ def _differences(
 ) -> Iterator[AuditDifference]:
     identity = [*spec.keys, *_WINDOW] if spec.kind == "windowed" else columns
     for row in wrong:
-        expected, stored = row["expected"], row["stored"]
+        expected, stored = row[EXPECTED], row[STORED]
         if spec.kind != "windowed":
             expected, stored = {"rows": expected}, {"rows": stored}
         elif expected and stored:
-            differ = [one.name for one in spec.values if not same(expected[one.name], stored[one.name])]
+            differ = [one.name for one in spec.values if not same(one, expected[one.name], stored[one.name])]
             expected, stored = ({name: side[name] for name in differ} for side in (expected, stored))
         expected, stored = (_readable(side or {}, spec.values) for side in (expected, stored))
         named = _readable({column.name: row[column.name] for column in identity}, identity)
         yield AuditDifference(row[KIND], named, expected, stored)
 
 
-def same(one: Any, other: Any) -> bool:
+def same(column: ColumnSpec, one: Any, other: Any) -> bool:
     """Compare as `equal` does, NaN with NaN too."""
     if isinstance(one, float) and isinstance(other, float):
         return isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE) or (isnan(one) and isnan(other))
+    if column.sql_type == "jsonb" and one is not None and other is not None:
+        return bool(one == other) or json_columns.is_near(one, other, TOLERANCE)
     return bool(one == other)
 
 
 def _readable(values: Mapping[str, Any], columns: Sequence[ColumnSpec]) -> dict[str, Any]:
-    times = {column.name for column in columns if column.sql_type == "timestamptz"}
-    return {
-        name: to_datetime(value) if name in times and value is not None else value for name, value in values.items()
-    }
+    types = {column.name: column.sql_type for column in columns}
+    return {name: _value(types.get(name), value) for name, value in values.items()}
+
+
+def _value(sql_type: str | None, value: Any) -> Any:
+    """Return a value as people read it; a time before or after all years of Python as the first or the last one."""
+    if value is None:
+        return None
+    if sql_type == "timestamptz":
+        return to_datetime(Instant(min(max(value, YEARS_LO), YEARS_HI)))
+    if sql_type == "numeric":
+        return int(value) if value.removeprefix("-").isdigit() else value
+    return bytes(value) if sql_type == "bytea" else value
