@@ -393,7 +393,8 @@ CREATE TABLE mill.audits (
     differences bigint NOT NULL,
     uncertain   bigint NOT NULL,
     examples    jsonb NOT NULL,  -- the first differences, bounded in number and bytes
-    audited_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    audited_at  timestamptz NOT NULL,
+    differs_at  timestamptz,  -- when an audit first found just these differences, and raised an event; NULL for none
     PRIMARY KEY (graph_id, table_name, hour)
 );
 

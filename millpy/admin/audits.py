@@ -23,27 +23,33 @@ MAY_RECORD = """
 SELECT CASE WHEN has_schema_privilege('mill', 'USAGE') THEN has_table_privilege('mill.audits', 'INSERT')
             ELSE false END AS may
 """
-# The event is in the statement that records the hours: it is raised once, however often an audit is tried.
+# The event is in the statement that records the hours, and is raised for differences that are not recorded yet: once,
+# however often an audit is tried or repeated. `differs_at` tells, because it is compared under the row's lock.
 RECORD = """
 WITH recorded AS (
     INSERT INTO mill.audits AS a
-           (graph_id, table_name, hour, engine, by_service, rows, differences, uncertain, examples)
-    SELECT g.graph_id, :table, h.hour, :engine, :by_service, h.rows, h.differences, h.uncertain, h.examples
+           (graph_id, table_name, hour, engine, by_service, rows, differences, uncertain, examples, audited_at,
+            differs_at)
+    SELECT g.graph_id, :table, h.hour, :engine, :by_service, h.rows, h.differences, h.uncertain, h.examples, t.now,
+           CASE WHEN h.differences > 0 THEN t.now END
       FROM mill.graphs AS g,
+           (SELECT clock_timestamp() AS now) AS t,
            jsonb_to_recordset(CAST(:hours AS jsonb))
                AS h(hour bigint, rows bigint, differences bigint, uncertain bigint, examples jsonb)
      WHERE g.name = :graph
     ON CONFLICT (graph_id, table_name, hour) DO UPDATE
        SET engine = excluded.engine, by_service = a.by_service OR excluded.by_service, rows = excluded.rows,
            differences = excluded.differences, uncertain = excluded.uncertain, examples = excluded.examples,
-           audited_at = excluded.audited_at
-    RETURNING graph_id, hour, differences
+           audited_at = excluded.audited_at,
+           differs_at = CASE WHEN a.differences = excluded.differences AND a.examples = excluded.examples
+                             THEN a.differs_at ELSE excluded.differs_at END
+    RETURNING graph_id, hour, differences, differs_at = audited_at AS is_new
 ), noted AS (
     INSERT INTO mill.events (graph_id, kind, detail)
     SELECT graph_id, 'audit_differs',
            jsonb_build_object('table', CAST(:table AS text), 'differences', sum(differences), 'hours', count(*),
                               'first_hour', mill.moment(min(hour)), 'engine', CAST(:engine AS text))
-      FROM recorded WHERE differences > 0 GROUP BY graph_id
+      FROM recorded WHERE is_new GROUP BY graph_id
 ), expired AS (
     DELETE FROM mill.audits WHERE audited_at < clock_timestamp() - CAST(:kept_for AS interval)
 )

@@ -12,7 +12,7 @@ import typer
 
 from millpy.admin.audits import list_audits
 from millpy.cli import text_table as tables
-from millpy.cli.auditor import follow_hours
+from millpy.cli.auditor import end_with_auditor, follow_hours
 from millpy.cli.graph_audit import GraphAudit
 from millpy.cli.options import DatabaseOption, JsonOption, connected_to, handle_errors, print_json, settings_of
 from millpy.cli.spark import InputOption, MasterOption, MemoryOption, job_of, running_spark
@@ -29,6 +29,13 @@ if TYPE_CHECKING:
     from millpy.model.deployment import GraphSpec, TableSpec
     from millpy.spark.audit import TableAudit
     from millpy.spark.job import HostedPlan
+
+
+def _of_service(given: bool) -> bool:
+    """Let the audit end with the service that started it."""
+    if given:
+        end_with_auditor()
+    return given
 
 
 @handle_errors
@@ -56,7 +63,7 @@ def audit(
     follow: Annotated[
         bool, typer.Option("--follow", help="Audit each hour when it is final, until SIGTERM or Ctrl-C.")
     ] = False,
-    by_service: Annotated[bool, typer.Option("--by-service", hidden=True)] = False,
+    by_service: Annotated[bool, typer.Option("--by-service", hidden=True, callback=_of_service)] = False,
     master: MasterOption = "local[*]",
     memory: MemoryOption = "2g",
     database: DatabaseOption = None,

@@ -1,14 +1,15 @@
 """`millpy audit --follow`: audit each hour when it is final.
 
 Each audit is a process of its own, `millpy audit` with a range of hours: its Spark takes no memory between audits, and
-an audit that fails, or a JVM that dies, leaves this loop as it was. What is done is in the database, so a restart
-repeats at most one range.
+an audit that fails, or a JVM that dies, leaves this loop as it was. It ends with this process. What is done is in the
+database, so a restart repeats at most one range.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from millpy.config.settings import Settings
 from millpy.errors import ConfigError, MillError
 from millpy.graph.loader import load_graph
 from millpy.model.time import Instant, to_datetime
+from millpy.process.exit import EXIT_FAILED
 
 if TYPE_CHECKING:
     from millpy.model.deployment import GraphSpec, TableSpec
@@ -151,20 +153,37 @@ class Auditor:
         if choice.archived:
             command += ["--archive", self._settings.archive]
         command += [*self._options, "--by-service", "--json"]
-        self._running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        try:
-            output, errors = self._running.communicate(timeout=AUDIT_S_MAX)
-        except subprocess.TimeoutExpired:
-            raise MillError(
-                f"an audit took longer than {AUDIT_S_MAX:.0f} s", hint="give it more memory or cores"
-            ) from None
-        finally:
-            _end(self._running)
-            self._running = None
+        pipe = subprocess.PIPE
+        reads, writes = os.pipe()  # never written: it ends with this process, and so does the audit
+        with os.fdopen(reads, "rb"), os.fdopen(writes, "wb"):
+            self._running = subprocess.Popen(command, stdin=reads, stdout=pipe, stderr=pipe, text=True)
+            try:
+                output, errors = self._running.communicate(timeout=AUDIT_S_MAX)
+            except subprocess.TimeoutExpired:
+                raise MillError(
+                    f"an audit took longer than {AUDIT_S_MAX:.0f} s", hint="give it more memory or cores"
+                ) from None
+            finally:
+                _end(self._running)
+                self._running = None
         with suppress(json.JSONDecodeError):
             document: dict[str, Any] = json.loads(output)
             return document
         raise MillError(errors.strip()[-ERROR_CHARACTERS_MAX:] or "the audit was killed", hint="see the log")
+
+
+def end_with_auditor() -> None:
+    """End this process as soon as its standard input ends: with the auditor that started it, even a killed one.
+
+    Otherwise its audit would run on beside the one with which the next auditor repeats it.
+    """
+
+    def wait() -> None:
+        while os.read(0, 1):
+            pass
+        os._exit(EXIT_FAILED)
+
+    threading.Thread(target=wait, name="end-with-auditor", daemon=True).start()
 
 
 def _reach(spec: GraphSpec, table: TableSpec) -> int:

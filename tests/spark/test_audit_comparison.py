@@ -112,7 +112,8 @@ def changed(document: Any, chance: random.Random) -> Any:
 
 def pairs_of_documents(chance: random.Random) -> Iterator[tuple[Any, Any, bool]]:
     documents = [a_document(chance) for _ in range(150)]
-    pairs = [*itertools.product(DOCUMENTS, repeat=2), *((one, one) for one in documents)]
+    every = [*itertools.product(DOCUMENTS, repeat=2)]
+    pairs = [*chance.sample(every, 600), *((one, one) for one in [*DOCUMENTS, *documents])]
     pairs += [(one, changed(one, chance)) for one in documents]
     for one, other in pairs:
         yield encode_value(one).decode(), json.dumps(other, ensure_ascii=chance.random() < 0.5), are_equal(one, other)

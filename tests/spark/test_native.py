@@ -94,6 +94,7 @@ def test_the_native_engine_agrees_and_names_what_was_falsified_with_its_records(
 
         monkeypatch.setenv("MILLPY_DATABASE_URL", postgres.url(name))
         monkeypatch.setattr("millpy.cli.auditor.subprocess.Popen", InThisProcess)
+        monkeypatch.setattr("millpy.cli.audit.end_with_auditor", lambda: None)
         each_hour_is_audited_once_by_the_service(graph)
         for statement in FALSIFIED:
             assert connection.execute(statement).rowcount == 1, statement
