@@ -61,11 +61,17 @@ def s3() -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def bucket(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
-    """URL of a new bucket; this process and its children have the credentials."""
+def s3_login(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """The S3 server; this process and its children have the credentials."""
     for name, value in s3.environment.items():
         monkeypatch.setenv(name, value)
-    return s3.new_bucket()
+    return s3
+
+
+@pytest.fixture
+def bucket(s3_login: S3Server) -> str:
+    """URL of a new bucket; this process and its children have the credentials."""
+    return s3_login.new_bucket()
 
 
 @pytest.fixture(scope="session")

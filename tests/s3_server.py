@@ -8,10 +8,14 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import TracebackType
 from uuid import uuid4
 
+import pyarrow as pa
+
 from millpy.embedded import free_port
+from millpy.store.archive.storage import storage_at
 
 START_S_MAX = 60
 KEY, SECRET = "AKIAPLANT", "hunter2-tOp/S3"
@@ -58,6 +62,13 @@ class S3Server:
         server = {"endpoint_url": self.environment["AWS_ENDPOINT_URL"], "key": KEY, "secret": SECRET}
         S3FileSystem(**server, skip_instance_cache=True).mkdir(name)
         return f"s3://{name}"
+
+    def upload(self, directory: Path) -> str:
+        """Copy a directory into a new bucket; return its URL."""
+        storage = storage_at(self.new_bucket())
+        for path in storage_at(directory).list_files(""):
+            storage.create(path, pa.py_buffer((directory / path).read_bytes()))
+        return storage.full_name("")
 
     def freeze(self) -> None:
         """Let the server answer no more."""

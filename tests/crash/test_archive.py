@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from random import Random
+from threading import Timer
 from typing import Any
 from uuid import uuid4
 
@@ -33,14 +34,16 @@ from millpy.runtime.archive_skipper import ArchiveSkipper
 from millpy.runtime.context import WorkerContext
 from millpy.runtime.lease import Lease
 from millpy.runtime.worker import Worker
+from millpy.store.archive import object_storage
 from millpy.store.archive.directory import ArchiveDirectory
+from millpy.store.archive.object_storage import ObjectStorage
 from millpy.store.archive.storage import OWNER, claim_place, parquet_file, storage_at
 from millpy.store.postgres.archiving import ArchiveInto
 from millpy.store.postgres.store import PostgresStore
 from millpy.store.protocol import WorkerInfo
 from tests.crash.archive_graph import DISORDER_S, RECORDS, archived_graph, event_times, write_input
 from tests.crash.archiver import ARCHIVED, ERASED, FORGOTTEN, REWRITTEN, compact, erase, forget
-from tests.s3_server import KEY, SECRET
+from tests.s3_server import KEY, SECRET, S3Server
 
 
 def rows(url: str, query: str) -> list[tuple[Any, ...]]:
@@ -129,6 +132,31 @@ def test_no_kill_loses_or_doubles_a_record_in_an_object_store_and_what_is_delete
     with psycopg.connect(streamed) as connection:
         texts = connection.execute("SELECT path FROM mill.archive_files UNION SELECT detail::text FROM millpy.events")
         assert not [text for (text,) in texts if SECRET in text or KEY in text]
+
+
+def test_archiver_warns_and_tries_again_while_its_object_store_is_away(
+    source: Path, streamed: str, bucket: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    graph, create, thaw = archived_graph(source), ObjectStorage.create, Timer(1.5, s3.thaw)
+
+    def freeze_first(self: ObjectStorage, *given: Any) -> None:
+        if thaw.ident is None:
+            s3.freeze()
+            thaw.start()
+        create(self, *given)
+
+    monkeypatch.setattr(ObjectStorage, "create", freeze_first)
+    monkeypatch.setattr(object_storage, "REQUEST_S_MAX", 0.5)
+    into, limits = ArchiveInto(bucket, every_s=0.0), Limits(lease_ttl_s=1, bundle_records_max=150)
+    try:
+        asyncio.run(run_worker(graph, streamed, limits=limits, only=archives_of(graph), archive=into))
+    finally:
+        s3.thaw()
+
+    assert "the archive cannot use s3://" in caplog.text
+    numbers = archived(streamed, bucket, "readings_archive")["n"].to_pylist()
+    assert sorted(numbers) == list(range(RECORDS))
+    assert stored(bucket) == listed(streamed)
 
 
 def has_every_record_once(streamed: str, directory: str | Path) -> None:

@@ -24,6 +24,7 @@ from millpy.spark import Archive
 from millpy.spark.job import make_job
 from tests.databases import fresh_database
 from tests.property.test_spark_tasks import by_tasks
+from tests.s3_server import S3Server
 from tests.spark.test_native import GRAPH, computed, write_feed
 
 pytestmark = pytest.mark.timeout(400)  # a JVM starts first
@@ -53,7 +54,7 @@ def run_spark(graph: Path, *more: str) -> tuple[int, str]:
 
 
 def test_an_archive_gives_the_rows_of_its_workers_and_a_missing_bundle_is_refused(
-    spark: SparkSession, postgres: EmbeddedPostgres, tmp_path: Path
+    spark: SparkSession, postgres: EmbeddedPostgres, tmp_path: Path, s3_login: S3Server
 ) -> None:
     write_feed(tmp_path / "feed.ndjson", seed=4)
     with (
@@ -92,6 +93,9 @@ def test_an_archive_gives_the_rows_of_its_workers_and_a_missing_bundle_is_refuse
             assert len(rows) >= 10
             assert sorted_rows(inside) == sorted_rows(rows)
         assert all(20e6 <= row["window_start"] < 140e6 for row in parts["fixed"])
+        in_bucket = Archive(s3_login.upload(tmp_path / "archive"), start, end)
+        job = make_job(str(graph), in_bucket, limits=Limits(), now_us=NOW_US, state=False)
+        assert by_tasks(job, random.Random(1))["rows"] == parts
 
         (middle,) = connection.execute(
             "DELETE FROM mill.archive_files WHERE path = ("

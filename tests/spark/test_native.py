@@ -22,6 +22,7 @@ from millpy.limits import Limits
 from millpy.process.assembly import archives_of, run_worker
 from millpy.store.postgres.archiving import ArchiveInto
 from tests.databases import fresh_database
+from tests.s3_server import S3Server
 
 pytestmark = pytest.mark.timeout(400)  # a JVM starts first
 GRAPH = Path(__file__).with_name("graphs") / "natively.py"
@@ -61,15 +62,20 @@ def computed(directory: Path, url: str, archiver: Limits | None = None, text: st
     return path
 
 
-def audited(graph: Path, url: str, *more: str) -> tuple[int, dict[str, Any]]:
-    command = ["audit", str(graph), "--engine", "native", "--archive", str(graph.parent / "archive"), "--database", url]
+def audited(graph: Path, url: str, *more: str, archive: str = "") -> tuple[int, dict[str, Any]]:
+    place = archive or str(graph.parent / "archive")
+    command = ["audit", str(graph), "--engine", "native", "--archive", place, "--database", url]
     done = CliRunner().invoke(app, [*command, "--json", *more])
     assert done.stdout, (done.output, done.exception)
     return done.exit_code, json.loads(done.stdout)
 
 
 def test_the_native_engine_agrees_and_names_what_was_falsified_with_its_records(
-    spark: SparkSession, postgres: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    postgres: EmbeddedPostgres,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    s3_login: S3Server,
 ) -> None:
     write_feed(tmp_path / "feed.ndjson", seed=1)
     with fresh_database(postgres) as name, psycopg.connect(postgres.url(name), autocommit=True) as connection:
@@ -99,7 +105,9 @@ def test_the_native_engine_agrees_and_names_what_was_falsified_with_its_records(
         for statement in FALSIFIED:
             assert connection.execute(statement).rowcount == 1, statement
         hours = "--from", "1969-12-31T23:00:00Z", "--to", "1970-01-01T01:00:00Z"
-        status, document = audited(graph, postgres.url(name), *hours)
+        monkeypatch.setattr(spark.sparkContext, "environment", s3_login.environment)  # as spark.executorEnv does
+        in_bucket = s3_login.upload(tmp_path / "archive")
+        status, document = audited(graph, postgres.url(name), *hours, archive=in_bucket)
         the_hours_are_remembered(graph, postgres.url(name))
 
     assert (status, document["differences"]) == (1, 3)
