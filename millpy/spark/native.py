@@ -140,17 +140,20 @@ def native_table(spark: SparkSession, plan: NativePlan, files: Sequence[str], *,
     # A null in the key has made the record a dead letter.
     entries = entries.dropna(subset=list(plan.key_fields))
     is_late = F.col(WATERMARK) >= F.col(END) + F.lit(plan.table.allowed_lateness_us)
-    identity = [
-        *(F.col(name).alias(key.name) for name, key in zip(plan.key_fields, plan.table.keys, strict=True)),
+    key = [F.col(name).alias(key.name) for name, key in zip(plan.key_fields, plan.table.keys, strict=True)]
+    bounds = [
         F.timestamp_micros(START).alias("window_start"),
-        F.timestamp_micros(END).alias("window_end"),
+        F.timestamp_micros(F.col(START) + F.lit(size)).alias("window_end"),
     ]
     values = [
         _AGGREGATES[plan.aggregates[value.name]["kind"]](records, plan.aggregates[value.name]).alias(value.name)
         for value in plan.table.values
     ]
-    uncertain = entries.where(is_late).select(*identity).distinct() if partitions > 1 else None
-    return NativeTable(entries.where(~is_late).groupBy(*identity).agg(*values), entries, uncertain)
+    uncertain = entries.where(is_late).select(*key, *bounds).distinct() if partitions > 1 else None
+    # The start stands for the window until there is one row of it.
+    windows = entries.where(~is_late).groupBy(*key, START).agg(*values)
+    names = [*(each.name for each in plan.table.keys), *bounds, *(value.name for value in plan.table.values)]
+    return NativeTable(windows.select(*names), entries, uncertain)
 
 
 def _records(spark: SparkSession, schema: pa.Schema, files: Sequence[str]) -> DataFrame:
@@ -194,7 +197,7 @@ def _min(records: DataFrame, aggregate: Mapping[str, Any]) -> Column:
     value = F.col(aggregate["field"])
     if not _is_float(records, aggregate):
         return F.min(value)
-    return F.when(F.bool_or(F.isnan(value)), F.lit(float("nan"))).otherwise(F.min(value))  # NaN is Spark's largest
+    return F.when(F.isnan(F.max(value)), F.lit(float("nan"))).otherwise(F.min(value))  # NaN is Spark's largest
 
 
 def _max(records: DataFrame, aggregate: Mapping[str, Any]) -> Column:
