@@ -58,7 +58,8 @@ class Limits:
 
     The database:
 
-        backlog_records_high, backlog_bytes_high   segments not yet consumed, per graph; sources wait above
+        backlog_records_high, backlog_bytes_high   segments not yet consumed, per graph; sources wait above. The records
+                                                   that only archives wait for do not count, their bytes do
         fold_bytes, fold_every_s                   deltas not folded, per worker; a fold begins above
         unfolded_bytes_max                         the same; the worker takes no input above
         epoch_s, epoch_bytes                       age and size at which a ring begins its next slot

@@ -30,22 +30,17 @@ class ArchiveSkipper:
         self._held: list[Grant] = []
 
     async def skip(self, backlog: Mapping[str, Backlog]) -> bool:
-        """Skip if the backlog is above its bound, and half of the bound waits for archives that may skip.
+        """Skip if the backlog's bytes are above their bound, and half of the bound waits for archives that may skip.
 
         Raises:
             TransientError, OwnershipError: the database failed, or another worker has skipped at the same time.
         """
-        limits = self._context.limits
+        limits, size = self._context.limits, _bytes(backlog)
         await self._release()
-        if not self._archives or not _exceeds(backlog, limits.backlog_records_high, limits.backlog_bytes_high):
+        if not self._archives or size <= limits.backlog_bytes_high:
             return False
         others = await self._store.backlog(self._context.graph_id, without=[plan.name for plan in self._archives])
-        none = Backlog(0, 0)
-        waiting = {
-            name: Backlog(b.records - others.get(name, none).records, b.bytes - others.get(name, none).bytes)
-            for name, b in backlog.items()
-        }
-        if not _exceeds(waiting, limits.backlog_records_low, limits.backlog_bytes_low):
+        if size - _bytes(others) <= limits.backlog_bytes_low:
             return False
         for plan in self._archives:
             ids = [interval.interval_id for interval in plan.intervals]
@@ -98,5 +93,5 @@ class ArchiveSkipper:
             self._held = []
 
 
-def _exceeds(backlog: Mapping[str, Backlog], records: int, size: int) -> bool:
-    return sum(b.records for b in backlog.values()) > records or sum(b.bytes for b in backlog.values()) > size
+def _bytes(backlog: Mapping[str, Backlog]) -> int:
+    return sum(waiting.bytes for waiting in backlog.values())

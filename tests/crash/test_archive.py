@@ -273,7 +273,7 @@ def test_archive_joins_a_deployed_graph_and_can_be_taken_back(source: Path, data
 
 async def skip(graph: Graph, url: str) -> None:
     """Let a worker with a small bound skip what the archives of a graph lack, while an archiver owns them."""
-    limits = Limits(lease_ttl_s=5, backlog_records_high=100)
+    limits = Limits(lease_ttl_s=5, backlog_bytes_high=1_000)
     async with PostgresStore(url) as store, PostgresStore(url) as others:
         deployed = await store.deploy(graph.spec())
         archiver = WorkerInfo(uuid4(), deployed.graph_id, deployed.version, archives_of(graph))

@@ -4,8 +4,10 @@ import asyncio
 import dataclasses
 from pathlib import Path
 
+from millpy.graph import Graph
 from millpy.runtime.maintenance import Maintenance
-from tests.crash.memory_world import LIMITS, World, expected, readings, two_stages
+from millpy.store.memory.store import MemoryStore
+from tests.crash.memory_world import LIMITS, World, expected, readings, source_of, two_stages
 
 
 async def injected_when_at_rest(world: World, more_than: int = 0, seconds: float = 0.7) -> int:
@@ -36,6 +38,26 @@ async def test_a_source_pauses_at_the_high_mark_and_resumes_below_the_low_one(tm
     assert pending == injected
     assert world.results() == expected(records)
     assert world.adds_up()
+
+
+async def test_a_source_waits_for_the_bytes_of_an_archive_not_for_its_records(tmp_path: Path) -> None:
+    records = readings(40_000)
+    limits = dataclasses.replace(LIMITS, backlog_records_high=1_000, backlog_bytes_high=200_000)
+    graph = Graph("world")
+    source_of(graph, "readings", tmp_path / "in.ndjson", records).key_by("device").archive()
+    world = World(graph, limits)
+    world.start(("readings",))
+    await world.deployed.wait()
+
+    injected = await injected_when_at_rest(world, 1_000)
+    (backlog,) = (await MemoryStore(world.database).backlog(world.graph_id)).values()
+    assert 3_000 < injected == backlog.records < len(records)
+    assert backlog.bytes > 200_000
+
+    world.start(("readings_archive",))
+    await world.finish()
+    assert world.adds_up()
+    assert world.database.accounting(world.graph_id).subscriptions[0].consumed == len(records)
 
 
 async def test_a_worker_that_cannot_fold_stops_taking_input(tmp_path: Path) -> None:
