@@ -10,6 +10,13 @@ from pyspark.sql import SparkSession
 
 from millpy.spark import session
 
+SMALL_QUERIES = {
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.shuffle.partitions": "3",
+}
+"""A test's queries have few rows: to compile each of them costs a seventh of the time of all tests."""
+
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
@@ -18,6 +25,8 @@ def spark() -> Iterator[SparkSession]:
     # A test's queries are over before the second compiler pays, and on two cores it takes the time of all other tests.
     os.environ["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     with_source = session(master="local[2,4]")  # a lost task is repeated
+    for name, value in SMALL_QUERIES.items():
+        with_source.conf.set(name, value)
     yield with_source
     with_source.stop()
     os.environ.clear()
