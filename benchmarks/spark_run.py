@@ -9,9 +9,9 @@ the result tables as Parquet, in the second run of a session: the first starts P
 and `w4_worker_ratio` are Spark's records/s by those of the worker by itself. The stream reads one Parquet file with row
 groups of a bundle. It is timed from its start to the end of its last batch, when all rows are published, and is the
 second of the session, too; `stream_p50_ms` is the median time of a batch with records. `native_ratio` is the time of
-hand-written SQL for W1's windows over the archive, by that of the native engine of `millpy audit`, both with listing of the files: the best of five
-runs each. `differences` counts rows that differ between the worker's tables and Spark's (floats by 1e-9), and W4's
-final states.
+hand-written SQL for W1's windows over the archive, by that of the native engine of `millpy audit`, both with listing of
+the files: the best of five runs each. `differences` counts rows that differ between the worker's tables and Spark's
+(floats by 1e-9), and W4's final states.
 """
 
 from __future__ import annotations

@@ -152,8 +152,8 @@ def native_table(spark: SparkSession, plan: NativePlan, files: Sequence[str], *,
     uncertain = entries.where(is_late).select(*key, *bounds).distinct() if partitions > 1 else None
     # The start stands for the window until there is one row of it.
     windows = entries.where(~is_late).groupBy(*key, START).agg(*values)
-    names = [*(each.name for each in plan.table.keys), *bounds, *(value.name for value in plan.table.values)]
-    return NativeTable(windows.select(*names), entries, uncertain)
+    names = [each.name for each in plan.table.keys], [each.name for each in plan.table.values]
+    return NativeTable(windows.select(*names[0], *bounds, *names[1]), entries, uncertain)
 
 
 def _records(spark: SparkSession, schema: pa.Schema, files: Sequence[str]) -> DataFrame:
