@@ -11,7 +11,7 @@ from millpy.admin.audits import may_record, record_hours
 from millpy.admin.queries import Admin
 from millpy.cli.options import plain
 from millpy.errors import UsageError
-from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, instant
 
 if TYPE_CHECKING:
     from millpy.model.deployment import GraphSpec, TableSpec
@@ -48,22 +48,27 @@ class GraphAudit:
         self.spec = spec
         self._admin = admin
         self._span = span
+        self._directory: str | None = None
         rows = admin.ask(WATERMARKS, graph=name)
         self._intervals = {row["computation"]: int(row["intervals"]) for row in rows}
         self.final = {row["computation"]: int(row["us"]) for row in rows}
 
     def hosted(self, session: Any, hosted: HostedPlan, tables: Sequence[TableSpec]) -> list[TableAudit]:
-        """Audit tables by a batch of the graph."""
+        """Audit tables by a batch of the graph; differences have their records if its input is `archive`."""
         from millpy.spark.audit import audit
         from millpy.spark.batch import run_hosted
 
         with run_hosted(session, hosted) as result:
-            return audit(session, result.tables, tables, self._scope())
+            found = audit(session, result.tables, tables, self._scope())
+        if self._directory is not None:
+            found = [self._with_records(session, table, self._directory) for table in found]
+        return found
 
     def archive(self, directory: str) -> Archive:
         """Return the graph's archives as the input of a batch. Only what they hold already is final."""
         from millpy.spark.archive_input import Archive
 
+        self._directory = directory
         names = [computation.name for computation in self.spec.computations if computation.kind == "archive"]
         held = min((self.final[name] for name in names if name in self.final), default=INSTANT_MAX)
         self.final = {name: min(final, held) for name, final in self.final.items()}
@@ -79,13 +84,14 @@ class GraphAudit:
         from millpy.spark.native import native_table
 
         found = []
+        start, end = self._span
         for plan in plans:
-            for name in (plan.table.computation, plan.archive, plan.source):
+            for name in (plan.table.computation, plan.input.archive, plan.input.source):
                 if name not in self.final:
                     raise UsageError(f"{name} is not deployed", hint="deploy the graph with which the workers run")
-            files = self._files(plan, directory)
-            table = native_table(session, plan, files, partitions=self._intervals[plan.source])
-            final = min(self.final[plan.table.computation], self.final[plan.archive])
+            files = self._files(plan.input.archive, directory, start - plan.window["size_us"], end)
+            table = native_table(session, plan, files, partitions=self._intervals[plan.input.source])
+            final = min(self.final[plan.table.computation], self.final[plan.input.archive])
             found.append(audit_natively(session, table, plan, self._scope({plan.table.computation: final})))
         return found
 
@@ -106,16 +112,28 @@ class GraphAudit:
             for table in found
         )
 
-    def _files(self, plan: NativePlan, directory: str) -> list[str]:
-        """Return the archived files that may have records of the windows that end in the time range."""
+    def _with_records(self, session: Any, found: TableAudit, directory: str) -> TableAudit:
+        """Add the archived records of the windows that differ, where an archive has just these."""
+        from millpy.spark.contributing import archived_input, archived_records, with_records
+
+        (table,) = (table for table in self.spec.tables if table.name == found.table)
+        of = archived_input(self.spec, table)
+        if isinstance(of, str) or not found.examples:
+            return found
+        start = min(instant(one.row["window_start"]) for one in found.examples)
+        end = max(instant(one.row["window_end"]) for one in found.examples)
+        records = archived_records(session, of, self._files(of.archive, directory, start, end))
+        return dataclasses.replace(found, examples=with_records(found.examples, records, of, table))
+
+    def _files(self, archive: str, directory: str, start: int, end: int) -> list[str]:
+        """Return the archived files that may have records of a time range."""
         from millpy.store.archive.reader import ArchiveReader, TimeRange
 
-        listed = self._admin.archive_files(self.graph, plan.archive)
-        start, end = self._span
-        span = TimeRange(Instant(max(INSTANT_MIN, start - plan.window["size_us"])), Instant(end))
+        listed = self._admin.archive_files(self.graph, archive)
+        span = TimeRange(Instant(max(INSTANT_MIN, start)), Instant(end))
         if listed and not any(file.event_time_hi >= span.first and file.event_time_lo < span.end for file in listed):
             return []  # a quiet time, in which the table must not have rows either
-        reader = ArchiveReader(directory, plan.archive, listed)
+        reader = ArchiveReader(directory, archive, listed)
         return reader.find_all(reader.holding(span))
 
     def _scope(self, final: dict[str, int] | None = None) -> AuditScope:

@@ -14,22 +14,21 @@ from math import isclose, isnan
 from operator import or_
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from millpy.errors import UsageError
 from millpy.model.deployment import ColumnSpec, TableSpec
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, YEARS_HI, YEARS_LO, Instant, instant, to_datetime
 from millpy.spark import json_columns
+from millpy.spark.contributing import with_records
 from millpy.spark.hosted_rows import TYPES
-from millpy.spark.native import END, EVENT_TIME, START, NativePlan, NativeTable
+from millpy.spark.native import NativePlan, NativeTable
 from millpy.spark.session import read_table
 
 TOLERANCE = 1e-9
 """Relative and absolute: sums of floats depend on the order in which records were bundled."""
 SHOWN_MAX = 100
-RECORDS_MAX = 20
-RECORD_CHARACTERS_MAX = 1_000
 HOUR_US = 3_600_000_000
 HOURS_MAX = 10_000
 """How many hours of a table an audit tells apart, the newest."""
@@ -45,8 +44,8 @@ class AuditDifference:
         kind: "missing" if only the history gives the row, "added" if only the database has it, else "changed".
         row: what identifies it: key and window, or all columns of a record.
         expected, stored: the columns that differ; for records, how often the row occurs.
-        records: archived records of the window, as JSON: at most `RECORDS_MAX` of `RECORD_CHARACTERS_MAX` characters,
-            in the order of event time. Empty if the history was not an archive.
+        records: archived records of the window, as JSON, in the order of event time: at most 20, of 1,000 characters.
+            Empty if the history was not an archive, or no archive has just the records of these windows.
     """
 
     kind: str
@@ -146,39 +145,12 @@ def audit_natively(spark: SparkSession, table: NativeTable, plan: NativePlan, sc
         windows = _final(_normal(table.uncertain, _key(plan.table)), plan.table, scope)
         counts = windows.groupBy(_hour(plan.table)).count().orderBy(F.desc(f"`{HOUR}`")).limit(HOURS_MAX).collect()
         missed = {row[HOUR]: row["count"] for row in counts}
-    examples = _with_records(spark, found.examples, table, plan)
+    examples = with_records(found.examples, table.records, plan.input, plan.table)
     of = {hour.start_us: hour for hour in found.hours}
     for start in _whole(missed, plan.table, scope):
         of[start] = replace(of.get(start, AuditedHour(start)), uncertain=missed.get(start, 0))
     hours = [of[start] for start in sorted(of)]
     return replace(found, examples=examples, uncertain=sum(missed.values()), left_out=plan.left_out, hours=hours)
-
-
-def _with_records(
-    spark: SparkSession, examples: Sequence[AuditDifference], table: NativeTable, plan: NativePlan
-) -> list[AuditDifference]:
-    """Look up the records of the windows that differ."""
-    if not examples:
-        return []
-    fields = [f"k{number}" for number in range(len(plan.key_fields))]
-    kinds = [table.entries.select(name).dtypes[0][1] for name in plan.key_fields]
-    ddl = ", ".join(f"{name} {kind}" for name, kind in zip(fields, kinds, strict=True))
-    keys = [tuple(one.row[key.name] for key in plan.table.keys) for one in examples]
-    rows = [
-        (number, instant(one.row["window_start"]), instant(one.row["window_end"]), *key)
-        for number, (one, key) in enumerate(zip(examples, keys, strict=True))
-    ]
-    wanted = spark.createDataFrame(rows, f"n int, s bigint, e bigint, {ddl}")
-    same = [F.col(name).eqNullSafe(F.col(of)) for name, of in zip(fields, plan.key_fields, strict=True)]
-    there = table.entries.join(F.broadcast(wanted), [F.col("s") == F.col(START), F.col("e") == F.col(END), *same])
-    columns = [f"`{name}`" for name in table.entries.columns if name not in (START, END)]
-    record = F.substring(F.to_json(F.struct(*columns)), 1, RECORD_CHARACTERS_MAX)
-    order = Window.partitionBy("n").orderBy(EVENT_TIME, "_partition", "_seq")
-    ranked = there.select("n", record.alias("record"), F.row_number().over(order).alias("place"))
-    found: dict[int, list[str]] = {}
-    for row in ranked.where(F.col("place") <= RECORDS_MAX).orderBy("n", "place").collect():
-        found.setdefault(row.n, []).append(row.record)
-    return [replace(one, records=found.get(number, [])) for number, one in enumerate(examples)]
 
 
 def _audited(

@@ -7,29 +7,18 @@ with what workers wrote, two programs have found the same. What it cannot comput
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from millpy.model.deployment import GraphSpec, TableSpec
-from millpy.store.archive.reader import archive_of
-from millpy.store.archive.storage import parquet_file
+from millpy.spark.contributing import EVENT_TIME, WATERMARK, ArchivedInput, archived_input, archived_records
 
 START, END = "_start_us", "_end_us"
-EVENT_TIME, WATERMARK = "_event_time_us", "_watermark_us"  # columns of an archive
 WHOLE = "decimal(38,0)"
-_ADDED = (
-    pa.field("_partition", pa.string()),
-    pa.field("_seq", pa.int64()),
-    pa.field(EVENT_TIME, pa.int64()),
-    pa.field(WATERMARK, pa.int64()),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +27,16 @@ class NativePlan:
 
     Attributes:
         table: the table, with the value columns that are computed.
-        archive: the archive with the records of its windows.
-        source: the source of these records.
+        input: the archive with the records of its windows.
         window: the description of the windows: size and period in µs.
         aggregates: value column -> description of its aggregate.
-        key_fields: fields of the records that make up the key, in the order of the table's keys.
-        schema: the columns of the archive.
         left_out: value columns that are not computed.
     """
 
     table: TableSpec
-    archive: str
-    source: str
-    schema: pa.Schema
+    input: ArchivedInput
     window: Mapping[str, Any]
     aggregates: Mapping[str, Mapping[str, Any]]
-    key_fields: tuple[str, ...]
     left_out: tuple[str, ...] = ()
 
 
@@ -63,12 +46,12 @@ class NativeTable:
 
     Attributes:
         frame: its rows: key, `window_start`, `window_end`, values.
-        entries: the archived records in each of their windows (`_start_us`, `_end_us`), late ones too.
+        records: the archived records, late ones too.
         uncertain: windows that the archive cannot decide, because a record may have missed them; None for none.
     """
 
     frame: DataFrame
-    entries: DataFrame
+    records: DataFrame
     uncertain: DataFrame | None = field(default=None)
 
 
@@ -86,36 +69,23 @@ def native_plans(spec: GraphSpec) -> tuple[list[NativePlan], dict[str, str]]:
 
 def _planned(spec: GraphSpec, table: TableSpec) -> NativePlan | str:
     computations = {computation.name: computation for computation in spec.computations}
-    inputs = [subscription for subscription in spec.subscriptions if subscription.consumer == table.computation]
     identity = computations[table.computation].identity
     if table.kind != "windowed" or table.stream != table.computation or "window" not in identity:
         return "it is no table of windows"
     if identity["window"]["kind"] not in _EVERY:
         return f"Spark has no {identity['window']['kind']} windows of the same meaning"
-    if len(inputs) != 1:
-        return "its windows have several inputs"
-    (taken,) = inputs
-    if taken.operators:
-        return f"functions of yours stand between {taken.stream} and its windows"
-    stream = next(stream for stream in spec.streams if stream.name == taken.stream)
-    producer = stream.producer
-    if computations[producer].kind != "injector":
-        return f"its records come from the computation {producer}, so an archive has no watermarks of them"
-    archive = archive_of(spec, taken.stream)
-    if archive is None:
-        return f"stream {taken.stream} has no archive: declare one with .archive()"
+    taken = archived_input(spec, table)
+    if isinstance(taken, str):
+        return taken
     aggregates = {name: dict(aggregate) for name, aggregate in identity["aggregates"]}
     known = tuple(value for value in table.values if aggregates.get(value.name, {}).get("kind") in _AGGREGATES)
     if not known:
         return "Spark has none of its aggregates"
     return NativePlan(
         table=replace(table, values=known),
-        archive=archive.name,
-        source=producer,
-        schema=pa.schema([*stream.schema, *_ADDED]),
+        input=taken,
         window=identity["window"],
         aggregates=aggregates,
-        key_fields=taken.key_fields,
         left_out=tuple(value.name for value in table.values if value not in known),
     )
 
@@ -130,7 +100,7 @@ def native_table(spark: SparkSession, plan: NativePlan, files: Sequence[str], *,
         partitions: the number of partitions of the source. With several, a record is judged by the watermark of all of
             them, which its row does not have; a window that it may have missed is uncertain.
     """
-    records = _records(spark, plan.schema, files)
+    records = archived_records(spark, plan.input, files)
     size, every = plan.window["size_us"], plan.window[_EVERY[plan.window["kind"]]]
     at = F.col(EVENT_TIME)
     last = at - F.pmod(at, F.lit(every))
@@ -138,9 +108,9 @@ def native_table(spark: SparkSession, plan: NativePlan, files: Sequence[str], *,
     entries = records.withColumn(START, last if starts is None else F.explode(starts))
     entries = entries.withColumn(END, F.col(START) + F.lit(size)).where(at < F.col(END))
     # A null in the key has made the record a dead letter.
-    entries = entries.dropna(subset=list(plan.key_fields))
+    entries = entries.dropna(subset=list(plan.input.key_fields))
     is_late = F.col(WATERMARK) >= F.col(END) + F.lit(plan.table.allowed_lateness_us)
-    key = [F.col(name).alias(key.name) for name, key in zip(plan.key_fields, plan.table.keys, strict=True)]
+    key = [F.col(name).alias(key.name) for name, key in zip(plan.input.key_fields, plan.table.keys, strict=True)]
     bounds = [
         F.timestamp_micros(START).alias("window_start"),
         F.timestamp_micros(F.col(START) + F.lit(size)).alias("window_end"),
@@ -153,30 +123,7 @@ def native_table(spark: SparkSession, plan: NativePlan, files: Sequence[str], *,
     # The start stands for the window until there is one row of it.
     windows = entries.where(~is_late).groupBy(*key, START).agg(*values)
     names = [each.name for each in plan.table.keys], [each.name for each in plan.table.values]
-    return NativeTable(windows.select(*names[0], *bounds, *names[1]), entries, uncertain)
-
-
-def _records(spark: SparkSession, schema: pa.Schema, files: Sequence[str]) -> DataFrame:
-    """Return the records of archived files. One from before a deployment may lack a field, which is null then."""
-    of_spark = from_arrow_schema(schema)
-    if not files:
-        return spark.createDataFrame([], of_spark)
-    if "://" not in files[0]:  # `hour=` in a path is not a column
-        return spark.read.schema(of_spark).option("recursiveFileLookup", True).parquet(*files)
-    # Spark's JVM has no client of an object store, but Python has.
-    urls = spark.createDataFrame([(url,) for url in files], "url string")
-    return urls.mapInArrow(partial(_read, to_arrow_schema(of_spark)), of_spark)
-
-
-def _read(schema: pa.Schema, urls: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the records of files, a row group at a time; runs in Spark's tasks."""
-    for url in (url for batch in urls for url in batch["url"].to_pylist()):
-        file = parquet_file(url)
-        for group in range(file.num_row_groups):
-            table = file.read_row_group(group, columns=schema.names)
-            for name in set(schema.names) - set(table.column_names):
-                table = table.append_column(name, pa.nulls(len(table), schema.field(name).type))
-            yield from table.select(schema.names).cast(schema).to_batches()
+    return NativeTable(windows.select(*names[0], *bounds, *names[1]), records, uncertain)
 
 
 def _count(records: DataFrame, aggregate: Mapping[str, Any]) -> Column:

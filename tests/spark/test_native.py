@@ -45,7 +45,7 @@ def write_feed(path: Path, seed: int) -> None:
                 "device": f"dev-{number % 5}",
                 "at": number // 5 - 100 - chance.choice([0, 0, 0, 3, 5, 9, 15, 30]),  # from before 1970 on
                 "value": None if number % 11 == 0 else round(chance.uniform(-50, 50), 3),
-                "number": number - 700,
+                "n": number - 700,
                 "place": {"hall": number % 2},
             }
             feed.write(json.dumps(reading) + "\n")

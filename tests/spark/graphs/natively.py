@@ -31,12 +31,12 @@ class Reading(msgspec.Struct):
     device: str
     at: int
     value: float | None
-    number: int
+    n: int
     place: Place
 
 
 def positive(reading: Reading) -> bool:
-    return reading.number > 0
+    return reading.n > 0
 
 
 FEED = sorted(str(path) for path in Path(__file__).parent.glob("feed*.ndjson"))
@@ -49,14 +49,14 @@ fixed = keyed.window(FixedWindows(seconds(20)), allowed_lateness=seconds(4), int
 fixed.aggregate(
     n=Count(),
     values=Count("value"),
-    total=Sum("number"),
+    total=Sum("n"),
     value=Sum("value"),
-    mean=Mean("number"),
+    mean=Mean("n"),
     low=Min("value"),
-    high=Max("number"),
+    high=Max("n"),
     variance=Variance("value"),
     spread=StandardDeviation("value", population=True),
-    last=Last("number"),
+    last=Last("n"),
 ).to_table("fixed")
 sliding = keyed.window(SlidingWindows(seconds(10), every=seconds(3)), name="sliding")
 sliding.aggregate(n=Count(), mean=Mean("value")).to_table("sliding")

@@ -1,0 +1,126 @@
+"""The archived records of windows that differ: an audit shows them beside the difference.
+
+A window's records are those of its key that happened in it, late ones too. They can be found where the windows stand
+directly on the stream of a source, and the stream has an archive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+from millpy.model.deployment import GraphSpec, TableSpec
+from millpy.model.time import instant
+from millpy.store.archive.reader import archive_of
+from millpy.store.archive.storage import parquet_file
+
+if TYPE_CHECKING:
+    from millpy.spark.audit import AuditDifference
+
+EVENT_TIME, WATERMARK = "_event_time_us", "_watermark_us"  # columns of an archive
+RECORDS_MAX = 20
+RECORD_CHARACTERS_MAX = 1_000
+_ADDED = (
+    pa.field("_partition", pa.string()),
+    pa.field("_seq", pa.int64()),
+    pa.field(EVENT_TIME, pa.int64()),
+    pa.field(WATERMARK, pa.int64()),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedInput:
+    """The archive of the records that a table's windows take.
+
+    Attributes:
+        archive: its name.
+        source: the source of the records.
+        schema: the columns of the archive.
+        key_fields: fields of the records that make up the key, in the order of the table's keys.
+    """
+
+    archive: str
+    source: str
+    schema: pa.Schema
+    key_fields: tuple[str, ...]
+
+
+def archived_input(spec: GraphSpec, table: TableSpec) -> ArchivedInput | str:
+    """Return the archive of a table's input, or why there is none."""
+    inputs = [subscription for subscription in spec.subscriptions if subscription.consumer == table.computation]
+    if table.kind != "windowed" or table.stream != table.computation:
+        return "it is no table of windows"
+    if len(inputs) != 1:
+        return "its windows have several inputs"
+    (taken,) = inputs
+    if taken.operators:
+        return f"functions of yours stand between {taken.stream} and its windows"
+    stream = next(stream for stream in spec.streams if stream.name == taken.stream)
+    if not any(one.name == stream.producer and one.kind == "injector" for one in spec.computations):
+        return f"its records come from the computation {stream.producer}, so an archive has no watermarks of them"
+    archive = archive_of(spec, taken.stream)
+    if archive is None:
+        return f"stream {taken.stream} has no archive: declare one with .archive()"
+    return ArchivedInput(archive.name, stream.producer, pa.schema([*stream.schema, *_ADDED]), taken.key_fields)
+
+
+def archived_records(spark: SparkSession, of: ArchivedInput, files: Sequence[str]) -> DataFrame:
+    """Return the records of archived files. One from before a deployment may lack a field, which is null then."""
+    schema = from_arrow_schema(of.schema)
+    if not files:
+        return spark.createDataFrame([], schema)
+    if "://" not in files[0]:  # `hour=` in a path is not a column
+        return spark.read.schema(schema).option("recursiveFileLookup", True).parquet(*files)
+    # Spark's JVM has no client of an object store, but Python has.
+    urls = spark.createDataFrame([(url,) for url in files], "url string")
+    return urls.mapInArrow(partial(_read, to_arrow_schema(schema)), schema)
+
+
+def _read(schema: pa.Schema, urls: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the records of files, a row group at a time; runs in Spark's tasks."""
+    for url in (url for batch in urls for url in batch["url"].to_pylist()):
+        file = parquet_file(url)
+        for group in range(file.num_row_groups):
+            table = file.read_row_group(group, columns=schema.names)
+            for name in set(schema.names) - set(table.column_names):
+                table = table.append_column(name, pa.nulls(len(table), schema.field(name).type))
+            yield from table.select(schema.names).cast(schema).to_batches()
+
+
+def with_records(
+    examples: Sequence[AuditDifference], records: DataFrame, of: ArchivedInput, table: TableSpec
+) -> list[AuditDifference]:
+    """Add the records of the windows that differ: of each at most `RECORDS_MAX`, in the order of event time."""
+    if not examples:
+        return []
+    # No field of a record has a space in its name.
+    fields = [f"`key {number}`" for number in range(len(of.key_fields))]
+    kinds = [records.select(name).dtypes[0][1] for name in of.key_fields]
+    ddl = ", ".join(f"{name} {kind}" for name, kind in zip(fields, kinds, strict=True))
+    keys = [tuple(one.row[key.name] for key in table.keys) for one in examples]
+    rows = [
+        (number, instant(one.row["window_start"]), instant(one.row["window_end"]), *key)
+        for number, (one, key) in enumerate(zip(examples, keys, strict=True))
+    ]
+    wanted = records.sparkSession.createDataFrame(
+        rows, f"`of window` int, `window from` bigint, `window to` bigint, {ddl}"
+    )
+    same = [F.col(name).eqNullSafe(F.col(field)) for name, field in zip(fields, of.key_fields, strict=True)]
+    inside = [F.col(EVENT_TIME) >= F.col("`window from`"), F.col(EVENT_TIME) < F.col("`window to`")]
+    text = F.substring(F.to_json(F.struct(*(f"`{name}`" for name in records.columns))), 1, RECORD_CHARACTERS_MAX)
+    there = records.withColumn("as text", text).join(F.broadcast(wanted), [*same, *inside])
+    order = Window.partitionBy("`of window`").orderBy(EVENT_TIME, "_partition", "_seq", "`as text`")
+    ranked = there.select("`of window`", "`as text`", F.row_number().over(order).alias("place in window"))
+    found: dict[int, list[str]] = {}
+    for row in (
+        ranked.where(F.col("`place in window`") <= RECORDS_MAX).orderBy("`of window`", "`place in window`").collect()
+    ):
+        found.setdefault(row["of window"], []).append(row["as text"])
+    return [replace(one, records=found.get(number, [])) for number, one in enumerate(examples)]
