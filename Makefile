@@ -11,7 +11,7 @@ PROSE := millpy services migrations tests docs examples benchmarks compose .ci *
 STORE_TESTS := postgres_commit postgres_results postgres_store rights roles schema search_path statements views windowed_tables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check lint format types unit test docs store-suite accounting crash crash-long crash-spark deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants feeds feeds-backfill feeds-spark compose-test demo ci clean \
+.PHONY: help setup check lint format types unit test docs store-suite accounting crash crash-auditor crash-long crash-spark deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants feeds feeds-audit feeds-backfill feeds-spark compose-test demo ci clean \
         bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w2 bench-w3 bench-kafka bench-w4 bench-w5 bench-spark bench-spark-run bench-scores bench-soak
 
 help: ## show this list
@@ -83,6 +83,9 @@ fuzz: $(STAMP) ## an hour of payloads as nobody should send them; MINUTES=n for 
 crash-long: $(STAMP) ## random SIGKILLs of three workers under a steady load; MINUTES=10 KILLS=200 RATE=5000
 	$(BIN)/python -m tests.crash.long_run --minutes $(or $(MINUTES),10) --kills $(or $(KILLS),200) --rate $(or $(RATE),5000)
 
+crash-auditor: $(STAMP) ## services.auditor killed at each step of its loop: every hour is audited, every difference one event
+	$(BIN)/python -m tests.crash.auditor_run
+
 crash-spark: $(STAMP) ## random faults of a Spark stream, worker, archiver and PostgreSQL; do their results agree? MINUTES=10
 	$(BIN)/python -m tests.crash.spark_run --minutes $(or $(MINUTES),10)
 
@@ -97,6 +100,9 @@ feeds: $(STAMP) ## the recorded feeds through mosquitto, workers killed meanwhil
 
 feeds-backfill: $(STAMP) ## half of each recorded feed on Spark, the rest on workers, all of them killed: five minutes
 	$(BIN)/python -m tests.feeds.through_backfill
+
+feeds-audit: $(STAMP) ## the recorded feeds through killed workers; audits find nothing, and then each falsified row: ten minutes
+	$(BIN)/python -m tests.feeds.through_audit
 
 feeds-spark: $(STAMP) ## the recorded feeds as Spark batches and streams, against the same tables: five minutes
 	$(BIN)/python -m tests.feeds.through_spark

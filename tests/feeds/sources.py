@@ -6,6 +6,7 @@ import os
 from datetime import timedelta
 from pathlib import Path
 
+from millpy.graph import KeyedStream
 from millpy.ingest.protocol import Source
 from millpy.sources.files.source import Directory, File
 from millpy.sources.mqtt.source import Mqtt
@@ -22,6 +23,13 @@ def source(topic: str, file: str) -> Source:
     if directories:
         return Directory(Path(directories) / file.partition(".")[0], pattern="*.csv", settle=timedelta(0))
     return File(Path(os.environ["FEED_FILES"]) / file)
+
+
+def kept(keyed: KeyedStream) -> KeyedStream:
+    """Archive the records too, if FEED_ARCHIVED is set: for an audit."""
+    if os.environ.get("FEED_ARCHIVED"):
+        keyed.archive()
+    return keyed
 
 
 def all_of(value: str) -> dict[str, Aggregate]:

@@ -14,7 +14,7 @@ from millpy.ingest.settings import Dedupe, EventTime
 from millpy.model.time import days, minutes, seconds
 from millpy.windowing.aggregates.numeric import Count
 from millpy.windowing.window import FixedWindows, SessionWindows
-from tests.feeds.sources import all_of, source
+from tests.feeds.sources import all_of, kept, source
 
 EVER = days(1500)
 WITHIN_MS = 600_000
@@ -56,7 +56,9 @@ graph = Graph("campusiot_lorawan")
 
 def frames(name: str, event_time: EventTime, dedupe: Dedupe, network: str = "") -> Stream:
     topic, file = (f"campus/{network}", f"{network}.csv") if network else ("campus/+", "frames.csv.gz")
-    return graph.inject(name, source(topic, file), schema=Frame, event_time=event_time, dedupe=dedupe)
+    found = graph.inject(name, source(topic, file), schema=Frame, event_time=event_time, dedupe=dedupe)
+    kept(found.key_by("device"))
+    return found
 
 
 once = Dedupe("arrival_seq", within=days(1))

@@ -9,7 +9,7 @@ from millpy.ingest.settings import Dedupe, EventTime
 from millpy.model.time import hours, milliseconds, minutes, seconds
 from millpy.windowing.aggregates.numeric import Count
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
-from tests.feeds.sources import all_of, source
+from tests.feeds.sources import all_of, kept, source
 
 
 class Message(msgspec.Struct):
@@ -23,13 +23,14 @@ graph = Graph("ooo_umts")
 
 
 def by_device(session: str, bound_ms: int) -> KeyedStream:
-    return graph.inject(
+    messages = graph.inject(
         f"{session}_within_{bound_ms}ms",
         source(f"ooo/{session}", f"{session}.csv"),
         schema=Message,
         event_time=EventTime("event_ms", unit="ms", max_disorder=milliseconds(bound_ms)),
         dedupe=Dedupe("device", "seq", within=hours(1)),
-    ).key_by("device")
+    )
+    return kept(messages.key_by("device"))
 
 
 for session in ("d_1", "d_2", "d_3", "d_4", "d_5"):

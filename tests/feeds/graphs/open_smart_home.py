@@ -8,7 +8,7 @@ from millpy.graph import Graph
 from millpy.ingest.settings import Dedupe, EventTime
 from millpy.model.time import days, minutes
 from millpy.windowing.window import FixedWindows, SessionWindows
-from tests.feeds.sources import all_of, source
+from tests.feeds.sources import all_of, kept, source
 
 
 class Reading(msgspec.Struct):
@@ -19,13 +19,14 @@ class Reading(msgspec.Struct):
 
 
 graph = Graph("open_smart_home")
-by_sensor = graph.inject(
+readings = graph.inject(
     "readings",
     source("home/{room}/{sensor}", "readings.csv.gz"),
     schema=Reading,
     event_time=EventTime("event_s", unit="s", max_disorder=minutes(1)),
     dedupe=Dedupe("room", "sensor", "event_s", within=days(1)),
-).key_by("room", "sensor")
+)
+by_sensor = kept(readings.key_by("room", "sensor"))
 for name, windows in {
     "tumbling_10min": FixedWindows(minutes(10)),
     "sessions_gap_30min": SessionWindows(minutes(30)),
