@@ -6,8 +6,9 @@ Files of records arrive in a directory. A worker and an archiver read it into on
 another, on one server. Each is killed or frozen at random: the worker, the archiver, the driver with its JVM, one
 Python worker of Spark, PostgreSQL; a driver is also frozen while another one takes its place, and must commit nothing
 when it wakes. What has ended is started again. In the end, all windows are compared with plain Python's, and the
-archive's records with those that arrived. The last line is JSON: minutes, kills, lost, doubled. Exit status 0 only when
-nothing is lost or doubled, and every driver that was replaced has ended.
+archive's records with those that arrived. Then `millpy audit` compares the workers' tables, by each engine, and those
+of the stream. The last line is JSON: minutes, kills, lost, doubled, audited (rows), differences. Exit status 0 only
+when nothing is lost, doubled or different, and every driver that was replaced has ended.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ RECORDS = 200
 PAUSE_S = (2.0, 6.0)
 FROZEN_S = 4.0
 END_S_MAX = 180.0
+AUDIT_S_MAX = 300.0
 Windows = dict[tuple[str, int], tuple[int, int]]
 """(device, start) -> (count, total)."""
 
@@ -253,6 +255,22 @@ def compared(found: Windows, expected: Windows) -> tuple[int, int]:
     return lost, doubled
 
 
+def audited(world: World) -> tuple[int, int]:
+    """Audit the tables of workers and stream, over the files and over the archive; return (rows, differences)."""
+    files = ["--input", f"readings={world.feeder.directory}/*.ndjson"]
+    native = ["--engine", "native", "--archive", str(world.archive)]
+    rows = differences = 0
+    for url, options in ((world.workers_url, files), (world.workers_url, native), (world.spark_url, files)):
+        command = [sys.executable, "-m", "millpy", "audit", str(GRAPH), *options, "--database", url, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=AUDIT_S_MAX)
+        found = json.loads(done.stdout) if done.stdout else {"tables": [], "differences": 1}
+        rows += sum(table["rows"] for table in found["tables"])
+        differences += found["differences"]
+        if found["differences"]:
+            print(" ".join(options), done.stdout[:2_000], done.stderr[-2_000:])
+    return rows, differences
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it; the exit status."""
     options = argparse.ArgumentParser(prog="python -m tests.crash.spark_run")
@@ -261,7 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--keep", action="store_true", help="leave logs and databases behind")
     given = options.parse_args(arguments)
     directory = Path(tempfile.mkdtemp(prefix="millpy-crash-spark-"))
-    lost = doubled = 0
+    lost = doubled = rows = differences = 0
     refused = False
     try:
         with (
@@ -276,6 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 refused = world.woken_have_ended()
             finally:
                 world.close()
+            rows, differences = audited(world)
         for what, (missing, more) in results.items():
             print(f"{what}: {missing} lost, {more} doubled")
             lost, doubled = lost + missing, doubled + more
@@ -286,8 +305,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not given.keep:
             shutil.rmtree(directory, ignore_errors=True)
     kills = sum(world.kills.values())
-    print(json.dumps({"minutes": given.minutes, "kills": kills, "lost": lost, "doubled": doubled}), flush=True)
-    return int(bool(lost or doubled) or not refused)
+    totals = {"minutes": given.minutes, "kills": kills, "lost": lost, "doubled": doubled}
+    print(json.dumps(totals | {"audited": rows, "differences": differences}), flush=True)
+    return int(bool(lost or doubled or differences) or not refused or not rows)
 
 
 def settled(world: World) -> dict[str, tuple[int, int]]:
