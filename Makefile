@@ -11,7 +11,7 @@ PROSE := millpy services migrations tests docs examples benchmarks compose .ci *
 STORE_TESTS := postgres_commit postgres_results postgres_store rights roles schema search_path statements views windowed_tables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check lint format types unit test docs store-suite accounting crash crash-auditor crash-long crash-spark deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants feeds feeds-audit feeds-backfill feeds-spark compose-test demo ci clean \
+.PHONY: help setup check lint format types unit test docs store-suite accounting crash crash-auditor crash-long crash-spark crash-spark-kafka deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants feeds feeds-audit feeds-backfill feeds-spark compose-test demo ci clean \
         bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w2 bench-w3 bench-kafka bench-w4 bench-w5 bench-spark bench-spark-run bench-scores bench-soak
 
 help: ## show this list
@@ -88,6 +88,9 @@ crash-auditor: $(STAMP) ## services.auditor killed at each step of its loop: eve
 
 crash-spark: $(STAMP) ## random faults of a Spark stream, worker, archiver and PostgreSQL; do their results agree? MINUTES=10
 	$(BIN)/python -m tests.crash.spark_run --minutes $(or $(MINUTES),10)
+
+crash-spark-kafka: $(STAMP) ## kills of a Spark stream over Kafka, and of the broker; are its tables a worker's? MINUTES=3
+	$(BIN)/python -m tests.crash.spark_kafka_run --minutes $(or $(MINUTES),3)
 
 sim: $(STAMP) ## the simulator: SEEDS=10000 runs, or SEED=n to replay one
 	$(BIN)/python -m millpy.testing.simulator $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),2000))

@@ -63,6 +63,9 @@ def run(
         str | None, typer.Option("--checkpoint", metavar="DIR", help="With --stream: where to resume.")
     ] = None,
     every: Annotated[float, typer.Option("--every", metavar="SECONDS", help="With --stream: time of a batch.")] = 1.0,
+    available_now: Annotated[
+        bool, typer.Option("--available-now", help="With --stream: end behind what the sources have at the start.")
+    ] = False,
     database: Annotated[
         str | None,
         typer.Option(
@@ -80,19 +83,17 @@ def run(
 
     With --archive, reads the bundles that workers have taken, as they were, so that rows are equal to the last digit.
 
-    With --stream, reads watched directories as well, and writes rows as they are computed; with --database also into
-    the graph's tables in PostgreSQL.
+    With --stream, reads watched directories and Kafka as well, and writes rows as they are computed; with --database
+    also into the graph's tables in PostgreSQL.
     """
     span = _span(archive, start, end, inputs, stream=stream)
     if stream:
         places = _places(checkpoint, output, database, state=state)
-        _stream(graph, inputs, places, (master, memory), every, as_json=as_json)
+        rhythm = {"every": timedelta(seconds=every), "available_now": available_now}
+        _stream(graph, inputs, places, (master, memory), rhythm, as_json=as_json)
         return
-    for name, value in {"--checkpoint": checkpoint, "--database": database}.items():
-        if value is not None and (archive is None or name != "--database"):
-            raise UsageError(f"{name} is for --stream", hint="a batch starts anew, and writes files only")
-    if "://" not in output and Path(output).exists() and any(Path(output).iterdir()):
-        raise UsageError(f"{output} is not empty", hint="name a new directory")
+    given = {"--checkpoint": checkpoint, "--database": database, "--available-now": available_now or None}
+    _check_batch(given, output, archive)
     with working(f"loading {graph}"):
         source = inputs if archive is None else _archive(graph, archive, span, database)
         hosted = job_of(graph, source, state=state)
@@ -103,6 +104,15 @@ def run(
                 result.write(output)
                 summary = result.summary()
     _show(summary, output, as_json=as_json)
+
+
+def _check_batch(given: Mapping[str, object], output: str, archive: str | None) -> None:
+    """Check that no option is for a stream only, and that the output is empty."""
+    for name, value in given.items():
+        if value is not None and (archive is None or name != "--database"):
+            raise UsageError(f"{name} is for --stream", hint="a batch starts anew, and writes files only")
+    if "://" not in output and Path(output).exists() and any(Path(output).iterdir()):
+        raise UsageError(f"{output} is not empty", hint="name a new directory")
 
 
 def _span(
@@ -176,17 +186,17 @@ def _stream(
     inputs: Sequence[str] | None,
     places: Mapping[str, Any],
     machine: tuple[str, str],
-    every: float,
+    rhythm: Mapping[str, Any],
     *,
     as_json: bool,
 ) -> None:
-    """Run a graph until its sources have ended, or until Ctrl-C."""
+    """Run a graph until its sources have ended, or until Ctrl-C; `rhythm` is how `stream_hosted` runs batches."""
     with working(f"loading {graph}"):
         hosted = job_of(graph, inputs, state=False, streams=True)
         with running_spark(f"{graph} as a stream", *machine) as session:
             from millpy.spark.stream import StreamPlaces, stream_hosted
 
-            running = stream_hosted(session, hosted, StreamPlaces(**places), timedelta(seconds=every))
+            running = stream_hosted(session, hosted, StreamPlaces(**places), **rhythm)
             # PySpark's own handler would cancel the jobs of the batch that is running, which `stop` waits for.
             before = signal.signal(signal.SIGINT, signal.default_int_handler)
             try:

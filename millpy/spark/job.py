@@ -23,6 +23,7 @@ from millpy.model.time import Instant
 from millpy.sources.files.file_queue import files_of
 from millpy.sources.files.line_reader import Format
 from millpy.sources.files.source import Directory, Files
+from millpy.sources.kafka.source import Kafka
 from millpy.spark.archive_input import Archive, ArchivedHistory
 from millpy.store.memory.database import MemoryDatabase
 
@@ -101,9 +102,9 @@ class BatchJob(msgspec.Struct, frozen=True):
 
 def _check_streams(node: InjectorNode) -> None:
     """Check that a source keeps its position by itself, so that it can be committed with all else."""
-    if not isinstance(node.source, Files | Directory):
+    if not isinstance(node.source, Files | Directory | Kafka):
         raise UsageError(
-            f"source {node.name!r} does not read files, so it cannot be streamed on Spark",
+            f"source {node.name!r} is neither files nor Kafka, so it cannot be streamed on Spark",
             hint=f"run it on workers; or name files: --input {node.name}=FILES",
         )
     node.source.check()

@@ -65,6 +65,7 @@ def stream(
     *,
     places: StreamPlaces,
     every: timedelta = EVERY,
+    available_now: bool = False,
     limits: Limits | None = None,
 ) -> GraphStream:
     """Start a graph as a streaming query, or resume it from its checkpoint.
@@ -73,10 +74,13 @@ def stream(
 
     Args:
         spark: a session of yours, or that of `millpy.spark.session`.
-        graph: the graph's file, or `file.py:name`. Its sources must be `Files` or `Directory`, or have an input.
+        graph: the graph's file, or `file.py:name`. Its sources must be `Files`, `Directory` or `Kafka`, or have an
+            input.
         inputs: files in place of sources, as for `run`.
         places: the directories of the query.
         every: how often a batch begins; one that takes longer is followed by the next at once.
+        available_now: whether to end when everything is read that the sources had at the start. Windows stay open, and
+            a query that is started again continues.
         limits: the limits of bundles and caches.
 
     Raises:
@@ -85,14 +89,16 @@ def stream(
     job = make_job(
         str(graph), inputs, limits=limits or Limits(), now_us=SystemClock().now_us(), state=False, streams=True
     )
-    return stream_hosted(spark, HostedPlan(job), places, every)
+    return stream_hosted(spark, HostedPlan(job), places, every, available_now=available_now)
 
 
-def stream_hosted(spark: SparkSession, hosted: HostedPlan, places: StreamPlaces, every: timedelta) -> GraphStream:
+def stream_hosted(
+    spark: SparkSession, hosted: HostedPlan, places: StreamPlaces, every: timedelta, *, available_now: bool = False
+) -> GraphStream:
     """Start a query whose graph has been loaded and checked; see `stream`."""
     if every <= timedelta(0):
         raise UsageError(f"every={every} must be positive")
-    return GraphStream(spark, hosted, places, every)
+    return GraphStream(spark, hosted, places, every, available_now=available_now)
 
 
 class GraphStream:
@@ -104,8 +110,19 @@ class GraphStream:
 
     query: StreamingQuery
 
-    def __init__(self, spark: SparkSession, hosted: HostedPlan, places: StreamPlaces, every: timedelta) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        hosted: HostedPlan,
+        places: StreamPlaces,
+        every: timedelta,
+        *,
+        available_now: bool = False,
+    ) -> None:
         checkpoint = Path(places.checkpoint).absolute()
+        self._available_now = available_now
+        self._until: dict[int, int] = {}  # source interval -> the end at the start of this query
+        self._told: set[str] = set()
         self._hosted = hosted
         self._output = Path(places.output).absolute()
         self._checkpoint = checkpoint
@@ -192,14 +209,28 @@ class GraphStream:
             apply(spark, STREAM_SETTINGS)
             spark.sparkContext.setJobDescription(f"{self._hosted.plan.permanent_name}: batch {batch}")
             tasks = self._tasks(batch, row.now_us)
-            commit = commit_of(self._hosted, newest, tasks, self._ends(spark, tasks))
+            ends = self._ends(spark, tasks)
+            commit = commit_of(self._hosted, newest, tasks, ends)
             self._commits.commit(commit)
             self._published.publish(commit.outputs)
             if self._tables is not None:
                 self._tables.publish(commit)
             log.debug("Spark has committed batch %d", batch)
-            if commit.finished:
+            if self._is_drained(ends) or commit.finished:
                 self._has_ended.set()
+
+    def _is_drained(self, ends: Mapping[int, StreamedEnd]) -> bool:
+        """Tell whether the query is to end here; report what the sources have told."""
+        news = {interval_id: ends[interval_id].news for interval_id in _sources(self._hosted)}
+        told = {text for of in news.values() for text in of.told}
+        for text in sorted(told - self._told):
+            log.warning("%s", text)
+        self._told = told
+        if self._available_now:
+            for interval_id, of in news.items():
+                if of.until is not None:
+                    self._until.setdefault(interval_id, of.until)
+        return self._available_now and all(of.drained for of in news.values())
 
     def _tasks(self, batch: int, now_us: int) -> StreamTasks:
         return StreamTasks(
@@ -210,13 +241,13 @@ class GraphStream:
             now_us,
             BUNDLES_MAX,
             self._commits.newest.intervals,
+            self._until,
         )
 
     def _ends(self, spark: SparkSession, tasks: StreamTasks) -> dict[int, StreamedEnd]:
         """Run the batch as one job: the sources, and one stage after the other."""
         plan = self._hosted.plan
-        sources = [interval for computation in plan if computation.stage is None for interval in computation.intervals]
-        ids = [interval.interval_id for interval in sources]
+        ids = _sources(self._hosted)
         owners = spark.range(0, len(ids), 1, len(ids)).select(F.array(*map(F.lit, ids))[F.col("id")].alias("owner"))
         parts = owners.mapInArrow(partial(read_sources, tasks), PARTS_DDL)
         for computation in plan:
@@ -259,7 +290,6 @@ def commit_of(
             rows[table_id] = rows.get(table_id, 0) + count
     left = {interval_id: end.left for interval_id, end in ends.items()}
     account(hosted, left, rows)
-    sources = [interval_id for interval_id, of in hosted.plan.by_interval.items() if of.stage is None]
     return StreamCommit(
         batch=tasks.batch,
         now_us=tasks.now_us,
@@ -268,8 +298,13 @@ def commit_of(
         outputs={interval_id: end.outputs for interval_id, end in ends.items() if end.outputs},
         rows=rows,
         left=left,
-        finished=all(ends[source].header.finished for source in sources),
+        finished=all(ends[source].header.finished for source in _sources(hosted)),
     )
+
+
+def _sources(hosted: HostedPlan) -> list[int]:
+    """Return the intervals of the sources."""
+    return [interval_id for interval_id, of in hosted.plan.by_interval.items() if of.stage is None]
 
 
 def _place(ids: Sequence[int]) -> Any:

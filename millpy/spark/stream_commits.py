@@ -3,6 +3,7 @@
     CHECKPOINT/query.json         the graph as it was when the query began, and the name of the query
     CHECKPOINT/commits/N.json     every interval's header, the files of a batch's rows, the counts
     CHECKPOINT/state/             state files (`stream_state`)
+    CHECKPOINT/offsets/           what the batch that runs has taken from sources with positions (`stream_offsets`)
     CHECKPOINT/spark/             Spark's own: the log of offsets, from which a batch has its time
 
 A commit appears whole, under the next number, which can be taken once. A driver that starts takes a number, too, with
@@ -24,6 +25,7 @@ from millpy.errors import OwnershipError, UsageError
 from millpy.model.deployment import GraphSpec
 from millpy.model.graph_changes import changes_between
 from millpy.spark.hosted_task import IntervalEnd
+from millpy.spark.stream_offsets import OffsetLog
 from millpy.spark.stream_state import IntervalHeader, StateDirectory, write_durably
 from millpy.store.archive.local_storage import sync_directory
 
@@ -74,11 +76,14 @@ class StreamCommits:
         self._commits.mkdir(parents=True, exist_ok=True)
         self.state = StateDirectory(checkpoint / "state")
         self.state.create()
+        self._offsets = OffsetLog(checkpoint)
+        self._offsets.create()
         self.worker_id = self._query_of(spec)
         while not self._take_over():
             pass
         self._kept = _files(self.newest)
         self.state.sweep(self._kept)
+        self._offsets.sweep(self.newest.batch)
 
     def commit(self, commit: StreamCommit) -> None:
         """Commit a batch.
@@ -93,6 +98,7 @@ class StreamCommits:
             )
         for number in self._numbers()[:-COMMITS_KEPT]:
             self._name(number).unlink(missing_ok=True)
+        self._offsets.sweep(commit.batch)
         kept = _files(commit)
         if not self._kept <= kept:  # something was folded
             self.state.sweep(kept)

@@ -12,9 +12,8 @@ the state of its own attempt.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -25,23 +24,18 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpy.clock import SystemClock
 from millpy.errors import CorruptionError
-from millpy.graph import InjectorNode
-from millpy.hosting.plan import ComputationPlan
-from millpy.ingest.protocol import SourceBatch, SourceSetup
+from millpy.ingest.protocol import SourceBatch
 from millpy.model.checkpoint import Checkpoint
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.spark.hosted_task import At, CheckpointParts, IntervalEnd, IntervalTask
 from millpy.spark.job import HostedPlan, plan_of
+from millpy.spark.stream_offsets import OffsetLog
 from millpy.spark.stream_output import StagedRows
+from millpy.spark.stream_sources import SourceNews, SourceTurn, StreamSource, source_of
 from millpy.spark.stream_state import IntervalHeader, StateChanges, StateDirectory, header_of
 
 LAST: At = (INSTANT_MAX, 0)
-SOURCE_WAIT_S = 0.5
-"""How long a source task waits for a source that may have something."""
-SOURCE_LOOK_S = 0.05
-"""How long it looks at a source that says it has nothing."""
 
 
 class StreamTasks(msgspec.Struct, frozen=True):
@@ -54,6 +48,7 @@ class StreamTasks(msgspec.Struct, frozen=True):
         now_us: its processing time.
         bundles_max: the number of bundles that a source partition may give.
         headers: interval -> what it has committed; of new intervals nothing.
+        until: source interval -> the position at which a query ends that reads what there was at its start.
     """
 
     job: str
@@ -63,6 +58,7 @@ class StreamTasks(msgspec.Struct, frozen=True):
     now_us: int
     bundles_max: int
     headers: dict[int, IntervalHeader]
+    until: dict[int, int] = {}
 
 
 class StreamedEnd(msgspec.Struct, frozen=True):
@@ -75,6 +71,7 @@ class StreamedEnd(msgspec.Struct, frozen=True):
         rows: table -> number of rows of this batch.
         left: its counters, and what it has left undone.
         unfinished: whether due work is left undone.
+        news: of a source.
     """
 
     header: IntervalHeader
@@ -83,15 +80,7 @@ class StreamedEnd(msgspec.Struct, frozen=True):
     rows: dict[int, int]
     left: IntervalEnd
     unfinished: bool
-
-
-class _BatchClock(SystemClock):
-    """A clock that stays at the time of the batch."""
-
-    now = Instant(0)
-
-    def now_us(self) -> Instant:
-        return self.now
+    news: SourceNews = SourceNews()
 
 
 _opened: dict[tuple[str, int], _StreamedInterval] = {}
@@ -103,7 +92,7 @@ def read_sources(tasks: StreamTasks, batches: Iterable[pa.RecordBatch]) -> Itera
     for batch in batches:
         for interval_id in batch.column(0).to_pylist():
             with _taken_out(tasks, interval_id) as interval:
-                yield from interval.read_source(tasks.bundles_max)
+                yield from interval.read_source(tasks)
                 yield from interval.end()
 
 
@@ -168,7 +157,7 @@ class _StreamedInterval(IntervalTask):
     def __init__(self, hosted: HostedPlan, interval_id: int, tasks: StreamTasks, header: IntervalHeader | None) -> None:
         self._state = StateDirectory(Path(tasks.checkpoint) / "state")
         self.token = ""
-        self._source: _OpenSource | None = None
+        self._source: StreamSource | None = None
         if header is None:
             super().__init__(hosted, interval_id)
         else:
@@ -186,19 +175,23 @@ class _StreamedInterval(IntervalTask):
         self._heads: dict[int, int] = {}
         self._now, self._at = Instant(tasks.now_us), (0, 0)
         self._is_at_end = header is not None and header.finished
+        self._news = SourceNews(drained=self._is_at_end)
 
-    def read_source(self, bundles_max: int) -> Iterator[pa.RecordBatch]:
+    def read_source(self, tasks: StreamTasks) -> Iterator[pa.RecordBatch]:
         """Step a source partition over what it has, at most `bundles_max` bundles."""
         turn = 0
         if not self._is_at_end:
             if self._source is None:
-                self._source = _OpenSource(self._hosted, self._of, self._host.interval)
-            for taken in self._source.batches(self._now, bundles_max):
+                self._source = source_of(self._hosted, self._of, self._host.interval)
+            log = OffsetLog(Path(tasks.checkpoint))
+            bounds = SourceTurn(tasks.batch, self._now, tasks.bundles_max, tasks.until.get(self._id), log)
+            for taken in self._source.batches(bounds):
                 turn += 1
                 yield from self.step((turn, 0), taken=self._without_end(taken))
             if turn == 0:
                 yield from self.step((1, 0), quiet=self._source.is_quiet)
                 self._is_at_end = self._hosted.job.hands_over and self._source.is_quiet
+            self._news = self._source.news
         yield from self.finish_before(LAST)
         self._is_at_end |= self._host.interval.finished
         if self._is_at_end:
@@ -259,6 +252,7 @@ class _StreamedInterval(IntervalTask):
             self._staged.rows,
             self._kept.end(),
             self._host.interval.unfinished,
+            msgspec.structs.replace(self._news, drained=self._news.drained or self._is_at_end),
         )
         parts = CheckpointParts(self._id, LAST, self._hosted.ranks[self._id], None)
         for consumer in self._of.consumers:
@@ -278,71 +272,6 @@ class _StreamedInterval(IntervalTask):
             self._changes.add_run(checkpoint.bundle, checkpoint.dedupe_run)
         self._staged.add(checkpoint)
         yield from self._sent(checkpoint).batches()
-
-
-class _OpenSource:
-    """An open source partition, whose loop runs only during batches.
-
-    Attributes:
-        is_quiet: whether the source had nothing, and has said so, at the end of the last batch.
-    """
-
-    def __init__(self, hosted: HostedPlan, of: ComputationPlan, interval: Any) -> None:
-        assert isinstance(of.node, InjectorNode)
-        self.is_quiet = False
-        self._clock = _BatchClock()
-        self._runner = asyncio.Runner()
-        self._ready = asyncio.Event()
-        self._injector = of.node.source.connect(
-            SourceSetup(
-                graph=hosted.plan.permanent_name,
-                stream=of.name,
-                partition=interval.deployed.partition,
-                limits=hosted.job.limits,
-                clock=self._clock,
-                ready=self._ready,
-                record_type=of.node.record_type,
-                notes=interval.intake.notes,
-                deduplicated=of.keeps_ids,
-            )
-        )
-        interval.intake.source_opened()
-        self._position = interval.intake.position
-        self._is_open = False
-
-    def batches(self, now_us: Instant, bundles_max: int) -> Iterator[SourceBatch]:
-        """Yield what the source has, until it has nothing or has ended."""
-        self._clock.now = now_us
-        if not self._is_open:
-            self._runner.run(self._injector.open(self._position))
-            self._is_open = True
-        for _ in range(bundles_max):
-            taken = self._runner.run(self._next())
-            if taken is None:
-                return
-            yield taken
-            if taken.finished:
-                return
-
-    async def _next(self) -> SourceBatch | None:
-        for wait_s in (SOURCE_LOOK_S, SOURCE_WAIT_S):
-            self._ready.clear()
-            if (taken := await self._injector.take()) is not None:
-                return taken
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._ready.wait()
-            if self._injector.quiet():
-                break
-        taken = await self._injector.take()
-        self.is_quiet = taken is None and self._injector.quiet()
-        return taken
-
-    def close(self) -> None:
-        """Disconnect."""
-        if self._is_open:
-            self._runner.run(self._injector.close())
-        self._runner.close()
 
 
 def check_attempts(ends: Mapping[int, StreamedEnd], ids: Sequence[int]) -> None:

@@ -179,18 +179,7 @@ class World:
         return service.name
 
     def _kill_python(self) -> str:
-        """Kill a Python process that Spark's JVM has started."""
-        driver = self._services["driver"].process
-        assert driver is not None
-        listed = subprocess.run(
-            ["ps", "-o", "pid=,args=", "-g", str(driver.pid)], capture_output=True, text=True, check=False
-        ).stdout
-        found = [int(line.split()[0]) for line in listed.splitlines() if "pyspark" in line and "java" not in line]
-        if not found:
-            return ""
-        with suppress(ProcessLookupError):
-            os.kill(self._rng.choice(found), signal.SIGKILL)
-        return "python worker"
+        return kill_python(self._services["driver"], self._rng)
 
     def _freeze_worker(self) -> str:
         service = self._services[self._rng.choice(["worker", "archiver"])]
@@ -216,6 +205,21 @@ class World:
             await_true(lambda: _bundles(self.spark_url) > before, "the next driver commits", 60)
         frozen.signal(signal.SIGCONT)
         return "frozen driver"
+
+
+def kill_python(service: Service, rng: random.Random) -> str:
+    """Kill a Python process that the JVM of a driver has started; return what it was."""
+    driver = service.process
+    assert driver is not None
+    listed = subprocess.run(
+        ["ps", "-o", "pid=,args=", "-g", str(driver.pid)], capture_output=True, text=True, check=False
+    ).stdout
+    found = [int(line.split()[0]) for line in listed.splitlines() if "pyspark" in line and "java" not in line]
+    if not found:
+        return ""
+    with suppress(ProcessLookupError):
+        os.kill(rng.choice(found), signal.SIGKILL)
+    return "python worker"
 
 
 def _bundles(url: str) -> int:

@@ -81,8 +81,8 @@ class Query:
         ends = [row for row in rows if row["kind"] == "end"]
         assert sorted(row["owner"] for row in ends) == sorted(self.hosted.plan.by_interval)
         assert len(ends) == len(rows), "parts reached the driver"
-        found = {row["owner"]: msgspec.json.decode(row["payload"], type=StreamedEnd) for row in ends}
-        return commit_of(self.hosted, newest, tasks, found)
+        self.ends = {row["owner"]: msgspec.json.decode(row["payload"], type=StreamedEnd) for row in ends}
+        return commit_of(self.hosted, newest, tasks, self.ends)
 
     def run(self, chance: random.Random) -> None:
         """Run to the end; some attempts fail, drivers stop before and after publishing, workers forget."""

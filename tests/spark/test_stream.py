@@ -131,7 +131,7 @@ def test_the_command_streams_every_type_to_the_end_though_a_python_worker_is_kil
         (["--checkpoint", "{}/checkpoint"], "--checkpoint is for --stream"),
         (["--stream", "--state", "--checkpoint", "{}/checkpoint"], "--state is for a batch"),
         (["--stream", "--checkpoint", "s3://bucket/checkpoint"], "not to URLs"),
-        (["--stream", "--checkpoint", "{}/checkpoint"], "source 'left' does not read files"),
+        (["--stream", "--checkpoint", "{}/checkpoint"], "source 'left' is neither files nor Kafka"),
     ],
 )
 def test_a_stream_that_cannot_run_is_refused_before_spark_starts(

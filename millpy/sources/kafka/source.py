@@ -32,7 +32,7 @@ from millpy.ingest.protocol import Source, SourceBatch, SourceSetup, TakeBound
 from millpy.model.finding import Finding
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
-from millpy.model.time import Instant, describe, instant
+from millpy.model.time import describe
 from millpy.sources.kafka.records import FieldMapping, Payloads, Tombstones, offsets_of
 
 if TYPE_CHECKING:
@@ -223,10 +223,6 @@ class Kafka(Source):
         )
 
 
-class _NotThereError(SourceUnavailableError):
-    """The broker says that the partition does not exist."""
-
-
 @dataclass(slots=True)
 class _Chunk:
     """Fetched records and their number of bytes."""
@@ -302,15 +298,18 @@ class KafkaInjector:
 
     async def _begin(self, client: Client) -> None:
         """Check that the partition exists, and seek to the position at which reading resumes."""
+        from millpy.sources.kafka.beginning import NotThereError, begins, first_offset
+
+        begin = begins(self._source, self._setup)
         try:
             await self._look(client)
-        except _NotThereError:
-            if self._position is None and self._begins() == "latest":
+        except NotThereError:
+            if self._position is None and begin == "latest":
                 self._begin_at(0)  # all of its records will be newer than now
             raise
         oldest, end = await client.bounds()
         if self._position is None:
-            self._begin_at(await self._first(client, oldest, end))
+            self._begin_at(await first_offset(client, begin, oldest, end))
         elif self._offset < 0:
             self._offset = self._position.offset
         self._check(oldest, end)
@@ -324,38 +323,9 @@ class KafkaInjector:
         self._setup.ready.set()
 
     async def _look(self, client: Client) -> None:
-        """Check that the partition exists, and report a topic that has grown.
+        from millpy.sources.kafka.beginning import look
 
-        Raises:
-            _NotThereError: the partition does not exist.
-            SourceUnavailableError: no broker answers.
-            ConfigError: we may not see the topic.
-        """
-        found = await client.partitions()
-        topic = self._source.topic
-        if found <= self._number:
-            has = f"has {found} partitions" if found else "does not exist"
-            raise _NotThereError(f"cannot read {self._setup.partition}: topic {topic!r} {has}")
-        if found > self._source.count and self._number == 0:
-            self._tell_once(
-                "source_grown", f"topic {topic!r} has {found} partitions, but the graph reads {self._source.count}: "
-                f"deploy with Kafka({topic!r}, partitions={found})",
-            )  # fmt: skip
-
-    def _begins(self) -> Start | Instant:
-        """Return where to begin a partition without a committed offset."""
-        start = self._source.start if self._setup.start is None else self._setup.start
-        return "earliest" if start == "latest" and self._setup.joined else start
-
-    async def _first(self, client: Client, oldest: int, end: int) -> int:
-        start = self._begins()
-        if start == "earliest":
-            return oldest
-        if start == "latest":
-            return end
-        at = instant(start) if isinstance(start, datetime) else Instant(int(start))
-        found = await client.at_time(-(-at // 1_000))
-        return end if found is None else found  # the earlier end: later records may have this timestamp
+        await look(client, self._source, self._setup.partition, self._tell_once)
 
     def _check(self, oldest: int, end: int) -> None:
         """Check that our offset is in the log; when it is lost and `lost="continue"`, move to the oldest offset.
@@ -368,16 +338,14 @@ class KafkaInjector:
         if oldest <= self._offset <= end:
             self._beyond_since = None
             return
-        text = f"{self._setup.partition}: offset {self._offset} is gone, the log holds {oldest} to {end}"
+        from millpy.sources.kafka.beginning import check_lost, gone
+
+        text = gone(self._setup.partition, self._offset, oldest, end)
         if self._offset > end:
             self._beyond_since = now if self._beyond_since is None else self._beyond_since
             if now - self._beyond_since < _BEYOND_S:
                 raise SourceUnavailableError(text)
-        if self._source.lost == "stop":
-            raise ConfigError(
-                f"{text}: retention deleted it, or the topic was recreated",
-                hint='resume at the oldest offset with Kafka(…, lost="continue"), or start a new graph',
-            )
+        check_lost(self._source, text)
         self._tell("source_lost", f"{text}; resuming at {oldest}")
         self._offset, self._beyond_since = oldest, None
 
@@ -439,7 +407,7 @@ class KafkaInjector:
         if records:
             self._offset = records[-1].offset + 1
             self._fetched += len(records)
-            self._inbox.append(_Chunk(records, sum(map(_size, records))))
+            self._inbox.append(_Chunk(records, sum(map(size_of, records))))
             self._setup.ready.set()
         if again:
             raise SourceUnavailableError(f"{self._setup.partition}@{newest.first}: {newest.detail}")
@@ -541,7 +509,8 @@ class KafkaInjector:
         self._inbox.clear()
 
 
-def _size(record: Any) -> int:
+def size_of(record: Any) -> int:
+    """Return the number of bytes of a record's content."""
     size = len(record.value or b"") + len(record.key or b"")
     if record.headers:
         size += sum(len(name) + len(value or b"") for name, value in record.headers)
@@ -550,7 +519,7 @@ def _size(record: Any) -> int:
 
 def _cut(chunk: _Chunk, bound: TakeBound) -> tuple[_Chunk, _Chunk | None]:
     """Split a chunk into the records that fit into a bundle, at least one, and the rest."""
-    sizes = np.cumsum([_size(record) for record in chunk.records])
+    sizes = np.cumsum([size_of(record) for record in chunk.records])
     count = min(bound.records, max(1, int(np.searchsorted(sizes, bound.bytes, side="right"))))
     if count >= len(chunk.records):
         return chunk, None

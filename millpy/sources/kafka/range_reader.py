@@ -1,0 +1,206 @@
+"""A reader of one Kafka partition up to an offset that is known before, for a caller that reads in batches.
+
+It has no task in the background: it is opened for a batch, taken from, and closed. The bundles depend on nothing but
+the records, their offsets and the limits, so the same range is the same bundles however often it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from millpy.errors import SourceUnavailableError
+from millpy.ingest.protocol import SourceBatch, SourceSetup
+from millpy.sources.kafka.beginning import NotThereError, begins, check_lost, first_offset, gone, look
+from millpy.sources.kafka.client import Client, OutOfRangeError
+from millpy.sources.kafka.records import Payloads, offsets_of
+from millpy.sources.kafka.source import Kafka, KafkaPosition, size_of
+
+FETCH_WAIT_S = 0.5
+FETCHES_EMPTY_MAX = 40
+"""Fetches in a row that bring nothing from before the end; then the broker counts as unavailable."""
+LOOKS_BEYOND = 20
+"""Looks, half a second apart, at a log that ends before our offset."""
+DAMAGED_MAX = 3
+"""Fetches of a damaged batch after which it becomes a dead letter."""
+
+
+class KafkaRangeReader:
+    """One partition, read up to an offset.
+
+    Attributes:
+        offset: the offset after the bundles taken so far.
+        lost: whether offsets were gone, and the reader has gone on at the oldest.
+    """
+
+    def __init__(self, source: Kafka, setup: SourceSetup) -> None:
+        self.offset = -1
+        self.lost = False
+        self._source = source
+        self._setup = setup
+        self._payloads = Payloads(source.fields, setup.record_type, source.tombstones)
+        self._stored: int | None = None  # the offset of the committed position
+        self._next = -1  # offset to fetch
+        self._waiting: list[Any] = []
+        self._total = 0
+        self._damaged = 0
+        self._client: Client | None = None
+
+    async def open(self, position: bytes | None) -> int:
+        """Connect, and find the beginning; return the offset after the newest committed record.
+
+        Raises:
+            SourceUnavailableError: no broker answers, or the partition does not exist.
+            ConfigError: the broker rejects us, or the offset is gone.
+        """
+        setup, source = self._setup, self._source
+        number = int(setup.partition.rpartition("/")[2])
+        self._client = client = Client(
+            source.cluster(), source.topic, number, f"millpy-{setup.graph}-{setup.stream}-{number}"
+        )
+        await client.start()
+        begin = begins(source, setup)
+        try:
+            await look(client, source, setup.partition, self._tell)
+        except NotThereError:
+            if position is None and begin == "latest":
+                self.offset = self._next = 0  # all of its records will be newer than now
+                return 0
+            raise
+        if position is None:
+            oldest, end = await client.bounds()
+            self._next = await first_offset(client, begin, oldest, end)
+        else:
+            self._next = self._stored = msgspec.json.decode(position, type=KafkaPosition).offset
+            end = await self._check(client)
+        self.offset = self._next
+        client.assign(self._next)
+        return end
+
+    async def take(self, until: int) -> SourceBatch | None:
+        """Return a bundle of the records before an offset; None when there is nothing left, not even a new position.
+
+        Raises:
+            SourceUnavailableError: the broker does not answer.
+            ConfigError: an offset is gone.
+        """
+        bound = self._setup.take_bound
+        while self._next < until and len(self._waiting) < bound.records and self._size() < bound.bytes:
+            await self._fetch(until)
+        records = self._cut(bound.records, bound.bytes)
+        if self._waiting:
+            self.offset = _first(self._waiting[0])
+        elif records or self._next >= until:
+            self.offset = self._next
+        if self.offset == self._stored:
+            return None
+        self._stored = self.offset
+        skipped = self._payloads.skipped
+        counted, payloads, refused = self._payloads.encode(records)
+        count = len(records) - (self._payloads.skipped - skipped)
+        self._total += count
+        partition = self._setup.partition
+        return SourceBatch(
+            format="json",
+            arrived_at=self._setup.clock.now_us(),
+            payloads=payloads,
+            refused=refused,
+            describe=lambda row: f"{partition}@{offsets_of(counted[row])}",
+            position=msgspec.json.encode(KafkaPosition(self.offset)),
+            records=count,
+            total=self._total,
+        )
+
+    async def close(self) -> None:
+        """Disconnect."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.stop()
+
+    async def _fetch(self, until: int) -> None:
+        """Fetch once, or more often if nothing comes.
+
+        Raises:
+            SourceUnavailableError: nothing has come.
+        """
+        assert self._client is not None
+        client, count = self._client, self._setup.take_bound.records
+        for _ in range(FETCHES_EMPTY_MAX):
+            try:
+                records = await client.fetch(count, FETCH_WAIT_S)
+            except OutOfRangeError:
+                await self._check(client)
+                client.assign(self._next)
+                if self._next >= until:
+                    return
+                continue
+            if records:
+                self._keep([record for record in self._intact(client, records) if _first(record) < until], until)
+                return
+            if await client.position() >= until:  # only transaction markers and compacted records were left
+                self._next = until
+                return
+        raise SourceUnavailableError(
+            f"{self._setup.partition}: no records come from offset {self._next}, and the log goes to {until}"
+        )
+
+    def _intact(self, client: Client, records: Sequence[Any]) -> Sequence[Any]:
+        """Leave out a damaged batch at the end, which another fetch may return intact."""
+        newest = records[-1]
+        if newest.value is not None or not getattr(newest, "damaged", False) or self._damaged >= DAMAGED_MAX:
+            self._damaged = 0
+            return records
+        self._damaged += 1
+        client.assign(newest.first)
+        return records[:-1]
+
+    def _keep(self, records: Sequence[Any], until: int) -> None:
+        self._waiting += records
+        if records:
+            self._next = records[-1].offset + 1
+        elif not self._damaged:  # all of them are behind
+            self._next = until
+
+    def _cut(self, records_max: int, bytes_max: int) -> Sequence[Any]:
+        """Remove a bundle, at least one record, from the front of what waits."""
+        if not self._waiting:
+            return ()
+        sizes = np.cumsum([size_of(record) for record in self._waiting[:records_max]])
+        count = min(records_max, max(1, int(np.searchsorted(sizes, bytes_max, side="right"))))
+        found, self._waiting = self._waiting[:count], self._waiting[count:]
+        return found
+
+    def _size(self) -> int:
+        return sum(map(size_of, self._waiting))
+
+    async def _check(self, client: Client) -> int:
+        """Check that our offset is in the log; when it is lost and `lost="continue"`, move to the oldest offset.
+
+        Return the end of the log. A broker that has just started may still recover the end, so one before our offset
+        is looked at for a while.
+
+        Raises:
+            ConfigError: the offset is lost, and `lost="stop"`.
+        """
+        oldest, end = await client.bounds()
+        for _ in range(LOOKS_BEYOND):
+            if self._next <= end:
+                break
+            await self._setup.clock.sleep(FETCH_WAIT_S)
+            oldest, end = await client.bounds()
+        if not oldest <= self._next <= end:
+            text = gone(self._setup.partition, self._next, oldest, end)
+            check_lost(self._source, text)
+            self._tell("source_lost", f"{text}; resuming at {oldest}")
+            self._next, self.lost = oldest, True
+        return end
+
+    def _tell(self, what: str, text: str) -> None:
+        self._setup.tell(what, {"partition": self._setup.partition, "stream": self._setup.stream, "what": text})
+
+
+def _first(record: Any) -> int:
+    return int(getattr(record, "first", record.offset))
