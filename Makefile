@@ -104,7 +104,7 @@ feeds: $(STAMP) ## the recorded feeds through mosquitto, workers killed meanwhil
 feeds-backfill: $(STAMP) ## half of each recorded feed on Spark, the rest on workers, all of them killed: five minutes
 	$(BIN)/python -m tests.feeds.through_backfill
 
-feeds-audit: $(STAMP) ## the recorded feeds through killed workers; audits find nothing, and then each falsified row: ten minutes
+feeds-audit: $(STAMP) ## the recorded feeds through killed workers; audits find nothing, and then each falsified row: up to half an hour
 	$(BIN)/python -m tests.feeds.through_audit
 
 feeds-spark: $(STAMP) ## the recorded feeds as Spark batches and streams, against the same tables: five minutes

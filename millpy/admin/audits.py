@@ -9,6 +9,7 @@ from typing import Any
 from millpy.admin.queries import Admin, Row
 from millpy.errors import MillError
 from millpy.model.deployment import TableSpec
+from millpy.model.graph_changes import Description
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN
 
 Span = tuple[int, int]
@@ -54,6 +55,10 @@ WITH recorded AS (
     DELETE FROM mill.audits WHERE audited_at < clock_timestamp() - CAST(:kept_for AS interval)
 )
 SELECT count(*) AS hours FROM recorded
+"""
+TABLES = """
+SELECT c.relname AS name, c.oid::bigint AS oid, row_security_active(c.oid) AS is_partial
+  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE n.nspname = :graph AND c.relkind = 'r'
 """
 LIST = """
 SELECT * FROM (
@@ -135,6 +140,21 @@ def _times(admin: Admin, graph: str, table: TableSpec, read: int, after: int, *,
 def may_record(admin: Admin) -> bool:
     """Tell whether this role may write what audits found."""
     return bool(admin.ask(MAY_RECORD)[0]["may"])
+
+
+def tables_of(admin: Admin, graph: str) -> dict[str, Row]:
+    """Return the tables of a graph's schema by name.
+
+    Each has `oid`, the server's number of the table: after a switch or a drop, the name has another one, or none. With
+    `is_partial`, row-level security hides rows from this role.
+    """
+    return {row["name"]: row for row in admin.ask(TABLES, graph=graph)}
+
+
+def described(admin: Admin, graph: str) -> Description:
+    """Return the description of a deployed graph; the role must be one that may record."""
+    (found,) = admin.ask("SELECT description FROM mill.graphs WHERE name = :graph", graph=graph)
+    return dict(found["description"])
 
 
 def record_hours(

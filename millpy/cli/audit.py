@@ -92,7 +92,7 @@ def audit(
         graph_audit = GraphAudit(admin, spec, _microseconds(span))
         if engine == "hosted" and hosted is None:
             hosted = job_of(graph, graph_audit.archive(archive), state=False)
-        with running_spark(f"audit of {graph_audit.graph}", master, memory) as session:
+        with graph_audit.unchanged(chosen), running_spark(f"audit of {graph_audit.graph}", master, memory) as session:
             if hosted is None:
                 found, refused = _natively(graph_audit, session, chosen, settings.archive)
             else:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from millpy.admin.audits import may_record, record_hours
+from millpy.admin.audits import described, may_record, record_hours, tables_of
 from millpy.admin.queries import Admin
 from millpy.cli.options import plain
-from millpy.errors import UsageError
+from millpy.clock import SystemClock
+from millpy.errors import ConfigError, StoreUnavailableError, TableSwitchedError, UsageError
+from millpy.model.graph_changes import Description, GraphChange, changes_between, changes_text
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, instant
 
 if TYPE_CHECKING:
@@ -20,6 +25,10 @@ if TYPE_CHECKING:
     from millpy.spark.job import HostedPlan
     from millpy.spark.native import NativePlan
 
+T = TypeVar("T")
+DATABASE_AWAY_S_MAX = 60.0
+"""How long an audit that has compared all waits for a database that restarts."""
+DATABASE_RETRY_S = 2.0
 WATERMARKS = """
 SELECT computation, count(*) AS intervals,
        min(CASE low_watermark WHEN 'infinity' THEN 4611686018427387904 WHEN '-infinity' THEN -4611686018427387904
@@ -52,6 +61,49 @@ class GraphAudit:
         rows = admin.ask(WATERMARKS, graph=name)
         self._intervals = {row["computation"]: int(row["intervals"]) for row in rows}
         self.final = {row["computation"]: int(row["us"]) for row in rows}
+
+    @contextmanager
+    def unchanged(self, tables: Sequence[TableSpec]) -> Iterator[None]:
+        """Check that the tables are deployed as in the file and, at the end, that their names mean the same tables.
+
+        Raises:
+            UsageError: the file is of another graph than the deployed one, so an audit would find differences.
+            ConfigError: a table is gone, or the role sees only some of its rows.
+            TableSwitchedError: another generation has the name now, or a table was dropped.
+        """
+        if may_record(self._admin):
+            self._check_description(described(self._admin, self.graph))
+        before = tables_of(self._admin, self.graph)
+        for table in tables:
+            if table.name not in before:
+                raise ConfigError(
+                    f"there is no table {self.graph}.{table.name}",
+                    hint="it was renamed or dropped, or is new in the file: deploy that, or audit others with --table",
+                )
+            if before[table.name]["is_partial"]:
+                raise ConfigError(
+                    f"row-level security hides rows of {self.graph}.{table.name} from this role",
+                    hint="audit as the owner of the tables, or as a role with BYPASSRLS",
+                )
+        yield
+        after = _when_back(lambda: tables_of(self._admin, self.graph))
+        for table in tables:
+            if after.get(table.name, {}).get("oid") != before[table.name]["oid"]:
+                raise TableSwitchedError(
+                    f"{self.graph}.{table.name} was switched to another table, or dropped, while it was audited",
+                    hint="audit it again",
+                )
+
+    def _check_description(self, deployed: Description) -> None:
+        """Check that the deployed graph and the file's are equal, or one has what the other has and more."""
+        ours, theirs = _without_sources(self.spec.description()), _without_sources(deployed)
+        changes = changes_between(theirs, ours)
+        # Seen from the other side, what the file lacks is an addition.
+        if all(not _grows(found) for found in (changes, changes_between(ours, theirs))):
+            raise UsageError(
+                f"{self.graph} is not deployed as in the file: {changes_text(changes)}",
+                hint="audit with the file with which the workers run",
+            )
 
     def hosted(self, session: Any, hosted: HostedPlan, tables: Sequence[TableSpec]) -> list[TableAudit]:
         """Audit tables by a batch of the graph; differences have their records if its input is `archive`."""
@@ -97,20 +149,17 @@ class GraphAudit:
 
     def record(self, found: Sequence[TableAudit], engine: str, *, by_service: bool = False) -> int | None:
         """Record the hours that were compared whole; return their number, or None if this role may not."""
-        if not may_record(self._admin):
+        if not _when_back(lambda: may_record(self._admin)):
             return None
         specs = {spec.name: spec for spec in self.spec.tables}
-        return sum(
-            record_hours(
-                self._admin,
-                self.graph,
-                table.table,
-                _hours(table, specs[table.table]),
-                engine=engine,
-                by_service=by_service,
+        recorded = 0
+        for table in found:
+            hours = _hours(table, specs[table.table])
+            record = partial(
+                record_hours, self._admin, self.graph, table.table, hours, engine=engine, by_service=by_service
             )
-            for table in found
-        )
+            recorded += _when_back(record)
+        return recorded
 
     def _with_records(self, session: Any, found: TableAudit, directory: str) -> TableAudit:
         """Add the archived records of the windows that differ, where an archive has just these."""
@@ -140,6 +189,32 @@ class GraphAudit:
         from millpy.spark.audit import AuditScope
 
         return AuditScope(self.graph, final or self.final, *self._span, self._admin.url)
+
+
+def _when_back(ask: Callable[[], T]) -> T:
+    """Ask the database, again after a while if it is away."""
+    clock = SystemClock()
+    end = clock.monotonic() + DATABASE_AWAY_S_MAX
+    while True:
+        try:
+            return ask()
+        except StoreUnavailableError:
+            if clock.monotonic() >= end:
+                raise
+        asyncio.run(clock.sleep(DATABASE_RETRY_S))
+
+
+def _without_sources(description: Description) -> Description:
+    """Return a graph without the sources of its streams, which an audit need not read."""
+    plain_data: dict[str, Any] = json.loads(json.dumps(description))
+    for computation in plain_data["computations"].values():
+        computation["identity"].pop("source", None)
+        computation["partitions"] = []
+    return plain_data
+
+
+def _grows(changes: Sequence[GraphChange]) -> bool:
+    return all(change.kind in ("addition", "setting") for change in changes)
 
 
 def _hours(table: TableAudit, spec: TableSpec) -> list[dict[str, Any]]:

@@ -62,6 +62,14 @@ def complete(url: str, password: str | None = None) -> str:
     return conninfo.make_conninfo("", **(parts | added)) if added else url
 
 
+def with_setting(url: str, name: str, value: str) -> str:
+    """Return a readable URL whose sessions begin with one more setting."""
+    from psycopg import conninfo
+
+    before = conninfo.conninfo_to_dict(url).get("options") or os.environ.get("PGOPTIONS", "")
+    return conninfo.make_conninfo(url, options=f"{before} -c {name}={value}".strip())
+
+
 def _refuse_torn(parts: dict[str, str]) -> None:
     """Raise ConfigError for a URL that an unescaped @ or / in its password splits in the wrong place.
 

@@ -17,6 +17,7 @@ import adbc_driver_postgresql
 import pyarrow as pa
 
 from millpy.clock import Clock, SystemClock
+from millpy.config.database_url import with_setting
 from millpy.config.secrets import redacted
 from millpy.errors import StoreUnavailableError
 from millpy.store.postgres.session_settings import settings_query
@@ -133,7 +134,20 @@ def connected(url: str, statement_s_max: float = SNAPSHOT_S_MAX) -> Iterator[Sna
 def _database(url: str) -> adbc.AdbcDatabase:
     """Return the driver's database, which reads the server's types (20 ms of CPU) and holds no connection."""
     database: adbc.AdbcDatabase = adbc_driver_postgresql.connect(url)
-    return database
+    if _knows_types(database):
+        return database
+    database.close()
+    # The driver knows types by the names of their functions, which this setting quotes.
+    unquoted: adbc.AdbcDatabase = adbc_driver_postgresql.connect(with_setting(url, "quote_all_identifiers", "off"))
+    return unquoted
+
+
+def _knows_types(database: adbc.AdbcDatabase) -> bool:
+    with adbc.AdbcConnection(database) as connection, adbc.AdbcStatement(connection) as statement:
+        statement.set_sql_query("SELECT true")
+        stream, _ = statement.execute_query()
+        with pa.RecordBatchReader._import_from_c(stream.address) as answer:
+            return bool(pa.types.is_boolean(answer.schema.field(0).type))
 
 
 def quoted(name: str) -> str:

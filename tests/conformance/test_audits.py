@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from threading import Timer
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from millpy.admin.audits import HOUR_US, record_hours
 from millpy.admin.queries import Admin
+from millpy.cli.graph_audit import GraphAudit
+from millpy.embedded import EmbeddedPostgres
+from millpy.errors import ConfigError, MillError, TableSwitchedError, UsageError
+from millpy.model.deployment import GraphSpec
 from millpy.process.exit import EXIT_FAILED
+from millpy.store.postgres.store import PostgresStore
+from tests.conformance.store_builders import a_graph
 
 FALSE = {"kind": "changed", "row": {"device": "dev-1"}, "expected": {"n": 1}, "stored": {"n": 2}}
 OTHER = FALSE | {"row": {"device": "dev-2"}}
@@ -30,9 +42,9 @@ def test_a_difference_is_one_event_until_it_is_repaired_or_another_one(database_
         def events(*hours: dict[str, Any]) -> list[tuple[int, int]]:
             """Record these hours from four auditors at once; return the events that are new."""
             before = connection.execute("SELECT coalesce(max(event_id), 0) FROM mill.events").fetchone()
+            record = partial(record_hours, admin, "a", "sums", hours, engine="native", by_service=True)
             with ThreadPoolExecutor(4) as pool:
-                for _ in range(4):
-                    pool.submit(record_hours, admin, "a", "sums", hours, engine="native", by_service=True)
+                assert [found.result() for found in [pool.submit(record) for _ in range(4)]] == [len(hours)] * 4
             return connection.execute(
                 "SELECT (detail->'differences')::int, (detail->'hours')::int FROM mill.events"
                 " WHERE event_id > %s AND kind = 'audit_differs'",
@@ -59,3 +71,61 @@ def test_an_audit_ends_with_the_auditor_that_started_it() -> None:
         audit.stdin.close()
 
         assert audit.wait(20) == EXIT_FAILED
+
+
+async def deploy(url: str, spec: GraphSpec) -> None:
+    async with PostgresStore(url) as store:
+        await store.deploy(spec)
+
+
+def test_an_audit_that_would_find_what_is_no_difference_is_refused(
+    database_url: str, postgres: EmbeddedPostgres
+) -> None:
+    spec = a_graph()
+    sums, _ = spec.tables
+    asyncio.run(deploy(database_url, spec))
+    with (
+        psycopg.connect(database_url, autocommit=True) as connection,
+        psycopg.connect(postgres.url(), autocommit=True) as other,
+    ):
+        name = sql.Identifier(connection.info.dbname)
+
+        def refusal(spec: GraphSpec, *statements: str, options: str = "") -> str:
+            """Run statements while tables are audited; return why the audit is refused."""
+            try:
+                with GraphAudit(Admin(make_conninfo(database_url, options=options)), spec).unchanged([sums]):
+                    for statement in statements:
+                        connection.execute(statement)
+            except (ConfigError, TableSwitchedError, UsageError) as error:
+                return f"{type(error).__name__}: {error.message}"
+            return ""
+
+        def allow(connections: bool) -> None:
+            other.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}").format(name, connections))
+
+        assert refusal(spec) == ""
+        assert refusal(replace(spec, tables=(sums,))) == ""  # a file that lacks what a live change has added
+        otherwise = replace(spec.subscriptions[0], key_fields=("room",))
+        found = refusal(replace(spec, subscriptions=(otherwise, *spec.subscriptions[1:])))
+        assert found.startswith("UsageError: factory is not deployed as in the file: sums: the key of readings changed")
+        renamed, back = "ALTER TABLE factory.{} RENAME TO {}".format, "CREATE TABLE factory.sums_1m ()"
+        gone = "TableSwitchedError: factory.sums_1m was switched to another table, or dropped, while it was audited"
+        assert refusal(spec, renamed("sums_1m", "old"), back) == gone
+        assert refusal(spec, "DROP TABLE factory.sums_1m") == gone
+        assert refusal(spec) == "ConfigError: there is no table factory.sums_1m"
+        connection.execute(renamed("old", "sums_1m"))
+        partial_role = f"audits_{connection.info.backend_pid}"
+        connection.execute(
+            f"CREATE ROLE {partial_role}; GRANT pg_read_all_data TO {partial_role};"
+            " ALTER TABLE factory.sums_1m ENABLE ROW LEVEL SECURITY"
+        )
+        found = refusal(spec, options=f"-c role={partial_role}")
+        connection.execute(f"DROP ROLE {partial_role}")
+        assert found == "ConfigError: row-level security hides rows of factory.sums_1m from this role"
+
+        with GraphAudit(Admin(database_url), spec).unchanged([sums]):
+            allow(False)
+            with pytest.raises(MillError):
+                Admin(database_url).graphs()
+            Timer(0.5, allow, [True]).start()  # a server that restarts: what was compared is not lost
+        assert Admin(database_url).graphs() == ["factory"]

@@ -23,6 +23,7 @@ from millpy.embedded import EmbeddedPostgres
 from millpy.errors import StoreUnavailableError, UsageError
 from millpy.limits import Limits
 from millpy.model.finding import Severity
+from millpy.spark.connection import connected
 from millpy.store.postgres.session_settings import PINNED
 from tests.conformance.postgres_subject import PostgresSubject
 from tests.conformance.store_builders import World, a_world
@@ -137,6 +138,16 @@ def test_queries_and_the_doctor_work_under_foreign_settings(database_url: str) -
 
     assert Admin(database_url).graphs() == []
     assert read_facts(database_url, SystemClock()).revision is not None
+
+
+def test_spark_knows_the_types_of_columns_under_foreign_settings(database_url: str) -> None:
+    query = "SELECT now(), 1.5::float8, 1::int8, 'x'::text, true, '\\x00'::bytea"
+    with connected(database_url) as connection:
+        usual = connection.batches(query)[0][0].schema
+    make_foreign(database_url)
+
+    with connected(make_conninfo(database_url, application_name="foreign")) as connection:
+        assert connection.batches(query)[0][0].schema == usual
 
 
 def test_a_query_that_the_server_ends_may_be_tried_again(database_url: str) -> None:
