@@ -57,7 +57,9 @@ WITH recorded AS (
 SELECT count(*) AS hours FROM recorded
 """
 TABLES = """
-SELECT c.relname AS name, c.oid::bigint AS oid, row_security_active(c.oid) AS is_partial
+SELECT c.relname AS name, c.oid::bigint AS oid, row_security_active(c.oid) AS is_partial,
+       ARRAY(SELECT a.attname::text FROM pg_attribute AS a
+              WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS columns
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE n.nspname = :graph AND c.relkind = 'r'
 """
 LIST = """
@@ -146,7 +148,7 @@ def tables_of(admin: Admin, graph: str) -> dict[str, Row]:
     """Return the tables of a graph's schema by name.
 
     Each has `oid`, the server's number of the table: after a switch or a drop, the name has another one, or none. With
-    `is_partial`, row-level security hides rows from this role.
+    `is_partial`, row-level security hides rows from this role. `columns` has the names of its columns.
     """
     return {row["name"]: row for row in admin.ask(TABLES, graph=graph)}
 

@@ -169,7 +169,19 @@ class Auditor:
         with suppress(json.JSONDecodeError):
             document: dict[str, Any] = json.loads(output)
             return document
-        raise MillError(errors.strip()[-ERROR_CHARACTERS_MAX:] or "the audit was killed", hint="see the log")
+        raise reason_of(errors)
+
+
+def reason_of(errors: str) -> MillError:
+    """Return why an audit failed, by what it wrote to standard error: millpy's own error is the last line."""
+    text = errors.strip()
+    try:
+        found = json.loads(text.rpartition("\n")[2])["error"]
+        message, hint, in_spark = found["message"], found["hint"], found["kind"] == MillError.__name__
+    except (ValueError, TypeError, KeyError):
+        return MillError(text[-ERROR_CHARACTERS_MAX:] or "the audit was killed", hint="see the log")
+    # Java's errors have times and numbers in them, by which the same one would look new.
+    return MillError(message, hint="`millpy audit` over these hours shows Spark's full error" if in_spark else hint)
 
 
 def end_with_auditor() -> None:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from millpy.admin.audits import described, may_record, record_hours, tables_of
-from millpy.admin.queries import Admin
+from millpy.admin.queries import Admin, Row
 from millpy.cli.options import plain
 from millpy.clock import SystemClock
 from millpy.errors import ConfigError, StoreUnavailableError, TableSwitchedError, UsageError
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from millpy.spark.native import NativePlan
 
 T = TypeVar("T")
+GONE_HINT = "it was renamed or dropped, or is new in the file: deploy that, or audit other tables with --table"
 DATABASE_AWAY_S_MAX = 60.0
 """How long an audit that has compared all waits for a database that restarts."""
 DATABASE_RETRY_S = 2.0
@@ -68,23 +69,14 @@ class GraphAudit:
 
         Raises:
             UsageError: the file is of another graph than the deployed one, so an audit would find differences.
-            ConfigError: a table is gone, or the role sees only some of its rows.
+            ConfigError: a table or column is gone, or the role sees only some rows.
             TableSwitchedError: another generation has the name now, or a table was dropped.
         """
         if may_record(self._admin):
             self._check_description(described(self._admin, self.graph))
         before = tables_of(self._admin, self.graph)
         for table in tables:
-            if table.name not in before:
-                raise ConfigError(
-                    f"there is no table {self.graph}.{table.name}",
-                    hint="it was renamed or dropped, or is new in the file: deploy that, or audit others with --table",
-                )
-            if before[table.name]["is_partial"]:
-                raise ConfigError(
-                    f"row-level security hides rows of {self.graph}.{table.name} from this role",
-                    hint="audit as the owner of the tables, or as a role with BYPASSRLS",
-                )
+            self._check_table(table, before.get(table.name))
         yield
         after = _when_back(lambda: tables_of(self._admin, self.graph))
         for table in tables:
@@ -93,6 +85,20 @@ class GraphAudit:
                     f"{self.graph}.{table.name} was switched to another table, or dropped, while it was audited",
                     hint="audit it again",
                 )
+
+    def _check_table(self, table: TableSpec, stored: Row | None) -> None:
+        """Check that a stored table can be compared."""
+        name = f"{self.graph}.{table.name}"
+        if stored is None:
+            raise ConfigError(f"there is no table {name}", hint=GONE_HINT)
+        lacking = [column.name for column in table.columns() if column.name not in stored["columns"]]
+        if lacking:
+            raise ConfigError(f"{name} has no column {lacking[0]}", hint=GONE_HINT)
+        if stored["is_partial"]:
+            raise ConfigError(
+                f"row-level security hides rows of {name} from this role",
+                hint="audit as the owner of the tables, or as a role with BYPASSRLS",
+            )
 
     def _check_description(self, deployed: Description) -> None:
         """Check that the deployed graph and the file's are equal, or one has what the other has and more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from psycopg.conninfo import make_conninfo
 
 from millpy.admin.audits import HOUR_US, record_hours
 from millpy.admin.queries import Admin
+from millpy.cli.auditor import reason_of
 from millpy.cli.graph_audit import GraphAudit
 from millpy.embedded import EmbeddedPostgres
 from millpy.errors import ConfigError, MillError, TableSwitchedError, UsageError
@@ -60,6 +62,20 @@ def test_a_difference_is_one_event_until_it_is_repaired_or_another_one(database_
         remembered = connection.execute("SELECT hour, differences FROM mill.audits ORDER BY hour").fetchall()
 
     assert remembered == [(HOUR_US, 0), (2 * HOUR_US, 1), (3 * HOUR_US, 0)]
+
+
+def test_an_auditor_reports_the_same_error_in_the_same_words() -> None:
+    def written(at: str) -> str:
+        error = json.dumps({"error": {"kind": "ConfigError", "message": "there is no table a.sums", "hint": "deploy"}})
+        return f"26/11/24 {at} WARN TaskSetManager: Lost task 0.0\n{error}\n"
+
+    first, second = (reason_of(written(at)) for at in ("01:10:17", "01:10:47"))
+
+    assert str(first) == str(second)
+    assert (first.message, first.hint) == ("there is no table a.sums", "deploy")
+    assert reason_of("Killed").message == "Killed"
+    assert reason_of('{"error": 1}').message == '{"error": 1}'
+    assert reason_of("").message == "the audit was killed"
 
 
 def test_an_audit_ends_with_the_auditor_that_started_it() -> None:
@@ -108,12 +124,15 @@ def test_an_audit_that_would_find_what_is_no_difference_is_refused(
         otherwise = replace(spec.subscriptions[0], key_fields=("room",))
         found = refusal(replace(spec, subscriptions=(otherwise, *spec.subscriptions[1:])))
         assert found.startswith("UsageError: factory is not deployed as in the file: sums: the key of readings changed")
-        renamed, back = "ALTER TABLE factory.{} RENAME TO {}".format, "CREATE TABLE factory.sums_1m ()"
+        renamed, back = "ALTER TABLE factory.{} RENAME TO {}".format, "CREATE TABLE factory.sums_1m (LIKE factory.old)"
         gone = "TableSwitchedError: factory.sums_1m was switched to another table, or dropped, while it was audited"
         assert refusal(spec, renamed("sums_1m", "old"), back) == gone
         assert refusal(spec, "DROP TABLE factory.sums_1m") == gone
         assert refusal(spec) == "ConfigError: there is no table factory.sums_1m"
         connection.execute(renamed("old", "sums_1m"))
+        connection.execute("ALTER TABLE factory.sums_1m RENAME total TO sum")
+        assert refusal(spec) == "ConfigError: factory.sums_1m has no column total"
+        connection.execute("ALTER TABLE factory.sums_1m RENAME sum TO total")
         partial_role = f"audits_{connection.info.backend_pid}"
         connection.execute(
             f"CREATE ROLE {partial_role}; GRANT pg_read_all_data TO {partial_role};"
