@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,8 @@ import typer
 from millpy.cli import text_table as tables
 from millpy.cli.options import DatabaseOption, JsonOption, handle_errors, print_json, settings_of
 from millpy.cli.spark import InputOption, MasterOption, MemoryOption, running_spark, show_accounting
+from millpy.cli.time_arguments import moment
+from millpy.clock import SystemClock
 from millpy.config.extras import to_install
 from millpy.errors import UsageError
 from millpy.graph.loader import load_graph
@@ -21,6 +24,13 @@ def backfill(
     graph: Annotated[str, typer.Argument(metavar="GRAPH.py", help="Python file that defines the graph.")],
     work: Annotated[Path, typer.Option("--work", metavar="DIR", help="New directory to work in, or to continue in.")],
     inputs: InputOption = None,
+    archive: Annotated[
+        str | None,
+        typer.Option("--archive", metavar="DIR", help="Read what an earlier generation has archived instead."),
+    ] = None,
+    start: Annotated[
+        str, typer.Option("--from", metavar="TIME", help="With --archive: only records at or after this event time.")
+    ] = "",
     may_overlap: Annotated[
         bool, typer.Option("--may-overlap", help="Accept a history of a source without Dedupe.")
     ] = False,
@@ -44,6 +54,10 @@ def backfill(
         from millpy.spark.backfill import Backfill, BackfillRequest
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is not installed", hint=to_install("spark")) from None
+    if start and archive is None:
+        raise UsageError("--from is for --archive", hint="name only the files to read: --input FILES")
+    text = moment("--from", start, SystemClock())
+    begin = datetime.fromisoformat(text) if text else None
     settings = settings_of(database)
     with connected(settings, graph, create=True) as url, working(f"loading {graph}"):
         request = BackfillRequest(
@@ -51,6 +65,8 @@ def backfill(
             inputs or (),
             database=url,
             work=work,
+            archive=archive,
+            start=begin,
             may_overlap=may_overlap,
             settle_s=settle,
             limits=settings.limits,

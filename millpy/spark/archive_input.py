@@ -7,7 +7,7 @@ decoded, deduplicated and judged before they were archived, and each has the wat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache, partial
@@ -40,11 +40,20 @@ class ArchivedHistory(msgspec.Struct, frozen=True):
     Attributes:
         files: full names.
         first, end: event times of the records that are read, from `first` to before `end`.
+        through: partition -> number of its last bundle; another list of the same archive may have later ones.
     """
 
     files: tuple[str, ...]
     first: int
     end: int
+    through: dict[str, int] = {}
+
+    def inside(self, table: pa.Table) -> pa.Table:
+        """Return the rows of archived records that are read."""
+        if self.first <= INSTANT_MIN and self.end >= INSTANT_MAX:
+            return table
+        times = table[EVENT_TIME]
+        return table.filter(pc.and_(pc.greater_equal(times, self.first), pc.less(times, self.end)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +65,14 @@ class Archive:
         start: read records whose event time is this or later; None for all.
         end: read records whose event time is earlier; None for all.
         listed: archive -> its files by the manifest; None to list the directory.
+        sources: the sources; None for all.
     """
 
     directory: str | Path
     start: datetime | None = None
     end: datetime | None = None
     listed: Mapping[str, Sequence[ListedFile]] | None = None
+    sources: Collection[str] | None = None
 
     def histories(self, graph: Graph) -> dict[str, ArchivedHistory]:
         """Return the files for each source.
@@ -74,6 +85,8 @@ class Archive:
         span = TimeRange(first, INSTANT_MAX if self.end is None else instant(self.end))
         found = {}
         for source in graph.injectors():
+            if self.sources is not None and source.name not in self.sources:
+                continue
             archive = archive_of(spec, source.name)
             if archive is None:
                 raise UsageError(f"source {source.name!r} has no archive", hint="declare one with .archive()")
@@ -88,7 +101,11 @@ class Archive:
             chosen = reader.holding(span, source.name)
             ahead_us = source.event_time.max_disorder_us + source.event_time.future_tolerance_us
             reader.check(chosen, source.name, span, ahead_us)
-            found[source.name] = ArchivedHistory(tuple(reader.find_all(chosen)), span.first, span.end)
+            through: dict[str, int] = {}
+            for file in chosen:
+                for partition, (_, newest) in file.partitions.items():
+                    through[partition] = max(newest, through.get(partition, newest))
+            found[source.name] = ArchivedHistory(tuple(reader.find_all(chosen)), span.first, span.end, through)
         return found
 
 
@@ -133,7 +150,7 @@ def archived_batches(
     Raises:
         UsageError: a file from before a deployment lacks a field.
     """
-    opened = lru_cache(OPEN_FILES_MAX)(partial(_DecodedFile, partition))
+    opened = lru_cache(OPEN_FILES_MAX)(partial(DecodedFile, partition))
     for place in bundles_of(history.files, partition):
         records = _records(opened(place.file), place.seq, record_type, history)
         yield (
@@ -145,7 +162,7 @@ def archived_batches(
     yield INSTANT_MAX - 1, end
 
 
-class _DecodedFile:
+class DecodedFile:
     """The records of one partition in a file, bundle by bundle. An archiver's turn, or compaction, bounds its size."""
 
     def __init__(self, partition: str, name: str) -> None:
@@ -162,11 +179,8 @@ class _DecodedFile:
         return self._table.slice(start, end - start)
 
 
-def _records(file: _DecodedFile, seq: int, record_type: RecordType, history: ArchivedHistory) -> Records:
-    table = file.bundle(seq)
-    times = table[EVENT_TIME]
-    if history.first > INSTANT_MIN or history.end < INSTANT_MAX:
-        table = table.filter(pc.and_(pc.greater_equal(times, history.first), pc.less(times, history.end)))
+def _records(file: DecodedFile, seq: int, record_type: RecordType, history: ArchivedHistory) -> Records:
+    table = history.inside(file.bundle(seq))
     if not len(table):
         return Records.empty(record_type)
     columns = [_column(table, name, record_type, file.name) for name in record_type.fields]

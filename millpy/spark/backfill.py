@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,13 @@ from pyspark.sql import SparkSession
 from millpy.clock import SystemClock
 from millpy.errors import SourceUnavailableError, UsageError
 from millpy.graph import InjectorNode
+from millpy.graph.loader import load_graph
 from millpy.ingest.protocol import Injector, SourceSetup
 from millpy.limits import Limits
 from millpy.model.deployment import Deployment, permanent_name
+from millpy.sources.files.source import Directory, Files
+from millpy.spark.archive_input import Archive, ArchivedHistory
+from millpy.spark.earlier_archive import EarlierArchive
 from millpy.spark.hand_over import HandOver
 from millpy.spark.job import BatchJob, HostedPlan, make_job
 from millpy.spark.stream import StreamPlaces, stream_hosted, summary_of
@@ -53,6 +57,9 @@ class BackfillRequest:
         database: the database, as URL, of a role that may deploy.
         work: a new directory that the driver and all executors see under the same name, or that of the same backfill,
             which then continues.
+        archive: the directory of all archives, or the URL of an object store. What an earlier generation has archived
+            is then the history of all sources but files.
+        start: with an archive, read records whose event time is this or later; None for all.
         may_overlap: whether a source without `Dedupe` may have an input, because no record is in both.
         settle_s: time between the begin of sessions at brokers and the look for the inputs' files, in which what
             writes these files catches up.
@@ -63,6 +70,8 @@ class BackfillRequest:
     inputs: Sequence[str] | Mapping[str, str | Sequence[str]] = ()
     database: str = field(kw_only=True, repr=False)
     work: str | Path = field(kw_only=True)
+    archive: str | Path | None = field(default=None, kw_only=True)
+    start: datetime | None = field(default=None, kw_only=True)
     may_overlap: bool = field(default=False, kw_only=True)
     settle_s: float = field(default=0.0, kw_only=True)
     limits: Limits = field(default_factory=Limits, kw_only=True)
@@ -74,7 +83,8 @@ class BackfillRequest:
             UsageError: it cannot.
         """
         now_us = SystemClock().now_us()
-        job = make_job(self.graph, self.inputs, limits=self.limits, now_us=now_us, streams=True, hands_over=True)
+        inputs: Any = self.inputs if self.earlier is None else self._archived(self.earlier)
+        job = make_job(self.graph, inputs, limits=self.limits, now_us=now_us, streams=True, hands_over=True)
         hosted = HostedPlan(job)
         for node in _replaced(hosted):
             if node.dedupe is None and not self.may_overlap:
@@ -83,6 +93,22 @@ class BackfillRequest:
                     hint="give it dedupe=; or say --may-overlap if no record is in both",
                 )
         return hosted
+
+    @property
+    def earlier(self) -> EarlierArchive | None:
+        """The archives to read; None for files."""
+        return None if self.archive is None else EarlierArchive(self.database, self.archive, self.start)
+
+    def _archived(self, earlier: EarlierArchive) -> Archive:
+        if self.inputs:
+            raise UsageError("an archive and inputs exclude each other", hint="name one of them")
+        loaded = load_graph(self.graph)
+        sources = [node.name for node in loaded.injectors() if not isinstance(node.source, Files | Directory)]
+        if not sources:
+            raise UsageError(
+                "all sources of the graph are files, which a backfill reads as they are", hint="leave out --archive"
+            )
+        return earlier.listed(loaded.spec(), sources)
 
 
 def backfill(spark: SparkSession, request: BackfillRequest) -> dict[str, Any]:
@@ -126,7 +152,7 @@ class Backfill:
                     f"{request.graph} has changed since the backfill in {self._work} began",
                     hint="undo the change; or begin anew: `millpy drop`, and a new directory",
                 )
-            self._hosted = HostedPlan(stored)
+            self._hosted = HostedPlan(_listed_anew(stored, self._hosted.job.archives))
 
     def run(self, running: Callable[[], AbstractContextManager[SparkSession]]) -> dict[str, Any]:
         """Run it to its end; `running` starts Spark if it is needed."""
@@ -162,6 +188,9 @@ class Backfill:
         if self._job.exists():
             return
         threading.Event().wait(self._request.settle_s)
+        if (earlier := self._request.earlier) is not None:
+            log.debug("waiting for the archive of %s", earlier.directory)
+            earlier.wait(self._hosted.spec, SystemClock())
         self._hosted = self._request.plan()
         ready = self._job.with_suffix(".new")
         ready.unlink(missing_ok=True)
@@ -169,10 +198,21 @@ class Backfill:
         ready.rename(self._job)
 
 
+def _listed_anew(stored: BatchJob, archives: Mapping[str, ArchivedHistory]) -> BatchJob:
+    """Return a job whose archives may be in other files by now, because some were merged; the bundles are the same."""
+    return msgspec.structs.replace(
+        stored,
+        archives={
+            name: msgspec.structs.replace(archives[name], through=before.through)
+            for name, before in stored.archives.items()
+        },
+    )
+
+
 def _replaced(hosted: HostedPlan) -> Iterator[InjectorNode]:
     """Yield the sources that have an input."""
     for node in hosted.live_graph.nodes:
-        if isinstance(node, InjectorNode) and node.name in hosted.job.histories:
+        if isinstance(node, InjectorNode) and node.name in hosted.job.replaced:
             yield node
 
 

@@ -129,7 +129,7 @@ class HandOver:
                 Instant(header.low_watermark),
                 Instant(header.processing_floor),
             )
-            return end, self._parts(here, header, replaced=interval.computation in self.hosted.job.histories)
+            return end, self._parts(here, header, replaced=interval.computation in self.hosted.job.replaced)
         producers = self._producers(interval)
         if producers:  # an archive: it has the records from now on
             watermark = min(self._ends[producer].low_watermark for producer in producers)

@@ -174,7 +174,7 @@ class IntervalTask:
         self._host = HostedInterval(
             hosted.plan, interval_id, hosted.job.limits, snapshot=snapshot, runs=runs, load=self._kept.load
         )
-        if self._of.name in hosted.job.archives:
+        if self._of.name in hosted.job.archives and not hosted.job.streams:
             self._host.interval.intake = ArchivedIntake(intake_settings(self._of, hosted.job.limits))
         self._now = Instant(hosted.job.now_us)
         self._at: At = (0, 0)

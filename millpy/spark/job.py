@@ -6,7 +6,7 @@ classes and functions of the user are those of the file, wherever they run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from millpy.sources.files.line_reader import Format
 from millpy.sources.files.source import Directory, Files
 from millpy.sources.kafka.source import Kafka
 from millpy.spark.archive_input import Archive, ArchivedHistory
+from millpy.spark.archive_source import ArchivedSource
 from millpy.store.memory.database import MemoryDatabase
 
 
@@ -51,7 +52,8 @@ class BatchJob(msgspec.Struct, frozen=True):
         now_us: the processing time of the whole job. It is one instant, so that a repeated task does the same.
         keeps_state: whether tasks return the final state.
         streams: whether it runs on and keeps positions, so that a source need not end.
-        archives: source -> the archived files that replace it.
+        archives: source -> the archived files that replace it. A batch takes their bundles as they were; a stream takes
+            their records as if they came again.
         hands_over: whether it stops where the sources have nothing more, for workers to continue: the end of a history
             is not that of its source, so windows stay open.
     """
@@ -71,6 +73,11 @@ class BatchJob(msgspec.Struct, frozen=True):
         """A clock whose wall time stays at `now_us`."""
         return _StandingClock(Instant(self.now_us))
 
+    @property
+    def replaced(self) -> Collection[str]:
+        """The sources in whose place something else is read."""
+        return self.histories.keys() | self.archives.keys()
+
     def encoded(self) -> str:
         """Return the job as JSON text."""
         return msgspec.json.encode(self).decode()
@@ -88,6 +95,9 @@ class BatchJob(msgspec.Struct, frozen=True):
             if name not in sources:
                 raise UsageError(f"the graph has no source {name!r}", hint=f"its sources are: {', '.join(sources)}")
             sources[name].source = Files(*history.files, format=history.format)
+        if self.streams:
+            for name, archived in self.archives.items():
+                sources[name].source = ArchivedSource(name, sources[name].source, archived)
         for node in sources.values():
             if self.streams:
                 _check_streams(node)
@@ -102,7 +112,7 @@ class BatchJob(msgspec.Struct, frozen=True):
 
 def _check_streams(node: InjectorNode) -> None:
     """Check that a source keeps its position by itself, so that it can be committed with all else."""
-    if not isinstance(node.source, Files | Directory | Kafka):
+    if not isinstance(node.source, Files | Directory | Kafka | ArchivedSource):
         raise UsageError(
             f"source {node.name!r} is neither files nor Kafka, so it cannot be streamed on Spark",
             hint=f"run it on workers; or name files: --input {node.name}=FILES",
@@ -182,11 +192,11 @@ def make_job(
     path = Path(graph.partition(":")[0])
     loaded = load_graph(graph)
     if isinstance(inputs, Archive):
-        if streams:
+        if streams and not hands_over:
             raise UsageError("a stream reads no archive", hint="run a batch; or name files: --input SOURCE=FILES")
         archives = inputs.histories(loaded)
         text = path.read_text(encoding="utf-8")
-        return BatchJob(graph, text, {}, limits, now_us, state, archives=archives)
+        return BatchJob(graph, text, {}, limits, now_us, state, streams, archives, hands_over)
     sources = [node.name for node in loaded.injectors()]
     named: dict[str, list[str]] = {}
     for name, paths in _by_source(inputs, sources):

@@ -200,7 +200,7 @@ class _StreamedInterval(IntervalTask):
     def _without_end(self, taken: SourceBatch) -> SourceBatch:
         """Return a batch without the end of a history, behind which the source itself has more."""
         job = self._hosted.job
-        if not (taken.finished and job.hands_over and self._of.name in job.histories):
+        if not (taken.finished and job.hands_over and self._of.name in job.replaced):
             return taken
         self._is_at_end = True
         return replace(taken, finished=False)

@@ -216,6 +216,12 @@ def bundles_of(files: Iterable[str], partition: str) -> list[BundlePlace]:
     return [found[seq] for seq in sorted(found)]
 
 
+def partitions_of(files: Iterable[str], source: str) -> set[str]:
+    """Return the partitions of a source of which files have bundles."""
+    found = together(parquet_metadata, list(files))
+    return {bundle[0] for metadata in found for bundle in described(metadata).bundles if _is_of(bundle[0], source)}
+
+
 def described(metadata: pq.FileMetaData) -> FileDescription:
     """Return what the metadata of an archived file say."""
     return msgspec.json.decode(metadata.metadata[METADATA.encode()], type=FileDescription)
