@@ -114,9 +114,10 @@ class BackfillRequest:
 def backfill(spark: SparkSession, request: BackfillRequest) -> dict[str, Any]:
     """Compute the history of a graph on Spark, and hand it over to workers.
 
-    The graph is a new one, or a new generation, that workers have not begun; if they run, they wait. `Files` and
-    `Directory` are read as they are, and workers continue behind what has been read. Any other source needs an input
-    with its history, and continues where its broker does: records in both count once if the source has `Dedupe`.
+    The graph is a new one, or a new generation, that workers have not begun; if they run, they wait. `Files`,
+    `Directory` and `Kafka` are read as they are, and workers continue behind what has been read. Any other source needs
+    an input with its history, and continues where its broker does: records in both count once if the source has
+    `Dedupe`.
 
     Args:
         spark: a session of yours, or that of `millpy.spark.session`.

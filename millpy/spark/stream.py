@@ -226,7 +226,7 @@ class GraphStream:
         for text in sorted(told - self._told):
             log.warning("%s", text)
         self._told = told
-        if self._available_now:
+        if self._available_now or self._hosted.job.hands_over:
             for interval_id, of in news.items():
                 if of.until is not None:
                     self._until.setdefault(interval_id, of.until)

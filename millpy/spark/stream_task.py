@@ -192,6 +192,8 @@ class _StreamedInterval(IntervalTask):
                 yield from self.step((1, 0), quiet=self._source.is_quiet)
                 self._is_at_end = self._hosted.job.hands_over and self._source.is_quiet
             self._news = self._source.news
+            if self._hosted.job.hands_over and self._news.until is not None:
+                self._is_at_end |= self._news.drained  # the topic has no end: workers continue at this offset
         yield from self.finish_before(LAST)
         self._is_at_end |= self._host.interval.finished
         if self._is_at_end:

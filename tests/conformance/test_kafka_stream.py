@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
@@ -20,12 +21,15 @@ from millpy.graph import InjectorNode
 from millpy.hosting.host import HostedGraph
 from millpy.ingest.protocol import SourceBatch, SourceSetup
 from millpy.limits import Limits
+from millpy.spark.hand_over import HandOver
 from millpy.spark.hosted_rows import BUNDLE
 from millpy.spark.job import BatchJob, HostedPlan
 from millpy.spark.stream_offsets import OffsetLog
+from millpy.spark.stream_tables import StreamTables
 from millpy.store.memory.database import MemoryDatabase
 from millpy.store.memory.state import MemoryState
 from tests.kafka_server import PASSWORD, USER, KafkaServer
+from tests.property.test_hand_over import MemoryStreamStore
 from tests.property.test_hosting import contents
 from tests.property.test_spark_stream_tasks import Query, forget
 from tests.property.test_spark_tasks import NOW_US
@@ -109,8 +113,17 @@ def topic(kafka: KafkaServer) -> Iterator[Topic]:
 
 async def taken_by_a_worker(job: BatchJob) -> Any:
     """What a hosted graph makes of the batches that a worker's source gives until it is quiet."""
-    hosted, database = HostedPlan(job), MemoryDatabase()
+    database = MemoryDatabase()
     host = HostedGraph(job.load_graph(), MemoryState(database), job.limits, NOW_US)
+    await read_to_the_end(host, HostedPlan(job))
+    found = contents(database)
+    letters = sorted((reason, payload) for _, _, reason, payload in found["dead letters"])
+    return _plain(found["rows"]["sums"]), letters
+
+
+async def read_to_the_end(host: HostedGraph, hosted: HostedPlan) -> None:
+    """Take what the source gives from the committed positions until it is quiet."""
+    job = hosted.job
     (of,) = [computation for computation in hosted.plan if computation.stage is None]
     assert isinstance(of.node, InjectorNode)
     for interval in of.intervals:
@@ -119,7 +132,9 @@ async def taken_by_a_worker(job: BatchJob) -> Any:
             ready=asyncio.Event(), record_type=of.node.record_type,
         )  # fmt: skip
         injector = of.node.source.connect(setup)
-        await injector.open(None)
+        intake = host.intervals[interval.interval_id].intake
+        assert intake is not None
+        await injector.open(intake.position)
         taken: list[SourceBatch] = []
         while not injector.quiet():
             if (batch := await injector.take()) is not None:
@@ -129,9 +144,6 @@ async def taken_by_a_worker(job: BatchJob) -> Any:
         for batch in taken:
             batch.total = None
             host.turn({interval.interval_id: batch})
-    found = contents(database)
-    letters = sorted((reason, payload) for _, _, reason, payload in found["dead letters"])
-    return _plain(found["rows"]["sums"]), letters
 
 
 def _plain(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -174,6 +186,40 @@ def test_a_topic_is_read_as_a_worker_reads_it_through_repeated_batches_and_resta
     assert {reason for reason, _ in expected_letters} == {"tombstone", "undecodable"}
     files = [path for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()]
     assert not any(PASSWORD.encode() in path.read_bytes() for path in files)
+
+
+def test_a_hand_over_reads_a_growing_topic_up_to_where_its_end_was_and_workers_continue_there(
+    topic: Topic, tmp_path: Path
+) -> None:
+    asyncio.run(topic.make())
+    asyncio.run(topic.send(100))
+    job = msgspec.structs.replace(topic.job(), hands_over=True)
+    query, database = Query(job, tmp_path / "query", bundles_max=2), MemoryDatabase()
+    store: Any = MemoryStreamStore(database, query.hosted, lambda: 1.0)
+    tables = StreamTables(store, query.hosted, tmp_path / "query" / "out")
+    tables.open(query.commits.newest, hands_over=True)
+    for _ in range(20):  # it always finds more than it takes
+        commit = query.attempt()
+        asyncio.run(topic.send(40))
+        for interval_id, end in query.ends.items():
+            if end.news.until is not None:  # the driver keeps to the first end
+                query.until.setdefault(interval_id, end.news.until)
+        query.commits.commit(commit)
+        query.output.publish(commit.outputs)
+        tables.publish(commit)
+        if commit.finished:
+            break
+    assert query.commits.newest.finished
+    assert sorted(query.until.values()) == [50, 50]
+
+    HandOver(store, query.hosted, query.commits.newest, query.commits.state).run()
+    host = HostedGraph(query.hosted.live_graph, MemoryState(database), job.limits, NOW_US)
+    asyncio.run(read_to_the_end(host, HostedPlan(job)))
+
+    found, (rows, letters) = contents(database), asyncio.run(taken_by_a_worker(topic.job()))
+    assert _plain(found["rows"]["sums"]) == rows
+    assert sorted((reason, payload) for _, _, reason, payload in found["dead letters"]) == letters
+    assert len(rows) > 60
 
 
 def test_a_repeated_batch_takes_the_same_records_or_says_that_they_are_gone(topic: Topic, tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ class Query:
         self.hosted = HostedPlan(job)
         self._directory = directory
         self._bundles_max = bundles_max
+        self.until: dict[int, int] = {}
         self.restart()
 
     def restart(self) -> None:
@@ -70,6 +71,7 @@ class Query:
             NOW_US,
             self._bundles_max,
             newest.intervals,
+            self.until,
         )
         sources = [i for i, of in self.hosted.plan.by_interval.items() if of.stage is None]
         rows = _rows(read_sources(tasks, [pa.record_batch({"owner": pa.array(sources, pa.int32())})]))
