@@ -130,13 +130,16 @@ def closed_hours(admin: Admin, graph: str, table: TableSpec, *, reach_us: int, a
 
 def _times(admin: Admin, graph: str, table: TableSpec, read: int, after: int, *, archived: bool) -> list[Span]:
     """Return the first and the last time of archived records and of stored rows, where there are some."""
-    time = "window_end" if table.kind == "windowed" else "event_time"
+    is_windowed = table.kind == "windowed"
+    time = "window_end" if is_windowed else "event_time"
     schema, name = (part.replace('"', '""') for part in (graph, table.name))
-    stored = STORED.format(time=time, table=f'"{schema}"."{name}"')
-    rows = admin.ask(stored, after=after)
+    stored = admin.ask(STORED.format(time=time, table=f'"{schema}"."{name}"'), after=after)
+    # A window that ends with an hour belongs to that hour.
+    found = [(row["lo"] - is_windowed, row["hi"]) for row in stored if row["lo"] is not None]
     if archived:
-        rows += admin.ask(ARCHIVED, graph=graph, after=read)
-    return [(row["lo"] - (table.kind == "windowed"), row["hi"]) for row in rows if row["lo"] is not None]
+        rows = admin.ask(ARCHIVED, graph=graph, after=read)
+        found += [(row["lo"], row["hi"]) for row in rows if row["lo"] is not None]
+    return found
 
 
 def may_record(admin: Admin) -> bool:

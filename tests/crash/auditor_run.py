@@ -8,7 +8,7 @@ about to record the hours, and as soon as they are recorded; each time once alon
 started. The last one audits the rest. What an auditor that was killed alone has started must end by itself. After a
 repair and another audit, the finding of `millpy doctor` must be gone. The last line is JSON: kills, hours, missing
 (hours that were not audited), falsified, found (by the hours that are remembered), events, orphans, findings_left. Exit
-status 0 only when nothing is missing or left, and every falsified row was found and is one event.
+status 0 only when nothing is missing, too much or left, and every falsified row was found and is one event.
 """
 
 from __future__ import annotations
@@ -115,7 +115,8 @@ class KilledAuditor:
     def finish(self, hours: int) -> None:
         """Let an auditor audit the rest, and end it."""
         self.start()
-        await_true(lambda: self._ask("SELECT count(*) FROM mill.audits") >= hours, "all is audited", 3 * STEP_S_MAX)
+        last = f"SELECT count(*) FROM mill.audits WHERE hour = {START_US + (hours - 1) * HOUR_US}"
+        await_true(lambda: self._ask(last) == 1, "all is audited", 3 * STEP_S_MAX)
         assert self.process is not None
         self.process.terminate()
         assert self.process.wait(END_S_MAX) == 0, (self._directory / "auditor.log").read_text()
@@ -244,7 +245,7 @@ def main() -> int:
                 print(log.read_text()[-5_000:] if log.exists() else "", file=sys.stderr)
                 raise
     print(json.dumps(totals))
-    wrong = totals["missing"] or totals["orphans"] or totals["findings_left"]
+    wrong = totals["missing"] or totals["hours"] != DAYS * 24 or totals["orphans"] or totals["findings_left"]
     return int(bool(wrong) or not totals["falsified"] == totals["found"] == totals["events"])
 
 
