@@ -81,10 +81,11 @@ SELECT (SELECT (extract(epoch FROM max(hour)) * 1000000)::bigint FROM millpy.aud
           FROM millpy.watermarks WHERE graph = :graph AND computation = ANY (:computations)) AS final
 """
 ARCHIVED = """
-SELECT (extract(epoch FROM min(first_event_time)) * 1000000)::bigint AS lo,
-       (extract(epoch FROM max(last_event_time)) * 1000000)::bigint AS hi
-  FROM millpy.archive_files
- WHERE graph = :graph AND last_event_time >= to_timestamp(0) + :after * interval '1 microsecond'
+SELECT (extract(epoch FROM min(first_event_time)) * 1000000)::bigint AS begins,
+       (extract(epoch FROM min(first_event_time) FILTER (WHERE is_read)) * 1000000)::bigint AS lo,
+       (extract(epoch FROM max(last_event_time) FILTER (WHERE is_read)) * 1000000)::bigint AS hi
+  FROM (SELECT *, last_event_time >= to_timestamp(0) + :after * interval '1 microsecond' AS is_read
+          FROM millpy.archive_files WHERE graph = :graph) AS files
 """
 STORED = """
 SELECT (extract(epoch FROM min({time})) * 1000000)::bigint AS lo,
@@ -98,7 +99,8 @@ FIRST_US = -555_555 * HOUR_US
 def closed_hours(admin: Admin, graph: str, table: TableSpec, *, reach_us: int, archives: Sequence[str]) -> Span | None:
     """Return the next hours of a table that are final and that no service has audited, in µs; None for none.
 
-    At most `HOURS_OF_AN_AUDIT`. Longer times without a record or row are passed over.
+    At most `HOURS_OF_AN_AUDIT`. Longer times without a record or row are passed over, and so is the time before the
+    archive's first record.
 
     Args:
         admin: the database.
@@ -111,7 +113,13 @@ def closed_hours(admin: Admin, graph: str, table: TableSpec, *, reach_us: int, a
     if position["final"] is None or position["final"] <= INSTANT_MIN:
         return None
     after = FIRST_US if position["audited"] is None else position["audited"] + HOUR_US
-    times = _times(admin, graph, table, after - reach_us, after, archived=bool(archives))
+    times = _stored(admin, graph, table, after)
+    if archives:
+        (files,) = admin.ask(ARCHIVED, graph=graph, after=after - reach_us)
+        if files["begins"] is not None and any(lo < files["begins"] for lo, _ in times):
+            # Rows are older than the archive: it was added later, or its retention has deleted their records.
+            after = max(after, -(-(files["begins"] + reach_us) // HOUR_US) * HOUR_US)
+        times += [(files["lo"], files["hi"])] if files["lo"] is not None else []
     closed = position["final"] - table.allowed_lateness_us * (table.kind == "windowed")
     if position["final"] >= INSTANT_MAX:  # the sources have ended
         if not times:
@@ -128,18 +136,14 @@ def closed_hours(admin: Admin, graph: str, table: TableSpec, *, reach_us: int, a
     return start, end
 
 
-def _times(admin: Admin, graph: str, table: TableSpec, read: int, after: int, *, archived: bool) -> list[Span]:
-    """Return the first and the last time of archived records and of stored rows, where there are some."""
+def _stored(admin: Admin, graph: str, table: TableSpec, after: int) -> list[Span]:
+    """Return the times of the first and the last row after a time, if there are rows."""
     is_windowed = table.kind == "windowed"
     time = "window_end" if is_windowed else "event_time"
     schema, name = (part.replace('"', '""') for part in (graph, table.name))
-    stored = admin.ask(STORED.format(time=time, table=f'"{schema}"."{name}"'), after=after)
+    rows = admin.ask(STORED.format(time=time, table=f'"{schema}"."{name}"'), after=after)
     # A window that ends with an hour belongs to that hour.
-    found = [(row["lo"] - is_windowed, row["hi"]) for row in stored if row["lo"] is not None]
-    if archived:
-        rows = admin.ask(ARCHIVED, graph=graph, after=read)
-        found += [(row["lo"], row["hi"]) for row in rows if row["lo"] is not None]
-    return found
+    return [(row["lo"] - is_windowed, row["hi"]) for row in rows if row["lo"] is not None]
 
 
 def may_record(admin: Admin) -> bool:

@@ -17,7 +17,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from millpy.admin.audits import HOUR_US, record_hours
+from millpy.admin.audits import HOUR_US, closed_hours, record_hours
 from millpy.admin.queries import Admin
 from millpy.cli.auditor import reason_of
 from millpy.cli.graph_audit import GraphAudit
@@ -62,6 +62,35 @@ def test_a_difference_is_one_event_until_it_is_repaired_or_another_one(database_
         remembered = connection.execute("SELECT hour, differences FROM mill.audits ORDER BY hour").fetchall()
 
     assert remembered == [(HOUR_US, 0), (2 * HOUR_US, 1), (3 * HOUR_US, 0)]
+
+
+def test_an_auditor_begins_where_the_archive_does(database_url: str) -> None:
+    minute, spec = 60_000_000, a_graph()
+    asyncio.run(deploy(database_url, spec))
+    with psycopg.connect(database_url, autocommit=True) as connection:
+
+        def store(window_end: int) -> None:
+            connection.execute(
+                "INSERT INTO factory.sums_1m SELECT 'd', to_timestamp(%s), to_timestamp(%s), 1, 'x', 0, 'on_time', 0,"
+                " now(), 0, 0",
+                [window_end / 1e6 - 60, window_end / 1e6],
+            )
+
+        def span() -> tuple[float, ...] | None:
+            found = closed_hours(Admin(database_url), "factory", spec.tables[0], reach_us=minute, archives=["sums"])
+            return found and tuple(at / HOUR_US for at in found)
+
+        connection.execute("UPDATE mill.intervals SET low_watermark = %s", [13 * HOUR_US + 1])
+        connection.execute(
+            "INSERT INTO mill.archive_files (interval_id, bundle, path, records, bytes, event_time_lo, event_time_hi,"
+            " partitions) SELECT min(interval_id), 1, 'p', 1, 1, %s, %s, '{}' FROM mill.intervals",
+            [10 * HOUR_US, 12 * HOUR_US],
+        )
+        assert span() == (10, 13)
+        store(10 * HOUR_US + minute)
+        assert span() == (10, 13)
+        store(9 * HOUR_US)  # from before there was an archive, or its retention has deleted the records
+        assert span() == (11, 13)
 
 
 def test_an_auditor_reports_the_same_error_in_the_same_words() -> None:
