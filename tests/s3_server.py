@@ -35,18 +35,24 @@ class S3Server:
         }
 
     def __enter__(self) -> S3Server:
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}  # it logs each request
         command = [sys.executable, "-c", PROGRAM, str(self.port)]
         self._process = subprocess.Popen(command, env=os.environ | self.environment, **quiet)  # type: ignore[call-overload]
         deadline = time.monotonic() + START_S_MAX
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.port)).close()
-            except OSError:
-                assert time.monotonic() < deadline, "the S3 server does not answer"
-                time.sleep(0.05)
-            else:
-                return self
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self._process.kill()
+                status = self._process.wait()
+                raise AssertionError(f"the S3 server does not answer; is moto installed? exit status {status}")
+            time.sleep(0.05)
+        return self
+
+    def _answers(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port)).close()
+        except OSError:
+            return False
+        return True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
