@@ -83,14 +83,14 @@ def run(
 
     With --archive, reads the bundles that workers have taken, as they were, so that rows are equal to the last digit.
 
-    With --stream, reads watched directories and Kafka as well, and writes rows as they are computed; with --database
-    also into the graph's tables in PostgreSQL.
+    With --stream, reads directories, Kafka and archives that grow, and writes rows, with --database also to PostgreSQL.
     """
     span = _span(archive, start, end, inputs, stream=stream)
     if stream:
         places = _places(checkpoint, output, database, state=state)
         rhythm = {"every": timedelta(seconds=every), "available_now": available_now}
-        _stream(graph, inputs, places, (master, memory), rhythm, as_json=as_json)
+        source = _archive(graph, archive, span, None) if archive else inputs
+        _stream(graph, source, places, (master, memory), rhythm, as_json=as_json)
         return
     given = {"--checkpoint": checkpoint, "--database": database, "--available-now": available_now or None}
     _check_batch(given, output, archive)
@@ -123,9 +123,10 @@ def _span(
     span = [moment(option, text, clock) for option, text in (("--from", start), ("--to", end))]
     if archive is None and any(span):
         raise UsageError("--from and --to are for --archive", hint="name only the files to read: --input FILES")
-    if archive is not None and (stream or inputs):
-        other = "--stream" if stream else "--input"
-        raise UsageError(f"--archive and {other} exclude each other", hint="an archive replaces all sources of a batch")
+    if archive is not None and inputs:
+        raise UsageError("--archive and --input exclude each other", hint="an archive replaces all sources")
+    if stream and end:
+        raise UsageError("--to is for a batch", hint="a stream of an archive runs on")
     return [datetime.fromisoformat(text) if text else None for text in span]
 
 
@@ -183,7 +184,7 @@ def _places(checkpoint: str | None, output: str, database: str | None, *, state:
 
 def _stream(
     graph: str,
-    inputs: Sequence[str] | None,
+    inputs: Sequence[str] | Archive | None,
     places: Mapping[str, Any],
     machine: tuple[str, str],
     rhythm: Mapping[str, Any],

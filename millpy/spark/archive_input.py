@@ -19,10 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpy.errors import UsageError
-from millpy.graph import Graph
+from millpy.graph import Graph, InjectorNode
 from millpy.ingest.intake import Intake, IntakeResult, IntakeSettings
-from millpy.ingest.protocol import SourceBatch
+from millpy.ingest.protocol import Injector, Source, SourceBatch, SourceSetup
 from millpy.model.deployment import permanent_name
+from millpy.model.identity import Identity
 from millpy.model.record import Records, RecordType
 from millpy.model.stage import StoredInterval
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, ClockReading, Instant, instant
@@ -56,6 +57,50 @@ class ArchivedHistory(msgspec.Struct, frozen=True):
         return table.filter(pc.and_(pc.greater_equal(times, self.first), pc.less(times, self.end)))
 
 
+class FollowedHistory(msgspec.Struct, frozen=True):
+    """The archive that replaces a source.
+
+    Attributes:
+        place: the directory of all archives, or the URL of an object store.
+        name: the archive's path below it.
+        first: the event time from which records are read.
+        ahead_us: how far an event time can be ahead of the watermark behind its record.
+    """
+
+    place: str
+    name: str
+    first: int
+    ahead_us: int
+
+
+class FollowedArchive(Source):
+    """A source whose records are read from its archive.
+
+    Args:
+        history: the archive.
+        partitions: the source partitions that it has bundles of.
+    """
+
+    __slots__ = ("_partitions", "history")
+
+    def __init__(self, history: FollowedHistory, partitions: tuple[str, ...]) -> None:
+        self.history = history
+        self._partitions = partitions
+
+    def identity(self) -> Identity:
+        """Describe the archive: its bundles are the same wherever it is."""
+        first, partitions = self.history.first, list(self._partitions)
+        return {"kind": "followed archive", "archive": self.history.name, "first": first, "partitions": partitions}
+
+    def partitions(self) -> tuple[str, ...]:
+        """Return the source partitions of the graph's own source."""
+        return self._partitions
+
+    def connect(self, setup: SourceSetup) -> Injector:
+        """Refuse: workers read the source itself."""
+        raise UsageError(f"only a stream on Spark reads the archive {self.history.name}", hint="run the graph's file")
+
+
 @dataclass(frozen=True, slots=True)
 class Archive:
     """The archives of a graph in place of its sources, each of which needs one.
@@ -80,10 +125,46 @@ class Archive:
         Raises:
             UsageError: a source has no archive, or it lacks bundles.
         """
-        spec = graph.spec()
         first = INSTANT_MIN if self.start is None else instant(self.start)
         span = TimeRange(first, INSTANT_MAX if self.end is None else instant(self.end))
         found = {}
+        for source, archive in self._archived(graph):
+            listed = None if self.listed is None else self.listed[archive]
+            reader = ArchiveReader(self.directory, self._path(graph, archive), listed)
+            chosen = reader.holding(span, source.name)
+            reader.check(chosen, source.name, span, _ahead_us(source))
+            through: dict[str, int] = {}
+            for file in chosen:
+                for partition, (_, newest) in file.partitions.items():
+                    through[partition] = max(newest, through.get(partition, newest))
+            found[source.name] = ArchivedHistory(tuple(reader.find_all(chosen)), span.first, span.end, through)
+        return found
+
+    def followed(self, graph: Graph) -> dict[str, FollowedHistory]:
+        """Return the archive for each source of a stream.
+
+        Raises:
+            UsageError: a source has no archive.
+        """
+        if self.end is not None:
+            raise UsageError("a stream of an archive has no end", hint="leave out the end; or run a batch")
+        if self.listed is not None:
+            raise UsageError("a stream lists the archive itself, in each batch", hint="leave out `listed`")
+        first = INSTANT_MIN if self.start is None else instant(self.start)
+        # The tasks need not run where the driver does.
+        place = str(self.directory) if "://" in str(self.directory) else str(Path(self.directory).absolute())
+        return {
+            source.name: FollowedHistory(place, self._path(graph, archive), first, _ahead_us(source))
+            for source, archive in self._archived(graph)
+        }
+
+    def _path(self, graph: Graph, archive: str) -> str:
+        spec = graph.spec()
+        return f"{permanent_name(spec.name, spec.generation)}/{archive}"
+
+    def _archived(self, graph: Graph) -> Iterator[tuple[InjectorNode, str]]:
+        """Yield each source with the name of its archive."""
+        spec = graph.spec()
         for source in graph.injectors():
             if self.sources is not None and source.name not in self.sources:
                 continue
@@ -95,18 +176,12 @@ class Archive:
                     f"{archive.name} has {archive.intervals} key intervals, which cut bundles: their order is lost",
                     hint="archive with intervals=1; or name the files of a history: --input",
                 )
-            listed = None if self.listed is None else self.listed[archive.name]
-            name = f"{permanent_name(spec.name, spec.generation)}/{archive.name}"
-            reader = ArchiveReader(self.directory, name, listed)
-            chosen = reader.holding(span, source.name)
-            ahead_us = source.event_time.max_disorder_us + source.event_time.future_tolerance_us
-            reader.check(chosen, source.name, span, ahead_us)
-            through: dict[str, int] = {}
-            for file in chosen:
-                for partition, (_, newest) in file.partitions.items():
-                    through[partition] = max(newest, through.get(partition, newest))
-            found[source.name] = ArchivedHistory(tuple(reader.find_all(chosen)), span.first, span.end, through)
-        return found
+            yield source, archive.name
+
+
+def _ahead_us(source: InjectorNode) -> int:
+    """Return how far an event time can be ahead of the watermark behind its record."""
+    return source.event_time.max_disorder_us + source.event_time.future_tolerance_us
 
 
 @dataclass(slots=True)
@@ -119,12 +194,14 @@ class ArchivedBatch(SourceBatch):
 class ArchivedIntake(Intake):
     """Passes archived records on with the watermarks that they have."""
 
-    def __init__(self, settings: IntakeSettings) -> None:
-        super().__init__(settings, StoredInterval(0, 1))
+    def __init__(self, settings: IntakeSettings, recovered: StoredInterval | None = None) -> None:
+        super().__init__(settings, recovered or StoredInterval(0, 1))
 
     def step(self, taken: SourceBatch | None, *, clock: ClockReading, quiet: bool) -> IntakeResult:
-        """Take a bundle as it is."""
+        """Take a bundle as it is; without one, do nothing."""
         del quiet
+        if taken is None:
+            return IntakeResult(Records.empty(self._settings.record_type), self.watermark, False)
         assert isinstance(taken, ArchivedBatch), taken
         assert taken.accepted is not None
         count = len(taken.accepted)
@@ -132,6 +209,8 @@ class ArchivedIntake(Intake):
         self._counts["accepted"] += count
         self._source.watermark = INSTANT_MAX if taken.finished else max(self._source.watermark, taken.watermark)
         self._source.finished = taken.finished
+        if taken.position is not None:
+            self._source.position = msgspec.Raw(taken.position)
         if count and self._settings.devices:
             devices = taken.accepted.keys(self._settings.devices, self._hasher)
             self._fleet.take(devices, taken.accepted.event_times, clock.now_us)
@@ -152,7 +231,7 @@ def archived_batches(
     """
     opened = lru_cache(OPEN_FILES_MAX)(partial(DecodedFile, partition))
     for place in bundles_of(history.files, partition):
-        records = _records(opened(place.file), place.seq, record_type, history)
+        records = records_of_bundle(opened(place.file), place.seq, record_type, history)
         yield (
             place.seq,
             ArchivedBatch("columns", now_us, watermark=place.watermark, accepted=records, records=len(records)),
@@ -179,7 +258,8 @@ class DecodedFile:
         return self._table.slice(start, end - start)
 
 
-def _records(file: DecodedFile, seq: int, record_type: RecordType, history: ArchivedHistory) -> Records:
+def records_of_bundle(file: DecodedFile, seq: int, record_type: RecordType, history: ArchivedHistory) -> Records:
+    """Return the records of a bundle that happen in a range."""
     table = history.inside(file.bundle(seq))
     if not len(table):
         return Records.empty(record_type)

@@ -176,6 +176,9 @@ class IntervalTask:
         )
         if self._of.name in hosted.job.archives and not hosted.job.streams:
             self._host.interval.intake = ArchivedIntake(intake_settings(self._of, hosted.job.limits))
+        elif self._of.name in hosted.job.followed:
+            recovered = None if snapshot is None else snapshot.recovered
+            self._host.interval.intake = ArchivedIntake(intake_settings(self._of, hosted.job.limits), recovered)
         self._now = Instant(hosted.job.now_us)
         self._at: At = (0, 0)
 

@@ -24,7 +24,7 @@ from millpy.sources.files.file_queue import files_of
 from millpy.sources.files.line_reader import Format
 from millpy.sources.files.source import Directory, Files
 from millpy.sources.kafka.source import Kafka
-from millpy.spark.archive_input import Archive, ArchivedHistory
+from millpy.spark.archive_input import Archive, ArchivedHistory, FollowedArchive, FollowedHistory
 from millpy.spark.archive_source import ArchivedSource
 from millpy.store.memory.database import MemoryDatabase
 
@@ -52,8 +52,9 @@ class BatchJob(msgspec.Struct, frozen=True):
         now_us: the processing time of the whole job. It is one instant, so that a repeated task does the same.
         keeps_state: whether tasks return the final state.
         streams: whether it runs on and keeps positions, so that a source need not end.
-        archives: source -> the archived files that replace it. A batch takes their bundles as they were; a stream takes
-            their records as if they came again.
+        archives: source -> the archived files that replace it. A batch takes their bundles as they were; a backfill
+            takes their records as if they came again.
+        followed: source -> the archive that replaces it in a stream, which takes its bundles as they were.
         hands_over: whether it stops where the sources have nothing more, for workers to continue: the end of a history
             is not that of its source, so windows stay open.
     """
@@ -66,6 +67,7 @@ class BatchJob(msgspec.Struct, frozen=True):
     keeps_state: bool
     streams: bool = False
     archives: dict[str, ArchivedHistory] = {}
+    followed: dict[str, FollowedHistory] = {}
     hands_over: bool = False
 
     @property
@@ -98,7 +100,11 @@ class BatchJob(msgspec.Struct, frozen=True):
         if self.streams:
             for name, archived in self.archives.items():
                 sources[name].source = ArchivedSource(name, sources[name].source, archived)
+        for name, archive in self.followed.items():
+            sources[name].source = FollowedArchive(archive, sources[name].source.partitions())
         for node in sources.values():
+            if node.name in self.followed:
+                continue
             if self.streams:
                 _check_streams(node)
             elif not node.source.ends() and node.name not in self.archives:
@@ -192,11 +198,11 @@ def make_job(
     path = Path(graph.partition(":")[0])
     loaded = load_graph(graph)
     if isinstance(inputs, Archive):
-        if streams and not hands_over:
-            raise UsageError("a stream reads no archive", hint="run a batch; or name files: --input SOURCE=FILES")
-        archives = inputs.histories(loaded)
         text = path.read_text(encoding="utf-8")
-        return BatchJob(graph, text, {}, limits, now_us, state, streams, archives, hands_over)
+        if streams and not hands_over:
+            return BatchJob(graph, text, {}, limits, now_us, state, streams, followed=inputs.followed(loaded))
+        archives = inputs.histories(loaded)
+        return BatchJob(graph, text, {}, limits, now_us, state, streams, archives, hands_over=hands_over)
     sources = [node.name for node in loaded.injectors()]
     named: dict[str, list[str]] = {}
     for name, paths in _by_source(inputs, sources):

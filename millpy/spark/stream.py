@@ -24,6 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from millpy.clock import SystemClock
 from millpy.errors import UsageError
 from millpy.limits import Limits
+from millpy.spark.archive_input import Archive
 from millpy.spark.batch import SETTINGS, account, apply, undone
 from millpy.spark.hosted_task import ORDER, PARTS_DDL
 from millpy.spark.job import HostedPlan, make_job
@@ -61,7 +62,7 @@ class StreamPlaces:
 def stream(
     spark: SparkSession,
     graph: str | Path,
-    inputs: Sequence[str] | Mapping[str, str | Sequence[str]] = (),
+    inputs: Sequence[str] | Mapping[str, str | Sequence[str]] | Archive = (),
     *,
     places: StreamPlaces,
     every: timedelta = EVERY,
@@ -75,8 +76,8 @@ def stream(
     Args:
         spark: a session of yours, or that of `millpy.spark.session`.
         graph: the graph's file, or `file.py:name`. Its sources must be `Files`, `Directory` or `Kafka`, or have an
-            input.
-        inputs: files in place of sources, as for `run`.
+            input or an archive.
+        inputs: files in place of sources, as for `run`; or the archives of the graph, which may grow.
         places: the directories of the query.
         every: how often a batch begins; one that takes longer is followed by the next at once.
         available_now: whether to end when everything is read that the sources had at the start. Windows stay open, and

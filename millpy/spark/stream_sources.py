@@ -1,7 +1,8 @@
 """Sources as a streaming query reads them: from the committed position, batch by batch.
 
-FileSource    stays open between batches, in the Python worker that has read it last
-KafkaRange    is opened for each batch, and takes what a repeated batch takes again (`stream_offsets`)
+FileSource         stays open between batches, in the Python worker that has read it last
+KafkaRange         is opened for each batch, and takes what a repeated batch takes again (`stream_offsets`)
+ArchivePartition   lists the archive in each batch (`archive_stream`)
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from millpy.hosting.plan import ComputationPlan
 from millpy.ingest.protocol import SourceBatch, SourceSetup
 from millpy.model.time import Instant
 from millpy.sources.kafka.source import Kafka, KafkaPosition
+from millpy.spark.archive_input import FollowedArchive
 from millpy.spark.job import HostedPlan
 from millpy.spark.stream_offsets import OffsetLog, TakenRange
 
@@ -94,6 +96,13 @@ class StreamSource(Protocol):
 def source_of(hosted: HostedPlan, of: ComputationPlan, interval: IntervalState) -> StreamSource:
     """Return the source of an interval, not yet open."""
     assert isinstance(of.node, InjectorNode)
+    if isinstance(of.node.source, FollowedArchive):
+        from millpy.spark.archive_stream import ArchivePartition
+
+        source, limits = of.node.source, hosted.job.limits
+        known = [f"{of.name}/{partition}" for partition in source.partitions()]
+        partition = f"{of.name}/{interval.deployed.partition}"
+        return ArchivePartition(source.history, partition, known, interval, of.node.record_type, limits)
     if isinstance(of.node.source, Kafka):
         return KafkaRange(of.node.source, hosted, of, interval)
     return FileSource(hosted, of, interval)

@@ -20,7 +20,7 @@ from millpy.errors import UsageError
 from millpy.graph.loader import load_graph
 from millpy.limits import Limits
 from millpy.model.time import Instant
-from millpy.spark import Archive
+from millpy.spark import Archive, read_results
 from millpy.spark.job import make_job
 from tests.databases import fresh_database
 from tests.property.test_spark_tasks import by_tasks
@@ -83,6 +83,18 @@ def test_an_archive_gives_the_rows_of_its_workers_and_a_missing_bundle_is_refuse
         (source,) = json.loads(text)["accounting"]["sources"]
         assert (source["injected"], source["accepted"]) == (1_500, 1_500)
 
+        more = ("--stream", "--available-now", "--every", "0.1", "--checkpoint", str(tmp_path / "checkpoint"))
+        status, text = run_spark(graph, "--output", str(tmp_path / "streamed"), *more)
+        assert status == 0, text
+        streamed = read_results(spark, tmp_path / "streamed")
+        for table, rows in expected.items():
+            found = sorted_rows([row.asDict() for row in streamed[table].collect()])
+            assert set(found) <= set(sorted_rows(rows)), table
+            closed = [row for row in rows if plain(row["window_end"]) <= 170e6]  # an archive has no end
+            assert set(sorted_rows(closed)) <= set(found), table
+            assert len(closed) > 10
+        assert json.loads(text)["accounting"]["sources"][0]["accepted"] == 1_500
+
         start, end = (datetime.fromtimestamp(second, UTC) for second in (40, 140))
         archive = Archive(tmp_path / "archive", start, end)
         job = make_job(str(graph), archive, limits=Limits(), now_us=NOW_US, state=False)
@@ -118,7 +130,7 @@ def test_an_archive_gives_the_rows_of_its_workers_and_a_missing_bundle_is_refuse
     ("given", "reason"),
     [
         (("--archive", "there", "--input", "a.csv"), "--archive and --input exclude each other"),
-        (("--archive", "there", "--stream"), "--archive and --stream exclude each other"),
+        (("--archive", "there", "--stream", "--to", "1h", "--checkpoint", "c"), "--to is for a batch"),
         (("--from", "1h"), "--from and --to are for --archive"),
         (("--archive", "there"), "has no files in this range"),
     ],
