@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -41,6 +42,8 @@ BUNDLES_MAX = 8
 EVERY = timedelta(seconds=1)
 POLL_S = 0.1
 STOP_S = 60.0
+SLOW_S = 60.0
+"""Seconds after which the log says what a batch waits for."""
 STREAM_SETTINGS = {**SETTINGS, "spark.sql.adaptive.enabled": "false"}
 
 
@@ -210,7 +213,8 @@ class GraphStream:
             apply(spark, STREAM_SETTINGS)
             spark.sparkContext.setJobDescription(f"{self._hosted.plan.permanent_name}: batch {batch}")
             tasks = self._tasks(batch, row.now_us)
-            ends = self._ends(spark, tasks)
+            with _slow_batch_reported(spark, batch):
+                ends = self._ends(spark, tasks)
             commit = commit_of(self._hosted, newest, tasks, ends)
             self._commits.commit(commit)
             self._published.publish(commit.outputs)
@@ -260,6 +264,26 @@ class GraphStream:
         for row in parts.where(F.col("kind") == "end").select("owner", "payload").collect():
             found[row.owner] = msgspec.json.decode(row.payload, type=StreamedEnd)
         return found
+
+
+@contextmanager
+def _slow_batch_reported(spark: SparkSession, batch: int) -> Iterator[None]:
+    """Say in the log which tasks a batch waits for, if it takes long: one that hangs looks like one without records."""
+
+    def report() -> None:
+        tracker, stages = spark.sparkContext.statusTracker(), []
+        for stage in sorted(tracker.getActiveStageIds()):
+            if (info := tracker.getStageInfo(stage)) is not None:
+                stages.append(f"stage {stage}: {info.numCompletedTasks} of {info.numTasks} tasks")
+        log.warning("batch %d has run for %g s; %s", batch, SLOW_S, ", ".join(stages) or "no stage is active")
+
+    timer = threading.Timer(SLOW_S, report)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def summary_of(hosted: HostedPlan, commit: StreamCommit) -> dict[str, Any]:

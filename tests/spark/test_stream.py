@@ -51,8 +51,13 @@ def killed_after(commits: int, checkpoint: Path, command: list[str]) -> None:
 
 
 def test_a_killed_driver_is_resumed_and_the_rows_are_those_of_a_hosted_graph(
-    spark: SparkSession, database_url: str, tmp_path: Path
+    spark: SparkSession,
+    database_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    monkeypatch.setattr(sys.modules["millpy.spark.stream"], "SLOW_S", 0.4)
     feed, graph, limits = tmp_path / "notes.ndjson", str(GRAPHS / "chained.py"), Limits(bundle_records_max=10)
     notes = [("abcd"[i % 4], max(0, 4 * i - 24 * (i % 5 == 0)), 0.5 * i) for i in range(300)]
     lines = (json.dumps(dict(zip(("device", "at", "value"), note, strict=True))) + "\n" for note in notes)
@@ -78,6 +83,7 @@ def test_a_killed_driver_is_resumed_and_the_rows_are_those_of_a_hosted_graph(
     assert resumed.newest.batch == begun_at + 1, "stopping has not waited for the batch"
     assert resumed.wait(120)
 
+    assert re.search(r"batch \d+ has run for 0.4 s; (stage \d+: \d+ of \d+ tasks|no stage)", caplog.text)
     assert all(source["injected"] == 300 for source in resumed.summary()["accounting"]["sources"])
     found = read_results(spark, output)
     for name, stored in expected["rows"].items():
