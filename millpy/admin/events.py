@@ -111,6 +111,9 @@ def _describe_other(kind: str, detail: Mapping[str, Any]) -> str:
     if kind == "audit_differs":
         differ = f"{_counted(detail['differences'], 'row')} of {detail['table']}"
         return f"audit: {differ} in {_counted(detail['hours'], 'hour')} from {detail['first_hour']} on"
+    if kind == "repaired":
+        done = ", ".join(f"{detail[what]} {what}" for what in ("replaced", "added", "deleted"))
+        return f"{detail['by']} repaired {detail['table']}: {done}"
     if "what" in detail:
         return f"source {detail.get('stream', '')} ({detail.get('partition', '')}): {detail['what']}"
     return ", ".join(f"{name} {value}" for name, value in detail.items())

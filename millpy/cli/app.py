@@ -27,6 +27,7 @@ from millpy.cli import (
     init,
     migrate,
     parked,
+    repair,
     report,
     run,
     sources,
@@ -127,6 +128,7 @@ COMMANDS: dict[str, dict[str, Callable[..., object] | typer.Typer]] = {
         "doctor": doctor.doctor,
     },
     "Replay or discard": {
+        "repair": repair.repair,
         "dead-letters": dead_letters.dead_letters,
         "late": dead_letters.late,
         "parked": parked.parked,

@@ -86,10 +86,10 @@ def audit(
         follow_hours(graph, settings, ("--master", master, "--memory", memory))
         return 0
     with working(f"loading {graph}"):
-        spec, hosted = _loaded(graph, inputs, engine, settings if engine == "native" else None, archive)
-    chosen = _chosen(spec, named)
+        spec, hosted = loaded(graph, inputs, engine, settings if engine == "native" else None, archive)
+    chosen = chosen_tables(spec, named)
     with connected_to(settings, str(Path(graph.partition(":")[0])), doing="") as admin, working("asking the database"):
-        graph_audit = GraphAudit(admin, spec, _microseconds(span))
+        graph_audit = GraphAudit(admin, spec, microseconds(span))
         if engine == "hosted" and hosted is None:
             hosted = job_of(graph, graph_audit.archive(archive), state=False)
         with graph_audit.unchanged(chosen), running_spark(f"audit of {graph_audit.graph}", master, memory) as session:
@@ -119,7 +119,7 @@ def _natively(
     return found, {name: reason for name, reason in refused.items() if name in names}
 
 
-def _loaded(
+def loaded(
     graph: str, inputs: list[str] | None, engine: str, native: Settings | None, archive: str
 ) -> tuple[GraphSpec, HostedPlan | None]:
     """Load a graph, and check what an engine needs before Spark starts. A batch over archives is planned later."""
@@ -138,7 +138,8 @@ def _loaded(
     return load_graph(graph).spec(), None
 
 
-def _chosen(spec: GraphSpec, named: Sequence[str] | None) -> list[TableSpec]:
+def chosen_tables(spec: GraphSpec, named: Sequence[str] | None) -> list[TableSpec]:
+    """Return the named result tables, or all."""
     unknown = sorted(set(named or ()) - {table.name for table in spec.tables})
     if unknown:
         raise UsageError(
@@ -148,7 +149,8 @@ def _chosen(spec: GraphSpec, named: Sequence[str] | None) -> list[TableSpec]:
     return [table for table in spec.tables if not named or table.name in named]
 
 
-def _microseconds(span: Sequence[str]) -> tuple[int, int]:
+def microseconds(span: Sequence[str]) -> tuple[int, int]:
+    """Return the start and the end of a time range; all of time without them."""
     start, end = (instant(datetime.fromisoformat(text)) if text else None for text in span)
     return INSTANT_MIN if start is None else start, INSTANT_MAX if end is None else end
 
@@ -176,7 +178,7 @@ def _print(
         )
         return EXIT_FAILED if differences else 0
     for table in found:
-        _show(schema, table)
+        show_audit(schema, table)
     for name, reason in refused.items():
         tables.say(f"{schema}.{name}: not audited, because {reason}")
     if recorded is None:
@@ -184,7 +186,8 @@ def _print(
     return EXIT_FAILED if differences else 0
 
 
-def _show(schema: str, table: TableAudit) -> None:
+def show_audit(schema: str, table: TableAudit) -> None:
+    """Print what an audit of a table has found."""
     tables.say(f"{schema}.{table.table}: {table.rows:,} rows, {table.differences:,} differences")
     if table.left_out:
         tables.say(f"(not compared: {', '.join(table.left_out)})")

@@ -122,6 +122,18 @@ class GraphAudit:
             found = [self._with_records(session, table, self._directory) for table in found]
         return found
 
+    def differing(
+        self, session: Any, hosted: HostedPlan, table: TableSpec
+    ) -> tuple[TableAudit, list[tuple[str, Sequence[Any]]]]:
+        """Audit one table of windows; return all rows that differ, too."""
+        from millpy.spark.audit import audit
+        from millpy.spark.batch import run_hosted
+        from millpy.spark.differing_rows import differing_rows
+
+        with run_hosted(session, hosted) as result:
+            rows = differing_rows(session, result.tables[table.name], table, self._scope())
+            return audit(session, result.tables, [table], self._scope())[0], rows
+
     def archive(self, directory: str) -> Archive:
         """Return the graph's archives as the input of a batch. Only what they hold already is final."""
         from millpy.spark.archive_input import Archive

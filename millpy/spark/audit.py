@@ -156,22 +156,7 @@ def audit_natively(spark: SparkSession, table: NativeTable, plan: NativePlan, sc
 def _audited(
     spark: SparkSession, expected: DataFrame, spec: TableSpec, scope: AuditScope, without: DataFrame | None = None
 ) -> TableAudit:
-    spark.sparkContext.setJobDescription(f"audit {spec.name}")
-    if spec.computation not in scope.final_us:
-        raise UsageError(
-            f"{spec.computation} is not deployed in {scope.schema}", hint="audit the graph with which the workers run"
-        )
-    stored = read_table(spark, f"{scope.schema}.{spec.name}", database_url=scope.database_url)
-    windowed = spec.kind == "windowed"
-    columns = [*spec.keys, *_WINDOW, *spec.values] if windowed else [*spec.values, *_TIME]
-    expected, stored = (_final(_normal(frame, columns), spec, scope) for frame in (expected, stored))
-    if without is not None:
-        key = _key(spec)
-        uncertain = _normal(without, key)
-        names = [column.name for column in key]
-        expected, stored = (frame.join(uncertain, names, "left_anti") for frame in (expected, stored))
-    compared = _windows(expected, stored, spec) if windowed else _records(expected, stored, columns)
-    compared = compared.persist()
+    compared = compare(spark, expected, spec, scope, without).persist()
     try:
         wrong_rows = F.when(F.col(f"`{KIND}`") == "same", 0).otherwise(F.col(f"`{ROWS}`"))
         sums = compared.rollup(_hour(spec)).agg(F.sum(f"`{ROWS}`").alias("n"), F.sum(wrong_rows).alias("wrong"))
@@ -179,11 +164,36 @@ def _audited(
         wrong = compared.where(F.col(f"`{KIND}`") != "same").orderBy(*_order(spec)).limit(SHOWN_MAX).collect()
     finally:
         compared.unpersist()
-    found = list(_differences([row.asDict(recursive=True) for row in wrong], spec, columns))
+    found = list(_differences([row.asDict(recursive=True) for row in wrong], spec))
     rows, differences = (counts[0]["n"], counts[0]["wrong"]) if counts else (0, 0)  # the first sums them all up
     of = {row[HOUR]: AuditedHour(row[HOUR], row["n"], row["wrong"]) for row in counts if row[HOUR] is not None}
     hours = [of.get(start, AuditedHour(start)) for start in _whole(of, spec, scope)]
     return TableAudit(spec.name, rows, differences, found, hours=hours)
+
+
+def compare(
+    spark: SparkSession, expected: DataFrame, spec: TableSpec, scope: AuditScope, without: DataFrame | None = None
+) -> DataFrame:
+    """Return the final rows of a table, in the columns `KIND`, `ROWS`, what identifies a row, `EXPECTED`, `STORED`.
+
+    Raises:
+        UsageError: the database has no such table.
+    """
+    spark.sparkContext.setJobDescription(f"audit {spec.name}")
+    if spec.computation not in scope.final_us:
+        raise UsageError(
+            f"{spec.computation} is not deployed in {scope.schema}", hint="audit the graph with which the workers run"
+        )
+    stored = read_table(spark, f"{scope.schema}.{spec.name}", database_url=scope.database_url)
+    windowed = spec.kind == "windowed"
+    columns = [*_key(spec), *spec.values] if windowed else [*spec.values, *_TIME]
+    expected, stored = (_final(_normal(frame, columns), spec, scope) for frame in (expected, stored))
+    if without is not None:
+        key = _key(spec)
+        uncertain = _normal(without, key)
+        names = [column.name for column in key]
+        expected, stored = (frame.join(uncertain, names, "left_anti") for frame in (expected, stored))
+    return _windows(expected, stored, spec) if windowed else _records(expected, stored, columns)
 
 
 def hour_of(spec: TableSpec, row: Mapping[str, Any]) -> int:
@@ -306,10 +316,8 @@ def _records(expected: DataFrame, stored: DataFrame, columns: Sequence[ColumnSpe
     return grouped.select(kind.alias(KIND), rows.alias(ROWS), *names, *sides.values())
 
 
-def _differences(
-    wrong: Sequence[Mapping[str, Any]], spec: TableSpec, columns: Sequence[ColumnSpec]
-) -> Iterator[AuditDifference]:
-    identity = [*spec.keys, *_WINDOW] if spec.kind == "windowed" else columns
+def _differences(wrong: Sequence[Mapping[str, Any]], spec: TableSpec) -> Iterator[AuditDifference]:
+    identity = _key(spec) if spec.kind == "windowed" else [*spec.values, *_TIME]
     for row in wrong:
         expected, stored = row[EXPECTED], row[STORED]
         if spec.kind != "windowed":

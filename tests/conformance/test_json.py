@@ -34,6 +34,7 @@ ELSEWHERE = {
     "archive": "tests/crash/test_archive.py reads its document",
     "report": "Spark: tests/spark/test_report.py reads its document",
     "audit": "Spark: tests/spark/test_audit.py reads its document",
+    "repair": "Spark: tests/spark/test_audit.py reads its document",
     "spark run": "Spark: tests/spark/test_batch.py reads its document",
     "backfill": "Spark: tests/spark/test_backfill.py reads its document",
     "analytics": "Spark: tests/spark/test_analytics.py reads its document",
@@ -160,6 +161,7 @@ def test_every_command_prints_one_json_document(project: Path) -> None:
 
 
 NEEDED = {"sql": ["SELECT 1"], "state": ["x"], "report": ["a.b"], "deploy": ["graph.py"], "audit": ["x.py"],
+          "repair": ["x.py", "--table", "x"],
           "crash-test": ["graph.py"],
           "dead-letters show": ["1"], "dead-letters replay": ["1"], "dead-letters discard": ["1"], "late show": ["1"],
           "late replay": ["1"], "late discard": ["1"], "parked release": ["x"], "parked discard": ["x"],

@@ -72,6 +72,7 @@ def test_an_audit_finds_nothing_and_then_each_row_that_somebody_has_changed(
     assert rows == stored
     assert min(rows.values()) > 50
     a_changed_a_deleted_and_an_added_row_are_named(graph, url)
+    a_repair_puts_them_right_once(graph, url)
 
 
 def a_changed_a_deleted_and_an_added_row_are_named(graph: Path, url: str) -> None:
@@ -105,3 +106,24 @@ def a_changed_a_deleted_and_an_added_row_are_named(graph: Path, url: str) -> Non
     assert document["hours_recorded"] == 0  # less than an hour was compared
     parts = sorted((kind, row["parts"]) for kind, row, _, _ in of["largest"])
     assert parts == [("added", "[10,-2]"), ("missing", "[10,-1]")]
+
+
+def a_repair_puts_them_right_once(graph: Path, url: str) -> None:
+    def repaired(table: str, *options: str) -> tuple[object, int]:
+        done = CliRunner().invoke(app, ["repair", str(graph), "--table", table, "--database", url, "--json", *options])
+        assert done.exit_code == 0, (done.output, done.exception)
+        document = json.loads(done.stdout)
+        return document["repaired"], document["found"]["differences"]
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        done = connection.execute(
+            "DELETE FROM audited.fixed WHERE device = 'dev-1' AND window_start = to_timestamp(80)"
+        )
+        assert done.rowcount == 1
+    assert repaired("fixed", "--from", "1970-01-01T00:01:10Z", "--dry-run") == (None, 2)
+    assert repaired("fixed") == ({"replaced": 1, "added": 1, "deleted": 1}, 3)
+    assert repaired("fixed") == ({"replaced": 0, "added": 0, "deleted": 0}, 0)
+    refused = CliRunner().invoke(app, ["repair", str(graph), "--table", "largest", "--database", url])
+    assert refused.exit_code == 2
+    events = CliRunner().invoke(app, ["events", "--kind", "repaired", "--json", "--database", url])
+    assert [row["detail"]["table"] for row in json.loads(events.stdout)] == ["fixed"]

@@ -1,0 +1,110 @@
+"""Put the rows of a result table right, in one statement: all or nothing, and an event says who did it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from millpy.admin.queries import Admin, Row
+from millpy.errors import TableSwitchedError
+from millpy.model.deployment import TableSpec
+
+OF_GRAPH = "SELECT graph_id FROM mill.graphs WHERE name = :graph"
+# The lock makes a switch, a drop, a deployment and another repair wait, but no commit of a worker. A graph that was
+# switched meanwhile has another name, and is not held. No worker writes a final window, so rows need no fence.
+REPAIR = """
+WITH held AS (
+    SELECT graph_id FROM mill.graphs WHERE name = :graph AND graph_id = :graph_id FOR NO KEY UPDATE
+), given AS (
+    SELECT r ->> 0 AS kind, {columns}
+      FROM held, jsonb_array_elements(CAST(:rows AS jsonb)) AS r
+), deleted AS (
+    DELETE FROM {table} AS t USING given AS g WHERE g.kind = 'added' AND {same} RETURNING 1
+), written AS (
+    INSERT INTO {table} AS t ({names}, pane_index, pane_timing, late_count, interval_id, bundle)
+    SELECT {places}, 0, 'on_time', 0,
+           (SELECT min(i.interval_id) FROM mill.intervals AS i JOIN mill.computations AS c USING (computation_id)
+             WHERE c.graph_id = :graph_id AND c.name = :computation), 0
+      FROM given AS g WHERE g.kind <> 'added'
+    ON CONFLICT ({identity}) DO UPDATE SET {changes}, emitted_at = now()
+    RETURNING xmax = 0 AS is_new
+), counted AS (
+    SELECT (SELECT count(*) FROM written WHERE NOT is_new) AS replaced,
+           (SELECT count(*) FROM written WHERE is_new) AS added, (SELECT count(*) FROM deleted) AS deleted
+), noted AS (
+    INSERT INTO mill.events (graph_id, kind, detail)
+    SELECT graph_id, 'repaired',
+           jsonb_build_object('table', CAST(:name AS text), 'by', session_user, 'replaced', replaced, 'added', added,
+                              'deleted', deleted, 'from', CAST(:start AS text), 'to', CAST(:end AS text))
+      FROM held, counted WHERE replaced + added + deleted > 0
+)
+SELECT replaced, added, deleted, EXISTS (SELECT FROM held) AS is_held FROM counted
+"""
+
+
+def graph_id(admin: Admin, graph: str) -> int:
+    """Return the number of a deployed graph, which another generation under the same name does not have."""
+    return int(admin.ask(OF_GRAPH, graph=graph)[0]["graph_id"])
+
+
+def repair_rows(
+    admin: Admin,
+    graph: tuple[str, int],
+    table: TableSpec,
+    rows: Sequence[tuple[str, Sequence[Any]]],
+    span: tuple[str, str] = ("", ""),
+) -> Row:
+    """Replace, add and delete rows of a table of windows; return how many as `replaced`, `added` and `deleted`.
+
+    Args:
+        admin: the database; its role may write the table.
+        graph: name and number of the graph when the rows were compared.
+        table: a table of windows.
+        rows: of each "missing", "changed" or "added", and its columns as text: keys, start and end of the window in
+            µs, and the values that are right.
+        span: what the event says of the time range.
+
+    Raises:
+        TableSwitchedError: another generation has the name now; nothing was changed.
+    """
+    if not rows:
+        return {"replaced": 0, "added": 0, "deleted": 0}
+    identity = [(key.name, key.sql_type) for key in table.keys]
+    identity += [("window_start", "timestamptz"), ("window_end", "timestamptz")]
+    columns = [*identity, *((value.name, value.sql_type) for value in table.values)]
+    statement = REPAIR.format(
+        table=f"{_quoted(graph[0])}.{_quoted(table.name)}",
+        columns=", ".join(_read(place, kind) for place, (_, kind) in enumerate(columns, 1)),
+        same=" AND ".join(f"t.{_quoted(name)} = g.c{place}" for place, (name, _) in enumerate(identity, 1)),
+        names=", ".join(_quoted(name) for name, _ in columns),
+        places=", ".join(f"g.c{place}" for place in range(1, len(columns) + 1)),
+        identity=", ".join(_quoted(name) for name, _ in identity),
+        changes=", ".join(f"{_quoted(value.name)} = excluded.{_quoted(value.name)}" for value in table.values),
+    )
+    (done,) = admin.change(
+        statement,
+        graph=graph[0],
+        graph_id=graph[1],
+        name=table.name,
+        computation=table.computation,
+        rows=json.dumps([[kind, *values] for kind, values in rows]),
+        start=span[0] or None,
+        end=span[1] or None,
+    )
+    if not done["is_held"]:
+        raise TableSwitchedError(
+            f"{graph[0]}.{table.name} was switched to another table, or dropped, before the repair",
+            hint="nothing was changed: repair it again",
+        )
+    return {what: done[what] for what in ("replaced", "added", "deleted")}
+
+
+def _read(place: int, kind: str) -> str:
+    if kind == "timestamptz":
+        return f"mill.moment(CAST(r ->> {place} AS bigint)) AS c{place}"
+    return f"CAST(r ->> {place} AS {kind}) AS c{place}"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
