@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-from millpy.admin.queries import Admin, Row
 from millpy.clock import Clock
 from millpy.errors import UsageError
 from millpy.model.deployment import GraphSpec
+from millpy.model.time import Instant
 from millpy.spark.archive_input import Archive
+from millpy.spark.connection import connected, literal
+from millpy.store.archive.reader import ListedFile
 
 CAUGHT_UP_S_MAX = 60.0
 """How long an archiver may make no progress until it counts as absent."""
 CAUGHT_UP_EVERY_S = 0.5
 ARCHIVED_BEFORE = """
 SELECT graph FROM millpy.archive JOIN millpy.graphs USING (graph)
- WHERE family = :family AND generation < :generation AND files > 0 ORDER BY generation DESC LIMIT 1
+ WHERE family = {family} AND generation < {generation} AND files > 0 ORDER BY generation DESC LIMIT 1
+"""
+FILES = """
+SELECT archive, path, partitions::text, (extract(epoch FROM first_event_time) * 1000000)::bigint,
+       (extract(epoch FROM last_event_time) * 1000000)::bigint
+  FROM millpy.archive_files WHERE graph = {graph} ORDER BY archive, path
+"""
+ACCOUNTS = """
+SELECT consumer, produced::bigint, pending::bigint FROM millpy.accounting
+ WHERE graph = {graph} AND produced IS NOT NULL
+   AND consumer IN (SELECT archive FROM millpy.archive WHERE graph = {graph})
 """
 
 
@@ -43,10 +57,12 @@ class EarlierArchive:
         Raises:
             UsageError: no earlier generation has archived anything.
         """
-        admin = Admin(self.database)
-        earlier = self._earlier(admin, spec)
+        earlier = self._earlier(spec)
         archives = [computation.name for computation in spec.computations if computation.kind == "archive"]
-        found = {name: admin.archive_files(earlier, name) for name in archives}
+        found: dict[str, list[ListedFile]] = {name: [] for name in archives}
+        for name, path, partitions, lo, hi in self._ask(FILES, graph=literal(earlier, "text")):
+            if name in found:
+                found[name].append(ListedFile(path, Instant(lo), Instant(hi), json.loads(partitions)))
         return Archive(self.directory, self.start, None, found, frozenset(sources))
 
     def wait(self, spec: GraphSpec, clock: Clock) -> None:
@@ -55,13 +71,13 @@ class EarlierArchive:
         Raises:
             UsageError: its archiver makes no progress.
         """
-        admin = Admin(self.database)
-        earlier = self._earlier(admin, spec)
-        wanted = {row["consumer"]: int(row["produced"]) for row in _accounts(admin, earlier)}
+        earlier = self._earlier(spec)
+        graph = literal(earlier, "text")
+        wanted = {consumer: produced for consumer, produced, _ in self._ask(ACCOUNTS, graph=graph)}
         left, progress_at = -1, clock.monotonic()
         while behind := sum(
-            max(0, wanted.get(row["consumer"], 0) - int(row["produced"]) + int(row["pending"]))
-            for row in _accounts(admin, earlier)
+            max(0, wanted.get(consumer, 0) - produced + pending)
+            for consumer, produced, pending in self._ask(ACCOUNTS, graph=graph)
         ):
             if behind != left:
                 left, progress_at = behind, clock.monotonic()
@@ -72,16 +88,15 @@ class EarlierArchive:
                 )
             threading.Event().wait(CAUGHT_UP_EVERY_S)
 
-    def _earlier(self, admin: Admin, spec: GraphSpec) -> str:
-        found = admin.ask(ARCHIVED_BEFORE, family=spec.name, generation=spec.generation)
+    def _earlier(self, spec: GraphSpec) -> str:
+        found = self._ask(ARCHIVED_BEFORE, family=literal(spec.name, "text"), generation=str(spec.generation))
         if not found:
             raise UsageError(
                 f"no generation of {spec.name} before {spec.generation} has archived anything",
                 hint="archive the running generation with .archive() and `millpy archive`; or name files: --input",
             )
-        return str(found[0]["graph"])
+        return str(found[0][0])
 
-
-def _accounts(admin: Admin, graph: str) -> list[Row]:
-    archives = {row["archive"] for row in admin.archives(graph)}
-    return [row for row in admin.accounting(graph) if row["consumer"] in archives and row["produced"] is not None]
+    def _ask(self, query: str, **given: str) -> list[tuple[Any, ...]]:
+        with connected(self.database) as connection:
+            return connection.rows(query.format(**given))
