@@ -28,6 +28,7 @@ CANCELLED = "57014"
 RIGHTS_HINT = "log in as a member of a role with these rights; `millpy migrate --roles` creates the roles"
 NO_RIGHTS = "42501"
 REFUSED_BY_POOL = "08"
+OF_CONSTRAINTS = "23"
 ARCHIVE_FILES = """
 SELECT path, partitions, (extract(epoch FROM first_event_time) * 1000000)::bigint AS lo,
        (extract(epoch FROM last_event_time) * 1000000)::bigint AS hi
@@ -195,6 +196,11 @@ def _translated(error: DBAPIError) -> MillError:
         return UsageError(message, hint="`millpy watermarks` lists them; say which with --explain GRAPH.COMPUTATION")
     if state in NOT_A_VALUE:
         return UsageError(_first_line(error), hint="write it as PostgreSQL reads it: 2026-11-20T08:00:00Z, 1.5, true")
+    if state and state.startswith(OF_CONSTRAINTS):
+        return ConfigError(
+            f"a constraint of yours refuses a row: {_first_line(error)}",
+            hint="nothing was changed: change the constraint, or what it refuses",
+        )
     if state == CANCELLED:
         return UsageError("the query takes too long", hint="ask for less: give a key, or a span of time")
     if state == NO_RIGHTS:
