@@ -90,7 +90,7 @@ def test_a_repair_that_is_refused_changes_nothing(admin: Admin, database_url: st
             repair_rows(Admin(make_conninfo(database_url, options=f"-c role={role}")), ("factory", number), SUMS, ROWS)
         connection.execute(f"DROP ROLE {role}")
         connection.execute("ALTER TABLE factory.sums_1m ADD CHECK (device <> 'd2')")
-        with pytest.raises(ConfigError, match="a constraint of yours refuses a row: .*violates check constraint"):
+        with pytest.raises(ConfigError, match=r"a constraint of yours refuses a row: .*violates check constraint"):
             repair(admin)
 
     assert stored(admin) == [str(row) for row in WRONG]

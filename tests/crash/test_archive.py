@@ -141,12 +141,12 @@ def test_archiver_warns_and_tries_again_while_its_object_store_is_away(
 
     def freeze_first(self: ObjectStorage, *given: Any) -> None:
         if thaw.ident is None:
+            monkeypatch.setattr(object_storage, "REQUEST_S_MAX", 0.5)  # not before: a busy machine is no outage
             s3.freeze()
             thaw.start()
         create(self, *given)
 
     monkeypatch.setattr(ObjectStorage, "create", freeze_first)
-    monkeypatch.setattr(object_storage, "REQUEST_S_MAX", 0.5)
     into, limits = ArchiveInto(bucket, every_s=0.0), Limits(lease_ttl_s=1, bundle_records_max=150)
     try:
         asyncio.run(run_worker(graph, streamed, limits=limits, only=archives_of(graph), archive=into))

@@ -17,7 +17,7 @@ from millpy.testing.simulation.edges import CANARIES
 from millpy.testing.simulation.schedule import FEATURES, Schedule
 from millpy.testing.simulator import FAULTS_MIN, STEPS_MIN, catch_canary, run_schedule, run_seed, search, shortest
 
-SEEDS = int(os.environ.get("SEEDS") or 120)
+SEEDS = int(os.environ.get("SEEDS") or 60)
 """`make sim` runs more: 2,000, or SEEDS=10000."""
 
 

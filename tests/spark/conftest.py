@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from millpy.spark import session
+
+SMALL_QUERIES = {
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.shuffle.partitions": "3",
+}
+"""A test's queries have few rows: to compile each of them costs a seventh of the time of all tests."""
 
 
 @pytest.fixture(scope="session")
@@ -18,9 +24,9 @@ def spark() -> Iterator[SparkSession]:
     before = dict(os.environ)
     # A test's queries are over before the second compiler pays, and on two cores it takes the time of all other tests.
     os.environ["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    os.environ["SPARK_CONF_DIR"] = str(Path(__file__).with_name("conf"))  # of the processes that tests start, too
     with_source = session(master="local[2,4]")  # a lost task is repeated
-    with_source.conf.set("spark.sql.shuffle.partitions", "3")
+    for name, value in SMALL_QUERIES.items():
+        with_source.conf.set(name, value)
     yield with_source
     with_source.stop()
     os.environ.clear()

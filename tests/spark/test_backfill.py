@@ -176,12 +176,20 @@ def test_an_archive_is_the_history_of_a_changed_graph(
 
 
 async def _published(port: int, graph: Path, url: str, first: int, end: int) -> None:
-    """Publish numbers until the first generation, whose session may only begin now, has taken all of them."""
+    """Publish numbers while the first generation works, the first until its session has begun; the others are later."""
     worker = asyncio.create_task(work(graph, url, end, "plant"))
-    while not worker.done():
-        await publish(port, range(first, end))
-        await asyncio.wait([worker], timeout=0.5)
+    while await asyncio.to_thread(_taken, url) <= first:
+        assert not worker.done()
+        await publish(port, [first])
+        await asyncio.wait([worker], timeout=0.2)
+    await publish(port, range(first + 1, end))
     await worker
+
+
+def _taken(url: str) -> int:
+    with psycopg.connect(url) as connection:
+        row = connection.execute("SELECT sum(accepted) FROM millpy.accounting WHERE graph = 'plant'").fetchone()
+    return int(row[0] or 0) if row else 0
 
 
 def _pending(url: str) -> int:

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from millpy.cli.app import app
+from tests.spark.conftest import SMALL_QUERIES
 
 pytestmark = pytest.mark.timeout(400)  # a JVM starts first
 NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "backfill.ipynb"
@@ -30,6 +31,8 @@ def test_the_notebook_backfills_audits_and_draws(
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     printed = []
+    for name in SMALL_QUERIES:  # of thousands of records
+        spark.conf.unset(name)
 
     for cell in json.loads(NOTEBOOK.read_text())["cells"]:
         text = "".join(cell["source"])
@@ -45,3 +48,5 @@ def test_the_notebook_backfills_audits_and_draws(
     assert list(names["hottest"]["pump"]) == ["west"] * 3
     assert names["hottest"]["mean"][0] > 80
     assert "<svg" in (tmp_path / "report.html").read_text()
+    for name, value in SMALL_QUERIES.items():
+        spark.conf.set(name, value)
