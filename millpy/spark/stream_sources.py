@@ -22,6 +22,7 @@ from millpy.hosting.interval_state import IntervalState
 from millpy.hosting.plan import ComputationPlan
 from millpy.ingest.protocol import SourceBatch, SourceSetup
 from millpy.model.time import Instant
+from millpy.sources.files.source import Directory
 from millpy.sources.kafka.source import Kafka, KafkaPosition
 from millpy.spark.archive_input import FollowedArchive
 from millpy.spark.job import HostedPlan
@@ -30,7 +31,7 @@ from millpy.spark.stream_offsets import OffsetLog, TakenRange
 SOURCE_WAIT_S = 0.5
 """How long a source task waits for a source that may have something."""
 SOURCE_LOOK_S = 0.05
-"""How long it looks at a source that says it has nothing."""
+"""How long it looks before it believes a source that says it has nothing."""
 OPEN_S_MAX = 30.0
 
 
@@ -151,6 +152,10 @@ class FileSource:
         interval.intake.source_opened()
         self._position = interval.intake.position
         self._is_open = False
+        self._patience_s = SOURCE_WAIT_S
+        if isinstance(of.node.source, Directory):
+            # A file settles while this process looks at it, and the next batch may be another process's.
+            self._patience_s += (of.node.source.settle + of.node.source.every).total_seconds()
 
     @property
     def news(self) -> SourceNews:
@@ -172,14 +177,15 @@ class FileSource:
                 return
 
     async def _next(self) -> SourceBatch | None:
-        for wait_s in (SOURCE_LOOK_S, SOURCE_WAIT_S):
+        end, self._patience_s = self._clock.monotonic() + self._patience_s, SOURCE_WAIT_S
+        while True:
             self._ready.clear()
             if (taken := await self._injector.take()) is not None:
                 return taken
             with suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
+                async with asyncio.timeout(SOURCE_LOOK_S):
                     await self._ready.wait()
-            if self._injector.quiet():
+            if self._injector.quiet() or self._clock.monotonic() >= end:
                 break
         taken = await self._injector.take()
         self.is_quiet = taken is None and self._injector.quiet()

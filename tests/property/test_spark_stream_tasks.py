@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millpy.errors import CorruptionError, OwnershipError, UsageError
+from millpy.limits import Limits
 from millpy.model.checkpoint import Kind
 from millpy.model.delta import decode_document
 from millpy.spark import stream_commits, stream_state, stream_task
@@ -276,3 +277,37 @@ def test_a_state_file_that_has_changed_is_not_read(query: Query, tmp_path: Path)
 
     with pytest.raises(CorruptionError, match="is not what was written"):
         query.attempt()
+
+
+WATCHED = """
+import msgspec
+from datetime import timedelta
+from millpy import Count, Directory, EventTime, FixedWindows, Graph, seconds
+
+class Note(msgspec.Struct):
+    device: str
+    at: int
+
+graph = Graph("watched")
+source = Directory({directory!r}, settle=timedelta(seconds=0.7), every=timedelta(seconds=0.1))
+notes = graph.inject("notes", source, schema=Note, event_time=EventTime("at", unit="s", max_disorder=seconds(1)))
+notes.key_by("device").window(FixedWindows(seconds(10))).aggregate(n=Count()).to_table("counts")
+"""
+
+
+def test_a_file_settles_although_each_batch_is_read_by_another_process(tmp_path: Path) -> None:
+    inputs = tmp_path / "inputs"
+    inputs.mkdir()
+    (inputs / "one.ndjson").write_text("".join(f'{{"device": "d", "at": {at}}}\n' for at in range(100)))
+    text = WATCHED.format(directory=str(inputs))
+    job = BatchJob("graph.py", text, {}, Limits(), NOW_US, keeps_state=False, streams=True, hands_over=True)
+    query = Query(job, tmp_path)
+    for _ in range(4):
+        forget()
+        commit = query.attempt()
+        query.commits.commit(commit)
+        query.output.publish(commit.outputs)
+    forget()
+
+    assert commit.finished
+    assert sum(row["n"] for row in query.published("tables/counts")) == 90
