@@ -16,7 +16,7 @@ import msgspec
 from millpy.computation import Computation
 from millpy.errors import GraphError
 from millpy.graph.names import RESERVED_SCHEMAS, checked_name
-from millpy.graph.nodes import FailurePolicy, InjectorNode, StageNode
+from millpy.graph.nodes import FailurePolicy, InjectorNode, StageNode, WhenBehind
 from millpy.graph.spec import graph_spec
 from millpy.graph.streams import KeyedStream, Stream
 from millpy.ingest.protocol import Source
@@ -25,6 +25,7 @@ from millpy.limits import KEY_INTERVALS_DEFAULT
 from millpy.model.deployment import GraphSpec, permanent_name
 from millpy.model.identity import canonical_json
 from millpy.model.record import RecordType
+from millpy.model.take import TAKE_TYPE
 from millpy.model.time import check_length
 from millpy.operators.keyed import ComputationLogic
 from millpy.operators.state_migration import StateFunction, StateUpgrade
@@ -62,6 +63,7 @@ class Graph:
         self.generation = generation
         self.nodes: list[InjectorNode | StageNode] = []
         self.upgrades: dict[str, StateUpgrade] = {}
+        self._is_complete = False
 
     def __repr__(self) -> str:
         return (
@@ -81,8 +83,10 @@ class Graph:
         """Append a node, behind the nodes that produce its input.
 
         Raises:
-            GraphError: another node has its name.
+            GraphError: another node has its name, or the takes of all nodes are archived already.
         """
+        if self._is_complete:
+            raise GraphError(f"step {node.name!r} comes behind archive_takes()", hint="call archive_takes() last")
         if node.name and any(other.name == node.name for other in self.nodes):
             raise GraphError(f"two steps are named {node.name!r}", hint="rename one: a name identifies stored state")
         self.nodes.append(node)
@@ -200,6 +204,28 @@ class Graph:
         if not (isinstance(node, StageNode) and isinstance(node.logic, ComputationLogic)):
             raise GraphError(f"cannot upgrade {name!r}: no Computation has that name", hint="name a step of process(…)")
         self.upgrades[name] = node.logic.upgrade(name, function)
+
+    def archive_takes(self, *, when_behind: WhenBehind = "wait") -> None:
+        """Archive what each step of each computation has consumed, so that it can be repeated exactly.
+
+        A take is a record that says which bundles a step consumed, in which order and at what time. With the archives
+        of the sources, `millpy spark run --archive --exact` makes every bundle again as it was: with several source
+        partitions, too, and with timers in processing time. Call this last; each computation NAME gets an archive
+        NAME_takes.
+
+        Args:
+            when_behind: see `KeyedStream.archive`. What is left out ends what can be repeated.
+
+        Raises:
+            GraphError: a computation has no name.
+        """
+        stages = [node for node in self.nodes if isinstance(node, StageNode) and not node.archives]
+        for node in stages:
+            if not node.name:
+                raise GraphError("a windowed step has no name", hint="write it to a table before archive_takes()")
+            node.takes = Stream(self, node, TAKE_TYPE, own_name=f"{node.name}_takes")
+            node.takes.key_by("interval").archive(node.takes.name, buckets=1, when_behind=when_behind)
+        self._is_complete = True
 
     def streams(self) -> list[Stream]:
         """Return all streams in order of creation; an injector's stream appears with its first consumer."""

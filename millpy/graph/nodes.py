@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 
 FailurePolicy = Literal["dead_letter", "park"]
+WhenBehind = Literal["wait", "skip"]
+"""What happens when too much waits for an archive."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +73,11 @@ class Input:
 
 @dataclass(slots=True, eq=False)
 class StageNode:
-    """A computation: its inputs by key, its logic, its output streams."""
+    """A computation: its inputs by key, its logic, its output streams.
+
+    Attributes:
+        takes: the stream of its takes, if the graph archives them.
+    """
 
     name: str
     inputs: tuple[Input, ...]
@@ -79,6 +85,12 @@ class StageNode:
     intervals: int
     outputs: list[Stream] = field(default_factory=list)
     allowed_lateness_us: int = 0
+    takes: Stream | None = None
+
+    @property
+    def all_streams(self) -> list[Stream]:
+        """Its output streams, and that of its takes."""
+        return self.outputs if self.takes is None else [*self.outputs, self.takes]
 
     @property
     def windowed(self) -> bool:

@@ -60,7 +60,7 @@ def graph_spec(name: str, nodes: Sequence[InjectorNode | StageNode]) -> GraphSpe
                 accumulators=_accumulators(node),
             )
         )
-        for stream in node.outputs:
+        for stream in node.all_streams:
             streams.append(_stream_spec(stream.name, node.name, stream.record_type))
             if stream.table is not None:
                 tables.append(_table_spec(node, stream))

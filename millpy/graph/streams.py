@@ -6,14 +6,14 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from millpy.computation import Computation
 from millpy.errors import GraphError
 from millpy.graph.names import RESERVED_COLUMNS, checked_name
-from millpy.graph.nodes import FailurePolicy, InjectorNode, Input, StageNode
+from millpy.graph.nodes import FailurePolicy, InjectorNode, Input, StageNode, WhenBehind
 from millpy.limits import KEY_INTERVALS_DEFAULT
 from millpy.model.record import RecordType, column_name
 from millpy.model.time import Instant, check_length, microseconds
@@ -272,7 +272,7 @@ class KeyedStream:
         )
 
     def archive(
-        self, name: str = "", *, buckets: int = 16, intervals: int = 1, when_behind: Literal["wait", "skip"] = "wait"
+        self, name: str = "", *, buckets: int = 16, intervals: int = 1, when_behind: WhenBehind = "wait"
     ) -> None:
         """Archive the records as Parquet files, which `millpy archive` or `services/archiver.py` writes.
 

@@ -11,7 +11,7 @@ second, a host commits it at once: its caller need not bring the same position a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from millpy.graph import Graph
@@ -24,12 +24,13 @@ from millpy.hosting.step import CURSOR_ONLY_EVERY_S, LoadState, Steps, TurnInput
 from millpy.ingest.protocol import SourceBatch
 from millpy.limits import Limits
 from millpy.model.bundle import Bundle
-from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant
+from millpy.model.checkpoint import Checkpoint, Cursor, DedupeRun, Entries, Grant
 from millpy.model.deployment import Deployment, GraphSpec
-from millpy.model.keys import KeyHasher
+from millpy.model.keys import Key, KeyHasher
 from millpy.model.record import Records
 from millpy.model.stage import UNBOUNDED, StoredInterval
 from millpy.model.time import INSTANT_MIN, ClockReading, Instant
+from millpy.model.watermark import input_watermark
 from millpy.store.protocol import OwnerSnapshot, PollResult, SegmentQuery
 
 
@@ -93,7 +94,8 @@ class HostedInterval:
         self.interval = open_interval(grant, plan.by_interval[interval_id], snapshot, runs, limits)
         self._hasher = KeyHasher()
         self._turns = 0
-        self._steps = _steps(plan, limits, load or _load_nothing)
+        self._budget = HostBudget()
+        self._steps = _steps(plan, limits, load or _load_nothing, self._budget)
 
     def delivery(
         self, producer: int, seq: int, watermark: Instant, records: Mapping[int, Records] | None = None
@@ -147,6 +149,40 @@ class HostedInterval:
         checkpoints = self._steps.run(inbox, {own: self.interval}, Isolation())
         return checkpoints[0] if checkpoints else None
 
+    def repeat(
+        self,
+        now_us: Instant,
+        moved: Sequence[Cursor],
+        delivered: Sequence[Delivery],
+        *,
+        panes_max: int = UNBOUNDED,
+        fires: Mapping[Key, int] | None = None,
+    ) -> Checkpoint | None:
+        """Step a stage as a worker did, whose take says how; see `model.take.Take`.
+
+        Args:
+            now_us: the processing time.
+            moved: cursors that had moved before, without records.
+            delivered: the input in the worker's order, from `delivery`.
+            panes_max: number of panes that may be emitted.
+            fires: key -> number of timers that fired at the end; None for all that are due.
+        """
+        own, interval = self.interval.interval_id, self.interval
+        for cursor in moved:
+            interval.advance_cursor(cursor.producer, cursor.seq, cursor.watermark)
+        interval.input_watermark = input_watermark(cursor.watermark for cursor in interval.cursors.values())
+        self._turns += 1
+        self._budget.panes = panes_max
+        inbox = TurnInput(
+            ClockReading.certain(now_us),
+            self._turns * CURSOR_ONLY_EVERY_S,
+            delivered={own: delivered},
+            progress_due=True,
+        )
+        again = Isolation(again=True, fired={} if fires is None else {own: fires})
+        checkpoints = self._steps.run(inbox, {own: interval}, again)
+        return interval.sampler.keep(checkpoints[0], now_us) if checkpoints else None
+
 
 class HostedGraph:
     """All intervals of a graph in one process.
@@ -165,7 +201,7 @@ class HostedGraph:
         self._state = state
         self._limits = limits
         self.plan = plan(graph, state.deploy(graph.spec()), limits)
-        self._steps = _steps(self.plan, limits, state.load_state)
+        self._steps = _steps(self.plan, limits, state.load_state, HostBudget())
         self._turns = 0
         self.now_us = now_us
         self.intervals: dict[int, IntervalState] = {}
@@ -259,14 +295,17 @@ def open_interval(
     return interval
 
 
-class _NoBudget:
-    """A budget without bounds: a step takes all of its input and does all due work."""
+@dataclass(slots=True)
+class HostBudget:
+    """A budget without bounds, unless a caller sets some: a step takes all of its input and does all due work."""
 
-    records = panes = timers = UNBOUNDED
+    records: int = UNBOUNDED
+    panes: int = UNBOUNDED
+    timers: int = UNBOUNDED
 
 
-def _steps(plan: Plan, limits: Limits, load: LoadState) -> Steps:
-    return Steps(plan, limits, load, NoFailpoints(), _NoBudget(), lambda: 0.0)
+def _steps(plan: Plan, limits: Limits, load: LoadState, budget: HostBudget) -> Steps:
+    return Steps(plan, limits, load, NoFailpoints(), budget, lambda: 0.0)
 
 
 def _load_nothing(grant: Grant, keys: Sequence[bytes]) -> Sequence[Entries]:

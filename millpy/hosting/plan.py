@@ -64,6 +64,7 @@ class ComputationPlan:
         consumers: interval ids of all consuming computations (each once).
         stage: the stage; None for an injector.
         immediate: whether the user has declared that the operators behind it only compute.
+        takes: the stream of its takes, if they are archived.
     """
 
     name: str
@@ -75,6 +76,7 @@ class ComputationPlan:
     consumers: tuple[int, ...]
     stage: Stage | None
     immediate: bool
+    takes: str | None
 
     @property
     def archives(self) -> bool:
@@ -149,7 +151,8 @@ def plan(graph: Graph, deployment: Deployment, limits: Limits) -> Plan:
     windowed = sum(len(deployment.intervals_of(stage.name)) for stage in stages if isinstance(stage.logic, WindowSpec))
     computations = []
     for node in graph.nodes:
-        streams = [node.name] if isinstance(node, InjectorNode) else [stream.name for stream in node.outputs]
+        takes = node.takes if isinstance(node, StageNode) else None
+        streams = _streams(node)
         outgoing = [
             subscription
             for stage in stages
@@ -174,6 +177,7 @@ def plan(graph: Graph, deployment: Deployment, limits: Limits) -> Plan:
                 consumers,
                 stage,
                 immediate,
+                takes.name if takes is not None and any(o.stream == takes.name for o in outgoing) else None,
             )
         )
     by_interval = {interval.interval_id: c for c in computations for interval in c.intervals}
@@ -181,6 +185,12 @@ def plan(graph: Graph, deployment: Deployment, limits: Limits) -> Plan:
     return Plan(
         deployment, graph.permanent_name, graph.generation, tuple(computations), by_interval, max_skew_us, progress
     )
+
+
+def _streams(node: InjectorNode | StageNode) -> list[str]:
+    if isinstance(node, InjectorNode):
+        return [node.name]
+    return [stream.name for stream in node.all_streams]
 
 
 def _outgoing(consumer: StageNode, deployment: Deployment) -> list[OutgoingSubscription]:

@@ -24,6 +24,7 @@ from millpy.hosting.isolation import Isolation, PoisonRecord
 from millpy.hosting.plan import Plan
 from millpy.hosting.replay import Replay, ReplayBatch, is_emission, match_outcomes, retake, retake_emission
 from millpy.hosting.routing import Delivery, Router, positions_of_local_producers
+from millpy.hosting.takes import TakeWriter
 from millpy.ingest.intake import IntakeResult
 from millpy.ingest.protocol import SourceBatch
 from millpy.limits import Limits
@@ -121,6 +122,7 @@ class Steps:
         self._failpoints = failpoints
         self._hasher = KeyHasher()
         self._router = Router(limits, self._hasher, plan.progress)
+        self._takes = TakeWriter(plan)
 
     def run(self, inbox: TurnInput, intervals: Mapping[int, IntervalState], isolation: Isolation) -> list[Checkpoint]:
         """Step every interval once; return the checkpoints that this turn has to commit, in topological order."""
@@ -291,6 +293,7 @@ class Steps:
         stage = interval.stage
         before = interval.input_watermark
         retaken = self._retaken(interval, inbox, isolation)
+        consumed = self._takes.consumed(interval, deliveries[interval.interval_id])
         arrived, refused = self._arrivals(interval, deliveries[interval.interval_id], isolation)
         arrived = [*retaken.arrived, *arrived]
         after = input_watermark(cursor.watermark for cursor in interval.cursors.values())
@@ -298,13 +301,11 @@ class Steps:
         floor = plausible_floor(interval.processing_floor, inbox.clock, self._clock_step_us)
         now_us = advance(floor, inbox.now_us)
         releases = inbox.releases.get(interval.interval_id, ())
-        asked = bool(retaken.outcomes or retaken.taken or releases)
-        if not (arrived or refused or asked or self._is_due(interval, before, after, now_us, inbox)):
+        unarchived = _unarchived(retaken, releases, refused)
+        if not (arrived or unarchived or self._is_due(interval, before, after, now_us, inbox)):
             interval.input_watermark = after
             return None
-        if missing := stage.missing_keys([arrival.bundle for arrival in arrived]):
-            stage.load_state(missing, self._load(interval.grant, missing))
-        self._failpoints.reach_now(Failpoint.AFTER_LOAD)
+        self._load_missing(interval, stage, arrived)
         work = Work(interval.bundle + 1, arrived, before, after, now_us, releases, self._budget.panes)
         result = self._bounded_step(interval, stage, work, isolation)
         interval.bundle += 1
@@ -316,6 +317,7 @@ class Steps:
             interval.low_watermark = advance(interval.low_watermark, low_watermark(oldest, after))
         _count(interval, refused, result)
         _uncount(interval, retaken)
+        self._takes.add(interval, consumed, work, result, unarchived)
         made = (result.productions, result.emitted_by_stream)
         segments, failed = self._router.emit(interval, *made, intervals, deliveries, retaken.emitted)
         outcomes, letters, late = match_outcomes(retaken, [*result.dead_letters, *failed], result.late)
@@ -339,6 +341,12 @@ class Steps:
             release_ids=[release.release_id for release in releases],
             archived=result.archived,
         )
+
+    def _load_missing(self, interval: IntervalState, stage: StageInterval, arrived: Sequence[InputBundle]) -> None:
+        """Load the state that a step needs and that is not in memory."""
+        if missing := stage.missing_keys([arrival.bundle for arrival in arrived]):
+            stage.load_state(missing, self._load(interval.grant, missing))
+        self._failpoints.reach_now(Failpoint.AFTER_LOAD)
 
     def _bounded_step(
         self, interval: IntervalState, stage: StageInterval, work: Work, isolation: Isolation
@@ -418,6 +426,13 @@ class Steps:
         if moved > interval.low_watermark or after > before:
             return True
         return bool(interval.moved) and inbox.monotonic - interval.committed_at >= CURSOR_ONLY_EVERY_S
+
+
+def _unarchived(retaken: ReplayBatch, releases: Sequence[Release], refused: Sequence[tuple[int, DeadLetter]]) -> str:
+    """Return what else than its producers makes a step, in the words of `Take.unarchived`."""
+    if retaken.outcomes or retaken.taken:
+        return "replay"
+    return "release" if releases else "refused" if refused else ""
 
 
 def _count(interval: IntervalState, refused: Sequence[tuple[int, DeadLetter]], result: StepResult) -> None:

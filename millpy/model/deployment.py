@@ -232,6 +232,11 @@ class DeployedInterval:
     partition: str
     joined: bool = False
 
+    @property
+    def place(self) -> str:
+        """Its name in archives: the computation, and the source partition or the place of the key interval."""
+        return f"{self.computation}/{self.partition or self.index}"
+
 
 @dataclass(frozen=True, slots=True)
 class Deployment:

@@ -97,7 +97,7 @@ class ArchivingStore(PostgresStore):
             ((database,),) = await all_rows(connection, statement("identify_database"), {})
         await asyncio.to_thread(claim_place, self._into.directory, database)
         deployment = await super().deploy(spec, **how)
-        self._producers = {i.interval_id: f"{i.computation}/{i.partition or i.index}" for i in deployment.intervals}
+        self._producers = {interval.interval_id: interval.place for interval in deployment.intervals}
         for archive in (c for c in spec.computations if c.kind == "archive"):
             name = f"{permanent_name(spec.name, spec.generation)}/{archive.name}"
             for interval in deployment.intervals_of(archive.name):
