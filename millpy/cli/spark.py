@@ -6,6 +6,7 @@ import logging
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,6 +39,15 @@ InputOption = Annotated[
         "--input", metavar="[SOURCE=]FILES", help="History of a source: a file or a quoted pattern; repeatable."
     ),
 ]
+ExactOption = Annotated[
+    bool, typer.Option("--exact", help="With --archive: make every bundle again as the workers did, by their takes.")
+]
+ManifestOption = Annotated[
+    str | None,
+    typer.Option(
+        "--database", metavar="URL", help="With --stream: also write tables there. With --archive: the manifest."
+    ),
+]
 MasterOption = Annotated[str, typer.Option(help="Spark master; default: all cores of this machine.")]
 MemoryOption = Annotated[str, typer.Option(help="Memory of Spark's driver.")]
 
@@ -57,6 +67,7 @@ def run(
     end: Annotated[
         str, typer.Option("--to", metavar="TIME", help="With --archive: only records that happen before.")
     ] = "",
+    exact: ExactOption = False,
     state: Annotated[bool, typer.Option("--state", help="Write the final state, too.")] = False,
     stream: Annotated[bool, typer.Option("--stream", help="Run on, batch by batch, and resume after a stop.")] = False,
     checkpoint: Annotated[
@@ -66,12 +77,7 @@ def run(
     available_now: Annotated[
         bool, typer.Option("--available-now", help="With --stream: end behind what the sources have at the start.")
     ] = False,
-    database: Annotated[
-        str | None,
-        typer.Option(
-            "--database", metavar="URL", help="With --stream: also write tables there. With --archive: the manifest."
-        ),
-    ] = None,
+    database: ManifestOption = None,
     master: MasterOption = "local[*]",
     memory: MemoryOption = "2g",
     as_json: JsonOption = False,
@@ -82,10 +88,12 @@ def run(
     late records and dead letters as Parquet, and prints the accounting. Uses no database.
 
     With --archive, reads the bundles that workers have taken, as they were, so that rows are equal to the last digit.
+    With --exact, several partitions are read in the workers' order, too, and what is open there stays open.
 
     With --stream, reads directories, Kafka and archives that grow, and writes rows, with --database also to PostgreSQL.
     """
     span = _span(archive, start, end, inputs, stream=stream)
+    _check_exact(exact, archive, span, stream=stream)
     if stream:
         places = _places(checkpoint, output, database, state=state)
         rhythm = {"every": timedelta(seconds=every), "available_now": available_now}
@@ -95,7 +103,7 @@ def run(
     given = {"--checkpoint": checkpoint, "--database": database, "--available-now": available_now or None}
     _check_batch(given, output, archive)
     with working(f"loading {graph}"):
-        source = inputs if archive is None else _archive(graph, archive, span, database)
+        source = inputs if archive is None else replace(_archive(graph, archive, span, database), exact=exact)
         hosted = job_of(graph, source, state=state)
         with running_spark(f"{graph} as a batch", master, memory) as session:
             from millpy.spark.batch import run_hosted
@@ -128,6 +136,11 @@ def _span(
     if stream and end:
         raise UsageError("--to is for a batch", hint="a stream of an archive runs on")
     return [datetime.fromisoformat(text) if text else None for text in span]
+
+
+def _check_exact(exact: bool, archive: str | None, span: Sequence[datetime | None], *, stream: bool) -> None:
+    if exact and (archive is None or stream or any(span)):
+        raise UsageError("--exact is for a batch over a whole --archive", hint="leave out --stream, --from and --to")
 
 
 def _archive(graph: str, directory: str, span: Sequence[datetime | None], database: str | None) -> Archive:

@@ -27,6 +27,7 @@ from millpy.model.identity import Identity
 from millpy.model.record import Records, RecordType
 from millpy.model.stage import StoredInterval
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, ClockReading, Instant, instant
+from millpy.spark.takes import TakeHistory, take_archives, take_histories
 from millpy.store.archive.parquet import EVENT_TIME, ORDINAL, PARTITION, SEQ, WATERMARK
 from millpy.store.archive.reader import ArchiveReader, ListedFile, TimeRange, archive_of, bundles_of
 from millpy.store.archive.storage import parquet_file
@@ -111,6 +112,8 @@ class Archive:
         end: read records whose event time is earlier; None for all.
         listed: archive -> its files by the manifest; None to list the directory.
         sources: the sources; None for all.
+        exact: whether a batch makes every bundle again as a worker made it, by the graph's archived takes. What is
+            unfinished in the workers stays unfinished.
     """
 
     directory: str | Path
@@ -118,6 +121,12 @@ class Archive:
     end: datetime | None = None
     listed: Mapping[str, Sequence[ListedFile]] | None = None
     sources: Collection[str] | None = None
+    exact: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for a part of a history, which cannot be exact."""
+        if self.exact and any(part is not None for part in (self.start, self.end, self.sources)):
+            raise UsageError("an exact batch reads the whole archive", hint="leave out the time range; or --exact")
 
     def histories(self, graph: Graph) -> dict[str, ArchivedHistory]:
         """Return the files for each source.
@@ -131,6 +140,9 @@ class Archive:
         for source, archive in self._archived(graph):
             listed = None if self.listed is None else self.listed[archive]
             reader = ArchiveReader(self.directory, self._path(graph, archive), listed)
+            if self.exact and not reader.files:  # nothing has come from this source
+                found[source.name] = ArchivedHistory((), span.first, span.end)
+                continue
             chosen = reader.holding(span, source.name)
             reader.check(chosen, source.name, span, _ahead_us(source))
             through: dict[str, int] = {}
@@ -139,6 +151,19 @@ class Archive:
                     through[partition] = max(newest, through.get(partition, newest))
             found[source.name] = ArchivedHistory(tuple(reader.find_all(chosen)), span.first, span.end, through)
         return found
+
+    def takes(self, graph: Graph, histories: Mapping[str, ArchivedHistory]) -> dict[str, TakeHistory]:
+        """Return the takes for each stage, as far as the histories of the sources reach.
+
+        Raises:
+            UsageError: takes are not archived, or not from the beginning.
+        """
+        readers = {}
+        for stage, archive in take_archives(graph).items():
+            listed = None if self.listed is None else self.listed[archive]
+            readers[stage] = ArchiveReader(self.directory, self._path(graph, archive), listed)
+        through = {place: newest for history in histories.values() for place, newest in history.through.items()}
+        return take_histories(graph, readers, through)
 
     def followed(self, graph: Graph) -> dict[str, FollowedHistory]:
         """Return the archive for each source of a stream.

@@ -26,14 +26,15 @@ from millpy.errors import CorruptionError
 from millpy.hosting.interval_state import NO_KEY
 from millpy.hosting.plan import ComputationPlan
 from millpy.limits import Limits
-from millpy.model.checkpoint import Kind
-from millpy.model.time import INSTANT_MAX
+from millpy.model.checkpoint import Kind, Segment, StoredSlice
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN
 from millpy.spark.archive_input import Archive
 from millpy.spark.hosted_rows import dead_letter_frame, late_frame, state_frame, table_frame
 from millpy.spark.hosted_task import ORDER, PARTS_DDL, IntervalEnd, host_stage, read_source
 from millpy.spark.job import HostedPlan, make_job
+from millpy.spark.replayed_task import REPLAY_ORDER, replay_source, replay_stage
 from millpy.spark.spark_errors import readable_errors
-from millpy.store.memory.tables import KeyedRow, StoredAccounting
+from millpy.store.memory.tables import KeyedRow, Ring, StoredAccounting, StoredSegment
 
 log = logging.getLogger("millpy.observability.status_line")
 SETTINGS = {
@@ -56,6 +57,7 @@ class BatchResult:
         state: the final state, one row an entry; None unless it was asked for.
         accounting: the counts of sources, subscriptions and tables, all of which balance.
         undone: what is left undone at the end, by computation: "parked" records, and timers by time domain.
+        through: of an exact batch, the number of the last bundle of each interval of a stage; else None.
     """
 
     tables: dict[str, DataFrame]
@@ -64,12 +66,14 @@ class BatchResult:
     state: DataFrame | None
     accounting: StoredAccounting
     undone: dict[str, dict[str, int]]
+    through: dict[str, int] | None
     _kept: Sequence[DataFrame] = field(repr=False)
     _settings: Mapping[str, str | None] = field(repr=False)
 
     def summary(self) -> dict[str, Any]:
-        """Return accounting and undone work as JSON data."""
-        return {"accounting": dataclasses.asdict(self.accounting), "undone": self.undone}
+        """Return accounting and undone work as JSON data; for an exact batch, the last bundle of each interval, too."""
+        found = {"accounting": dataclasses.asdict(self.accounting), "undone": self.undone}
+        return found if self.through is None else {**found, "through": self.through}
 
     def write(self, directory: str) -> None:
         """Write everything as Parquet, a folder for each table, below a directory that Spark can reach.
@@ -177,6 +181,7 @@ class _BatchRun:
             state=state_frame(parts) if self._hosted.job.keeps_state else None,
             accounting=accounting,
             undone=undone(self._hosted, self._ends),
+            through=self._through(),
             _kept=tuple(self._parts.values()),
             _settings=settings,
         )
@@ -205,15 +210,21 @@ class _BatchRun:
         ids = [interval.interval_id for interval in computation.intervals]
         intervals = self._spark.createDataFrame([(one,) for one in ids], "owner int")
         spread = intervals.repartitionById(len(ids), _place("owner", ids))
-        return spread.mapInArrow(partial(read_source, self._job), PARTS_DDL)
+        read = replay_source if self._hosted.job.takes else read_source
+        return spread.mapInArrow(partial(read, self._job), PARTS_DDL)
 
     def _stage(self, computation: ComputationPlan) -> DataFrame:
         ids = [interval.interval_id for interval in computation.intervals]
         producers = {self._hosted.plan.by_interval[producer].name for producer in computation.producers}
         taken = self._union(self._parts[producer] for producer in sorted(producers))
         own = taken.where(F.col("kind").isin("segment", "position") & F.col("owner").isin(ids))
-        ordered = own.repartitionById(len(ids), _place("owner", ids)).sortWithinPartitions(*ORDER)
-        return ordered.mapInArrow(partial(host_stage, self._job), PARTS_DDL)
+        order, step = (REPLAY_ORDER, replay_stage) if self._hosted.job.takes else (ORDER, host_stage)
+        ordered = own.repartitionById(len(ids), _place("owner", ids)).sortWithinPartitions(*order)
+        return ordered.mapInArrow(partial(step, self._job), PARTS_DDL)
+
+    def _through(self) -> dict[str, int] | None:
+        takes = self._hosted.job.takes.values()
+        return {place: last for of in takes for place, last in of.through.items()} if takes else None
 
     def _union(self, frames: Iterable[DataFrame]) -> DataFrame:
         first, *others = frames
@@ -234,6 +245,8 @@ def undone(hosted: HostedPlan, ends: Mapping[int, IntervalEnd]) -> dict[str, dic
         left = {f"{domain} timers": number for domain, number in end.timers.items()}
         if end.parked:
             left["parked"] = sum(end.parked.values())
+        if end.pending:
+            left["records that were not taken yet"] = sum(end.pending.values())
         for what, number in left.items():
             of = found.setdefault(hosted.plan.by_interval[interval_id].name, {})
             of[what] = of.get(what, 0) + number
@@ -252,6 +265,7 @@ def account(hosted: HostedPlan, ends: Mapping[int, IntervalEnd], rows: Mapping[i
         CorruptionError: it does not balance, an interval is missing, or rows are.
     """
     database, plan = hosted.database, hosted.plan
+    database.segments = Ring(INSTANT_MIN)
     for interval_id, of in plan.by_interval.items():
         if interval_id not in ends:
             raise CorruptionError(f"interval {interval_id} of {of.name} has not come to its end")
@@ -262,6 +276,8 @@ def account(hosted: HostedPlan, ends: Mapping[int, IntervalEnd], rows: Mapping[i
         for subscription, number in ends[interval_id].parked.items():
             for place in range(number):
                 keyed[Kind.PARKED, subscription, NO_KEY, str(place)] = KeyedRow(0, b"0", INSTANT_MAX, 1)
+        for subscription, number in ends[interval_id].pending.items():
+            database.segments.append(_pending(hosted, interval_id, int(subscription), number))
     accounting = database.accounting(plan.deployment.graph_id)
     if not accounting.balanced:
         raise CorruptionError(f"the accounting does not balance: {accounting}")
@@ -270,6 +286,20 @@ def account(hosted: HostedPlan, ends: Mapping[int, IntervalEnd], rows: Mapping[i
         if there != table.consumed:
             raise CorruptionError(f"table {table.table} has {there} rows, but {table.consumed} were written")
     return accounting
+
+
+def _pending(hosted: HostedPlan, consumer: int, subscription_id: int, records: int) -> StoredSegment:
+    """Return a segment that stands for the records that a consumer has not taken."""
+    (outgoing, producer) = next(
+        (outgoing, of.intervals[0].interval_id)
+        for of in hosted.plan
+        for outgoing in of.outgoing
+        if outgoing.subscription_id == subscription_id
+    )
+    slices = tuple(StoredSlice(records, b"", 0) if one == consumer else None for one in outgoing.consumer_ids)
+    return StoredSegment(
+        producer, Segment(subscription_id, INSTANT_MAX, 0, INSTANT_MIN, slices, INSTANT_MIN, INSTANT_MAX)
+    )
 
 
 def _place(column: str, ids: Sequence[int]) -> Any:

@@ -29,7 +29,7 @@ from millpy.model.delta import encode_documents
 from millpy.model.deployment import TableSpec
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.operators.keyed import ComputationLogic
-from millpy.spark.archive_input import ArchivedIntake, archived_batches
+from millpy.spark.archive_input import ArchivedBatch, ArchivedIntake, archived_batches
 from millpy.spark.hosted_rows import dead_letter_batch, late_batch, result_batches, to_ipc
 from millpy.spark.job import HostedPlan, plan_of
 from millpy.store.protocol import OwnerSnapshot, PolledSegment, PollResult, SegmentQuery
@@ -67,11 +67,13 @@ class IntervalEnd(msgspec.Struct, frozen=True):
         counters: (counter, id of the subscription or table, or stream, count).
         parked: subscription -> number of records that wait behind a failed one.
         timers: time domain -> number of timers that have not fired.
+        pending: subscription -> number of records that are not consumed.
     """
 
     counters: list[tuple[str, str, int]]
     parked: dict[str, int]
     timers: dict[str, int]
+    pending: dict[str, int] = {}
 
 
 def read_source(job: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -91,11 +93,16 @@ def _turns(hosted: HostedPlan, interval_id: int) -> Iterator[tuple[int, SourceBa
     if of.name not in hosted.job.archives:
         yield from enumerate(taken(hosted, interval_id), start=1)
         return
+    yield from archived_turns(hosted, interval_id)
+
+
+def archived_turns(hosted: HostedPlan, interval_id: int) -> Iterator[tuple[int, ArchivedBatch]]:
+    """Yield the archived bundles of a source partition, each with its number, and at last its end."""
+    of = hosted.plan.by_interval[interval_id]
     assert isinstance(of.node, InjectorNode)
     deployed = next(interval for interval in of.intervals if interval.interval_id == interval_id)
-    yield from archived_batches(
-        hosted.job.archives[of.name], f"{of.name}/{deployed.partition}", of.node.record_type, Instant(hosted.job.now_us)
-    )
+    now_us = Instant(hosted.job.now_us)
+    yield from archived_batches(hosted.job.archives[of.name], deployed.place, of.node.record_type, now_us)
 
 
 def host_stage(job: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -181,6 +188,7 @@ class IntervalTask:
             self._host.interval.intake = ArchivedIntake(intake_settings(self._of, hosted.job.limits), recovered)
         self._now = Instant(hosted.job.now_us)
         self._at: At = (0, 0)
+        self._pending: dict[str, int] = {}
 
     def finish_before(self, at: At) -> Iterator[pa.RecordBatch]:
         """Step without input while due work is left undone, up to the turn of the next input."""
@@ -194,8 +202,7 @@ class IntervalTask:
         self._at = at
         checkpoint = self._host.step(self._now, taken=taken, polled=polled, quiet=quiet)
         if checkpoint is not None:
-            self._kept.add(checkpoint.delta)
-            yield from self._commit(checkpoint)
+            yield from self.keep(checkpoint)
 
     def answers(self, rows: Iterable[Mapping[str, Any]]) -> list[PollResult]:
         """Return the parts of one turn as a store would answer, one answer a producer."""
@@ -222,6 +229,11 @@ class IntervalTask:
                 )
             )
         return PollResult(query, tuple(segments), *head, truncated=False)
+
+    def keep(self, checkpoint: Checkpoint) -> Iterator[pa.RecordBatch]:
+        """Keep what a checkpoint changes, and yield its parts."""
+        self._kept.add(checkpoint.delta)
+        yield from self._commit(checkpoint)
 
     def _commit(self, checkpoint: Checkpoint) -> Iterator[pa.RecordBatch]:
         parts = self._sent(checkpoint)
@@ -250,10 +262,25 @@ class IntervalTask:
                     parts.add(
                         "segment", part.payload, owner=consumer, subject=segment.subscription_id,
                         records=part.records, previous=segment.previous_seq, checksum=part.checksum,
+                        **self._address(consumer, checkpoint),
                     )  # fmt: skip
+        self._add_positions(parts)
+        return parts
+
+    def _address(self, consumer: int, checkpoint: Checkpoint) -> Mapping[str, int]:
+        """Return what says when a consumer takes a checkpoint's records, if that is not the turn that made them."""
+        return {}
+
+    def _add_positions(self, parts: CheckpointParts) -> None:
         for consumer in self._of.consumers:
             parts.add("position", None, owner=consumer)
-        return parts
+
+    def count_pending(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Count the records of parts that the interval does not consume."""
+        for row in rows:
+            if row["kind"] == "segment":
+                of = str(row["subject"])
+                self._pending[of] = self._pending.get(of, 0) + row["records"]
 
     def end(self) -> Iterator[pa.RecordBatch]:
         """Yield what the interval has counted, and its final state if that is wanted."""
@@ -261,7 +288,7 @@ class IntervalTask:
         if self._hosted.job.keeps_state:
             for document in encode_documents(self._kept.delta(), STATE_BYTES_MAX):
                 parts.add("state", document)
-        parts.add("end", msgspec.json.encode(self._kept.end()))
+        parts.add("end", msgspec.json.encode(self._kept.end(self._pending)))
         yield from parts.batches()
 
     def _consumers(self, subscription_id: int) -> tuple[int, ...]:
@@ -340,7 +367,7 @@ class KeptEntries:
         """Return everything that is kept."""
         return tuple(_entries(*name, of_kind) for name, of_kind in self._entries.items())
 
-    def end(self) -> IntervalEnd:
+    def end(self, pending: dict[str, int] | None = None) -> IntervalEnd:
         """Return the counters, and how much is left undone."""
         counters, parked, timers = [], {}, {}
         for (kind, namespace), of_kind in self._entries.items():
@@ -351,7 +378,7 @@ class KeptEntries:
                 parked[namespace] = number
             elif kind is Kind.TIMER and number:
                 timers[namespace] = number
-        return IntervalEnd(counters, parked, timers)
+        return IntervalEnd(counters, parked, timers, pending or {})
 
 
 def _entries(kind: Kind, namespace: str, of_kind: Mapping[bytes, Mapping[str, tuple[int, bytes, int]]]) -> Entries:

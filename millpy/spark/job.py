@@ -26,6 +26,7 @@ from millpy.sources.files.source import Directory, Files
 from millpy.sources.kafka.source import Kafka
 from millpy.spark.archive_input import Archive, ArchivedHistory, FollowedArchive, FollowedHistory
 from millpy.spark.archive_source import ArchivedSource
+from millpy.spark.takes import TakeHistory
 from millpy.store.memory.database import MemoryDatabase
 
 
@@ -55,6 +56,7 @@ class BatchJob(msgspec.Struct, frozen=True):
         archives: source -> the archived files that replace it. A batch takes their bundles as they were; a backfill
             takes their records as if they came again.
         followed: source -> the archive that replaces it in a stream, which takes its bundles as they were.
+        takes: stage -> the archived takes by which its bundles are made again, for an exact batch over `archives`.
         hands_over: whether it stops where the sources have nothing more, for workers to continue: the end of a history
             is not that of its source, so windows stay open.
     """
@@ -68,6 +70,7 @@ class BatchJob(msgspec.Struct, frozen=True):
     streams: bool = False
     archives: dict[str, ArchivedHistory] = {}
     followed: dict[str, FollowedHistory] = {}
+    takes: dict[str, TakeHistory] = {}
     hands_over: bool = False
 
     @property
@@ -202,7 +205,8 @@ def make_job(
         if streams and not hands_over:
             return BatchJob(graph, text, {}, limits, now_us, state, streams, followed=inputs.followed(loaded))
         archives = inputs.histories(loaded)
-        return BatchJob(graph, text, {}, limits, now_us, state, streams, archives, hands_over=hands_over)
+        takes = inputs.takes(loaded, archives) if inputs.exact else {}
+        return BatchJob(graph, text, {}, limits, now_us, state, streams, archives, takes=takes, hands_over=hands_over)
     sources = [node.name for node in loaded.injectors()]
     named: dict[str, list[str]] = {}
     for name, paths in _by_source(inputs, sources):

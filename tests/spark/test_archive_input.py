@@ -133,6 +133,8 @@ def test_an_archive_gives_the_rows_of_its_workers_and_a_missing_bundle_is_refuse
         (("--archive", "there", "--stream", "--to", "1h", "--checkpoint", "c"), "--to is for a batch"),
         (("--from", "1h"), "--from and --to are for --archive"),
         (("--archive", "there"), "has no files in this range"),
+        (("--archive", "there", "--exact"), "does not archive takes"),
+        (("--archive", "there", "--exact", "--from", "1h"), "--exact is for a batch over a whole --archive"),
     ],
 )
 def test_what_an_archive_cannot_stand_beside_is_refused(given: tuple[str, ...], reason: str, tmp_path: Path) -> None:

@@ -1,0 +1,305 @@
+"""Workers that share a graph, crash and take over from each other; the archives of what they commit; and what the
+tasks of an exact batch make of them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from millpy.graph import Graph, StageNode
+from millpy.hosting.plan import plan
+from millpy.ingest.settings import Dedupe, EventTime
+from millpy.limits import Limits
+from millpy.model.bundle import Bundle
+from millpy.model.checkpoint import Checkpoint, Kind
+from millpy.model.keys import KeyHasher
+from millpy.model.time import Instant
+from millpy.runtime.worker import Worker
+from millpy.spark import Archive
+from millpy.spark.batch import account
+from millpy.spark.hosted_task import PARTS, IntervalEnd
+from millpy.spark.job import BatchJob, HostedPlan, make_job
+from millpy.spark.replayed_task import REPLAY_ORDER, ReplayedTask, replay_source, replay_stage
+from millpy.store.archive.parquet import encode
+from millpy.store.codec import decode_slice
+from millpy.store.memory.database import MemoryDatabase
+from millpy.store.memory.store import MemoryStore
+from millpy.testing.clock import ManualClock
+from millpy.windowing.aggregates.numeric import Count, Mean, Sum
+from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
+from tests.crash.memory_world import started
+from tests.feed import Feed
+from tests.property.test_hosting import Note, Said, Silence, us
+
+NOW_US = Instant(1_700_000_000_000_000)
+LIMITS = Limits(
+    lease_ttl_s=1_000_000, progress_every_s=0.001, turn_panes_max=2, turn_timers_max=1, bundle_records_max=5
+)
+TEXT = "from tests.property.replayed_workers import graph_of\ngraph, _ = graph_of({!r})\n"
+FEEDS = 3
+
+
+def sources(graph: Graph) -> tuple[Any, list[Feed]]:
+    feeds = [Feed(batch_max=8) for _ in range(FEEDS)]
+    found = []
+    for place, feed in enumerate(feeds):
+        at = EventTime("at", unit="us", max_disorder=us(5))
+        stream = graph.inject(
+            f"in_{place}", feed, schema=Note, event_time=at, dedupe=Dedupe("id", within=us(90), time="at", unit="us")
+        )
+        stream.key_by("device").archive()
+        found.append(stream)
+    return found[0].union(*found[1:]), feeds
+
+
+def windows(graph: Graph, notes: Any) -> None:
+    for name, kind in (("fixed", FixedWindows(us(20))), ("sliding", SlidingWindows(us(30), every=us(10)))):
+        keyed = notes.key_by("device").window(kind, allowed_lateness=us(30), intervals=2, name=name)
+        keyed.aggregate(n=Count(), total=Sum("value"), mean=Mean("value")).to_table(name)
+
+
+def sessions(graph: Graph, notes: Any) -> None:
+    positive = notes.filter(lambda note: note.value > 2).key_by("device")
+    keyed = positive.window(SessionWindows(us(12)), allowed_lateness=us(20), intervals=2, name="panes")
+    keyed.aggregate(n=Count(), total=Sum("value")).to_table("panes")
+
+
+def timers(graph: Graph, notes: Any) -> None:
+    said = notes.key_by("device").process(Silence(), name="silence", output=Said, intervals=3)
+    said.to_table("said")
+    said.key_by("number").window(FixedWindows(us(50)), name="per_number", intervals=2).aggregate(n=Count()).to_table(
+        "numbers"
+    )
+
+
+def deduplicated(graph: Graph, notes: Any) -> None:
+    once = notes.deduplicate(["id", "device"], us(40), name="once", intervals=2)
+    once.to_table("once")
+    once.key_by("device").window(FixedWindows(us(30)), name="counts", intervals=2).aggregate(n=Count()).to_table(
+        "counts"
+    )
+
+
+GRAPHS: dict[str, Callable[[Graph, Any], None]] = {
+    "windows": windows, "sessions": sessions, "timers": timers, "deduplicated": deduplicated,
+}  # fmt: skip
+
+
+def graph_of(kind: str) -> tuple[Graph, list[Feed]]:
+    graph = Graph("replayed")
+    notes, feeds = sources(graph)
+    GRAPHS[kind](graph, notes)
+    graph.archive_takes()
+    return graph, feeds
+
+
+class RecordingStore(MemoryStore):
+    """A memory store that keeps what is committed."""
+
+    committed: list[Checkpoint]
+
+    async def commit(self, checkpoints: Sequence[Checkpoint], **how: Any) -> None:
+        await super().commit(checkpoints, **how)
+        self.committed += checkpoints
+
+
+class Workers:
+    """Two workers that share a graph."""
+
+    def __init__(self, kind: str, limits: Limits) -> None:
+        self.limits = limits
+        self.clock = ManualClock(NOW_US)
+        self.database = MemoryDatabase(self.clock)
+        self.graph, self.feeds = graph_of(kind)
+        self.committed: list[Checkpoint] = []
+        self.running: dict[str, Worker] = {}
+
+    async def start(self, without: str) -> None:
+        """Start a worker, which leaves one source to the other worker."""
+        store = RecordingStore(self.database)
+        store.committed = self.committed
+        archives = [node.name for node in self.graph.nodes if isinstance(node, StageNode) and node.archives]
+        only = [node.name for node in self.graph.nodes if node.name not in (*archives, without)]
+        self.running[without] = await started(store, self.graph, self.limits, self.clock, only=only)
+        await self.balance()
+
+    async def balance(self) -> None:
+        for worker in [*self.running.values()] * 3:
+            await worker.balance()
+            await self.turn(worker)
+
+    async def turn(self, worker: Worker) -> None:
+        self.clock.advance(0.7)
+        await worker.step()
+        await worker.cycle.await_in_flight()
+
+    async def crash(self, without: str) -> None:
+        await self.running.pop(without).abandon()
+        await self.start(without)
+
+
+async def by_workers(kind: str, seed: int, *, ends: bool = True) -> Workers:
+    """Run workers through random turns, crashes and records out of order."""
+    chance, at = random.Random(seed), 0
+    every_s = chance.choice([0.001, 6.0])
+    workers = Workers(kind, replace(LIMITS, progress_every_s=every_s))
+    for without in ("in_2", "in_0"):
+        await workers.start(without)
+    for number in range(chance.randint(10, 50)):
+        for _ in range(chance.choice([0, 1, 4, 12])):
+            at += chance.choice([0, 1, 2, 6])
+            note = Note(
+                number * 100 + at,
+                chance.choice("abcd"),
+                max(0, at - chance.choice([0, 2, 9, 35])),
+                float(chance.randint(0, 12)),
+            )
+            chance.choice(workers.feeds).push(msgspec.json.encode(note))
+        if chance.random() < 0.1:
+            await workers.crash(chance.choice([*workers.running]))
+        await workers.turn(chance.choice([*workers.running.values()]))
+    if ends:
+        for feed in workers.feeds:
+            feed.end()
+        for _ in range(60):
+            for worker in workers.running.values():
+                await workers.turn(worker)
+    for worker in workers.running.values():
+        await worker.abandon()
+    return workers
+
+
+def archived(workers: Workers, directory: Path, *, chosen: Callable[[str, list[Bundle]], list[Bundle]]) -> None:
+    """Write the archives as an archiver would; `chosen` says which bundles of an archive."""
+    deployed = plan(workers.graph, workers.database.deploy(workers.graph.spec()), LIMITS)
+    places = {interval.interval_id: interval.place for interval in deployed.deployment.intervals}
+    for of in deployed:
+        if not of.archives:
+            continue
+        found = []
+        for stored in workers.database.segments:
+            segment, (part, *_) = stored.segment, stored.segment.slices
+            subscription = of.incoming.get(segment.subscription_id)
+            if subscription is None or part is None:
+                continue
+            records = decode_slice(subscription.record_type, part.payload, part.checksum)
+            keys = records.keys(subscription.key_fields, KeyHasher())
+            found.append(
+                Bundle(0, stored.interval_id, segment.seq, segment.watermark, records, keys, segment.previous_seq)
+            )
+        kept = chosen(of.name, found)
+        folder = directory / "archive/replayed" / of.name / "hour=2026-11-24T00"
+        folder.mkdir(parents=True)
+        for number, start in enumerate(range(0, len(kept), 40)):
+            content = encode(kept[start : start + 40], places, of.node.logic.buckets)
+            (folder / f"1-1-{number}-0.parquet").write_bytes(content)
+
+
+def everything(_: str, found: list[Bundle]) -> list[Bundle]:
+    return found
+
+
+def made_again(
+    job: BatchJob, monkeypatch: pytest.MonkeyPatch
+) -> tuple[dict[tuple[str, int], Checkpoint], HostedPlan, dict[int, IntervalEnd]]:
+    """The checkpoints of the tasks, called as Spark calls them, over a shuffle of our own."""
+    found: dict[tuple[str, int], Checkpoint] = {}
+    keep = ReplayedTask.keep
+
+    def kept(self: ReplayedTask, checkpoint: Checkpoint) -> Iterator[Any]:
+        found[self.place, checkpoint.bundle] = checkpoint
+        return keep(self, checkpoint)
+
+    text, hosted, chance = job.encoded(), HostedPlan(job), random.Random(1)
+    parts: list[dict[str, Any]] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(ReplayedTask, "keep", kept)
+        for of in hosted.plan:
+            ids = [interval.interval_id for interval in of.intervals]
+            if of.stage is None:
+                made = replay_source(text, [pa.record_batch({"owner": pa.array(ids, pa.int32())})])
+            else:
+                mail = [row for row in parts if row["kind"] in ("segment", "position") and row["owner"] in ids]
+                chance.shuffle(mail)
+                mail.sort(key=lambda row: tuple(row[name] for name in REPLAY_ORDER))
+                made = replay_stage(text, [pa.RecordBatch.from_pylist(mail, schema=PARTS)])
+            parts += [row for batch in made for row in batch.to_pylist()]
+    ends = {
+        row["owner"]: msgspec.json.decode(row["payload"], type=IntervalEnd) for row in parts if row["kind"] == "end"
+    }
+    rows: dict[int, int] = {}
+    for row in parts:
+        if row["kind"] in ("rows", "later_rows"):
+            rows[row["subject"]] = rows.get(row["subject"], 0) + row["records"]
+    account(hosted, ends, rows)
+    return found, hosted, ends
+
+
+def compared(checkpoint: Checkpoint, tables: dict[int, str]) -> dict[str, Any]:
+    """All that a checkpoint of a stage changes. Ids and what goes to archives are different on Spark."""
+    columns = ("keys", "key_hashes", "subkeys", "values", "fire_ats")
+    return {
+        "watermarks": (checkpoint.input_watermark, checkpoint.low_watermark, checkpoint.oldest_work),
+        "time": checkpoint.processing_floor,
+        "entries": [
+            (part.kind, part.namespace, *(list(getattr(part, name)) for name in columns))
+            for part in checkpoint.delta
+            if part.kind is not Kind.COUNTER and len(part)
+        ],
+        "rows": [
+            (tables[part.table_id], part.first, [pa.array(column).to_pylist() for column in part.columns])
+            for part in checkpoint.results
+        ],
+        "absorbed": [
+            (tables[part.table_id], [pa.array(column).to_pylist() for column in part.columns])
+            for part in checkpoint.absorbed
+        ],
+        "late": list(checkpoint.late),
+        "dead letters": [replace(letter, traceback="") for letter in checkpoint.dead_letters],
+        "ids": checkpoint.dedupe_run,
+    }
+
+
+def by_place(workers: Workers) -> dict[tuple[str, int], dict[str, Any]]:
+    deployed = workers.database.deploy(workers.graph.spec())
+    places = {i.interval_id: i.place for i in deployed.intervals if i.keys is not None}
+    tables = {table_id: name for name, table_id in deployed.table_ids.items()}
+    return {
+        (places[each.grant.interval_id], each.bundle): compared(each, tables)
+        for each in workers.committed
+        if each.grant.interval_id in places
+    }
+
+
+def graph_file(kind: str, directory: Path) -> Path:
+    path = directory / "graph.py"
+    path.write_text(TEXT.format(kind))
+    return path
+
+
+def exact_job(kind: str, directory: Path) -> BatchJob:
+    path = graph_file(kind, directory)
+    return make_job(str(path), Archive(directory / "archive", exact=True), limits=Limits(), now_us=Instant(1))
+
+
+def pending(workers: Workers) -> dict[tuple[str, str], int]:
+    found = workers.database.accounting(1).subscriptions
+    archives = {node.name for node in workers.graph.nodes if isinstance(node, StageNode) and node.archives}
+    return {(sub.stream, sub.consumer): sub.pending for sub in found if sub.pending and sub.consumer not in archives}
+
+
+def pending_on_spark(hosted: HostedPlan, ends: dict[int, IntervalEnd]) -> dict[tuple[str, str], int]:
+    found: dict[tuple[str, str], int] = {}
+    for end in ends.values():
+        for of, records in end.pending.items():
+            name = next((o.stream, o.consumer) for c in hosted.plan for o in c.outgoing if str(o.subscription_id) == of)
+            found[name] = found.get(name, 0) + records
+    return found

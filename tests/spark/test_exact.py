@@ -1,0 +1,64 @@
+"""An exact batch over archives and takes gives the rows of workers that were killed, over several partitions."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+from pyspark.sql import SparkSession
+
+from tests.spark.test_archive_input import run_spark, sorted_rows
+
+pytestmark = pytest.mark.timeout(400)  # a JVM starts first
+GRAPH = Path(__file__).parent / "graphs/replayed.py"
+TABLES = ("fixed", "sessions", "said", "per_number")
+RECORDS = 900
+
+
+def write_feeds(directory: Path, seed: int) -> None:
+    """Event times out of order, in each of three files; some are late."""
+    chance = random.Random(seed)
+    for number in range(3):
+        with (directory / f"feed-{number}.ndjson").open("w") as feed:
+            for place in range(RECORDS):
+                at = 100 + place // 3 + chance.choice([0, 0, 1, -3, -3, -25])
+                reading = {"device": f"d{chance.randint(0, 9)}", "at": at, "value": chance.uniform(-9, 9)}
+                feed.write(json.dumps(reading) + "\n")
+
+
+def test_an_exact_batch_gives_the_rows_of_killed_workers(
+    spark: SparkSession, database_url: str, tmp_path: Path
+) -> None:
+    write_feeds(tmp_path, 1)
+    graph = tmp_path / "replayed.py"
+    graph.write_text(GRAPH.read_text())
+    command = [sys.executable, "-m", "tests.crash.killed_run", str(graph), database_url, str(tmp_path / "archive")]
+    ended = subprocess.run(command, check=False, timeout=200, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    for path in tmp_path.glob("feed-*"):
+        path.unlink()
+
+    status, text = run_spark(graph, "--output", str(tmp_path / "out"), "--database", database_url, "--exact")
+
+    assert status == 0, text
+    with psycopg.connect(database_url, row_factory=dict_row) as connection:
+        for table in TABLES:
+            rows: list[dict[str, Any]] = connection.execute(f"SELECT * FROM replayed.{table}").fetchall()
+            found = [row.asDict() for row in spark.read.parquet(str(tmp_path / "out/tables" / table)).collect()]
+            assert sorted_rows(found) == sorted_rows(rows), table
+            assert len(rows) >= 10, table
+        late = connection.execute("SELECT computation, key, event_time, watermark FROM millpy.late_records").fetchall()
+        frame = spark.read.parquet(str(tmp_path / "out/late_records")).select(*late[0])
+        assert sorted_rows([row.asDict() for row in frame.collect()]) == sorted_rows(late)
+        last = connection.execute(
+            "SELECT computation || '/' || p.place AS place, i.bundle"
+            " FROM mill.intervals AS i JOIN mill.places AS p USING (interval_id) WHERE computation = 'silence'"
+        ).fetchall()
+    assert {row["place"]: row["bundle"] for row in last}.items() <= json.loads(text)["through"].items()
