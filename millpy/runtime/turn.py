@@ -188,6 +188,8 @@ class TurnCycle:
             await self.await_in_flight()
         self.hinted = False
         inbox.polled = await gather.poll(self._context.store, queries, self._context.budget.segment_bytes)
+        segments = [part for of in inbox.polled.values() for answer in of for part in answer.segments]
+        self._context.budget.polled(sum(s.records for s in segments), sum(len(s.payload or b"") for s in segments))
         limits = self._context.limits
         self._poll_s = limits.poll_s_min if not gather.is_empty(inbox) else min(self._poll_s * 2, limits.poll_s_max)
         self.poll_at = inbox.monotonic + self._poll_s

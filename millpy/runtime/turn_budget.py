@@ -43,6 +43,7 @@ class TurnBudget:
         self.factor = 1.0
         self.takers = 1
         self._record_s = limits.step_s_max / FIRST_RECORDS
+        self._record_bytes = limits.segment_poll_bytes_max / limits.bundle_records_max
         self._passes = 0
         self._passes_wanted = 1
 
@@ -60,8 +61,8 @@ class TurnBudget:
     @property
     def segment_bytes(self) -> int:
         """Number of bytes of segments that one poll may read: about the size of the records that the turn may take."""
-        share = min(1.0, self.records * max(1, self.takers) / self._limits.bundle_records_max)
-        return max(1, int(self._limits.segment_poll_bytes_max * min(self.factor, share)))
+        wanted = self.records * max(1, self.takers) * self._record_bytes
+        return max(1, int(min(self._limits.segment_poll_bytes_max * self.factor, wanted)))
 
     @property
     def panes(self) -> int:
@@ -72,6 +73,14 @@ class TurnBudget:
     def timers(self) -> int:
         """Number of timers of one interval that may fire at the end of the next turn."""
         return self._scaled(self._limits.turn_timers_max)
+
+    def polled(self, records: int, size: int) -> None:
+        """Take the bytes of a record in segments from a poll, of which a turn takes `records` at most.
+
+        What a poll reads beyond that is read again by the next one.
+        """
+        if records:
+            self._record_bytes = size / records
 
     def stepped(self, records: int, seconds: float) -> None:
         """Estimate the time per record from a step that took in `records` within `seconds`."""

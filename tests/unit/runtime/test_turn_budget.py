@@ -111,3 +111,16 @@ def test_budget_always_stays_within_its_limits() -> None:
         assert 1 <= budget.records <= LIMITS.bundle_records_max
         assert 1 <= budget.bytes <= LIMITS.bundle_bytes_max
         assert 1 <= budget.segment_bytes <= LIMITS.segment_poll_bytes_max
+
+
+def test_a_poll_reads_about_what_a_turn_takes() -> None:
+    budget = TurnBudget(LIMITS)
+    budget.takers = 2
+    budget.polled(1_000, 34_000)
+    assert budget.segment_bytes == budget.records * 2 * 34
+
+    budget.polled(0, 0)  # nothing has come
+
+    assert budget.segment_bytes == budget.records * 2 * 34
+    budget.polled(1, LIMITS.segment_poll_bytes_max)
+    assert budget.segment_bytes == LIMITS.segment_poll_bytes_max
