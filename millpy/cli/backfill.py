@@ -18,6 +18,13 @@ from millpy.errors import UsageError
 from millpy.graph.loader import load_graph
 from millpy.observability.status_line import working
 
+StartOption = Annotated[
+    str, typer.Option("--from", metavar="TIME", help="With --archive: only records at or after this event time.")
+]
+UntilOption = Annotated[
+    str, typer.Option("--until", metavar="TIME", help="Read topics up to this time; workers continue there.")
+]
+
 
 @handle_errors
 def backfill(
@@ -28,9 +35,8 @@ def backfill(
         str | None,
         typer.Option("--archive", metavar="DIR", help="Read what an earlier generation has archived instead."),
     ] = None,
-    start: Annotated[
-        str, typer.Option("--from", metavar="TIME", help="With --archive: only records at or after this event time.")
-    ] = "",
+    start: StartOption = "",
+    until: UntilOption = "now",
     may_overlap: Annotated[
         bool, typer.Option("--may-overlap", help="Accept a history of a source without Dedupe.")
     ] = False,
@@ -56,8 +62,7 @@ def backfill(
         raise UsageError(f"{error.name} is not installed", hint=to_install("spark")) from None
     if start and archive is None:
         raise UsageError("--from is for --archive", hint="name only the files to read: --input FILES")
-    text = moment("--from", start, SystemClock())
-    begin = datetime.fromisoformat(text) if text else None
+    begin, end = _time("--from", start), _time("--until", "" if until == "now" else until)
     settings = settings_of(database)
     with connected(settings, graph, create=True) as url, working(f"loading {graph}"):
         request = BackfillRequest(
@@ -67,6 +72,7 @@ def backfill(
             work=work,
             archive=archive,
             start=begin,
+            until=end,
             may_overlap=may_overlap,
             settle_s=settle,
             limits=settings.limits,
@@ -80,3 +86,8 @@ def backfill(
     tables.say("handed over: workers go on from here")
     if spec.generation > 1:
         tables.say(f"to make it the current generation: millpy switch {spec.name} {spec.generation}")
+
+
+def _time(option: str, text: str) -> datetime | None:
+    found = moment(option, text, SystemClock())
+    return datetime.fromisoformat(found) if found else None

@@ -29,7 +29,9 @@ from millpy.graph.loader import load_graph
 from millpy.ingest.protocol import Injector, SourceSetup
 from millpy.limits import Limits
 from millpy.model.deployment import Deployment, permanent_name
+from millpy.model.time import Instant, instant
 from millpy.sources.files.source import Directory, Files
+from millpy.sources.kafka.source import Kafka
 from millpy.spark.archive_input import Archive, ArchivedHistory
 from millpy.spark.earlier_archive import EarlierArchive
 from millpy.spark.hand_over import HandOver
@@ -60,6 +62,8 @@ class BackfillRequest:
         archive: the directory of all archives, or the URL of an object store. What an earlier generation has archived
             is then the history of all sources but files.
         start: with an archive, read records whose event time is this or later; None for all.
+        until: topics that are read themselves are read up to the first message from this time on, and workers continue
+            there; None for what there is when the backfill begins.
         may_overlap: whether a source without `Dedupe` may have an input, because no record is in both.
         settle_s: time between the begin of sessions at brokers and the look for the inputs' files, in which what
             writes these files catches up.
@@ -72,6 +76,7 @@ class BackfillRequest:
     work: str | Path = field(kw_only=True)
     archive: str | Path | None = field(default=None, kw_only=True)
     start: datetime | None = field(default=None, kw_only=True)
+    until: datetime | None = field(default=None, kw_only=True)
     may_overlap: bool = field(default=False, kw_only=True)
     settle_s: float = field(default=0.0, kw_only=True)
     limits: Limits = field(default_factory=Limits, kw_only=True)
@@ -85,7 +90,7 @@ class BackfillRequest:
         now_us = SystemClock().now_us()
         inputs: Any = self.inputs if self.earlier is None else self._archived(self.earlier)
         job = make_job(self.graph, inputs, limits=self.limits, now_us=now_us, streams=True, hands_over=True)
-        hosted = HostedPlan(job)
+        hosted = HostedPlan(job if self.until is None else self._limited(job, now_us))
         for node in _replaced(hosted):
             if node.dedupe is None and not self.may_overlap:
                 raise UsageError(
@@ -93,6 +98,20 @@ class BackfillRequest:
                     hint="give it dedupe=; or say --may-overlap if no record is in both",
                 )
         return hosted
+
+    def _limited(self, job: BatchJob, now_us: Instant) -> BatchJob:
+        """Return a job that reads topics up to `until`."""
+        assert self.until is not None
+        until_us = instant(self.until)
+        if until_us > now_us:
+            raise UsageError(f"--until {self.until} is in the future", hint="name a time that has passed, or now")
+        topics = [node for node in job.load_graph().injectors() if isinstance(node.source, Kafka)]
+        if not topics:
+            raise UsageError(
+                "--until is for topics that are read themselves: no source of the graph is one",
+                hint="leave it out, and name only the files with the history that is wanted",
+            )
+        return msgspec.structs.replace(job, until_us=until_us)
 
     @property
     def earlier(self) -> EarlierArchive | None:

@@ -59,6 +59,7 @@ class BatchJob(msgspec.Struct, frozen=True):
         takes: stage -> the archived takes by which its bundles are made again, for an exact batch over `archives`.
         hands_over: whether it stops where the sources have nothing more, for workers to continue: the end of a history
             is not that of its source, so windows stay open.
+        until_us: when it hands over, topics are read up to the first message from this time on; None for all there is.
     """
 
     graph: str
@@ -72,6 +73,7 @@ class BatchJob(msgspec.Struct, frozen=True):
     followed: dict[str, FollowedHistory] = {}
     takes: dict[str, TakeHistory] = {}
     hands_over: bool = False
+    until_us: int | None = None
 
     @property
     def clock(self) -> Clock:

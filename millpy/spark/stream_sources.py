@@ -238,11 +238,13 @@ class KafkaRange:
         clock.now = turn.now_us
         interval.intake.source_opened()
         reader = KafkaRangeReader(self.source, _setup_of(self.hosted, self.of, interval, clock, told))
-        records, end = 0, None
+        records, end, known = 0, None, turn.until
         with asyncio.Runner() as runner:
             try:
                 end = runner.run(_opened(reader, before))
-                until = end if turn.until is None else min(end, turn.until)
+                if known is None:
+                    known = runner.run(reader.end_before(self.hosted.job.until_us, end))
+                until = min(end, known)
                 until = until if logged is None or logged.after is None else logged.after
                 for _ in range(turn.bundles_max):
                     taken = runner.run(reader.take(until))
@@ -262,7 +264,6 @@ class KafkaRange:
             turn.log.decide(turn.batch, interval.interval_id, TakenRange(after, records, self.is_quiet))
         elif (logged.after, logged.records) != (reader.offset, records):
             told["source_lost"] = self._check_again(logged, records)
-        known = end if turn.until is None else turn.until
         self._news = SourceNews(known, known is not None and reader.offset >= known, [*told.values()])
 
     def _check_again(self, logged: TakenRange, records: int) -> str:

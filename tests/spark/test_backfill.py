@@ -88,8 +88,10 @@ def test_nothing_is_lost_or_doubled_between_a_history_and_what_its_broker_has_ke
     graph.write_text(text.replace("DEDUPE", ""))
     refused = CliRunner().invoke(app, command)
     assert "source 'notes' does not deduplicate" in refused.output
-
     graph.write_text(text.replace("DEDUPE", DEDUPE))
+    for until, reason in (("1h", "no source of the graph is one"), ("2226-11-24T00:00:00Z", "is in the future")):
+        assert reason in CliRunner().invoke(app, [*command, "--until", until]).output
+    assert "'noon' is not a time" in CliRunner().invoke(app, [*command, "--until", "noon"]).output
     find = Backfill._fix_inputs
 
     def while_the_broker_keeps(self: Backfill) -> None:

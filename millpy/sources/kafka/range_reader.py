@@ -80,6 +80,12 @@ class KafkaRangeReader:
         client.assign(self._next)
         return end
 
+    async def end_before(self, until_us: int | None, end: int) -> int:
+        """Return the offset of the first message from a time on, or the given end if there is none or no time."""
+        assert self._client is not None
+        found = None if until_us is None else await self._client.at_time(-(-until_us // 1_000))
+        return end if found is None else min(end, found)
+
     async def take(self, until: int) -> SourceBatch | None:
         """Return a bundle of the records before an offset; None when there is nothing left, not even a new position.
 
