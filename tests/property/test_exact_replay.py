@@ -13,6 +13,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 import pytest
@@ -198,7 +199,7 @@ def test_what_cannot_be_made_again_is_refused(
 
 def changed_graph(kind: str, old: str, new: str, directory: Path) -> Path:
     """A graph with one change, in a file beside the archive."""
-    path = directory / "graph.py"
+    path = directory / f"{uuid4().hex}.py"  # a name of its own: Python compares the second and the size with its cache
     path.write_text(
         Path(replayed_workers.__file__).read_text().replace(old, new) + f"\n\ngraph, _ = graph_of({kind!r})\n"
     )
