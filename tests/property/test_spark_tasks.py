@@ -68,7 +68,7 @@ def by_a_host(job: BatchJob) -> Any:
         host.turn({source: found[turn] for source, found in batches.items() if turn < len(found)})
     found = contents(database)
     return {
-        "rows": {name: sorted(map(comparable, rows), key=repr) for name, rows in found["rows"].items()},
+        "rows": comparable(found["rows"]),
         "entries": {name: value for name, value in found["entries"].items()},
         "dead letters": sorted((reason, payload) for _, _, reason, payload in found["dead letters"]),
         "late": sorted(chain.from_iterable(_late(late) for _, _, late in database.late_records), key=repr),
@@ -76,8 +76,12 @@ def by_a_host(job: BatchJob) -> Any:
     }
 
 
-def comparable(row: Row) -> Row:
-    return {name: value for name, value in row.items() if name not in ("interval_id",)}
+def comparable(tables: dict[str, list[Row]]) -> dict[str, list[Row]]:
+    """Sort the rows of each table, and leave out the ids of intervals, which differ between deployments."""
+    return {
+        table: sorted(({name: row[name] for name in row if name != "interval_id"} for row in rows), key=repr)
+        for table, rows in tables.items()
+    }
 
 
 def _late(late: Any) -> Iterator[tuple[Any, ...]]:
@@ -100,12 +104,13 @@ def by_tasks(job: BatchJob, chance: random.Random, fault: Fault = list) -> Any:
             mail = [row for row in mail if row["kind"] in ("segment", "position") and row["owner"] in ids]
             chance.shuffle(mail)
             mail.sort(key=lambda row: tuple(row[name] for name in ORDER))
-            made = host_stage(text, _cut(fault(mail), chance))
+            made = host_stage(text, cut(fault(mail), chance))
         parts[computation.name] = [row for batch in made for row in batch.to_pylist()]
     return contents_of(hosted, [row for rows in parts.values() for row in rows])
 
 
-def _cut(rows: list[Row], chance: random.Random) -> Iterator[pa.RecordBatch]:
+def cut(rows: list[Row], chance: random.Random) -> Iterator[pa.RecordBatch]:
+    """Yield parts in batches of random sizes."""
     at = 0
     while at < len(rows):
         size = chance.randint(1, 9)
@@ -114,6 +119,7 @@ def _cut(rows: list[Row], chance: random.Random) -> Iterator[pa.RecordBatch]:
 
 
 def contents_of(hosted: HostedPlan, parts: Sequence[Row]) -> Any:
+    """Return what a job has committed, from all its parts in the order of each interval's turns."""
     ends = [part for part in parts if part["kind"] == "end"]
     assert sorted(part["owner"] for part in ends) == sorted(hosted.plan.by_interval)
     for part in ends:
@@ -175,7 +181,7 @@ def _us(value: Any) -> Any:
     return round(value.timestamp() * 1e6) if hasattr(value, "timestamp") else value
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(list(GRAPHS)), feeds, st.integers(1, 25), st.randoms(use_true_random=False))
 def test_tasks_commit_what_a_hosted_graph_commits(
     tmp_path: Path, kind: str, drawn: Any, bundle: int, chance: random.Random
