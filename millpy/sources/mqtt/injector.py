@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -370,16 +370,20 @@ class MqttInjector:
 
     async def close(self) -> None:
         """Disconnect; the broker keeps the session, and sends unacknowledged messages to the next connection."""
-        tasks: Sequence[asyncio.Task[None]] = [task for task in (self._asking, self._keeper) if task is not None]
-        self._asking = self._keeper = None
-        for task in tasks:
-            # A cancellation is lost when the library's `asyncio.wait_for` completes at the same moment.
-            while not task.done():
-                task.cancel()
-                await asyncio.wait([task], timeout=_CANCEL_AGAIN_S)
-        for task in tasks:
-            if not task.cancelled():
-                task.exception()  # `take` has raised it, or it no longer matters
+        await _stop(self._keeper)
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+        await _stop(self._asking)  # last: a connection that is made, and its subscription, send a marker
+        self._keeper = self._asking = None
+
+
+async def _stop(task: asyncio.Task[None] | None) -> None:
+    if task is None:
+        return
+    # A cancellation is lost when the library's `asyncio.wait_for` completes at the same moment.
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=_CANCEL_AGAIN_S)
+    if not task.cancelled():
+        task.exception()  # `take` has raised it, or it no longer matters
