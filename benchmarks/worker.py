@@ -21,6 +21,7 @@ from millpy.config.settings import Settings, configure_logging
 from millpy.graph.loader import load_graph
 from millpy.hosting.failpoints import Failpoint
 from millpy.process.assembly import run_worker
+from millpy.process.worker_process import archive_of
 
 
 class Stopwatch:
@@ -69,6 +70,7 @@ async def run(arguments: argparse.Namespace, stopwatch: Stopwatch) -> None:
         only=tuple(name for name in arguments.only.split(",") if name),
         stop=stop,
         failpoints=stopwatch,
+        archive=archive_of(settings),
     )
 
 

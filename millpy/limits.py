@@ -45,6 +45,8 @@ class Limits:
         parked_records_max, parked_bytes_max       records of stopped keys, per interval
         open_timers_max                            timers and holds that are set, per interval
         absent_files_max                           files remembered as read that no longer exist, per source
+        archive_bytes_min                          a bundle that goes to an archive of the same worker in memory, at
+                                                   least; also the records that wait until they become a file early
 
     Time:
 
@@ -109,6 +111,7 @@ class Limits:
     retry_s_min: float = 0.05
     retry_s_max: float = 5.0
     segment_poll_bytes_max: int = 32_000_000
+    archive_bytes_min: int = 1_000_000
     clock_step_s: float = 2.0
     clock_agree_s: float = 60.0
     clock_settle_s: float = 3_600.0
@@ -126,6 +129,7 @@ class Limits:
         assert self.fold_bytes <= self.unfolded_bytes_max, "fold_bytes must be at most unfolded_bytes_max"
         assert self.open_windows_bytes_max > 0, "open_windows_bytes_max must be above 0"
         assert self.record_attempts_max >= 1, "record_attempts_max must be at least 1"
+        assert self.archive_bytes_min > 0, "archive_bytes_min must be above 0"
         assert self.clock_step_s > 0, "clock_step_s must be above 0"
         assert 0 <= self.clock_agree_s <= self.clock_settle_s, "clock_agree_s must be at most clock_settle_s"
 

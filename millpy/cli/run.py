@@ -22,6 +22,9 @@ def run(
         str,
         typer.Option("--from", metavar="TIME", help="Time at which to begin Kafka partitions that were never read."),
     ] = "",
+    archive: Annotated[
+        str, typer.Option("--archive", metavar="DIR", help="Also write the graph's archives, into this directory.")
+    ] = "",
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -33,7 +36,8 @@ def run(
 
     names = tuple(name.strip() for name in only.split(",") if name.strip())
     ended = _print if as_json else None
-    return launch(graph, settings_of(database), only=names, workers=workers, start=start, ended=ended)
+    settings = settings_of(database, archive=archive, archive_in_workers=True if archive else None)
+    return launch(graph, settings, only=names, workers=workers, start=start, ended=ended)
 
 
 def _print(url: str, graph: Graph) -> None:

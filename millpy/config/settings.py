@@ -8,6 +8,7 @@ MILLPY_LEASE_S             the lease of a worker, in seconds
 MILLPY_LOG_LEVEL           debug, info (default), warning, error
 MILLPY_LOG_FORMAT          console (default) or json
 MILLPY_ARCHIVE             the directory or the URL of an object store into which an archiver writes
+MILLPY_ARCHIVE_IN_WORKERS  1 for workers that write the archives themselves, into a directory (0)
 MILLPY_ARCHIVE_EVERY_S     seconds between two files of an archive that keeps up (10)
 MILLPY_ARCHIVE_KEPT_S      seconds after which an archived hour is deleted (never)
 MILLPY_ARCHIVE_COMPACT_AFTER_S
@@ -51,6 +52,7 @@ class Settings(BaseSettings):
     database_url: str | None = Field(default=None, repr=False)
     http: str = "127.0.0.1:8080"
     archive: str = ""
+    archive_in_workers: bool = False
     archive_every_s: float = Field(default=10.0, ge=0)
     archive_kept_s: float | None = Field(default=None, ge=0)
     archive_compact_after_s: float = Field(default=3600.0, ge=0)
@@ -74,6 +76,21 @@ class Settings(BaseSettings):
             first = error.errors()[0]
             name = PREFIX + str(first["loc"][0]).upper()
             raise ConfigError(f"{name}: {first['msg'].lower()}", hint=f"correct the value {first['input']!r}") from None
+
+    @property
+    def archives_in_workers(self) -> bool:
+        """Whether workers write the archives."""
+        return bool(self.archive) and self.archive_in_workers
+
+    def only_archiving(self) -> Settings:
+        """Return the settings of an archiver, which runs beside workers."""
+        return self.model_copy(update={"archive_in_workers": False})
+
+    def of_archives(self) -> dict[str, str]:
+        """Return the environment variables with which another worker writes the archives as this one does."""
+        if not self.archives_in_workers:
+            return {}
+        return {PREFIX + "ARCHIVE": self.archive, PREFIX + "ARCHIVE_IN_WORKERS": "1"}
 
     @property
     def limits(self) -> Limits:

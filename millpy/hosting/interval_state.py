@@ -54,6 +54,9 @@ class IntervalState:
         finished: whether the source has ended.
         unfinished: whether the last step left due work undone.
         committed_at: time of the last checkpoint, in seconds on the monotonic clock.
+        memory_bytes_min: bytes of a local producer's bundle below which it comes in a segment; 0 for any stage but an
+            archive, for which a bundle becomes a file.
+        waiting_bytes: bytes of bundles of local producers that wait in segments, since the last poll of an archive.
     """
 
     grant: Grant
@@ -75,6 +78,8 @@ class IntervalState:
     unfinished: bool = False
     pause: PauseState = PauseState.NO
     committed_at: float = 0.0
+    memory_bytes_min: int = 0
+    waiting_bytes: int = 0
 
     @property
     def interval_id(self) -> int:

@@ -30,6 +30,7 @@ class OutgoingSubscription:
         record_type: type of the records behind the operators.
         consumer_ids: interval ids of the consuming computation, by index.
         los: lower bound of each of those intervals (int64), ascending from 0.
+        archived: whether the consumer is an archive.
     """
 
     subscription_id: int
@@ -41,6 +42,7 @@ class OutgoingSubscription:
     record_type: RecordType
     consumer_ids: tuple[int, ...]
     los: npt.NDArray[np.int64]
+    archived: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +209,7 @@ def _outgoing(consumer: StageNode, deployment: Deployment) -> list[OutgoingSubsc
             record_type=taken.record_type,
             consumer_ids=tuple(interval.interval_id for interval in intervals),
             los=los,
+            archived=consumer.archives,
         )
         for index, taken in enumerate(consumer.inputs)
     ]

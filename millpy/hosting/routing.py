@@ -1,7 +1,8 @@
 """Routing of a bundle's productions to their consumers: in memory or as segments.
 
 A bundle goes in memory only to a consumer that has consumed all earlier segments of that producer; every other
-consumer gets its slice in a segment, in the same commit.
+consumer gets its slice in a segment, in the same commit. An archive takes only large bundles in memory. It says of each
+bundle which one was before it, so its bundles have segments in any case, without records if these go in memory.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class Router:
         current = {
             consumer
             for consumer in producer.plan.consumers
-            if consumer in intervals and _takes_in_memory(intervals[consumer], producer, deliveries[consumer])
+            if consumer in intervals
+            and _takes_in_memory(intervals[consumer], producer, deliveries[consumer], productions)
         }
         segments = []
         letters: list[DeadLetter] = []
@@ -92,18 +94,20 @@ class Router:
                 continue
             records = concat(parts)
             slices: list[StoredSlice | None] = [None] * len(subscription.consumer_ids)
+            previous = producer.last_segments.get(subscription.subscription_id, 0) if subscription.archived else None
             for index, part, keys in _split(records, records.keys(subscription.key_fields, self._hasher), subscription):
                 consumer = subscription.consumer_ids[index]
                 if consumer in current:
                     bundle = Bundle(
-                        subscription.input, producer.interval_id, producer.bundle, producer.low_watermark, part, keys
-                    )
+                        subscription.input, producer.interval_id, producer.bundle, producer.low_watermark, part, keys,
+                        previous,
+                    )  # fmt: skip
                     deliveries[consumer].append(
                         Delivery(producer.interval_id, producer.bundle, producer.low_watermark, bundle, False)
                     )
                 else:
                     slices[index] = encode_slice(part)
-            if any(part is not None for part in slices):
+            if subscription.archived or any(part is not None for part in slices):
                 segments.append(_segment(producer, subscription, records, slices))
         for consumer in current:
             deliveries[consumer].append(
@@ -161,10 +165,26 @@ def positions_of_local_producers(
     return found
 
 
-def _takes_in_memory(consumer: IntervalState, producer: IntervalState, inbound: Sequence[Delivery]) -> bool:
+def _takes_in_memory(
+    consumer: IntervalState, producer: IntervalState, inbound: Sequence[Delivery], productions: Mapping[str, Records]
+) -> bool:
     """Tell whether the bundle that the producer has just made goes to this consumer in memory."""
     before = producer.bundle - 1
-    return consumer.cursors[producer.interval_id].seq == before or _is_current(consumer, producer, inbound)
+    current = consumer.cursors[producer.interval_id].seq == before or _is_current(consumer, producer, inbound)
+    if not consumer.memory_bytes_min:
+        return current
+    size = _size(consumer, producer, productions)
+    if current and (size is None or size >= consumer.memory_bytes_min):
+        return True
+    consumer.waiting_bytes += size or 0
+    return False
+
+
+def _size(consumer: IntervalState, producer: IntervalState, productions: Mapping[str, Records]) -> int | None:
+    """Return the bytes of a bundle's records for a consumer; 0 for a few objects, None without records."""
+    streams = {o.stream for o in producer.plan.outgoing if o.subscription_id in consumer.plan.incoming}
+    found = [records for stream, records in productions.items() if stream in streams and len(records)]
+    return sum(0 if records.small else int(records.batch().nbytes) for records in found) if found else None
 
 
 def _is_current(consumer: IntervalState, producer: IntervalState, inbound: Sequence[Delivery]) -> bool:

@@ -41,6 +41,8 @@ from millpy.store.protocol import PollResult
 
 LoadState = Callable[[Grant, Sequence[bytes]], Sequence[Entries]]
 CURSOR_ONLY_EVERY_S = 1.0
+ARCHIVE_BUNDLES = 2
+"""Bundles that an archive may take at once from segments, so that it catches up with a source of its worker."""
 
 
 class StepBudget(Protocol):
@@ -235,7 +237,7 @@ class Steps:
         self, interval: IntervalState, answers: Sequence[PollResult], intervals: Mapping[int, IntervalState]
     ) -> list[Delivery]:
         """Make deliveries of polled segments, ahead of anything that local producers pass on in this turn."""
-        received, records_max = 0, self._budget.records
+        received, records_max = 0, self._budget.records * (ARCHIVE_BUNDLES if interval.plan.archives else 1)
         inbound: list[Delivery] = []
         for answer in answers:
             producer = answer.query.producer

@@ -65,13 +65,13 @@ async def run_worker(  # noqa: PLR0913 - keywords of the function that others em
         graph: the graph to run.
         database_url: the database, which must be migrated.
         limits: the bounds; by default those of `Limits()`.
-        only: the names of the computations to run; empty for all but the archives.
+        only: the names of the computations to run; empty for all, without archives unless these run in workers.
         stop: drains the worker when it is set.
         failpoints: named points in the cycle, for tests.
         start: the instant at which a source without a position begins, if the source supports it.
         patient: whether to wait, like a service, for a database that does not answer or is not migrated yet.
         observer: observes the worker.
-        archive: where to write the archives that are named in `only`.
+        archive: where to write the archives that run.
 
     Raises:
         UsageError: the graph, a setting or the deployment is wrong.
@@ -80,14 +80,14 @@ async def run_worker(  # noqa: PLR0913 - keywords of the function that others em
         TransientError: the database is unreachable at the start, and `patient` is false.
     """
     limits, stop, observer, clock = limits or Limits(), stop or asyncio.Event(), observer or Observers(), SystemClock()
-    only, open_store = _chosen(graph, only, archive, clock)
+    only, open_store, every_s = _chosen(graph, only, archive, clock)
     common = partial(WorkerContext, limits=limits, host_clock=clock, failpoints=failpoints or NoFailpoints(), only=only)
     previous_version = 0  # of the worker that ran before in this loop
     with short_pauses():
         while True:
             lease = Lease(limits, clock)
             store = open_store(database_url, limits=limits, progressed=lease.progressed)
-            context = partial(common, store=store, lease=lease, start=start, observer=observer)
+            context = partial(common, store=store, lease=lease, start=start, observer=observer, archive_every_s=every_s)
             begin = partial(_begin, store, graph, limits, context)
             try:
                 worker = await _begin_when_ready(begin, stop, limits, observer) if patient else await begin()
@@ -130,16 +130,18 @@ def _archives(graph: Graph) -> tuple[str, ...]:
 
 def _chosen(
     graph: Graph, only: Sequence[str], archive: ArchiveInto | None, clock: Clock
-) -> tuple[Sequence[str], Callable[..., PostgresStore]]:
-    """Return the names of the computations to run, empty for all; and the kind of store that they need."""
-    archives = _archives(graph)
+) -> tuple[Sequence[str], Callable[..., PostgresStore], float]:
+    """Return the names of the computations to run, empty for all; their kind of store; and the pace of archives."""
+    archives, in_worker = _archives(graph), archive is not None and archive.in_worker
     if not only and archives:
-        only = [spec.name for spec in graph.spec().computations if spec.kind != "archive"]
+        only = [spec.name for spec in graph.spec().computations if in_worker or spec.kind != "archive"]
+    elif in_worker:
+        only = [*only, *(name for name in archives if name not in only)]
     if not set(archives) & set(only):
-        return only, PostgresStore
+        return only, PostgresStore, 0.0
     if archive is None:
         raise UsageError("no directory is set for the archive", hint="set MILLPY_ARCHIVE, or use `millpy archive --to`")
-    return only, partial(ArchivingStore, into=archive, clock=clock)
+    return only, partial(ArchivingStore, into=archive, clock=clock), archive.every_s
 
 
 async def _begin(store: PostgresStore, graph: Graph, limits: Limits, context: Callable[..., WorkerContext]) -> Worker:

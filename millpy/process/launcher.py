@@ -13,8 +13,9 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import structlog
@@ -102,7 +103,9 @@ def run(
         raise UsageError(f"invalid number of workers: {workers}", hint=f"give a number from 1 to {WORKERS_MAX}")
     graph = load_graph(location)
     if archive:
-        only = archives_of(graph)
+        only, settings = archives_of(graph), settings.only_archiving()
+    elif settings.archives_in_workers:
+        archives_of(graph)  # raises if there is none
     names = [computation.name for computation in graph.spec().computations]
     for name in only:
         if name not in names:
@@ -121,7 +124,9 @@ def run(
                 status = 0
             else:
                 look = None if say is None else _progress_query(url, graph, say)
-                status = _run_children(worker_command(location, only, start), url, workers, look)
+                status = _run_children(
+                    worker_command(location, only, start), url, workers, look, settings.of_archives()
+                )
         if ended is not None:
             ended(url, graph)
         return status
@@ -165,7 +170,13 @@ def _progress_query(url: str, graph: Graph, say: Say) -> Callable[[], None]:
     return look
 
 
-def _run_children(command: Sequence[str], url: str, workers: int, look: Callable[[], None] | None = None) -> int:
+def _run_children(
+    command: Sequence[str],
+    url: str,
+    workers: int,
+    look: Callable[[], None] | None = None,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> int:
     """Run workers to their end, and return the exit status.
 
     Args:
@@ -173,9 +184,10 @@ def _run_children(command: Sequence[str], url: str, workers: int, look: Callable
         url: the database.
         workers: the number of workers.
         look: called every second to show progress, above which the workers' output is forwarded; None for no progress.
+        variables: more environment variables.
     """
     environment = {name: value for name, value in os.environ.items() if name != DATABASE_URL + FILE}
-    environment[DATABASE_URL] = url
+    environment |= {DATABASE_URL: url, **variables}
     out: int | None = None
     error: int | None = None
     if look is not None:  # we own the terminal

@@ -70,6 +70,8 @@ def serve(arguments: Sequence[str], choose: Choose = as_given) -> int:
         database_url = _database_of(settings)
         graph = load_graph(arguments[0])
         only = choose(graph, arguments[1:])
+        if choose is archives:
+            settings = settings.only_archiving()
         observers = Observers()
         with _answering(graph, settings, observers), _traced(graph, observers):
             run_until_stopped(graph, database_url, settings, only=only, patient=True, observer=observers)

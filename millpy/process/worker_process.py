@@ -75,14 +75,19 @@ def run_until_stopped(  # noqa: PLR0913 - keywords of `run_worker`
 
 
 def archive_of(settings: Settings) -> ArchiveInto | None:
-    """Return where an archiver writes, if it is set.
+    """Return where archives are written, if it is set.
 
     Raises:
-        UsageError: the directory cannot be made, or the URL is none of an object store.
+        UsageError: the directory cannot be made, or the URL is none of an object store, or workers would write there.
     """
     if not settings.archive:
         return None
     if "://" in settings.archive:
+        if settings.archives_in_workers:
+            raise UsageError(
+                f"workers cannot archive into {settings.archive}: their commits would wait for the object store",
+                hint="run `millpy archive` beside them; or give a directory",
+            )
         storage_at(settings.archive)
         directory: str | Path = settings.archive
     else:
@@ -94,7 +99,13 @@ def archive_of(settings: Settings) -> ArchiveInto | None:
                 f"cannot make the directory {directory}: {error.strerror}",
                 hint="set MILLPY_ARCHIVE to one that can be written",
             ) from error
-    return ArchiveInto(directory, settings.archive_every_s, settings.archive_kept_s, settings.archive_compact_after_s)
+    return ArchiveInto(
+        directory,
+        settings.archive_every_s,
+        settings.archive_kept_s,
+        settings.archive_compact_after_s,
+        settings.archive_in_workers,
+    )
 
 
 def start_of(text: str, graph: Graph) -> Instant | None:

@@ -18,6 +18,8 @@ WATCH_EVERY_S = 0.25
 REQUESTS_EVERY_S = 0.25
 """Seconds between reads of operators' requests."""
 BACKPRESSURE_EVERY_S = 0.25
+ARCHIVES_EVERY_S = 1.0
+"""Seconds between attempts to write where the archives are, while that fails."""
 FOLD_EVERY_S_MAX = 0.25
 """Seconds between searches for intervals whose deltas must be folded, at most."""
 TURNS_OF_RINGS_PER_EPOCH = 8
@@ -43,6 +45,8 @@ class BackgroundTasks:
             (self._maintenance.apply_backpressure, BACKPRESSURE_EVERY_S),
             (self._poll_requests, REQUESTS_EVERY_S),
         ]
+        if self._context.archive_pace.exists:
+            repeated.append((self._maintenance.try_archives, ARCHIVES_EVERY_S))
         self._tasks = [asyncio.create_task(self._repeat(work, every_s)) for work, every_s in repeated]
         self._tasks += [asyncio.create_task(self._listen()), asyncio.create_task(self._watch_step())]
         stopping = asyncio.create_task(self._stop.wait())

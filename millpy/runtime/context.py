@@ -13,6 +13,7 @@ from millpy.hosting.failpoints import Failpoints
 from millpy.hosting.plan import Plan
 from millpy.limits import Limits
 from millpy.model.time import Instant
+from millpy.runtime.archive_pace import ArchivePace
 from millpy.runtime.events import EventQueue
 from millpy.runtime.guarded_clock import GuardedClock
 from millpy.runtime.lease import Lease
@@ -30,9 +31,11 @@ class WorkerContext:
         host_clock: the machine's clock; only `clock` reads it.
         only: names of the computations to run; all when empty.
         start: time at which a source without a position begins.
+        archive_every_s: seconds between two polls of archives that keep up.
         clock: the database's time, guarded against steps.
         wake: set when there may be something to do, so that a waiting worker looks.
         budget: bounds of the next turn.
+        archive_pace: when the archives take input.
         thread: the thread for steps that are not quick.
         events: events that wait to be stored for operators.
     """
@@ -47,10 +50,12 @@ class WorkerContext:
     rng: random.Random
     only: Sequence[str] = ()
     start: Instant | None = None
+    archive_every_s: float = 0.0
     observer: Observer = field(default_factory=Observers)
     clock: GuardedClock = field(init=False)
     wake: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     budget: TurnBudget = field(init=False)
+    archive_pace: ArchivePace = field(init=False)
     thread: StepThread = field(init=False, default_factory=StepThread)
     events: EventQueue = field(init=False)
 
@@ -60,6 +65,7 @@ class WorkerContext:
             "events": events,
             "clock": GuardedClock(self.host_clock, self.store.now_us, self.limits, events.add_of_worker),
             "budget": TurnBudget(self.limits),
+            "archive_pace": ArchivePace(self.plan, self.limits, self.archive_every_s),
         }
         for name, value in made.items():
             object.__setattr__(self, name, value)

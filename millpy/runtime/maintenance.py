@@ -124,6 +124,14 @@ class Maintenance:
             held[interval_id].releases = [r for r in pending.releases if r.interval_id == interval_id]
         return found or bool(pending.releases)
 
+    async def try_archives(self) -> None:
+        """Let archives that are held take input again once their place can be written."""
+        pace = self._context.archive_pace
+        if pace.held and await self._store.archives_are_available():
+            log.info("the place of the archives can be written again")
+            pace.resume()
+            self._context.wake.set()
+
     async def apply_backpressure(self) -> None:
         """Pause owned sources above the high mark of the backlog, resume them below the low mark, and learn skew."""
         injectors = [i for i in self._owned.intervals.values() if i.plan.stage is None]

@@ -17,6 +17,7 @@ turns, take over from itself what no other worker owns, and read its state again
     StaleSequencerError, LeaseExpiredError   make turns smaller, recover; store an event
     TransientError                           make turns smaller, back off, recover
     CommitUnknownError                       the same; recovery finds the turn either committed or not
+    ArchiveUnavailableError                  recover; archives take nothing until their place can be written
     StepStuckError                           make turns smaller, hand all intervals to other workers
     PoisonError                              find the refused record, dead-letter it, commit the rest; if the turn may
                                              be too large, first as TransientError
@@ -129,7 +130,9 @@ class TurnCycle:
         clock = self._context.clock.read()
         over = self._maintenance.unfolded_bytes() > self._context.limits.unfolded_bytes_max
         intervals, budget = self._owned.intervals, self._context.budget
-        queries = segment_queries(intervals)
+        pace = self._context.archive_pace
+        pace.apply(intervals)
+        queries = pace.due(segment_queries(intervals), intervals, now)
         budget.takers = gather.takers(intervals, queries)
         inbox = TurnInput(clock, now, releases=gather.releases(intervals), progress_due=now >= self.progress_at)
         if over:  # take no more input until folds have caught up
@@ -188,7 +191,9 @@ class TurnCycle:
             await self.await_in_flight()
         self.hinted = False
         inbox.polled = await gather.poll(self._context.store, queries, self._context.budget.segment_bytes)
-        segments = [part for of in inbox.polled.values() for answer in of for part in answer.segments]
+        answers = [answer for of in inbox.polled.values() for answer in of]
+        self._context.archive_pace.polled(answers, self._owned.intervals, inbox.monotonic)
+        segments = [part for answer in answers for part in answer.segments]
         self._context.budget.polled(sum(s.records for s in segments), sum(len(s.payload or b"") for s in segments))
         limits = self._context.limits
         self._poll_s = limits.poll_s_min if not gather.is_empty(inbox) else min(self._poll_s * 2, limits.poll_s_max)
@@ -277,8 +282,12 @@ class TurnCycle:
         moments = [float("inf")]
         if intervals:
             moments.append(self.progress_at)
-        if segment_queries(intervals):
+        queries, pace = segment_queries(intervals), self._context.archive_pace
+        due_queries = pace.due(queries, intervals, now)
+        if due_queries:
             moments.append(self.poll_at)
+        if len(due_queries) < len(queries):
+            moments.append(max(self.poll_at, pace.due_at()))
         due = gather.next_processing_due(intervals)
         if due is not None:
             moments.append(now + (due - clock.now_us()) / 1e6)

@@ -11,6 +11,7 @@ from collections.abc import Awaitable
 from contextlib import suppress
 
 from millpy.errors import (
+    ArchiveUnavailableError,
     CursorGapError,
     GraphVersionError,
     MillError,
@@ -134,7 +135,10 @@ class Worker:
     async def _react(self, error: MillError) -> None:
         """React to an error of a turn; turn.py has the table of reactions."""
         log.warning("%s: %s", type(error).__name__, error)
-        if isinstance(error, PoisonError) and not (error.too_large and self.context.budget.factor > FACTOR_MIN):
+        self._hold_archives(error)
+        if isinstance(error, ArchiveUnavailableError):
+            await self.recover()
+        elif isinstance(error, PoisonError) and not (error.too_large and self.context.budget.factor > FACTOR_MIN):
             await self._isolate(error)
         elif isinstance(error, StepStuckError):
             await self._hand_over()
@@ -158,8 +162,14 @@ class Worker:
             await reaction
         except (OwnershipError, TransientError, PoisonError) as error:
             log.warning("recovery failed: %s", error)
+            self._hold_archives(error)
             self._needs_recovery = True
             await self._back_off()
+
+    def _hold_archives(self, error: MillError) -> None:
+        """Let archives take nothing if the error is that their files cannot be written or named."""
+        if ArchiveUnavailableError in (type(error), type(error.__cause__)):
+            self.context.archive_pace.hold()
 
     async def _back_off(self) -> None:
         self._retry_s = min(self.context.limits.retry_s_max, self._retry_s * 2)

@@ -356,6 +356,10 @@ class Store(Protocol):
         """
         ...
 
+    async def archives_are_available(self) -> bool:
+        """Tell whether the files of archives can be written, where `commit` has raised ArchiveUnavailableError."""
+        ...
+
     async def finished(self, graph_id: int, *, without: Sequence[str] = ()) -> bool:
         """Tell whether the graph has no work left, apart from that of the computations in `without`.
 

@@ -31,6 +31,7 @@ from millpy.testing.crash import CrashFailpoints, parse_spec
 from tests.crash.archive_graph import START_US, archived_graph
 
 LIMITS = Limits(lease_ttl_s=0.5, bundle_records_max=20)
+WORKER_LIMITS = Limits(lease_ttl_s=0.5, bundle_records_max=100, archive_bytes_min=1_500)
 KEPT_S = 1_800.0
 ERASED = "d5"
 ARCHIVED = ("writing", "written", "fenced", "committed", "published")
@@ -92,6 +93,13 @@ def archive(source: Path, url: str, place: str, failpoint: str = "") -> None:
     asyncio.run(run_worker(graph, url, limits=limits, only=archives_of(graph), archive=into, failpoints=points))
 
 
+def run(source: Path, url: str, place: str, failpoint: str = "") -> None:
+    """Run the whole graph to its end in a worker that archives: large bundles in memory, small ones from segments."""
+    graph, points = archived_graph(source), CrashFailpoints(parse_spec(failpoint))
+    into, limits = ArchiveInto(place, every_s=0.0, in_worker=True), WORKER_LIMITS
+    asyncio.run(run_worker(graph, url, limits=limits, archive=into, failpoints=points))
+
+
 def compact(source: Path, url: str, place: str, _: str = "") -> None:
     """Merge all small files, as maintenance does."""
     asyncio.run(_maintain(source, url, ArchiveInto(place, every_s=0.0, compact_after_s=0.0)))
@@ -123,7 +131,7 @@ async def _maintain(source: Path, url: str, into: ArchiveInto, now_us: Instant |
             pass
 
 
-WORKS = {"archive": archive, "compact": compact, "forget": forget, "erase": erase}
+WORKS = {"run": run, "archive": archive, "compact": compact, "forget": forget, "erase": erase}
 
 
 def main(source: str, url: str, place: str, *kills: str) -> int:
@@ -137,7 +145,7 @@ def main(source: str, url: str, place: str, *kills: str) -> int:
             if point and not is_killed(lambda: do(Path(source), url, place, trap(point, int(count)))):  # noqa: B023
                 print(f"{text} was not reached", file=sys.stderr)
                 return 1
-            if work != "archive":
+            if work not in ("run", "archive"):
                 found = listed(url, place)
                 if left not in ([], found):
                     print(f"behind {text} there are {len(found)} of {len(left)} records", file=sys.stderr)

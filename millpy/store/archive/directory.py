@@ -48,6 +48,15 @@ class ArchiveDirectory:
         """
         return self._write(f"{self._name}/hour={hour_name(hour)}", grant, str(bundle), content)
 
+    def try_out(self, grant: Grant, size: int) -> None:
+        """Write a pending file of a size, and delete it.
+
+        Raises:
+            ArchiveUnavailableError: the file cannot be written or deleted.
+        """
+        path = self._write(f"{self._name}/hour=", grant, "0", pa.py_buffer(bytes(size)))
+        self._storage.delete(self._pending(path))
+
     def rewrite(self, grant: Grant, path: str, content: pa.Buffer) -> str:
         """Write another content of a file as a pending file durably; return its final path below the root.
 

@@ -9,14 +9,15 @@
               small ones are garbage
 
 An interval's owner settles what its predecessors left: after a claim the database knows which pending files are
-committed. It publishes these and deletes the others, so a crash at any point loses and doubles nothing.
+committed. It publishes these and deletes the others, so a crash at any point loses and doubles nothing. If the place is
+away then, the owner does so before it writes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -40,7 +41,7 @@ from millpy.store.postgres.connection import all_rows
 from millpy.store.postgres.retention import FORGET_ROWS
 from millpy.store.postgres.statements import statement
 from millpy.store.postgres.store import PostgresStore
-from millpy.store.protocol import CommitFailpoint, OwnerSnapshot, PollResult, SegmentQuery
+from millpy.store.protocol import CommitFailpoint, OwnerSnapshot
 
 HOUR_US = 3_600_000_000
 COMPACT_EVERY_S = 60.0
@@ -54,24 +55,26 @@ class ArchiveInto:
 
     Attributes:
         directory: the directory of all archives, or the URL of an object store; it belongs to one database.
-        every_s: seconds between two polls of an archive that keeps up, so that files do not get too small.
+        every_s: seconds between two polls of an archive that keeps up (runtime/archive_pace.py).
         kept_s: seconds from the end of an hour of event time until its files are deleted; None to keep all.
         compact_after_s: seconds without a new file of an hour until its small files are merged; None for never.
+        in_worker: whether the process also runs other computations, which do not wait for the place to be there.
     """
 
     directory: str | Path
     every_s: float
     kept_s: float | None = None
     compact_after_s: float | None = None
+    in_worker: bool = False
 
 
 class ArchivingStore(PostgresStore):
-    """The store of an archiver.
+    """The store of a process that writes archives.
 
     Args:
         url: the database.
         into: where to write.
-        clock: the clock of the pace.
+        clock: paces compaction.
         more: the arguments of `PostgresStore`.
     """
 
@@ -82,9 +85,12 @@ class ArchivingStore(PostgresStore):
         self._buckets: dict[int, int] = {}
         self._directories: dict[int, ArchiveDirectory] = {}
         self._producers: dict[int, str] = {}
-        self._heads: dict[tuple[int, int], int] = {}
-        self._due_at = self._compact_at = float("-inf")
+        self._compact_at = float("-inf")
         self._grants: dict[int, Grant] = {}
+        self._unsettled: dict[int, Grant] = {}
+        self._settling = asyncio.Lock()
+        self._database: str | None = None
+        self._refused_bytes = 0
         self._unlike: set[str] = set()
 
     async def deploy(self, spec: GraphSpec, **how: Any) -> Deployment:
@@ -94,8 +100,13 @@ class ArchivingStore(PostgresStore):
             UsageError: also when the directory belongs to another database.
         """
         async with self._admin.use() as connection:
-            ((database,),) = await all_rows(connection, statement("identify_database"), {})
-        await asyncio.to_thread(claim_place, self._into.directory, database)
+            ((self._database,),) = await all_rows(connection, statement("identify_database"), {})
+        try:
+            await self._claim_place()
+        except ArchiveUnavailableError as error:
+            if not self._into.in_worker:
+                raise
+            log.warning("%s (%s)", error.message, error.hint)
         deployment = await super().deploy(spec, **how)
         self._producers = {interval.interval_id: interval.place for interval in deployment.intervals}
         for archive in (c for c in spec.computations if c.kind == "archive"):
@@ -108,11 +119,26 @@ class ArchivingStore(PostgresStore):
     async def read(self, grants: Sequence[Grant], *, state_rows_max: int) -> Sequence[OwnerSnapshot]:
         """Read the stored data of owned intervals, and settle the pending files of earlier owners."""
         found = await super().read(grants, state_rows_max=state_rows_max)
-        for grant in grants:
-            await self._settle(grant)
-            self._grants[grant.interval_id] = grant
-        self._heads.clear()
+        own = {grant.interval_id: grant for grant in grants if grant.interval_id in self._directories}
+        self._grants |= own
+        self._unsettled |= own
+        try:
+            await self._settle(own)
+        except ArchiveUnavailableError as error:
+            log.warning("%s (%s)", error.message, error.hint)
         return found
+
+    async def archives_are_available(self) -> bool:
+        """Try to write as much as was refused; call it only while no commit writes files."""
+        try:
+            await self._claim_place()
+            await self._settle(self._grants)
+            for interval_id, grant in list(self._grants.items()):
+                await asyncio.to_thread(self._directories[interval_id].try_out, grant, self._refused_bytes)
+        except ArchiveUnavailableError as error:
+            log.debug("%s (%s)", error.message, error.hint)
+            return False
+        return True
 
     async def forget_old(self, *, now_us: Instant, **kept_s: float) -> int:
         """Delete rows and archived files beyond their age, and merge small files; see `Store.forget_old`."""
@@ -206,17 +232,6 @@ class ArchivingStore(PostgresStore):
         await asyncio.to_thread(directory.publish if found else directory.discard, new_path)
         return int(found[0][0]) if found else None
 
-    async def poll(self, queries: Sequence[SegmentQuery], bytes_max: int) -> Sequence[PollResult]:
-        """Read segments; return nothing while every consumer has kept up and the next poll is not due."""
-        now = self._clock.monotonic()
-        behind = any(query.after < self._heads.get((query.consumer, query.producer), 0) for query in queries)
-        if not behind and now < self._due_at:
-            return []
-        answers = await super().poll(queries, bytes_max)
-        self._due_at = now + self._into.every_s
-        self._heads = {(answer.query.consumer, answer.query.producer): answer.head_seq for answer in answers}
-        return answers
-
     async def commit(
         self,
         checkpoints: Sequence[Checkpoint],
@@ -233,49 +248,83 @@ class ArchivingStore(PostgresStore):
         """
         if trial:
             checkpoints = [replace(checkpoint, archived=()) for checkpoint in checkpoints]
-        written = [await asyncio.to_thread(self._written, checkpoint) for checkpoint in checkpoints]
+        archiving = [checkpoint for checkpoint in checkpoints if checkpoint.archived]
+        if not archiving:
+            return await super().commit(checkpoints, graph_version=graph_version, inside=inside, trial=trial)
+        await self._claim_place()
+        await self._settle([checkpoint.grant.interval_id for checkpoint in archiving])
+        files: dict[int, list[ArchivedFile]] = {}
         try:
-            await super().commit(written, graph_version=graph_version, inside=inside, trial=trial)
+            await asyncio.to_thread(self._write_all, archiving, files)
+            with_files = [replace(c, files=files.get(c.grant.interval_id, ())) for c in checkpoints]
+            await super().commit(with_files, graph_version=graph_version, inside=inside, trial=trial)
         except CommitUnknownError:
             raise
         except MillError:
-            for checkpoint in written:
-                for file in checkpoint.files:
-                    directory = self._directories[checkpoint.grant.interval_id]
-                    await asyncio.to_thread(directory.discard, file.path)
+            await asyncio.to_thread(self._for_each, files, ArchiveDirectory.discard)
             raise
         try:
-            await asyncio.to_thread(self._publish, written)
+            await asyncio.to_thread(self._for_each, files, ArchiveDirectory.publish)
         except ArchiveUnavailableError as error:
             raise CommitUnknownError(error.message, hint=error.hint) from error
 
-    def _written(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Return a checkpoint with the files of its bundles, which are written; a thread calls this."""
-        if not checkpoint.archived:
-            return checkpoint
-        interval_id, files = checkpoint.grant.interval_id, []
-        for hour, bundles in _by_hour(checkpoint.archived).items():
-            content = encode(bundles, self._producers, self._buckets[interval_id])
-            path = self._directories[interval_id].write(checkpoint.grant, checkpoint.bundle, hour, content)
-            lo = min(int(bundle.records.event_times.min()) for bundle in bundles)
-            hi = max(int(bundle.records.event_times.max()) for bundle in bundles)
-            seqs: dict[str, list[int]] = {}
-            for bundle in bundles:
-                seqs.setdefault(self._producers[bundle.producer], []).append(bundle.seq)
-            partitions = {partition: (min(of), max(of)) for partition, of in seqs.items()}
-            records = sum(map(len, bundles))
-            files.append(ArchivedFile(path, records, len(content), Instant(lo), Instant(hi), partitions))
-        return replace(checkpoint, files=files)
-
-    def _publish(self, checkpoints: Sequence[Checkpoint]) -> None:
+    def _write_all(self, checkpoints: Sequence[Checkpoint], files: dict[int, list[ArchivedFile]]) -> None:
+        """Write the bundles of checkpoints, and add their files by interval as they are written; for a thread."""
         for checkpoint in checkpoints:
-            for file in checkpoint.files:
-                self._directories[checkpoint.grant.interval_id].publish(file.path)
+            interval_id = checkpoint.grant.interval_id
+            written = files.setdefault(interval_id, [])
+            for hour, bundles in _by_hour(checkpoint.archived).items():
+                content = encode(bundles, self._producers, self._buckets[interval_id])
+                try:
+                    path = self._directories[interval_id].write(checkpoint.grant, checkpoint.bundle, hour, content)
+                except ArchiveUnavailableError:
+                    self._refused_bytes = len(content)
+                    raise
+                written.append(self._described(path, len(content), bundles))
 
-    async def _settle(self, grant: Grant) -> None:
-        directory = self._directories.get(grant.interval_id)
-        paths = [] if directory is None else await asyncio.to_thread(directory.pending, grant)
-        if directory is None or not paths:
+    def _described(self, path: str, size: int, bundles: Sequence[Bundle]) -> ArchivedFile:
+        """Describe a written file for the manifest."""
+        lo = min(int(bundle.records.event_times.min()) for bundle in bundles)
+        hi = max(int(bundle.records.event_times.max()) for bundle in bundles)
+        seqs: dict[str, list[int]] = {}
+        for bundle in bundles:
+            seqs.setdefault(self._producers[bundle.producer], []).append(bundle.seq)
+        partitions = {partition: (min(of), max(of)) for partition, of in seqs.items()}
+        return ArchivedFile(path, sum(map(len, bundles)), size, Instant(lo), Instant(hi), partitions)
+
+    def _for_each(
+        self, files: Mapping[int, Sequence[ArchivedFile]], do: Callable[[ArchiveDirectory, str], None]
+    ) -> None:
+        for interval_id, of_interval in files.items():
+            for file in of_interval:
+                do(self._directories[interval_id], file.path)
+
+    async def _claim_place(self) -> None:
+        """Note in the place which database it belongs to, once.
+
+        Raises:
+            ArchiveUnavailableError: the place cannot be read or written.
+            UsageError: it belongs to another database.
+        """
+        if self._database is not None:
+            await asyncio.to_thread(claim_place, self._into.directory, self._database)
+            self._database = None
+
+    async def _settle(self, interval_ids: Iterable[int]) -> None:
+        """Publish or delete the files that earlier owners have left pending, before these intervals write.
+
+        Raises:
+            ArchiveUnavailableError: the place cannot be read or written.
+        """
+        async with self._settling:  # a file that is written later must not be taken for one that was left
+            for interval_id in self._unsettled.keys() & interval_ids:
+                await self._settle_one(self._unsettled[interval_id])
+                del self._unsettled[interval_id]
+
+    async def _settle_one(self, grant: Grant) -> None:
+        directory = self._directories[grant.interval_id]
+        paths = await asyncio.to_thread(directory.pending, grant)
+        if not paths:
             return
         async with self._admin.use() as connection:
             which = {"interval": grant.interval_id, "paths": Texts(paths)}

@@ -330,6 +330,10 @@ class PostgresStore:
         self._committer.forget_slots()
         return freed
 
+    async def archives_are_available(self) -> bool:
+        """Return True: this store writes no archives; see `Store.archives_are_available`."""
+        return True
+
     async def finished(self, graph_id: int, *, without: Sequence[str] = ()) -> bool:
         """Tell whether the graph has no work left; see `Store.finished`."""
         of = {"graph_id": graph_id, "without": list(without)}
