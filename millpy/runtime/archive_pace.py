@@ -28,7 +28,7 @@ class ArchivePace:
         every_s: seconds between two polls of archives that keep up.
 
     Attributes:
-        held: whether the archives take nothing, because their place cannot be written.
+        held: why the place of the archives cannot be written, so that they take nothing; None if it can.
     """
 
     def __init__(self, plan: Plan, limits: Limits, every_s: float) -> None:
@@ -37,25 +37,25 @@ class ArchivePace:
         self._every_s = every_s
         self._due_at = float("-inf")
         self._heads: dict[tuple[int, int], int] = {}
-        self.held = False
+        self.held: str | None = None
 
     @property
     def exists(self) -> bool:
         """Whether the graph has archives."""
         return bool(self._archives)
 
-    def hold(self) -> None:
+    def hold(self, why: str) -> None:
         """Let the archives take nothing from the next turn on."""
-        self.held = True
+        self.held = why
 
     def resume(self) -> None:
         """Let the archives take what waits for them."""
-        self.held, self._due_at = False, float("-inf")
+        self.held, self._due_at = None, float("-inf")
 
     def apply(self, intervals: Mapping[int, IntervalState]) -> None:
         """Tell the archives among these intervals which bundles reach them in memory."""
         for interval_id in self._archives & intervals.keys():
-            intervals[interval_id].memory_bytes_min = sys.maxsize if self.held else self._bytes_min
+            intervals[interval_id].memory_bytes_min = self._bytes_min if self.held is None else sys.maxsize
 
     def due(
         self, queries: Sequence[SegmentQuery], intervals: Mapping[int, IntervalState], now: float
@@ -68,7 +68,7 @@ class ArchivePace:
 
     def due_at(self) -> float:
         """Return when the archives take input if nothing else makes them, in seconds on the monotonic clock."""
-        return float("inf") if self.held else self._due_at
+        return float("inf") if self.held is not None else self._due_at
 
     def polled(self, answers: Iterable[PollResult], intervals: Mapping[int, IntervalState], now: float) -> None:
         """Learn from a poll how far the producers of archives are."""
@@ -84,7 +84,7 @@ class ArchivePace:
             intervals[consumer].waiting_bytes = 0
 
     def _is_due(self, queries: Sequence[SegmentQuery], intervals: Mapping[int, IntervalState], now: float) -> bool:
-        if self.held:
+        if self.held is not None:
             return False
         return now >= self._due_at or any(
             query.after < self._heads.get((query.consumer, query.producer), 0)

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 FORGET_PIECES = 20
 """Most pieces of expired rows that one call of `turn_rings` deletes; the next call continues."""
+WARN_AGAIN_S_MIN = 30.0
+"""Seconds until the next warning that archives wait; after that, twice as long each time."""
 
 
 class Maintenance:
@@ -38,6 +40,8 @@ class Maintenance:
         self._clock = context.clock
         self._failpoints = context.failpoints
         self._folded: list[tuple[int, int, int]] = []
+        self._held_since: float | None = None
+        self._warn_at = 0.0
         self.backlog: Mapping[str, Backlog] = {}
         """Backlog by producing computation, from the last `apply_backpressure`; empty in a worker without a source."""
 
@@ -126,11 +130,22 @@ class Maintenance:
 
     async def try_archives(self) -> None:
         """Let archives that are held take input again once their place can be written."""
-        pace = self._context.archive_pace
-        if pace.held and await self._store.archives_are_available():
+        pace, events, now = self._context.archive_pace, self._context.events, self._clock.monotonic()
+        if pace.held is None:
+            self._held_since = None
+            return
+        if self._held_since is None:
+            self._held_since = self._warn_at = now
+        await events.store_all()
+        if await self._store.archives_are_available():
             log.info("the place of the archives can be written again")
+            events.add_of_worker("archives_resumed", {})
+            await events.store_all()
             pace.resume()
             self._context.wake.set()
+        elif now >= self._warn_at:
+            log.warning("archives wait, and their records stay in the database: %s", pace.held)
+            self._warn_at = now + max(WARN_AGAIN_S_MIN, now - self._held_since)
 
     async def apply_backpressure(self) -> None:
         """Pause owned sources above the high mark of the backlog, resume them below the low mark, and learn skew."""

@@ -168,8 +168,10 @@ class Worker:
 
     def _hold_archives(self, error: MillError) -> None:
         """Let archives take nothing if the error is that their files cannot be written or named."""
-        if ArchiveUnavailableError in (type(error), type(error.__cause__)):
-            self.context.archive_pace.hold()
+        pace = self.context.archive_pace
+        if ArchiveUnavailableError in (type(error), type(error.__cause__)) and pace.held is None:
+            pace.hold(error.message)
+            self.context.events.add_of_worker("archives_held", {"why": error.message})
 
     async def _back_off(self) -> None:
         self._retry_s = min(self.context.limits.retry_s_max, self._retry_s * 2)

@@ -95,6 +95,8 @@ def test_absent_place_stops_no_computation_and_gets_everything_later(
                 assert not running.done()
             pending = rows(database_url, "SELECT pending FROM millpy.archive WHERE archive = 'readings_archive'")
             assert pending == [(RECORDS,)]
+            while "archives wait, and their records stay in the database" not in caplog.text:
+                await asyncio.sleep(0.05)
             (place / "plant").unlink()
             await running
 
@@ -104,6 +106,8 @@ def test_absent_place_stops_no_computation_and_gets_everything_later(
     failures = [record for record in caplog.records if "ArchiveUnavailableError" in record.getMessage()]
     assert len(failures) == 1, "a place that is away voids one turn, not one after the other"
     assert "the place of the archives can be written again" in caplog.text
+    told = rows(database_url, "SELECT kind FROM millpy.events WHERE kind LIKE 'archives_%' ORDER BY at")
+    assert told == [("archives_held",), ("archives_resumed",)]
 
 
 def test_worker_starts_where_its_archives_cannot_be_written_and_an_archiver_does_not(

@@ -90,7 +90,7 @@ def test_poll_of_other_stages_is_no_poll_of_archives() -> None:
 def test_held_archive_takes_nothing_not_even_in_memory_until_it_is_resumed() -> None:
     pace, owned = a_pace(), intervals(waiting=ENOUGH, watermark=INSTANT_MAX)
 
-    pace.hold()
+    pace.hold("the disk is full")
     pace.apply(owned)
 
     assert pace.due(ALL, owned, 1e9) == OF_STAGE
