@@ -70,6 +70,7 @@ class Facts:
     dead_letters: list[Row] = field(default_factory=list)
     standstills: list[Row] = field(default_factory=list)
     unbalanced: list[Row] = field(default_factory=list)
+    archives: list[Row] = field(default_factory=list)
     audits: list[Row] = field(default_factory=list)
 
 
@@ -161,6 +162,7 @@ def _look(connection: psycopg.Connection[Row], clock: Clock) -> Facts:
     facts.dead_letters = _rows(connection, statement("look_at_dead_letters"))
     facts.standstills = _rows(connection, statement("look_at_standstills"))
     facts.unbalanced = _rows(connection, statement("look_at_balance"))
+    facts.archives = _rows(connection, statement("look_at_archives"))
     facts.audits = _rows(connection, statement("look_at_audits"))
     return facts
 

@@ -34,7 +34,7 @@ def examine(facts: Facts, limits: Limits) -> list[Finding]:
     checks: tuple[Callable[[Facts, Limits], Found], ...] = (
         _version, _durability, _settings, _connections, _write_ahead_log, _disk, _pooler, _encryption, _clock,
         _snapshots, _tables, _rights, _roles, _result_tables, _workers, _unfolded, _rings, _dead_letters,
-        _standstills, _balance, _audits,
+        _standstills, _balance, _archives, _audits,
     )  # fmt: skip
     return [finding for check in checks for finding in check(facts, limits)]
 
@@ -501,6 +501,24 @@ def _balance(facts: Facts, _: Limits) -> Found:
         )
     if facts.revision is not None and not facts.unbalanced:
         yield _ok("accounting", "adds up")
+
+
+def _archives(facts: Facts, limits: Limits) -> Found:
+    for row in facts.archives:
+        name, waits = f"{row['graph']}.{row['archive']}", row["pending"] and (row["why"] or not row["live"])
+        if not waits:
+            yield _ok("archive", f"{name}: {row['pending']} records wait")
+            continue
+        why = f"its place cannot be written: {row['why']}" if row["why"] and row["live"] else "nothing archives them"
+        yield Finding(
+            Severity.WARNING,
+            "archive",
+            f"{name}: {row['pending']} records wait ({_megabytes(row['pending_bytes'])}); {why}",
+            f"they stay stored; above {_megabytes(limits.backlog_bytes_high)} sources wait or records are skipped",
+            "make room, or restore the directory and its rights; the archive then continues"
+            if row["live"]
+            else f"run `millpy archive` with the file of {row['graph']}, or workers with `millpy run --archive`",
+        )
 
 
 def _audits(facts: Facts, _: Limits) -> Found:

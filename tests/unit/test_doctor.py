@@ -221,6 +221,28 @@ def test_dead_letters_are_counted_with_a_hint_where_to_look() -> None:
     assert judged(dead_letters=[row])["dead letters"].action == "read the view millpy.dead_letters"
 
 
+ARCHIVE = {"graph": "factory", "archive": "all", "pending": 7, "pending_bytes": 2_000_000, "live": True, "why": None}
+
+
+@pytest.mark.parametrize(
+    ("row", "found"),
+    [
+        ({"live": False}, "factory.all: 7 records wait (2.0 MB); nothing archives them"),
+        ({"why": "No space left"}, "factory.all: 7 records wait (2.0 MB); its place cannot be written: No space left"),
+        ({"why": "No space left", "live": False}, "factory.all: 7 records wait (2.0 MB); nothing archives them"),
+    ],
+)
+def test_archive_for_which_records_wait_in_vain_is_a_warning(row: dict[str, Any], found: str) -> None:
+    finding = judged(archives=[ARCHIVE | row])["archive"]
+
+    assert (finding.severity, finding.found) == (Severity.WARNING, found)
+
+
+@pytest.mark.parametrize("row", [{}, {"pending": 0, "live": False}, {"pending": 0, "why": "No space left"}])
+def test_archive_that_keeps_up_is_no_finding(row: dict[str, Any]) -> None:
+    assert judged(archives=[ARCHIVE | row])["archive"].severity is Severity.OK
+
+
 AUDITS = {"graph": "factory", "result_table": "sums", "hours": 30, "differences": 0, "hours_that_differ": 0,
           "first_hour": None, "behind_s": 0.0}  # fmt: skip
 

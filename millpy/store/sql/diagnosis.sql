@@ -75,13 +75,15 @@ SELECT g.name AS graph, w.worker_id::text AS worker, w.host, said.kind, (said.de
  ORDER BY g.name, w.registered_at;
 
 -- name: look_at_graphs
--- Reads each graph with its intervals without an owner and its unfolded deltas. Zero rows: no graph is deployed.
+-- Reads each graph with its intervals without an owner and its unfolded deltas, apart from archives. Zero rows: no graph
+-- is deployed.
 SELECT g.name AS graph, g.generation, g.name <> g.family AS beside, count(*)::integer AS intervals,
        count(*) FILTER (WHERE w.worker_id IS NULL OR w.lease_deadline < clock_timestamp())::integer AS ownerless,
        bool_and(i.low_watermark >= 4611686018427387904) AS finished,
        coalesce(sum(d.bytes), 0)::bigint AS unfolded_bytes
   FROM mill.graphs AS g
   JOIN mill.intervals AS i USING (graph_id)
+  JOIN mill.computations AS c ON c.computation_id = i.computation_id AND c.kind <> 'archive'
   LEFT JOIN mill.workers AS w ON w.worker_id = i.worker_id
   LEFT JOIN LATERAL (SELECT sum(d.bytes) AS bytes FROM mill.deltas AS d
                       WHERE d.interval_id = i.interval_id AND d.bundle > i.folded_bundle) AS d ON true
@@ -216,6 +218,16 @@ SELECT 'engine', g.name, '', 1, '' FROM mill.graphs AS g
 -- name: look_at_balance
 -- Finds where the accounting does not add up (I8). Zero rows: it adds up everywhere.
 SELECT graph, stream, coalesce(consumer, source_partition, result_table) AS part FROM millpy.accounting WHERE NOT balanced;
+
+-- name: look_at_archives
+-- Reads each archive, what waits for it, and why its place cannot be written, if that was the last news. Zero rows: no
+-- graph has an archive.
+SELECT a.graph, a.archive, a.pending, a.pending_bytes, a.live, last.why
+  FROM millpy.archive AS a
+  LEFT JOIN LATERAL (SELECT CASE e.kind WHEN 'archives_held' THEN e.detail ->> 'why' END AS why FROM millpy.events AS e
+                      WHERE e.graph = a.graph AND e.kind IN ('archives_held', 'archives_resumed')
+                      ORDER BY e.at DESC LIMIT 1) AS last ON true
+ ORDER BY a.graph, a.archive;
 
 -- name: look_at_audits
 -- Sums up the audited hours of each result table. `behind_s` is how much event time has become final since the newest
