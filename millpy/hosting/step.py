@@ -40,6 +40,8 @@ from millpy.store.codec import decode_slice
 from millpy.store.protocol import PollResult
 
 LoadState = Callable[[Grant, Sequence[bytes]], Sequence[Entries]]
+Observe = Callable[[IntervalState, Mapping[str, Records]], None]
+"""Called with an interval, and with what its new bundle produces by stream, before operators and consumers."""
 CURSOR_ONLY_EVERY_S = 1.0
 
 
@@ -109,8 +111,10 @@ class Steps:
         failpoints: Failpoints,
         budget: StepBudget,
         monotonic: Callable[[], float],
+        observe: Observe | None = None,
     ) -> None:
         self._plan = plan
+        self._observe = observe
         self.progress = plan.progress
         self._limits = limits
         self._budget = budget
@@ -194,6 +198,8 @@ class Steps:
         interval.input_watermark = interval.low_watermark = advance(interval.low_watermark, result.watermark)
         interval.bundle += 1
         productions = {interval.plan.name: records}
+        if self._observe is not None:
+            self._observe(interval, productions)
         segments, failed = self._router.emit(interval, productions, emitted, intervals, deliveries, retaken.emitted)
         outcomes, failed, _ = match_outcomes(retaken, failed)
         return Checkpoint(
@@ -318,6 +324,8 @@ class Steps:
         _count(interval, refused, result)
         _uncount(interval, retaken)
         self._takes.add(interval, consumed, work, result, unarchived)
+        if self._observe is not None:
+            self._observe(interval, result.productions)
         made = (result.productions, result.emitted_by_stream)
         segments, failed = self._router.emit(interval, *made, intervals, deliveries, retaken.emitted)
         outcomes, letters, late = match_outcomes(retaken, [*result.dead_letters, *failed], result.late)
