@@ -307,9 +307,7 @@ class HostBudget:
     timers: int = UNBOUNDED
 
 
-def _steps(
-    plan: Plan, limits: Limits, load: LoadState, budget: HostBudget, observe: Observe | None = None
-) -> Steps:
+def _steps(plan: Plan, limits: Limits, load: LoadState, budget: HostBudget, observe: Observe | None = None) -> Steps:
     return Steps(plan, limits, load, NoFailpoints(), budget, lambda: 0.0, observe)
 
 

@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from millpy.errors import UsageError
-from millpy.model.keys import Key
-from millpy.model.record import Records, column_name, getter
+from millpy.model.checkpoint import LateRows
+from millpy.model.keys import Key, key_from_text
+from millpy.model.record import Records, RecordType, column_name, getter
 from millpy.model.time import INSTANT_MIN, YEARS_HI, YEARS_LO, Instant, instant, to_datetime
 from millpy.windowing.panes import RETRACTED
 
@@ -171,3 +172,20 @@ def panes_of(records: Records, key_fields: Sequence[str], columns: Sequence[str]
             )
         )
     return found
+
+
+def late_records_of(rows: LateRows, record_type: RecordType, key_types: tuple[type, ...]) -> list[LateRecord]:
+    """Return the late records of stored rows."""
+    columns = (rows.keys, rows.payloads, rows.event_times, rows.watermarks, rows.window_starts, rows.window_ends)
+    return [
+        LateRecord(
+            stream=rows.stream,
+            computation=rows.computation,
+            key=key_from_text(key, key_types),
+            record=record_type.decode_with_none(payload),
+            event_time=clamped(at),
+            watermark=clamped(watermark),
+            window=None if start is None or end is None else (clamped(start), clamped(end)),
+        )
+        for key, payload, at, watermark, start, end in zip(*columns, strict=True)
+    ]

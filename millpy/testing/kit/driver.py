@@ -26,7 +26,7 @@ from millpy.ingest.protocol import SourceBatch
 from millpy.ingest.settings import AdvanceWithClock
 from millpy.limits import Limits
 from millpy.model.checkpoint import DeadLetter, Entries
-from millpy.model.keys import Key, key_from_text
+from millpy.model.keys import Key
 from millpy.model.record import Records
 from millpy.model.stage import UNBOUNDED
 from millpy.model.time import Instant, microseconds, to_datetime
@@ -41,6 +41,7 @@ from millpy.testing.kit.contents import (
     ProductionLog,
     Watermarks,
     clamped,
+    late_records_of,
     moment,
     panes_of,
 )
@@ -61,6 +62,9 @@ class GraphDriver:
             watermark with the clock needs one.
         limits: the bounds of the engine; by default those of a worker.
         state: where to commit; by default in memory.
+
+    Attributes:
+        loses_turns: whether each turn is lost in a crash before its commit, and made again; see `crashing`.
 
     Raises:
         UsageError: the file defines no graph, or the graph cannot run.
@@ -85,7 +89,7 @@ class GraphDriver:
         start = moment(now if now is not None else START, "now")
         self._state = state or ReadableMemory(MemoryDatabase(ManualClock(start)))
         self._log = ProductionLog()
-        self._loses_turns = False
+        self.loses_turns = False
         self._host = HostedGraph(self.graph, self._state, limits or Limits(), start, self._observe)
         self._nodes = {node.name: node for node in self.graph.nodes}
 
@@ -169,11 +173,11 @@ class GraphDriver:
 
         The first attempt is stepped as a whole, with your code, and lost; a source gives the same input again.
         """
-        before, self._loses_turns = self._loses_turns, True
+        before, self.loses_turns = self.loses_turns, True
         try:
             yield
         finally:
-            self._loses_turns = before
+            self.loses_turns = before
 
     # What a test reads.
 
@@ -234,30 +238,11 @@ class GraphDriver:
 
     def late_records(self) -> list[LateRecord]:
         """Return all records that were too late, one for each window that they missed, in order."""
-        found = []
+        found: list[LateRecord] = []
         for rows in self._state.late_rows():
             node = self._stage(rows.computation)
             taken = next(taken for taken in node.inputs if taken.stream.name == rows.stream)
-            columns = (
-                rows.keys,
-                rows.payloads,
-                rows.event_times,
-                rows.watermarks,
-                rows.window_starts,
-                rows.window_ends,
-            )
-            for key, payload, at, watermark, start, end in zip(*columns, strict=True):
-                found.append(
-                    LateRecord(
-                        stream=rows.stream,
-                        computation=rows.computation,
-                        key=key_from_text(key, taken.key_types),
-                        record=taken.record_type.decode_with_none(payload),
-                        event_time=clamped(at),
-                        watermark=clamped(watermark),
-                        window=None if start is None or end is None else (clamped(start), clamped(end)),
-                    )
-                )
+            found += late_records_of(rows, taken.record_type, taken.key_types)
         return found
 
     def dead_letters(self) -> list[DeadLetter]:
@@ -292,7 +277,7 @@ class GraphDriver:
     # Helpers.
 
     def _turn(self, taken: Mapping[int, SourceBatch]) -> None:
-        if self._loses_turns:
+        if self.loses_turns:
             self._host.step(taken)
             self._log.drop()
             self._host.restart()
