@@ -166,7 +166,7 @@ class Comparison:
             key, at, *window_us = name
             window = self._window(*window_us) if window_us else None
             if wanted is None or late is None:
-                shown = None if late is None else self._shown_late(late)
+                shown = None if late is None else self._shown_late(late, with_window=not window_us)
                 self._add_one_sided("late", key, window, wanted, shown, at=self._text(at))
                 continue
             if wanted.window is not None and not window_us and late.window is not None:
@@ -226,7 +226,7 @@ class Comparison:
             self._add(of, "unexpected", key=key, window=window, found=more | found)
         else:
             given = {name: value for name, value in msgspec.to_builtins(wanted).items() if name not in _OF_NAME}
-            self._add(of, "missing", key=key, window=window, expected=more | {k: v for k, v in given.items() if v})
+            self._add(of, "missing", key=key, window=window, expected=more | given)
 
     def _add(self, of: Subject, kind: MismatchKind, **more: Any) -> None:
         self.mismatches.append(Mismatch(step=self._step, of=of, kind=kind, **more))
@@ -234,9 +234,9 @@ class Comparison:
     def _shown_pane(self, pane: Pane) -> dict[str, Any]:
         return {"values": dict(pane.values), "index": pane.index, "timing": pane.timing, "late_count": pane.late_count}
 
-    def _shown_late(self, late: LateRecord) -> dict[str, Any]:
+    def _shown_late(self, late: LateRecord, *, with_window: bool) -> dict[str, Any]:
         shown = {"value": late.record.value, "watermark": self._text(instant(late.watermark))}
-        if late.window is not None:
+        if with_window and late.window is not None:
             shown["window"] = self._window(*map(instant, late.window))
         return shown
 

@@ -215,10 +215,10 @@ def _windows(given: Mapping[str, Any]) -> Windows:
 
 def _trigger(given: Any) -> Trigger:
     name, argument = _named(given, "trigger")
-    if name in TRIGGERS_TO_COME or (name == "after_watermark" and argument is not None):
-        raise not_implemented(
-            f"trigger: {name}" + (" with early or late" if argument is not None else ""), "after_watermark"
-        )
+    if name in TRIGGERS_TO_COME:
+        raise not_implemented(f"trigger: {name}", "after_watermark")
+    if name == "after_watermark" and argument is not None:
+        raise not_implemented("trigger: after_watermark with early or late", "after_watermark")
     if name != "after_watermark":
         raise UsageError(
             f"trigger: unknown trigger {name!r}", hint=f"choose from: after_watermark, {', '.join(TRIGGERS_TO_COME)}"

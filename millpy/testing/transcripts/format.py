@@ -36,7 +36,7 @@ class RecordText(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     copies: int = 1
 
 
-class ExpectedPane(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ExpectedPane(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """A pane, or a row of the result table. What is left out is not compared, except `retraction`."""
 
     key: str = "k"
@@ -52,7 +52,7 @@ class ExpectedPane(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     retraction: bool = False
 
 
-class ExpectedLateRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ExpectedLateRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """A record that was too late for a window."""
 
     key: str = "k"
@@ -62,7 +62,7 @@ class ExpectedLateRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     watermark: str | None = None
 
 
-class ExpectedDeadLetter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ExpectedDeadLetter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """A record that became a dead letter."""
 
     reason: str
@@ -96,7 +96,7 @@ class StepText(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     partition: str | None = None
 
 
-class ExpectedMismatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ExpectedMismatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """A difference that a transcript must show. What is left out is not compared."""
 
     step: int

@@ -14,7 +14,7 @@ from millpy.errors import UsageError
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, YEARS_HI, YEARS_LO, Instant, instant, to_datetime
 
 UNITS = {"d": 86_400_000_000, "h": 3_600_000_000, "m": 60_000_000, "s": 1_000_000, "ms": 1_000, "us": 1}
-_PART = r"(\d{1,18}(?:\.\d{1,9})?)(us|ms|s|m|h|d)"
+_PART = r"([0-9]{1,18}(?:\.[0-9]{1,9})?)(us|ms|s|m|h|d)"
 _DURATION = re.compile(rf"-?(?:{_PART})+")
 _HINT = "write a duration such as 90s, 1m30s or 250ms; units are us, ms, s, m, h, d"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,8 @@ RECORDS_MAX = 100_000
 """The most records of one transcript, copies included."""
 Action: TypeAlias = Literal["bundle", "advance_watermark", "advance_clock", "end", "crash", "expect"]
 EPOCH_START = Instant(0)
+_UNKNOWN = re.compile("Object contains unknown field `(.*)`")
+_MISSING = re.compile("Object missing required field `(.*)`")
 ACTIONS: tuple[Action, ...] = ("bundle", "advance_watermark", "advance_clock", "end", "crash", "expect")
 
 
@@ -105,11 +108,7 @@ def _transcript(document: YamlDocument, file: str) -> Transcript:
     try:
         text = msgspec.convert(document.value, TranscriptText)
     except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `")
-        line = document.line_of(path.rstrip("`"))
-        where = f"{path.rstrip('`').removeprefix('$.')}: " if path else ""
-        message = message[:1].lower() + message[1:].replace("Object contains", "").replace("`", "'")
-        raise UsageError(f"{file}:{line}: {where}{message}", hint=_hint(message)) from None
+        raise _validation_error(error, document, file) from None
     place = "$"
     try:
         definition = _checked(definition_of(text, _value_types(text)))
@@ -127,8 +126,8 @@ def _transcript(document: YamlDocument, file: str) -> Transcript:
             for at in mismatch.window or ():
                 time_us(at, definition.origin, "window")
     except MillError as error:  # of the graph's parts, too
-        message = f"{file}:{document.line_of(place)}: {error.message}"
-        raise UsageError(message, hint=error.hint) from None
+        line = document.line_of(f"{place}.{error.message.partition(':')[0]}")  # of the key that the message begins with
+        raise UsageError(f"{file}:{line}: {error.message}", hint=error.hint) from None
     return Transcript(
         file=file, line=document.line, name=text.name, definition=definition, steps=steps, must_fail=text.must_fail
     )
@@ -140,10 +139,21 @@ def _checked(definition: Definition) -> Definition:
     return definition
 
 
-def _hint(message: str) -> str:
-    if "got 'int'" in message or "got 'float'" in message:
-        return "times and durations are text with a unit, such as 90s; keys are text: write '7'"
-    return "docs/testing.md lists the keys of a transcript"
+def _validation_error(error: msgspec.ValidationError, document: YamlDocument, file: str) -> UsageError:
+    """Return an error of msgspec with the line, and with words for who writes a transcript."""
+    message, _, path = str(error).partition(" - at `")
+    path, hint = path.rstrip("`"), "docs/testing.md lists the keys of a transcript"
+    if unknown := _UNKNOWN.fullmatch(message):
+        message, path = f"unknown key {unknown[1]!r}", path or "$"
+        line = document.line_of(f"{path}.{unknown[1]}")
+    else:
+        line = document.line_of(path)
+    if missing := _MISSING.fullmatch(message):
+        message = f"key {missing[1]!r} is missing"
+    if "got `int`" in message or "got `float`" in message:
+        hint = "times and durations are text with a unit, such as 90s; keys are text: write '7'"
+    where = f"{path.removeprefix('$').removeprefix('.')}: " if path not in ("", "$") else ""
+    return UsageError(f"{file}:{line}: {where}{message[:1].lower()}{message[1:].replace('`', chr(39))}", hint=hint)
 
 
 def _value_types(text: TranscriptText) -> set[type]:

@@ -28,11 +28,12 @@ def report_text(outcomes: Sequence[TranscriptOutcome]) -> str:
         kinds = {kind: [run.on for run in runs if run.kind == kind] for kind in ("failed", "passed", "skipped")}
         told = ", ".join(f"{kind} on {', '.join(names)}" for kind, names in kinds.items() if names)
         lines.append(f"{transcript.file}:{transcript.line} {transcript.name}: {told}")
+        told_by: dict[str, list[str]] = {}
         for run in runs:
-            if run.kind == "failed":
-                lines += [f"  {run.on}: {line}" for line in _differences(transcript, run)]
-            elif run.kind == "skipped":
-                lines.append(f"  {run.reason}")
+            for line in _differences(transcript, run) if run.kind == "failed" else ():
+                told_by.setdefault(line, []).append(run.on)
+        lines += [f"  {', '.join(names)}: {line}" for line, names in told_by.items()]
+        lines += dict.fromkeys(f"  skipped: {run.reason}" for run in runs if run.kind == "skipped")
     counts = counts_of(outcomes)
     transcripts = len({id(outcome.transcript) for outcome in outcomes})
     runs_told = ", ".join(f"{number} {kind}" for kind, number in counts.items() if number or kind != "skipped")
@@ -82,5 +83,4 @@ def _line_of(transcript: Transcript, step: int) -> int:
 
 
 def _wanted_text(wanted: ExpectedMismatch) -> str:
-    fields = msgspec.to_builtins(wanted).items()
-    return ", ".join(f"{name}: {value}" for name, value in fields if value is not None)
+    return ", ".join(f"{name}: {value}" for name, value in msgspec.to_builtins(wanted).items())

@@ -25,6 +25,7 @@ SUBJECTS: dict[str, MakeSubject] = {
 """Subjects that need nothing else, by name."""
 ALONE = ("pure", "columns")
 """Subjects without a source."""
+NO_SOURCE = "the step alone has no source, for {}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +51,13 @@ def run_transcript(transcript: Transcript, on: str, make: MakeSubject) -> Transc
     """Run a transcript on a new subject."""
     if on in ALONE and transcript.needs_source:
         return TranscriptOutcome(
-            transcript=transcript, on=on, kind="skipped", reason=f"{on} has no source: {transcript.needs_source}"
+            transcript=transcript, on=on, kind="skipped", reason=NO_SOURCE.format(transcript.needs_source)
         )
     subject = make(transcript.definition)
     try:
         mismatches = _Run(transcript, subject).mismatches()
     except NotApplicableError as error:
-        return TranscriptOutcome(
-            transcript=transcript, on=on, kind="skipped", reason=f"{on} has no source: {error.message}"
-        )
+        return TranscriptOutcome(transcript=transcript, on=on, kind="skipped", reason=NO_SOURCE.format(error.message))
     finally:
         subject.close()
     left, not_shown = _unmatched(mismatches, transcript)
