@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from millpy.ingest.intake import IntakeResult
 from millpy.ingest.protocol import SourceBatch
 from millpy.limits import Limits
 from millpy.model.bundle import Bundle
-from millpy.model.checkpoint import Checkpoint, DeadLetter, Delta, Entries, Grant, RequestOutcome
+from millpy.model.checkpoint import Checkpoint, DeadLetter, Delta, Entries, Grant, RequestOutcome, Segment
 from millpy.model.dead_letter import payload_of
 from millpy.model.keys import KeyHasher, key_text
 from millpy.model.record import Records
@@ -198,9 +198,7 @@ class Steps:
         interval.input_watermark = interval.low_watermark = advance(interval.low_watermark, result.watermark)
         interval.bundle += 1
         productions = {interval.plan.name: records}
-        if self._observe is not None:
-            self._observe(interval, productions)
-        segments, failed = self._router.emit(interval, productions, emitted, intervals, deliveries, retaken.emitted)
+        segments, failed = self._emit(interval, productions, emitted, intervals, deliveries, retaken.emitted)
         outcomes, failed, _ = match_outcomes(retaken, failed)
         return Checkpoint(
             grant=interval.grant,
@@ -324,10 +322,8 @@ class Steps:
         _count(interval, refused, result)
         _uncount(interval, retaken)
         self._takes.add(interval, consumed, work, result, unarchived)
-        if self._observe is not None:
-            self._observe(interval, result.productions)
         made = (result.productions, result.emitted_by_stream)
-        segments, failed = self._router.emit(interval, *made, intervals, deliveries, retaken.emitted)
+        segments, failed = self._emit(interval, *made, intervals, deliveries, retaken.emitted)
         outcomes, letters, late = match_outcomes(retaken, [*result.dead_letters, *failed], result.late)
         interval.committed_at = inbox.monotonic
         return Checkpoint(
@@ -349,6 +345,14 @@ class Steps:
             release_ids=[release.release_id for release in releases],
             archived=result.archived,
         )
+
+    def _emit(
+        self, interval: IntervalState, productions: Mapping[str, Records], *routing: Any
+    ) -> tuple[list[Segment], list[DeadLetter]]:
+        """Show the productions of a bundle to an observer, and route them; `routing` goes to `Router.emit`."""
+        if self._observe is not None:
+            self._observe(interval, productions)
+        return self._router.emit(interval, productions, *routing)
 
     def _load_missing(self, interval: IntervalState, stage: StageInterval, arrived: Sequence[InputBundle]) -> None:
         """Load the state that a step needs and that is not in memory."""

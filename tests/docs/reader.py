@@ -24,7 +24,7 @@ from millpy.graph.loader import load_graph
 from millpy.limits import Limits
 from millpy.process.assembly import run_worker
 from millpy.store.postgres.store import PostgresStore
-from tests.commands import millpy
+from tests.commands import millpy as run_command
 from tests.docs import page_names
 from tests.docs.blocks import ROOT, Block, blocks_of
 from tests.docs.commands import commands_in, faults_of
@@ -92,7 +92,7 @@ class Reader:
         for command in commands_in(block.body):
             assert list(faults_of(command)) == [], f"{block}: {command}"
             if block.test == "run" and command.startswith("millpy test "):
-                self.printed = millpy(*shlex.split(command)[1:])
+                self.printed = run_command(*shlex.split(command)[1:])
             elif block.test == "run":
                 program = re.fullmatch(r"millpy run (\S+\.py).*", command)
                 assert program, f"{block}: only `millpy run FILE.py` and `millpy test` can be run here"

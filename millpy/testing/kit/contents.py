@@ -129,9 +129,9 @@ class ProductionLog:
         """Forget what was stepped and not committed."""
         self._stepped = []
 
-    def of(self, stream: str, since: int = 0) -> Iterator[Records]:
-        """Return the committed productions of a stream, but the first `since` of all streams."""
-        return (production.records for production in self.committed[since:] if production.stream == stream)
+    def records_of(self, stream: str) -> Iterator[Records]:
+        """Return the committed productions to a stream."""
+        return (production.records for production in self.committed if production.stream == stream)
 
 
 def clamped(at: int) -> datetime:

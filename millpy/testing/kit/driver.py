@@ -50,7 +50,7 @@ from millpy.testing.kit.state import ReadableMemory, ReadableState, Rows
 from millpy.windowing.logic import WindowedLogic
 
 START = datetime(2100, 1, 1, tzinfo=UTC)
-"""The processing time at which a driver begins, unless it is told: late enough that no record is from the future."""
+"""The default processing time at the beginning: late enough that no record of a test is from the future."""
 
 
 class GraphDriver:
@@ -203,7 +203,7 @@ class GraphDriver:
         self._known_stream(stream)
         return [
             (clamped(at), record)
-            for records in self._log.of(stream)
+            for records in self._log.records_of(stream)
             for at, record in zip(records.event_times.tolist(), records.objects(), strict=True)
         ]
 
@@ -215,7 +215,7 @@ class GraphDriver:
             raise UsageError(f"{computation!r} has no windows", hint=f"read records({computation!r})")
         (stream,) = node.outputs
         fields, columns = node.inputs[0].fields, logic.columns()
-        return [pane for records in self._log.of(stream.name) for pane in panes_of(records, fields, columns)]
+        return [pane for records in self._log.records_of(stream.name) for pane in panes_of(records, fields, columns)]
 
     def state(self, computation: str) -> dict[Key, dict[str, Any]]:
         """Return the committed cells of a `Computation`: key -> cell -> value. A cell with its default is absent."""

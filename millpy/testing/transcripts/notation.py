@@ -50,8 +50,8 @@ def time_us(text: str, origin: Instant, what: str) -> Instant:
 
 def watermark_us(text: str, origin: Instant, what: str) -> Instant:
     """Return an expected watermark: a time, `beginning` or `end`."""
-    words = {"beginning": INSTANT_MIN, "end": INSTANT_MAX}
-    return words[text] if text in words else time_us(text, origin, what)
+    named = {"beginning": INSTANT_MIN, "end": INSTANT_MAX}
+    return named[text] if text in named else time_us(text, origin, what)
 
 
 def time_text(at: int, origin: Instant) -> str:

@@ -55,7 +55,7 @@ def run_transcript(transcript: Transcript, on: str, make: MakeSubject) -> Transc
         )
     subject = make(transcript.definition)
     try:
-        mismatches = _Run(transcript, subject).mismatches()
+        mismatches = _TranscriptRun(transcript, subject).mismatches()
     except NotApplicableError as error:
         return TranscriptOutcome(transcript=transcript, on=on, kind="skipped", reason=NO_SOURCE.format(error.message))
     finally:
@@ -81,7 +81,7 @@ def _unmatched(mismatches: Sequence[Mismatch], transcript: Transcript) -> tuple[
     return left, not_shown
 
 
-class _Run:
+class _TranscriptRun:
     """One run: what has been compared already, and what differs."""
 
     def __init__(self, transcript: Transcript, subject: Subject) -> None:
