@@ -32,8 +32,9 @@ def test(
 ) -> int:
     """Run transcripts: windows, input, and the panes that must come out.
 
-    pure and columns are the window step alone, memory and postgres a whole graph. Exit status: 0 all passed; 1 one
-    failed; 2 a transcript is wrong, or names what this version cannot do.
+    pure and columns are the window step alone, memory and postgres a whole graph.
+
+    Exit status: 0 all passed; 1 one failed; 2 a transcript is wrong, or names what this version cannot do.
     """
     # Imported here: the other commands do not need the engine.
     from millpy.testing.transcripts.reader import read_transcripts
@@ -43,6 +44,8 @@ def test(
     names = [name.strip() for name in on.split(",") if name.strip()]
     if not names or set(names) - set(ON):
         raise UsageError(f"--on {on!r} is not a list of what to run on", hint=f"choose from: {', '.join(ON)}")
+    if database is not None and "postgres" not in names:
+        raise UsageError(f"--database has no effect on {', '.join(names)}", hint="add --on postgres")
     settings = settings_of(database, log_level="warning")
     transcripts = [transcript for file in files for transcript in read_transcripts(file)]
     with ExitStack() as stack:

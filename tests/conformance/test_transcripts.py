@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from millpy.admin.queries import Admin
 from millpy.embedded import EmbeddedPostgres
 from millpy.hosting.host import HostedGraph
 from millpy.ingest.dedupe import DedupeIndex
@@ -21,6 +22,7 @@ from millpy.windowing.operator import WindowedInterval
 from millpy.windowing.panes import Emission
 from millpy.windowing.triggers import AfterWatermark
 from millpy.windowing.window import Gaps
+from tests.commands import millpy, run_millpy
 from tests.databases import fresh_database
 
 TRANSCRIPTS = [t for path in sorted(Path(__file__).parent.glob("transcripts/*.yaml")) for t in read_transcripts(path)]
@@ -52,6 +54,28 @@ def test_transcript_on_postgres(transcript: Transcript, on_postgres: PostgresSub
     outcome = run_transcript(transcript, "postgres", on_postgres)
 
     assert outcome.kind == "passed", report_text([outcome])
+
+
+def test_the_command_runs_on_a_database_and_leaves_nothing_there(database_url: str, tmp_path: Path) -> None:
+    wrong = "name: wrong\nwindows: {fixed: 1m}\nsteps: [{bundle: [{at: 1s}]}, {end: true}]\n"
+    (tmp_path / "wrong.yaml").write_text(wrong)
+    right = str(Path(__file__).parent / "transcripts" / "partitions.yaml")
+
+    told = millpy("test", right, "--on", "memory,postgres", "--database", database_url)
+    assert told.splitlines()[-1] == "4 transcripts, 8 runs: 8 passed, 0 failed"
+    status, _ = run_millpy("test", str(tmp_path / "wrong.yaml"), "--on", "postgres", "--database", database_url)
+
+    assert status == 1
+    assert Admin(database_url).graphs() == []
+
+
+def test_a_database_without_our_tables_is_a_mistake_in_the_command(empty_database_url: str) -> None:
+    right = str(Path(__file__).parent / "transcripts" / "partitions.yaml")
+
+    status, told = run_millpy("test", right, "--on", "postgres", "--database", empty_database_url)
+
+    assert status == 2
+    assert "millpy migrate" in told
 
 
 def without_amendments(patch: pytest.MonkeyPatch) -> None:

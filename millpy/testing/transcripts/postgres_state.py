@@ -189,8 +189,8 @@ def postgres_subjects(url: str) -> Iterator[PostgresSubjects]:
     """
     with asyncio.Runner() as runner:
         store = PostgresStore(url, limits=Limits())
-        runner.run(store.open())
         try:
+            runner.run(store.open())
             yield PostgresSubjects(store, runner, url)
         finally:
             runner.run(store.close())

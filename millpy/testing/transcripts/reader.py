@@ -210,6 +210,8 @@ def _records(given: RecordText, definition: Definition) -> Sequence[Any]:
         raise UsageError("a record has no time", hint="give it at:, its event time")
     if given.id is not None and definition.dedupe is None:
         raise UsageError("a record has an id, and the transcript does not deduplicate", hint="add dedupe: 1h")
+    if isinstance(given.value, int) and not -(2**63) <= given.value < 2**63:
+        raise UsageError(f"value: {given.value} is beyond 64 bits")
     at = to_datetime(time_us(given.at, definition.origin, "at"))
     return [definition.record(key=given.key, at=at, value=given.value, id=given.id)] * given.copies
 

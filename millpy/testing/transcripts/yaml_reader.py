@@ -113,7 +113,7 @@ _Loader.yaml_implicit_resolvers = {}
 for _tag, _pattern, _first in (
     ("tag:yaml.org,2002:null", r"^(?:~|null|)$", ["~", "n", ""]),
     ("tag:yaml.org,2002:bool", r"^(?:true|false)$", ["t", "f"]),
-    ("tag:yaml.org,2002:int", r"^-?(?:0|[1-9][0-9]{0,18})$", list("-0123456789")),
+    ("tag:yaml.org,2002:int", r"^-?(?:0|[1-9][0-9]{0,37})$", list("-0123456789")),
     ("tag:yaml.org,2002:float", r"^-?(?:0|[1-9][0-9]*)\.[0-9]+(?:[eE][-+]?[0-9]+)?$", list("-0123456789")),
 ):
     _Loader.add_implicit_resolver(_tag, re.compile(_pattern), _first)

@@ -81,6 +81,7 @@ PANE = f"{STEP}expect: {{panes: [{{window: [0s, 1m], "
         (f"{BUNDLE}{{at: 1s, id: x}}]", ":4: a record has an id, and the transcript does not deduplicate"),
         (f"{BUNDLE}{{at: 1s, value: 1}}, {{at: 1s, value: x}}]", ":1: the values are text and numbers"),
         (f"{BUNDLE}{{at: 1s, value: true}}]", ":4: steps[0].bundle[0].value: expected"),
+        (f"{BUNDLE}{{at: 1s, value: 9223372036854775808}}]", ":4: value: 9223372036854775808 is beyond 64 bits"),
         (f"{BUNDLE}{{at: 1s, copies: 0}}]", ":4: copies: 0 is not between 1 and 100,000"),
         (f"{BUNDLE}{{at: 1s, copies: {RECORDS_MAX}}}, {{at: 1s}}]", ":4: there are more than 100,000 records"),
         (f"{STEP}advance_clock: -1s", ":4: advance_clock: '-1s' is negative"),
@@ -256,6 +257,7 @@ def test_a_wrong_file_or_subject_is_a_mistake_in_the_command(tmp_path: Path, mon
 
     for arguments, message in (
         (("right.yaml", "--on", "oracle"), "--on 'oracle' is not a list of what to run on"),
+        (("right.yaml", "--database", "postgresql://x"), "--database has no effect on pure, columns, memory"),
         (("right.yaml", "--on", ""), "--on '' is not a list"),
         (("right.yaml", "later.yaml"), "later.yaml:3: mode: discarding is not implemented"),
         (("nothing.yaml",), "there is no file nothing.yaml"),
