@@ -34,6 +34,7 @@ from millpy.cli import (
     spark,
     sql,
     state,
+    transcripts,
     windows,
 )
 from millpy.cli.options import DatabaseOption, GraphArgument, JsonOption, handle_errors, show
@@ -133,7 +134,11 @@ COMMANDS: dict[str, dict[str, Callable[..., object] | typer.Typer]] = {
         "late": dead_letters.late,
         "parked": parked.parked,
     },
-    "Test it": {"audit": audit.audit, "crash-test": handle_errors(crash_test.command)},
+    "Test it": {
+        "audit": audit.audit,
+        "crash-test": handle_errors(crash_test.command),
+        "test": transcripts.test,
+    },
 }
 """The commands and groups of commands, in the order and under the headings of `millpy --help`."""
 for _heading, _commands in COMMANDS.items():

@@ -20,7 +20,7 @@ from millpy.hosting.interval_state import IntervalState, intake_of, state_of
 from millpy.hosting.isolation import Isolation
 from millpy.hosting.plan import ComputationPlan, Plan, plan
 from millpy.hosting.routing import Delivery, segment_queries
-from millpy.hosting.step import CURSOR_ONLY_EVERY_S, LoadState, Steps, TurnInput
+from millpy.hosting.step import CURSOR_ONLY_EVERY_S, LoadState, Observe, Steps, TurnInput
 from millpy.ingest.protocol import SourceBatch
 from millpy.limits import Limits
 from millpy.model.bundle import Bundle
@@ -191,17 +191,20 @@ class HostedGraph:
         graph: the graph; it is deployed unless it is already.
         state: what is committed. The host takes all intervals from their owners.
         now_us: the processing time at the beginning.
+        observe: called with what each bundle produces; all streams are then made, also those without a consumer.
 
     Attributes:
         now_us: the processing time, which `advance_clock` moves.
         intervals: the soft state of each interval.
     """
 
-    def __init__(self, graph: Graph, state: CommittedState, limits: Limits, now_us: Instant) -> None:
+    def __init__(
+        self, graph: Graph, state: CommittedState, limits: Limits, now_us: Instant, observe: Observe | None = None
+    ) -> None:
         self._state = state
         self._limits = limits
-        self.plan = plan(graph, state.deploy(graph.spec()), limits)
-        self._steps = _steps(self.plan, limits, state.load_state, HostBudget())
+        self.plan = plan(graph, state.deploy(graph.spec()), limits, observed=observe is not None)
+        self._steps = _steps(self.plan, limits, state.load_state, HostBudget(), observe)
         self._turns = 0
         self.now_us = now_us
         self.intervals: dict[int, IntervalState] = {}
@@ -258,7 +261,7 @@ class HostedGraph:
         polled: dict[int, list[PollResult]] = {}
         for answer in self._state.poll(segment_queries(self.intervals), UNBOUNDED):
             polled.setdefault(answer.query.consumer, []).append(answer)
-        quiet = frozenset(sources - set(taken))
+        quiet = frozenset(sources - {i for i, batch in taken.items() if batch.has_records})
         clock = ClockReading.certain(self.now_us)
         self._turns += 1
         at = self._turns * CURSOR_ONLY_EVERY_S
@@ -304,8 +307,8 @@ class HostBudget:
     timers: int = UNBOUNDED
 
 
-def _steps(plan: Plan, limits: Limits, load: LoadState, budget: HostBudget) -> Steps:
-    return Steps(plan, limits, load, NoFailpoints(), budget, lambda: 0.0)
+def _steps(plan: Plan, limits: Limits, load: LoadState, budget: HostBudget, observe: Observe | None = None) -> Steps:
+    return Steps(plan, limits, load, NoFailpoints(), budget, lambda: 0.0, observe)
 
 
 def _load_nothing(grant: Grant, keys: Sequence[bytes]) -> Sequence[Entries]:

@@ -145,8 +145,15 @@ class Plan:
         return iter(self.computations)
 
 
-def plan(graph: Graph, deployment: Deployment, limits: Limits) -> Plan:
-    """Join a graph with the ids under which it is deployed."""
+def plan(graph: Graph, deployment: Deployment, limits: Limits, *, observed: bool = False) -> Plan:
+    """Join a graph with the ids under which it is deployed.
+
+    Args:
+        graph: the graph.
+        deployment: its ids.
+        limits: the bounds of its stages.
+        observed: whether stages make the records of all their streams, also of those without a consumer.
+    """
     progress = StepProgress()
     stages = [node for node in graph.nodes if isinstance(node, StageNode)]
     stages.sort(key=lambda stage: stage.archives)  # the first consumer names the devices: archives change no meaning
@@ -165,7 +172,8 @@ def plan(graph: Graph, deployment: Deployment, limits: Limits) -> Plan:
         consumers = tuple(dict.fromkeys(c for subscription in outgoing for c in subscription.consumer_ids))
         stage = None
         if isinstance(node, StageNode):
-            binding = _binding(node, deployment, frozenset(o.stream for o in outgoing), limits, progress)
+            subscribed = frozenset(streams if observed else [o.stream for o in outgoing])
+            binding = _binding(node, deployment, subscribed, limits, progress)
             stage = node.logic.bind(replace(binding, windowed_intervals=max(1, windowed)))
         immediate = all(operator.immediate for subscription in outgoing for operator in subscription.operators)
         computations.append(

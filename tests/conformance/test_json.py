@@ -31,6 +31,7 @@ WITHOUT: dict[str, str] = {}
 ELSEWHERE = {
     "demo": "minutes: no test runs it",
     "crash-test": "a minute: tests/e2e/test_crash_test.py reads its document",
+    "test": "no database: tests/unit/testing/test_transcript_reader.py reads its document",
     "archive": "tests/crash/test_archive.py reads its document",
     "report": "Spark: tests/spark/test_report.py reads its document",
     "audit": "Spark: tests/spark/test_audit.py reads its document",
@@ -162,7 +163,7 @@ def test_every_command_prints_one_json_document(project: Path) -> None:
 
 NEEDED = {"sql": ["SELECT 1"], "state": ["x"], "report": ["a.b"], "deploy": ["graph.py"], "audit": ["x.py"],
           "repair": ["x.py", "--table", "x"],
-          "crash-test": ["graph.py"],
+          "crash-test": ["graph.py"], "test": ["x.yaml"],
           "dead-letters show": ["1"], "dead-letters replay": ["1"], "dead-letters discard": ["1"], "late show": ["1"],
           "late replay": ["1"], "late discard": ["1"], "parked release": ["x"], "parked discard": ["x"],
           "switch": ["x", "1"], "drop": ["x"], "sources resume": ["x"]}  # fmt: skip

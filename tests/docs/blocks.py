@@ -4,13 +4,15 @@ A block is tested by its language, and by what its fence says beside it (```` ``
 
     python            executed, after what is before it on the page and in `page_names.py`; every graph must be whole
                       (one that imports what it needs is loaded once more, as a file of its own)
+    python, title test_x.py   run by pytest, beside the page's titled blocks
     python signatures executed with Spark's helpers replaced by ones that only check how they are called
     python other      code of another system: compiled, no more
     console           commands after `$`: millpy's are parsed by its command line, targets of make and extras must exist
-    console run       `millpy run FILE.py` is really run, in a directory that has the page's titled blocks as files
+    console run       `millpy run FILE.py` or `millpy test FILE.yaml` is really run, in a directory that has the page's
+                      titled blocks as files
     sql other         for another system, or for what the page does not have yet: not tested
     sql               executed in a database where the page's graphs are deployed (the README's, when it has none)
-    text result       what the SQL block before it prints
+    text result       what the SQL block, or the run of `millpy test`, before it prints
     json, yaml, toml  parsed; with a title, also a file for `console run`
     text, java, …     not tested
 """

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shlex
+import subprocess
 import sys
 import tomllib
 from contextlib import nullcontext
@@ -22,6 +24,7 @@ from millpy.graph.loader import load_graph
 from millpy.limits import Limits
 from millpy.process.assembly import run_worker
 from millpy.store.postgres.store import PostgresStore
+from tests.commands import millpy as run_command
 from tests.docs import page_names
 from tests.docs.blocks import ROOT, Block, blocks_of
 from tests.docs.commands import commands_in, faults_of
@@ -58,6 +61,9 @@ class Reader:
         """A language that is not tested."""
 
     def python(self, block: Block) -> None:
+        if block.options.get("title", "").startswith("test_"):
+            self.tests(block)
+            return
         code = compile("\n" * (block.line - 1) + block.body, str(block.path), "exec", dont_inherit=True)
         if block.test == "other":
             return
@@ -70,6 +76,12 @@ class Reader:
         if COMPLETE.search(block.body):
             self.alone(block)
 
+    def tests(self, block: Block) -> None:
+        """Tests of a reader's own pass, beside the files that the page has had until then."""
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", block.options["title"]]
+        done = subprocess.run(command, cwd=self.directory, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{block}:\n{done.stdout}"
+
     def alone(self, block: Block) -> None:
         """A whole graph needs no names but its own: it is a file that a reader copies."""
         copied = self.directory / "copied.py"
@@ -79,9 +91,11 @@ class Reader:
     def console(self, block: Block) -> None:
         for command in commands_in(block.body):
             assert list(faults_of(command)) == [], f"{block}: {command}"
-            if block.test == "run":
+            if block.test == "run" and command.startswith("millpy test "):
+                self.printed = run_command(*shlex.split(command)[1:])
+            elif block.test == "run":
                 program = re.fullmatch(r"millpy run (\S+\.py).*", command)
-                assert program, f"{block}: only `millpy run FILE.py` can be run here"
+                assert program, f"{block}: only `millpy run FILE.py` and `millpy test` can be run here"
                 asyncio.run(run_worker(load_graph(str(self.directory / program[1])), self.database_url))
 
     def sql(self, block: Block) -> None:

@@ -23,7 +23,9 @@ VARIABLE = re.compile(r"\bMILLPY_[A-Z0-9_]*[A-Z0-9]\b")
 
 
 def needs_a_database(path: Path) -> bool:
-    return any(block.language == "sql" or block.test == "run" for block in blocks_of(path))
+    return any(
+        block.language == "sql" or (block.test == "run" and "millpy run" in block.body) for block in blocks_of(path)
+    )
 
 
 @pytest.mark.parametrize("name", NAMED)

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import millpy
+import millpy.testing
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -43,6 +44,8 @@ def test_every_public_name_is_in_the_reference() -> None:
 
     described = re.findall(r"^::: millpy\.(\w+)$", reference, re.MULTILINE)
     assert sorted(set(described) - {"errors"}) == sorted(millpy.__all__)
+    of_kit = re.findall(r"^::: millpy\.testing\.(\w+)$", reference, re.MULTILINE)
+    assert sorted(of_kit) == sorted(millpy.testing.__all__)
 
 
 def test_every_view_column_and_function_of_the_database_is_described(database_url: str) -> None:

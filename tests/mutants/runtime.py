@@ -198,8 +198,8 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/hosting/host.py",
-        "        quiet = frozenset(sources - set(taken))",
-        "        quiet = frozenset(sources & set(taken))",
+        "        quiet = frozenset(sources - {i for i, batch in taken.items() if batch.has_records})",
+        "        quiet = frozenset(sources & {i for i, batch in taken.items() if batch.has_records})",
         killers=("tests/unit/hosting/test_host.py::test_a_source_that_is_not_fed_is_idle",),
     ),
     Mutant(

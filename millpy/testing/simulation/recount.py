@@ -55,7 +55,7 @@ class Follower:
 
 
 @dataclass(slots=True)
-class Pane:
+class RecountedPane:
     """The expected content of one window; `unsure` is set if `late` depends on the order of partitions."""
 
     n: int = 0
@@ -71,7 +71,7 @@ class Pane:
         self.total += value
         self.low, self.high = min(self.low, value), max(self.high, value)
 
-    def absorb(self, other: Pane) -> None:
+    def absorb(self, other: RecountedPane) -> None:
         """Add the records of another window."""
         self.n, self.total, self.late = self.n + other.n, self.total + other.total, self.late + other.late
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
@@ -96,7 +96,7 @@ class Windows:
 
     kind: str
     allowed_us: int
-    panes: dict[PaneName, Pane] = field(default_factory=dict)
+    panes: dict[PaneName, RecountedPane] = field(default_factory=dict)
     late: Counter[tuple[Any, int | None]] = field(default_factory=Counter)
     unsure: set[tuple[Any, int | None]] = field(default_factory=set)
     unproven: set[PaneName] = field(default_factory=set)
@@ -122,7 +122,7 @@ class Windows:
             else:
                 pane = self.panes.get((key, start, end))
                 if pane is None:
-                    pane = self.panes[key, start, end] = Pane()
+                    pane = self.panes[key, start, end] = RecountedPane()
                     self.unproven.add((key, start, end))
                 pane.add(value)
                 pane.late += least >= end
@@ -131,7 +131,7 @@ class Windows:
 
     def _into_session(self, key: Any, at: int, value: int, least: int, most: int) -> None:
         open_sessions = self.sessions.setdefault(key, [])
-        start, end, merged = at, at + GAP_US, Pane()
+        start, end, merged = at, at + GAP_US, RecountedPane()
         near = [name for name in open_sessions if name[1] < end and at < name[2]]
         if any(least < name[2] + self.allowed_us <= most for name in [*near, (key, start, end)]):
             self.unsure.add((key, None))

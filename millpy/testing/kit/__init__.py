@@ -1,0 +1,1 @@
+"""The test kit: a graph without database or worker, driven by hand. `millpy.testing` has its public names."""

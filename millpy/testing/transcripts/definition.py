@@ -1,0 +1,256 @@
+"""What a transcript computes: its words become windows, aggregates, and a graph with one source and one windowed step.
+
+`WINDOWS`, `TRIGGERS` and the other tables here list everything that the format can say. A word that they lack is
+unknown; a word whose place in them is empty is known, but this engine cannot do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from millpy.errors import GraphError, UsageError
+from millpy.graph import Graph
+from millpy.ingest.settings import AdvanceWithClock, Dedupe, EventTime
+from millpy.model.keys import Key
+from millpy.model.time import Instant
+from millpy.testing.kit.manual_source import ManualSource
+from millpy.testing.transcripts.format import TranscriptText
+from millpy.testing.transcripts.notation import duration_us, time_us
+from millpy.windowing.accumulator import Aggregate
+from millpy.windowing.aggregates.distinct import ApproxDistinct
+from millpy.windowing.aggregates.numeric import Count, Max, Mean, Min, StandardDeviation, Sum, Variance
+from millpy.windowing.aggregates.positional import Collect, First, Last, Top
+from millpy.windowing.aggregates.quantile import Median, Quantile
+from millpy.windowing.triggers import AfterWatermark, Trigger
+from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
+
+SOURCE, STEP = "records", "panes"
+INTERVALS = 2
+CLOCK = "2100-01-01T00:00:00Z"
+"""The processing time at which a transcript begins, unless it says another: no record is then from the future."""
+
+WINDOWS: Mapping[str, Sequence[str]] = {
+    "fixed": (),
+    "sliding": ("every",),
+    "session": ("by_key",),
+}
+"""Kind of windows -> further keys."""
+WINDOWS_TO_COME: Mapping[str, Sequence[str]] = {
+    "fixed": ("offset",),
+    "sliding": ("offset",),
+    "session": ("max_length", "max_records"),
+    "calendar": ("zone", "starts_at"),
+    "global": (),
+}
+TRIGGERS_TO_COME = (
+    "after_count",
+    "after_processing_time",
+    "every",
+    "after_percentile",
+    "repeatedly",
+    "after_any",
+    "after_all",
+    "after_each",
+    "or_finally",
+    "never",
+)
+CHOICES: Mapping[str, tuple[str, Sequence[str]]] = {
+    "mode": ("accumulating", ("discarding", "retracting")),
+    "timestamp_combiner": ("end_of_window", ("earliest", "latest")),
+    "on_time_pane": ("if_not_empty", ("always",)),
+    "final_pane": ("if_not_empty", ("always",)),
+}
+"""Key -> (what the engine does, what it does not do yet)."""
+AGGREGATES: Mapping[str, Callable[..., Aggregate]] = {
+    "count": Count,
+    "sum": Sum,
+    "mean": Mean,
+    "variance": Variance,
+    "standard_deviation": StandardDeviation,
+    "min": Min,
+    "max": Max,
+    "first": First,
+    "last": Last,
+    "top": Top,
+    "collect": Collect,
+    "quantile": Quantile,
+    "median": Median,
+    "approx_distinct": ApproxDistinct,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """What a transcript computes.
+
+    Attributes:
+        record: the class of its records: `key`, `at`, `value`, `id`.
+        origin: the time from which its times count.
+        clock: the processing time at the beginning.
+    """
+
+    windows: Windows
+    trigger: Trigger
+    allowed_lateness: timedelta
+    aggregates: Mapping[str, Aggregate]
+    event_time: EventTime
+    idle: AdvanceWithClock | None
+    dedupe: Dedupe | None
+    partitions: tuple[str, ...]
+    record: type[msgspec.Struct]
+    origin: Instant
+    clock: Instant
+
+    def graph(self, name: str) -> Graph:
+        """Return a graph that computes it.
+
+        Raises:
+            GraphError, SchemaError: its parts do not fit each other.
+        """
+        graph = Graph(name)
+        source = ManualSource(*self.partitions)
+        records = graph.inject(
+            SOURCE, source, schema=self.record, event_time=self.event_time, dedupe=self.dedupe, idle=self.idle
+        )
+        windowed = records.key_by("key").window(
+            self.windows,
+            allowed_lateness=self.allowed_lateness,
+            trigger=self.trigger,
+            name=STEP,
+            intervals=INTERVALS,
+        )
+        windowed.aggregate(**self.aggregates).to_table(STEP)
+        return graph
+
+
+def definition_of(text: TranscriptText, values: set[type]) -> Definition:
+    """Return what a transcript computes; `values` are the types of its values.
+
+    Raises:
+        UsageError: a word is unknown, a value is wrong, or the engine cannot do what it asks for.
+    """
+    for key, (done, to_come) in CHOICES.items():
+        _choose(key, getattr(text, key), done, to_come)
+    for key in ("percentile", "watermark_by"):
+        if getattr(text, key) is not None:
+            raise not_implemented(key, "the watermark of a source partition, with max_disorder")
+    if text.idle is not None and text.clock is None:
+        raise UsageError("idle: needs clock:", hint="say at which processing time the transcript begins")
+    if len(set(text.partitions)) < len(text.partitions) or not all(text.partitions):
+        raise UsageError(f"partitions: {text.partitions} are not different names")
+    origin = time_us(text.origin, Instant(0), "origin")
+    return Definition(
+        windows=_windows(text.windows),
+        trigger=_trigger(text.trigger),
+        allowed_lateness=_duration(text.allowed_lateness, "allowed_lateness"),
+        aggregates={name: _aggregate(name, value) for name, value in text.aggregates.items()},
+        event_time=EventTime(
+            "at",
+            max_disorder=_duration(text.max_disorder, "max_disorder"),
+            future_tolerance=_duration(text.future_tolerance, "future_tolerance"),
+        ),
+        idle=None if text.idle is None else AdvanceWithClock(_duration(text.idle, "idle")),
+        dedupe=None if text.dedupe is None else Dedupe("id", within=_duration(text.dedupe, "dedupe")),
+        partitions=tuple(text.partitions),
+        record=_record(values),
+        origin=origin,
+        clock=time_us(text.clock or CLOCK, origin, "clock"),
+    )
+
+
+def not_implemented(what: str, instead: str) -> UsageError:
+    """Return the error for what the format can say and the engine cannot do."""
+    return UsageError(f"{what} is not implemented in this version of millpy", hint=f"it has: {instead}")
+
+
+def _choose(key: str, value: str, done: str, to_come: Sequence[str]) -> None:
+    if value in to_come:
+        raise not_implemented(f"{key}: {value}", done)
+    if value != done:
+        raise UsageError(f"{key}: unknown value {value!r}", hint=f"choose from: {', '.join([done, *to_come])}")
+
+
+def _record(values: set[type]) -> type[msgspec.Struct]:
+    if str in values and len(values) > 1:
+        raise UsageError("the values are text and numbers", hint="let all values of a transcript be of one type")
+    kind = str if str in values else float if float in values else int
+    fields: list[tuple[str, Any] | tuple[str, Any, Any]] = [
+        ("key", str),
+        ("at", datetime),
+        ("value", kind | None, None),
+        ("id", str | None, None),
+    ]
+    return msgspec.defstruct("TranscriptRecord", fields)
+
+
+def _windows(given: Mapping[str, Any]) -> Windows:
+    kinds = [*dict.fromkeys([*WINDOWS, *WINDOWS_TO_COME])]
+    kind = next((key for key in given if key in kinds), None)
+    if kind is None:
+        raise UsageError(f"windows: unknown kind {', '.join(given) or 'none'}", hint=f"choose from: {', '.join(kinds)}")
+    known, to_come = WINDOWS.get(kind, ()), WINDOWS_TO_COME.get(kind, ())
+    for key in given:
+        if key != kind and key not in (*known, *to_come):
+            raise UsageError(
+                f"windows: unknown key {key!r} of {kind}", hint=f"its keys are: {', '.join([kind, *known, *to_come])}"
+            )
+        if kind not in WINDOWS or (key != kind and key in to_come):
+            raise not_implemented(f"windows: {kind if kind not in WINDOWS else key}", ", ".join(WINDOWS))
+    what = f"windows: {kind}"
+    if kind == "fixed":
+        return FixedWindows(_duration(given[kind], what))
+    if kind == "sliding":
+        return SlidingWindows(_duration(given[kind], what), every=_duration(given.get("every"), "windows: every"))
+    by_key = given.get("by_key", {})
+    if not isinstance(by_key, Mapping):
+        raise UsageError("windows: by_key is not a mapping of keys to durations")
+    gaps: dict[Key, timedelta] = {str(key): _duration(gap, f"windows: by_key: {key}") for key, gap in by_key.items()}
+    return SessionWindows(_duration(given[kind], what), by_key=gaps)
+
+
+def _trigger(given: Any) -> Trigger:
+    name, argument = _named(given, "trigger")
+    if name in TRIGGERS_TO_COME:
+        raise not_implemented(f"trigger: {name}", "after_watermark")
+    if name == "after_watermark" and argument is not None:
+        raise not_implemented("trigger: after_watermark with early or late", "after_watermark")
+    if name != "after_watermark":
+        raise UsageError(
+            f"trigger: unknown trigger {name!r}", hint=f"choose from: after_watermark, {', '.join(TRIGGERS_TO_COME)}"
+        )
+    return AfterWatermark()
+
+
+def _aggregate(column: str, given: Any) -> Aggregate:
+    what = f"aggregates: {column}"
+    name, field = _named(given, what)
+    if name not in AGGREGATES:
+        raise UsageError(f"{what}: unknown aggregate {name!r}", hint=f"choose from: {', '.join(AGGREGATES)}")
+    options = {key: value for key, value in given.items() if key != name} if isinstance(given, Mapping) else {}
+    if field is None and name != "count":
+        raise UsageError(f"{what}: {name} needs a field", hint=f"for example {{{name}: value}}")
+    try:
+        return AGGREGATES[name](*([] if field is None else [field]), **options)
+    except (TypeError, GraphError) as error:
+        raise UsageError(f"{what}: {error}", hint=f"for example {{{name}: value}}") from None
+
+
+def _named(given: Any, what: str) -> tuple[str, Any]:
+    """Return (name, argument) of `name`, or of a mapping whose first key is the name."""
+    if isinstance(given, str):
+        return given, None
+    if isinstance(given, Mapping) and given:
+        name = next(iter(given))
+        return name, given[name]
+    raise UsageError(f"{what}: {given!r} is neither a name nor a mapping that begins with one")
+
+
+def _duration(given: Any, what: str) -> timedelta:
+    if not isinstance(given, str):
+        raise UsageError(f"{what}: {given!r} is not a duration", hint="write a duration with its unit, such as 90s")
+    return timedelta(microseconds=duration_us(given, what))
