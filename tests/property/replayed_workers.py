@@ -207,31 +207,25 @@ def everything(_: str, found: list[Bundle]) -> list[Bundle]:
     return found
 
 
-def made_again(
-    job: BatchJob, monkeypatch: pytest.MonkeyPatch
-) -> tuple[dict[tuple[str, int], Checkpoint], HostedPlan, dict[int, IntervalEnd]]:
-    """The checkpoints of the tasks, called as Spark calls them, over a shuffle of our own."""
-    found: dict[tuple[str, int], Checkpoint] = {}
-    keep = ReplayedTask.keep
-
-    def kept(self: ReplayedTask, checkpoint: Checkpoint) -> Iterator[Any]:
-        found[self.place, checkpoint.bundle] = checkpoint
-        return keep(self, checkpoint)
-
+def parts_of(job: BatchJob) -> tuple[HostedPlan, list[dict[str, Any]]]:
+    """What the tasks of an exact batch make, called as Spark calls them, over a shuffle of our own."""
     text, hosted, chance = job.encoded(), HostedPlan(job), random.Random(1)
     parts: list[dict[str, Any]] = []
-    with monkeypatch.context() as patched:
-        patched.setattr(ReplayedTask, "keep", kept)
-        for of in hosted.plan:
-            ids = [interval.interval_id for interval in of.intervals]
-            if of.stage is None:
-                made = replay_source(text, [pa.record_batch({"owner": pa.array(ids, pa.int32())})])
-            else:
-                mail = [row for row in parts if row["kind"] in ("segment", "position") and row["owner"] in ids]
-                chance.shuffle(mail)
-                mail.sort(key=lambda row: tuple(row[name] for name in REPLAY_ORDER))
-                made = replay_stage(text, [pa.RecordBatch.from_pylist(mail, schema=PARTS)])
-            parts += [row for batch in made for row in batch.to_pylist()]
+    for of in hosted.plan:
+        ids = [interval.interval_id for interval in of.intervals]
+        if of.stage is None:
+            made = replay_source(text, [pa.record_batch({"owner": pa.array(ids, pa.int32())})])
+        else:
+            mail = [row for row in parts if row["kind"] in ("segment", "position") and row["owner"] in ids]
+            chance.shuffle(mail)
+            mail.sort(key=lambda row: tuple(row[name] for name in REPLAY_ORDER))
+            made = replay_stage(text, [pa.RecordBatch.from_pylist(mail, schema=PARTS)])
+        parts += [row for batch in made for row in batch.to_pylist()]
+    return hosted, parts
+
+
+def ends_of(hosted: HostedPlan, parts: Sequence[dict[str, Any]]) -> dict[int, IntervalEnd]:
+    """The ends of all intervals; the accounting over them must balance."""
     ends = {
         row["owner"]: msgspec.json.decode(row["payload"], type=IntervalEnd) for row in parts if row["kind"] == "end"
     }
@@ -240,6 +234,24 @@ def made_again(
         if row["kind"] in ("rows", "later_rows"):
             rows[row["subject"]] = rows.get(row["subject"], 0) + row["records"]
     account(hosted, ends, rows)
+    return ends
+
+
+def made_again(
+    job: BatchJob, monkeypatch: pytest.MonkeyPatch
+) -> tuple[dict[tuple[str, int], Checkpoint], HostedPlan, dict[int, IntervalEnd]]:
+    """The checkpoints of the tasks; the accounting of all must balance."""
+    found: dict[tuple[str, int], Checkpoint] = {}
+    keep = ReplayedTask.keep
+
+    def kept(self: ReplayedTask, checkpoint: Checkpoint) -> Iterator[Any]:
+        found[self.place, checkpoint.bundle] = checkpoint
+        return keep(self, checkpoint)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ReplayedTask, "keep", kept)
+        hosted, parts = parts_of(job)
+    ends = ends_of(hosted, parts)
     return found, hosted, ends
 
 
