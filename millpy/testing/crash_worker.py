@@ -3,8 +3,9 @@
     python -m millpy.testing.crash_worker GRAPH.py --database URL [--failpoint SPEC] [--reached FILE] [--only A,B]
         [--archive DIRECTORY] [--lease-s 1] [--bundle-records-max 50] …
 
-Every field of `Limits` is an option. With `--archive`, `--only` may name archives. `--gated` lets several processes, all imported, begin at the same moment. SIGTERM
-and SIGINT drain. The exit status is 0 when the graph has finished or the worker has drained.
+Every field of `Limits` is an option. With `--archive`, `--only` may name archives. `--gated` lets several processes,
+all imported, begin at the same moment. SIGTERM and SIGINT drain. The exit status is 0 when the graph has finished or
+the worker has drained.
 """
 
 from __future__ import annotations

@@ -46,9 +46,7 @@ def write_feeds(directory: Path, seed: int, records: int) -> Path:
 
 def replay_faults(url: str, graph: Path, archive: Path) -> list[Fault]:
     """Make every bundle of a finished graph again; return what differs from the database."""
-    job = make_job(
-        str(graph), Archive(archive, exact=True), limits=Limits(), now_us=SystemClock().now_us(), state=True
-    )
+    job = make_job(str(graph), Archive(archive, exact=True), limits=Limits(), now_us=SystemClock().now_us(), state=True)
     hosted, parts = parts_of(job)
     ends = ends_of(hosted, parts)
     reached = {place: last for of in hosted.job.takes.values() for place, last in of.through.items()}

@@ -14,12 +14,13 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from millpy.computation import Computation, Context, Value
 from millpy.graph import Graph, StageNode
 from millpy.hosting.plan import plan
 from millpy.ingest.settings import Dedupe, EventTime
 from millpy.limits import Limits
 from millpy.model.bundle import Bundle
-from millpy.model.checkpoint import Checkpoint, Kind
+from millpy.model.checkpoint import Checkpoint, Grant, Kind
 from millpy.model.keys import KeyHasher
 from millpy.model.time import Instant
 from millpy.runtime.worker import Worker
@@ -32,8 +33,12 @@ from millpy.store.archive.parquet import encode
 from millpy.store.codec import decode_slice
 from millpy.store.memory.database import MemoryDatabase
 from millpy.store.memory.store import MemoryStore
+from millpy.store.protocol import OwnerSnapshot
 from millpy.testing.clock import ManualClock
-from millpy.windowing.aggregates.numeric import Count, Mean, Sum
+from millpy.windowing.aggregates.distinct import ApproxDistinct
+from millpy.windowing.aggregates.numeric import Count, Mean, Sum, Variance
+from millpy.windowing.aggregates.positional import Collect, Last, Top
+from millpy.windowing.aggregates.quantile import Median
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
 from tests.crash.memory_world import started
 from tests.feed import Feed
@@ -45,6 +50,8 @@ LIMITS = Limits(
 )
 TEXT = "from tests.property.replayed_workers import graph_of\ngraph, _ = graph_of({!r})\n"
 FEEDS = 3
+RECORDS = ("said", "once")
+"""Tables of records."""
 
 
 def sources(graph: Graph) -> tuple[Any, list[Feed]]:
@@ -88,8 +95,35 @@ def deduplicated(graph: Graph, notes: Any) -> None:
     )
 
 
+class Order(Computation):
+    """Tells records that come in another order apart."""
+
+    seen = Value(Said)
+
+    def process_record(self, context: Context, record: Any) -> None:
+        seen = context[Order.seen]
+        seen.device, seen.number = record.device, (seen.number * 31 + sum(record.device.encode())) % 1_000_003
+        context.produce(seen)
+
+
+def orders(graph: Graph, notes: Any) -> None:
+    """What comes in one bundle has an order, too: that of windows and timers which are due at the same time."""
+    for name, kind in (
+        ("fixed", FixedWindows(us(20))), ("sliding", SlidingWindows(us(30), every=us(10))),
+        ("panes", SessionWindows(us(12))),
+    ):  # fmt: skip
+        keyed = notes.key_by("device").window(kind, allowed_lateness=us(30), intervals=1, name=name)
+        panes = keyed.aggregate(
+            n=Count(), spread=Variance("value"), middle=Median("value"), different=ApproxDistinct("value"),
+            last=Last("id"), some=Collect("id", limit=4), top=Top("value", 2),
+        )  # fmt: skip
+        panes.key_by("pane_timing").process(Order(), name=f"order_of_{name}", output=Said, intervals=1)
+    said = notes.key_by("device").process(Silence(), name="silence", output=Said, intervals=1)
+    said.key_by("number").process(Order(), name="order", output=Said, intervals=1)
+
+
 GRAPHS: dict[str, Callable[[Graph, Any], None]] = {
-    "windows": windows, "sessions": sessions, "timers": timers, "deduplicated": deduplicated,
+    "windows": windows, "sessions": sessions, "timers": timers, "deduplicated": deduplicated, "orders": orders,
 }  # fmt: skip
 
 
@@ -102,9 +136,19 @@ def graph_of(kind: str) -> tuple[Graph, list[Feed]]:
 
 
 class RecordingStore(MemoryStore):
-    """A memory store that keeps what is committed."""
+    """A memory store that keeps what is committed. A new owner gets entries in any order."""
 
     committed: list[Checkpoint]
+    chance: random.Random
+
+    async def read(self, grants: Sequence[Grant], **how: Any) -> Sequence[OwnerSnapshot]:
+        snapshots = await super().read(grants, **how)
+        for snapshot in snapshots:
+            for entries in snapshot.recovered.entries:
+                order = self.chance.sample(range(len(entries)), len(entries))
+                for column in ("keys", "key_hashes", "subkeys", "values", "fire_ats"):
+                    setattr(entries, column, [getattr(entries, column)[place] for place in order])
+        return snapshots
 
     async def commit(self, checkpoints: Sequence[Checkpoint], **how: Any) -> None:
         await super().commit(checkpoints, **how)
@@ -114,18 +158,20 @@ class RecordingStore(MemoryStore):
 class Workers:
     """Two workers that share a graph."""
 
-    def __init__(self, kind: str, limits: Limits) -> None:
+    def __init__(self, kind: str, limits: Limits, chance: random.Random) -> None:
         self.limits = limits
+        self.chance = chance
         self.clock = ManualClock(NOW_US)
         self.database = MemoryDatabase(self.clock)
         self.graph, self.feeds = graph_of(kind)
         self.committed: list[Checkpoint] = []
         self.running: dict[str, Worker] = {}
+        self.taken_over = 0
 
     async def start(self, without: str) -> None:
         """Start a worker, which leaves one source to the other worker."""
         store = RecordingStore(self.database)
-        store.committed = self.committed
+        store.committed, store.chance = self.committed, self.chance
         archives = [node.name for node in self.graph.nodes if isinstance(node, StageNode) and node.archives]
         only = [node.name for node in self.graph.nodes if node.name not in (*archives, without)]
         self.running[without] = await started(store, self.graph, self.limits, self.clock, only=only)
@@ -142,15 +188,18 @@ class Workers:
         await worker.cycle.await_in_flight()
 
     async def crash(self, without: str) -> None:
-        await self.running.pop(without).abandon()
+        worker = self.running.pop(without)
+        await worker.abandon()
+        self.database.workers[worker.context.worker_id].expires_at = Instant(0)  # its lease is over
         await self.start(without)
+        self.taken_over += sum(header.sequencer > 1 for header in self.database.headers.values())
 
 
 async def by_workers(kind: str, seed: int, *, ends: bool = True) -> Workers:
     """Run workers through random turns, crashes and records out of order."""
     chance, at = random.Random(seed), 0
     every_s = chance.choice([0.001, 6.0])
-    workers = Workers(kind, replace(LIMITS, progress_every_s=every_s))
+    workers = Workers(kind, replace(LIMITS, progress_every_s=every_s), random.Random(seed))
     for without in ("in_2", "in_0"):
         await workers.start(without)
     for number in range(chance.randint(10, 50)):
@@ -256,18 +305,21 @@ def made_again(
 
 
 def compared(checkpoint: Checkpoint, tables: dict[int, str]) -> dict[str, Any]:
-    """All that a checkpoint of a stage changes. Ids and what goes to archives are different on Spark."""
+    """All that a checkpoint of a stage changes. Ids and what goes to archives are different on Spark.
+
+    Entries, and rows of windows, have no order; the rows of a table of records have.
+    """
     columns = ("keys", "key_hashes", "subkeys", "values", "fire_ats")
     return {
         "watermarks": (checkpoint.input_watermark, checkpoint.low_watermark, checkpoint.oldest_work),
         "time": checkpoint.processing_floor,
-        "entries": [
-            (part.kind, part.namespace, *(list(getattr(part, name)) for name in columns))
+        "entries": sorted(
+            (part.kind, part.namespace, *sorted(zip(*(getattr(part, name) for name in columns), strict=True), key=repr))
             for part in checkpoint.delta
             if part.kind is not Kind.COUNTER and len(part)
-        ],
+        ),
         "rows": [
-            (tables[part.table_id], part.first, [pa.array(column).to_pylist() for column in part.columns])
+            (tables[part.table_id], part.first, _rows_of(part.columns, is_sorted=tables[part.table_id] in RECORDS))
             for part in checkpoint.results
         ],
         "absorbed": [
@@ -278,6 +330,11 @@ def compared(checkpoint: Checkpoint, tables: dict[int, str]) -> dict[str, Any]:
         "dead letters": [replace(letter, traceback="") for letter in checkpoint.dead_letters],
         "ids": checkpoint.dedupe_run,
     }
+
+
+def _rows_of(columns: Sequence[Any], *, is_sorted: bool) -> list[tuple[Any, ...]]:
+    rows = list(zip(*(pa.array(column).to_pylist() for column in columns), strict=True))
+    return rows if is_sorted else sorted(rows, key=repr)
 
 
 def by_place(workers: Workers) -> dict[tuple[str, int], dict[str, Any]]:

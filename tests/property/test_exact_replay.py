@@ -22,11 +22,12 @@ from millpy.errors import CorruptionError, GraphError, UsageError
 from millpy.hosting.takes import TakeWriter
 from millpy.limits import Limits
 from millpy.model.bundle import Bundle
+from millpy.model.checkpoint import Checkpoint
 from millpy.model.record import Records
 from millpy.model.take import TAKE_TYPE, StepInput
 from millpy.model.time import Instant
 from millpy.spark import Archive
-from millpy.spark.job import BatchJob, make_job
+from millpy.spark.job import BatchJob, HostedPlan, make_job
 from tests.property import replayed_workers
 from tests.property.replayed_workers import (
     GRAPHS,
@@ -45,7 +46,10 @@ from tests.property.replayed_workers import (
 
 
 def made_of(job: BatchJob, monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], dict[str, Any]]:
-    found, hosted, _ = made_again(job, monkeypatch)
+    return comparable(*made_again(job, monkeypatch)[:2])
+
+
+def comparable(found: dict[tuple[str, int], Checkpoint], hosted: HostedPlan) -> dict[tuple[str, int], dict[str, Any]]:
     tables = {table_id: name for name, table_id in hosted.plan.deployment.table_ids.items()}
     stages = {interval.place for of in hosted.plan if of.stage is not None for interval in of.intervals}
     return {name: compared(each, tables) for name, each in found.items() if name[0] in stages}
@@ -58,14 +62,17 @@ def test_every_bundle_is_made_again(kind: str, seed: int, tmp_path: Path, monkey
     archived(workers, tmp_path, chosen=everything)
     job = exact_job(kind, tmp_path)
 
-    found = made_of(job, monkeypatch)
+    made, hosted, ends = made_again(job, monkeypatch)
 
-    expected = by_place(workers)
+    found, expected = comparable(made, hosted), by_place(workers)
     assert found.keys() == expected.keys()
     for name, checkpoint in expected.items():
         assert found[name] == checkpoint, name
-    _, hosted, ends = made_again(job, monkeypatch)
     assert pending_on_spark(hosted, ends) == pending(workers)
+
+
+def test_workers_take_over_what_a_crashed_one_has_stored() -> None:
+    assert sum(asyncio.run(by_workers("windows", seed)).taken_over for seed in range(3)) > 0
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
