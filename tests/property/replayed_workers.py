@@ -17,6 +17,7 @@ import pytest
 from millpy.computation import Computation, Context, Value
 from millpy.graph import Graph, StageNode
 from millpy.hosting.plan import plan
+from millpy.ingest.protocol import SourceSetup
 from millpy.ingest.settings import Dedupe, EventTime
 from millpy.limits import Limits
 from millpy.model.bundle import Bundle
@@ -41,21 +42,34 @@ from millpy.windowing.aggregates.positional import Collect, Last, Top
 from millpy.windowing.aggregates.quantile import Median
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
 from tests.crash.memory_world import started
-from tests.feed import Feed
+from tests.feed import Feed, FeedInjector
 from tests.property.test_hosting import Note, Said, Silence, us
 
 NOW_US = Instant(1_700_000_000_000_000)
 LIMITS = Limits(
     lease_ttl_s=1_000_000, progress_every_s=0.001, turn_panes_max=2, turn_timers_max=1, bundle_records_max=5
 )
-TEXT = "from tests.property.replayed_workers import graph_of\ngraph, _ = graph_of({!r})\n"
+TEXT = "from tests.property.replayed_workers import graph_of, grown\ngraph = {}({!r})\n"
 FEEDS = 3
 RECORDS = ("said", "once")
 """Tables of records."""
 
 
-def sources(graph: Graph) -> tuple[Any, list[Feed]]:
-    feeds = [Feed(batch_max=8) for _ in range(FEEDS)]
+class Joining(Feed):
+    """A feed that may get another partition, which the first one begins."""
+
+    def __init__(self, *, joined: Feed | None = None, **more: Any) -> None:
+        super().__init__(**more)
+        self.joined = joined
+
+    def partitions(self) -> tuple[str, ...]:
+        return super().partitions() if self.joined is None else (*super().partitions(), "joined")
+
+    def connect(self, setup: SourceSetup) -> FeedInjector:
+        return super().connect(setup) if setup.partition != "joined" else self.joined.connect(setup)  # type: ignore[union-attr]
+
+
+def sources(graph: Graph, feeds: Sequence[Feed]) -> Any:
     found = []
     for place, feed in enumerate(feeds):
         at = EventTime("at", unit="us", max_disorder=us(5))
@@ -64,7 +78,7 @@ def sources(graph: Graph) -> tuple[Any, list[Feed]]:
         )
         stream.key_by("device").archive()
         found.append(stream)
-    return found[0].union(*found[1:]), feeds
+    return found[0].union(*found[1:])
 
 
 def windows(graph: Graph, notes: Any) -> None:
@@ -127,12 +141,20 @@ GRAPHS: dict[str, Callable[[Graph, Any], None]] = {
 }  # fmt: skip
 
 
-def graph_of(kind: str) -> tuple[Graph, list[Feed]]:
+def feeds_of(*, joined: bool = False) -> list[Feed]:
+    first = Joining(batch_max=8, joined=Feed(batch_max=8) if joined else None)
+    return [first, *(Feed(batch_max=8) for _ in range(FEEDS - 1))]
+
+
+def graph_of(kind: str, feeds: Sequence[Feed] | None = None) -> Graph:
     graph = Graph("replayed")
-    notes, feeds = sources(graph)
-    GRAPHS[kind](graph, notes)
+    GRAPHS[kind](graph, sources(graph, feeds or feeds_of()))
     graph.archive_takes()
-    return graph, feeds
+    return graph
+
+
+def grown(kind: str) -> Graph:
+    return graph_of(kind, feeds_of(joined=True))
 
 
 class RecordingStore(MemoryStore):
@@ -163,7 +185,8 @@ class Workers:
         self.chance = chance
         self.clock = ManualClock(NOW_US)
         self.database = MemoryDatabase(self.clock)
-        self.graph, self.feeds = graph_of(kind)
+        self.kind, self.feeds = kind, feeds_of()
+        self.graph = graph_of(kind, self.feeds)
         self.committed: list[Checkpoint] = []
         self.running: dict[str, Worker] = {}
         self.taken_over = 0
@@ -177,6 +200,18 @@ class Workers:
         self.running[without] = await started(store, self.graph, self.limits, self.clock, only=only)
         await self.balance()
 
+    async def grow(self) -> None:
+        """Deploy the graph with another source partition, and start its workers anew."""
+        self.feeds[0].joined = Feed(batch_max=8)  # type: ignore[attr-defined]
+        self.feeds.append(self.feeds[0].joined)  # type: ignore[attr-defined]
+        self.graph = graph_of(self.kind, self.feeds[:FEEDS])
+        self.database.deploy(self.graph.spec())
+        running = [*self.running]
+        for without in running:
+            await self.abandon(without)
+        for without in running:
+            await self.start(without)
+
     async def balance(self) -> None:
         for worker in [*self.running.values()] * 3:
             await worker.balance()
@@ -187,22 +222,29 @@ class Workers:
         await worker.step()
         await worker.cycle.await_in_flight()
 
-    async def crash(self, without: str) -> None:
+    async def abandon(self, without: str) -> None:
         worker = self.running.pop(without)
         await worker.abandon()
         self.database.workers[worker.context.worker_id].expires_at = Instant(0)  # its lease is over
+
+    async def crash(self, without: str) -> None:
+        await self.abandon(without)
         await self.start(without)
         self.taken_over += sum(header.sequencer > 1 for header in self.database.headers.values())
 
 
-async def by_workers(kind: str, seed: int, *, ends: bool = True) -> Workers:
-    """Run workers through random turns, crashes and records out of order."""
+async def by_workers(kind: str, seed: int, *, ends: bool = True, grows: bool = False) -> Workers:
+    """Run workers through random turns, crashes and records out of order; `grows` adds a source partition."""
     chance, at = random.Random(seed), 0
     every_s = chance.choice([0.001, 6.0])
     workers = Workers(kind, replace(LIMITS, progress_every_s=every_s), random.Random(seed))
     for without in ("in_2", "in_0"):
         await workers.start(without)
-    for number in range(chance.randint(10, 50)):
+    turns = chance.randint(10, 50)
+    grows_at = chance.randrange(turns) if grows else -1
+    for number in range(turns):
+        if number == grows_at:
+            await workers.grow()
         for _ in range(chance.choice([0, 1, 4, 12])):
             at += chance.choice([0, 1, 2, 6])
             note = Note(
@@ -348,14 +390,14 @@ def by_place(workers: Workers) -> dict[tuple[str, int], dict[str, Any]]:
     }
 
 
-def graph_file(kind: str, directory: Path) -> Path:
+def graph_file(kind: str, directory: Path, *, grows: bool = False) -> Path:
     path = directory / "graph.py"
-    path.write_text(TEXT.format(kind))
+    path.write_text(TEXT.format("grown" if grows else "graph_of", kind))
     return path
 
 
-def exact_job(kind: str, directory: Path) -> BatchJob:
-    path = graph_file(kind, directory)
+def exact_job(kind: str, directory: Path, *, grows: bool = False) -> BatchJob:
+    path = graph_file(kind, directory, grows=grows)
     return make_job(str(path), Archive(directory / "archive", exact=True), limits=Limits(), now_us=Instant(1))
 
 
