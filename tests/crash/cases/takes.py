@@ -16,7 +16,7 @@ from tests.crash.cases.killing import spring
 from tests.crash.takes import replay_faults, write_feeds
 from tests.crash.world import Case, World
 
-RECORDS = 600
+RECORDS = 400
 WORKERS = {"bundle_records_max": 7, "turn_panes_max": 3, "turn_timers_max": 2}
 NTH = {
     Failpoint.AFTER_CLAIM: 1,
