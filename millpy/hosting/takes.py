@@ -22,7 +22,7 @@ class TakeWriter:
 
     def __init__(self, plan: Plan) -> None:
         self._names = {interval.interval_id: interval.place for interval in plan.deployment.intervals}
-        self._joined = [interval.interval_id for interval in plan.deployment.intervals if interval.joined]
+        self._joined = {interval.interval_id for interval in plan.deployment.intervals if interval.joined}
         self._version = plan.deployment.version
 
     def consumed(self, interval: IntervalState, inbound: Sequence[Delivery]) -> StepInput | None:
@@ -40,17 +40,19 @@ class TakeWriter:
             if delivery.bundle is not None and len(delivery.bundle):
                 records, newest = records + len(delivery.bundle), delivery.seq
             runs[-1] = TakeRun(self._names[producer], delivery.seq, delivery.watermark, records, newest)
-        return StepInput(runs, before, self._joining(interval) if self._joined else [])
+        return StepInput(runs, before, self._joining(interval) if self._joined or not interval.bundle else [])
 
     def _joining(self, interval: IntervalState) -> list[TakeRun]:
-        """Return the producers that were added later, where the interval begins to read them."""
+        """Return where the interval begins to read producers that were there before it, or were added later."""
         found = []
-        for producer in self._joined:
-            at = interval.cursors.get(producer)
-            if at is not None and at.seq == 0:
-                found.append(TakeRun(self._names[producer], 0, at.watermark))
-            elif producer in interval.moved:  # perhaps for the first time
-                found.append(TakeRun(self._names[producer], 0, INSTANT_MIN))
+        for producer, at in interval.cursors.items():
+            name, has_moved = self._names[producer], producer in interval.moved
+            if producer in self._joined and at.seq == 0:
+                found.append(TakeRun(name, 0, at.watermark))
+            elif producer in self._joined and has_moved:  # perhaps for the first time
+                found.append(TakeRun(name, 0, INSTANT_MIN))
+            elif not (interval.bundle or has_moved) and at.seq > 0:
+                found.append(TakeRun(name, at.seq, at.watermark))
         return found
 
     def add(

@@ -159,6 +159,12 @@ def _cut(
     later: set[str] = set()
     watermark = INSTANT_MIN
     for each in takes_of(files, place):
+        if begun := [run for run in each.input.joined if run.through]:
+            raise UsageError(
+                f"{place.partition('/')[0]} was added to the running graph, behind bundle {begun[0].through} of"
+                f" {begun[0].producer}: what came before is not its input",
+                hint="leave out --exact",
+            )
         later |= {run.producer for run in each.input.joined}
         named |= {run.producer for run in (*each.input.runs, *each.input.moved)} | later
         watermark = max(watermark, Instant(each.take.watermark))

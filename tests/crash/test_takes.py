@@ -94,6 +94,24 @@ def test_takes_that_are_added_to_a_running_graph_begin_there_and_are_refused_as_
     assert windows_of(graph, archive) == rows(database_url, WINDOWS), "the records are archived from the beginning"
 
 
+def test_a_computation_that_was_added_to_a_running_graph_is_refused_as_exact(tmp_path: Path, database_url: str) -> None:
+    graph, archive = tmp_path / "growing.py", tmp_path / "archive"
+    text = graph_text("one", takes=True)
+    graph.write_text("".join(line for line in text.splitlines(True) if "Following()" not in line))
+    write(tmp_path, "one", 0, 60)
+    with running(tmp_path, database_url, graph) as old:
+        old.await_while_running(lambda: consumed(database_url) == 180, "the first part is consumed")
+    graph.write_text(text)
+    write_end(tmp_path, "one")
+    with running(tmp_path, database_url, graph) as new:
+        new.await_finished()
+    with running(tmp_path, database_url, graph, archive=archive) as archiver:
+        archiver.await_finished()
+
+    with pytest.raises(UsageError, match=r"following was added to the running graph, behind bundle \d+ of notes/one"):
+        make_job(str(graph), Archive(archive, exact=True), limits=Limits(), now_us=Instant(1))
+
+
 BUNDLES = "SELECT computation || '/' || place, bundle FROM mill.places WHERE kind = 'stage' ORDER BY 1"
 WINDOWS = """
 SELECT device, (extract(epoch FROM window_start) * 1000000)::bigint, n, total FROM growing.windows ORDER BY 1, 2
