@@ -14,6 +14,7 @@ from millpy.model.keys import key_text
 from millpy.model.record import Records
 from millpy.model.stage import StepResult, Work
 from millpy.model.take import TAKE_TYPE, StepInput, Take, TakeRun
+from millpy.model.time import INSTANT_MIN
 
 
 class TakeWriter:
@@ -21,6 +22,7 @@ class TakeWriter:
 
     def __init__(self, plan: Plan) -> None:
         self._names = {interval.interval_id: interval.place for interval in plan.deployment.intervals}
+        self._joined = {interval.interval_id for interval in plan.deployment.intervals if interval.joined}
         self._version = plan.deployment.version
 
     def consumed(self, interval: IntervalState, inbound: Sequence[Delivery]) -> StepInput | None:
@@ -38,7 +40,20 @@ class TakeWriter:
             if delivery.bundle is not None and len(delivery.bundle):
                 records, newest = records + len(delivery.bundle), delivery.seq
             runs[-1] = TakeRun(self._names[producer], delivery.seq, delivery.watermark, records, newest)
-        return StepInput(runs, before)
+        return StepInput(runs, before, self._joining(interval) if self._joined or not interval.bundle else [])
+
+    def _joining(self, interval: IntervalState) -> list[TakeRun]:
+        """Return where the interval begins to read producers that were there before it, or were added later."""
+        found = []
+        for producer, at in interval.cursors.items():
+            name, has_moved = self._names[producer], producer in interval.moved
+            if producer in self._joined and at.seq == 0:
+                found.append(TakeRun(name, 0, at.watermark))
+            elif producer in self._joined and has_moved:  # perhaps for the first time
+                found.append(TakeRun(name, 0, INSTANT_MIN))
+            elif not (interval.bundle or has_moved) and at.seq > 0:
+                found.append(TakeRun(name, at.seq, at.watermark))
+        return found
 
     def add(
         self, interval: IntervalState, consumed: StepInput | None, work: Work, result: StepResult, unarchived: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from millpy.model.keys import Key
 from millpy.model.time import INSTANT_MAX, Instant
@@ -15,17 +15,18 @@ _OUTDATED_MIN = 1_000
 
 
 class DueQueue(Generic[Item]):
-    """Items, most of them of a key, in order of due time, then name, then addition; subclasses tell which are current.
+    """Items, most of them of a key, in order of due time, then name, then key; subclasses tell which are current.
 
-    A heap: an item is never searched for. One that is outdated stays until it is the first, or until `add` finds that
-    most are.
+    Keys break ties, and not the order of addition: a new owner adds stored items in any order, and must do what the
+    owner before it would have done. A heap: an item is never searched for. One that is outdated stays until it is the
+    first, or until `add` finds that most are.
     """
 
     __slots__ = ("_added", "_heap")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, str, int, Key | None, Item]] = []
-        self._added = 0  # breaks ties, so that the heap never compares items
+        self._heap: list[tuple[int, str, Any, int, Item]] = []
+        self._added = 0  # breaks the last ties, so that the heap never compares items
 
     def __len__(self) -> int:
         """Return the number of items, outdated ones included."""
@@ -38,16 +39,16 @@ class DueQueue(Generic[Item]):
     def add(self, due: int, key: Key | None, item: Item, name: str = "", live: int = INSTANT_MAX) -> None:
         """Add an item. If there are many more than the `live` ones, remove those that are outdated. O(log n)."""
         self._added += 1
-        heappush(self._heap, (due, name, self._added, key, item))
+        heappush(self._heap, (due, name, key, self._added, item))
         if len(self._heap) > 2 * live + _OUTDATED_MIN:
-            self._heap[:] = [entry for entry in self._heap if self.is_current(entry[3], entry[4])]
+            self._heap[:] = [entry for entry in self._heap if self.is_current(entry[2], entry[4])]
             heapify(self._heap)
 
     def first(self, until: int = INSTANT_MAX) -> Item | None:
         """Return the first item if it is due by `until`, else None."""
         heap = self._heap
         while heap:
-            due, _, _, key, item = heap[0]
+            due, _, key, _, item = heap[0]
             if self.is_current(key, item):
                 return item if due <= until else None
             heappop(heap)
@@ -65,7 +66,7 @@ class DueQueue(Generic[Item]):
         """Remove and yield one item after the other that is due by `until`."""
         heap, is_current = self._heap, self.is_current
         while heap and heap[0][0] <= until:
-            _, _, _, key, item = heappop(heap)
+            _, _, key, _, item = heappop(heap)
             if is_current(key, item):
                 yield item
 
@@ -74,11 +75,11 @@ class DueQueue(Generic[Item]):
         heap, is_current, found = self._heap, self.is_current, []
         while heap and heap[0][0] <= until:
             entry = heappop(heap)
-            if is_current(entry[3], entry[4]):
+            if is_current(entry[2], entry[4]):
                 found.append(entry)
         if heap:
             for entry in found:
                 heappush(heap, entry)
         else:
             heap.extend(found)  # in order, as a heap is
-        return [entry[3] for entry in found if entry[3] is not None]
+        return [entry[2] for entry in found if entry[2] is not None]

@@ -38,6 +38,9 @@ class StepInput(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         runs: what was consumed, in order.
+        joined: source partitions that were added to the running graph, as long as nothing of them is consumed: where
+            the interval begins to read them. Bundles before the first that names them did not have them. In the first
+            bundle of a computation that was added, all producers that had committed before.
         moved: how far cursors had moved since the bundle before, without records; before any of `runs`.
         panes_max: the number of panes that were permitted, if more were due.
         timers: (key as JSON text, number of its timers that fired at the end), if more timers were due.
@@ -45,6 +48,7 @@ class StepInput(msgspec.Struct, frozen=True, omit_defaults=True):
 
     runs: list[TakeRun] = []
     moved: list[TakeRun] = []
+    joined: list[TakeRun] = []
     panes_max: int | None = None
     timers: list[tuple[str, int]] | None = None
 

@@ -85,6 +85,9 @@ class ReplayedTask(IntervalTask):
             )[self.place]
             for consumer in self._of.consumers
         }
+        if self._of.stage is not None:
+            for producer in hosted.job.takes[self._of.name].later.get(self.place, ()):
+                del self._host.interval.cursors[self._intervals[producer]]
 
     def takes(self) -> Iterator[ArchivedTake]:
         """Yield the interval's takes up to the cut."""
@@ -106,6 +109,10 @@ class ReplayedTask(IntervalTask):
             CorruptionError: the worker consumed something else, or the graph makes something else of it.
         """
         take = each.take
+        cursors = self._host.interval.cursors
+        for run in each.input.joined:
+            producer = self._intervals[run.producer]
+            cursors.setdefault(producer, Cursor(producer, 0, Instant(run.watermark)))
         by_run = {run: list(group) for run, group in groupby(rows, key=lambda row: row["again"])}
         delivered = [
             delivery

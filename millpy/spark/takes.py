@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from millpy.errors import UsageError
 from millpy.graph import Graph, StageNode
 from millpy.model.take import StepInput, Take
-from millpy.model.time import Instant, describe
+from millpy.model.time import INSTANT_MIN, Instant, describe
 from millpy.store.archive.parquet import EVENT_TIME, PARTITION, SEQ
 from millpy.store.archive.reader import ArchiveReader, archive_of, bundles_of, partitions_of
 from millpy.store.archive.storage import parquet_file
@@ -32,10 +32,12 @@ class TakeHistory(msgspec.Struct, frozen=True):
     Attributes:
         files: full names.
         through: interval of the stage, by its place -> the number of the last bundle that is made again.
+        later: interval of the stage -> the producers that it did not have from the beginning.
     """
 
     files: tuple[str, ...]
     through: dict[str, int]
+    later: dict[str, list[str]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +129,52 @@ def take_histories(
                 f"takes of {min(strangers)} are archived, which the graph does not have",
                 hint="name the file of the graph that was archived",
             )
-        own = {place: _cut(files, place, reached) for place in sorted(places)}
+        producers = _producers(node)
+        own, later = {}, {}
+        for place in sorted(places):
+            own[place], joined = _cut(files, place, reached, producers)
+            if joined:
+                later[place] = joined
         reached |= own
-        found[node.name] = TakeHistory(files, own)
+        found[node.name] = TakeHistory(files, own, later)
     return found
 
 
-def _cut(files: Sequence[str], place: str, reached: Mapping[str, int]) -> int:
-    """Return the number of the last bundle that can be made again from what its producers have reached."""
-    last = 0
+def _producers(node: StageNode) -> set[str]:
+    """Return the places of the intervals that a stage reads."""
+    found: set[str] = set()
+    for taken in node.inputs:
+        of = taken.producer
+        names = map(str, range(of.intervals)) if isinstance(of, StageNode) else of.source.partitions()
+        found |= {f"{of.name}/{name}" for name in names}
+    return found
+
+
+def _cut(
+    files: Sequence[str], place: str, reached: Mapping[str, int], producers: Collection[str]
+) -> tuple[int, list[str]]:
+    """Return the last bundle that can be made again from what its producers have reached, and who joined later."""
+    last, is_cut = 0, False
+    named: set[str] = set()
+    later: set[str] = set()
+    watermark = INSTANT_MIN
     for each in takes_of(files, place):
+        if begun := [run for run in each.input.joined if run.through]:
+            raise UsageError(
+                f"{place.partition('/')[0]} was added to the running graph, behind bundle {begun[0].through} of"
+                f" {begun[0].producer}: what came before is not its input",
+                hint="leave out --exact",
+            )
+        later |= {run.producer for run in each.input.joined}
+        named |= {run.producer for run in (*each.input.runs, *each.input.moved)} | later
+        watermark = max(watermark, Instant(each.take.watermark))
+        if strangers := named - set(producers):
+            raise UsageError(
+                f"takes of {place} name {min(strangers)}, which it does not read in this file",
+                hint="name the file of the graph that was archived, with all source partitions that it had",
+            )
+        if is_cut:
+            continue
         what = f"bundle {each.bundle} of {place}, at {describe(each.now_us)},"
         if each.bundle != last + 1:
             raise UsageError(
@@ -149,9 +187,12 @@ def _cut(files: Sequence[str], place: str, reached: Mapping[str, int]) -> int:
                 hint="leave out --exact",
             )
         if any(run.newest > reached.get(run.producer, 0) for run in each.input.runs):
-            break
+            is_cut = True
+            continue
         last = each.bundle
-    return last
+    if watermark > INSTANT_MIN:  # it would not have moved with a producer that has done nothing
+        later |= set(producers) - named
+    return last, sorted(later)
 
 
 _UNARCHIVED = {

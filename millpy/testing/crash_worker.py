@@ -1,10 +1,11 @@
 """One worker in its own process, for tests that kill it.
 
     python -m millpy.testing.crash_worker GRAPH.py --database URL [--failpoint SPEC] [--reached FILE] [--only A,B]
-        [--lease-s 1] [--bundle-records-max 50] …
+        [--archive DIRECTORY] [--lease-s 1] [--bundle-records-max 50] …
 
-Every field of `Limits` is an option. `--gated` lets several processes, all imported, begin at the same moment. SIGTERM
-and SIGINT drain. The exit status is 0 when the graph has finished or the worker has drained.
+Every field of `Limits` is an option. With `--archive`, `--only` may name archives. `--gated` lets several processes,
+all imported, begin at the same moment. SIGTERM and SIGINT drain. The exit status is 0 when the graph has finished or
+the worker has drained.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from millpy.graph.loader import load_graph
 from millpy.hosting.failpoints import Failpoints
 from millpy.limits import Limits
 from millpy.process.assembly import run_worker
+from millpy.store.postgres.archiving import ArchiveInto
 from millpy.testing.crash import CrashFailpoints, parse_spec
 
 
@@ -35,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--failpoint", default="")
     options.add_argument("--reached", type=Path)
     options.add_argument("--only", default="")
+    options.add_argument("--archive", type=Path)
     options.add_argument("--log-level", default="WARNING")
     options.add_argument("--gated", action="store_true", help="print `ready`, then wait for a line on standard input")
     for limit in dataclasses.fields(Limits):
@@ -43,12 +46,21 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-async def run(graph: Graph, database: str, limits: Limits, only: Sequence[str], failpoints: Failpoints) -> None:
+async def run(
+    graph: Graph,
+    database: str,
+    limits: Limits,
+    only: Sequence[str],
+    failpoints: Failpoints,
+    archive: ArchiveInto | None = None,
+) -> None:
     """Run one worker until the graph has finished or a signal asks it to drain."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await run_worker(graph, database, limits=limits, only=only, stop=stop, failpoints=failpoints, patient=True)
+    await run_worker(
+        graph, database, limits=limits, only=only, stop=stop, failpoints=failpoints, patient=True, archive=archive
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,12 +73,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     limits = Limits(**{name: value for name in names if (value := getattr(options, name)) is not None})
     failpoints = CrashFailpoints(parse_spec(options.failpoint), options.reached)
     only = tuple(filter(None, options.only.split(",")))
+    archive = None if options.archive is None else ArchiveInto(options.archive, every_s=0.0)
     try:
         graph = load_graph(options.graph)
         if options.gated:
             print("ready", flush=True)
             sys.stdin.readline()
-        asyncio.run(run(graph, options.database, limits, only, failpoints))
+        asyncio.run(run(graph, options.database, limits, only, failpoints, archive))
     except MillError as error:
         logging.getLogger(__name__).exception("worker stopped")
         print(f"error: {error.message}" + (f" ({error.hint})" if error.hint else ""), file=sys.stderr)

@@ -9,6 +9,7 @@ position has reached it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from heapq import nsmallest
 
 import numpy as np
 
@@ -81,9 +82,11 @@ class KeysAhead:
     def take_entries(self, gone_max: int) -> Entries | None:
         """Return the changes since the last call as entries; None without any.
 
-        At most `gone_max` of them are deletions; further ones follow with the next call.
+        At most `gone_max` of them are deletions, by key; further ones follow with the next call.
         """
-        gone = list(self._to_delete)[:gone_max]
+        gone = list(self._to_delete)
+        if len(gone) > gone_max:
+            gone = nsmallest(gone_max, gone)
         for key in gone:
             del self._to_delete[key]
         moved, self._moved = self._moved, {}

@@ -10,6 +10,8 @@ The store has one entry per (key, window): kind WINDOW, subkey "<start>/<end>", 
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 from millpy.model.checkpoint import Entries, Kind
 from millpy.model.due_queue import DueQueue
 from millpy.model.keys import Key, KeyHasher, key_from_text, key_texts
@@ -40,6 +42,7 @@ class OpenWindows:
         self._opened: dict[int, PanesByKey] = {}
         self._changed: dict[int, PanesByKey] = {}
         self._waiting: dict[int, list[Key]] = {}
+        self._leaving_by_key: set[int] = set()
         self._hasher = KeyHasher()
         self._expired_without_pane = 0
         self.weights = Weights(PANE_BYTES + AGGREGATE_BYTES * len(accumulators.members))
@@ -94,14 +97,17 @@ class OpenWindows:
         """Return the panes to emit, of windows that end by `latest_end`: changed ones, and up to `panes_max` others.
 
         A window with panes that wait for a later turn has not fired: it holds the low watermark and does not expire.
+        Which of its panes wait is decided by their keys, so that a new owner decides as the owner before it.
         """
         size_us = self._size_us
         while panes_max > 0 and (start := self._unfired.first(latest_end)) is not None:
-            panes, waiting = self.panes[start], self._waiting.pop(start, None)
-            if waiting is None:
-                waiting = [key for key, pane in panes.items() if not pane.emitted]
+            panes, changed, waiting = self.panes[start], self._changed.get(start, {}), self._waiting.pop(start, None)
+            is_sorted = waiting is not None
+            waiting = [key for key in waiting or panes if not panes[key].emitted and key not in changed]
+            if len(waiting) > panes_max and not is_sorted:
+                waiting.sort()
             leaving, left = waiting[-panes_max:], waiting[:-panes_max]
-            self.changed(start).update((key, panes[key]) for key in leaving if not panes[key].emitted)
+            self.changed(start).update((key, panes[key]) for key in leaving)
             panes_max -= len(leaving)
             if left:
                 self._waiting[start] = left
@@ -140,6 +146,9 @@ class OpenWindows:
                 opened.pop(start, None)
                 changed.pop(start, None)
             else:
+                if start not in self._leaving_by_key:
+                    panes = self.panes[start] = dict(sorted(panes.items(), key=itemgetter(0)))
+                    self._leaving_by_key = {start}
                 expired = {}
                 while len(expired) < panes_max:
                     key, pane = panes.popitem()

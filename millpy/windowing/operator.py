@@ -33,7 +33,7 @@ from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, microseconds
 from millpy.windowing.accumulator import AccumulatorSet, Aggregate, RowsRefusedError
 from millpy.windowing.group_by import Integers
 from millpy.windowing.pane_codec import DuePane
-from millpy.windowing.panes import Emission, output_type, records_of, result_rows
+from millpy.windowing.panes import Emission, output_type, records_in_order, result_rows
 from millpy.windowing.triggers import AFTER_WATERMARK, Trigger
 from millpy.windowing.window import Assigner, Gaps, SessionWindows, SlidingWindows, Windows
 from millpy.windowing.window_memory import REASON as ROOM_REASON
@@ -379,7 +379,7 @@ class WindowedInterval(Generic[OpenT]):
             if table_id is not None:
                 result.results = result_rows(table_id, columns, count, first)
             if subscribed:
-                produced.append(records_of(self._output, columns, count, len(self._input.key_fields)))
+                produced.append(records_in_order(self._output, columns, count, len(self._input.key_fields)))
         if produced:
             result.productions[self._stream] = concat(produced)
 

@@ -227,6 +227,19 @@ def result_rows(table_id: int, columns: Sequence[Column], count: int, first: int
     ]
 
 
+def records_in_order(record_type: RecordType, columns: Sequence[Column], count: int, keys: int) -> Records:
+    """Return panes as records, by the end of their window and their key; `keys` is the number of key fields.
+
+    They come from memory in an order that a new owner does not know, and consumers may depend on it.
+    """
+    records = records_of(record_type, columns, count, keys)
+    ends = records.event_times.tolist()
+    names: Sequence[Any] = columns[0] if keys == 1 else list(zip(*columns[:keys], strict=True))
+    order = sorted(range(count), key=names.__getitem__)
+    order.sort(key=ends.__getitem__)
+    return records.take(np.array(order, np.int64))
+
+
 def records_of(record_type: RecordType, columns: Sequence[Column], count: int, keys: int) -> Records:
     """Return panes as records, whose event time is the last µs of the window; `keys` is the number of key fields."""
     ends = np.asarray(columns[keys + 1], np.int64)

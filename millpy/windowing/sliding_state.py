@@ -81,18 +81,18 @@ class OpenSlices(OpenWindows):
         return latest_end, {}
 
     def _part_of(self, window: int, panes_max: int) -> list[Key]:
-        """Return the keys for which the next window fires now, if it has more than `panes_max` panes; else []."""
+        """Return the keys for which the next window fires now, if it has more than `panes_max` panes; else [].
+
+        The keys decide which are first, so that a new owner decides as the owner before it.
+        """
         end = Instant(window + self._size_us)
         if self._leaving is None or self._leaving[0] != window:
             slices = (self.panes.get(start, {}) for start in range(window, end, self._every_us))
             keys = dict.fromkeys(key for panes in slices for key, pane in panes.items() if pane.values)
-            self._leaving = (window, [key for key in keys if self.ahead.position_of(key, self.position) < end])
-        keys_left = self._leaving[1]
-        if len(keys_left) <= panes_max:
-            return []
-        leaving = keys_left[-panes_max:]
-        del keys_left[-panes_max:]
-        return leaving
+            self._leaving = (window, sorted(keys))
+        keys_left = [key for key in self._leaving[1] if self.ahead.position_of(key, self.position) < end]
+        self._leaving = (window, keys_left)
+        return keys_left[-panes_max:] if len(keys_left) > panes_max else []
 
     def advance(self, position: Instant) -> None:
         """Record that windows have fired up to a position."""
@@ -108,6 +108,8 @@ class OpenSlices(OpenWindows):
         `counts` are the records of each key.
         """
         panes = self.panes.get(start)
+        if self._leaving is not None and 0 <= start - self._leaving[0] < self._size_us:
+            self._leaving = None  # the window may have got another key
         if panes is None:
             opened = self.open(start, dict(zip(keys, map(OpenPane, values), strict=True)), emitted=False)
             return sum(counts[:opened])

@@ -54,6 +54,7 @@ class Worker:
         graph: Path = GRAPH,
         failpoint: str = "",
         only: str = "",
+        archive: Path | None = None,
         gated: bool = False,
         environment: Mapping[str, str] | None = None,
         **settings: float,
@@ -65,6 +66,7 @@ class Worker:
         command = [sys.executable, "-m", "millpy.testing.crash_worker", str(graph), "--database", url]
         command += ["--failpoint", failpoint, "--reached", str(self.reached_file), "--only", only]
         command += [word for name, value in limits.items() for word in (f"--{name}", str(value))]
+        command += ["--archive", str(archive)] if archive else []
         command += ["--gated"] if gated else []
         variables = {**os.environ, "CRASH_INPUT": str(source), "PYTHONPATH": str(ROOT), **(environment or {})}
         with self.log_file.open("wb") as log:

@@ -22,11 +22,12 @@ from millpy.errors import CorruptionError, GraphError, UsageError
 from millpy.hosting.takes import TakeWriter
 from millpy.limits import Limits
 from millpy.model.bundle import Bundle
+from millpy.model.checkpoint import Checkpoint
 from millpy.model.record import Records
 from millpy.model.take import TAKE_TYPE, StepInput
 from millpy.model.time import Instant
 from millpy.spark import Archive
-from millpy.spark.job import BatchJob, make_job
+from millpy.spark.job import BatchJob, HostedPlan, make_job
 from tests.property import replayed_workers
 from tests.property.replayed_workers import (
     GRAPHS,
@@ -36,6 +37,7 @@ from tests.property.replayed_workers import (
     compared,
     everything,
     exact_job,
+    feeds_of,
     graph_of,
     made_again,
     pending,
@@ -45,7 +47,10 @@ from tests.property.replayed_workers import (
 
 
 def made_of(job: BatchJob, monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], dict[str, Any]]:
-    found, hosted, _ = made_again(job, monkeypatch)
+    return comparable(*made_again(job, monkeypatch)[:2])
+
+
+def comparable(found: dict[tuple[str, int], Checkpoint], hosted: HostedPlan) -> dict[tuple[str, int], dict[str, Any]]:
     tables = {table_id: name for name, table_id in hosted.plan.deployment.table_ids.items()}
     stages = {interval.place for of in hosted.plan if of.stage is not None for interval in of.intervals}
     return {name: compared(each, tables) for name, each in found.items() if name[0] in stages}
@@ -58,14 +63,32 @@ def test_every_bundle_is_made_again(kind: str, seed: int, tmp_path: Path, monkey
     archived(workers, tmp_path, chosen=everything)
     job = exact_job(kind, tmp_path)
 
-    found = made_of(job, monkeypatch)
+    made, hosted, ends = made_again(job, monkeypatch)
 
-    expected = by_place(workers)
+    found, expected = comparable(made, hosted), by_place(workers)
     assert found.keys() == expected.keys()
     for name, checkpoint in expected.items():
         assert found[name] == checkpoint, name
-    _, hosted, ends = made_again(job, monkeypatch)
     assert pending_on_spark(hosted, ends) == pending(workers)
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_source_partition_that_was_added_later_joins_where_it_joined(
+    kind: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers, chance = asyncio.run(by_workers(kind, seed, grows=True)), random.Random(seed)
+    archived(workers, tmp_path, chosen=lambda _, found: found[: round(len(found) * chance.choice([1.0, 1.0, 0.5]))])
+
+    found = made_of(exact_job(kind, tmp_path, grows=True), monkeypatch)
+
+    expected = by_place(workers)
+    assert 0 < len(found) <= len(expected)
+    assert {name: expected[name] for name in found} == found
+
+
+def test_workers_take_over_what_a_crashed_one_has_stored() -> None:
+    assert sum(asyncio.run(by_workers("windows", seed)).taken_over for seed in range(3)) > 0
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
@@ -200,9 +223,7 @@ def test_what_cannot_be_made_again_is_refused(
 def changed_graph(kind: str, old: str, new: str, directory: Path) -> Path:
     """A graph with one change, in a file beside the archive."""
     path = directory / f"{uuid4().hex}.py"  # a name of its own: Python compares the second and the size with its cache
-    path.write_text(
-        Path(replayed_workers.__file__).read_text().replace(old, new) + f"\n\ngraph, _ = graph_of({kind!r})\n"
-    )
+    path.write_text(Path(replayed_workers.__file__).read_text().replace(old, new) + f"\n\ngraph = graph_of({kind!r})\n")
     return path
 
 
@@ -227,7 +248,7 @@ def test_an_exact_batch_is_of_a_whole_history() -> None:
 
 
 def test_takes_are_archived_when_all_steps_are_declared() -> None:
-    graph, _ = graph_of("windows")
+    graph = graph_of("windows")
 
     with pytest.raises(GraphError, match=r"comes behind archive_takes\(\)"):
-        sources(graph)
+        sources(graph, feeds_of())

@@ -14,7 +14,9 @@ from millpy.model.keys import Key
 from millpy.model.time import INSTANT_MAX
 from millpy.operators.timers import TimerBook
 
-entries = st.lists(st.tuples(st.integers(-3, 3), st.sampled_from(["", "a", "b"])), max_size=12)
+entries = st.lists(
+    st.tuples(st.integers(-3, 3), st.sampled_from(["", "a", "b"]), st.sampled_from(["x", "y", "z"])), max_size=12
+)
 
 
 class Numbers(DueQueue[int]):
@@ -27,25 +29,26 @@ class Numbers(DueQueue[int]):
 
 
 @given(added=entries, gone=st.sets(st.integers(0, 11)), until=st.integers(-4, 4))
-def test_items_come_by_due_time_then_name_then_addition(
-    added: list[tuple[int, str]], gone: set[int], until: int
+def test_items_come_by_due_time_then_name_then_key(
+    added: list[tuple[int, str, str]], gone: set[int], until: int
 ) -> None:
     queue = Numbers(gone)
-    for item, (due, name) in enumerate(added):
-        queue.add(due, item, item, name)
-    wanted = sorted((due, name, item) for item, (due, name) in enumerate(added) if item not in gone)
-    due_now = [item for due, _, item in wanted if due <= until]
+    for item, (due, name, key) in enumerate(added):
+        queue.add(due, key, item, name)
+    wanted = sorted((due, name, key, item) for item, (due, name, key) in enumerate(added) if item not in gone)
+    due_now = [item for due, _, _, item in wanted if due <= until]
+    keys = [key for due, _, key, _ in wanted if due <= until]
 
-    assert queue.due_keys(until) == due_now
-    assert queue.due_keys(until) == due_now, "asking removes nothing"
-    assert queue.next_due() == min((due for due, _, _ in wanted), default=INSTANT_MAX)
+    assert queue.due_keys(until) == keys
+    assert queue.due_keys(until) == keys, "asking removes nothing"
+    assert queue.next_due() == min((due for due, *_ in wanted), default=INSTANT_MAX)
     assert queue.first(until) == (due_now[0] if due_now else None)
     assert list(queue.take(until)) == due_now
     found = []
     while (item := queue.first()) is not None:
         found.append(item)
         queue.pop()
-    assert found == [item for _, _, item in wanted][len(due_now) :]
+    assert found == [item for *_, item in wanted][len(due_now) :]
 
 
 def test_outdated_items_are_removed_when_there_are_too_many() -> None:
