@@ -280,7 +280,7 @@ CANARIES = [
     Canary("panes of open windows", "fixed", TABLE, Emission, "add_open", takes(1), (less,)),
     Canary("panes of open windows", "fixed", TABLE, Emission, "add_open", takes(1), (less,), FEW),
     Canary("panes as rows", "fixed", TABLE, interval, "result_rows", answers(), (less,), FEW),
-    Canary("panes as records", "chained", "fixed>after", interval, "records_of", answers()),
+    Canary("panes as records", "chained", "fixed>after", interval, "records_in_order", answers()),
     Canary("windows that are due", "fixed", TABLE, OpenWindows, "due", answers(), (less,)),
     Canary("windows that are due", "fixed", TABLE, OpenWindows, "due", answers(), (less,), FEW),
     Canary("sliding panes", "sliding", "=sliding", Emission, "add_direct", takes(4), (less,)),
