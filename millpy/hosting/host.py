@@ -19,8 +19,8 @@ from millpy.hosting.failpoints import NoFailpoints
 from millpy.hosting.interval_state import IntervalState, intake_of, state_of
 from millpy.hosting.isolation import Isolation
 from millpy.hosting.plan import ComputationPlan, Plan, plan
-from millpy.hosting.routing import Delivery, segment_queries
-from millpy.hosting.step import CURSOR_ONLY_EVERY_S, LoadState, Observe, Steps, TurnInput
+from millpy.hosting.routing import Delivery, Observe, segment_queries
+from millpy.hosting.step import CURSOR_ONLY_EVERY_S, LoadState, Steps, TurnInput
 from millpy.ingest.protocol import SourceBatch
 from millpy.limits import Limits
 from millpy.model.bundle import Bundle

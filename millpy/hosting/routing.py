@@ -8,7 +8,7 @@ bundle which one was before it, so its bundles have segments in any case, withou
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,9 @@ from millpy.model.time import Instant
 from millpy.operators.stateless import ChainOutput, Chains
 from millpy.store.codec import encode_slice
 from millpy.store.protocol import SegmentQuery
+
+Observe = Callable[[IntervalState, Mapping[str, Records]], None]
+"""Called with an interval, and with what its new bundle produces by stream, before operators and consumers."""
 
 
 @dataclass(slots=True)
@@ -53,7 +56,10 @@ class Delivery:
 class Router:
     """Routes the productions of one worker's intervals to their consumers, here and in other workers."""
 
-    def __init__(self, limits: Limits, hasher: KeyHasher, progress: StepProgress) -> None:
+    def __init__(
+        self, limits: Limits, hasher: KeyHasher, progress: StepProgress, observe: Observe | None = None
+    ) -> None:
+        self._observe = observe
         self._progress = progress
         self._limits = limits
         self._hasher = hasher
@@ -73,12 +79,9 @@ class Router:
         dead letter. `emitted` is the number of records per stream, as their producer counted them (I8). `again` holds
         replayed records that operators had dead-lettered, by subscription.
         """
-        current = {
-            consumer
-            for consumer in producer.plan.consumers
-            if consumer in intervals
-            and _takes_in_memory(intervals[consumer], producer, deliveries[consumer], productions)
-        }
+        if self._observe is not None:
+            self._observe(producer, productions)
+        current = _consumers_in_memory(producer, productions, intervals, deliveries)
         segments = []
         letters: list[DeadLetter] = []
         chains = Chains(productions, self._limits.record_attempts_max, self._progress)
@@ -94,13 +97,13 @@ class Router:
                 continue
             records = concat(parts)
             slices: list[StoredSlice | None] = [None] * len(subscription.consumer_ids)
-            previous = producer.last_segments.get(subscription.subscription_id, 0) if subscription.archived else None
+            previous = producer.last_segments.get(subscription.subscription_id, 0)
             for index, part, keys in _split(records, records.keys(subscription.key_fields, self._hasher), subscription):
                 consumer = subscription.consumer_ids[index]
                 if consumer in current:
                     bundle = Bundle(
                         subscription.input, producer.interval_id, producer.bundle, producer.low_watermark, part, keys,
-                        previous,
+                        previous if subscription.archived else None,
                     )  # fmt: skip
                     deliveries[consumer].append(
                         Delivery(producer.interval_id, producer.bundle, producer.low_watermark, bundle, False)
@@ -108,7 +111,7 @@ class Router:
                 else:
                     slices[index] = encode_slice(part)
             if subscription.archived or any(part is not None for part in slices):
-                segments.append(_segment(producer, subscription, records, slices))
+                segments.append(_segment(producer, subscription, records, slices, previous))
         for consumer in current:
             deliveries[consumer].append(
                 Delivery(producer.interval_id, producer.bundle, producer.low_watermark, None, True)
@@ -117,10 +120,13 @@ class Router:
 
 
 def _segment(
-    producer: IntervalState, subscription: OutgoingSubscription, records: Records, slices: Sequence[StoredSlice | None]
+    producer: IntervalState,
+    subscription: OutgoingSubscription,
+    records: Records,
+    slices: Sequence[StoredSlice | None],
+    previous: int,
 ) -> Segment:
     """Make the segment of a bundle for consumers elsewhere; the next segment of the subscription follows it."""
-    previous = producer.last_segments.get(subscription.subscription_id, 0)
     producer.last_segments[subscription.subscription_id] = producer.bundle
     lo, hi = Instant(int(records.event_times.min())), Instant(int(records.event_times.max()))
     return Segment(
@@ -165,23 +171,34 @@ def positions_of_local_producers(
     return found
 
 
-def _takes_in_memory(
-    consumer: IntervalState, producer: IntervalState, inbound: Sequence[Delivery], productions: Mapping[str, Records]
-) -> bool:
-    """Tell whether the bundle that the producer has just made goes to this consumer in memory."""
+def _consumers_in_memory(
+    producer: IntervalState,
+    productions: Mapping[str, Records],
+    intervals: Mapping[int, IntervalState],
+    deliveries: Mapping[int, Sequence[Delivery]],
+) -> set[int]:
+    """Return the local consumers that take the producer's new bundle in memory; count what waits for archives."""
+    found = set()
+    for consumer_id in producer.plan.consumers:
+        if (consumer := intervals.get(consumer_id)) is None:
+            continue
+        size = _size(consumer, producer, productions) if consumer.memory_bytes_min else None
+        is_large = size is None or size >= consumer.memory_bytes_min
+        if is_large and _has_consumed_all(consumer, producer, deliveries[consumer_id]):
+            found.add(consumer_id)
+        else:
+            consumer.waiting_bytes += size or 0
+    return found
+
+
+def _has_consumed_all(consumer: IntervalState, producer: IntervalState, inbound: Sequence[Delivery]) -> bool:
+    """Tell whether a consumer will have consumed all that came before the bundle that the producer has just made."""
     before = producer.bundle - 1
-    current = consumer.cursors[producer.interval_id].seq == before or _is_current(consumer, producer, inbound)
-    if not consumer.memory_bytes_min:
-        return current
-    size = _size(consumer, producer, productions)
-    if current and (size is None or size >= consumer.memory_bytes_min):
-        return True
-    consumer.waiting_bytes += size or 0
-    return False
+    return consumer.cursors[producer.interval_id].seq == before or _is_current(consumer, producer, inbound)
 
 
 def _size(consumer: IntervalState, producer: IntervalState, productions: Mapping[str, Records]) -> int | None:
-    """Return the bytes of a bundle's records for a consumer; 0 for a few objects, None without records."""
+    """Return the bytes of a bundle's records for an archive; 0 for a few objects, None without records."""
     streams = {o.stream for o in producer.plan.outgoing if o.subscription_id in consumer.plan.incoming}
     found = [records for stream, records in productions.items() if stream in streams and len(records)]
     return sum(0 if records.small else int(records.batch().nbytes) for records in found) if found else None

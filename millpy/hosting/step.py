@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -23,13 +23,13 @@ from millpy.hosting.interval_state import IntervalState, PauseState
 from millpy.hosting.isolation import Isolation, PoisonRecord
 from millpy.hosting.plan import Plan
 from millpy.hosting.replay import Replay, ReplayBatch, is_emission, match_outcomes, retake, retake_emission
-from millpy.hosting.routing import Delivery, Router, positions_of_local_producers
+from millpy.hosting.routing import Delivery, Observe, Router, positions_of_local_producers
 from millpy.hosting.takes import TakeWriter
 from millpy.ingest.intake import IntakeResult
 from millpy.ingest.protocol import SourceBatch
 from millpy.limits import Limits
 from millpy.model.bundle import Bundle
-from millpy.model.checkpoint import Checkpoint, DeadLetter, Delta, Entries, Grant, RequestOutcome, Segment
+from millpy.model.checkpoint import Checkpoint, DeadLetter, Delta, Entries, Grant, RequestOutcome
 from millpy.model.dead_letter import payload_of
 from millpy.model.keys import KeyHasher, key_text
 from millpy.model.record import Records
@@ -40,8 +40,6 @@ from millpy.store.codec import decode_slice
 from millpy.store.protocol import PollResult
 
 LoadState = Callable[[Grant, Sequence[bytes]], Sequence[Entries]]
-Observe = Callable[[IntervalState, Mapping[str, Records]], None]
-"""Called with an interval, and with what its new bundle produces by stream, before operators and consumers."""
 CURSOR_ONLY_EVERY_S = 1.0
 ARCHIVE_BUNDLES = 2
 """Bundles that an archive may take at once from segments, so that it catches up with a source of its worker."""
@@ -116,7 +114,6 @@ class Steps:
         observe: Observe | None = None,
     ) -> None:
         self._plan = plan
-        self._observe = observe
         self.progress = plan.progress
         self._limits = limits
         self._budget = budget
@@ -127,7 +124,7 @@ class Steps:
         self._load = load
         self._failpoints = failpoints
         self._hasher = KeyHasher()
-        self._router = Router(limits, self._hasher, plan.progress)
+        self._router = Router(limits, self._hasher, plan.progress, observe)
         self._takes = TakeWriter(plan)
 
     def run(self, inbox: TurnInput, intervals: Mapping[int, IntervalState], isolation: Isolation) -> list[Checkpoint]:
@@ -200,7 +197,7 @@ class Steps:
         interval.input_watermark = interval.low_watermark = advance(interval.low_watermark, result.watermark)
         interval.bundle += 1
         productions = {interval.plan.name: records}
-        segments, failed = self._emit(interval, productions, emitted, intervals, deliveries, retaken.emitted)
+        segments, failed = self._router.emit(interval, productions, emitted, intervals, deliveries, retaken.emitted)
         outcomes, failed, _ = match_outcomes(retaken, failed)
         return Checkpoint(
             grant=interval.grant,
@@ -325,7 +322,7 @@ class Steps:
         _uncount(interval, retaken)
         self._takes.add(interval, consumed, work, result, unarchived)
         made = (result.productions, result.emitted_by_stream)
-        segments, failed = self._emit(interval, *made, intervals, deliveries, retaken.emitted)
+        segments, failed = self._router.emit(interval, *made, intervals, deliveries, retaken.emitted)
         outcomes, letters, late = match_outcomes(retaken, [*result.dead_letters, *failed], result.late)
         interval.committed_at = inbox.monotonic
         return Checkpoint(
@@ -347,14 +344,6 @@ class Steps:
             release_ids=[release.release_id for release in releases],
             archived=result.archived,
         )
-
-    def _emit(
-        self, interval: IntervalState, productions: Mapping[str, Records], *routing: Any
-    ) -> tuple[list[Segment], list[DeadLetter]]:
-        """Show the productions of a bundle to an observer, and route them; `routing` goes to `Router.emit`."""
-        if self._observe is not None:
-            self._observe(interval, productions)
-        return self._router.emit(interval, productions, *routing)
 
     def _load_missing(self, interval: IntervalState, stage: StageInterval, arrived: Sequence[InputBundle]) -> None:
         """Load the state that a step needs and that is not in memory."""
