@@ -23,7 +23,7 @@ def run(
         typer.Option("--from", metavar="TIME", help="Time at which to begin Kafka partitions that were never read."),
     ] = "",
     archive: Annotated[
-        str, typer.Option("--archive", metavar="DIR", help="Also write the graph's archives, into this directory.")
+        str, typer.Option("--archive", metavar="DIR", help="Also write the graph's archives into this directory.")
     ] = "",
     database: DatabaseOption = None,
     as_json: JsonOption = False,
@@ -33,11 +33,13 @@ def run(
     TIME is a time with its zone (2026-11-20T08:00:00Z). With --json, prints the sources and the accounting at the end.
     """
     from millpy.process.launcher import run as launch  # imported here: `status` does not need the engine
+    from millpy.process.worker_process import archive_settings
 
     names = tuple(name.strip() for name in only.split(",") if name.strip())
     ended = _print if as_json else None
-    settings = settings_of(database, archive=archive, archive_in_workers=True if archive else None)
-    return launch(graph, settings, only=names, workers=workers, start=start, ended=ended)
+    return launch(
+        graph, settings_of(database, **archive_settings(archive)), only=names, workers=workers, start=start, ended=ended
+    )
 
 
 def _print(url: str, graph: Graph) -> None:

@@ -77,20 +77,9 @@ class Settings(BaseSettings):
             name = PREFIX + str(first["loc"][0]).upper()
             raise ConfigError(f"{name}: {first['msg'].lower()}", hint=f"correct the value {first['input']!r}") from None
 
-    @property
-    def archives_in_workers(self) -> bool:
-        """Whether workers write the archives."""
-        return bool(self.archive) and self.archive_in_workers
-
     def only_archiving(self) -> Settings:
         """Return the settings of an archiver, which runs beside workers."""
         return self.model_copy(update={"archive_in_workers": False})
-
-    def of_archives(self) -> dict[str, str]:
-        """Return the environment variables with which another worker writes the archives as this one does."""
-        if not self.archives_in_workers:
-            return {}
-        return {PREFIX + "ARCHIVE": self.archive, PREFIX + "ARCHIVE_IN_WORKERS": "1"}
 
     @property
     def limits(self) -> Limits:

@@ -13,9 +13,8 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import structlog
@@ -102,9 +101,10 @@ def run(
     if not 1 <= workers <= WORKERS_MAX:
         raise UsageError(f"invalid number of workers: {workers}", hint=f"give a number from 1 to {WORKERS_MAX}")
     graph = load_graph(location)
+    in_workers = settings.archive if settings.archive_in_workers and not archive else ""
     if archive:
         only, settings = archives_of(graph), settings.only_archiving()
-    elif settings.archives_in_workers:
+    elif in_workers:
         archives_of(graph)  # raises if there is none
     names = [computation.name for computation in graph.spec().computations]
     for name in only:
@@ -124,9 +124,7 @@ def run(
                 status = 0
             else:
                 look = None if say is None else _progress_query(url, graph, say)
-                status = _run_children(
-                    worker_command(location, only, start), url, workers, look, settings.of_archives()
-                )
+                status = _run_children(worker_command(location, only, start, in_workers), url, workers, look)
         if ended is not None:
             ended(url, graph)
         return status
@@ -141,10 +139,11 @@ def _check_sources(graph: Graph, url: str) -> None:
             node.source.check()
 
 
-def worker_command(location: str, only: Sequence[str] = (), start: str = "") -> list[str]:
+def worker_command(location: str, only: Sequence[str] = (), start: str = "", archive: str = "") -> list[str]:
     """Return the command line of a worker process; the environment names its database, which `ps` must not show."""
     command = [sys.executable, "-m", "millpy.process.worker_process", location, "--leash"]
     command += ["--only", ",".join(only)] if only else []
+    command += ["--archive", archive] if archive else []
     return [*command, "--from", start] if start else command
 
 
@@ -170,13 +169,7 @@ def _progress_query(url: str, graph: Graph, say: Say) -> Callable[[], None]:
     return look
 
 
-def _run_children(
-    command: Sequence[str],
-    url: str,
-    workers: int,
-    look: Callable[[], None] | None = None,
-    variables: Mapping[str, str] = MappingProxyType({}),
-) -> int:
+def _run_children(command: Sequence[str], url: str, workers: int, look: Callable[[], None] | None = None) -> int:
     """Run workers to their end, and return the exit status.
 
     Args:
@@ -184,10 +177,9 @@ def _run_children(
         url: the database.
         workers: the number of workers.
         look: called every second to show progress, above which the workers' output is forwarded; None for no progress.
-        variables: more environment variables.
     """
     environment = {name: value for name, value in os.environ.items() if name != DATABASE_URL + FILE}
-    environment |= {DATABASE_URL: url, **variables}
+    environment[DATABASE_URL] = url
     out: int | None = None
     error: int | None = None
     if look is not None:  # we own the terminal

@@ -1,4 +1,5 @@
-"""A worker as a process: `python -m millpy.process.worker_process GRAPH.py --database URL [--only a,b]`.
+"""A worker as a process: `python -m millpy.process.worker_process GRAPH.py --database URL [--only a,b]
+[--archive DIR]`.
 
 SIGTERM and SIGINT drain the worker: it finishes its turn, releases its intervals and exits with status 0. A second
 SIGINT ends it at once with status 130: when its lease ends, other workers take over its intervals and repeat its
@@ -83,7 +84,7 @@ def archive_of(settings: Settings) -> ArchiveInto | None:
     if not settings.archive:
         return None
     if "://" in settings.archive:
-        if settings.archives_in_workers:
+        if settings.archive_in_workers:
             raise UsageError(
                 f"workers cannot archive into {settings.archive}: their commits would wait for the object store",
                 hint="run `millpy archive` beside them; or give a directory",
@@ -106,6 +107,11 @@ def archive_of(settings: Settings) -> ArchiveInto | None:
         settings.archive_compact_after_s,
         settings.archive_in_workers,
     )
+
+
+def archive_settings(directory: str) -> dict[str, object]:
+    """Return the settings of a worker that writes archives into a directory; none for an empty name."""
+    return {"archive": directory, "archive_in_workers": True} if directory else {}
 
 
 def start_of(text: str, graph: Graph) -> Instant | None:
@@ -145,10 +151,11 @@ def main() -> int:
     parser.add_argument("--database", default=None)
     parser.add_argument("--only", default="")
     parser.add_argument("--from", dest="start", default="")
+    parser.add_argument("--archive", default="")
     parser.add_argument("--leash", action="store_true")
     arguments = parser.parse_args()
     try:
-        settings = Settings.load(database_url=arguments.database)
+        settings = Settings.load(database_url=arguments.database, **archive_settings(arguments.archive))
         configure_logging(settings)
         if settings.database_url is None:
             raise UsageError("no database is configured", hint="set MILLPY_DATABASE_URL or give --database URL")
