@@ -92,6 +92,11 @@ def to_datetime(at: Instant) -> datetime:
     return EPOCH + timedelta(microseconds=at)
 
 
+def nearest_datetime(at: int) -> datetime:
+    """Return an instant as a datetime; one outside the years 1 to 9999 becomes the first or the last of them."""
+    return to_datetime(Instant(min(max(at, YEARS_LO), YEARS_HI)))
+
+
 def milliseconds(count: float) -> timedelta:
     """Return a duration of `count` milliseconds."""
     return timedelta(milliseconds=count)

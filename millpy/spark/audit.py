@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from millpy.errors import UsageError
 from millpy.model.deployment import ColumnSpec, TableSpec
-from millpy.model.time import INSTANT_MAX, INSTANT_MIN, YEARS_HI, YEARS_LO, Instant, instant, to_datetime
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, instant, nearest_datetime
 from millpy.spark import json_columns
 from millpy.spark.contributing import with_records
 from millpy.spark.hosted_rows import TYPES
@@ -349,7 +349,7 @@ def _value(sql_type: str | None, value: Any) -> Any:
     if value is None:
         return None
     if sql_type == "timestamptz":
-        return to_datetime(Instant(min(max(value, YEARS_LO), YEARS_HI)))
+        return nearest_datetime(value)
     if sql_type == "numeric":
         return int(value) if value.removeprefix("-").isdigit() else value
     return bytes(value) if sql_type == "bytea" else value

@@ -11,7 +11,7 @@ from millpy.errors import UsageError
 from millpy.model.checkpoint import LateRows
 from millpy.model.keys import Key, key_from_text
 from millpy.model.record import Records, RecordType, column_name, getter
-from millpy.model.time import INSTANT_MIN, YEARS_HI, YEARS_LO, Instant, instant, to_datetime
+from millpy.model.time import INSTANT_MIN, YEARS_HI, YEARS_LO, Instant, instant, nearest_datetime, to_datetime
 from millpy.windowing.panes import RETRACTED
 
 END_OF_TIME = to_datetime(YEARS_HI)
@@ -134,11 +134,6 @@ class ProductionLog:
         return (production.records for production in self.committed if production.stream == stream)
 
 
-def clamped(at: int) -> datetime:
-    """Return an instant as a datetime; instants outside the years 1 to 9999 become the first or the last one."""
-    return to_datetime(Instant(min(max(at, YEARS_LO), YEARS_HI)))
-
-
 def moment(at: datetime | int, what: str) -> Instant:
     """Return a user's time as an instant.
 
@@ -168,7 +163,7 @@ def panes_of(records: Records, key_fields: Sequence[str], columns: Sequence[str]
                 index=record.pane_index,
                 timing=record.pane_timing,
                 late_count=record.late_count,
-                event_time=clamped(at),
+                event_time=nearest_datetime(at),
             )
         )
     return found
@@ -183,9 +178,9 @@ def late_records_of(rows: LateRows, record_type: RecordType, key_types: tuple[ty
             computation=rows.computation,
             key=key_from_text(key, key_types),
             record=record_type.decode_with_none(payload),
-            event_time=clamped(at),
-            watermark=clamped(watermark),
-            window=None if start is None or end is None else (clamped(start), clamped(end)),
+            event_time=nearest_datetime(at),
+            watermark=nearest_datetime(watermark),
+            window=None if start is None or end is None else (nearest_datetime(start), nearest_datetime(end)),
         )
         for key, payload, at, watermark, start, end in zip(*columns, strict=True)
     ]

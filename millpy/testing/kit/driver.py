@@ -29,7 +29,7 @@ from millpy.model.checkpoint import DeadLetter, Entries
 from millpy.model.keys import Key
 from millpy.model.record import Records
 from millpy.model.stage import UNBOUNDED
-from millpy.model.time import Instant, microseconds, to_datetime
+from millpy.model.time import Instant, microseconds, nearest_datetime, to_datetime
 from millpy.model.timer import Timer
 from millpy.operators.keyed import ComputationLogic
 from millpy.store.memory.database import MemoryDatabase
@@ -40,7 +40,6 @@ from millpy.testing.kit.contents import (
     Pane,
     ProductionLog,
     Watermarks,
-    clamped,
     late_records_of,
     moment,
     panes_of,
@@ -202,7 +201,7 @@ class GraphDriver:
         """Return all records of a stream so far, each with its event time."""
         self._known_stream(stream)
         return [
-            (clamped(at), record)
+            (nearest_datetime(at), record)
             for records in self._log.records_of(stream)
             for at, record in zip(records.event_times.tolist(), records.objects(), strict=True)
         ]
@@ -255,14 +254,14 @@ class GraphDriver:
         Before anything has arrived it is the beginning of the year 1, after the end the end of the year 9999.
         """
         places = self._places(source, partition)
-        return clamped(min(self._host.intervals[place].low_watermark for place in places))
+        return nearest_datetime(min(self._host.intervals[place].low_watermark for place in places))
 
     def watermarks(self, computation: str) -> Watermarks:
         """Return the input watermark and the low watermark of a step or source."""
         intervals = self._intervals(computation)
         return Watermarks(
-            clamped(min(interval.input_watermark for interval in intervals)),
-            clamped(min(interval.low_watermark for interval in intervals)),
+            nearest_datetime(min(interval.input_watermark for interval in intervals)),
+            nearest_datetime(min(interval.low_watermark for interval in intervals)),
         )
 
     def check_accounting(self) -> None:

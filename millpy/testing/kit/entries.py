@@ -9,10 +9,10 @@ from typing import Any, cast
 from millpy.computation import Computation
 from millpy.model.checkpoint import Entries, Kind
 from millpy.model.keys import Key, key_from_text
-from millpy.model.time import Instant
+from millpy.model.time import Instant, nearest_datetime
 from millpy.model.timer import TimeDomain, Timer, decode_timer
 from millpy.operators.state import store_of
-from millpy.testing.kit.contents import OpenWindow, clamped
+from millpy.testing.kit.contents import OpenWindow
 
 KeyTypes = tuple[type, ...]
 
@@ -46,7 +46,7 @@ def holds_of(entries: Iterable[Entries], key_types: KeyTypes) -> dict[Key, dict[
     found: dict[Key, dict[str, datetime]] = {}
     for domain, key, name, _, at in _rows(entries, Kind.TIMER, key_types):
         if domain == "hold":
-            found.setdefault(key, {})[name] = clamped(at)
+            found.setdefault(key, {})[name] = nearest_datetime(at)
     return found
 
 
@@ -57,7 +57,7 @@ def windows_of(entries: Iterable[Entries], key_types: KeyTypes) -> list[OpenWind
         start, _, end = subkey.partition("/")
         found.append((int(start), int(end), key))
     found.sort(key=lambda window: (window[0], window[1], repr(window[2])))
-    return [OpenWindow(key, (clamped(start), clamped(end))) for start, end, key in found]
+    return [OpenWindow(key, (nearest_datetime(start), nearest_datetime(end))) for start, end, key in found]
 
 
 def _rows(
