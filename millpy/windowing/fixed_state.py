@@ -42,7 +42,7 @@ class OpenWindows:
         self._opened: dict[int, PanesByKey] = {}
         self._changed: dict[int, PanesByKey] = {}
         self._waiting: dict[int, list[Key]] = {}
-        self._leaving_by_key: set[int] = set()
+        self._leaving_by_key: int | None = None
         self._hasher = KeyHasher()
         self._expired_without_pane = 0
         self.weights = Weights(PANE_BYTES + AGGREGATE_BYTES * len(accumulators.members))
@@ -146,9 +146,9 @@ class OpenWindows:
                 opened.pop(start, None)
                 changed.pop(start, None)
             else:
-                if start not in self._leaving_by_key:
+                if start != self._leaving_by_key:
                     panes = self.panes[start] = dict(sorted(panes.items(), key=itemgetter(0)))
-                    self._leaving_by_key = {start}
+                    self._leaving_by_key = start
                 expired = {}
                 while len(expired) < panes_max:
                     key, pane = panes.popitem()
