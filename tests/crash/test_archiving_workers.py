@@ -13,10 +13,10 @@ from typing import Any
 import psycopg
 import pytest
 
+from millpy.admin.queries import Admin
 from millpy.limits import Limits
-from millpy.model.time import INSTANT_MIN
 from millpy.process.assembly import run_worker
-from millpy.store.archive.reader import ArchiveReader, ListedFile, TimeRange
+from millpy.store.archive.reader import ArchiveReader, TimeRange
 from millpy.store.postgres.archiving import ArchiveInto
 from tests.crash.archive_graph import RECORDS, archived_graph, write_input
 from tests.crash.test_archive import archived, listed, rows, run_archiver, stored
@@ -29,7 +29,6 @@ SELECT g.payload <> '' FROM mill.segments AS g JOIN mill.subscriptions AS u USIN
   JOIN mill.computations AS c ON c.computation_id = u.consumer_id WHERE c.name = 'readings_archive'
 """
 WAITS = "archives wait, and their records stay in the database"
-LISTED = "SELECT path, partitions FROM millpy.archive_files WHERE archive = 'readings_archive'"
 
 
 @pytest.fixture
@@ -44,11 +43,8 @@ def has_every_record_once(url: str, place: Path) -> None:
     assert sorted(doubles["twice"].to_pylist()) == [2 * n for n in range(RECORDS)]
     assert stored(place) == listed(url), "orphans are swept, and every listed file is there"
     assert rows(url, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []
-    files = [
-        ListedFile(path, INSTANT_MIN, INSTANT_MIN, {of: (lo, hi) for of, (lo, hi) in partitions.items()})
-        for path, partitions in rows(url, LISTED)
-    ]
-    reader = ArchiveReader(place, files[0].path.rsplit("/", 2)[0], files)
+    files = Admin(url).archive_files("plant", "readings_archive")
+    reader = ArchiveReader(place, "plant/readings_archive", files)
     reader.check(files, "readings", TimeRange(), 0)  # the chain of bundles has no gap
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -14,31 +13,18 @@ import pytest
 from psycopg.rows import dict_row
 from pyspark.sql import SparkSession
 
+from tests.crash.takes import write_feeds
 from tests.spark.test_archive_input import run_spark, sorted_rows
 
 pytestmark = pytest.mark.timeout(400)  # a JVM starts first
-GRAPH = Path(__file__).parent / "graphs/replayed.py"
 TABLES = ("fixed", "sessions", "said", "per_number")
 RECORDS = 900
-
-
-def write_feeds(directory: Path, seed: int) -> None:
-    """Event times out of order, in each of three files; some are late."""
-    chance = random.Random(seed)
-    for number in range(3):
-        with (directory / f"feed-{number}.ndjson").open("w") as feed:
-            for place in range(RECORDS):
-                at = 100 + place // 3 + chance.choice([0, 0, 1, -3, -3, -25])
-                reading = {"device": f"d{chance.randint(0, 9)}", "at": at, "value": chance.uniform(-9, 9)}
-                feed.write(json.dumps(reading) + "\n")
 
 
 def test_an_exact_batch_gives_the_rows_of_killed_workers(
     spark: SparkSession, database_url: str, tmp_path: Path
 ) -> None:
-    write_feeds(tmp_path, 1)
-    graph = tmp_path / "replayed.py"
-    graph.write_text(GRAPH.read_text())
+    graph = write_feeds(tmp_path, 1, RECORDS)
     command = [sys.executable, "-m", "tests.crash.killed_run", str(graph), database_url, str(tmp_path / "archive")]
     ended = subprocess.run(command, check=False, timeout=200, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr

@@ -78,7 +78,8 @@ def _is_of_source(point: Failpoint) -> bool:
     return point is not Failpoint.AFTER_LOAD
 
 
-def _trap(point: Failpoint) -> str:
+def trap(point: Failpoint) -> str:
+    """Return the failpoint of a worker that reads a few thousand records: a kill in the middle of its work."""
     return f"{point}:{NTH.get(point, 10)}:kill"
 
 
@@ -94,7 +95,7 @@ def _mqtt(world: World, point: Failpoint, graph: Path, horizon_s: float) -> None
     scene.publisher.await_acknowledged()
     if rest:
         scene.start_worker(only=rest)
-    victim = scene.start_worker(only=source, failpoint=_trap(point))
+    victim = scene.start_worker(only=source, failpoint=trap(point))
     spring(victim, point)
     recovery = world.await_killed(victim)
     again = scene.start_worker(only=source, log_level="INFO")
@@ -118,7 +119,7 @@ def _kafka(world: World, point: Failpoint, graph: Path, server: KafkaServer | No
 
     source, rest = ("readings", "sums") if _is_of_source(point) else ("", "")
     others = [worker(rest)] if rest else []
-    victim = worker(source, _trap(point))
+    victim = worker(source, trap(point))
     spring(victim, point)
     recovery = world.await_killed(victim)
     again = worker(source)

@@ -13,19 +13,12 @@ from millpy.graph.loader import load_graph
 from millpy.hosting.failpoints import Failpoint
 from millpy.process.assembly import archives_of
 from tests.crash.cases.killing import spring
+from tests.crash.cases.sources import trap
 from tests.crash.takes import replay_faults, write_feeds
 from tests.crash.world import Case, World
 
 RECORDS = 400
 WORKERS = {"bundle_records_max": 7, "turn_panes_max": 3, "turn_timers_max": 2}
-NTH = {
-    Failpoint.AFTER_CLAIM: 1,
-    Failpoint.AFTER_SLOT_FREED: 1,
-    Failpoint.BEFORE_RELEASE: 1,
-    Failpoint.BEFORE_FOLD: 2,
-    Failpoint.AFTER_FOLD: 2,
-}
-"""The how-manieth time; 10 where it is not said."""
 OF_ARCHIVERS = (Failpoint.AFTER_CLAIM, Failpoint.AFTER_POLL, Failpoint.AFTER_STEP, Failpoint.BEFORE_COMMIT,
                 Failpoint.AFTER_FENCE, Failpoint.AFTER_COMMIT, Failpoint.AFTER_ACKNOWLEDGE)  # fmt: skip
 
@@ -48,20 +41,16 @@ def archiver_case(point: Failpoint) -> Case:
     return Case(f"SIGKILL at {point}, with takes", "archiver", partial(_play, of_archiver=point))
 
 
-def _trap(point: Failpoint | None) -> str:
-    return "" if point is None else f"{point}:{NTH.get(point, 10)}:kill"
-
-
 def _play(world: World, of_worker: Failpoint | None = None, of_archiver: Failpoint | None = None) -> None:
     graph, archive = write_feeds(world.directory, 1, RECORDS), world.directory / "archive"
     archiving = {"graph": graph, "archive": archive, "only": ",".join(archives_of(load_graph(str(graph))))}
-    one = world.worker(graph=graph, failpoint=_trap(of_worker), gated=True, **WORKERS)
+    one = world.worker(graph=graph, failpoint="" if of_worker is None else trap(of_worker), gated=True, **WORKERS)
     other = world.worker(graph=graph, gated=True, **WORKERS, **({"epoch_s": 60} if of_worker else {}))
     one.await_ready()
     other.await_ready()
     one.begin()
     other.begin()
-    archiver = world.worker(failpoint=_trap(of_archiver), **archiving)
+    archiver = world.worker(failpoint="" if of_archiver is None else trap(of_archiver), **archiving)
     if of_worker is not None:
         spring(one, of_worker)
         recovery = world.await_killed(one)
