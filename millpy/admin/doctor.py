@@ -514,7 +514,8 @@ def _archives(facts: Facts, limits: Limits) -> Found:
             Severity.WARNING,
             "archive",
             f"{name}: {row['pending']} records wait ({_megabytes(row['pending_bytes'])}); {why}",
-            f"they stay stored; above {_megabytes(limits.backlog_bytes_high)} sources wait or records are skipped",
+            f"they stay in the database; above {_megabytes(limits.backlog_bytes_high)} of backlog, "
+            "sources wait or records are skipped",
             "make room, or restore the directory and its rights; the archive then continues"
             if row["live"]
             else f"run `millpy archive` with the file of {row['graph']}, or workers with `millpy run --archive`",
