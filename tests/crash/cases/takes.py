@@ -43,7 +43,9 @@ def archiver_case(point: Failpoint) -> Case:
 
 def _play(world: World, of_worker: Failpoint | None = None, of_archiver: Failpoint | None = None) -> None:
     graph, archive = write_feeds(world.directory, 1, RECORDS), world.directory / "archive"
-    archiving = {"graph": graph, "archive": archive, "only": ",".join(archives_of(load_graph(str(graph))))}
+    # Small bundles: an archiver that begins when all is there has its moment, too.
+    only = ",".join(archives_of(load_graph(str(graph))))
+    archiving = {"graph": graph, "archive": archive, "only": only, "bundle_records_max": 20}
     one = world.worker(graph=graph, failpoint="" if of_worker is None else trap(of_worker), gated=True, **WORKERS)
     other = world.worker(graph=graph, gated=True, **WORKERS, **({"epoch_s": 60} if of_worker else {}))
     one.await_ready()
