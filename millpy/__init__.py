@@ -12,6 +12,7 @@ from millpy.sources.files.source import Directory, Files
 from millpy.sources.kafka.records import FieldMapping
 from millpy.sources.kafka.source import Kafka, KafkaBrokers, Sasl
 from millpy.sources.mqtt.source import MqttSession
+from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.aggregates.combiner import Combiner
 from millpy.windowing.aggregates.distinct import ApproxDistinct
 from millpy.windowing.aggregates.numeric import Count, Max, Mean, Min, StandardDeviation, Sum, Variance
@@ -21,6 +22,7 @@ from millpy.windowing.triggers import AfterWatermark
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
 
 __all__ = [
+    "Accumulation",
     "AdvanceWithClock",
     "AfterWatermark",
     "ApproxDistinct",

@@ -104,9 +104,12 @@ class Computation:
             that is bound to a thread (an SQLite connection is). The worker then steps a handful of records without
             switching to the thread for steps, which saves a few milliseconds of latency. By default callbacks always
             run in that one thread.
+        handles_retractions: whether `process_record` subtracts a record where `context.retracts` is true. Without it, a
+            stream whose records may be retracted cannot be an input.
     """
 
     immediate: ClassVar[bool] = False
+    handles_retractions: ClassVar[bool] = False
 
     def process_record(self, context: Context, record: Any) -> Awaitable[None] | None:
         """Process one record, whose key is `context.key`."""
@@ -162,6 +165,8 @@ class Context:
     Attributes:
         key: the record's key; a tuple if there are several key fields.
         event_time_us: event time of the record or timer.
+        retracts: whether the record is a retraction: an equal record came before, and counts no longer. Only a class
+            that declares `handles_retractions` sees one.
         stream: name of the record's stream; "" in `process_timer`.
         input_watermark_us: watermark that decides lateness and fires event timers.
         now_us: processing time; never runs backwards.
@@ -186,6 +191,7 @@ class Context:
         "input_watermark_us",
         "key",
         "now_us",
+        "retracts",
         "stream",
     )
 
@@ -213,6 +219,7 @@ class Context:
         self._row = 0
         self.key: Any = None
         self.stream = ""
+        self.retracts = False
         self.event_time_us = self.now_us = Instant(0)
         self.input_watermark_us = INSTANT_MIN
 

@@ -28,6 +28,7 @@ from millpy.model.stage import (
     Work,
 )
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
+from millpy.store.memory.tables import column_values
 
 SOURCE = 7
 
@@ -76,8 +77,10 @@ class StageDriver:
         self.runs: list[DedupeRun] = []
         self.results: list[StepResult] = []
 
-    def records(self, rows: Sequence[tuple[Any, int]], *, columns: bool = False) -> Records:
-        """Rows of (object, event time), with the watermark before each."""
+    def records(
+        self, rows: Sequence[tuple[Any, int]], *, columns: bool = False, retracts: Sequence[bool] | None = None
+    ) -> Records:
+        """Rows of (object, event time), with the watermark before each; `retracts` says which are retractions."""
         watermarks = []
         for _, at in rows:
             watermarks.append(INSTANT_MIN if self.largest is None else self.largest - self.max_disorder)
@@ -86,6 +89,7 @@ class StageDriver:
             self.type,
             np.array([at for _, at in rows], np.int64),
             watermarks=np.array(watermarks, np.int64) if self.source_fed else None,
+            retracts=None if retracts is None else np.array(retracts, np.bool_),
             objects=None if columns else [o for o, _ in rows],
             batch=self.type.batch_of([o for o, _ in rows]) if columns else None,
         )
@@ -99,12 +103,13 @@ class StageDriver:
         now_us: int | None = None,
         columns: bool = False,
         releases: Sequence[Release] = (),
+        retracts: Sequence[bool] | None = None,
     ) -> StepResult:
         """Step one bundle; the watermark after it is that of the source, unless it is given."""
         before = self.watermark
         arrived = []
         if rows:
-            records = self.records(rows, columns=columns)
+            records = self.records(rows, columns=columns, retracts=retracts)
             reached = INSTANT_MIN if self.largest is None else Instant(self.largest - self.max_disorder)
             self.watermark = max(before, min(reached, Instant(cap)))
             bundle = Bundle(0, SOURCE, self.bundle + 1, reached, records, records.keys(self.key, self.hasher))
@@ -223,6 +228,10 @@ class StageDriver:
                 records = result.productions[stream]
                 found.extend(zip(records.objects(), records.event_times.tolist(), strict=True))
         return found
+
+    def deleted(self, result: StepResult) -> list[tuple[Any, ...]]:
+        """Key, start and end of the result rows that a step deletes."""
+        return [row for part in result.deleted for row in zip(*map(column_values, part.columns), strict=True)]
 
 
 def timedelta_us(us: int) -> timedelta:

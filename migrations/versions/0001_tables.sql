@@ -243,6 +243,7 @@ CREATE TABLE mill.dead_letters (
     wire             text NOT NULL,  -- format of the payload; empty for a record stored as JSON
     dedupe_id        bytea,
     payload          bytea NOT NULL,
+    retracts         boolean NOT NULL DEFAULT false,  -- a retraction of an equal record before it
     corrected        bytea,  -- an operator's replacement for the payload
     attempts         integer NOT NULL DEFAULT 0,  -- failed replays
     state            text NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'requested', 'replayed', 'discarded')),
@@ -267,6 +268,7 @@ CREATE TABLE mill.late_records (
     window_end     bigint,
     whole          boolean NOT NULL,  -- true for one row of each record that missed all of its windows
     payload        bytea NOT NULL,
+    retracts       boolean NOT NULL DEFAULT false,
     attempts       integer NOT NULL DEFAULT 0,
     state          text NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'requested', 'replayed', 'discarded')),
     state_at       timestamptz NOT NULL DEFAULT now(),

@@ -160,6 +160,10 @@ class Graph:
 
         Returns:
             A Stream for one output type, a dict of Streams by name for several, None without an output.
+
+        Raises:
+            GraphError: there are no inputs, their keys have different types, the policy is unknown, or records of an
+                input may be retracted, and the Computation does not declare `handles_retractions`.
         """
         checked_name(name, "step")
         if on_failure not in ("dead_letter", "park"):
@@ -171,6 +175,12 @@ class Graph:
         if any(keyed.stream.graph is not self for keyed in inputs):
             raise GraphError(f"an input of {name!r} belongs to another graph")
         taken = tuple(each for keyed in inputs for each in keyed.inputs())
+        if not computation.handles_retractions and (names := [each.stream.name for each in taken if each.retracts]):
+            raise GraphError(
+                f"records of {names[0]!r} may be retracted, and {type(computation).__name__} would take retractions for"
+                " new records",
+                hint="subtract where context.retracts is true, and declare handles_retractions = True in the class",
+            )
         node = StageNode(name, taken, ComputationLogic(computation, parks=on_failure == "park"), intervals)
         streams = {}
         if isinstance(output, Mapping):

@@ -13,6 +13,7 @@ from millpy.model.stage import InputSpec, StageLogic
 from millpy.operators.archive import ArchiveLogic
 from millpy.operators.deduplicate import DeduplicateLogic
 from millpy.operators.stateless import Chain
+from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.logic import WindowedLogic
 
 if TYPE_CHECKING:
@@ -70,6 +71,12 @@ class Input:
         assert self.stream.producer is not None, self.stream
         return self.stream.producer
 
+    @property
+    def retracts(self) -> bool:
+        """Whether some of the records may be retractions."""
+        producer = self.producer
+        return isinstance(producer, StageNode) and producer.retracts and self.stream is not producer.takes
+
 
 @dataclass(slots=True, eq=False)
 class StageNode:
@@ -96,6 +103,13 @@ class StageNode:
     def windowed(self) -> bool:
         """Whether its results are panes of windows."""
         return isinstance(self.logic, WindowedLogic)
+
+    @property
+    def retracts(self) -> bool:
+        """Whether some of the records of its output may be retractions."""
+        if isinstance(self.logic, WindowedLogic):
+            return self.logic.panes_repeat and self.logic.accumulation is Accumulation.RETRACTING
+        return self.keeps_ids and any(taken.retracts for taken in self.inputs)
 
     @property
     def archives(self) -> bool:

@@ -21,7 +21,6 @@ from millpy.model.deployment import (
 )
 from millpy.model.identity import identity_of_type
 from millpy.model.record import RecordType, column_name, is_wide, without_none
-from millpy.windowing.accumulator import AccumulatorSet
 from millpy.windowing.logic import WindowedLogic
 
 SQL_TYPES: dict[Any, str] = {
@@ -74,7 +73,7 @@ def graph_spec(name: str, nodes: Sequence[InjectorNode | StageNode]) -> GraphSpe
 def _accumulators(node: StageNode) -> int:
     if not isinstance(node.logic, WindowedLogic):
         return 0
-    return len(AccumulatorSet(node.logic.aggregates, node.inputs[0].record_type).members)
+    return len(node.logic.accumulators(node.inputs[0].record_type).members)
 
 
 def _stream_spec(name: str, producer: str, record_type: RecordType) -> StreamSpec:

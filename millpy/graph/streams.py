@@ -21,10 +21,11 @@ from millpy.operators.archive import ADDED_COLUMNS, ArchiveLogic
 from millpy.operators.deduplicate import DeduplicateLogic
 from millpy.operators.map import FlatMap, Map
 from millpy.operators.stateless import Chain, Filter, Operator, Split
+from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.accumulator import Aggregate
 from millpy.windowing.logic import WindowedLogic
 from millpy.windowing.triggers import AFTER_WATERMARK, Trigger
-from millpy.windowing.window import Windows
+from millpy.windowing.window import SessionWindows, Windows
 
 if TYPE_CHECKING:
     from millpy.graph.graph import Graph
@@ -196,7 +197,9 @@ class Stream:
             raise GraphError(f"deduplicate {name!r} needs a positive within=")
         check_length("within", within)
         fields = (by,) if isinstance(by, str) else tuple(by)
-        node = StageNode(name, self.key_by(*fields).inputs(), DeduplicateLogic(fields, within), intervals)
+        inputs = self.key_by(*fields).inputs()
+        logic = DeduplicateLogic(fields, within, takes_retractions=any(taken.retracts for taken in inputs))
+        node = StageNode(name, inputs, logic, intervals)
         stream = Stream(self.graph, node, self.record_type)
         node.outputs.append(stream)
         self.graph.add(node)
@@ -218,6 +221,10 @@ class Stream:
         """Write the stream to a result table in the graph's schema. An unnamed step takes the table's name.
 
         A windowed stream keeps the newest pane per key and window; the output of a computation has one row per record.
+
+        Raises:
+            GraphError: the name is taken or invalid, no step writes the stream, or its records may be retracted, and
+                no row could be found again.
         """
         checked_name(name, "table")
         if self.producer is None:
@@ -232,6 +239,11 @@ class Stream:
             )
         if self.table is not None:
             raise GraphError(f"stream {self.name!r} already goes to table {self.table!r}")
+        if self.producer.retracts and not self.producer.windowed:
+            raise GraphError(
+                f"records of {self.name!r} may be retracted, and a row does not say which record it is",
+                hint="aggregate them first, then write that to a table",
+            )
         self.table = name
         if not self.producer.name:
             self.producer.name = name
@@ -297,9 +309,11 @@ class KeyedStream:
             raise GraphError(f"invalid number of buckets: {buckets}", hint="use a power of two from 1 to 4,096")
         if taken := sorted(set(ADDED_COLUMNS) & set(self.stream.record_type.fields)):
             raise GraphError(f"field {taken[0]!r} is a column of every archive", hint="rename the field")
-        self.stream.graph.add(
-            StageNode(name, self.inputs(), ArchiveLogic(buckets, skips=when_behind == "skip"), intervals)
+        inputs = self.inputs()
+        logic = ArchiveLogic(
+            buckets, skips=when_behind == "skip", takes_retractions=any(taken.retracts for taken in inputs)
         )
+        self.stream.graph.add(StageNode(name, inputs, logic, intervals))
 
     def window(
         self,
@@ -307,6 +321,7 @@ class KeyedStream:
         *,
         allowed_lateness: timedelta = timedelta(0),
         trigger: Trigger = AFTER_WATERMARK,
+        accumulation: Accumulation = Accumulation.ACCUMULATING,
         name: str = "",
         intervals: int = KEY_INTERVALS_DEFAULT,
     ) -> WindowedStream:
@@ -316,17 +331,24 @@ class KeyedStream:
             windows: how records are grouped: fixed, sliding or session windows.
             allowed_lateness: how long past a window's end late records still amend it.
             trigger: when windows fire.
+            accumulation: what a pane has of the panes of its window before it, and what becomes of these.
             name: the step's name. Default: the name of its table.
             intervals: number of key intervals, the unit of ownership.
 
         Raises:
-            GraphError: the lateness is negative; the trigger fires when the window is over; or the input has panes that
-                may be amended or retracted, which would count twice.
+            GraphError: the lateness is negative; the trigger fires when the window is over; the input has panes that
+                repeat, which would count twice; or it has retractions, and these windows cannot subtract them.
         """
         if name:
             checked_name(name, "step")
+        if not isinstance(accumulation, Accumulation):
+            raise GraphError(
+                f"accumulation={accumulation!r} is not a mode", hint="for example accumulation=Accumulation.RETRACTING"
+            )
         for route in self.stream.routes:
-            _refuse_amended_panes(route.stream)
+            _refuse_repeated_panes(route.stream)
+        if any(taken.retracts for taken in self.inputs()):
+            _refuse_retractions(self.stream.name, windows, accumulation)
         if allowed_lateness < timedelta(0):
             raise GraphError("allowed_lateness must not be negative", hint="use zero or a positive duration")
         check_length("allowed_lateness", allowed_lateness)
@@ -335,7 +357,7 @@ class KeyedStream:
                 f"{trigger!r} fires windows after allowed_lateness={allowed_lateness!r}, when they are over",
                 hint="choose a longer allowed_lateness",
             )
-        return WindowedStream(self, windows, allowed_lateness, trigger, name, intervals)
+        return WindowedStream(self, windows, allowed_lateness, trigger, accumulation, name, intervals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,15 +368,30 @@ class WindowedStream:
     windows: Windows
     allowed_lateness: timedelta
     trigger: Trigger
+    accumulation: Accumulation
     name: str
     intervals: int
 
     def aggregate(self, **aggregates: Aggregate) -> Stream:
-        """Compute one column per aggregate: `aggregate(n=Count(), mean=Mean("temperature")).to_table("t")`."""
+        """Compute one column per aggregate: `aggregate(n=Count(), mean=Mean("temperature")).to_table("t")`.
+
+        Raises:
+            GraphError: there is no aggregate, a column's name is taken, or records may be retracted, and an aggregate
+                cannot subtract them.
+            SchemaError: a field does not exist, or an aggregate does not accept its type.
+        """
         if not aggregates:
             raise GraphError("aggregate needs at least one aggregate", hint="for example aggregate(n=Count())")
         keyed = self.keyed
-        logic = WindowedLogic(self.windows, self.allowed_lateness, aggregates, trigger=self.trigger)
+        inputs = keyed.inputs()
+        logic = WindowedLogic(
+            self.windows,
+            self.allowed_lateness,
+            aggregates,
+            trigger=self.trigger,
+            accumulation=self.accumulation,
+            takes_retractions=any(taken.retracts for taken in inputs),
+        )
         taken = [column_name(field) for field in keyed.fields]
         if len(set(taken)) < len(taken):
             raise GraphError(
@@ -366,7 +403,7 @@ class WindowedStream:
                 raise GraphError(f"column {name!r} is taken", hint="give the aggregate another name")
         output = logic.output_type(keyed.stream.record_type, keyed.fields)
         node = StageNode(
-            self.name, keyed.inputs(), logic, self.intervals, allowed_lateness_us=microseconds(self.allowed_lateness)
+            self.name, inputs, logic, self.intervals, allowed_lateness_us=microseconds(self.allowed_lateness)
         )
         stream = Stream(keyed.stream.graph, node, output)
         node.outputs.append(stream)
@@ -374,8 +411,8 @@ class WindowedStream:
         return stream
 
 
-def _refuse_amended_panes(stream: Stream) -> None:
-    """Refuse to window panes that may be amended: each pane of a window, and each retraction, would count as a record.
+def _refuse_repeated_panes(stream: Stream) -> None:
+    """Refuse to window panes that may repeat: each pane of a window would count as a record.
 
     Raises:
         GraphError: the stream has such panes.
@@ -385,14 +422,36 @@ def _refuse_amended_panes(stream: Stream) -> None:
         return
     if producer.keeps_ids:
         for earlier in producer.inputs:
-            _refuse_amended_panes(earlier.stream)
-    if producer.windowed and producer.allowed_lateness_us:
-        lateness = timedelta(microseconds=producer.allowed_lateness_us)
+            _refuse_repeated_panes(earlier.stream)
+    logic = producer.logic
+    if not isinstance(logic, WindowedLogic) or logic.accumulation is not Accumulation.ACCUMULATING:
+        return
+    if logic.panes_repeat:
         name = stream.name or producer.name
         raise GraphError(
-            f"cannot window the panes of {name!r}: with allowed_lateness={lateness!r} a window may have several "
-            "panes, or one that is retracted, and each would count",
-            hint="omit allowed_lateness there, or keep the newest pane of each window in a Computation in between",
+            f"cannot window the panes of {name!r}: with allowed_lateness={logic.allowed_lateness!r} a window may have"
+            " several panes, and each would count",
+            hint=f"choose for {name!r}: accumulation=Accumulation.RETRACTING, whose panes are subtracted again, or"
+            " Accumulation.DISCARDING, whose panes add up; or omit its allowed_lateness, and each window has one pane",
+        )
+
+
+def _refuse_retractions(stream: str, windows: Windows, accumulation: Accumulation) -> None:
+    """Refuse windows that cannot subtract retractions, whatever their aggregates are.
+
+    Raises:
+        GraphError: the windows are sessions, or discard.
+    """
+    if isinstance(windows, SessionWindows):
+        raise GraphError(
+            f"records of {stream!r} may be retracted, and a session that they have extended could not shrink again",
+            hint="use fixed or sliding windows; or let the windows before it have"
+            " accumulation=Accumulation.DISCARDING, whose panes are never retracted",
+        )
+    if accumulation is Accumulation.DISCARDING:
+        raise GraphError(
+            f"records of {stream!r} may be retracted, and a pane of what is new cannot take back what is old",
+            hint="use accumulation=Accumulation.RETRACTING",
         )
 
 

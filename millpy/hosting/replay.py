@@ -6,8 +6,8 @@ doubles a record. An injector's records go through its intake again (`Intake.rep
 the turn's other input and are judged by the input watermark before the turn, so a late record is late again. Records
 on which an operator failed are produced once more, for the one consumer behind that operator.
 
-A record that a stage rejects again is matched by its content (input, event time, payload): two records that agree in
-all three are interchangeable.
+A record that a stage rejects again is matched by its content (input, event time, payload, whether it is a retraction):
+two records that agree in all four are interchangeable.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from millpy.model.record import Records, RecordType
 from millpy.model.stage import InputBundle
 from millpy.model.time import INSTANT_MAX, Instant
 
-RecordId = tuple[int, int, bytes]
+RecordId = tuple[int, int, bytes, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,10 @@ def _read(
         retaken.outcomes.append(_failed(interval, requests[refused.row], refused.reason, refused.detail))
     asked = [requests[row] for row in decoded.rows.tolist()]
     times = np.array([request.event_time or 0 for request in asked], np.int64)
-    records = Records(record_type, times, batch=decoded.batch, objects=decoded.objects)
+    retracts = None
+    if any(request.retracts for request in asked):
+        retracts = np.array([request.retracts for request in asked], np.bool_)
+    records = Records(record_type, times, retracts=retracts, batch=decoded.batch, objects=decoded.objects)
     rows, blamed = isolation.admit(records)
     for blame in blamed:
         retaken.outcomes.append(_failed(interval, asked[blame.row], "refused", blame.detail))
@@ -155,14 +158,15 @@ def _read(
 def _remember(retaken: ReplayBatch, place: int, records: Records, asked: Sequence[Request]) -> None:
     # Encode the payload now, because user code may change a record before it raises.
     for request, record, at in zip(asked, records.objects(), records.event_times.tolist(), strict=True):
-        retaken.taken.append((request, (place, at, payload_of(record))))
+        retaken.taken.append((request, (place, at, payload_of(record), request.retracts)))
 
 
 def _failed(interval: IntervalState, request: Request, reason: str, detail: str) -> RequestOutcome:
     """Return the outcome of a request that fails before the step; a late record stays a late record."""
     if request.table == "late_records":
         return RequestOutcome(request, watermark=interval.input_watermark)
-    return RequestOutcome(request, DeadLetter(reason, detail, request.payload, request.stream, request.computation))
+    letter = DeadLetter(reason, detail, request.payload, request.stream, request.computation, retracts=request.retracts)
+    return RequestOutcome(request, letter)
 
 
 def match_outcomes(
@@ -177,7 +181,7 @@ def match_outcomes(
     outcomes = list(retaken.outcomes)
     kept: list[DeadLetter] = []
     for letter in letters:
-        identity = (letter.input, letter.event_time or 0, letter.payload)
+        identity = (letter.input, letter.event_time or 0, letter.payload, letter.retracts)
         request = _find(open_requests, identity, "dead_letters") if letter.stream else None
         if request is None:
             kept.append(letter)
@@ -204,7 +208,8 @@ def _without_requested(
         kept = []
         for row, (at, payload) in enumerate(zip(rows.event_times, rows.payloads, strict=True)):
             window = rows.window_starts[row]
-            for request in open_requests.get((rows.input, at, payload), ()):
+            retracts = bool(rows.retracts and rows.retracts[row])
+            for request in open_requests.get((rows.input, at, payload, retracts), ()):
                 _, windows, _ = again.setdefault(id(request), (request, set(), rows.watermarks[row]))
                 if request.table == "late_records" and window not in windows:
                     windows.add(window)

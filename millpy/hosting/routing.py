@@ -20,7 +20,7 @@ from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import DeadLetter, Segment, StoredSlice
 from millpy.model.dead_letter import dead_letter_of, payload_of
 from millpy.model.keys import KeyColumn, KeyHasher
-from millpy.model.record import Records, concat
+from millpy.model.record import Records, concat, retractions_of
 from millpy.model.step_progress import StepProgress
 from millpy.model.time import Instant
 from millpy.operators.stateless import ChainOutput, Chains
@@ -245,8 +245,15 @@ def _failed(
             event_time=at,
             key=None,
             input=subscription.input,
+            retracts=retracts,
         )
-        for (_, error), record, at in zip(passed.failures, failed.objects(), failed.event_times.tolist(), strict=True)
+        for (_, error), record, at, retracts in zip(
+            passed.failures,
+            failed.objects(),
+            failed.event_times.tolist(),
+            retractions_of(failed).tolist(),
+            strict=True,
+        )
     ]
 
 

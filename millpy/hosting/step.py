@@ -32,7 +32,7 @@ from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import Checkpoint, DeadLetter, Delta, Entries, Grant, RequestOutcome
 from millpy.model.dead_letter import payload_of
 from millpy.model.keys import KeyHasher, key_text
-from millpy.model.record import Records
+from millpy.model.record import Records, retractions_of
 from millpy.model.stage import InputBundle, Release, StageInterval, StepResult, Work
 from millpy.model.time import INSTANT_MAX, ClockReading, Instant, plausible_floor
 from millpy.model.watermark import advance, input_watermark, low_watermark
@@ -336,7 +336,7 @@ class Steps:
             cursors=interval.take_moved(),
             segments=segments,
             results=result.results,
-            absorbed=result.absorbed,
+            deleted=result.deleted,
             late=late,
             dedupe_run=result.dedupe_run,
             dead_letters=[*letters, *(letter for _, letter in refused)],
@@ -414,6 +414,7 @@ class Steps:
             event_time=int(record.event_times[0]),
             key=key_text(bundle.keys.keys[int(bundle.keys.codes[blame.row])]),
             input=bundle.input,
+            retracts=bool(retractions_of(record)[0]),
         )
 
     def _is_due(
@@ -458,7 +459,7 @@ def _uncount(interval: IntervalState, retaken: ReplayBatch) -> None:
     if not retaken.arrived:
         return
     of = {subscription.input: str(subscription.subscription_id) for subscription in interval.plan.incoming.values()}
-    for request, (place, _, _) in retaken.taken:
+    for request, (place, *_) in retaken.taken:
         interval.count("late" if request.table == "late_records" else "dead_lettered", of[place], -1)
 
 

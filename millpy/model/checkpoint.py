@@ -127,7 +127,7 @@ class DedupeRun:
     Attributes:
         ids: sorted ids of 16 bytes, concatenated.
         times: when each id was last seen on the dedupe clock, in the order of `ids`, as int64 little-endian; a single
-            time if it applies to all ids.
+            time if it applies to all ids. `operators/kept_records.py` has more than the time of each.
         expires_at: when the last id leaves the horizon, on the dedupe clock.
         clock: the dedupe clock's running maximum at this commit; runs with expires_at < clock are dead.
         whole: whether the run has all live ids, so that runs of earlier bundles are dead, too.
@@ -162,10 +162,11 @@ class ResultRows:
 
 
 @dataclass(slots=True)
-class AbsorbedRows:
-    """Rows to delete from a windowed result table, because their sessions were merged into others.
+class DeletedRows:
+    """Rows to delete from a windowed result table, before others are written.
 
-    A row that no longer exists is ignored: an administrator may have deleted old rows.
+    Their sessions were merged into others, or every record of their windows was retracted. A row that no longer exists
+    is ignored: an administrator may have deleted old rows.
 
     Attributes:
         table_id: id of the table, as deployed.
@@ -186,12 +187,14 @@ class LateRows:
         input: index of the computation's input of the records.
         whole: rows that represent a record that missed all of its windows, one per record; empty if all rows do. Only
             these rows can be replayed: any other record is in a window already, or has another row that represents it.
+        retracts: whether each record is a retraction; empty if none is.
     """
 
     stream: str
     computation: str
     input: int = field(default=0, kw_only=True)
     whole: list[bool] = field(default_factory=list, kw_only=True)
+    retracts: list[bool] = field(default_factory=list, kw_only=True)
     keys: list[bytes] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
     event_times: list[int] = field(default_factory=list)
@@ -213,6 +216,7 @@ class LateRows:
             window_starts=[self.window_starts[row] for row in rows],
             window_ends=[self.window_ends[row] for row in rows],
             whole=[self.whole[row] for row in rows] if self.whole else [],
+            retracts=[self.retracts[row] for row in rows] if self.retracts else [],
         )
 
 
@@ -230,6 +234,7 @@ class DeadLetter:
         input: index of the computation's input of the record.
         wire: encoding of the payload, as the injector recorded it; "" for a record of the stream as JSON.
         dedupe_id: 16-byte id under which the record was accepted before it was dead-lettered; None if it has none.
+        retracts: whether the record is a retraction.
     """
 
     reason: str
@@ -244,6 +249,7 @@ class DeadLetter:
     input: int = 0
     wire: str = ""
     dedupe_id: bytes | None = None
+    retracts: bool = False
 
 
 RecordTableName = Literal["dead_letters", "late_records"]
@@ -270,6 +276,7 @@ class Request:
     position: str = ""
     event_time: int | None = None
     dedupe_id: bytes | None = None
+    retracts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +338,7 @@ class Checkpoint:
     segments: Sequence[Segment] = ()
     dedupe_run: DedupeRun | None = None
     results: Sequence[ResultRows] = ()
-    absorbed: Sequence[AbsorbedRows] = ()
+    deleted: Sequence[DeletedRows] = ()
     late: Sequence[LateRows] = ()
     dead_letters: Sequence[DeadLetter] = ()
     outcomes: Sequence[RequestOutcome] = ()

@@ -103,7 +103,7 @@ def _is_storable(text: bytes) -> bool:
     return True
 
 
-def dead_letter_of(
+def dead_letter_of(  # noqa: PLR0913 - what a dead letter says of its record
     error: BaseException,
     payload: bytes,
     *,
@@ -112,6 +112,7 @@ def dead_letter_of(
     event_time: int | None,
     key: bytes | None,
     input: int = 0,
+    retracts: bool = False,
 ) -> DeadLetter:
     """Build the dead letter of a record whose user code raised; its reason is "refused" or "user_error".
 
@@ -128,4 +129,5 @@ def dead_letter_of(
         event_time=event_time,
         key=key,
         input=input,
+        retracts=retracts,
     )

@@ -32,6 +32,8 @@ _PARTS = {
     "source": "the source",
     "event_time": "the event time",
 }
+_LEFT_OUT = {"accumulation": "accumulating", "takes_retractions": False}
+"""Parts that are left out of a description while they have these values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,7 @@ def _computation(name: str, before: Description, after: Description) -> Iterator
 
 def _parts(kind: Kind, name: str, before: Description, after: Description) -> Iterator[GraphChange]:
     for part in sorted({*before, *after}):
-        was, now = before.get(part), after.get(part)
+        was, now = (found.get(part, _LEFT_OUT.get(part)) for found in (before, after))
         if was == now:
             continue
         if part == "cells":
@@ -160,6 +162,8 @@ def _parts(kind: Kind, name: str, before: Description, after: Description) -> It
 
 
 def _part_text(part: str, value: Any) -> str:
+    if part == "accumulation":
+        return f"Accumulation.{value.upper()}"
     return str(value) if part in ("kind", "stored_form") else parameter_text(part, value)
 
 
@@ -288,6 +292,9 @@ def _subscriptions(stored: Description, wanted: Description) -> Iterator[GraphCh
             if unknown := _unknown_to_some_windows(stream, stored):
                 words = f"it reads {stream}, whose windows from before {', '.join(unknown)} was added lack its value"
                 yield GraphChange("meaning", consumer, words)
+            if _may_retract(stream, stored) and wanted["computations"][consumer]["kind"] != "archive":
+                words = f"it reads {stream}, and would get retractions of records from before, which it did not get"
+                yield GraphChange("meaning", consumer, words)
             continue
         was = before.get(place)
         if was is None:
@@ -311,6 +318,15 @@ def _unknown_to_some_windows(stream: str, stored: Description) -> list[str]:
     grown = stored["computations"].get(found["producer"], {}).get("grown", ())
     types = dict(found["fields"])
     return [name for name in grown if not allows_none(types.get(name, "none"))]
+
+
+def _may_retract(stream: str, stored: Description) -> bool:
+    """Tell whether a deployed stream may retract records that it has."""
+    producer = stored["streams"].get(stream, {}).get("producer")
+    identity = stored["computations"].get(producer, {"identity": {}})["identity"]
+    if identity.get("kind") == "deduplicate":
+        return bool(identity.get("takes_retractions"))
+    return identity.get("accumulation") == "retracting" and bool(identity["allowed_lateness_us"])
 
 
 # Result tables.

@@ -2,7 +2,8 @@
 
 A `msgspec.Struct` is the type of a stream. Bulk work reads columns. User functions read objects, which are also the
 cheaper form of a few records (a one-row Arrow call costs 0.1 ms). Beside the payload every record has an event time
-and, behind a source, the watermark before it (I9).
+and, behind a source, the watermark before it (I9). A record of a stream of panes may be a retraction: it equals the
+record that it takes back, and has a mark.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from millpy.model.keys import KEY_TYPES, KeyColumn, KeyHasher, distinct
 from millpy.model.time import to_datetime
 
 Instants = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 SMALL_RECORDS_MAX = 64
 """Up to this many records are handled as objects rather than as columns."""
 
@@ -332,9 +334,10 @@ class Records:
         type: the record type.
         event_times: int64[n], in µs since the epoch.
         watermarks: int64[n], the source's watermark before each record; None behind a keyed stage.
+        retracts: bool[n], whether each is a retraction of an equal record before it; None if all are values.
     """
 
-    __slots__ = ("_batch", "_keys", "_objects", "event_times", "type", "watermarks")
+    __slots__ = ("_batch", "_keys", "_objects", "event_times", "retracts", "type", "watermarks")
 
     def __init__(
         self,
@@ -342,6 +345,7 @@ class Records:
         event_times: Instants,
         *,
         watermarks: Instants | None = None,
+        retracts: Mask | None = None,
         batch: pa.RecordBatch | None = None,
         objects: list[Any] | None = None,
     ) -> None:
@@ -349,9 +353,11 @@ class Records:
         assert batch is None or batch.num_rows == len(event_times), (batch and batch.num_rows, len(event_times))
         assert objects is None or len(objects) == len(event_times), len(event_times)
         assert watermarks is None or len(watermarks) == len(event_times)
+        assert retracts is None or len(retracts) == len(event_times)
         self.type = record_type
         self.event_times = event_times
         self.watermarks = watermarks
+        self.retracts = retracts
         self._batch = batch
         self._objects = objects
         self._keys: dict[tuple[str, ...], KeyColumn] = {}
@@ -389,6 +395,7 @@ class Records:
             self.type,
             self.event_times[rows],
             watermarks=None if self.watermarks is None else self.watermarks[rows],
+            retracts=None if self.retracts is None else self.retracts[rows],
             batch=None if self._batch is None else self._batch.take(pa.array(rows)),
             objects=None
             if self._objects is None or (self._batch is not None and len(rows) > SMALL_RECORDS_MAX)
@@ -397,7 +404,18 @@ class Records:
 
     def without_watermarks(self) -> Records:
         """Return the same records without watermarks, as those behind a keyed stage are."""
-        return Records(self.type, self.event_times, batch=self._batch, objects=self._objects)
+        return Records(self.type, self.event_times, retracts=self.retracts, batch=self._batch, objects=self._objects)
+
+    def with_retracts(self) -> Records:
+        """Return the same records with a mask of retractions, even if none is one."""
+        return Records(
+            self.type,
+            self.event_times,
+            watermarks=self.watermarks,
+            retracts=retractions_of(self),
+            batch=self._batch,
+            objects=self._objects,
+        )
 
     def slice(self, start: int, end: int) -> Records:
         """Return rows [start, end)."""
@@ -405,6 +423,7 @@ class Records:
             self.type,
             self.event_times[start:end],
             watermarks=None if self.watermarks is None else self.watermarks[start:end],
+            retracts=None if self.retracts is None else self.retracts[start:end],
             batch=None if self._batch is None else self._batch.slice(start, end - start),
             objects=None if self._objects is None else self._objects[start:end],
         )
@@ -451,9 +470,17 @@ def concat(parts: Sequence[Records]) -> Records:
     watermarks = None
     if all(part.watermarks is not None for part in parts):
         watermarks = np.concatenate([part.watermarks for part in parts])
+    retracts = None
+    if any(part.retracts is not None for part in parts):
+        retracts = np.concatenate([retractions_of(part) for part in parts])
     event_times = np.concatenate([part.event_times for part in parts])
     if all(part._objects is not None for part in parts):
         objects = [o for part in parts for o in part.objects()]
-        return Records(parts[0].type, event_times, watermarks=watermarks, objects=objects)
+        return Records(parts[0].type, event_times, watermarks=watermarks, retracts=retracts, objects=objects)
     batch = pa.concat_batches([part.batch() for part in parts])
-    return Records(parts[0].type, event_times, watermarks=watermarks, batch=batch)
+    return Records(parts[0].type, event_times, watermarks=watermarks, retracts=retracts, batch=batch)
+
+
+def retractions_of(records: Records) -> Mask:
+    """Return which records are retractions, as a mask even if none is."""
+    return np.zeros(len(records), np.bool_) if records.retracts is None else records.retracts

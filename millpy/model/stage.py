@@ -19,7 +19,7 @@ from typing import Protocol
 
 from millpy.limits import Limits
 from millpy.model.bundle import Bundle
-from millpy.model.checkpoint import AbsorbedRows, DeadLetter, DedupeRun, Delta, Entries, LateRows, ResultRows
+from millpy.model.checkpoint import DeadLetter, DedupeRun, DeletedRows, Delta, Entries, LateRows, ResultRows
 from millpy.model.identity import Identity
 from millpy.model.keys import Key
 from millpy.model.record import Records, RecordType
@@ -102,7 +102,7 @@ class StepResult:
     productions: dict[str, Records] = field(default_factory=dict)
     """Output stream -> productions, in order."""
     results: list[ResultRows] = field(default_factory=list)
-    absorbed: list[AbsorbedRows] = field(default_factory=list)
+    deleted: list[DeletedRows] = field(default_factory=list)
     late: list[LateRows] = field(default_factory=list)
     dead_letters: list[DeadLetter] = field(default_factory=list)
     consumed_by_input: dict[int, int] = field(default_factory=dict)

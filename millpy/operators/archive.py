@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import Entries
@@ -15,7 +16,7 @@ from millpy.model.identity import Identity
 from millpy.model.stage import StageBinding, StepResult, StoredInterval, Work
 from millpy.model.time import INSTANT_MAX, Instant
 
-ADDED_COLUMNS = ("_partition", "_seq", "_ordinal", "_event_time_us", "_watermark_us")
+ADDED_COLUMNS = ("_partition", "_seq", "_ordinal", "_event_time_us", "_watermark_us", "_retracts")
 """The columns of an archive beside the fields of the records."""
 
 
@@ -25,15 +26,17 @@ class ArchiveLogic:
     Args:
         buckets: number of parts of the key space, a power of two.
         skips: whether records that wait too long are left out, so that sources need not wait. May change at any time.
+        takes_retractions: whether some of the records may be retractions, so that files have a column for it.
     """
 
-    def __init__(self, buckets: int, *, skips: bool = False) -> None:
+    def __init__(self, buckets: int, *, skips: bool = False, takes_retractions: bool = False) -> None:
         self.buckets = buckets
         self.skips = skips
+        self.takes_retractions = takes_retractions
 
     def bind(self, binding: StageBinding) -> ArchiveStage:
         """Return the stage, which can open intervals."""
-        return ArchiveStage()
+        return ArchiveStage(self.takes_retractions)
 
     def identity(self) -> Identity:
         """Describe how the files are cut. The identities of other computations do not depend on it."""
@@ -43,15 +46,21 @@ class ArchiveLogic:
 class ArchiveStage:
     """An archive in a deployed graph."""
 
+    def __init__(self, takes_retractions: bool) -> None:
+        self._takes_retractions = takes_retractions
+
     def open(self, recovered: StoredInterval) -> ArchiveInterval:
         """Return an interval, which has no soft state."""
-        return ArchiveInterval()
+        return ArchiveInterval(self._takes_retractions)
 
 
 class ArchiveInterval:
     """One interval of an archive."""
 
     immediate = True
+
+    def __init__(self, takes_retractions: bool) -> None:
+        self._takes_retractions = takes_retractions
 
     def missing_keys(self, bundles: Sequence[Bundle]) -> Sequence[bytes]:
         """Return an empty sequence: the step has no state."""
@@ -74,6 +83,9 @@ class ArchiveInterval:
     def step(self, work: Work) -> StepResult:
         """Consume all bundles as they are; none of their records is late."""
         consumed: Counter[int] = Counter()
-        for arrival in work.arrived:
-            consumed[arrival.bundle.input] += len(arrival.bundle)
-        return StepResult(archived=[arrival.bundle for arrival in work.arrived], consumed_by_input=dict(consumed))
+        bundles = [arrival.bundle for arrival in work.arrived]
+        for bundle in bundles:
+            consumed[bundle.input] += len(bundle)
+        if self._takes_retractions:  # files say of every record whether it is one
+            bundles = [replace(bundle, records=bundle.records.with_retracts()) for bundle in bundles]
+        return StepResult(archived=bundles, consumed_by_input=dict(consumed))

@@ -183,6 +183,7 @@ class Calls:
         progress, run, suspects = self._progress, self._progress.run, self._suspects()
         progress.current_call = partial(self._in_hand, step, context)
         objects, times, watermarks, inputs = rows.objects, rows.times, rows.watermarks, rows.inputs
+        context.retracts, retracts = False, rows.retracts
         keys, finish, applied = step.keys, self._finish, step.applied
         context.now_us = step.work.now_us
         context.stream = stream = self._streams[rows.input]
@@ -200,6 +201,8 @@ class Calls:
                     context._row = row
                     context.event_time_us = times[row]
                     context.input_watermark_us = watermarks[row]
+                    if retracts is not None:
+                        context.retracts = retracts[row]
                     if inputs is not None:
                         context.stream, clone = self._streams[inputs[row]], self._clones[inputs[row]]
                     record = objects[row]
@@ -392,12 +395,13 @@ class Calls:
             context._late = not item.holds
             context._discard(item.id)
             context.event_time_us = item.event_time_us
-            context.stream = ""
+            context.stream, context.retracts = "", False
             result = self._process_timer(context, item)
         else:
             context._firing = None
             context._late = None
             context.event_time_us = step.rows.times[item]
+            context.retracts = step.rows.is_retraction(item)
             origin = step.rows.input_of(item)
             context.stream, clone = self._streams[origin], self._clones[origin]
             record = step.rows.objects[item]
@@ -490,11 +494,12 @@ class Calls:
         if isinstance(item, Timer):
             context._discard(item.id)
             origin, stream, event_time, payload = 0, "", item.event_time_us, payload_of_timer(item)
+            retracts = False
         else:
             origin = step.rows.input_of(item)
             step.dead_lettered[origin] = step.dead_lettered.get(origin, 0) + 1
             stream, event_time = self._streams[origin], step.rows.times[item]
-            payload = payload_of(step.rows.objects[item])
+            payload, retracts = payload_of(step.rows.objects[item]), step.rows.is_retraction(item)
         step.letters.append(
             dead_letter_of(
                 error,
@@ -504,6 +509,7 @@ class Calls:
                 event_time=event_time,
                 key=key_text(context.key),
                 input=origin,
+                retracts=retracts,
             )
         )
 

@@ -4,36 +4,42 @@ The step is for feeds that share ids across source partitions. `operators/first_
 more than `within` behind the watermark cannot be judged and goes to `late_records`; any other record is judged exactly
 once, regardless of bundles, crashes and takeovers. Ids are stored as runs in the ring of the sources' dedupe ids: a
 duplicate writes nothing, and an id does not take a row.
+
+Over a stream with retractions, `operators/kept_records.py` lets a retraction pass if its record has passed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
+import xxhash
 
 from millpy.ingest.dedupe import DedupeIds
 from millpy.ingest.settings import Dedupe
 from millpy.model.arrivals import judging_watermarks
 from millpy.model.bundle import Bundle
-from millpy.model.checkpoint import Entries, LateRows
+from millpy.model.checkpoint import DedupeRun, Entries, LateRows
 from millpy.model.dead_letter import payload_of
 from millpy.model.identity import Identity
 from millpy.model.keys import key_text
-from millpy.model.record import Instants, Records, concat
+from millpy.model.record import Instants, Mask, Records, concat, retractions_of
 from millpy.model.stage import InputBundle, StageBinding, StepResult, StoredInterval, Work
 from millpy.model.time import INSTANT_MAX, Instant, microseconds
 from millpy.operators.first_seen import FirstSeen
+from millpy.operators.kept_records import KeptRecords
 from millpy.operators.outputs import outlets_of
 
 
 class DeduplicateLogic:
-    """A deduplicate step in a graph."""
+    """A deduplicate step in a graph; `takes_retractions` says whether some of the records may be retractions."""
 
-    def __init__(self, by: Sequence[str], within: timedelta) -> None:
+    def __init__(self, by: Sequence[str], within: timedelta, *, takes_retractions: bool = False) -> None:
         self.by = tuple(by)
         self.within = within
+        self.takes_retractions = takes_retractions
 
     def bind(self, binding: StageBinding) -> DeduplicateStage:
         """Return the stage, which can open intervals."""
@@ -41,7 +47,8 @@ class DeduplicateLogic:
 
     def identity(self) -> Identity:
         """Describe the horizon; the id is part of the subscription."""
-        return {"kind": "deduplicate", "within_us": microseconds(self.within)}
+        described: dict[str, Any] = {"kind": "deduplicate", "within_us": microseconds(self.within)}
+        return described | ({"takes_retractions": True} if self.takes_retractions else {})
 
 
 class DeduplicateStage:
@@ -65,7 +72,11 @@ class DeduplicateInterval:
         self._binding = binding
         self._within_us = microseconds(logic.within)
         self._ids = DedupeIds(Dedupe(*logic.by, within=logic.within), binding.inputs[0].record_type)
-        self._seen = FirstSeen(self._within_us, recovered.dedupe_runs)
+        self._seen: FirstSeen | KeptRecords
+        if logic.takes_retractions:
+            self._seen = KeptRecords(self._within_us, recovered.dedupe_runs)
+        else:
+            self._seen = FirstSeen(self._within_us, recovered.dedupe_runs)
         self._outlet = outlets_of(binding)[None]
 
     def missing_keys(self, bundles: Sequence[Bundle]) -> Sequence[bytes]:
@@ -91,8 +102,7 @@ class DeduplicateInterval:
         result = StepResult()
         judged = [self._without_late(result, arrival, work) for arrival in work.arrived if len(arrival.bundle)]
         records = concat(judged) if judged else Records.empty(self._binding.inputs[0].record_type)
-        ids = self._ids.of_objects(records.objects()) if records.small else self._ids.of_batch(records.batch())
-        accepted, result.dedupe_run = self._seen.check(ids, records.event_times, work.watermark)
+        accepted, result.dedupe_run = self._check(records, work.watermark)
         start = 0
         for arrival, part in zip((a for a in work.arrived if len(a.bundle)), judged, strict=True):
             place, mine = arrival.bundle.input, accepted[start : start + len(part)]
@@ -106,6 +116,14 @@ class DeduplicateInterval:
         if accepted.any():
             self._emit(result, records if accepted.all() else records.take(np.flatnonzero(accepted)))
         return result
+
+    def _check(self, records: Records, clock: Instant) -> tuple[Mask, DedupeRun | None]:
+        """Judge records in order of arrival; return which of them pass, and the run to commit."""
+        ids = self._ids.of_objects(records.objects()) if records.small else self._ids.of_batch(records.batch())
+        if isinstance(self._seen, FirstSeen):
+            return self._seen.check(ids, records.event_times, clock)
+        marks = np.array([xxhash.xxh3_64_intdigest(payload_of(record)) for record in records.objects()], np.uint64)
+        return self._seen.check(ids, records.event_times, marks, retractions_of(records), clock)
 
     def _without_late(self, result: StepResult, arrival: InputBundle, work: Work) -> Records:
         """Return the records that can be judged; count the others as late."""
@@ -132,6 +150,7 @@ class DeduplicateInterval:
             watermarks=watermarks.tolist(),
             window_starts=[None] * len(late),
             window_ends=[None] * len(late),
+            retracts=[] if late.retracts is None else late.retracts.tolist(),
         )
 
     def _emit(self, result: StepResult, accepted: Records) -> None:

@@ -231,8 +231,9 @@ class KeyedInterval:
             step.dead_lettered[head.input] = step.dead_lettered.get(head.input, 0) + 1
             payload = payload_of(self._parking.record_of(head))
             letter = discarded(failure, payload, key, computation)
-            stream, at = self._binding.inputs[head.input].stream, head.waiting.event_time
-            step.letters.append(replace(letter, stream=stream, event_time=at, input=head.input))
+            stream, waiting = self._binding.inputs[head.input].stream, head.waiting
+            letter = replace(letter, stream=stream, input=head.input, retracts=waiting.retracts)
+            step.letters.append(replace(letter, event_time=waiting.event_time))
         elif released.discards and failure.timer is not None:
             timers = dict(self._book.by_key.get(key, {}))
             timer = timers.pop(failure.timer, None)
@@ -271,6 +272,7 @@ class KeyedInterval:
                 event_time=rows.times[row],
                 key=key_text(key),
                 input=origin,
+                retracts=rows.is_retraction(row),
             )
             step.letters.append(letter)
             return False
@@ -302,6 +304,7 @@ class KeyedInterval:
                         computation=self._binding.computation,
                         event_time=step.rows.times[row],
                         input=origin,
+                        retracts=step.rows.is_retraction(row),
                     )
                 )
         return set(refused)

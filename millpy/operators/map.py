@@ -72,6 +72,7 @@ class Map(Operator):
                 self.output,
                 np.array([at for _, at in values], np.int64),
                 watermarks=None if records.watermarks is None else records.watermarks[parents],
+                retracts=None if records.retracts is None else records.retracts[parents],
                 objects=[record for record, _ in values],
             ),
             parents,
@@ -102,6 +103,7 @@ class Map(Operator):
             self.output,
             times,
             watermarks=None if records.watermarks is None else records.watermarks[parents],
+            retracts=None if records.retracts is None else records.retracts[parents],
             batch=batch,
         )
         if by_parent:  # if one output of a record fails, drop all of them

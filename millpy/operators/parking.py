@@ -55,12 +55,13 @@ class Failure(msgspec.Struct, frozen=True):
     lost: bool = False
 
 
-class ParkedRecord(msgspec.Struct, frozen=True):
+class ParkedRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """A waiting record as it is stored."""
 
     event_time: int
     watermark: int
     record: msgspec.Raw
+    retracts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,7 @@ class ParkedKeys:
         """
         origin = rows.input_of(row)
         record = msgspec.Raw(encode_value(rows.objects[row]))
-        waiting = ParkedRecord(rows.times[row], rows.watermarks[row], record)
+        waiting = ParkedRecord(rows.times[row], rows.watermarks[row], record, rows.is_retraction(row))
         parked = ParkedRow(origin, f"{bundle:016d}/{row:08d}", waiting)
         self.keys[key].rows.append(parked)
         self.records += 1
@@ -254,6 +255,8 @@ def with_released(rows: RowColumns, released: Sequence[tuple[Key, int, Sequence[
         times=[Instant(row.waiting.event_time) for _, _, mine in released for row, _ in mine] + rows.times,
         watermarks=[Instant(row.waiting.watermark) for _, _, mine in released for row, _ in mine] + rows.watermarks,
         inputs=[row.input for _, _, mine in released for row, _ in mine] + inputs,
+        retracts=[row.waiting.retracts for _, _, mine in released for row, _ in mine]
+        + [rows.is_retraction(row) for row in range(len(rows))],
     )
     places = [[row + moved for row in rows.rows_of(code)] for code in range(len(rows.keys))]
     code_of = {key: code for code, key in enumerate(joined.keys)}

@@ -11,7 +11,7 @@ import numpy as np
 
 from millpy.model.arrivals import joined_keys, judging_watermarks
 from millpy.model.keys import Key
-from millpy.model.record import SMALL_RECORDS_MAX
+from millpy.model.record import SMALL_RECORDS_MAX, retractions_of
 from millpy.model.stage import Work
 from millpy.model.time import Instant
 
@@ -24,6 +24,7 @@ class RowColumns:
         keys, hashes: the distinct keys and their hashes; a key's index is its code in this turn.
         order: row numbers by key; those of code c are `order[bounds[c]:bounds[c + 1]]`, in order of arrival.
         inputs: input index per row, or None when all rows have the index `input`.
+        retracts: whether each row is a retraction, or None when none is.
     """
 
     keys: list[Key] = field(default_factory=list)
@@ -35,6 +36,7 @@ class RowColumns:
     watermarks: list[Instant] = field(default_factory=list)
     inputs: list[int] | None = None
     input: int = 0
+    retracts: list[bool] | None = None
 
     def __len__(self) -> int:
         return len(self.objects)
@@ -54,6 +56,10 @@ class RowColumns:
         """Return the input index of a row."""
         return self.input if self.inputs is None else self.inputs[row]
 
+    def is_retraction(self, row: int) -> bool:
+        """Tell whether a row is a retraction."""
+        return self.retracts is not None and self.retracts[row]
+
 
 def gather(work: Work) -> RowColumns:
     """Join the bundles of a turn in order of arrival and group their rows by key."""
@@ -64,6 +70,8 @@ def gather(work: Work) -> RowColumns:
     codes, rows.keys, rows.hashes = joined_keys(arrived)
     if any(arrival.bundle.input != rows.input for arrival in arrived):
         rows.inputs = [arrival.bundle.input for arrival in arrived for _ in range(len(arrival.bundle))]
+    if any(arrival.bundle.records.retracts is not None for arrival in arrived):
+        rows.retracts = [mark for arrival in arrived for mark in retractions_of(arrival.bundle.records).tolist()]
     for arrival in arrived:
         records = arrival.bundle.records
         rows.objects.extend(records.objects())

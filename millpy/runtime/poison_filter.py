@@ -20,9 +20,9 @@ import pyarrow as pa
 
 from millpy.errors import PoisonError
 from millpy.hosting.isolation import Isolation
-from millpy.model.checkpoint import AbsorbedRows, Checkpoint, DeadLetter, ResultRows
+from millpy.model.checkpoint import Checkpoint, DeadLetter, DeletedRows, ResultRows
 
-RowsT = TypeVar("RowsT", ResultRows, AbsorbedRows)
+RowsT = TypeVar("RowsT", ResultRows, DeletedRows)
 
 
 Trial = Callable[[Isolation], Coroutine[Any, Any, PoisonError | None]]
@@ -61,7 +61,7 @@ async def find_refused(trial: Trial, isolation: Isolation, records: int, first: 
 def rows_of(checkpoints: Sequence[Checkpoint]) -> int:
     """Return the number of rows to write to result tables and to delete from them."""
     return sum(part.count for c in checkpoints for part in c.results) + sum(
-        part.count for c in checkpoints for part in c.absorbed
+        part.count for c in checkpoints for part in c.deleted
     )
 
 
@@ -94,18 +94,18 @@ def without_rows(
                     selected.append(part if len(keep) == part.count else _take(part, keep))
             return selected
 
-        results, absorbed = select(checkpoint.results), select(checkpoint.absorbed)
+        results, deleted = select(checkpoint.results), select(checkpoint.deleted)
         letters = [*checkpoint.dead_letters, *dead]
-        kept.append(replace(checkpoint, results=results, absorbed=absorbed, dead_letters=letters))
+        kept.append(replace(checkpoint, results=results, deleted=deleted, dead_letters=letters))
     return kept
 
 
-def _letter(rows: ResultRows | AbsorbedRows, place: int, reason: str, computations: Mapping[int, str]) -> DeadLetter:
+def _letter(rows: ResultRows | DeletedRows, place: int, reason: str, computations: Mapping[int, str]) -> DeadLetter:
     row = [column[place].as_py() if isinstance(column, pa.Array) else column[place] for column in rows.columns]
-    deleted = isinstance(rows, AbsorbedRows)
+    deleted = isinstance(rows, DeletedRows)
     return DeadLetter(
         reason="refused",
-        detail=f"cannot delete the row of a session that was merged into another: {reason}" if deleted else reason,
+        detail=f"cannot delete the row of a window that is gone: {reason}" if deleted else reason,
         payload=msgspec.json.encode(row, enc_hook=str),
         stream="",
         computation=computations.get(rows.table_id, ""),

@@ -193,7 +193,7 @@ class _BatchRun:
         made = self._source(computation) if computation.stage is None else self._stage(computation)
         self._parts[name] = made.persist(StorageLevel.DISK_ONLY)
         counted = (
-            made.where(F.col("kind").isin("end", "rows", "later_rows", "absorbed"))
+            made.where(F.col("kind").isin("end", "rows", "later_rows", "deleted"))
             .groupBy("kind", "subject", F.when(F.col("kind") == "end", F.col("owner")).alias("owner"))
             .agg(F.sum("records").alias("records"), F.any_value("payload").alias("payload"))
             .withColumn("payload", F.when(F.col("kind") == "end", F.col("payload")))
@@ -201,9 +201,9 @@ class _BatchRun:
         for row in counted.collect():
             if row.kind == "end":
                 self._ends[row.owner] = msgspec.json.decode(row.payload, type=IntervalEnd)
-            elif row.kind != "absorbed":
+            elif row.kind != "deleted":
                 self._rows[row.subject] = self._rows.get(row.subject, 0) + row.records
-            if row.kind in ("later_rows", "absorbed"):
+            if row.kind in ("later_rows", "deleted"):
                 self._changed.add(row.subject)
 
     def _source(self, computation: ComputationPlan) -> DataFrame:

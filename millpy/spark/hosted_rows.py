@@ -44,6 +44,7 @@ LATE = pa.schema(
         ("watermark", _MOMENT),
         ("window_start", _MOMENT),
         ("window_end", _MOMENT),
+        ("retracts", pa.bool_()),
     ]
 )
 DEAD_LETTERS = pa.schema(
@@ -57,6 +58,7 @@ DEAD_LETTERS = pa.schema(
         ("event_time", _MOMENT),
         ("key", pa.string()),
         ("traceback", pa.string()),
+        ("retracts", pa.bool_()),
     ]
 )
 STATE = pa.schema(
@@ -129,6 +131,7 @@ def late_batch(late: LateRows) -> pa.RecordBatch:
         late.watermarks,
         late.window_starts,
         late.window_ends,
+        late.retracts or [False] * count,
     ]
     return _batch(LATE, columns)
 
@@ -145,6 +148,7 @@ def dead_letter_batch(letters: Sequence[DeadLetter]) -> pa.RecordBatch:
         [letter.event_time for letter in letters],
         [None if letter.key is None else letter.key.decode() for letter in letters],
         [letter.traceback for letter in letters],
+        [letter.retracts for letter in letters],
     ]
     return _batch(DEAD_LETTERS, columns)
 
@@ -164,7 +168,7 @@ def table_frame(parts: DataFrame, spec: TableSpec, table_id: int, *, changed: bo
         parts: the parts of the computation that writes the table.
         spec: the table.
         table_id: its id.
-        changed: whether any window has a later pane, or was absorbed by another session.
+        changed: whether any window has a later pane, or has been deleted.
     """
     own = parts.where(F.col("subject") == table_id)
     columns = spec.columns()
@@ -176,11 +180,11 @@ def table_frame(parts: DataFrame, spec: TableSpec, table_id: int, *, changed: bo
     key_columns = columns[: len(spec.keys) + 2]
     key = [f"`{column.name}`" for column in key_columns]
     key_ddl = ", ".join(f"`{column.name}` {TYPES[column.sql_type][1]}" for column in key_columns)
-    gone = _decoded(own.where(F.col("kind") == "absorbed"), f"{key_ddl}, {BUNDLE} bigint")
+    gone = _decoded(own.where(F.col("kind") == "deleted"), f"{key_ddl}, {BUNDLE} bigint")
     both = rows.withColumn("_is_row", F.lit(True)).unionByName(
         gone.withColumn("_is_row", F.lit(False)), allowMissingColumns=True
     )
-    # A commit deletes what was absorbed before it writes rows.
+    # A commit deletes before it writes rows.
     newest = both.groupBy(*key).agg(F.max_by(F.struct(*names, "_is_row"), F.struct(BUNDLE, "_is_row")).alias("_newest"))
     return newest.where("_newest._is_row").select(*(F.col(f"_newest.{name}") for name in names))
 
@@ -207,6 +211,7 @@ def _ddl(schema: pa.Schema) -> str:
         _MOMENT: "timestamp",
         pa.int64(): "bigint",
         pa.int32(): "int",
+        pa.bool_(): "boolean",
     }
     return ", ".join(f"{of.name} {types[of.type]}" for of in schema)
 

@@ -242,9 +242,9 @@ class IntervalTask:
                 parts.add(
                     "rows" if rows.first else "later_rows", to_ipc(batch), subject=rows.table_id, records=len(batch)
                 )
-        for gone in checkpoint.absorbed:
+        for gone in checkpoint.deleted:
             for batch in result_batches(self._table(gone.table_id), gone.columns, checkpoint.bundle):
-                parts.add("absorbed", to_ipc(batch), subject=gone.table_id, records=len(batch))
+                parts.add("deleted", to_ipc(batch), subject=gone.table_id, records=len(batch))
         for late in checkpoint.late:
             parts.add("late", to_ipc(late_batch(late)), records=len(late))
         if checkpoint.dead_letters:

@@ -28,7 +28,7 @@ class NativePlan:
     Attributes:
         table: the table, with the value columns that are computed.
         input: the archive with the records of its windows.
-        window: the description of the windows: size and period in µs.
+        window: the description of the windows: size, period and offset in µs.
         aggregates: value column -> description of its aggregate.
         left_out: value columns that are not computed.
     """
@@ -103,7 +103,7 @@ def native_table(spark: SparkSession, plan: NativePlan, files: Sequence[str], *,
     records = archived_records(spark, plan.input, files)
     size, every = plan.window["size_us"], plan.window[_EVERY[plan.window["kind"]]]
     at = F.col(EVENT_TIME)
-    last = at - F.pmod(at, F.lit(every))
+    last = at - F.pmod(at - F.lit(plan.window.get("offset_us", 0)), F.lit(every))
     starts = F.array(*(last - F.lit(back * every) for back in range(-(-size // every)))) if size > every else None
     entries = records.withColumn(START, last if starts is None else F.explode(starts))
     entries = entries.withColumn(END, F.col(START) + F.lit(size)).where(at < F.col(END))

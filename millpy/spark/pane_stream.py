@@ -8,7 +8,7 @@ A batch holds the rows between two positions (`bundle_ranges`). What the stream 
 * A pane that the next pane has replaced before its batch was read does not come: the table has one row a window. A
   batch that is run again after a failure may lack panes that the first attempt had; their successors come later.
 * A batch holds one pane of a window at most. Panes of a window come in order of `pane_index`.
-* Rows that are deleted, by users or because a session absorbed them, are not taken back.
+* Rows that are deleted, by users or because their window is gone, are not taken back.
 
 A position is one of a single history of a single database: after a restore or a failover, commits may be missing, and
 their numbers are given again. The stream notices, and ends, unless the option `after_restore` says what to do.

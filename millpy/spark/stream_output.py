@@ -53,7 +53,7 @@ class StagedRows:
 
     def add(self, checkpoint: Checkpoint) -> None:
         """Write the rows, late records and dead letters of a checkpoint."""
-        for gone in checkpoint.absorbed:  # before its rows: a commit deletes first
+        for gone in checkpoint.deleted:  # before its rows: a commit deletes first
             spec = self._database.tables[gone.table_id].spec
             for batch in result_batches(spec, gone.columns, checkpoint.bundle):
                 self._write(f"tables/{spec.name}", _widened(batch, spec, deleted=True))

@@ -49,6 +49,7 @@ def late_rows_of(batch: pa.RecordBatch) -> list[LateRows]:
         late.watermarks.append(row["watermark"])
         late.window_starts.append(row["window_start"])
         late.window_ends.append(row["window_end"])
+        late.retracts.append(row["retracts"])
     return list(found.values())
 
 
@@ -68,6 +69,7 @@ def dead_letters_of(batch: pa.RecordBatch) -> list[DeadLetter]:
             input=row["_input"],
             wire=row["_wire"],
             dedupe_id=row["_dedupe_id"],
+            retracts=row["retracts"],
         )
         for row in _plain(batch)
     ]

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from millpy.errors import CorruptionError, UsageError
-from millpy.model.checkpoint import AbsorbedRows, Checkpoint, DeadLetter, LateRows, ResultRows
+from millpy.model.checkpoint import Checkpoint, DeadLetter, DeletedRows, LateRows, ResultRows
 from millpy.model.deployment import TableSpec
 from millpy.model.time import Instant
 from millpy.spark.hosted_rows import BUNDLE
@@ -99,7 +99,7 @@ class StreamTables:
             *self._watermarks[there],
             processing_floor=Instant(commit.now_us),
             results=found.results,
-            absorbed=found.absorbed,
+            deleted=found.deleted,
             late=found.late,
             dead_letters=found.dead_letters,
         )
@@ -123,7 +123,7 @@ class StreamTables:
         table_id = self._store.deployment.table_ids[spec.name]
         if deleted:
             key = spec.columns()[: len(spec.keys) + 2]
-            into.absorbed.append(AbsorbedRows(table_id, _columns(batch, spec, len(key)), len(batch)))
+            into.deleted.append(DeletedRows(table_id, _columns(batch, spec, len(key)), len(batch)))
         else:
             columns = _columns(batch, spec, len(spec.columns()))
             into.results.append(ResultRows(table_id, columns, len(batch), _all_first(batch, spec)))
@@ -134,7 +134,7 @@ class _BundleRows:
 
     def __init__(self) -> None:
         self.results: list[ResultRows] = []
-        self.absorbed: list[AbsorbedRows] = []
+        self.deleted: list[DeletedRows] = []
         self.late: list[LateRows] = []
         self.dead_letters: list[DeadLetter] = []
 

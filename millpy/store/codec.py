@@ -2,7 +2,8 @@
 
     frame     version, flags, counts and lengths (`_FRAME`)
     times     event times int64[records], then watermarks, if there are any, either as plain int64[records] or as
-              runs: values int64[runs], ends int32[runs]; lz4 when that pays
+              runs: values int64[runs], ends int32[runs]; then which records are retractions, if any is, one bit each;
+              lz4 when that pays
     batch     an Arrow IPC record batch message with lz4 buffers, without the schema message. The reader takes the
               schema from the deployed stream, to which fields are only appended, and the number of fields at the
               time of writing from the frame
@@ -28,6 +29,7 @@ _VERSION = 1
 _HAS_WATERMARKS = 1
 _WATERMARK_RUNS = 2
 _TIMES_COMPRESSED = 4
+_HAS_RETRACTIONS = 8
 # Version, flags, fields, records, runs, bytes of times as stored and when decompressed; padded to 8 for Arrow.
 _FRAME = struct.Struct("<BBHIIIIxxxx")
 _COMPRESS_BYTES_MIN = 2_048
@@ -88,6 +90,10 @@ def _decoded(record_type: RecordType, payload: bytes) -> Records:
     if flags & _TIMES_COMPRESSED:
         times = pa.decompress(times, decompressed_size=times_length, codec="lz4", asbytes=True)
     event_times, watermarks = _decode_times(times, count, flags, runs)
+    retracts = None
+    if flags & _HAS_RETRACTIONS:
+        bits = np.frombuffer(times, np.uint8, -(-count // 8), offset=times_length - -(-count // 8))
+        retracts = np.unpackbits(bits, count=count).astype(np.bool_)
     written = schema if fields == len(schema) else pa.schema([schema.field(place) for place in range(fields)])
     batch = pa.ipc.read_record_batch(pa.py_buffer(payload).slice(start), written)
     if len(batch) != count:
@@ -95,7 +101,7 @@ def _decoded(record_type: RecordType, payload: bytes) -> Records:
     batch.validate(full=True)  # reading does not check lengths and offsets
     if fields < len(schema):
         batch = record_type.with_defaults(batch)
-    return Records(record_type, event_times, watermarks=watermarks, batch=batch)
+    return Records(record_type, event_times, watermarks=watermarks, retracts=retracts, batch=batch)
 
 
 def without_fields(piece: StoredSlice, schema: pa.Schema, kept: int) -> StoredSlice:
@@ -131,12 +137,21 @@ def _check_written(payload: bytes, checksum: int) -> None:
 
 def _times_length(count: int, flags: int, runs: int) -> int:
     """Return the number of bytes of the times before compression."""
+    retractions = -(-count // 8) if flags & _HAS_RETRACTIONS else 0
     if not flags & _HAS_WATERMARKS:
-        return 8 * count
-    return 8 * count + (12 * runs if flags & _WATERMARK_RUNS else 8 * count)
+        return 8 * count + retractions
+    return 8 * count + (12 * runs if flags & _WATERMARK_RUNS else 8 * count) + retractions
 
 
 def _encode_times(records: Records) -> tuple[bytes, int, int]:
+    """Encode the event times, watermarks and retractions. Return the bytes, their flags and the number of runs."""
+    times, flags, runs = _encode_watermarks(records)
+    if records.retracts is not None and records.retracts.any():
+        return times + np.packbits(records.retracts).tobytes(), flags | _HAS_RETRACTIONS, runs
+    return times, flags, runs
+
+
+def _encode_watermarks(records: Records) -> tuple[bytes, int, int]:
     """Encode the event times and watermarks. Return the bytes, their flags and the number of runs."""
     event_times = records.event_times.astype("<i8", copy=False).tobytes()
     watermarks = records.watermarks

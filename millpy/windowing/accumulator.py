@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from millpy.errors import RefusedValueError, SchemaError
+from millpy.errors import GraphError, RefusedValueError, SchemaError
 from millpy.model.identity import Identity
 from millpy.model.identity_text import GraphPart
 from millpy.model.record import RecordType, arrow_type, getter
@@ -37,6 +37,7 @@ class Aggregate(GraphPart):
         field: name of the field to aggregate; "a.b" for a nested one.
         takes: types of the field that the aggregate accepts; empty for all.
         merge_order: how far `merge` of its accumulators is commutative.
+        forgets: why the aggregate cannot subtract a record again; empty if it can.
     """
 
     field: str | None = None
@@ -44,17 +45,25 @@ class Aggregate(GraphPart):
     """The word for the aggregate in the stored descriptions of graphs."""
     takes: ClassVar[tuple[type, ...]] = ()
     merge_order: ClassVar[MergeOrder] = "any"
+    forgets: ClassVar[str] = "it does not keep the records"
 
     def identity(self) -> Identity:
         """Describe the aggregate and its parameters."""
         return {"kind": self.kind, "field": self.field}
 
-    def bind(self, record_type: RecordType) -> Accumulator:
-        """Return the operations of the aggregate on records of a type.
+    def bind(self, record_type: RecordType, *, retracts: bool = False) -> Accumulator:
+        """Return the operations of the aggregate on records of a type, some of which are retractions if `retracts`.
 
         Raises:
             SchemaError: the field does not exist, or the aggregate does not accept its type.
+            GraphError: the aggregate cannot subtract.
         """
+        if retracts and self.forgets:
+            raise GraphError(
+                f"{self!r} cannot subtract records that are retracted: {self.forgets}",
+                hint="use Count, Sum, Mean, Variance, StandardDeviation, or a Combiner that defines subtract; or let"
+                " the windows before it have accumulation=Accumulation.DISCARDING, whose panes are never retracted",
+            )
         name = type(self).__name__
         if self.field is None:
             raise SchemaError(f"{name} needs a field", hint=f'for example {name}("temperature")')
@@ -64,10 +73,14 @@ class Aggregate(GraphPart):
             raise SchemaError(
                 f"{self!r} does not accept a field of type {getattr(kind, '__name__', kind)}", hint=f"use {takes}"
             )
-        return self.bind_field(self.field, kind)
+        return self.bind_balance(self.field, kind) if retracts else self.bind_field(self.field, kind)
 
     def bind_field(self, field: str, kind: type) -> Accumulator:
         """Return the operations on a field whose type the aggregate accepts."""
+        raise NotImplementedError
+
+    def bind_balance(self, field: str, kind: type) -> Accumulator:
+        """Return the operations that subtract, too; only for an aggregate that forgets nothing."""
         raise NotImplementedError
 
 
@@ -85,6 +98,8 @@ class Accumulator:
         codec         from_stored(to_stored(a)) = a, also after jsonb has rewritten the numbers
         finite        to_stored(a) is JSON without NaN, infinities and integers beyond 64 bits, and keeps a bounded
                       number of values, however many records there are
+        inverse       subtract(add(a, r), r) = a, in any order of additions and subtractions, also across merges; only
+                      of accumulators from `Aggregate.bind(..., retracts=True)`
         columns       `aggregate`, `gather`, `concatenate`, `combine` and the results of a `PartialAggregate` agree with
                       the six operations
 
@@ -124,6 +139,10 @@ class Accumulator:
 
     def add(self, accumulator: Any, value: Any, at: int) -> Any:
         """Return the accumulator with one more value, which is not None; `at` is the record's event time in µs."""
+        raise NotImplementedError
+
+    def subtract(self, accumulator: Any, value: Any, at: int) -> Any:
+        """Return the accumulator with one value less: that of a record which is retracted."""
         raise NotImplementedError
 
     def merge(self, one: Any, other: Any) -> Any:
@@ -295,14 +314,25 @@ class AccumulatorSet:
         columns: per result column, the place of its accumulator and the Accumulator that computes the result.
         texts: names of the text fields whose values are kept, so that they must be storable.
         calls_user: whether an aggregate is user code.
+        retracts: whether records may be retractions. The first accumulator then counts the records that are left,
+            whatever the aggregates are: a window without any has no result.
+
+    Args:
+        counter: the accumulator that counts records, if some of them may be retractions.
     """
 
-    def __init__(self, aggregates: Mapping[str, Aggregate], record_type: RecordType) -> None:
+    def __init__(
+        self, aggregates: Mapping[str, Aggregate], record_type: RecordType, counter: Accumulator | None = None
+    ) -> None:
         self.members: list[Accumulator] = []
         self.columns: list[tuple[int, Accumulator]] = []
+        self.retracts = counter is not None
         shared: dict[Hashable, int] = {}
+        if counter is not None:
+            self.members.append(counter)
+            shared[counter.shares] = 0
         for aggregate in aggregates.values():
-            member = aggregate.bind(record_type)
+            member = aggregate.bind(record_type, retracts=self.retracts)
             place = shared.get(member.shares) if member.shares is not None else None
             if place is None:
                 place = len(self.members)
@@ -328,6 +358,21 @@ class AccumulatorSet:
             value = member.value_of(record)
             if value is not None:
                 values[place] = member.add(values[place], value, at)
+
+    def subtract(self, values: list[Any], record: Any, at: int) -> None:
+        """Subtract one record, which is retracted, from the accumulators, in place."""
+        for place, member in enumerate(self.members[: len(values)]):
+            value = member.value_of(record)
+            if value is not None:
+                values[place] = member.subtract(values[place], value, at)
+
+    def is_empty(self, values: Sequence[Any]) -> bool:
+        """Tell whether every record of a window has been retracted."""
+        return self.retracts and values[0] <= 0
+
+    def copied(self, values: Sequence[Any]) -> list[Any]:
+        """Return equal accumulators that share nothing with these."""
+        return self.from_stored(self.to_stored(values))
 
     def merge(self, one: Sequence[Any], other: Sequence[Any]) -> list[Any]:
         """Merge two lists of accumulators; neither is used afterwards. The records of `other` arrived later."""

@@ -5,6 +5,7 @@ Sliding windows that are stored as slices are in `sliding.py`; `WindowSpec.slice
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise, repeat
 from typing import Any
@@ -12,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from millpy.model.keys import Key
-from millpy.model.record import Instants
+from millpy.model.record import Instants, Mask, retractions_of
 from millpy.model.stage import StageBinding, StoredInterval, Work
 from millpy.model.time import Instant
 from millpy.windowing.accumulator import PartialAggregate
 from millpy.windowing.aggregates.combiner import try_merges
 from millpy.windowing.fixed_state import OpenWindows
 from millpy.windowing.group_by import Groups, Integers, aligned_groups
-from millpy.windowing.operator import DroppedLate, JoinedRows, Mask, WindowedInterval, WindowSpec
+from millpy.windowing.operator import DroppedLate, JoinedRows, WindowedInterval, WindowSpec
 from millpy.windowing.pane_codec import OpenPane
 from millpy.windowing.panes import Emission
 from millpy.windowing.window import AlignedWindows, Assigner
@@ -55,8 +56,10 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
         if at is not None:
             inside_rows = np.flatnonzero(np.bincount(at, minlength=len(rows)))
         self._expect(rows, inside_rows, len(starts))
-        if len(rows) <= self._few_records_max:
+        if len(rows) <= self._few_records_max and self._simple:
             self._take_few(rows, starts, at)
+        elif len(rows) <= self._few_records_max:
+            self._merge_few(rows, starts, at)
         else:
             self._take_many(emission, rows, starts, at, work.watermark)
         return late
@@ -100,6 +103,27 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
             open_windows.changed(start)[key] = pane
             self._tally.applied += 1
 
+    def _merge_few(self, rows: JoinedRows, starts: Instants, at: Integers | None) -> None:
+        """Add the records to panes of this turn one by one, and merge these into the open panes, as columns do."""
+        accumulators, size_us = self._accumulators, self._size_us
+        objects, times, watermarks = rows.records.objects(), rows.records.event_times.tolist(), rows.watermarks.tolist()
+        retracts, codes = retractions_of(rows.records).tolist(), rows.codes.tolist()
+        found: dict[int, dict[Key, OpenPane]] = {}
+        counts: Counter[tuple[int, Key]] = Counter()
+        for start, row in zip(starts.tolist(), range(len(rows)) if at is None else at.tolist(), strict=True):
+            key, of_window = rows.keys[codes[row]], found.setdefault(start, {})
+            pane = of_window.get(key)
+            if pane is None:
+                pane = of_window[key] = OpenPane(accumulators.empty())
+            change = accumulators.subtract if retracts[row] else accumulators.add
+            change(pane.values, objects[row], times[row])
+            pane.late_count += watermarks[row] >= start + size_us
+            counts[start, key] += 1
+        for start, panes in found.items():
+            late = [pane.late_count for pane in panes.values()]
+            values = [pane.values for pane in panes.values()]
+            self._merge(start, list(panes), values, late, [counts[start, key] for key in panes])
+
     def _take_many(
         self, emission: Emission, rows: JoinedRows, starts: Instants, at: Integers | None, watermark: Instant
     ) -> None:
@@ -130,7 +154,8 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
     ) -> None:
         """Merge the `kept` groups into the state, window by window.
 
-        A window that opens and fires in this turn emits its groups unchanged: mark them as `leaving`, too.
+        A window that opens and fires in this turn emits its groups unchanged: mark them as `leaving`, too. If records
+        may be retractions, a group may have no pane to emit, and all panes leave from the state.
         """
         picks = np.flatnonzero(kept)
         values = list(map(list, zip(*(partial.accumulators(picks) for partial in partials), strict=True)))
@@ -140,7 +165,7 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
         bounds = np.append(np.flatnonzero(np.diff(starts, prepend=starts[0] - 1)), len(picks))
         for lo, hi in pairwise(bounds.tolist()):
             start = int(starts[lo])
-            if start in self._open.panes:
+            if start in self._open.panes or self._accumulators.retracts:
                 self._merge(start, of_group[lo:hi], values[lo:hi], late_counts[lo:hi], counts[lo:hi])
                 continue
             due = start + self._size_us <= self._latest_end
@@ -152,15 +177,17 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
     def _merge(self, start: int, keys: list[Key], values: list[list[Any]], late: list[int], counts: list[int]) -> None:
         """Merge groups into an open window; `late` and `counts` are numbers of records."""
         panes, changed = self._open.get_or_open(start), self._open.changed(start)
-        merge, before = self._accumulators.merge, len(panes)
+        merge, simple, before = self._accumulators.merge, self._simple, len(panes)
         applied = 0
         for key, accumulators, late_count, count in zip(keys, values, late, counts, strict=True):
             pane = panes.get(key)
             if pane is None:
-                pane = panes[key] = OpenPane(accumulators)
-            else:
+                pane = panes[key] = OpenPane(accumulators, late_count=late_count)
+            elif simple:
                 pane.values = merge(pane.values, accumulators)
-            pane.late_count += late_count
+                pane.late_count += late_count
+            else:
+                self._merger.merge(pane, accumulators, late_count)
             changed[key] = pane
             applied += count
         self._open.weights.panes += len(panes) - before
@@ -172,9 +199,12 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
         return [pane.values] if pane is not None else []
 
     def _kept(self, groups: Groups, expiring: Mask, keys: list[Key]) -> Mask:
-        """Return which groups go through the state: their window stays open, or their key has a pane in it already."""
-        kept = ~expiring
-        places = np.flatnonzero(expiring)
+        """Return which groups go through the state: their window stays open, or their key has a pane in it already.
+
+        If records may be retractions, all do.
+        """
+        kept = ~expiring | self._accumulators.retracts
+        places = np.flatnonzero(~kept)
         if not len(places) or not self._open.panes:
             return kept
         known = [start for start in np.unique(groups.starts[places]).tolist() if start in self._open.panes]

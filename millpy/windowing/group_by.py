@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpy.model.record import Instants, Records, column_of
+from millpy.model.record import Instants, Records, column_of, retractions_of
 
 Integers = npt.NDArray[np.integer[Any]]
 Column = npt.NDArray[Any]
@@ -82,6 +82,17 @@ class Groups:
     def counts_where(self, mask: npt.NDArray[np.bool_]) -> Integers:
         """Count the entries of each group for which a mask is true; it has one value per entry."""
         return np.bincount(self._group_of[mask], minlength=len(self))
+
+    def balances(self, field: str | None) -> Integers:
+        """Count the entries of each group whose field is not null, retractions as -1; all entries without a field."""
+        if field is None:
+            return np.add.reduceat(self.signs(self._rows), np.cumsum(self.counts) - self.counts)
+        found = self.by_group(field)
+        return self.reduce(np.add, found, self.signs(found.rows))
+
+    def signs(self, rows: Integers) -> Integers:
+        """Return 1 for a row that is a value, and -1 for one that is a retraction."""
+        return np.where(retractions_of(self.records)[rows], -1, 1)
 
     def valid_counts(self, field: str) -> Integers:
         """Count the entries of each group whose field is not null."""

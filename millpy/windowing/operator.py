@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -27,10 +27,22 @@ from millpy.model.dead_letter import dead_letter_of, key_problem, payload_of, un
 from millpy.model.delta import encode_value
 from millpy.model.identity import Identity
 from millpy.model.keys import Key, key_text, key_texts
-from millpy.model.record import SMALL_RECORDS_MAX, Instants, Records, RecordType, column_of, concat, getter
+from millpy.model.record import (
+    SMALL_RECORDS_MAX,
+    Instants,
+    Mask,
+    Records,
+    RecordType,
+    column_of,
+    concat,
+    getter,
+    retractions_of,
+)
 from millpy.model.stage import StageBinding, StepResult, StoredInterval, Work
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, microseconds
+from millpy.windowing.accumulation import Accumulation, PaneMerger
 from millpy.windowing.accumulator import AccumulatorSet, Aggregate, RowsRefusedError
+from millpy.windowing.aggregates.balance import CountBalance
 from millpy.windowing.group_by import Integers
 from millpy.windowing.pane_codec import DuePane
 from millpy.windowing.panes import Emission, output_type, records_in_order, result_rows
@@ -38,8 +50,6 @@ from millpy.windowing.triggers import AFTER_WATERMARK, Trigger
 from millpy.windowing.window import Assigner, Gaps, SessionWindows, SlidingWindows, Windows
 from millpy.windowing.window_memory import REASON as ROOM_REASON
 from millpy.windowing.window_memory import NoRoomError, Openings, Weights
-
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +62,8 @@ class WindowSpec:
         aggregates: result column -> aggregate.
         few_records_max: the most records of a turn that are added one by one; columns have the same effect.
         trigger: the rule by which windows fire.
+        accumulation: what a pane has of the panes of its window before it.
+        takes_retractions: whether some of the records may be retractions.
     """
 
     windows: Windows
@@ -59,14 +71,31 @@ class WindowSpec:
     aggregates: Mapping[str, Aggregate]
     few_records_max: int = SMALL_RECORDS_MAX
     trigger: Trigger = AFTER_WATERMARK
+    accumulation: Accumulation = Accumulation.ACCUMULATING
+    takes_retractions: bool = False
 
     def output_type(self, record_type: RecordType, key_fields: Sequence[str]) -> RecordType:
         """Return the record type of the stream of panes.
 
         Raises:
             SchemaError: an aggregate does not accept its field.
+            GraphError: records may be retractions, and an aggregate cannot subtract.
         """
-        return output_type(record_type, key_fields, dict(self.aggregates))
+        return output_type(record_type, key_fields, dict(self.aggregates), retracts=self.takes_retractions)
+
+    def accumulators(self, record_type: RecordType) -> AccumulatorSet:
+        """Return the operations of the aggregates on records of a type."""
+        return AccumulatorSet(self.aggregates, record_type, CountBalance() if self.takes_retractions else None)
+
+    @property
+    def panes_repeat(self) -> bool:
+        """Whether a window may have a second pane, or a session that has one may be merged into another."""
+        return self.allowed_lateness > timedelta(0)
+
+    @property
+    def simple(self) -> bool:
+        """Whether records only add to windows, and all that a pane needs of its window are the accumulators."""
+        return self.accumulation is Accumulation.ACCUMULATING and not self.takes_retractions
 
     def columns(self) -> tuple[str, ...]:
         """Return the names of the aggregate columns."""
@@ -74,21 +103,22 @@ class WindowSpec:
 
     @property
     def sliced(self) -> bool:
-        """Whether the windows are stored as slices: sliding ones, with two exceptions.
+        """Whether the windows are stored as slices: sliding ones, with three exceptions.
 
         If the size is not a whole number of periods, there would be more slices than windows. If an aggregate merges in
-        order of arrival only, slices cannot be merged, because they follow event time.
+        order of arrival only, slices cannot be merged, because they follow event time. If a window needs its newest
+        pane again, slices do not have it.
         """
         windows = self.windows
-        if not isinstance(windows, SlidingWindows):
+        if not isinstance(windows, SlidingWindows) or not self.simple:
             return False
         if any(aggregate.merge_order == "arrival" for aggregate in self.aggregates.values()):
             return False
         return windows.size_us % windows.every_us == 0 and windows.size_us > windows.every_us
 
     def identity(self) -> Identity:
-        """Describe what must not change while windows are stored: windows, stored form, trigger, aggregates."""
-        return {
+        """Describe what must not change while windows are stored: windows, stored form, trigger, mode, aggregates."""
+        described: dict[str, Any] = {
             "kind": "window",
             "window": self.windows.identity(),
             "stored_form": "slices" if self.sliced else "whole windows",
@@ -96,6 +126,11 @@ class WindowSpec:
             "allowed_lateness_us": microseconds(self.allowed_lateness),
             "aggregates": [(name, aggregate.identity()) for name, aggregate in self.aggregates.items()],
         }
+        if self.accumulation is not Accumulation.ACCUMULATING:
+            described["accumulation"] = self.accumulation.value
+        if self.takes_retractions:
+            described["takes_retractions"] = True
+        return described
 
 
 @dataclass(slots=True)
@@ -224,13 +259,15 @@ class WindowedInterval(Generic[OpenT]):
         windows = windowing.windows
         where = Gaps(windows) if isinstance(windows, SessionWindows) else Assigner(windows)
         self._earliest, self._latest = where.event_time_range()
-        self._accumulators = AccumulatorSet(windowing.aggregates, self._input.record_type)
+        self._simple, self._mode = windowing.simple, windowing.accumulation
+        self._accumulators = windowing.accumulators(self._input.record_type)
+        self._merger = PaneMerger(self._accumulators, self._mode)
         self._accumulators.report_to(binding.progress)
         self._bytes_max = binding.limits.open_windows_bytes_max // binding.windowed_intervals
         self._few_records_max = -1 if self._accumulators.calls_user else windowing.few_records_max
         ((self._stream, self._output),) = binding.outputs.items()
         self._tally = WindowCounts()
-        self._made = self._retracted = 0  # panes of the turn, counted where they are made
+        self._made = 0  # panes of the turn, counted where they are made
 
     def _recover(self, recovered: StoredInterval) -> None:
         """Load the open windows from the stored state."""
@@ -273,8 +310,8 @@ class WindowedInterval(Generic[OpenT]):
         """Apply one turn's work to the open windows and return the result to commit."""
         result = StepResult()
         reached = work.watermark
-        self._tally, self._made, self._retracted = WindowCounts(), 0, 0
-        emission = Emission(self._accumulators, len(self._input.key_fields), self._trigger)
+        self._tally, self._made = WindowCounts(), 0
+        emission = Emission(self._accumulators, len(self._input.key_fields), self._trigger, self._mode)
         rows: JoinedRows | None = None
         arrived = [arrival for arrival in work.arrived if len(arrival.bundle)]
         if arrived:
@@ -299,7 +336,7 @@ class WindowedInterval(Generic[OpenT]):
             result.delta = (entries,)
         result.consumed_by_input = self._tally.consumed()
         self._made += self._open.take_expired_without_pane()
-        result.emitted_by_stream[self._stream] = self._made + self._retracted
+        result.emitted_by_stream[self._stream] = self._made + emission.retracted
         if (table_id := self._binding.tables.get(self._stream)) is not None:
             result.emitted_by_table[table_id] = self._made
         due, _ = self.next_due()
@@ -362,9 +399,7 @@ class WindowedInterval(Generic[OpenT]):
 
     def _add_due(self, emission: Emission, work: Work) -> None:
         """Emit panes of open windows that fire, about `panes_max`."""
-        due, failed = self._open.due(self._latest_end, work.panes_max), len(emission.failed)
-        emission.add_open(due)
-        self._made += len(due) - (len(emission.failed) - failed)
+        self._made += emission.add_open(self._open.due(self._latest_end, work.panes_max))
 
     def _emit(self, result: StepResult, emission: Emission) -> None:
         """Add the emitted panes to the result: as rows of the result table, and as productions for consumers."""
@@ -372,14 +407,14 @@ class WindowedInterval(Generic[OpenT]):
         subscribed = self._stream in self._binding.subscribed
         produced = emission.retractions(self._output) if subscribed else []
         if table_id is not None:
-            result.absorbed = emission.absorbed_rows(table_id)
+            result.deleted = emission.deleted_rows(table_id)
         count = len(emission)
         if count:
-            columns, first = emission.take_columns()
+            columns, given, first = emission.take_columns()
             if table_id is not None:
                 result.results = result_rows(table_id, columns, count, first)
             if subscribed:
-                produced.append(records_in_order(self._output, columns, count, len(self._input.key_fields)))
+                produced.append(records_in_order(self._output, given, count, len(self._input.key_fields)))
         if produced:
             result.productions[self._stream] = concat(produced)
 
@@ -402,6 +437,7 @@ class WindowedInterval(Generic[OpenT]):
                     window_starts=starts[mine].tolist(),
                     window_ends=ends[mine].tolist(),
                     whole=[] if whole is None else whole[mine].tolist(),
+                    retracts=[] if late.records.retracts is None else late.records.retracts.tolist(),
                 )
             )
         return found
@@ -463,23 +499,21 @@ class WindowedInterval(Generic[OpenT]):
     ) -> None:
         """Add dead letters for the rows `out` to the result; the error None means that the key cannot be stored."""
         records = rows.records.take(out)
-        for row, record, at in zip(out.tolist(), records.objects(), records.event_times.tolist(), strict=True):
+        columns = (out.tolist(), records.objects(), records.event_times.tolist(), retractions_of(records).tolist())
+        for row, record, at, retracts in zip(*columns, strict=True):
             place = rows.input_of(row)
             stream, computation = self._binding.inputs[place].stream, self._binding.computation
             error, payload = errors[row], payload_of(record)
+            where = {"event_time": at, "input": place, "retracts": retracts}
             if isinstance(error, NoRoomError):
                 key = key_text(rows.keys[int(rows.codes[row])])
-                letter = DeadLetter(
-                    ROOM_REASON, str(error), payload, stream, computation, event_time=at, key=key, input=place
-                )
+                letter = DeadLetter(ROOM_REASON, str(error), payload, stream, computation, key=key, **where)
             elif error is None:
                 detail = key_problem(key_text(rows.keys[int(rows.codes[row])]))
-                letter = DeadLetter("key", detail, payload, stream, computation, event_time=at, input=place)
+                letter = DeadLetter("key", detail, payload, stream, computation, **where)
             else:
                 key = key_text(rows.keys[int(rows.codes[row])])
-                letter = dead_letter_of(
-                    error, payload, stream=stream, computation=computation, event_time=at, key=key, input=place
-                )
+                letter = dead_letter_of(error, payload, stream=stream, computation=computation, key=key, **where)
             result.dead_letters.append(letter)
         counts = result.dead_lettered_by_input
         for place, mine in rows.by_input(out):

@@ -11,6 +11,13 @@ from millpy.model.keys import Key
 from millpy.windowing.accumulator import AccumulatorSet
 
 
+class PaneContent(msgspec.Struct, gc=False, omit_defaults=True):
+    """The content of a pane, or of a part of it: accumulators, and the number of late records."""
+
+    values: list[Any]
+    late_count: int = 0
+
+
 class OpenPane(msgspec.Struct, gc=False, omit_defaults=True):
     """The state of a window of a key.
 
@@ -20,6 +27,8 @@ class OpenPane(msgspec.Struct, gc=False, omit_defaults=True):
         late_count: number of records that arrived after the watermark had reached the window's end.
         emitted: whether it has emitted a pane.
         bundle: number of the bundle that stored it last; 0 if it is not stored.
+        kept: for a retracting window, the content of its newest pane if it has changed since; for a discarding one,
+            what has come since then, if anything has; None in other modes.
     """
 
     values: list[Any]
@@ -27,6 +36,7 @@ class OpenPane(msgspec.Struct, gc=False, omit_defaults=True):
     late_count: int = 0
     emitted: bool = False
     bundle: int = 0
+    kept: PaneContent | None = None
 
 
 DuePane: TypeAlias = "tuple[int, int, Key, OpenPane]"
@@ -57,11 +67,16 @@ def decode_pane(stored: bytes, accumulators: AccumulatorSet) -> OpenPane:
     """Decode a stored pane."""
     pane = _decode(stored)
     pane.values = pane.values and accumulators.from_stored(pane.values)
+    if pane.kept is not None:
+        pane.kept.values = accumulators.from_stored(pane.kept.values)
     return pane
 
 
 def _encode_exactly(pane: OpenPane, accumulators: AccumulatorSet) -> bytes:
     """Encode a pane with its accumulators in the form that `from_stored` reads."""
+    kept = pane.kept
+    if kept is not None:
+        kept = PaneContent(accumulators.to_stored(kept.values), kept.late_count)
     return msgspec.json.encode(
-        msgspec.structs.replace(pane, values=pane.values and accumulators.to_stored(pane.values))
+        msgspec.structs.replace(pane, values=pane.values and accumulators.to_stored(pane.values), kept=kept)
     )

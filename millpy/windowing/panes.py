@@ -11,17 +11,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpy.model.checkpoint import AbsorbedRows, ResultRows
+from millpy.model.checkpoint import DeletedRows, ResultRows
 from millpy.model.keys import Key
 from millpy.model.record import SMALL_RECORDS_MAX, Instants, Records, RecordType, column_name
 from millpy.model.time import to_datetime
+from millpy.windowing.accumulation import Accumulation, content_of, newest_of, withdraw
 from millpy.windowing.accumulator import AccumulatorSet, Aggregate, PartialAggregate
 from millpy.windowing.aggregates.combiner import failure_of
 from millpy.windowing.group_by import Integers
-from millpy.windowing.pane_codec import DuePane
+from millpy.windowing.pane_codec import DuePane, OpenPane, PaneContent
 from millpy.windowing.triggers import Trigger
 
-RETRACTED = "retracted"
 Column: TypeAlias = "pa.Array | list[Any]"
 
 
@@ -44,17 +44,20 @@ class PaneIndex(Protocol):
         ...
 
 
-def output_type(record_type: RecordType, key_fields: Sequence[str], aggregates: dict[str, Aggregate]) -> RecordType:
+def output_type(
+    record_type: RecordType, key_fields: Sequence[str], aggregates: dict[str, Aggregate], *, retracts: bool = False
+) -> RecordType:
     """Return the record type of a stream of panes: key fields, window, aggregates, and what the pane is.
 
     Raises:
         SchemaError: an aggregate does not accept its field.
+        GraphError: `retracts` says that records may be retractions, and an aggregate cannot subtract.
     """
     fields: list[tuple[str, Any]] = [
         (column_name(name), record_type.annotations_along(name)[-1]) for name in key_fields
     ]
     fields += [("window_start", datetime), ("window_end", datetime)]
-    fields += [(name, aggregate.bind(record_type).result) for name, aggregate in aggregates.items()]
+    fields += [(name, aggregate.bind(record_type, retracts=retracts).result) for name, aggregate in aggregates.items()]
     fields += [("pane_index", int), ("pane_timing", str), ("late_count", int)]
     return RecordType(msgspec.defstruct("WindowedResult", fields, kw_only=False, frozen=True))
 
@@ -69,20 +72,28 @@ class Emission:
     Attributes:
         failed: (pane, error) for which a combiner has no result, because its code has changed since it accepted the
             records. They count as emitted, so that they are not tried again, and get no pane index.
+        retracted: number of panes that are retracted.
     """
 
-    def __init__(self, accumulators: AccumulatorSet, key_fields: int, trigger: Trigger) -> None:
+    def __init__(
+        self,
+        accumulators: AccumulatorSet,
+        key_fields: int,
+        trigger: Trigger,
+        mode: Accumulation = Accumulation.ACCUMULATING,
+    ) -> None:
         self._accumulators = accumulators
         self._trigger = trigger
         self._key_fields = key_fields
+        self._mode = mode
         self._direct: list[Column] = []
         self._direct_count = 0
         self._direct_first = 0
         self._open: list[DuePane] = []
-        self._absorbed: list[DuePane] = []
-        self._retracted: list[DuePane] = []
+        self._gone: list[DuePane] = []
+        self._retractions: list[tuple[list[Column], int]] = []
         self.failed: list[tuple[DuePane, Exception]] = []
-        self._retracted_columns: list[Column] = []
+        self.retracted = 0
 
     def add_direct(
         self,
@@ -128,63 +139,104 @@ class Emission:
             pa.array(late_counts.astype(np.int64)),
         ]
 
-    def add_open(self, due: Sequence[DuePane]) -> None:
-        """Emit panes of open windows; callable once a turn."""
-        if self._accumulators.calls_user:
-            due = [item for item in due if self._has_results(item)]
-        self._open = sorted(due, key=lambda item: item[3].emitted)
+    def add_open(self, due: Sequence[DuePane]) -> int:
+        """Emit panes of open windows, and return their number; callable once a turn.
 
-    def _has_results(self, due: DuePane) -> bool:
+        A window whose every record is retracted has none: its row is deleted. A retracting window first retracts the
+        pane that consumers have.
+        """
+        if self._accumulators.retracts:
+            empty = [item for item in due if self._accumulators.is_empty(item[3].values)]
+            due = [item for item in due if not self._accumulators.is_empty(item[3].values)]
+            self._withdraw(empty)
+        if self._accumulators.calls_user:
+            due = [item for item in due if self._has_results(item, item[3]) and self._can_retract(item)]
+        if self._mode is Accumulation.RETRACTING:
+            self._retract(due)
+        self._open = sorted(due, key=lambda item: item[3].emitted)
+        return len(self._open)
+
+    def _withdraw(self, panes: Sequence[DuePane]) -> None:
+        """Delete the rows of windows that are empty, and retract their panes."""
+        self._gone += [item for item in panes if newest_of(item[3]) is not None]
+        if self._mode is Accumulation.RETRACTING:
+            self._retract(panes)
+        for _, _, _, pane in panes:
+            withdraw(pane)
+
+    def _has_results(self, due: DuePane, content: PaneContent | OpenPane) -> bool:
         """Tell whether a pane has results; if not, record it as failed."""
-        error = failure_of(self._accumulators, due[3].values)
+        error = failure_of(self._accumulators, content.values)
         if error is not None:
             self.failed.append((due, error))
             due[3].emitted = True
         return error is None
 
-    def retract(self, panes: Sequence[DuePane]) -> None:
-        """Retract the newest panes of sessions that were merged into others; callable once a turn.
+    def _can_retract(self, due: DuePane) -> bool:
+        """Tell whether the newest pane that consumers have of a window has results, if it has to be retracted."""
+        newest = newest_of(due[3]) if self._mode is Accumulation.RETRACTING else None
+        return newest is None or self._has_results(due, newest)
 
-        Their accumulators may change afterwards.
-        """
-        assert not self._absorbed, "panes are retracted once a turn"
-        self._absorbed = list(panes)
-        self._retracted = [item for item in panes if not self._accumulators.calls_user or self._has_results(item)]
-        if self._retracted:
-            self._retracted_columns = self._columns_of(self._retracted, [RETRACTED] * len(self._retracted))
+    def absorb(self, panes: Sequence[DuePane]) -> None:
+        """Delete the rows of sessions that were merged into others; retracting windows retract their panes as well."""
+        self._gone += panes
+        if self._mode is Accumulation.RETRACTING:
+            self._retract(panes)
+
+    def _retract(self, panes: Sequence[DuePane]) -> None:
+        """Retract the newest panes that consumers have of windows; nothing for a window without any."""
+        found = [(item, content) for item in panes if (content := newest_of(item[3])) is not None]
+        if self._accumulators.calls_user:
+            found = [(item, content) for item, content in found if self._has_results(item, content)]
+        if found:
+            columns = self._columns_of([item for item, _ in found], [content for _, content in found], step=-1)
+            self._retractions.append((columns, len(found)))
+            self.retracted += len(found)
 
     def __len__(self) -> int:
         return self._direct_count + len(self._open)
 
-    def take_columns(self) -> tuple[list[Column], int]:
-        """Return (columns, how many of the panes are the first of their window), and mark open panes as emitted."""
+    def take_columns(self) -> tuple[list[Column], list[Column], int]:
+        """Mark open panes as emitted. Return their columns, what consumers get of them, and the number of first ones.
+
+        Consumers of a discarding window get what the panes before had not.
+        """
         assert not self._open or self._direct_first == self._direct_count, "first panes come first"
         first = sum(not pane.emitted for _, _, _, pane in self._open) + self._direct_first
-        timings = self._trigger.timings([pane.late_count for _, _, _, pane in self._open])
-        columns = self._columns_of(self._open, timings) if self._open else []
-        for _, _, _, pane in self._open:
+        panes = [pane for _, _, _, pane in self._open]
+        columns = self._with_direct(self._columns_of(self._open, panes) if panes else [])
+        given = columns
+        if self._mode is Accumulation.DISCARDING and panes:
+            contents = [content_of(pane, self._mode) or pane for pane in panes]
+            given = self._with_direct(self._columns_of(self._open, contents))
+        for pane in panes:
             pane.pane_index += 1
             pane.emitted = True
+            pane.kept = None
+        return columns, given, first
+
+    def _with_direct(self, columns: list[Column]) -> list[Column]:
+        """Return the columns of direct panes followed by those of others."""
         if not self._direct or not columns:
-            return self._direct or columns, first
+            return self._direct or columns
         joined: list[Column] = []
         for one, other in zip(self._direct, columns, strict=True):
             if isinstance(one, list):
                 joined.append([*one, *other])
             else:
                 joined.append(pa.concat_arrays([one, pa.array(other, one.type)]))
-        return joined, first
+        return joined
 
-    def absorbed_rows(self, table_id: int) -> list[AbsorbedRows]:
-        """Return the result rows to delete: those of the retracted panes."""
-        columns = self._names_of(self._absorbed) if self._absorbed else []
-        return [AbsorbedRows(table_id, columns, len(self._absorbed))] if self._absorbed else []
+    def deleted_rows(self, table_id: int) -> list[DeletedRows]:
+        """Return the result rows to delete: of merged sessions, and of windows without records."""
+        return [DeletedRows(table_id, self._names_of(self._gone), len(self._gone))] if self._gone else []
 
     def retractions(self, record_type: RecordType) -> list[Records]:
         """Return the retracted panes as records."""
-        if not self._retracted:
-            return []
-        return [records_of(record_type, self._retracted_columns, len(self._retracted), self._key_fields)]
+        return [
+            records_in_order(record_type, columns, count, self._key_fields, retracts=True)
+            for columns, count in self._retractions
+        ]
 
     def _key_columns(self, keys: Sequence[Key]) -> list[list[Any]]:
         if self._key_fields == 1:
@@ -196,17 +248,20 @@ class Emission:
         keys = self._key_columns([key for _, _, key, _ in due])
         return [*keys, [start for start, _, _, _ in due], [end for _, end, _, _ in due]]
 
-    def _columns_of(self, due: Sequence[DuePane], timings: Sequence[str]) -> list[Column]:
-        panes = [pane for _, _, _, pane in due]
+    def _columns_of(
+        self, due: Sequence[DuePane], contents: Sequence[PaneContent | OpenPane], step: int = 0
+    ) -> list[Column]:
+        """Return the columns of panes with these contents; `step` is added to their indexes."""
+        late_counts = [content.late_count for content in contents]
         return [
             *self._names_of(due),
             *(
-                [self._accumulators.result(p.values, place, member) for p in panes]
+                [self._accumulators.result(content.values, place, member) for content in contents]
                 for place, member in self._accumulators.columns
             ),
-            [pane.pane_index for pane in panes],
-            list(timings),
-            [pane.late_count for pane in panes],
+            [pane.pane_index + step for _, _, _, pane in due],
+            list(self._trigger.timings(late_counts)),
+            late_counts,
         ]
 
 
@@ -227,12 +282,14 @@ def result_rows(table_id: int, columns: Sequence[Column], count: int, first: int
     ]
 
 
-def records_in_order(record_type: RecordType, columns: Sequence[Column], count: int, keys: int) -> Records:
-    """Return panes as records, by the end of their window and their key; `keys` is the number of key fields.
+def records_in_order(
+    record_type: RecordType, columns: Sequence[Column], count: int, keys: int, *, retracts: bool = False
+) -> Records:
+    """Return panes, or their retractions, as records, by the end of their window and their key; see `records_of`.
 
     They come from memory in an order that a new owner does not know, and consumers may depend on it.
     """
-    records = records_of(record_type, columns, count, keys)
+    records = records_of(record_type, columns, count, keys, retracts=retracts)
     ends = records.event_times.tolist()
     names: Sequence[Any] = columns[0] if keys == 1 else list(zip(*columns[:keys], strict=True))
     order = sorted(range(count), key=names.__getitem__)
@@ -240,14 +297,21 @@ def records_in_order(record_type: RecordType, columns: Sequence[Column], count: 
     return records.take(np.array(order, np.int64))
 
 
-def records_of(record_type: RecordType, columns: Sequence[Column], count: int, keys: int) -> Records:
-    """Return panes as records, whose event time is the last µs of the window; `keys` is the number of key fields."""
+def records_of(
+    record_type: RecordType, columns: Sequence[Column], count: int, keys: int, *, retracts: bool = False
+) -> Records:
+    """Return panes, or their retractions, as records, whose event time is the last µs of the window.
+
+    `keys` is the number of key fields.
+    """
     ends = np.asarray(columns[keys + 1], np.int64)
+    marks = np.ones(count, np.bool_) if retracts else None
     if count <= SMALL_RECORDS_MAX and record_type.flat and all(isinstance(column, list) for column in columns):
         values = list(columns)
         for at in (keys, keys + 1):
             values[at] = [to_datetime(instant) for instant in values[at]]
-        return Records(record_type, ends - 1, objects=list(map(record_type.struct, *values)))
+        objects = list(map(record_type.struct, *values))
+        return Records(record_type, ends - 1, retracts=marks, objects=objects)
     arrays = []
     for column, field in zip(columns, record_type.schema, strict=True):
         if not isinstance(column, list):
@@ -256,7 +320,8 @@ def records_of(record_type: RecordType, columns: Sequence[Column], count: int, k
             arrays.append(pa.array(column, pa.int64()).cast(field.type))
         else:
             arrays.append(pa.array(_plain(column, field.type), field.type))
-    return Records(record_type, ends - 1, batch=pa.RecordBatch.from_arrays(arrays, schema=record_type.schema))
+    batch = pa.RecordBatch.from_arrays(arrays, schema=record_type.schema)
+    return Records(record_type, ends - 1, retracts=marks, batch=batch)
 
 
 def _plain(column: list[Any], type_: pa.DataType) -> list[Any]:

@@ -29,7 +29,7 @@ class SessionInterval(WindowedInterval[OpenSessions]):
     ) -> None:
         super().__init__(windowing, binding)
         self._gaps = Gaps(windows)
-        self._open = OpenSessions(self._accumulators, self._allowed_us)
+        self._open = OpenSessions(self._accumulators, self._merger, self._allowed_us)
         self._recover(recovered)
 
     def _take_rows(self, emission: Emission, rows: JoinedRows, work: Work) -> DroppedLate | None:
@@ -38,10 +38,7 @@ class SessionInterval(WindowedInterval[OpenSessions]):
             late: Sequence[int] | Integers = self._take_few(rows)
         else:
             late = self._take_many(emission, rows, work.watermark)
-        retracted = self._open.take_retracted()
-        failed = len(emission.failed)
-        emission.retract(retracted)
-        self._retracted += len(retracted) - (len(emission.failed) - failed)
+        emission.absorb(self._open.take_absorbed())
         self._expect(rows, np.delete(np.arange(len(rows)), late) if len(late) else None, len(rows) - len(late))
         return self._too_late(rows, late) if len(late) else None
 

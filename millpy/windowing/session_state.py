@@ -1,7 +1,8 @@
 """Open sessions of one interval: the counterpart of `fixed_state.py` for windows that grow and merge.
 
 A session that grows becomes another window, which begins at pane 0. The commit deletes the entry of the old one, and if
-it had emitted, also deletes its result row and retracts its pane. Open sessions of a key never intersect.
+it had emitted, also deletes its result row; a retracting window retracts its pane. Open sessions of a key never
+intersect.
 
 The store has one entry per (key, session): kind WINDOW, subkey "<start>/<end>", fire time the time of expiry.
 """
@@ -16,6 +17,7 @@ from millpy.model.due_queue import DueQueue
 from millpy.model.keys import Key, KeyHasher, key_from_text, key_texts
 from millpy.model.stage import UNBOUNDED
 from millpy.model.time import Instant
+from millpy.windowing.accumulation import PaneMerger
 from millpy.windowing.accumulator import AccumulatorSet
 from millpy.windowing.pane_codec import DuePane, OpenPane, decode_pane, encode_panes
 from millpy.windowing.window_memory import AGGREGATE_BYTES, PANE_BYTES, SESSION_BYTES, Weights
@@ -41,7 +43,7 @@ class OpenSession:
         return self.start < other.start
 
     def due(self) -> DuePane:
-        """Return the session's pane, to be emitted or retracted."""
+        """Return the session's pane, to be emitted or taken back."""
         return self.start, self.end, self.key, self.pane
 
 
@@ -53,15 +55,16 @@ class OpenSessions:
         weights: the memory of the sessions.
     """
 
-    def __init__(self, accumulators: AccumulatorSet, allowed_lateness_us: int) -> None:
+    def __init__(self, accumulators: AccumulatorSet, merger: PaneMerger, allowed_lateness_us: int) -> None:
         self._accumulators = accumulators
+        self._merger = merger
         self._allowed_us = allowed_lateness_us
         self.by_key: dict[Key, list[OpenSession]] = {}
         self._unfired = _UnfiredSessions()
         self._unexpired = _UnexpiredSessions()
         self._touched: dict[OpenSession, None] = {}
         self._gone: list[tuple[Key, int, int]] = []
-        self._retracted: list[DuePane] = []
+        self._absorbed: list[DuePane] = []
         self._hasher = KeyHasher()
         self.weights = Weights(PANE_BYTES + SESSION_BYTES + AGGREGATE_BYTES * len(accumulators.members))
 
@@ -88,19 +91,14 @@ class OpenSessions:
         """Merge open sessions of one key, and a pane of this turn's records, into one session."""
         first = olds[0]
         if len(olds) == 1 and (first.start, first.end) == (start, end):
-            first.pane.values = self._accumulators.merge(first.pane.values, pane.values)
-            first.pane.late_count += pane.late_count
+            self._merger.merge(first.pane, pane.values, pane.late_count)
             self._touched[first] = None
             return
-        values = olds[0].pane.values
-        for old in olds[1:]:
-            values = self._accumulators.merge(values, old.pane.values)
-        pane.values = self._accumulators.merge(values, pane.values)
+        self._merger.join(pane, [old.pane for old in olds])
         for old in olds:
-            pane.late_count += old.pane.late_count
             self._remove(old)
             if old.pane.pane_index:  # a pane that failed counts as emitted but has no index
-                self._retracted.append(old.due())
+                self._absorbed.append(old.due())
         self.open(first.key, start, end, pane)
 
     def due(self, latest_end: Instant, panes_max: int = UNBOUNDED) -> list[DuePane]:
@@ -115,10 +113,10 @@ class OpenSessions:
         self._touched.update(due)
         return [session.due() for session in due]
 
-    def take_retracted(self) -> list[DuePane]:
+    def take_absorbed(self) -> list[DuePane]:
         """Return the emitted panes of sessions that were merged into others since the last call."""
-        retracted, self._retracted = self._retracted, []
-        return retracted
+        absorbed, self._absorbed = self._absorbed, []
+        return absorbed
 
     def take_entries(self, watermark: Instant, bundle: int, panes_max: int = UNBOUNDED) -> Entries | None:
         """Expire up to `panes_max` sessions, and return the changes of this bundle as entries; None without any."""

@@ -20,15 +20,15 @@ import numpy.typing as npt
 
 from millpy.model.checkpoint import Entries, Kind
 from millpy.model.keys import Key
-from millpy.model.record import Instants
+from millpy.model.record import Instants, Mask
 from millpy.model.stage import StageBinding, StepResult, StoredInterval, Work
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.windowing.accumulator import AccumulatorSet, PartialAggregate
 from millpy.windowing.group_by import Groups, Integers, aligned_groups, stable_order
-from millpy.windowing.operator import DroppedLate, JoinedRows, Mask, WindowedInterval, WindowSpec
+from millpy.windowing.operator import DroppedLate, JoinedRows, WindowedInterval, WindowSpec
 from millpy.windowing.panes import Emission
 from millpy.windowing.sliding_state import OpenSlices
-from millpy.windowing.window import SlidingWindows
+from millpy.windowing.window import Assigner, SlidingWindows
 from millpy.windowing.window_memory import Openings, WindowEntries, openings_of
 
 LATE_MAX = 1_000_000
@@ -145,11 +145,12 @@ class SlicedInterval(WindowedInterval[OpenSlices]):
     ) -> None:
         super().__init__(windowing, binding)
         assert not self._accumulators.calls_user, "a combiner merges in order of arrival"
+        self._assigner = Assigner(windows)
         self._size_us, self._every_us = windows.size_us, windows.every_us
         self._windows_per_record = self._size_us // self._every_us
         fired = [int(e.values[0]) for e in recovered.entries if e.namespace == FIRED and e.values[0] is not None]
         reached = Instant(min([self._trigger.latest_end(recovered.input_watermark), *fired]))
-        self._open = OpenSlices(self._accumulators, self._size_us, self._every_us, self._allowed_us, reached)
+        self._open = OpenSlices(self._accumulators, windows, self._allowed_us, reached)
         self._arrived: PaneColumns | None = None
         self._firing_ahead: dict[Key, Instant] = {}
         self._slices: list[tuple[int, list[Key], list[list[Any]], list[int]]] = []  # start; by key: values, records
@@ -159,7 +160,7 @@ class SlicedInterval(WindowedInterval[OpenSlices]):
 
     def _take_rows(self, emission: Emission, rows: JoinedRows, work: Work) -> DroppedLate | None:
         """Group rows by window and by slice. The state changes only after the turn's panes are emitted."""
-        starts = rows.records.event_times // self._every_us * self._every_us
+        starts = self._assigner.newest_starts(rows.records.event_times)
         # The earliest windows of a row end first: `missed` is the number of windows for which it is too late.
         over = rows.watermarks - (self._size_us + self._allowed_us) - (starts - (self._size_us - self._every_us))
         missed = np.clip(over // self._every_us + 1, 0, self._windows_per_record)
@@ -179,7 +180,7 @@ class SlicedInterval(WindowedInterval[OpenSlices]):
 
     def _openings(self, rows: JoinedRows, work: Work) -> Openings:
         """Return the slice of each row, and the windows for which it is late: these keep their number of late rows."""
-        starts = rows.records.event_times // self._every_us * self._every_us
+        starts = self._assigner.newest_starts(rows.records.event_times)
         oldest = starts - (self._size_us - self._every_us)
         fired = np.clip((rows.watermarks - self._size_us - oldest) // self._every_us + 1, 0, self._windows_per_record)
         over = rows.watermarks - (self._size_us + self._allowed_us) - oldest
@@ -300,7 +301,7 @@ class SlicedInterval(WindowedInterval[OpenSlices]):
 
     def _fire_early_for_late_rows(self, rows: JoinedRows, reached: Instant) -> None:
         """Let keys go ahead to the windows for which their rows are late; else these would count as on time."""
-        starts = rows.records.event_times // self._every_us * self._every_us
+        starts = self._assigner.newest_starts(rows.records.event_times)
         latest_ends = self._trigger.latest_end(rows.watermarks)
         late = np.flatnonzero((latest_ends >= starts + self._every_us) & (latest_ends > reached))
         for code, end in zip(rows.codes[late].tolist(), latest_ends[late].tolist(), strict=True):

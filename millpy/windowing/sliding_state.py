@@ -23,6 +23,7 @@ from millpy.windowing.accumulator import AccumulatorSet
 from millpy.windowing.ahead import KeysAhead
 from millpy.windowing.fixed_state import OpenWindows, PanesByKey
 from millpy.windowing.pane_codec import OpenPane
+from millpy.windowing.window import SlidingWindows
 
 
 class OpenSlices(OpenWindows):
@@ -35,10 +36,11 @@ class OpenSlices(OpenWindows):
     """
 
     def __init__(
-        self, accumulators: AccumulatorSet, size_us: int, every_us: int, allowed_lateness_us: int, position: Instant
+        self, accumulators: AccumulatorSet, windows: SlidingWindows, allowed_lateness_us: int, position: Instant
     ) -> None:
-        super().__init__(accumulators, size_us, allowed_lateness_us)
-        self._every_us = every_us
+        super().__init__(accumulators, windows.size_us, allowed_lateness_us)
+        self._every_us = windows.every_us
+        self._before_us = windows.size_us + windows.offset_us
         self.position = position
         self.ahead = KeysAhead()
         self._leaving: tuple[int, list[Key]] | None = None
@@ -51,7 +53,8 @@ class OpenSlices(OpenWindows):
     def firing(self, latest_end: Instant, fired: Instant | None = None) -> range:
         """Return the starts of windows that end by `latest_end` but not by `fired` (default: the position)."""
         every_us = self._every_us
-        first = ((self.position if fired is None else fired) - self._size_us) // every_us * every_us + every_us
+        passed = ((self.position if fired is None else fired) - self._before_us) // every_us
+        first = (passed + 1) * every_us + self._before_us - self._size_us
         return range(first, latest_end - self._size_us + 1, every_us)
 
     def limit_firing(self, latest_end: Instant, panes_max: int) -> tuple[Instant, dict[Key, Instant]]:

@@ -1,13 +1,14 @@
 """Windows: half-open intervals `[start, end)` of event time by which records are grouped.
 
 Fixed windows touch and do not overlap. Sliding windows overlap, so that a record is in several. Both are aligned to the
-epoch. A session lasts as long as records keep arriving: each opens [t, t + gap), and those that intersect merge.
+epoch, or to an offset from it. A session lasts as long as records keep arriving: each opens [t, t + gap), and those
+that intersect merge.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeAlias
 
@@ -33,22 +34,51 @@ def _positive(duration: object, what: str, hint: str) -> None:
     check_length(what, duration)
 
 
+def _check_offset(offset: object, period: timedelta, what: str) -> None:
+    """Refuse an offset that is not in [0, period): each alignment has one offset, so that its identity is one, too."""
+    if not isinstance(offset, timedelta):
+        raise GraphError(f"the offset must be a duration, not {offset!r}", hint="for example offset=minutes(15)")
+    if not timedelta(0) <= offset < period:
+        smallest = duration_text(microseconds(offset) % microseconds(period))
+        raise GraphError(
+            f"the offset must be at least 0 and shorter than {what}, not {duration_text(microseconds(offset))}",
+            hint=f"offset={smallest} gives the same windows",
+        )
+
+
+def _aligned(described: Identity, offset_us: int) -> Identity:
+    return {**described, "offset_us": offset_us} if offset_us else described
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class FixedWindows(GraphPart):
     """Windows of one size that touch and do not overlap: `FixedWindows(minutes(1))`.
 
+    Args:
+        size: the length of a window.
+        offset: the time from the epoch to the start of a window, shorter than the size:
+            `FixedWindows(hours(1), offset=minutes(15))` begin a quarter past each hour (UTC).
+
     Raises:
-        GraphError: the size is not a positive duration of at most a thousand years.
+        GraphError: the size is not a positive duration of at most a thousand years, or the offset is negative or not
+            shorter than the size.
     """
 
     size: timedelta
+    offset: timedelta = field(default=timedelta(0), kw_only=True)
 
     def __post_init__(self) -> None:
         _positive(self.size, "the window size", "for example FixedWindows(minutes(1))")
+        _check_offset(self.offset, self.size, "the window size")
 
     def identity(self) -> Identity:
         """Describe the windows."""
-        return {"kind": "fixed", "size_us": self.size_us}
+        return _aligned({"kind": "fixed", "size_us": self.size_us}, self.offset_us)
+
+    @property
+    def offset_us(self) -> int:
+        """The time from the epoch to the start of a window in µs."""
+        return microseconds(self.offset)
 
     @property
     def size_us(self) -> int:
@@ -68,13 +98,19 @@ class SlidingWindows(GraphPart):
     A record is in `size / every` of them. Each window judges it separately: a record that is late for one may be on
     time for the next.
 
+    Args:
+        size: the length of a window.
+        every: the time from one start to the next.
+        offset: the time from the epoch to the start of a window, shorter than `every`.
+
     Raises:
-        GraphError: size or period is not a positive duration, records would fall between windows, or a record would be
-            in more than 1,000 of them.
+        GraphError: size or period is not a positive duration, records would fall between windows, a record would be
+            in more than 1,000 of them, or the offset is negative or not shorter than the period.
     """
 
     size: timedelta
     every: timedelta
+    offset: timedelta = field(default=timedelta(0), kw_only=True)
 
     def __post_init__(self) -> None:
         hint = "for example SlidingWindows(seconds(10), every=seconds(2))"
@@ -92,10 +128,17 @@ class SlidingWindows(GraphPart):
                 f" {WINDOWS_PER_RECORD_MAX:,}",
                 hint="make `every` longer",
             )
+        _check_offset(self.offset, self.every, "the period")
 
     def identity(self) -> Identity:
         """Describe the windows."""
-        return {"kind": "sliding", "size_us": self.size_us, "every_us": self.every_us}
+        described = {"kind": "sliding", "size_us": self.size_us, "every_us": self.every_us}
+        return _aligned(described, self.offset_us)
+
+    @property
+    def offset_us(self) -> int:
+        """The time from the epoch to the start of a window in µs."""
+        return microseconds(self.offset)
 
     @property
     def size_us(self) -> int:
@@ -151,12 +194,13 @@ class Assigner:
     def __init__(self, windows: AlignedWindows) -> None:
         self.size_us = windows.size_us
         self.every_us = windows.every_us
+        self.offset_us = windows.offset_us
         self.windows_per_record = -(-self.size_us // self.every_us)
         """The most windows that a record can be in."""
 
     def assign(self, event_times: Instants) -> tuple[Instants, npt.NDArray[np.int64] | None]:
         """Return (the starts of all windows of the rows, the row of each; None if row n has start n)."""
-        last = event_times // self.every_us * self.every_us
+        last = self.newest_starts(event_times)
         if self.windows_per_record == 1:
             return last, None
         starts = (last[:, None] - np.arange(self.windows_per_record) * self.every_us).ravel()
@@ -166,10 +210,17 @@ class Assigner:
             return starts[inside], rows[inside]
         return starts, rows
 
+    def newest_starts(self, event_times: Instants) -> Instants:
+        """Return the start of the last window that contains each event time."""
+        if not self.offset_us:
+            return event_times // self.every_us * self.every_us
+        starts: Instants = (event_times - self.offset_us) // self.every_us * self.every_us + self.offset_us
+        return starts
+
     def event_time_range(self) -> tuple[int, int]:
         """Return the first and last event time, in µs, whose windows lie in the years 1 to 9999."""
-        first = -(-YEARS_LO // self.every_us) * self.every_us
-        last = (YEARS_HI - self.size_us) // self.every_us * self.every_us
+        first = -((self.offset_us - YEARS_LO) // self.every_us) * self.every_us + self.offset_us
+        last = (YEARS_HI - self.size_us - self.offset_us) // self.every_us * self.every_us + self.offset_us
         return first + self.size_us - self.every_us, last + self.every_us - 1
 
 

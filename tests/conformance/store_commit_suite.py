@@ -19,7 +19,7 @@ from millpy.errors import (
     TransientError,
     WatermarkRegressedError,
 )
-from millpy.model.checkpoint import AbsorbedRows, Cursor, DeadLetter, Kind, LateRows
+from millpy.model.checkpoint import Cursor, DeadLetter, DeletedRows, Kind, LateRows
 from millpy.model.time import Instant
 from tests.conformance.store_builders import (
     MINUTE,
@@ -216,10 +216,10 @@ class ResultSuite:
         table = world.table_id("sums_1m")
         three = panes(table, ("a", 1.0, 0), ("b", 2.0, 0), ("c", 3.0, 0), first=True)
         await owner.commit(owner.checkpoint(world.sums[0], results=[three]))
-        gone = AbsorbedRows(table, [["a", "c", "deleted before"], [0, 0, 0], [MINUTE, MINUTE, MINUTE]], 3)
-        other_window = AbsorbedRows(table, [["b"], [0], [2 * MINUTE]], 1)
+        gone = DeletedRows(table, [["a", "c", "deleted before"], [0, 0, 0], [MINUTE, MINUTE, MINUTE]], 3)
+        other_window = DeletedRows(table, [["b"], [0], [2 * MINUTE]], 1)
 
-        await owner.commit(owner.checkpoint(world.sums[0], absorbed=[gone, other_window]))
+        await owner.commit(owner.checkpoint(world.sums[0], deleted=[gone, other_window]))
 
         assert [row["device"] for row in await world.rows("sums_1m")] == ["b"]
 

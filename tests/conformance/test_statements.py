@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from millpy.embedded import EmbeddedPostgres
-from millpy.store.postgres.arrays import Bigints, Byteas, Jsonbs, Texts, Timestamps
+from millpy.store.postgres.arrays import Bigints, Booleans, Byteas, Jsonbs, Texts, Timestamps
 from millpy.store.postgres.statements import statements
 from tests.databases import fresh_database
 
@@ -39,6 +39,8 @@ def type_oid(name: str, statement: str) -> int:
         return Jsonbs.array_oid
     if statement == "replace_file":  # one file: every parameter is a scalar
         return 0
+    if name == "retracts":
+        return Booleans.array_oid
     if name in BYTEAS:
         return Byteas.array_oid
     if name in TEXTS:

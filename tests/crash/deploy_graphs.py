@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from millpy import (
+    Accumulation,
     Collect,
     Combiner,
     Computation,
@@ -100,6 +101,7 @@ class Kind:
     size: int
     every: int
     lateness: int
+    mode: Accumulation = Accumulation.ACCUMULATING
 
     def windows(self) -> Any:
         if not self.every:
@@ -110,13 +112,18 @@ class Kind:
 
     @property
     def sliced(self) -> bool:
-        return self.every not in (0, self.size) and self.size % self.every == 0
+        aligned = self.every not in (0, self.size) and self.size % self.every == 0
+        return aligned and self.mode is Accumulation.ACCUMULATING
 
 
 KINDS = {
     f"{name}_{'late' if lateness else 'sharp'}": Kind(size, every, lateness)
     for name, size, every in (("fixed", 30, 30), ("slices", 40, 10), ("sliding", 40, 15), ("sessions", 4, 0))
     for lateness in (0, 20)
+} | {
+    "fixed_retracting": Kind(30, 30, 20, Accumulation.RETRACTING),
+    "slides_discarding": Kind(40, 10, 20, Accumulation.DISCARDING),
+    "sessions_retracting": Kind(4, 0, 20, Accumulation.RETRACTING),
 }
 
 
@@ -194,6 +201,7 @@ class Shape:
     intervals: int = 2
     own: Spread = field(default_factory=Spread)
     more: bool = False
+    totals: bool = False
 
     def graph(self, feed: Any) -> Graph:
         graph = Graph("factory")
@@ -204,9 +212,14 @@ class Shape:
             own = {} if kind.sliced else {"own": self.own}
             added = {a: ADDED[a].aggregate for a in self.added if not (kind.sliced and a == "spread")}
             windows = keyed.window(
-                kind.windows(), allowed_lateness=timedelta(seconds=kind.lateness), intervals=self.intervals
+                kind.windows(),
+                allowed_lateness=timedelta(seconds=kind.lateness),
+                accumulation=kind.mode,
+                intervals=self.intervals,
             )
-            windows.aggregate(**self.base, **own, **added).to_table(name)
+            panes = windows.aggregate(**self.base, **own, **added).to_table(name)
+            if self.totals and name == "fixed_retracting":
+                panes.key_by("device").window(FixedWindows(seconds(60))).aggregate(n=Sum("n")).to_table("totals")
         sums = source.key_by("device").process(self.sums(), name="sums", output=Told, intervals=self.intervals)
         sums.to_table("sums")
         if self.more:

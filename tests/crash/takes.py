@@ -114,7 +114,7 @@ def _committed(connection: psycopg.Connection[dict[str, Any]], hosted: HostedPla
             _text({**{name: row[name] for name in names}, "place": places[row["interval_id"]], "bundle": row["bundle"]})
             for row in rows
         )
-    columns = "stream, computation, key, payload, event_time, watermark, window_start, window_end"
+    columns = "stream, computation, key, payload, event_time, watermark, window_start, window_end, retracts"
     late = connection.execute(f"SELECT {columns} FROM millpy.late_records")  # type: ignore[call-overload]
     found["late records"] = Counter(map(_text, late))
     for kind in KEPT:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from millpy import Count, Max, Mean, Sum
+from millpy import Accumulation, Count, Max, Mean, Sum
 from millpy.errors import GraphError, GraphVersionError
 from millpy.limits import Limits
 from millpy.process.assembly import deploy, run_worker
@@ -225,6 +225,9 @@ def resized(**changes: Any) -> dict[str, Kind]:
 REFUSED: dict[str, Shape] = {
     "size": Shape(kinds=resized(size=60, every=60)),
     "lateness": Shape(kinds=resized(lateness=21)),
+    "mode": Shape(kinds=resized(mode=Accumulation.RETRACTING)),
+    "another mode": Shape(kinds=resized(mode=Accumulation.DISCARDING)),
+    "a window over panes that are retracted": Shape(totals=True),
     "kind of window": Shape(kinds=resized(every=15)),
     "session": Shape(kinds=resized(every=0)),
     "key": Shape(key="at"),

@@ -82,14 +82,14 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/windowing/session_state.py",
-        "                self._retracted.append(old.due())",
+        "                self._absorbed.append(old.due())",
         "                pass",
         killers=("tests/unit/windowing/test_session.py::test_emitted_session_deletes_its_row_when_it_grows",),
     ),
     Mutant(
-        "millpy/windowing/session_state.py",
-        "        for old in olds[1:]:",
-        "        for old in olds[2:]:",
+        "millpy/windowing/accumulation.py",
+        "        values = reduce(self._accumulators.merge, [old.values for old in olds])",
+        "        values = reduce(self._accumulators.merge, [old.values for old in olds[:1]])",
         killers=("tests/unit/windowing/test_session.py::test_record_out_of_order_joins_two_open_sessions",),
     ),
     Mutant(
@@ -215,5 +215,55 @@ MUTANTS = [
         "        return total / count if count else None",
         "        return float(total) / count if count else None",
         killers=("tests/unit/windowing/test_logic.py::test_mean_of_integers_beyond_53_bits_is_rounded_once",),
+    ),
+    Mutant(
+        "millpy/windowing/accumulation.py",
+        "    pane.kept = PaneContent([]) if pane.pane_index else None",
+        "    pane.kept = None",
+        killers=(
+            "tests/property/test_retractions.py::test_a_window_whose_every_record_is_retracted_loses_its_row_and_gets_it_back",
+        ),
+    ),
+    Mutant(
+        "millpy/windowing/accumulation.py",
+        "            since = reduce(self._sum, [*parts, pane], PaneContent(self._accumulators.empty()))",
+        "            since = reduce(self._sum, [*parts], PaneContent(self._accumulators.empty()))",
+        killers=("tests/property/test_accumulation.py::test_discarded_panes_add_up",),
+    ),
+    Mutant(
+        "millpy/windowing/accumulation.py",
+        "        for old in olds if self._mode is Accumulation.RETRACTING else ():",
+        "        for old in olds if self._mode is Accumulation.DISCARDING else ():",
+        equivalent="merge changes no accumulator in place; an aggregate that did would need it",
+    ),
+    Mutant(
+        "millpy/windowing/aggregates/balance.py",
+        "        return [one - other for one, other in zip(accumulator, self._one(value), strict=True)]",
+        "        return [accumulator[0] - 1, *(one - other for one, other in zip(accumulator[1:3], self._one(value)[1:3])), *accumulator[3:]]",
+        killers=("tests/property/test_balances.py::test_what_is_added_and_subtracted_leaves_no_trace",),
+    ),
+    Mutant(
+        "millpy/windowing/operator.py",
+        "        if not isinstance(windows, SlidingWindows) or not self.simple:",
+        "        if not isinstance(windows, SlidingWindows):",
+        killers=("tests/property/test_accumulation.py::test_a_retraction_equals_the_pane_that_consumers_have",),
+    ),
+    Mutant(
+        "millpy/operators/kept_records.py",
+        "                self._set(id_, at, mark, found[1] + 1)",
+        "                pass",
+        killers=("tests/property/test_deduplicate.py::test_a_retraction_takes_the_way_of_its_record",),
+    ),
+    Mutant(
+        "millpy/hosting/replay.py",
+        "        retracts = np.array([request.retracts for request in asked], np.bool_)",
+        "        retracts = np.array([False for request in asked], np.bool_)",
+        killers=("tests/crash/test_retractions.py::test_a_retraction_that_fails_is_replayed_as_a_retraction",),
+    ),
+    Mutant(
+        "millpy/model/graph_changes.py",
+        """            if _may_retract(stream, stored) and wanted["computations"][consumer]["kind"] != "archive":""",
+        """            if not _may_retract(stream, stored) and wanted["computations"][consumer]["kind"] != "archive":""",
+        killers=("tests/unit/model/test_versions.py::test_step_cannot_begin_to_read_records_that_may_be_retracted",),
     ),
 ]

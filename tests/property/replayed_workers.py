@@ -36,6 +36,7 @@ from millpy.store.memory.database import MemoryDatabase
 from millpy.store.memory.store import MemoryStore
 from millpy.store.protocol import OwnerSnapshot
 from millpy.testing.clock import ManualClock
+from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.aggregates.distinct import ApproxDistinct
 from millpy.windowing.aggregates.numeric import Count, Mean, Sum, Variance
 from millpy.windowing.aggregates.positional import Collect, Last, Top
@@ -109,6 +110,16 @@ def deduplicated(graph: Graph, notes: Any) -> None:
     )
 
 
+def levels(graph: Graph, notes: Any) -> None:
+    late = {"allowed_lateness": us(30), "intervals": 2}
+    visits = notes.key_by("device").window(
+        SessionWindows(us(12)), accumulation=Accumulation.RETRACTING, name="visits", **late
+    )
+    panes = visits.aggregate(n=Count(), total=Sum("value")).to_table("visits")
+    keyed = panes.filter(lambda pane: pane.n < 4).key_by("device")
+    keyed.window(FixedWindows(us(40)), name="days", **late).aggregate(n=Sum("n"), mean=Mean("total")).to_table("days")
+
+
 class Order(Computation):
     """Tells records that come in another order apart."""
 
@@ -137,7 +148,8 @@ def orders(graph: Graph, notes: Any) -> None:
 
 
 GRAPHS: dict[str, Callable[[Graph, Any], None]] = {
-    "windows": windows, "sessions": sessions, "timers": timers, "deduplicated": deduplicated, "orders": orders,
+    "windows": windows, "sessions": sessions, "timers": timers, "deduplicated": deduplicated, "levels": levels,
+    "orders": orders,
 }  # fmt: skip
 
 
@@ -364,9 +376,9 @@ def compared(checkpoint: Checkpoint, tables: dict[int, str]) -> dict[str, Any]:
             (tables[part.table_id], part.first, _rows_of(part.columns, is_sorted=tables[part.table_id] in RECORDS))
             for part in checkpoint.results
         ],
-        "absorbed": [
+        "deleted": [
             (tables[part.table_id], [pa.array(column).to_pylist() for column in part.columns])
-            for part in checkpoint.absorbed
+            for part in checkpoint.deleted
         ],
         "late": list(checkpoint.late),
         "dead letters": [replace(letter, traceback="") for letter in checkpoint.dead_letters],

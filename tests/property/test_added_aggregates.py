@@ -49,6 +49,8 @@ def newest(subject: StageDriver) -> dict[Name, tuple[Any, ...]]:
     found: dict[Name, tuple[Any, ...]] = {}
     indexes: dict[Name, int] = {}
     for result in subject.results:
+        for name in subject.deleted(result):
+            del found[name]
         if "windows" not in result.productions:
             continue
         for row in result.productions["windows"].batch().to_pylist(maps_as_pydicts="strict"):
@@ -56,10 +58,7 @@ def newest(subject: StageDriver) -> dict[Name, tuple[Any, ...]]:
             assert row["pane_index"] == indexes.get(name, -1) + 1
             indexes[name] = row["pane_index"]
             values = [row.get(column) for column in NAMES]
-            if row["pane_timing"] == "retracted":
-                del found[name]
-            else:
-                found[name] = tuple(int(value) if isinstance(value, Decimal) else value for value in values)
+            found[name] = tuple(int(value) if isinstance(value, Decimal) else value for value in values)
     return found
 
 

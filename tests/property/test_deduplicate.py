@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpy.model.record import RecordType
+from millpy.model.record import RecordType, retractions_of
 from millpy.model.time import INSTANT_MIN, Instant
 from millpy.operators.deduplicate import DeduplicateLogic
 from millpy.operators.first_seen import FirstSeen
@@ -77,6 +77,82 @@ def test_the_first_of_each_id_passes_in_any_bundles_and_restarts(
     rows: list[tuple[str, int]], cuts: list[str], columns: bool
 ) -> None:
     assert outcome(rows, cuts, columns=columns) == by_a_loop(rows)
+
+
+Change = tuple[str, int, int, bool]
+"""(id, content, event time, whether it is retracted)."""
+changes = st.lists(
+    st.tuples(st.sampled_from("abc"), st.integers(0, 1), st.integers(0, 60), st.booleans(), st.integers(0, 99)),
+    max_size=50,
+)
+
+
+def with_retractions(drawn: list[tuple[str, int, int, bool, int]]) -> list[Change]:
+    """Records, and retractions of records that came before and are not yet retracted."""
+    script: list[Change] = []
+    left: list[tuple[str, int, int]] = []
+    for id_, content, at, retracts, which in drawn:
+        if retracts and left:
+            script.append((*left.pop(which % len(left)), True))
+        else:
+            left.append((id_, content, at))
+            script.append((id_, content, at, False))
+    return script
+
+
+def kept_by_a_loop(script: list[Change]) -> tuple[list[Change], int]:
+    """(what passes, how many are duplicates): equal records are interchangeable."""
+    passed: list[Change] = []
+    late = 0
+    kept: dict[tuple[str, int], list[int]] = {}  # (id, event time) -> content, equal records
+    largest: int | None = None
+    for id_, content, at, retracts in script:
+        watermark = INSTANT_MIN if largest is None else largest - DISORDER
+        largest = at if largest is None else max(largest, at)
+        found = kept.get((id_, at))
+        if at < watermark - WITHIN:
+            late += 1
+        elif found is not None and found[0] == content:
+            found[1] += -1 if retracts else 1
+            if not found[1]:
+                del kept[id_, at]
+                passed.append((id_, content, at, True))
+        elif not retracts and not any(other == id_ and abs(at - time_) <= WITHIN for other, time_ in kept):
+            kept[id_, at] = [content, 1]
+            passed.append((id_, content, at, False))
+    return passed, len(script) - len(passed) - late
+
+
+@settings(max_examples=200, deadline=None)
+@given(changes, breaks, st.booleans())
+def test_a_retraction_takes_the_way_of_its_record(drawn: Any, cuts: list[str], columns: bool) -> None:
+    script = with_retractions(drawn)
+    logic = DeduplicateLogic(["id"], timedelta_us(WITHIN), takes_retractions=True)
+    subject = StageDriver(logic, Note, key=("id",), outputs={"out": RecordType(Note)}, max_disorder=DISORDER)
+    start = 0
+    for end in range(1, len(script) + 1):
+        cut = cuts[end - 1] if end <= len(cuts) else "none"
+        if cut == "none" and end < len(script):
+            continue
+        part, start = script[start:end], end
+        given_ = [(Note(id_, content), at) for id_, content, at, _ in part]
+        subject.feed(given_, columns=columns, retracts=[retracts for *_, retracts in part])
+        if cut == "restart":
+            subject.restart()
+    subject.finish()
+
+    found = []
+    for result in subject.results:
+        for records in (result.productions["out"],) if "out" in result.productions else ():
+            marks = retractions_of(records).tolist()
+            found += [
+                (note.id, note.number, at, retracts)
+                for note, at, retracts in zip(records.objects(), records.event_times.tolist(), marks, strict=True)
+            ]
+    passed, duplicates = kept_by_a_loop(script)
+    assert found == passed
+    assert sum(result.duplicates_by_input.get(0, 0) for result in subject.results) == duplicates
+    assert not subject.live_runs()
 
 
 @settings(max_examples=100, deadline=None)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from millpy.model.delta import encode_value
 from millpy.model.record import RecordType
+from millpy.model.time import instant
 from millpy.windowing.accumulator import Aggregate
 from millpy.windowing.aggregates.numeric import Max, Mean, Min, StandardDeviation, Sum, Variance
 from millpy.windowing.aggregates.positional import Collect, First, Last, Top
@@ -53,14 +54,16 @@ def answers(
 ) -> dict[Any, Any]:
     logic = WindowedLogic(windows, 1_000 * us, every, few_records_max=few)
     outputs = {"windows": logic.output_type(RecordType(Reading), ("key", "site"))}
-    subject = StageDriver(logic, Reading, key=("key", "site"), outputs=outputs, max_disorder=MAX_DISORDER)
+    subject = StageDriver(
+        logic, Reading, key=("key", "site"), outputs=outputs, tables={"windows": 1}, max_disorder=MAX_DISORDER
+    )
     run(subject, feed, where, columns=few == 0)
     found = {}
-    for record, _ in subject.produced("windows"):
-        window = (record.key, record.window_start, record.window_end)
-        if record.pane_timing == "retracted":
+    for result in subject.results:
+        for window in subject.deleted(result):
             del found[window]
-        else:
+        for record in result.productions["windows"].objects() if "windows" in result.productions else ():
+            window = (record.key, record.site, instant(record.window_start), instant(record.window_end))
             found[window] = {name: exactly(getattr(record, name)) for name in every}
     return found
 

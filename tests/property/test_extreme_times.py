@@ -36,6 +36,8 @@ WINDOWS: list[Windows] = [
     FixedWindows(minutes(1)),
     FixedWindows(days(7)),
     FixedWindows(timedelta(microseconds=1)),
+    FixedWindows(days(365 * 400), offset=days(365 * 399)),
+    SlidingWindows(minutes(10), every=minutes(1), offset=seconds(59)),
     FixedWindows(days(365 * 400)),
     SlidingWindows(minutes(10), every=minutes(1)),
     SlidingWindows(days(7), every=days(3)),

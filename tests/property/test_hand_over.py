@@ -146,8 +146,8 @@ def comparable(database: MemoryDatabase) -> Any:
         },
         "ids": {i: header[6] for i, header in found["headers"].items()},
         "late": sorted(
-            (i, stream, computation, input_, whole or [True] * len(keys), keys, *columns)
-            for i, _, (stream, computation, input_, whole, keys, *columns) in found["late"]
+            (i, stream, computation, input_, whole or [True] * len(keys), marks or [False] * len(keys), keys, *columns)
+            for i, _, (stream, computation, input_, whole, marks, keys, *columns) in found["late"]
         ),
         "dead letters": sorted((i, *rest) for i, _, *rest in found["dead letters"]),
         "accounting": astuple(database.accounting(2)),

@@ -32,6 +32,7 @@ from millpy.store.memory.store import MemoryStore
 from millpy.store.memory.tables import overlaid
 from millpy.store.protocol import PollResult
 from millpy.testing.clock import ManualClock
+from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.aggregates.numeric import Count, Mean, Sum
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
 from tests.crash.memory_world import started
@@ -125,6 +126,23 @@ def union(graph: Graph, feeds: Sequence[Feed]) -> None:
     keyed.aggregate(n=Count(), total=Sum("value")).to_table("panes")
 
 
+def levels(graph: Graph, feeds: Sequence[Feed]) -> None:
+    """Sessions that are retracted, behind a filter in windows and behind a deduplicate in others; and increments."""
+    keyed = source(graph, feeds[0]).key_by("device")
+    late = {"allowed_lateness": us(25), "intervals": 2}
+    visits = keyed.window(SessionWindows(us(8)), accumulation=Accumulation.RETRACTING, name="visits", **late)
+    panes = visits.aggregate(n=Count(), total=Sum("value")).to_table("visits")
+    odd = panes.filter(lambda pane: pane.n % 2 == 1).key_by("device")
+    odd.window(SlidingWindows(us(40), every=us(20)), name="odd", **late).aggregate(
+        visits=Count(), total=Sum("total")
+    ).to_table("odd")
+    once = panes.union(panes).deduplicate(["device", "n"], us(200), name="once", intervals=2).key_by("n")
+    once.window(FixedWindows(us(50)), name="sizes", **late).aggregate(mean=Mean("total")).to_table("sizes")
+    parts = keyed.window(FixedWindows(us(20)), accumulation=Accumulation.DISCARDING, name="parts", **late)
+    more = parts.aggregate(n=Count(), total=Sum("value")).to_table("parts").key_by("device")
+    more.window(FixedWindows(us(60)), name="sums", **late).aggregate(panes=Count(), n=Sum("n")).to_table("sums")
+
+
 SILENT = AdvanceWithClock(after=timedelta(seconds=3 * STEP_S))
 GRAPHS = {
     "fixed": windowed(FixedWindows(us(20)), 15),
@@ -135,6 +153,7 @@ GRAPHS = {
     "timers": computation("dead_letter", Wait()),
     "operators": operators,
     "union": union,
+    "levels": levels,
 }
 
 notes = st.tuples(st.integers(0, 60), st.sampled_from("abcd"), st.integers(-25, 10), st.integers(0, 12))

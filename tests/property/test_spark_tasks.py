@@ -147,12 +147,12 @@ def _stored_rows(spec: TableSpec, parts: Sequence[Row]) -> list[Row]:
     stored: dict[tuple[Any, ...], Row] = {}
     key_of = [column.name for column in spec.keys] + ["window_start", "window_end"]
     for part in parts:
-        for row in _decoded(part) if part["kind"] in ("rows", "later_rows", "absorbed") else ():
+        for row in _decoded(part) if part["kind"] in ("rows", "later_rows", "deleted") else ():
             if spec.kind == "records":
                 key = (part["owner"], row[BUNDLE], row["ordinal"])
             else:
                 key = tuple(row[name] for name in key_of)
-            if part["kind"] != "absorbed":
+            if part["kind"] != "deleted":
                 stored[key] = row
             elif key in stored and stored[key][BUNDLE] < row[BUNDLE]:
                 del stored[key]

@@ -98,8 +98,7 @@ def feed_and_watch(subject: StageDriver, feed: list[Any], where: list[str], *, c
     def commit(result: Any) -> None:
         step(result)
         for record in result.productions["windows"].objects() if "windows" in result.productions else ():
-            if record.pane_timing != "retracted":
-                assert instant(record.window_end) + DELAY <= subject.watermark
+            assert instant(record.window_end) + DELAY <= subject.watermark
         if not result.unfinished and subject.watermark < INSTANT_MAX:
             assert subject.interval.next_due()[0] > subject.watermark
 

@@ -29,7 +29,7 @@ from millpy.windowing.aggregates.positional import Collect, First, Last, Top
 from millpy.windowing.aggregates.quantile import Median, Quantile
 from millpy.windowing.logic import WindowedLogic
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
-from tests.property.windows_by_computation import SessionComputation, WindowedComputation
+from tests.property.windows_by_computation import ABSORBED, SessionComputation, WindowedComputation
 from tests.stage_driver import StageDriver
 
 SIZE, MAX_DISORDER = 10, 7
@@ -39,6 +39,9 @@ WINDOWS: dict[str, Windows] = {
     "fixed": FIXED,
     "sliding": SlidingWindows(SIZE * us, every=4 * us),
     "slices": SlidingWindows(SIZE * us, every=2 * us),
+    "fixed with offset": FixedWindows(SIZE * us, offset=3 * us),
+    "sliding with offset": SlidingWindows(SIZE * us, every=4 * us, offset=us),
+    "slices with offset": SlidingWindows(SIZE * us, every=5 * us, offset=2 * us),
     "sessions": SessionWindows(3 * us, by_key={("b", 1): 6 * us}),
 }
 kinds = pytest.mark.parametrize("windows", WINDOWS.values(), ids=WINDOWS)
@@ -152,8 +155,8 @@ class PlainLoop:
         if isinstance(self.windows, SessionWindows):
             return self._into_session(found, record, at, watermark)
         missed = 0
-        every = self.windows.every_us
-        for start in range((at - SIZE) // every * every + every, at + 1, every):
+        every, offset = self.windows.every_us, self.windows.offset_us
+        for start in range((at - SIZE - offset) // every * every + every + offset, at + 1, every):
             if watermark >= start + SIZE + self.allowed:
                 missed += 1
                 continue
@@ -260,16 +263,21 @@ def newest_panes(subject: StageDriver, aggregates: dict[str, Aggregate]) -> dict
     """Newest pane of each window that no other has absorbed; indexes must rise by one (I7)."""
     found: dict[Name, tuple[Any, ...]] = {}
     indexes: dict[Name, int] = {}
-    for record, at in subject.produced("windows"):
-        name = (record.key, record.site, instant(record.window_start), instant(record.window_end))
-        assert record.pane_index == indexes.get(name, -1) + 1
-        assert at == instant(record.window_end) - 1
-        indexes[name] = record.pane_index
-        values = tuple(getattr(record, column) for column in [*aggregates, "pane_timing", "late_count"])
-        if record.pane_timing == "retracted":
-            assert_close(found.pop(name)[:-2], values[:-2])
-        else:
-            found[name] = values
+    for result in subject.results:
+        for name in subject.deleted(result):
+            del found[name]
+        for records in (result.productions["windows"],) if "windows" in result.productions else ():
+            assert records.retracts is None
+            for record, at in zip(records.objects(), records.event_times.tolist(), strict=True):
+                name = (record.key, record.site, instant(record.window_start), instant(record.window_end))
+                assert record.pane_index == indexes.get(name, -1) + 1
+                assert at == instant(record.window_end) - 1
+                indexes[name] = record.pane_index
+                values = tuple(getattr(record, column) for column in [*aggregates, "pane_timing", "late_count"])
+                if record.pane_timing == ABSORBED:
+                    assert_close(found.pop(name)[:-2], values[:-2])
+                else:
+                    found[name] = values
     return found
 
 
@@ -302,10 +310,9 @@ def table_of(subject: StageDriver) -> set[Name]:
     """Return the final rows of the result table."""
     stored: set[Name] = set()
     for result in subject.results:
-        for rows in result.absorbed:
-            gone = set(zip(*map(column_values, rows.columns), strict=True))
-            assert gone <= stored
-            stored -= gone
+        gone = set(subject.deleted(result))
+        assert gone <= stored
+        stored -= gone
         for part in result.results:
             names = list(zip(*map(column_values, part.columns[:4]), strict=True))
             assert stored.isdisjoint(names) == part.first or not part.first

@@ -17,11 +17,13 @@ from millpy.model.record import RecordType
 from millpy.model.time import microseconds, to_datetime
 from millpy.model.timer import Timer
 from millpy.windowing.accumulator import AccumulatorSet, Aggregate
-from millpy.windowing.panes import RETRACTED, output_type
+from millpy.windowing.panes import output_type
 from millpy.windowing.window import AlignedWindows, Assigner, Gaps, SessionWindows
 
 # Due at the same time when no lateness is allowed: timers fire by name then, and a window fires before it is over.
 FIRE, OVER = "fire", "over"
+ABSORBED = "absorbed"
+"""The timing of a pane that is produced once more, because its session was merged into another."""
 
 
 class KeyedPane(msgspec.Struct):
@@ -121,7 +123,7 @@ class WindowedComputation(KeyedWindows):
         """Add the record to its windows; where it is late it amends the result at once."""
         panes = context[KeyedWindows.panes]
         size, every, at = self._assigner.size_us, self._assigner.every_us, context.event_time_us
-        for start in range(at // every * every, at - size, -every):
+        for start in range(at - (at - self._assigner.offset_us) % every, at - size, -every):
             end = start + self._assigner.size_us
             if context.input_watermark_us >= end + self._allowed_us:
                 self._too_late(context, record)
@@ -166,7 +168,7 @@ class SessionComputation(KeyedWindows):
             grown.values = self._accumulators.to_stored(values)
             grown.late_count += pane.late_count
             if pane.emitted:
-                self._emit(context, other, pane, RETRACTED)
+                self._emit(context, other, pane, ABSORBED)
             self._forget(context, other)
         panes[start] = grown
         self._watch(context, start, end)

@@ -28,11 +28,11 @@ pytestmark = pytest.mark.timeout(400)  # a JVM starts first
 GRAPH = Path(__file__).with_name("graphs") / "natively.py"
 FALSIFIED = (
     "UPDATE natively.fixed SET total = total + 1"
-    " WHERE device = 'dev-3' AND place_hall = 1 AND window_start = to_timestamp(40)",
-    "DELETE FROM natively.sliding WHERE device = 'dev-1' AND place_hall = 0 AND window_start = to_timestamp(60)",
+    " WHERE device = 'dev-3' AND place_hall = 1 AND window_start = to_timestamp(45)",
+    "DELETE FROM natively.sliding WHERE device = 'dev-1' AND place_hall = 0 AND window_start = to_timestamp(61)",
     "INSERT INTO natively.sliding SELECT 'dev-9', place_hall, window_start, window_end, n, mean, pane_index,"
     " pane_timing, late_count, emitted_at, interval_id, bundle FROM natively.sliding"
-    " WHERE device = 'dev-2' AND place_hall = 0 AND window_start = to_timestamp(60)",
+    " WHERE device = 'dev-2' AND place_hall = 0 AND window_start = to_timestamp(61)",
 )
 
 
@@ -118,7 +118,7 @@ def test_the_native_engine_agrees_and_names_what_was_falsified_with_its_records(
     assert (added["kind"], added["row"]["device"], added["records"]) == ("added", "dev-9", [])
     records = [json.loads(record) for record in deleted["records"]]
     assert len(records) >= deleted["expected"]["n"] > 0
-    assert all(one["device"] == "dev-1" and 60 <= one["at"] < 70 and one["place"]["hall"] == 0 for one in records)
+    assert all(one["device"] == "dev-1" and 61 <= one["at"] < 71 and one["place"]["hall"] == 0 for one in records)
 
 
 class InThisProcess:

@@ -1,4 +1,4 @@
-"""Windows over panes: right where every window has one pane, else refused when the graph is made."""
+"""Windows over panes: each window has one pane, or its mode says what further panes are; else the graph is refused."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from millpy import (
+    Accumulation,
     Computation,
     Context,
     Count,
@@ -16,6 +17,7 @@ from millpy import (
     File,
     FixedWindows,
     Graph,
+    Max,
     SessionWindows,
     SlidingWindows,
     Stream,
@@ -68,15 +70,32 @@ BETWEEN: dict[str, Callable[[Stream, Stream], Stream]] = {
 }
 
 
-def graph_of(inner: Any, lateness: int, between: Callable[[Stream, Stream], Stream], outer: Any) -> Graph:
+def panes_of(
+    inner: Any, lateness: int, mode: Accumulation, between: Callable[[Stream, Stream], Stream]
+) -> tuple[Graph, Stream]:
     graph = Graph("factory")
     event_time = EventTime("at", unit="s", max_disorder=seconds(1))
     readings = graph.inject("readings", File("r"), schema=Reading, event_time=event_time)
     keyed = readings.key_by("device")
-    panes = keyed.window(inner, allowed_lateness=minutes(lateness), name="inner").aggregate(n=Count())
+    windows = keyed.window(inner, allowed_lateness=minutes(lateness), accumulation=mode, name="inner")
     other = keyed.process(Newest(), name="other", output=Total)
-    between(panes, other).key_by("device").window(outer).aggregate(total=Sum("n")).to_table("outer")
+    return graph, between(windows.aggregate(n=Count()), other)
+
+
+def graph_of(
+    inner: Any,
+    lateness: int,
+    between: Callable[[Stream, Stream], Stream],
+    outer: Any,
+    mode: Accumulation = Accumulation.ACCUMULATING,
+) -> Graph:
+    graph, panes = panes_of(inner, lateness, mode, between)
+    panes.key_by("device").window(outer).aggregate(total=Sum("n")).to_table("outer")
     return graph
+
+
+def amended(mode: Accumulation = Accumulation.RETRACTING) -> Stream:
+    return panes_of(INNER["fixed"], 5, mode, BETWEEN["nothing"])[1]
 
 
 @pytest.mark.parametrize("outer", OUTER)
@@ -87,7 +106,8 @@ def test_windows_over_panes_that_may_be_amended_are_refused(inner: str, between:
         graph_of(INNER[inner], 5, BETWEEN[between], OUTER[outer])
 
     assert "'inner'" in refused.value.message
-    assert "allowed_lateness" in refused.value.hint
+    for choice in ("accumulation=Accumulation.RETRACTING", "Accumulation.DISCARDING", "omit its allowed_lateness"):
+        assert choice in refused.value.hint
     assert graph_of(INNER[inner], 0, BETWEEN[between], OUTER[outer]).spec()
 
 
@@ -98,3 +118,85 @@ def test_computation_in_between_decides_which_panes_count(inner: str) -> None:
         return kept
 
     assert graph_of(INNER[inner], 5, through_a_computation, OUTER["fixed"]).spec()
+
+
+@pytest.mark.parametrize("mode", [Accumulation.RETRACTING, Accumulation.DISCARDING])
+@pytest.mark.parametrize("between", BETWEEN)
+@pytest.mark.parametrize("inner", INNER)
+def test_a_mode_that_says_what_further_panes_are_is_accepted(inner: str, between: str, mode: Accumulation) -> None:
+    graph = graph_of(INNER[inner], 5, BETWEEN[between], OUTER["fixed"], mode)
+
+    identity = next(found.identity for found in graph.spec().computations if found.name == "outer")
+    assert identity.get("takes_retractions", False) == (mode is Accumulation.RETRACTING)
+
+
+@pytest.mark.parametrize("between", BETWEEN)
+def test_retractions_reach_sessions_by_no_way(between: str) -> None:
+    with pytest.raises(GraphError, match="could not shrink again") as refused:
+        graph_of(INNER["fixed"], 5, BETWEEN[between], SessionWindows(minutes(1)), Accumulation.RETRACTING)
+
+    assert "use fixed or sliding windows" in refused.value.hint
+    assert graph_of(INNER["fixed"], 5, BETWEEN[between], SessionWindows(minutes(1)), Accumulation.DISCARDING)
+    assert graph_of(INNER["fixed"], 0, BETWEEN[between], SessionWindows(minutes(1)), Accumulation.RETRACTING)
+
+
+@pytest.mark.parametrize("between", BETWEEN)
+def test_aggregate_that_cannot_subtract_is_refused(between: str) -> None:
+    _, panes = panes_of(INNER["fixed"], 5, Accumulation.RETRACTING, BETWEEN[between])
+    with pytest.raises(GraphError, match=r"Max\('n'\) cannot subtract records that are retracted") as refused:
+        panes.key_by("device").window(OUTER["fixed"]).aggregate(total=Sum("n"), most=Max("n"))
+
+    assert (
+        "use Count, Sum, Mean, Variance, StandardDeviation, or a Combiner that defines subtract" in refused.value.hint
+    )
+    assert amended(Accumulation.DISCARDING).key_by("device").window(OUTER["fixed"]).aggregate(most=Max("n"))
+
+
+def test_increments_cannot_take_back_what_was_counted() -> None:
+    with pytest.raises(GraphError, match="cannot take back what is old") as refused:
+        amended().key_by("device").window(OUTER["fixed"], accumulation=Accumulation.DISCARDING)
+
+    assert refused.value.hint == "use accumulation=Accumulation.RETRACTING"
+    assert (
+        amended(Accumulation.DISCARDING).key_by("device").window(OUTER["fixed"], accumulation=Accumulation.DISCARDING)
+    )
+
+
+class Subtracts(Newest):
+    handles_retractions = True
+
+
+@pytest.mark.parametrize("between", BETWEEN)
+def test_computation_declares_that_it_handles_retractions(between: str) -> None:
+    _, panes = panes_of(INNER["fixed"], 5, Accumulation.RETRACTING, BETWEEN[between])
+    keyed = panes.key_by("device")
+    with pytest.raises(GraphError, match="Newest would take retractions for new records") as refused:
+        keyed.process(Newest(), name="newest", output=Total)
+
+    assert "handles_retractions = True" in refused.value.hint
+    made = keyed.process(Subtracts(), name="newest", output=Total)
+    assert made.key_by("device").window(SessionWindows(minutes(1))).aggregate(most=Max("n")), "its output retracts none"
+    assert amended(Accumulation.ACCUMULATING).key_by("device").process(Newest(), name="newest", output=Total)
+
+
+def test_a_table_of_records_is_refused_where_no_row_could_be_found_again() -> None:
+    once = amended().deduplicate("device", within=minutes(1), name="once")
+    with pytest.raises(GraphError, match="a row does not say which record it is") as refused:
+        once.to_table("once")
+
+    assert "aggregate them first" in refused.value.hint
+    assert amended(Accumulation.DISCARDING).deduplicate("device", minutes(1), name="once").to_table("once")
+
+
+def test_a_mode_is_named_by_its_member() -> None:
+    with pytest.raises(GraphError, match="accumulation='retracting' is not a mode") as refused:
+        amended("retracting")  # type: ignore[arg-type]
+
+    assert refused.value.hint == f"for example accumulation={Accumulation.RETRACTING!r}"
+
+
+def test_takes_of_a_retracting_window_are_records_like_any_other() -> None:
+    graph = graph_of(INNER["fixed"], 5, BETWEEN["nothing"], OUTER["fixed"], Accumulation.RETRACTING)
+    graph.archive_takes()
+
+    assert graph.spec()

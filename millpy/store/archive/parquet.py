@@ -1,4 +1,4 @@
-"""Bundles as Parquet: the fields of the records and five columns, one row group for each bucket.
+"""Bundles as Parquet: the fields of the records and five or six columns, one row group for each bucket.
 
     _partition       where the bundle was made: "COMPUTATION/PARTITION", or the place of a key interval
     _seq             the bundle's number there
@@ -6,6 +6,7 @@
     _event_time_us   the record's event time, µs since the epoch
     _watermark_us    the watermark before the record, so that lateness is a filter on a row; null behind a stage, whose
                      records are judged by the watermark of their consumer
+    _retracts        whether the record is a retraction of an equal one before it; only of a stream that may have them
 
 A bucket is a part of the key space: the first bits of the key's hash. A bundle is in one file, and records keep their
 order within a bucket, so a sum over a key adds the same numbers in the same order as the worker's. `_seq` and
@@ -29,7 +30,7 @@ from millpy.model.keys import KEY_SPACE
 
 METADATA = "millpy"
 PARTITION, SEQ, ORDINAL = "_partition", "_seq", "_ordinal"
-EVENT_TIME, WATERMARK = "_event_time_us", "_watermark_us"
+EVENT_TIME, WATERMARK, RETRACTS = "_event_time_us", "_watermark_us", "_retracts"
 ADDED = (
     pa.field(PARTITION, pa.string()),
     pa.field(SEQ, pa.int64()),
@@ -98,9 +99,8 @@ def encode(bundles: Sequence[Bundle], partitions: Mapping[int, str], buckets: in
         partitions: the name of each producer, by its interval.
         buckets: number of buckets.
     """
-    schema = pa.schema(
-        [*bundles[0].records.type.schema, *ADDED],
-    )
+    marks = [] if bundles[0].records.retracts is None else [pa.field(RETRACTS, pa.bool_())]
+    schema = pa.schema([*bundles[0].records.type.schema, *ADDED, *marks])
     table = pa.concat_tables([_table(bundle, partitions[bundle.producer], schema) for bundle in bundles])
     of_row = np.concatenate([_buckets(each, buckets) for each in bundles])
     table = table.take(pa.array(np.argsort(of_row, kind="stable")))
@@ -134,6 +134,7 @@ def _table(bundle: Bundle, partition: str, schema: pa.Schema) -> pa.Table:
             pa.array(np.arange(count, dtype=np.int32)),
             pa.array(records.event_times),
             watermarks,
+            *([] if records.retracts is None else [pa.array(records.retracts)]),
         ],
         schema=schema,
     )

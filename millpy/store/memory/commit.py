@@ -87,7 +87,7 @@ def apply(
         if document is not None:
             database.deltas.append(StoredDelta(checkpoint.grant.interval_id, checkpoint.bundle, document))
         _append(database, header, checkpoint)
-        for rows in checkpoint.absorbed:
+        for rows in checkpoint.deleted:
             for name in zip(*map(column_values, rows.columns), strict=True):
                 database.tables[rows.table_id].rows.pop(name, None)
     for (table_id, key), row in staged.items():

@@ -137,6 +137,7 @@ class Requests:
                 position=letter.position,
                 event_time=letter.event_time,
                 dedupe_id=letter.dedupe_id or (record.letter.dedupe_id if record.letter else None),
+                retracts=letter.retracts,
             )
 
     def _whole(self) -> list[bool]:
@@ -145,7 +146,8 @@ class Requests:
     def _late(self) -> Iterator[Request]:
         number = 0
         for interval_id, _, late in self._database.late_records:
-            for payload, event_time in zip(late.payloads, late.event_times, strict=True):
+            marks = late.retracts or [False] * len(late)
+            for payload, event_time, retracts in zip(late.payloads, late.event_times, marks, strict=True):
                 number += 1
                 yield Request(
                     "late_records",
@@ -156,4 +158,5 @@ class Requests:
                     payload,
                     input=late.input,
                     event_time=event_time,
+                    retracts=retracts,
                 )

@@ -24,10 +24,10 @@ from psycopg import AsyncCursor
 from psycopg.rows import TupleRow
 
 from millpy.errors import CommitUnknownError, PaneOrderError
-from millpy.model.checkpoint import AbsorbedRows, Checkpoint, Segment, StoredSlice
+from millpy.model.checkpoint import Checkpoint, DeletedRows, Segment, StoredSlice
 from millpy.model.delta import encode_documents
 from millpy.store.postgres import requests
-from millpy.store.postgres.arrays import Bigints, Byteas, Jsonbs, PgArray, Texts
+from millpy.store.postgres.arrays import Bigints, Booleans, Byteas, Jsonbs, PgArray, Texts
 from millpy.store.postgres.connection import Channel, Connection
 from millpy.store.postgres.errors import (
     SlotMovedError,
@@ -228,6 +228,7 @@ def _late_records(checkpoints: Sequence[Checkpoint]) -> list[Command]:
         "window_ends": Bigints([at for _, late in blocks for at in late.window_ends]),
         "payloads": Byteas([payload for _, late in blocks for payload in late.payloads]),
         "wholes": Bigints([int(whole) for _, late in blocks for whole in late.whole or [True] * len(late)]),
+        "retracts": Booleans([mark for _, late in blocks for mark in late.retracts or [False] * len(late)]),
     }
     return [(statement("append_late_records"), parameters)]
 
@@ -254,6 +255,7 @@ def _dead_letters(checkpoints: Sequence[Checkpoint]) -> list[Command]:
         "wires": Texts([storable(letter.wire) for _, letter in letters]),
         "ids": Byteas([letter.dedupe_id for _, letter in letters]),
         "payloads": Byteas([letter.payload for _, letter in letters]),
+        "retracts": Booleans([letter.retracts for _, letter in letters]),
     }
     return [(statement("append_dead_letters"), parameters)]
 
@@ -304,13 +306,13 @@ def _results(
 
 
 def _deletes(checkpoints: Sequence[Checkpoint], tables: dict[int, ResultTable]) -> list[Command]:
-    """Return the statements that delete rows of absorbed windows.
+    """Return the statements that delete rows of windows that are gone.
 
-    Their order does not matter, because an absorbed window never returns.
+    They come before all that write rows: a window may return, but not in the same commit.
     """
-    groups: dict[int, list[AbsorbedRows]] = {}
+    groups: dict[int, list[DeletedRows]] = {}
     for c in checkpoints:
-        for rows in c.absorbed:
+        for rows in c.deleted:
             groups.setdefault(rows.table_id, []).append(rows)
     return [
         (tables[table_id].delete, list(delete_parameters(tables[table_id], parts)))
@@ -323,7 +325,7 @@ def _work(checkpoints: Sequence[Checkpoint]) -> int:
     return sum(
         sum(len(entries) for entries in c.delta)
         + sum(rows.count for rows in c.results)
-        + sum(rows.count for rows in c.absorbed)
+        + sum(rows.count for rows in c.deleted)
         + sum(len(late) for late in c.late)
         for c in checkpoints
     )

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 
-from millpy.model.checkpoint import AbsorbedRows, ResultRows
+from millpy.model.checkpoint import DeletedRows, ResultRows
 from millpy.model.delta import encode_value
 from millpy.model.deployment import ColumnSpec, TableSpec
 from millpy.model.time import instant
@@ -114,7 +114,7 @@ class ResultTable:
         copies: whether many rows go through COPY; false under row-level security, which a user may enable at any time.
         insert: inserts rows that must not exist.
         upsert: inserts the next panes of windows, and checks that they follow the stored panes.
-        delete: deletes the rows of absorbed windows.
+        delete: deletes the rows of windows that are gone.
         copy: inserts rows that must not exist, from binary COPY.
         find_own: finds rows that this interval has stored under the keys of rows to insert.
     """
@@ -220,7 +220,7 @@ def _same(identity: Sequence[str]) -> sql.Composed:
     )
 
 
-def delete_parameters(table: ResultTable, parts: Sequence[AbsorbedRows]) -> list[PgArray]:
+def delete_parameters(table: ResultTable, parts: Sequence[DeletedRows]) -> list[PgArray]:
     """Return the arrays of `table.delete`: key columns, window_start, window_end."""
     types = [*(column.sql_type for column in table.keys), "timestamptz", "timestamptz"]
     return [_array(sql_type, [part.columns[place] for part in parts]) for place, sql_type in enumerate(types)]

@@ -54,19 +54,21 @@ SELECT %(slot)s::smallint, interval_id, bundle, expires_at, clock, ids, times, w
 -- name: append_late_records
 -- Zero rows: nothing was sent.
 INSERT INTO mill.late_records (interval_id, bundle, stream, computation, input, key, event_time, watermark,
-                               window_start, window_end, payload, whole)
+                               window_start, window_end, payload, whole, retracts)
 SELECT e.interval_id, e.bundle, e.stream, e.computation, e.input, e.key, e.event_time, e.watermark, e.window_start,
-       e.window_end, e.payload, e.whole > 0
+       e.window_end, e.payload, e.whole > 0, e.retracts
   FROM unnest(%(intervals)s, %(bundles)s, %(streams)s, %(computations)s, %(inputs)s, %(keys)s, %(event_times)s,
-              %(watermarks)s, %(window_starts)s, %(window_ends)s, %(payloads)s, %(wholes)s)
-    AS e (interval_id, bundle, stream, computation, input, key, event_time, watermark, window_start, window_end, payload, whole);
+              %(watermarks)s, %(window_starts)s, %(window_ends)s, %(payloads)s, %(wholes)s, %(retracts)s)
+    AS e (interval_id, bundle, stream, computation, input, key, event_time, watermark, window_start, window_end, payload,
+          whole, retracts);
 
 -- name: append_dead_letters
 -- Zero rows: nothing was sent.
 INSERT INTO mill.dead_letters (interval_id, bundle, stream, computation, input, reason, detail, traceback,
-                               source_position, key, event_time, wire, dedupe_id, payload)
+                               source_position, key, event_time, wire, dedupe_id, payload, retracts)
 SELECT * FROM unnest(%(intervals)s, %(bundles)s, %(streams)s, %(computations)s, %(inputs)s, %(reasons)s, %(details)s,
-                     %(tracebacks)s, %(positions)s, %(keys)s, %(event_times)s, %(wires)s, %(ids)s, %(payloads)s);
+                     %(tracebacks)s, %(positions)s, %(keys)s, %(event_times)s, %(wires)s, %(ids)s, %(payloads)s,
+                     %(retracts)s);
 
 -- name: append_archive_files
 -- Zero rows: nothing was sent.

@@ -5,19 +5,21 @@
 -- rows: there are none.
 WITH asked AS (
     (SELECT 'dead_letters' AS table_name, d.dead_letter_id AS id, d.interval_id, d.stream, d.computation,
-            coalesce(d.corrected, d.payload) AS payload, d.input, d.wire, d.source_position, d.event_time, d.dedupe_id
+            coalesce(d.corrected, d.payload) AS payload, d.input, d.wire, d.source_position, d.event_time, d.dedupe_id,
+            d.retracts
        FROM mill.dead_letters AS d
       WHERE d.state = 'requested' AND d.interval_id = ANY (%(intervals)s)
       ORDER BY d.dead_letter_id LIMIT %(rows_max)s::integer)
      UNION ALL
-    (SELECT 'late_records', l.late_record_id, l.interval_id, l.stream, l.computation, l.payload, l.input, '', '', l.event_time, NULL
+    (SELECT 'late_records', l.late_record_id, l.interval_id, l.stream, l.computation, l.payload, l.input, '', '', l.event_time,
+            NULL, l.retracts
        FROM mill.late_records AS l
       WHERE l.state = 'requested' AND l.interval_id = ANY (%(intervals)s)
       ORDER BY l.late_record_id LIMIT %(rows_max)s::integer)
 ), measured AS (
     SELECT a.*, sum(octet_length(a.payload)) OVER (ORDER BY a.table_name, a.id) - octet_length(a.payload) AS before FROM asked AS a
 )
-SELECT table_name, id, interval_id, stream, computation, payload, input, wire, source_position, event_time, dedupe_id
+SELECT table_name, id, interval_id, stream, computation, payload, input, wire, source_position, event_time, dedupe_id, retracts
   FROM measured WHERE before < %(bytes_max)s::bigint ORDER BY table_name, id;
 
 -- name: read_pauses

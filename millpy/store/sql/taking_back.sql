@@ -31,8 +31,11 @@ DELETE FROM mill.keyed WHERE interval_id = %(interval)s AND kind = 'state' AND n
 -- name: shorten_windows
 -- Keeps only the first accumulators of each window. Zero rows: no window has more.
 UPDATE mill.keyed AS k
-   SET value = jsonb_set(k.value::jsonb, '{values}', jsonb_path_query_array(
-           k.value::jsonb -> 'values', '$[0 to $last]', jsonb_build_object('last', %(accumulators)s::integer - 1)))::text
+   SET value = jsonb_set(
+           jsonb_set(k.value::jsonb, '{values}', jsonb_path_query_array(
+               k.value::jsonb -> 'values', '$[0 to $last]', jsonb_build_object('last', %(accumulators)s::integer - 1))),
+           '{kept,values}', jsonb_path_query_array(coalesce(k.value::jsonb #> '{kept,values}', '[]'),
+               '$[0 to $last]', jsonb_build_object('last', %(accumulators)s::integer - 1)), false)::text
  WHERE k.interval_id = %(interval)s AND k.kind = 'window'
    AND jsonb_array_length(k.value::jsonb -> 'values') > %(accumulators)s::integer;
 

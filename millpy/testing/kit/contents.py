@@ -12,7 +12,6 @@ from millpy.model.checkpoint import LateRows
 from millpy.model.keys import Key, key_from_text
 from millpy.model.record import Records, RecordType, column_name, getter
 from millpy.model.time import INSTANT_MIN, YEARS_HI, YEARS_LO, Instant, instant, nearest_datetime, to_datetime
-from millpy.windowing.panes import RETRACTED
 
 END_OF_TIME = to_datetime(YEARS_HI)
 """What a watermark reads as when its source has ended: the last µs of the year 9999."""
@@ -29,9 +28,10 @@ class Pane:
         window: start and end of the window; the end is exclusive.
         values: the aggregates by column.
         index: 0 for the first pane of the window, one more for each that follows.
-        timing: "early", "on_time" or "late"; "retracted" for a retraction.
+        timing: "early", "on_time" or "late".
         late_count: number of late records that it counts.
         event_time: the event time that the pane has as a record of the stream.
+        retraction: whether it takes back the pane of its window that it equals, and is no result.
     """
 
     key: Key
@@ -41,11 +41,7 @@ class Pane:
     timing: str
     late_count: int
     event_time: datetime
-
-    @property
-    def retraction(self) -> bool:
-        """Whether it takes an earlier pane back, and is no result."""
-        return self.timing == RETRACTED
+    retraction: bool = False
 
     @property
     def first(self) -> bool:
@@ -153,7 +149,8 @@ def panes_of(records: Records, key_fields: Sequence[str], columns: Sequence[str]
     """Return the panes of a windowed stream's records; `columns` are its aggregates."""
     keys = [getter(column_name(name)) for name in key_fields]
     found = []
-    for record, at in zip(records.objects(), records.event_times.tolist(), strict=True):
+    retracts = [False] * len(records) if records.retracts is None else records.retracts.tolist()
+    for record, at, retraction in zip(records.objects(), records.event_times.tolist(), retracts, strict=True):
         parts = tuple(read(record) for read in keys)
         found.append(
             Pane(
@@ -164,6 +161,7 @@ def panes_of(records: Records, key_fields: Sequence[str], columns: Sequence[str]
                 timing=record.pane_timing,
                 late_count=record.late_count,
                 event_time=nearest_datetime(at),
+                retraction=retraction,
             )
         )
     return found

@@ -14,12 +14,21 @@ from typing import Any
 
 from millpy.model.time import INSTANT_MAX
 from millpy.store.memory.tables import Row
+from millpy.testing.simulation.graphs import LEVELS
 from millpy.testing.simulation.history import CommittedBundle, ObservedInterval, RunHistory
+from millpy.testing.simulation.levels import InnerRows, LevelJudge, whole_totals
 from millpy.testing.simulation.oracle import SourceOracle
 from millpy.testing.simulation.recount import Follower, PaneName, Unique, Windows, operated
 
-KINDS = {"per_window": "fixed", "per_op": "fixed", "per_slide": "sliding", "per_session": "session"}
-"""The windowed tables, and their windows."""
+KINDS = {
+    "per_window": "fixed",
+    "per_op": "fixed",
+    "per_slide": "sliding",
+    "per_session": "session",
+    "per_level": "fixed",
+    "per_visit": "session",
+}
+"""The windowed tables behind the source, and their windows."""
 ECHOES = ("parks", "rejects")
 
 
@@ -72,7 +81,7 @@ class WindowJudge:
     def finished(self) -> Iterator[str]:
         """Yield the differences between the newest rows and those of the recount."""
         mine = {name for name in self.windows.panes if name[0] in self.homes}
-        for name in mine | {name for name in self.emitted if self.table != "per_session"}:
+        for name in mine | {name for name in self.emitted if self.windows.kind != "session"}:
             if not self.windows.is_sure(*name[:2]):
                 continue
             row, expected = self.emitted.get(name), self.windows.panes.get(name)
@@ -81,7 +90,7 @@ class WindowJudge:
 
     def left(self) -> dict[PaneName, Row]:
         """Return the rows that the table must have, unless a user deletes them."""
-        if self.table != "per_session":
+        if self.windows.kind != "session":
             return self.emitted
         return {
             n: row for n, row in self.emitted.items() if n in self.windows.panes or not self.windows.is_sure(*n[:2])
@@ -203,7 +212,7 @@ class EchoJudge:
         yield from self._compared(observed, set(self.consumed))
 
 
-Judge = WindowJudge | UniqueJudge | EchoJudge
+Judge = WindowJudge | UniqueJudge | EchoJudge | LevelJudge
 
 
 class Branches:
@@ -214,9 +223,11 @@ class Branches:
         self._sources = sources
         self._lateness_us = lateness_us
         self.judges: dict[int, Judge] = {}
+        self._inner = InnerRows(history)
         self._makers: dict[str, Callable[[ObservedInterval], Judge]] = {
             **dict.fromkeys(KINDS, self._windows),
             **dict.fromkeys(ECHOES, self._echoes),
+            **{outer: self._levels for _, outer in LEVELS.values()},
             "unique": self._unique,
         }
         for observed in history.by_interval.values():
@@ -235,8 +246,12 @@ class Branches:
     def _unique(self, observed: ObservedInterval) -> Judge:
         return UniqueJudge(Follower(self._sources))
 
+    def _levels(self, observed: ObservedInterval) -> Judge:
+        return LevelJudge(observed.computation, observed, self.history, self._inner)
+
     def on_committed(self, commit: CommittedBundle) -> Iterator[str]:
         """Yield violations of I9: results are a function of the input up to the consumed position."""
+        self._inner.note(commit)
         judge = self.judges.get(commit.observed.interval_id)
         if judge is not None:
             for what in judge.follow(commit):
@@ -257,6 +272,10 @@ class Branches:
             for device in {device for judge in echoes for device in judge.consumed}:
                 if not any(device in judge.rows or device in judge.dead for judge in echoes):
                     yield f"{computation}: no record of {device} had an effect"
+        for _, outer in LEVELS.values():
+            totals = [j for j in self.judges.values() if isinstance(j, LevelJudge) and j.table == outer]
+            if totals:
+                yield from whole_totals(totals)
         yield from late
 
     def _whole_table(self, table: str, judges: Sequence[WindowJudge]) -> Iterator[str]:
@@ -281,7 +300,7 @@ class Branches:
                 elif min(rows.watermarks) < INSTANT_MAX:  # records that are replayed behind the end are late for all
                     yield f"{len(rows)} records are late for {rows.computation}, which waits for hours"
         for interval_id, judge in self.judges.items():
-            if isinstance(judge, EchoJudge):
+            if isinstance(judge, EchoJudge | LevelJudge):
                 continue
             if isinstance(judge, WindowJudge):
                 windows = judge.windows

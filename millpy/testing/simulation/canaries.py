@@ -27,6 +27,9 @@ from millpy.store.memory.store import MemoryStore
 from millpy.store.memory.tables import Header, overlaid
 from millpy.store.protocol import PollResult, SegmentQuery
 from millpy.windowing import fixed, operator
+from millpy.windowing.accumulator import AccumulatorSet
+from millpy.windowing.group_by import Groups
+from millpy.windowing.panes import Emission
 
 
 class CommitsTwice(MemoryStore):
@@ -256,6 +259,18 @@ def _never_too_late(initialize: Any) -> Any:
     return initialized
 
 
+def _added(_: Any) -> Any:
+    return AccumulatorSet.add
+
+
+def _only_values(_: Any) -> Any:
+    return lambda self, rows: np.ones(len(rows), np.int64)
+
+
+def _nothing(_: Any) -> Any:
+    return lambda self, panes: None
+
+
 Patch = tuple[Any, str, Any]
 
 
@@ -316,5 +331,12 @@ BROKEN = (
     Canary("keeps soft state after a failed commit", "I9", worker_type=KeepsSoftState),
     Canary("reads folded rows only", "I9", ReadsFoldedOnly),
     Canary("judges lateness by the turn", "I9", patches=((operator, "judging_watermarks", _judged_by_the_turn),)),
+    Canary(
+        "adds a retraction",
+        "I9",
+        patches=((AccumulatorSet, "subtract", _added), (Groups, "signs", _only_values)),
+        needs="levels",
+    ),
+    Canary("drops a retraction", "I9", patches=((Emission, "_retract", _nothing),), needs="visits"),
     Canary("acknowledges early", "acknowledgement", worker_type=AcknowledgesEarly),
 )

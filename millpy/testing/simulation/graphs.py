@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import pyarrow.compute as pc
@@ -25,13 +25,21 @@ from millpy.model.timer import Timer
 from millpy.sources.files.source import FileInjector, Files
 from millpy.testing.simulation.broker import Log, Topic
 from millpy.testing.simulation.loop import LANE
+from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.aggregates.numeric import Count, Max, Min, Sum
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
 
 Feed = Literal["topic", "log", "file"]
-Branch = Literal["fixed", "sliding", "session", "operators", "unique", "parks", "rejects", "watcher"]
+Branch = Literal[
+    "fixed", "sliding", "session", "operators", "unique", "parks", "rejects", "watcher", "levels", "visits"
+]
 BRANCHES: tuple[Branch, ...] = ("fixed", "sliding", "session", "operators", "unique", "parks", "rejects")
 """The branches that work with any number of partitions; the watcher's marks depend on the order of all readings."""
+LEVELS: dict[Branch, tuple[str, str]] = {
+    "levels": ("per_level", "level_totals"),
+    "visits": ("per_visit", "visit_totals"),
+}
+"""The branches with windows over panes that are retracted: fixed windows, and sessions. Their two tables."""
 
 NAME = "simulated"
 EVERY = 3
@@ -45,6 +53,7 @@ DISORDER_US = 300_000
 SLIDING_US, EVERY_US = 1_200_000, 400_000
 GAP_US = 200_000
 UNIQUE_US = 400_000
+GROUPS = 2
 MAX_SKEW_US = 1_500_000
 SHORT_US = 400_000
 """A dedupe horizon that many duplicates exceed, and some meet exactly."""
@@ -84,6 +93,24 @@ class Total(msgspec.Struct):
     group: int
     period: int
     marks: int
+
+
+class Level(msgspec.Struct):
+    """A pane of a device's window, in the group of the device."""
+
+    group: int
+    n: int
+    total: int
+
+
+def group_of(device: str) -> int:
+    """Return the group of a device."""
+    return int(device[1:]) % GROUPS
+
+
+def level_of(pane: Any) -> Level:
+    """Return a pane in its group."""
+    return Level(group_of(pane.device), pane.n, int(pane.total))
 
 
 class DeviceState(msgspec.Struct):
@@ -263,7 +290,7 @@ class Shape:
 
 
 SHAPES = (
-    *("readings", "topic", "log", "file", *BRANCHES, "watcher"),
+    *("readings", "topic", "log", "file", *BRANCHES, "watcher", *LEVELS),
     *("partitions", "idle", "deep", "poison", "skew", "columns", "by_arrival", "pings", "short_horizon"),
 )
 
@@ -296,9 +323,14 @@ def build(shape: Shape, path: str, generation: int = 1) -> Graph:
             "per_slide",
         ),
         "session": (SessionWindows(timedelta(microseconds=GAP_US)), "per_session"),
+        "levels": (FixedWindows(timedelta(microseconds=WINDOW_US)), "per_level"),
+        "visits": (SessionWindows(timedelta(microseconds=GAP_US)), "per_visit"),
     }
     for branch in shape.branches:
-        if branch in windows:
+        if branch in LEVELS:
+            panes = _aggregate(readings, "device", *windows[branch], shape.lateness_us, Accumulation.RETRACTING)
+            _total(panes, LEVELS[branch][1], shape.lateness_us)
+        elif branch in windows:
             _aggregate(readings, "device", *windows[branch], shape.lateness_us)
         elif branch == "operators":
             _aggregate(operated(readings, columns=shape.columns), "group", *windows["fixed"][:1], "per_op", 0)
@@ -319,13 +351,29 @@ def build(shape: Shape, path: str, generation: int = 1) -> Graph:
     return graph
 
 
-def _aggregate(readings: Stream, key: str, windows: Windows, table: str, lateness_us: int) -> None:
-    (
-        readings.key_by(key)
-        .window(windows, allowed_lateness=timedelta(microseconds=lateness_us), intervals=2)
-        .aggregate(n=Count(), total=Sum("value"), low=Min("value"), high=Max("value"))
-        .to_table(table)
+def _aggregate(
+    readings: Stream,
+    key: str,
+    windows: Windows,
+    table: str,
+    lateness_us: int,
+    mode: Accumulation = Accumulation.ACCUMULATING,
+) -> Stream:
+    keyed = readings.key_by(key).window(
+        windows, allowed_lateness=timedelta(microseconds=lateness_us), accumulation=mode, intervals=2
     )
+    return keyed.aggregate(n=Count(), total=Sum("value"), low=Min("value"), high=Max("value")).to_table(table)
+
+
+def _total(panes: Stream, table: str, lateness_us: int) -> None:
+    """Add up panes by group, in larger windows."""
+    levels = panes.map(level_of, Level, immediate=True).key_by("group")
+    windows = levels.window(
+        FixedWindows(timedelta(microseconds=GROUP_WINDOW_US)),
+        allowed_lateness=timedelta(microseconds=lateness_us),
+        intervals=2,
+    )
+    windows.aggregate(parts=Count(), n=Sum("n"), total=Sum("total")).to_table(table)
 
 
 def operated(readings: Stream, *, columns: bool) -> Stream:

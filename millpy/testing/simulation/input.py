@@ -10,7 +10,7 @@ import json
 import random
 from dataclasses import dataclass, field, replace
 
-from millpy.testing.simulation.graphs import DISORDER_US, GAP_US, UNIQUE_US, WINDOW_US, Shape
+from millpy.testing.simulation.graphs import DISORDER_US, GAP_US, GROUPS, UNIQUE_US, WINDOW_US, Shape
 
 STEP_US = 40_000
 GRID_US = 20_000
@@ -24,7 +24,6 @@ AHEAD_US = 300_000_000
 DEVICES = 5
 CORRECTED = 100_000
 """Added to the ids of readings that were rubbish first."""
-GROUPS = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class Names:
 
 def routed_by_name(database: MemoryDatabase, name: str, checkpoint: Checkpoint) -> Checkpoint:
     """Return a checkpoint with its rows in the tables that a name means now."""
-    if not checkpoint.results and not checkpoint.absorbed:
+    if not checkpoint.results and not checkpoint.deleted:
         return checkpoint
     there = {table.spec.name: table.table_id for table in database.tables.values() if table.graph == name}
 
@@ -62,7 +62,7 @@ def routed_by_name(database: MemoryDatabase, name: str, checkpoint: Checkpoint) 
     return replace(
         checkpoint,
         results=tuple(replace(rows, table_id=table_now(rows.table_id)) for rows in checkpoint.results),
-        absorbed=tuple(replace(rows, table_id=table_now(rows.table_id)) for rows in checkpoint.absorbed),
+        deleted=tuple(replace(rows, table_id=table_now(rows.table_id)) for rows in checkpoint.deleted),
     )
 
 

@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass, replace
 
 from millpy.hosting.failpoints import Failpoint
-from millpy.testing.simulation.graphs import BRANCHES, SHAPES, SHORT_US, Branch, Feed, Shape
+from millpy.testing.simulation.graphs import BRANCHES, LEVELS, SHAPES, SHORT_US, Branch, Feed, Shape
 
 FAULT_KINDS = {
     "crash": 3,
@@ -108,6 +108,8 @@ FEATURES = (*SHAPES, "clocks", "generations")
 LATENESSES_US = (0, 400_000, 2_000_000)
 SECOND_SHARE = 1 / 6
 """The share of runs with a second generation."""
+LEVELS_SHARE = 1 / 4
+"""The share of runs with windows over panes that are retracted."""
 LONG_US = 600_000_000
 """Longer than any run."""
 
@@ -142,7 +144,16 @@ def draw(seed: int) -> Schedule:
         clocks=clocks,
         faults=tuple(faults),
     )
-    return _with_generations(schedule, random.Random(f"generations of {seed}"))
+    schedule = _with_generations(schedule, random.Random(f"generations of {seed}"))
+    return _with_levels(schedule, random.Random(f"levels of {seed}"))
+
+
+def _with_levels(schedule: Schedule, rng: random.Random) -> Schedule:
+    """Add windows over panes that are retracted to some schedules; the others do not change."""
+    if rng.random() >= LEVELS_SHARE:
+        return schedule
+    branch: Branch = rng.choice(tuple(LEVELS))
+    return replace(schedule, shape=replace(schedule.shape, branches=(*schedule.shape.branches, branch)))
 
 
 def _with_generations(schedule: Schedule, rng: random.Random) -> Schedule:

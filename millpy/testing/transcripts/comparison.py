@@ -124,14 +124,12 @@ class Comparison:
             lambda e: (e.key, *self._times(e.window), e.retraction),
             lambda f: (f.key, *map(instant, f.window), f.retraction),
         ):
-            key, start, end, retraction = name
+            key, start, end, _ = name
             window = self._window(start, end)
             if wanted is None or pane is None:
                 self._add_one_sided("pane", key, window, wanted, None if pane is None else self._shown_pane(pane))
                 continue
             fields = {"timing": pane.timing, "index": pane.index, "first": pane.first, "late_count": pane.late_count}
-            if retraction:
-                fields = {"late_count": pane.late_count}
             self._compare_fields("pane", key, window, wanted, fields, pane.values)
             if wanted.timestamp is not None:
                 at = end - 1 if wanted.timestamp == "end_of_window" else self._time(wanted.timestamp)

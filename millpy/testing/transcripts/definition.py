@@ -21,6 +21,7 @@ from millpy.model.time import Instant
 from millpy.testing.kit.manual_source import ManualSource
 from millpy.testing.transcripts.format import TranscriptText
 from millpy.testing.transcripts.notation import duration_us, time_us
+from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.accumulator import Aggregate
 from millpy.windowing.aggregates.distinct import ApproxDistinct
 from millpy.windowing.aggregates.numeric import Count, Max, Mean, Min, StandardDeviation, Sum, Variance
@@ -60,7 +61,6 @@ TRIGGERS_TO_COME = (
     "never",
 )
 CHOICES: Mapping[str, tuple[str, Sequence[str]]] = {
-    "mode": ("accumulating", ("discarding", "retracting")),
     "timestamp_combiner": ("end_of_window", ("earliest", "latest")),
     "on_time_pane": ("if_not_empty", ("always",)),
     "final_pane": ("if_not_empty", ("always",)),
@@ -97,6 +97,7 @@ class Definition:
     windows: Windows
     trigger: Trigger
     allowed_lateness: timedelta
+    accumulation: Accumulation
     aggregates: Mapping[str, Aggregate]
     event_time: EventTime
     idle: AdvanceWithClock | None
@@ -121,6 +122,7 @@ class Definition:
             self.windows,
             allowed_lateness=self.allowed_lateness,
             trigger=self.trigger,
+            accumulation=self.accumulation,
             name=STEP,
             intervals=INTERVALS,
         )
@@ -148,6 +150,7 @@ def definition_of(text: TranscriptText, values: set[type]) -> Definition:
         windows=_windows(text.windows),
         trigger=_trigger(text.trigger),
         allowed_lateness=_duration(text.allowed_lateness, "allowed_lateness"),
+        accumulation=_accumulation(text.mode),
         aggregates={name: _aggregate(name, value) for name, value in text.aggregates.items()},
         event_time=EventTime(
             "at",
@@ -173,6 +176,14 @@ def _choose(key: str, value: str, done: str, to_come: Sequence[str]) -> None:
         raise not_implemented(f"{key}: {value}", done)
     if value != done:
         raise UsageError(f"{key}: unknown value {value!r}", hint=f"choose from: {', '.join([done, *to_come])}")
+
+
+def _accumulation(mode: str) -> Accumulation:
+    try:
+        return Accumulation(mode)
+    except ValueError:
+        choices = ", ".join(each.value for each in Accumulation)
+        raise UsageError(f"mode: unknown value {mode!r}", hint=f"choose from: {choices}") from None
 
 
 def _record(values: set[type]) -> type[msgspec.Struct]:

@@ -243,7 +243,7 @@ def _check_pane(pane: ExpectedPane, definition: Definition) -> None:
             raise not_implemented(f"{key} of a pane", "index, first, timing, late_count, timestamp, retraction")
     if pane.timing == "early":
         raise not_implemented("timing: early", "on_time, late")
-    if pane.retraction and (pane.index is not None or pane.timing is not None or pane.first is not None):
-        raise UsageError("a retraction has no index, timing or first of its own", hint="leave them out")
+    if pane.retraction and pane.first is not None:
+        raise UsageError("a retraction is no first pane", hint="leave first: out; index: says which pane it takes back")
     if pane.timestamp not in (None, "end_of_window"):
         time_us(pane.timestamp or "", definition.origin, "timestamp")

@@ -231,8 +231,8 @@ class StageSubject:
     def _store_rows(self, result: StepResult) -> None:
         """Store result rows as a database does; refuse a pane that does not follow the stored one (I7)."""
         rows = self._stored.rows
-        for absorbed in result.absorbed:
-            for name in zip(*map(column_values, absorbed.columns), strict=True):
+        for deleted in result.deleted:
+            for name in zip(*map(column_values, deleted.columns), strict=True):
                 rows.pop(name, None)
         names = [column.name for column in self._table.columns()]
         for part in result.results:

@@ -14,12 +14,13 @@ from typing import Any, ClassVar, Generic, TypeVar
 from uuid import UUID
 
 import msgspec
+import numpy as np
 
 from millpy.errors import CallTimeoutError, SchemaError
 from millpy.model.dead_letter import payload_of
 from millpy.model.delta import encode_value
 from millpy.model.identity import Identity, identity_of_type, identity_of_value
-from millpy.model.record import RecordType, arrow_type
+from millpy.model.record import RecordType, arrow_type, retractions_of
 from millpy.model.step_progress import UNRETURNED_MAX, Call, is_user_error
 from millpy.windowing.accumulator import Accumulator, AccumulatorSet, Aggregate, PartialAggregate, RowsRefusedError
 from millpy.windowing.group_by import Groups
@@ -42,6 +43,8 @@ class Combiner(Aggregate, Generic[A]):
         adding the records of b to a, one by one, gives merge(a, b)
         an accumulator encoded as JSON and decoded equals itself, so it contains no NaN or infinity
         in sessions also merge(a, b) = merge(b, a): sessions that a record joins are merged in order of their start
+        with `subtract`, adding a record and subtracting it leaves the accumulator of zero records, in any order, also
+        in two accumulators that are merged
 
     Attributes:
         accumulator: type of the accumulator, which msgspec can encode as JSON (a Struct, list, dict, number, text).
@@ -64,6 +67,7 @@ class Combiner(Aggregate, Generic[A]):
     accumulator: ClassVar[Any]
     result_type: ClassVar[Any]
     merge_order = "arrival"
+    forgets = "it does not define subtract"
     stored_as: ClassVar[str] = ""
 
     def __repr__(self) -> str:
@@ -94,6 +98,14 @@ class Combiner(Aggregate, Generic[A]):
         """Return the accumulator with one more record. Both arguments may be changed in place."""
         raise NotImplementedError
 
+    def subtract(self, accumulator: A, record: Any) -> A:
+        """Return the accumulator with one record less, which is retracted; both arguments may be changed in place.
+
+        Define it only if it can undo `add`, also in an accumulator to which the record was not added: the two are
+        merged later. Without it, the aggregate is refused over streams whose records may be retracted.
+        """
+        raise NotImplementedError
+
     def merge(self, one: A, other: A) -> A:
         """Merge two accumulators, which may be changed in place. Outside sessions the records of `other` came later."""
         raise NotImplementedError
@@ -102,12 +114,15 @@ class Combiner(Aggregate, Generic[A]):
         """Return the value of the result column. The accumulator must not be changed."""
         raise NotImplementedError
 
-    def bind(self, record_type: RecordType) -> Accumulator:
+    def bind(self, record_type: RecordType, *, retracts: bool = False) -> Accumulator:
         """Return the operations of the combiner on records of a type.
 
         Raises:
             SchemaError: a type is not named, or has no column or JSON form.
+            GraphError: some records may be retractions, and it does not define `subtract`.
         """
+        if retracts and type(self).subtract is Combiner.subtract:
+            return super().bind(record_type, retracts=True)
         for name in ("accumulator", "result_type"):
             if not hasattr(self, name):
                 raise SchemaError(
@@ -142,6 +157,10 @@ class CombinerAccumulator(Accumulator):
         """Add one record."""
         return self._encoded(self._combiner.add(self._decode(accumulator), self._clone(value)))
 
+    def subtract(self, accumulator: msgspec.Raw, value: Any, at: int) -> msgspec.Raw:
+        """Subtract one record."""
+        return self._encoded(self._combiner.subtract(self._decode(accumulator), self._clone(value)))
+
     def merge(self, one: msgspec.Raw, other: msgspec.Raw) -> msgspec.Raw:
         """Merge two accumulators."""
         run = self.progress.run
@@ -171,20 +190,22 @@ class CombinerAccumulator(Accumulator):
         return msgspec.Raw(encode_value(accumulator))
 
     def aggregate(self, groups: Groups) -> PartialAggregate:
-        """Add the records of each group one by one.
+        """Add the records of each group one by one, and subtract those that are retractions.
 
         Raises:
-            RowsRefusedError: `add` raises for some records, or makes an accumulator that cannot be stored.
+            RowsRefusedError: a call raises for some records, or makes an accumulator that cannot be stored.
         """
-        objects = groups.records.objects()
+        objects, marks = groups.records.objects(), retractions_of(groups.records).tolist()
         refused: dict[int, BaseException] = {}
         self.progress.current_call = lambda: self._call_of(objects[self._row])
-        found = [self._added(rows, objects, refused) for rows in groups.rows_by_group()]
+        found = [self._added(rows, objects, marks, refused) for rows in groups.rows_by_group()]
         if refused:
             raise RowsRefusedError(refused)
         return PartialAggregate(found)
 
-    def _added(self, rows: Sequence[int], objects: Sequence[Any], refused: dict[int, BaseException]) -> msgspec.Raw:
+    def _added(
+        self, rows: Sequence[int], objects: Sequence[Any], marks: Sequence[bool], refused: dict[int, BaseException]
+    ) -> msgspec.Raw:
         """Return the accumulator of some rows. If a call raises, add them again one by one to find those at fault."""
         run = self.progress.run
         if self.progress.unreturned:
@@ -196,7 +217,8 @@ class CombinerAccumulator(Accumulator):
             accumulator = self._combiner.create()
             for self._row in rows:
                 row = self._row
-                accumulator = self._combiner.add(accumulator, self._clone(objects[row]))
+                change = self._combiner.subtract if marks[row] else self._combiner.add
+                accumulator = change(accumulator, self._clone(objects[row]))
                 self.progress.count_unit(run)
             return self._encoded(accumulator)
         except BaseException as error:
@@ -213,7 +235,7 @@ class CombinerAccumulator(Accumulator):
         for self._row in rows:
             row = self._row
             try:
-                encoded = self.add(encoded, objects[row], 0)
+                encoded = (self.subtract if marks[row] else self.add)(encoded, objects[row], 0)
             except BaseException as error:
                 if not is_user_error(error):
                     raise
@@ -273,7 +295,9 @@ def try_merges(
             run = member.progress.run
             try:
                 parts = [*(other[place] for other in others(group) if place < len(other)), accumulator]
-                member.check(reduce(member.merge, parts))
+                merged = reduce(member.merge, parts)
+                if not _is_empty(accumulators, partials, others(group), group):  # an empty window has no result
+                    member.check(merged)
             except BaseException as error:
                 if not is_user_error(error):
                     raise
@@ -282,3 +306,13 @@ def try_merges(
     if failed:
         rows_of = groups.rows_by_group()
         raise RowsRefusedError({row: error for group, error in failed.items() for row in rows_of[group]})
+
+
+def _is_empty(
+    accumulators: AccumulatorSet, partials: Sequence[PartialAggregate], others: Sequence[Sequence[object]], group: int
+) -> bool:
+    """Tell whether a group and what it is merged into have no record that is not retracted."""
+    if not accumulators.retracts:
+        return False
+    (own,) = partials[0].accumulators(np.array([group]))
+    return accumulators.is_empty([own + sum(other[0] for other in others)])  # type: ignore[misc]

@@ -36,6 +36,7 @@ class ApproxDistinct(Aggregate):
 
     kind = "approx_distinct"
     takes = (int, float, str, bool)
+    forgets = "its sketch does not know how many records have a value"
 
     def bind_field(self, field: str, kind: type) -> Accumulator:
         """Return the operations that keep a sketch.

@@ -15,9 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from millpy.model.identity import Identity
-from millpy.model.record import WideInt, arrow_type
+from millpy.model.record import RecordType, WideInt, arrow_type
 from millpy.model.time import to_datetime
 from millpy.windowing.accumulator import Accumulator, Aggregate, ArrayAccumulator, PartialArrays
+from millpy.windowing.aggregates.balance import CountBalance, mean_of, sum_of, variance_of
 from millpy.windowing.group_by import Column, Groups, Integers, unbounded
 
 NUMBERS = (int, float)
@@ -28,14 +29,21 @@ class Count(Aggregate):
     """The number of records; `Count("field")` counts those whose field is not None."""
 
     kind = "count"
+    forgets = ""
 
-    def bind(self, record_type: Any) -> Accumulator:
+    def bind(self, record_type: RecordType, *, retracts: bool = False) -> Accumulator:
         """Return the operations of the aggregate; without a field they count records."""
-        return CountAccumulator(None, int) if self.field is None else super().bind(record_type)
+        if self.field is None:
+            return CountBalance() if retracts else CountAccumulator(None, int)
+        return super().bind(record_type, retracts=retracts)
 
     def bind_field(self, field: str, kind: type) -> Accumulator:
         """Return the operations that count the values."""
         return CountAccumulator(field, kind)
+
+    def bind_balance(self, field: str, kind: type) -> Accumulator:
+        """Return the operations that count values and retractions."""
+        return CountBalance(field, kind)
 
 
 class Sum(Aggregate):
@@ -43,10 +51,15 @@ class Sum(Aggregate):
 
     kind = "sum"
     takes = NUMBERS
+    forgets = ""
 
     def bind_field(self, field: str, kind: type) -> Accumulator:
         """Return the operations that keep the sum."""
         return SumAccumulator(field, kind)
+
+    def bind_balance(self, field: str, kind: type) -> Accumulator:
+        """Return the operations that keep the exact sum."""
+        return sum_of(field, kind)
 
 
 class Mean(Aggregate):
@@ -54,10 +67,15 @@ class Mean(Aggregate):
 
     kind = "mean"
     takes = NUMBERS
+    forgets = ""
 
     def bind_field(self, field: str, kind: type) -> Accumulator:
         """Return the operations that keep sum and count."""
         return MeanAccumulator(field, kind)
+
+    def bind_balance(self, field: str, kind: type) -> Accumulator:
+        """Return the operations that keep the exact sum, and the count."""
+        return mean_of(field, kind)
 
 
 class Min(Aggregate):
@@ -65,6 +83,7 @@ class Min(Aggregate):
 
     kind = "min"
     takes = ORDERED
+    forgets = "it keeps only the smallest value"
 
     def bind_field(self, field: str, kind: type) -> Accumulator:
         """Return the operations that keep the smallest value."""
@@ -76,6 +95,7 @@ class Max(Aggregate):
 
     kind = "max"
     takes = ORDERED
+    forgets = "it keeps only the largest value"
 
     def bind_field(self, field: str, kind: type) -> Accumulator:
         """Return the operations that keep the largest value."""
@@ -89,6 +109,7 @@ class Variance(Aggregate):
     kind = "variance"
     population: bool = False
     takes = NUMBERS
+    forgets = ""
 
     def identity(self) -> Identity:
         """Describe the aggregate and its parameters."""
@@ -97,6 +118,10 @@ class Variance(Aggregate):
     def bind_field(self, field: str, kind: type) -> Accumulator:
         """Return the operations that keep count, mean and the sum of squared distances from it."""
         return VarianceAccumulator(field, kind, self.population, root=False)
+
+    def bind_balance(self, field: str, kind: type) -> Accumulator:
+        """Return the operations that keep count and exact sums."""
+        return variance_of(field, kind, population=self.population, root=False)
 
 
 class StandardDeviation(Variance):
@@ -107,6 +132,10 @@ class StandardDeviation(Variance):
     def bind_field(self, field: str, kind: type) -> Accumulator:
         """Return the operations of the variance, with its root as the result."""
         return VarianceAccumulator(field, kind, self.population, root=True)
+
+    def bind_balance(self, field: str, kind: type) -> Accumulator:
+        """Return the operations of the variance, with its root as the result."""
+        return variance_of(field, kind, population=self.population, root=True)
 
 
 class CountAccumulator(ArrayAccumulator):

@@ -33,6 +33,7 @@ class First(Aggregate):
 
     kind = "first"
     takes = KEPT
+    forgets = "it keeps only the first value"
     merge_order = "event_time"
 
     def bind_field(self, field: str, kind: type) -> Accumulator:
@@ -45,6 +46,7 @@ class Last(Aggregate):
 
     kind = "last"
     takes = KEPT
+    forgets = "it keeps only the last value"
     merge_order = "event_time"
 
     def bind_field(self, field: str, kind: type) -> Accumulator:
@@ -66,6 +68,7 @@ class Top(Aggregate):
     n: int = 10
     smallest: bool = False
     takes = (int, float, str, datetime)
+    forgets = "it keeps only the best values"
 
     def __post_init__(self) -> None:
         if not 1 <= self.n <= N_MAX:
@@ -96,6 +99,7 @@ class Collect(Aggregate):
     kind = "collect"
     limit: int = 1_000
     takes = KEPT
+    forgets = "it keeps only the earliest values"
     merge_order = "event_time"
 
     def __post_init__(self) -> None:

@@ -51,6 +51,7 @@ class Quantile(Aggregate):
     q: float = 0.5
     accuracy: float = 0.01
     takes = (int, float)
+    forgets = "its sketch merges buckets, and cannot divide them again"
 
     def __post_init__(self) -> None:
         if not 0 <= self.q <= 1:

@@ -45,7 +45,9 @@ at = EventTime("at", unit="s", max_disorder=seconds(5))
 readings = graph.inject("readings", Files(*FEED, partitions=len(FEED)), schema=Reading, event_time=at)
 keyed = readings.key_by("device", "place.hall")
 readings.key_by("device").archive(buckets=4)
-fixed = keyed.window(FixedWindows(seconds(20)), allowed_lateness=seconds(4), intervals=2, name="fixed")
+fixed = keyed.window(
+    FixedWindows(seconds(20), offset=seconds(5)), allowed_lateness=seconds(4), intervals=2, name="fixed"
+)
 fixed.aggregate(
     n=Count(),
     values=Count("value"),
@@ -58,7 +60,7 @@ fixed.aggregate(
     spread=StandardDeviation("value", population=True),
     last=Last("n"),
 ).to_table("fixed")
-sliding = keyed.window(SlidingWindows(seconds(10), every=seconds(3)), name="sliding")
+sliding = keyed.window(SlidingWindows(seconds(10), every=seconds(3), offset=seconds(1)), name="sliding")
 sliding.aggregate(n=Count(), mean=Mean("value")).to_table("sliding")
 keyed.window(SessionWindows(seconds(3)), name="sessions").aggregate(n=Count()).to_table("sessions")
 filtered = readings.filter(positive).key_by("device").window(FixedWindows(seconds(20)), name="filtered")

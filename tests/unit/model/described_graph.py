@@ -11,6 +11,7 @@ from uuid import UUID
 import msgspec
 
 from millpy import (
+    Accumulation,
     AdvanceWithClock,
     Collect,
     Combiner,
@@ -167,4 +168,13 @@ def described_graph() -> Graph:
         inputs=[routed["left"].key_by("device"), topic.key_by("device")],
         output=Reading,
     ).to_table("spikes")
+    amended = files.key_by("device").window(
+        FixedWindows(minutes(1)),
+        allowed_lateness=hours(2),
+        accumulation=Accumulation.RETRACTING,
+        name="amended",
+    )
+    panes = amended.aggregate(n=Count())
+    panes.key_by("device").window(FixedWindows(hours(1)), name="hourly").aggregate(n=Sum("n"))
+    panes.deduplicate("device", hours(3), name="one_pane")
     return graph

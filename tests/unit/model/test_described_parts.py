@@ -49,8 +49,12 @@ FILES = {"format": [None, "csv", "json"], "partitions": [1, 2]}
 LENGTHS = [seconds(10), minutes(1), seconds(0.001)]
 
 MEANINGS: Mapping[str, Mapping[str, list[Any]]] = {
-    "FixedWindows": {"size": LENGTHS},
-    "SlidingWindows": {"size": [minutes(10), minutes(20)], "every": [minutes(1), minutes(5)]},
+    "FixedWindows": {"size": [seconds(10), minutes(1)], "offset": [seconds(0), seconds(5), seconds(0.001)]},
+    "SlidingWindows": {
+        "size": [minutes(10), minutes(20)],
+        "every": [minutes(1), minutes(5)],
+        "offset": [seconds(0), seconds(30)],
+    },
     "SessionWindows": {
         "gap": LENGTHS,
         "by_key": [

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from millpy import (
+    Accumulation,
     AdvanceWithClock,
     AfterWatermark,
     Computation,
@@ -99,6 +100,7 @@ STEPS: Mapping[str, tuple[Any, dict[str, list[Any]], dict[str, list[Any]]]] = {
             "windows": [FixedWindows(minutes(1)), FixedWindows(minutes(2))],
             "allowed_lateness": [minutes(1), hours(1)],
             "trigger": [AfterWatermark(), Delayed()],
+            "accumulation": list(Accumulation)[::-1],
             "intervals": [4, 8],
         },
         {},

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from millpy import (
+    Accumulation,
     AdvanceWithClock,
     Computation,
     Context,
@@ -22,6 +23,7 @@ from millpy import (
     Mean,
     Min,
     Stream,
+    Sum,
     Value,
     minutes,
     seconds,
@@ -313,6 +315,44 @@ def test_step_cannot_read_windows_that_lack_a_required_column(aggregate: Any, re
     assert changes_between(deployed, spec(varied(more))) == []
     assert ("meaning" in [change.kind for change in changes]) == refused
     assert merged(deployed, spec(varied(more)))["computations"]["per_minute"]["grown"] == ["more"]
+
+
+def of_mode(mode: Accumulation, lateness: int, reader: str = "") -> Graph:
+    graph = Graph("factory")
+    source = graph.inject("readings", File("r"), schema=Reading, event_time=EventTime("at", unit="s", sorted=True))
+    windows = source.key_by("device").window(
+        FixedWindows(minutes(1)), allowed_lateness=minutes(lateness), accumulation=mode, name="inner"
+    )
+    panes = windows.aggregate(n=Count())
+    if reader == "window":
+        panes.key_by("device").window(FixedWindows(minutes(5)), name="outer").aggregate(n=Sum("n"))
+    if reader == "archive":
+        panes.key_by("device").archive("panes")
+    return graph
+
+
+def test_another_mode_is_refused() -> None:
+    stored = of_mode(Accumulation.ACCUMULATING, 5).spec().description()
+
+    (change,) = changes_between(stored, of_mode(Accumulation.RETRACTING, 5).spec().description())
+
+    assert change.kind == "meaning"
+    assert str(change) == ("inner: accumulation changed from Accumulation.ACCUMULATING to Accumulation.RETRACTING")
+
+
+@pytest.mark.parametrize("mode", [Accumulation.RETRACTING, Accumulation.DISCARDING])
+@pytest.mark.parametrize("lateness", [0, 5])
+def test_step_cannot_begin_to_read_records_that_may_be_retracted(mode: Accumulation, lateness: int) -> None:
+    """It would get retractions of panes that it has not got."""
+    retracts = mode is Accumulation.RETRACTING and lateness > 0
+    stored = of_mode(mode, lateness).spec().description()
+
+    added = changes_between(stored, of_mode(mode, lateness, "window").spec().description())
+    archived = changes_between(stored, of_mode(mode, lateness, "archive").spec().description())
+
+    assert any("retractions of records from before" in str(change) for change in added) == retracts
+    assert {change.kind for change in added} == ({"addition", "meaning"} if retracts else {"addition"})
+    assert {change.kind for change in archived} == {"addition"}
 
 
 def test_graph_before_an_addition_is_reported_as_older() -> None:

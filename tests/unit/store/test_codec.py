@@ -18,7 +18,7 @@ import pytest
 
 from millpy.errors import SegmentChecksumError
 from millpy.model.record import Records, RecordType, WideInt
-from millpy.store.codec import checksum_of, decode_slice, encode_slice
+from millpy.store.codec import checksum_of, decode_slice, encode_slice, without_fields
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -36,6 +36,14 @@ class Reading(msgspec.Struct):
     good: bool
     raw: bytes
     id: UUID
+
+
+class Shorter(msgspec.Struct):
+    """A Reading of an earlier version."""
+
+    device: str
+    at: datetime
+    temperature: float | None
 
 
 class Nested(msgspec.Struct):
@@ -103,6 +111,29 @@ def test_row_watermarks_survive_encoding(count: int, run_length: int) -> None:
     stored = encode_slice(records)
 
     assert_same(decode_slice(READINGS, stored.payload, stored.checksum), records)
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 3_000])
+@pytest.mark.parametrize("has_watermarks", [False, True])
+def test_marks_of_retractions_survive_encoding(count: int, has_watermarks: bool) -> None:
+    watermarks = np.arange(count, dtype=np.int64) // 3 if has_watermarks else None
+    plain = some_readings(count, watermarks=watermarks)
+    marks = np.arange(count) % 3 == 0
+    records = Records(READINGS, plain.event_times, watermarks=watermarks, retracts=marks, objects=plain.objects())
+
+    stored, values = encode_slice(records), encode_slice(plain)
+
+    found = decode_slice(READINGS, stored.payload, stored.checksum)
+    assert_same(found, records)
+    assert found.retracts is not None
+    assert found.retracts.tolist() == marks.tolist()
+    assert decode_slice(READINGS, values.payload, values.checksum).retracts is None
+    none = Records(READINGS, plain.event_times, watermarks=watermarks, retracts=marks & False, batch=plain.batch())
+    assert encode_slice(none).payload == values.payload, "records that are no retractions have no marks"
+    shorter = without_fields(stored, READINGS.schema, 3)
+    kept = decode_slice(RecordType(Shorter), shorter.payload, shorter.checksum)
+    assert kept.retracts is not None
+    assert kept.retracts.tolist() == marks.tolist()
 
 
 def test_nested_records_survive_encoding() -> None:

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from millpy import (
+    Accumulation,
     AdvanceWithClock,
     Collect,
     Computation,
@@ -86,9 +87,15 @@ MINUTE = minutes(1)
 FIXED = FixedWindows(MINUTE)
 
 
-def windowed(windows: Any = FIXED, lateness: timedelta = MINUTE, **more: Any) -> Graph:
+def windowed(
+    windows: Any = FIXED,
+    lateness: timedelta = MINUTE,
+    accumulation: Accumulation = Accumulation.ACCUMULATING,
+    **more: Any,
+) -> Graph:
     graph = Graph("plant")
-    keyed = inject(graph, **more).key_by("device").window(windows, allowed_lateness=lateness)
+    keyed = inject(graph, **more).key_by("device")
+    keyed = keyed.window(windows, allowed_lateness=lateness, accumulation=accumulation)
     keyed.aggregate(n=Count(), total=Sum("value")).to_table("by_minute")
     return graph
 
@@ -144,7 +151,8 @@ def test_panes_show_what_a_table_no_longer_has() -> None:
 
 
 def test_a_session_that_grows_is_retracted() -> None:
-    driver = GraphDriver(windowed(SessionWindows(seconds(10)), lateness=minutes(5)))
+    graph = windowed(SessionWindows(seconds(10)), minutes(5), Accumulation.RETRACTING)
+    driver = GraphDriver(graph)
 
     driver.feed("readings", [reading(0)])
     driver.advance_watermark("readings", at(10))

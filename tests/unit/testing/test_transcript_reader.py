@@ -96,7 +96,7 @@ PANE = f"{STEP}expect: {{panes: [{{window: [0s, 1m], "
         (f"{STEP}expect: {{panes: [{{window: [0s]}}]}}", ":4: steps[0].expect.panes[0].window: expected 'array'"),
         (f"{PANE}value: {{}}}}]}}", ":4: steps[0].expect.panes[0]: unknown key 'value'"),
         (f"{STEP}expect: {{input_watermark: never}}", ":4: input_watermark: 'never' is not a time"),
-        (f"{PANE}retraction: true, index: 1}}]}}", ":4: a retraction has"),
+        (f"{PANE}retraction: true, first: true}}]}}", ":4: a retraction is no first pane"),
         (f"{STEP}expect: {{table: [{{window: [0s, 1m], retraction: true}}]}}", ":4: a row of the table has no"),
         (f"{HEAD}idle: 10s\n{STEPS}", ":3: idle: needs clock:"),
         (f"{HEAD}allowed_lateness: -1s\n{STEPS}", ":3: allowed_lateness must not be negative"),
@@ -253,13 +253,13 @@ def test_the_document_has_every_run(
 def test_a_wrong_file_or_subject_is_a_mistake_in_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "right.yaml").write_text(RIGHT)
-    (tmp_path / "later.yaml").write_text(f"{HEAD}mode: discarding\n{STEPS}")
+    (tmp_path / "later.yaml").write_text(f"{HEAD}timestamp_combiner: latest\n{STEPS}")
 
     for arguments, message in (
         (("right.yaml", "--on", "oracle"), "--on 'oracle' is not a list of what to run on"),
         (("right.yaml", "--database", "postgresql://x"), "--database has no effect on pure, columns, memory"),
         (("right.yaml", "--on", ""), "--on '' is not a list"),
-        (("right.yaml", "later.yaml"), "later.yaml:3: mode: discarding is not implemented"),
+        (("right.yaml", "later.yaml"), "later.yaml:3: timestamp_combiner: latest is not implemented"),
         (("nothing.yaml",), "there is no file nothing.yaml"),
     ):
         status, output = run_millpy("test", *arguments)

@@ -45,9 +45,9 @@ class Without(StageDriver):
 
     missing: frozenset[int] = frozenset()
 
-    def records(self, rows: Any, *, columns: bool = False) -> Records:
+    def records(self, rows: Any, *, columns: bool = False, **settings: Any) -> Records:
         kept = [place for place, (record, _) in enumerate(rows) if record.number not in self.missing]
-        return super().records(rows, columns=columns).take(np.array(kept, np.int64))
+        return super().records(rows, columns=columns, **settings).take(np.array(kept, np.int64))
 
 
 def driver(

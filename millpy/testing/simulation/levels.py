@@ -1,0 +1,99 @@
+"""Checks windows over panes that are retracted: after every commit they equal a batch over the panes consumed so far.
+
+The panes are the rows of the inner table, which `recount.py` checks. `InnerRows` keeps what the table had after each
+bundle, and a judge adds up what its interval has consumed: neither knows of retractions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from millpy.testing.simulation.graphs import GROUP_WINDOW_US, LEVELS, group_of
+from millpy.testing.simulation.history import CommittedBundle, ObservedInterval, RunHistory
+
+Total = tuple[int, int, int]
+"""(panes, records, sum of the values)."""
+Totals = dict[tuple[int, int], Total]
+"""(group, window start) -> total."""
+_INNER = dict(LEVELS.values())
+
+
+class InnerRows:
+    """The rows of the inner tables after each bundle that has written any, by interval."""
+
+    def __init__(self, history: RunHistory) -> None:
+        self._history = history
+        self._after: dict[int, list[tuple[int, Totals]]] = {}
+
+    def note(self, commit: CommittedBundle) -> None:
+        """Keep the rows after a bundle of an inner interval."""
+        table = commit.observed.computation
+        if table not in _INNER:
+            return
+        interval_id, found = commit.observed.interval_id, Totals()
+        for row in self._history.rows(table):
+            if row["interval_id"] == interval_id:
+                name = (group_of(row["device"]), (row["window_end"] - 1) // GROUP_WINDOW_US * GROUP_WINDOW_US)
+                found[name] = _sum(found.get(name), (1, row["n"], row["total"]))
+        self._after.setdefault(interval_id, []).append((commit.bundle, found))
+
+    def through(self, interval_id: int, bundle: int) -> Totals:
+        """Return the rows of an interval after a bundle, added up by group and larger window."""
+        return next((totals for at, totals in reversed(self._after.get(interval_id, ())) if at <= bundle), {})
+
+
+def _sum(one: Total | None, other: Total) -> Total:
+    return other if one is None else (one[0] + other[0], one[1] + other[1], one[2] + other[2])
+
+
+@dataclass(slots=True)
+class LevelJudge:
+    """Judges one interval of windows over panes.
+
+    Attributes:
+        homes: groups that are known to belong to this interval.
+    """
+
+    table: str
+    observed: ObservedInterval
+    history: RunHistory
+    inner: InnerRows
+    homes: set[int] = field(default_factory=set)
+
+    def follow(self, commit: CommittedBundle) -> Iterator[str]:
+        """Compare the rows after a bundle."""
+        self.homes.update(name[2] for name in commit.changes if name[0] == "window")
+        self.homes.update(row["group"] for row in commit.rows.get(self.table, ()))
+        yield from self.finished()
+
+    def expected(self) -> Totals:
+        """Return the totals of the consumed panes, in windows that the watermark has passed."""
+        found = Totals()
+        for producer, (seq, _) in self.observed.cursors.items():
+            for name, total in self.inner.through(producer, seq).items():
+                if name[1] + GROUP_WINDOW_US <= self.observed.input_watermark:
+                    found[name] = _sum(found.get(name), total)
+        return found
+
+    def finished(self) -> Iterator[str]:
+        """Yield the differences between the rows and the totals."""
+        found = rows_of(self.history, self.table, self.observed.interval_id)
+        expected = {name: total for name, total in self.expected().items() if name[0] in self.homes}
+        for name in sorted(found.keys() | expected.keys()):
+            if found.get(name) != expected.get(name):
+                yield f"{self.table}: {name} has {found.get(name)} instead of {expected.get(name)}"
+
+
+def rows_of(history: RunHistory, table: str, interval_id: int) -> Totals:
+    """Return the rows that an interval has written."""
+    mine = (row for row in history.rows(table) if row["interval_id"] == interval_id)
+    return {(row["group"], row["window_start"]): (row["parts"], row["n"], row["total"]) for row in mine}
+
+
+def whole_totals(judges: Sequence[LevelJudge]) -> Iterator[str]:
+    """Yield the groups that belong to no interval, of all intervals of a finished computation."""
+    known = set().union(*(judge.homes for judge in judges))
+    expected = {group for judge in judges for group, _ in judge.expected()}
+    for group in expected - known:
+        yield f"{judges[0].table}: no pane of group {group} had an effect"
