@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from millpy.model.checkpoint import DeadLetter, LateRows
 from millpy.model.delta import decode_document, encode_value
 from millpy.model.deployment import TableSpec
-from millpy.model.time import instant
+from millpy.model.time import YEARS_HI, instant
 
 ROWS_MAX = 16_384
 """Rows of one payload, so that Spark never holds many megabytes in one row."""
@@ -120,7 +120,7 @@ def _json(value: Any) -> str:
 
 
 def late_batch(late: LateRows) -> pa.RecordBatch:
-    """Return late records as columns."""
+    """Return late records as columns; the watermark of an ended input is the last µs of the year 9999."""
     count = len(late)
     columns: list[list[Any]] = [
         [late.stream] * count,
@@ -128,7 +128,7 @@ def late_batch(late: LateRows) -> pa.RecordBatch:
         [key.decode() for key in late.keys],
         late.payloads,
         late.event_times,
-        late.watermarks,
+        [min(at, YEARS_HI) for at in late.watermarks],
         late.window_starts,
         late.window_ends,
         late.retracts or [False] * count,

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 from millpy.hosting.host import HostedGraph
 from millpy.limits import Limits
-from millpy.model.checkpoint import Kind
+from millpy.model.checkpoint import Kind, LateRows
 from millpy.model.delta import decode_document
 from millpy.model.deployment import TableSpec
 from millpy.model.time import INSTANT_MAX, Instant
-from millpy.spark.hosted_rows import BUNDLE, decode_payloads
+from millpy.spark.hosted_rows import BUNDLE, decode_payloads, late_batch
 from millpy.spark.hosted_task import ORDER, PARTS, IntervalEnd, host_stage, read_source, taken
 from millpy.spark.job import BatchJob, HostedPlan, SourceHistory
 from millpy.store.memory.database import MemoryDatabase
@@ -179,6 +179,17 @@ def _as_stored(row: Row) -> Row:
 
 def _us(value: Any) -> Any:
     return round(value.timestamp() * 1e6) if hasattr(value, "timestamp") else value
+
+
+def test_a_record_that_is_late_at_the_end_of_the_input_can_be_read_in_python() -> None:
+    late = LateRows("notes", "counts", whole=[True], keys=[b'"a"'], payloads=[b"{}"], event_times=[1])
+    late.watermarks.append(INSTANT_MAX)
+    late.window_starts.append(None)
+    late.window_ends.append(None)
+
+    (row,) = late_batch(late).to_pylist()
+
+    assert row["watermark"].isoformat() == "9999-12-31T23:59:59.999999+00:00"
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -44,6 +44,8 @@ def sorted_rows(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def plain(value: Any) -> Any:
+    if isinstance(value, bytearray):
+        return bytes(value)
     return round(value.timestamp() * 1e6) if isinstance(value, datetime) else value
 
 

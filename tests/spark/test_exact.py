@@ -13,7 +13,7 @@ import pytest
 from psycopg.rows import dict_row
 from pyspark.sql import SparkSession
 
-from tests.crash.takes import write_feeds
+from tests.crash.takes import LATE, write_feeds
 from tests.spark.test_archive_input import run_spark, sorted_rows
 
 pytestmark = pytest.mark.timeout(400)  # a JVM starts first
@@ -40,7 +40,7 @@ def test_an_exact_batch_gives_the_rows_of_killed_workers(
             found = [row.asDict() for row in spark.read.parquet(str(tmp_path / "out/tables" / table)).collect()]
             assert sorted_rows(found) == sorted_rows(rows), table
             assert len(rows) >= 10, table
-        late = connection.execute("SELECT computation, key, event_time, watermark FROM millpy.late_records").fetchall()
+        late = connection.execute(f"SELECT {LATE} FROM millpy.late_records").fetchall()  # type: ignore[call-overload]
         frame = spark.read.parquet(str(tmp_path / "out/late_records")).select(*late[0])
         assert sorted_rows([row.asDict() for row in frame.collect()]) == sorted_rows(late)
         last = connection.execute(
