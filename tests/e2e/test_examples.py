@@ -1,0 +1,126 @@
+"""Each example runs as one command, and its tables are those of plain Python over the same file."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from millpy.testing import GraphDriver
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+HOUR, DAY, MINUTE = timedelta(hours=1), timedelta(days=1), timedelta(minutes=1)
+NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+
+
+def test_word_count(database_url: str) -> None:
+    found = run("word_count", database_url, "SELECT word, window_start, n FROM word_count.per_minute")
+
+    expected = Counter(
+        (word, floor(line["at"], MINUTE))
+        for line in data("speech")
+        for word in re.findall(r"[a-z]+(?:'[a-z]+)*", line["text"].lower())
+    )
+    assert {(word, start): n for word, start, n in found} == expected
+    assert sum(n for word, _, n in found if word == "the") == 21
+
+
+def test_bills_are_corrected_by_late_readings_and_days_are_the_sums_of_their_hours(database_url: str) -> None:
+    hours = run("billing", database_url, "SELECT customer, window_start, watt_hours, pane_timing FROM billing.hours")
+    days = rows(database_url, "SELECT customer, window_start, hours, cents FROM billing.days")
+    late = rows(database_url, "SELECT convert_from(payload, 'UTF8')::jsonb->>'id' FROM millpy.late_records")
+
+    readings = {reading["id"]: reading for reading in data("meters") if reading["id"] != "hotel/forgotten"}
+    used: defaultdict[tuple[str, datetime], int] = defaultdict(int)
+    for reading in readings.values():
+        used[reading["customer"], floor(reading["at"], HOUR)] += reading["watt_hours"]
+    assert {(customer, start): total for customer, start, total, _ in hours} == used
+    assert sum(timing == "late" for *_, timing in hours) > 20
+    bills: defaultdict[tuple[str, datetime], list[int]] = defaultdict(list)
+    for (customer, start), total in used.items():
+        bills[customer, floor(start, DAY)].append(round(total * (32 if 6 <= start.hour < 22 else 21) / 1000))
+    assert {(customer, day): (n, cents) for customer, day, n, cents in days} == {
+        of: (len(cents), sum(cents)) for of, cents in bills.items()
+    }
+    assert late == [("hotel/forgotten",)]
+
+
+def test_sessions_of_phones(database_url: str) -> None:
+    found = run("phones", database_url, "SELECT phone, window_start, window_end, taps, first_app FROM phones.sessions")
+
+    expected, taps = [], sorted(data("taps"), key=lambda tap: tap["at"])
+    for phone in {tap["phone"] for tap in taps}:
+        gap = MINUTE if phone == "kiosk" else 5 * MINUTE
+        session: list[dict[str, Any]] = []
+        for tap in [*(tap for tap in taps if tap["phone"] == phone), None]:
+            if session and (tap is None or tap["at"] >= session[-1]["at"] + gap):
+                span = session[0]["at"], session[-1]["at"] + gap
+                expected.append((phone, *span, len(session), session[0]["app"]))
+                session = []
+            session += [tap] if tap else []
+    assert sorted(found) == sorted(expected)
+    assert len(found) >= 18
+
+
+def test_a_device_on_a_quiet_feed_is_found_offline_and_its_return_too(
+    graph_driver: Callable[..., GraphDriver],
+) -> None:
+    driver = graph_driver(str(EXAMPLES / "offline.py"), now=at(0))
+    driver.feed("readings", [{"device": "pump", "at": at(0)}, {"device": "fan", "at": at(1)}])
+
+    driver.advance_clock(9 * MINUTE)
+    assert driver.rows("changes") == []
+    driver.advance_clock(3 * MINUTE)  # nobody has sent anything
+    assert sorted(changes(driver)) == [("fan", "silent", at(1)), ("pump", "silent", at(0))]
+
+    driver.feed("readings", [{"device": "pump", "at": at(800)}, {"device": "pump", "at": at(5)}])
+    assert changes(driver)[-1] == ("pump", "back", at(800))
+    driver.advance_clock(30 * MINUTE)
+    assert sorted(changes(driver)) == [
+        ("fan", "silent", at(1)),
+        ("pump", "back", at(800)),
+        ("pump", "silent", at(0)),
+        ("pump", "silent", at(800)),
+    ]
+
+
+def run(example: str, url: str, query: str) -> list[tuple[Any, ...]]:
+    """Run an example as its docstring says; return the rows of a query."""
+    command = [sys.executable, "-m", "millpy", "run", f"examples/{example}.py", "--database", url]
+    done = subprocess.run(command, cwd=EXAMPLES.parent, check=False, timeout=120, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert rows(url, "SELECT consumer FROM millpy.accounting WHERE NOT balanced") == []
+    return rows(url, query)
+
+
+def rows(url: str, query: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(url) as connection:
+        connection.execute("SET timezone = 'UTC'")
+        return connection.execute(query).fetchall()  # type: ignore[call-overload]
+
+
+def data(name: str) -> list[dict[str, Any]]:
+    """The records of an example's file, as plain Python reads them."""
+    records = [json.loads(line) for line in (EXAMPLES / f"data/{name}.ndjson").read_text().splitlines()]
+    return [record | {"at": datetime.fromisoformat(record["at"])} for record in records]
+
+
+def at(seconds: float) -> datetime:
+    return NOON + timedelta(seconds=seconds)
+
+
+def floor(moment: datetime, size: timedelta) -> datetime:
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    return epoch + (moment - epoch) // size * size
+
+
+def changes(driver: GraphDriver) -> list[tuple[str, str, datetime]]:
+    return [(row["device"], row["state"], row["since"]) for row in driver.rows("changes")]
