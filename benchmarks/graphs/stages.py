@@ -1,6 +1,7 @@
-"""W2 and W5: BENCH_STAGES Computations in a row, each with one state cell; the last one's records are rows.
+"""W2, W2b and W5: BENCH_STAGES Computations in a row, each with one state cell; the last one's records are rows.
 
-BENCH_IMMEDIATE runs their callbacks on the event loop rather than in the thread; BENCH_DEDUPE turns dedupe ids on.
+BENCH_IMMEDIATE runs their callbacks on the event loop rather than in the thread; BENCH_DEDUPE turns dedupe ids on;
+BENCH_SORTED says that the source is in order.
 """
 
 import os
@@ -41,7 +42,9 @@ stream = graph.inject(
     "pings",
     Mqtt("bench/ping", host="127.0.0.1", port=int(os.environ["BENCH_PORT"])),
     schema=Ping,
-    event_time=EventTime("event_us", unit="us", max_disorder=seconds(1)),
+    event_time=EventTime("event_us", unit="us", sorted=True)
+    if os.environ.get("BENCH_SORTED")
+    else EventTime("event_us", unit="us", max_disorder=seconds(1)),
     dedupe=Dedupe("seq", within=seconds(60)) if os.environ.get("BENCH_DEDUPE") else None,
 )
 for stage in range(int(os.environ["BENCH_STAGES"])):
