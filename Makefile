@@ -11,7 +11,7 @@ PROSE := millpy services migrations tests docs examples benchmarks compose .ci *
 STORE_TESTS := postgres_commit postgres_results postgres_store rights roles schema search_path statements views windowed_tables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check lint format types unit test docs store-suite accounting crash crash-auditor crash-long crash-spark crash-spark-kafka deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants feeds feeds-audit feeds-backfill feeds-spark compose-test demo ci clean \
+.PHONY: help setup check lint format types unit test docs store-suite accounting crash crash-auditor crash-long crash-spark crash-spark-kafka deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants feeds feeds-modes feeds-audit feeds-backfill feeds-spark compose-test demo ci clean \
         bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w2 bench-w2b bench-w3 bench-kafka bench-w4 bench-w5 bench-spark bench-spark-run bench-scores bench-soak
 
 help: ## show this list
@@ -103,6 +103,9 @@ feeds: $(STAMP) ## the recorded feeds through mosquitto, workers killed meanwhil
 
 feeds-backfill: $(STAMP) ## half of each recorded feed on Spark, the rest on workers, all of them killed: five minutes
 	$(BIN)/python -m tests.feeds.through_backfill
+
+feeds-modes: $(STAMP) ## the recorded feeds as files, their windows in each mode, against the same tables: two minutes
+	FEED_MODES=all $(PYTEST) -q -n 2 tests/feeds/test_feeds.py -k every_mode
 
 feeds-audit: $(STAMP) ## the recorded feeds through killed workers; audits find nothing, and then each falsified row: up to half an hour
 	$(BIN)/python -m tests.feeds.through_audit

@@ -1,4 +1,7 @@
-"""Where a feed's graph reads: the broker in FEED_BROKER, else FEED_DIRECTORIES, else the files in FEED_FILES."""
+"""Where a feed's graph reads: the broker in FEED_BROKER, else FEED_DIRECTORIES, else the files in FEED_FILES.
+
+FEED_MODE is the mode of all its windows.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from millpy.graph import KeyedStream
 from millpy.ingest.protocol import Source
 from millpy.sources.files.source import Directory, File
 from millpy.sources.mqtt.source import Mqtt
+from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.accumulator import Aggregate
 from millpy.windowing.aggregates.numeric import Count, Max, Mean, Min, Sum
 
@@ -30,6 +34,11 @@ def kept(keyed: KeyedStream) -> KeyedStream:
     if os.environ.get("FEED_ARCHIVED"):
         keyed.archive()
     return keyed
+
+
+def mode() -> Accumulation:
+    """What a further pane of a window has of those before it; the table is the same in each mode."""
+    return Accumulation(os.environ.get("FEED_MODE", "accumulating"))
 
 
 def all_of(value: str) -> dict[str, Aggregate]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,17 +12,29 @@ import pytest
 from millpy.embedded import EmbeddedBroker, mosquitto_program
 from millpy.graph.loader import load_graph
 from millpy.process.assembly import run_worker
-from tests.feeds.feed import DATA, FEEDS, Feed
+from millpy.windowing.accumulation import Accumulation
+from tests.feeds.feed import DATA, FEEDS
 from tests.feeds.through_mqtt import run_through_mqtt
 
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason="the recorded feeds are not here")
 
 
-@pytest.mark.parametrize("feed", FEEDS.values(), ids=FEEDS)
-def test_files_end_in_the_expected_tables(
-    feed: Feed, tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
+CASES = [
+    *((feed, Accumulation.ACCUMULATING) for feed in FEEDS),
+    ("ooo_umts", Accumulation.RETRACTING),
+    ("campusiot_lorawan", Accumulation.DISCARDING),
+]
+if os.environ.get("FEED_MODES") == "all":
+    CASES = [(feed, mode) for feed in FEEDS for mode in Accumulation]
+
+
+@pytest.mark.parametrize(("name", "mode"), CASES, ids=lambda value: getattr(value, "value", value))
+def test_files_end_in_the_expected_tables_in_every_mode(
+    name: str, mode: Accumulation, tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    feed = FEEDS[name]
     monkeypatch.setenv("FEED_FILES", str(tmp_path))
+    monkeypatch.setenv("FEED_MODE", mode.value)
     monkeypatch.delenv("FEED_BROKER", raising=False)
     feed.write_files(tmp_path)
 

@@ -14,7 +14,7 @@ from millpy.ingest.settings import Dedupe, EventTime
 from millpy.model.time import days, minutes, seconds
 from millpy.windowing.aggregates.numeric import Count
 from millpy.windowing.window import FixedWindows, SessionWindows
-from tests.feeds.sources import all_of, kept, source
+from tests.feeds.sources import all_of, kept, mode, source
 
 EVER = days(1500)
 WITHIN_MS = 600_000
@@ -73,7 +73,7 @@ for stream, windows, name in (
 ):
     (
         stream.key_by("device")
-        .window(windows, allowed_lateness=EVER, intervals=1)
+        .window(windows, allowed_lateness=EVER, accumulation=mode(), intervals=1)
         .aggregate(**all_of("temperature_c"))
         .to_table(name)
     )
@@ -82,7 +82,7 @@ helium = frames("helium", EventTime("event_ms", unit="ms", max_disorder=seconds(
 for lateness_s in (0, 600):
     (
         helium.key_by("device")
-        .window(FixedWindows(minutes(1)), allowed_lateness=seconds(lateness_s), intervals=1)
+        .window(FixedWindows(minutes(1)), allowed_lateness=seconds(lateness_s), accumulation=mode(), intervals=1)
         .aggregate(n=Count())
         .to_table(f"late_w1min_bound2s_lateness{lateness_s}s")
     )

@@ -9,7 +9,7 @@ from millpy.ingest.settings import Dedupe, EventTime
 from millpy.model.time import hours, milliseconds, minutes, seconds
 from millpy.windowing.aggregates.numeric import Count
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
-from tests.feeds.sources import all_of, kept, source
+from tests.feeds.sources import all_of, kept, mode, source
 
 
 class Message(msgspec.Struct):
@@ -37,7 +37,9 @@ for session in ("d_1", "d_2", "d_3", "d_4", "d_5"):
     strict, patient = by_device(session, 250), by_device(session, 2000)
     for keyed, bound_ms, lateness_ms in ((strict, 250, 0), (strict, 250, 1000), (patient, 2000, 0)):
         (
-            keyed.window(FixedWindows(seconds(1)), allowed_lateness=milliseconds(lateness_ms), intervals=1)
+            keyed.window(
+                FixedWindows(seconds(1)), allowed_lateness=milliseconds(lateness_ms), accumulation=mode(), intervals=1
+            )
             .aggregate(n=Count())
             .to_table(f"{session}_late_w1s_bound{bound_ms}ms_lateness{lateness_ms}ms")
         )
@@ -48,7 +50,7 @@ for session in ("d_1", "d_2", "d_3", "d_4", "d_5"):
         "sessions_gap_1000ms": SessionWindows(milliseconds(1000)),
     }.items():
         (
-            patient.window(windows, allowed_lateness=hours(1), intervals=1)
+            patient.window(windows, allowed_lateness=hours(1), accumulation=mode(), intervals=1)
             .aggregate(**all_of("rtt_ms"))
             .to_table(f"{session}_{name}")
         )

@@ -8,7 +8,7 @@ from millpy.graph import Graph
 from millpy.ingest.settings import Dedupe, EventTime
 from millpy.model.time import days, minutes
 from millpy.windowing.window import FixedWindows, SessionWindows
-from tests.feeds.sources import all_of, kept, source
+from tests.feeds.sources import all_of, kept, mode, source
 
 
 class Reading(msgspec.Struct):
@@ -31,4 +31,4 @@ for name, windows in {
     "tumbling_10min": FixedWindows(minutes(10)),
     "sessions_gap_30min": SessionWindows(minutes(30)),
 }.items():
-    by_sensor.window(windows, intervals=2).aggregate(**all_of("value")).to_table(name)
+    by_sensor.window(windows, accumulation=mode(), intervals=2).aggregate(**all_of("value")).to_table(name)
