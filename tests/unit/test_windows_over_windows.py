@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -18,15 +19,20 @@ from millpy import (
     FixedWindows,
     Graph,
     Max,
+    Mean,
     SessionWindows,
     SlidingWindows,
     Stream,
     Sum,
+    Top,
+    Variance,
     hours,
     minutes,
     seconds,
 )
 from millpy.errors import GraphError
+from millpy.model.record import SMALL_RECORDS_MAX
+from millpy.testing import GraphDriver, ManualSource
 
 INNER = {
     "fixed": FixedWindows(minutes(1)),
@@ -200,3 +206,42 @@ def test_takes_of_a_retracting_window_are_records_like_any_other() -> None:
     graph.archive_takes()
 
     assert graph.spec()
+
+
+class Large(msgspec.Struct):
+    device: str
+    group: str
+    at: int
+    value: int
+
+
+@pytest.mark.parametrize("mode", [Accumulation.RETRACTING, Accumulation.DISCARDING])
+@pytest.mark.parametrize("devices", [SMALL_RECORDS_MAX // 2, 2 * SMALL_RECORDS_MAX], ids=["records", "columns"])
+def test_sums_of_sums_of_whole_numbers_are_whole_numbers(mode: Accumulation, devices: int) -> None:
+    graph = Graph("factory")
+    event_time = EventTime("at", unit="s", max_disorder=seconds(0))
+    source = graph.inject("readings", ManualSource(), schema=Large, event_time=event_time)
+    panes = source.key_by("group", "device").window(
+        FixedWindows(minutes(1)), allowed_lateness=hours(9), accumulation=mode, name="inner"
+    )
+    best = {"best": Top("total", n=1)} if mode is Accumulation.DISCARDING else {}
+    middle = panes.aggregate(total=Sum("value")).key_by("group").window(FixedWindows(minutes(5)), name="middle")
+    totals = middle.aggregate(
+        total=Sum("total"), mean=Mean("total"), variance=Variance("total", population=True), **best
+    )
+    outer = totals.to_table("middle").key_by("group").window(FixedWindows(hours(1)))
+    outer.aggregate(total=Sum("total"), variance=Sum("variance")).to_table("outer")
+    driver = GraphDriver(graph)
+    value = 2**63 - 1
+
+    driver.feed("readings", [Large(str(device), "a", 0, value) for device in range(devices)])
+    driver.advance_watermark("readings", datetime.fromtimestamp(120, UTC))
+    driver.crash()
+    driver.end()
+
+    (row,) = driver.rows("middle")
+    assert (row["total"], row["mean"], row["variance"]) == (devices * value, float(value), 0.0)
+    assert row.get("best", [value]) == [value]
+    assert [type(row[name]) for name in ("total", "mean", "variance")] == [int, float, float]
+    (row,) = driver.rows("outer")
+    assert (row["total"], row["variance"]) == (devices * value, 0.0)
