@@ -11,6 +11,7 @@ import pytest
 
 from millpy import (
     Accumulation,
+    Combiner,
     Computation,
     Context,
     Count,
@@ -245,3 +246,50 @@ def test_sums_of_sums_of_whole_numbers_are_whole_numbers(mode: Accumulation, dev
     assert [type(row[name]) for name in ("total", "mean", "variance")] == [int, float, float]
     (row,) = driver.rows("outer")
     assert (row["total"], row["variance"]) == (devices * value, 0.0)
+
+
+class Share(Combiner[list[int]]):
+    """The share of large values among the positive ones; without any it has no result."""
+
+    accumulator = list[int]
+    result_type = float
+
+    def create(self) -> list[int]:
+        return [0, 0]
+
+    def add(self, accumulator: list[int], record: Large) -> list[int]:
+        return [accumulator[0] + (record.value > 9), accumulator[1] + (record.value > 0)]
+
+    def merge(self, one: list[int], other: list[int]) -> list[int]:
+        return [one[0] + other[0], one[1] + other[1]]
+
+    def result(self, accumulator: list[int]) -> float:
+        return accumulator[0] / accumulator[1]
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+@pytest.mark.parametrize("inner", [*INNER.values(), SlidingWindows(seconds(60), every=seconds(45))], ids=repr)
+def test_what_is_new_waits_until_a_combiner_has_a_result_for_it(inner: Any, crashes: bool, graph_driver: Any) -> None:
+    graph = Graph("factory")
+    event_time = EventTime("at", unit="s", max_disorder=seconds(0))
+    source = graph.inject("readings", ManualSource(), schema=Large, event_time=event_time)
+    windows = source.key_by("group").window(inner, allowed_lateness=hours(9), accumulation=Accumulation.DISCARDING)
+    shares = windows.aggregate(n=Count(), share=Share()).to_table("shares")
+    shares.key_by("group").window(FixedWindows(hours(1)), allowed_lateness=hours(9)).aggregate(n=Sum("n")).to_table(
+        "outer"
+    )
+    driver = graph_driver(graph)
+
+    def feed(value: int, at: int) -> tuple[set[int], set[int]]:
+        driver.feed("readings", [Large("a", "a", at, value)])
+        if crashes:
+            driver.crash()
+        return ({row["n"] for row in driver.rows("shares")}, {row["n"] for row in driver.rows("outer")})
+
+    feed(10, 50)
+    driver.advance_watermark("readings", datetime.fromtimestamp(7_200, UTC))
+    copies = len(driver.rows("shares"))
+
+    assert feed(-1, 51) == ({2}, {copies})
+    assert {letter.detail for letter in driver.dead_letters()} == {"ZeroDivisionError: division by zero"}
+    assert feed(20, 52) == ({3}, {3 * copies})
