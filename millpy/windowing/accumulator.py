@@ -19,7 +19,7 @@ import pyarrow as pa
 from millpy.errors import GraphError, RefusedValueError, SchemaError
 from millpy.model.identity import Identity
 from millpy.model.identity_text import GraphPart
-from millpy.model.record import RecordType, arrow_type, getter
+from millpy.model.record import RecordType, WideInt, arrow_type, getter, is_wide
 from millpy.model.step_progress import StepProgress
 from millpy.model.time import instant
 from millpy.windowing.group_by import Column, Groups, Integers
@@ -73,7 +73,10 @@ class Aggregate(GraphPart):
             raise SchemaError(
                 f"{self!r} does not accept a field of type {getattr(kind, '__name__', kind)}", hint=f"use {takes}"
             )
-        return self.bind_balance(self.field, kind) if retracts else self.bind_field(self.field, kind)
+        bound = self.bind_balance(self.field, kind) if retracts else self.bind_field(self.field, kind)
+        if is_wide(record_type.annotations_along(self.field)[-1]) and bound.result == int | None:
+            bound.result = WideInt | None  # a value of the field
+        return bound
 
     def bind_field(self, field: str, kind: type) -> Accumulator:
         """Return the operations on a field whose type the aggregate accepts."""

@@ -125,8 +125,8 @@ class ValueAccumulator(Accumulator):
     keeps_values = True
 
     def restored_value(self, stored: Any) -> Any:
-        """Convert a value from its stored form, where 1.0 may be 1 and infinities and NaN are text."""
-        return float(stored) if self.kind is float and stored is not None else stored
+        """Convert a value from its stored form, where 1.0 may be 1, and infinities, NaN and wide integers are text."""
+        return self.kind(stored) if self.kind in (int, float) and stored is not None else stored
 
     def result_value(self, value: Any) -> Any:
         """Convert a value to a result: µs to a datetime, if the field is one."""
