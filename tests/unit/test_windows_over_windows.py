@@ -293,3 +293,20 @@ def test_what_is_new_waits_until_a_combiner_has_a_result_for_it(inner: Any, cras
     assert feed(-1, 51) == ({2}, {copies})
     assert {letter.detail for letter in driver.dead_letters()} == {"ZeroDivisionError: division by zero"}
     assert feed(20, 52) == ({3}, {3 * copies})
+
+
+def test_branches_that_were_united_are_deduplicated_before_they_part() -> None:
+    def branches_of(panes: Stream) -> tuple[Stream, Stream]:
+        branches = panes.split(lambda pane: "odd" if pane.n % 2 else "even", into=["odd", "even"])
+        return branches["odd"], branches["even"]
+
+    odd, even = branches_of(amended())
+    with pytest.raises(GraphError, match="by several ways") as refused:
+        odd.union(even).deduplicate("device", within=minutes(1), name="once")
+    assert "before the ways part" in refused.value.hint
+
+    odd, even = branches_of(amended().deduplicate("device", within=minutes(1), name="once"))
+    assert odd.union(even).key_by("device")
+    assert odd.union(odd).deduplicate("device", within=minutes(1), name="twice")
+    odd, even = branches_of(amended(Accumulation.DISCARDING))
+    assert odd.union(even).deduplicate("device", within=minutes(1), name="once")
