@@ -191,6 +191,10 @@ class Stream:
             within: the horizon in event time.
             name: the step's name.
             intervals: number of key intervals, the unit of ownership.
+
+        Raises:
+            GraphError: the name is invalid, `within` is not positive, or records that may be retracted come by several
+                ways.
         """
         checked_name(name, "step")
         if within <= timedelta(0):
@@ -198,6 +202,7 @@ class Stream:
         check_length("within", within)
         fields = (by,) if isinstance(by, str) else tuple(by)
         inputs = self.key_by(*fields).inputs()
+        _refuse_several_ways(name, inputs)
         logic = DeduplicateLogic(fields, within, takes_retractions=any(taken.retracts for taken in inputs))
         node = StageNode(name, inputs, logic, intervals)
         stream = Stream(self.graph, node, self.record_type)
@@ -409,6 +414,24 @@ class WindowedStream:
         node.outputs.append(stream)
         keyed.stream.graph.add(node)
         return stream
+
+
+def _refuse_several_ways(deduplicate: str, inputs: Sequence[Input]) -> None:
+    """Refuse to deduplicate records of one stream that come by several ways, if they may be retracted.
+
+    A pane may take another way than the pane before it, and come before the retraction of that.
+
+    Raises:
+        GraphError: they do.
+    """
+    ways: dict[Stream, Chain] = {}
+    for taken in inputs:
+        if taken.retracts and ways.setdefault(taken.stream, taken.operators) != taken.operators:
+            raise GraphError(
+                f"records of {taken.stream.name!r} may be retracted, and reach deduplicate {deduplicate!r} by several"
+                " ways: one that comes before the retraction of a record with its id would be dropped as a duplicate",
+                hint="deduplicate before the ways part, or each way by itself",
+            )
 
 
 def _refuse_repeated_panes(stream: Stream) -> None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from millpy.errors import GraphError, RefusedValueError, SchemaError
 from millpy.model.identity import Identity
 from millpy.model.identity_text import GraphPart
-from millpy.model.record import RecordType, arrow_type, getter
+from millpy.model.record import RecordType, WideInt, arrow_type, getter, is_wide
 from millpy.model.step_progress import StepProgress
 from millpy.model.time import instant
 from millpy.windowing.group_by import Column, Groups, Integers
@@ -73,7 +73,10 @@ class Aggregate(GraphPart):
             raise SchemaError(
                 f"{self!r} does not accept a field of type {getattr(kind, '__name__', kind)}", hint=f"use {takes}"
             )
-        return self.bind_balance(self.field, kind) if retracts else self.bind_field(self.field, kind)
+        bound = self.bind_balance(self.field, kind) if retracts else self.bind_field(self.field, kind)
+        if is_wide(record_type.annotations_along(self.field)[-1]) and bound.result == int | None:
+            bound.result = WideInt | None  # a value of the field
+        return bound
 
     def bind_field(self, field: str, kind: type) -> Accumulator:
         """Return the operations on a field whose type the aggregate accepts."""
@@ -112,6 +115,8 @@ class Accumulator:
         keeps_values: whether accumulators contain values of records, so that text must be storable.
         calls_user: whether `aggregate`, `merge` and `result_of` call user code, which may raise.
         shares: aggregates with equal `shares` share one accumulator; None for one that does not share.
+        memory_bytes: an estimate of the bytes of an accumulator in memory.
+        stores_text: whether the stored form of an accumulator is much shorter than its JSON.
         progress: the progress to which calls of user code are reported.
     """
 
@@ -119,6 +124,8 @@ class Accumulator:
     keeps_values: bool = False
     calls_user: bool = False
     shares: Hashable = None
+    memory_bytes: int = 100
+    stores_text: bool = False
 
     def __init__(self, field: str | None, kind: type) -> None:
         self.field = field
@@ -314,6 +321,8 @@ class AccumulatorSet:
         columns: per result column, the place of its accumulator and the Accumulator that computes the result.
         texts: names of the text fields whose values are kept, so that they must be storable.
         calls_user: whether an aggregate is user code.
+        memory_bytes: an estimate of the bytes of the accumulators in memory.
+        stores_text: whether the stored form of an accumulator is much shorter than its JSON.
         retracts: whether records may be retractions. The first accumulator then counts the records that are left,
             whatever the aggregates are: a window without any has no result.
 
@@ -342,6 +351,8 @@ class AccumulatorSet:
             self.columns.append((place, member))
         self.texts = sorted({f.field for f in self.members if f.keeps_values and f.kind is str and f.field})
         self.calls_user = any(member.calls_user for member in self.members)
+        self.memory_bytes = sum(member.memory_bytes for member in self.members)
+        self.stores_text = any(member.stores_text for member in self.members)
 
     def report_to(self, progress: StepProgress) -> None:
         """Report calls of user code to `progress`."""

@@ -19,7 +19,7 @@ from millpy.model.stage import UNBOUNDED
 from millpy.model.time import Instant
 from millpy.windowing.accumulator import AccumulatorSet
 from millpy.windowing.pane_codec import DuePane, OpenPane, decode_pane, encode_panes
-from millpy.windowing.window_memory import AGGREGATE_BYTES, PANE_BYTES, Weights
+from millpy.windowing.window_memory import PANE_BYTES, Weights
 
 PanesByKey = dict[Key, OpenPane]
 
@@ -45,7 +45,7 @@ class OpenWindows:
         self._leaving_by_key: int | None = None
         self._hasher = KeyHasher()
         self._expired_without_pane = 0
-        self.weights = Weights(PANE_BYTES + AGGREGATE_BYTES * len(accumulators.members))
+        self.weights = Weights(PANE_BYTES + accumulators.memory_bytes)
 
     def recover(self, entries: Entries, key_types: tuple[type, ...]) -> None:
         """Load stored panes; called for each part of the stored state."""

@@ -224,9 +224,10 @@ def unbounded(values: Column) -> Column:
 
 
 def _numpy(column: pa.Array) -> Column:
-    """Return a column as numpy: times as int64 µs, other non-numbers as Python objects; nulls are undefined.
+    """Return a column as numpy: times as int64 µs, wide integers as Python ints, other non-numbers as Python objects.
 
-    -0.0 becomes 0.0: the two are equal, so that which one an aggregate keeps would depend on the order of rows.
+    Nulls are undefined. -0.0 becomes 0.0: the two are equal, so that which one an aggregate keeps would depend on the
+    order of rows.
     """
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.int64())
@@ -237,4 +238,6 @@ def _numpy(column: pa.Array) -> Column:
         return values + 0.0 if values.dtype.kind == "f" else values
     values = np.empty(len(column), object)
     values[:] = column.to_pylist()
+    if pa.types.is_decimal(column.type):  # a `WideInt`; decimals would round sums, and do not add to floats
+        values[:] = [None if value is None else int(value) for value in values]
     return values

@@ -311,7 +311,9 @@ class WindowedInterval(Generic[OpenT]):
         result = StepResult()
         reached = work.watermark
         self._tally, self._made = WindowCounts(), 0
-        emission = Emission(self._accumulators, len(self._input.key_fields), self._trigger, self._mode)
+        subscribed = self._stream in self._binding.subscribed
+        mode = self._mode if subscribed else Accumulation.ACCUMULATING  # the table is the same in every mode
+        emission = Emission(self._accumulators, len(self._input.key_fields), self._trigger, mode)
         rows: JoinedRows | None = None
         arrived = [arrival for arrival in work.arrived if len(arrival.bundle)]
         if arrived:
@@ -336,7 +338,7 @@ class WindowedInterval(Generic[OpenT]):
             result.delta = (entries,)
         result.consumed_by_input = self._tally.consumed()
         self._made += self._open.take_expired_without_pane()
-        result.emitted_by_stream[self._stream] = self._made + emission.retracted
+        result.emitted_by_stream[self._stream] = self._made + emission.retracted - len(emission.withheld)
         if (table_id := self._binding.tables.get(self._stream)) is not None:
             result.emitted_by_table[table_id] = self._made
         due, _ = self.next_due()
@@ -413,7 +415,7 @@ class WindowedInterval(Generic[OpenT]):
             columns, given, first = emission.take_columns()
             if table_id is not None:
                 result.results = result_rows(table_id, columns, count, first)
-            if subscribed:
+            if subscribed and (count := count - len(emission.withheld)):
                 produced.append(records_in_order(self._output, given, count, len(self._input.key_fields)))
         if produced:
             result.productions[self._stream] = concat(produced)

@@ -47,7 +47,9 @@ _decode = msgspec.json.Decoder(OpenPane).decode
 
 
 def encode_panes(panes: Sequence[OpenPane], accumulators: AccumulatorSet) -> list[bytes]:
-    """Encode panes as JSON: in one call, except those with values that JSON cannot hold."""
+    """Encode panes as JSON: in one call, except those with values that JSON cannot hold, or only at length."""
+    if accumulators.stores_text:
+        return [_encode_exactly(pane, accumulators) for pane in panes]
     if not panes:
         return []
     try:

@@ -73,6 +73,8 @@ class Emission:
         failed: (pane, error) for which a combiner has no result, because its code has changed since it accepted the
             records. They count as emitted, so that they are not tried again, and get no pane index.
         retracted: number of panes that are retracted.
+        withheld: `id` of the panes of which consumers get nothing: a combiner has a result for the window, but none
+            for the records since the pane before. These come with the next pane; the pane is dead-lettered, too.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class Emission:
         self._retractions: list[tuple[list[Column], int]] = []
         self.failed: list[tuple[DuePane, Exception]] = []
         self.retracted = 0
+        self.withheld: set[int] = set()
 
     def add_direct(
         self,
@@ -153,6 +156,8 @@ class Emission:
             due = [item for item in due if self._has_results(item, item[3]) and self._can_retract(item)]
         if self._mode is Accumulation.RETRACTING:
             self._retract(due)
+        elif self._mode is Accumulation.DISCARDING and self._accumulators.calls_user:
+            self._withhold(due)
         self._open = sorted(due, key=lambda item: item[3].emitted)
         return len(self._open)
 
@@ -163,6 +168,17 @@ class Emission:
             self._retract(panes)
         for _, _, _, pane in panes:
             withdraw(pane)
+
+    def _withhold(self, panes: Sequence[DuePane]) -> None:
+        """Find the panes of which consumers get nothing."""
+        for item in panes:
+            content = content_of(item[3], self._mode)
+            if content is None or content is item[3]:
+                continue
+            error = failure_of(self._accumulators, content.values)
+            if error is not None:
+                self.failed.append((item, error))
+                self.withheld.add(id(item[3]))
 
     def _has_results(self, due: DuePane, content: PaneContent | OpenPane) -> bool:
         """Tell whether a pane has results; if not, record it as failed."""
@@ -207,12 +223,13 @@ class Emission:
         columns = self._with_direct(self._columns_of(self._open, panes) if panes else [])
         given = columns
         if self._mode is Accumulation.DISCARDING and panes:
-            contents = [content_of(pane, self._mode) or pane for pane in panes]
-            given = self._with_direct(self._columns_of(self._open, contents))
+            items = [item for item in self._open if id(item[3]) not in self.withheld]
+            contents = [content_of(pane, self._mode) or pane for _, _, _, pane in items]
+            given = self._with_direct(self._columns_of(items, contents) if items else [])
         for pane in panes:
             pane.pane_index += 1
             pane.emitted = True
-            pane.kept = None
+            pane.kept = pane.kept if id(pane) in self.withheld else None
         return columns, given, first
 
     def _with_direct(self, columns: list[Column]) -> list[Column]:

@@ -20,7 +20,7 @@ from millpy.model.time import Instant
 from millpy.windowing.accumulation import PaneMerger
 from millpy.windowing.accumulator import AccumulatorSet
 from millpy.windowing.pane_codec import DuePane, OpenPane, decode_pane, encode_panes
-from millpy.windowing.window_memory import AGGREGATE_BYTES, PANE_BYTES, SESSION_BYTES, Weights
+from millpy.windowing.window_memory import PANE_BYTES, SESSION_BYTES, Weights
 
 
 class OpenSession:
@@ -66,7 +66,7 @@ class OpenSessions:
         self._gone: list[tuple[Key, int, int]] = []
         self._absorbed: list[DuePane] = []
         self._hasher = KeyHasher()
-        self.weights = Weights(PANE_BYTES + SESSION_BYTES + AGGREGATE_BYTES * len(accumulators.members))
+        self.weights = Weights(PANE_BYTES + SESSION_BYTES + accumulators.memory_bytes)
 
     def recover(self, entries: Entries, key_types: tuple[type, ...]) -> None:
         """Load stored sessions; called for each part of the stored state."""

@@ -28,9 +28,9 @@ from millpy.windowing.pane_codec import OpenPane
 
 REASON = "windows"
 """The reason of these dead letters."""
-PANE_BYTES, AGGREGATE_BYTES, SESSION_BYTES = 600, 100, 300
-"""Bytes. tracemalloc measures 380 for one count, 90 for each further aggregate and 320 more for a session; the
-allocator adds overhead."""
+PANE_BYTES, SESSION_BYTES = 600, 300
+"""Bytes, besides `Accumulator.memory_bytes`. tracemalloc measures 380 for one count, 90 for each further aggregate (300
+for a sum that can subtract) and 320 more for a session; the allocator adds overhead."""
 PLAIN_TEXT, MEMORY_PER_TEXT = 256, 8
 """Bytes of a pane's stored text that PANE_BYTES covers; and bytes in memory for each byte of text beyond that."""
 

@@ -9,19 +9,24 @@ from typing import Any
 
 import msgspec
 import psycopg
+import pytest
 
 from millpy.graph import Graph
 from millpy.ingest.settings import EventTime
 from millpy.limits import Limits
+from millpy.model.record import SMALL_RECORDS_MAX
 from millpy.model.time import seconds
 from millpy.process.assembly import run_worker
 from millpy.sources.files.source import File
 from millpy.windowing.accumulator import Aggregate
 from millpy.windowing.aggregates.combiner import Combiner
-from millpy.windowing.aggregates.numeric import Count, Mean, StandardDeviation, Sum, Variance
+from millpy.windowing.aggregates.distinct import ApproxDistinct
+from millpy.windowing.aggregates.numeric import Count, Max, Mean, Min, StandardDeviation, Sum, Variance
 from millpy.windowing.aggregates.positional import Collect, First, Last, Top
 from millpy.windowing.aggregates.quantile import Median, Quantile
-from millpy.windowing.window import SessionWindows, SlidingWindows
+from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
+from tests.crash.test_versions import fed
+from tests.feed import Feed
 
 DEVICES = 150
 
@@ -113,3 +118,42 @@ async def test_no_table_depends_on_the_size_of_bundles(tmp_path: Path, database_
             assert counted == sum(row[3] for row in large)
             exact = [row[4] for row in large if row[4] is not None]
             assert max(exact) > 2**63, "a sum that 64 bits cannot hold"
+
+
+class Amount(msgspec.Struct):
+    device: str
+    group: str
+    at: int
+    value: int
+
+
+@pytest.mark.parametrize("devices", [3, 2 * SMALL_RECORDS_MAX], ids=["records", "columns"])
+async def test_values_of_sums_may_have_more_than_64_bits(database_url: str, devices: int) -> None:
+    limits = Limits(progress_every_s=0.02, fold_every_s=0.05, lease_ttl_s=1)
+    feed = Feed()
+    graph = Graph("factory")
+    event_time = EventTime("at", unit="s", max_disorder=seconds(1))
+    source = graph.inject("amounts", feed, schema=Amount, event_time=event_time)
+    sums = source.key_by("group", "device").window(FixedWindows(seconds(10)), name="sums").aggregate(total=Sum("value"))
+    sums.key_by("group").window(FixedWindows(seconds(60))).aggregate(
+        least=Min("total"),
+        most=Max("total"),
+        first=First("total"),
+        last=Last("total"),
+        distinct=ApproxDistinct("total"),
+    ).to_table("totals")
+    totals = [3 * (2**62 + device) for device in range(devices)]
+
+    for place, mine in enumerate((totals[:2], totals[2:])):  # the second part is merged into what was stored
+        amounts = [(f"{total:030}", 20 * place, total // 3) for total in mine] * 3 + [("next", 20 * place + 12, 0)]
+        feed.push(*(msgspec.json.encode(Amount(device, "a", at, value)) for device, at, value in amounts))
+        await fed(database_url, graph, feed, limits)
+    feed.push(msgspec.json.encode(Amount("end", "b", 100, 0)))
+    await fed(database_url, graph, feed, limits)
+
+    with psycopg.connect(database_url) as connection:
+        (row,) = connection.execute('SELECT least, most, first, last, "distinct" FROM factory.totals')
+    least, most, first, last, distinct = row
+    assert (least, most, last) == (0, totals[-1], 0)
+    assert first in totals[:2]
+    assert abs(distinct - (devices + 1)) <= devices // 20

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import random
+import tracemalloc
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
@@ -21,6 +23,7 @@ from millpy.windowing.accumulator import Accumulator, AccumulatorSet, Aggregate
 from millpy.windowing.aggregates.balance import CountBalance
 from millpy.windowing.group_by import aligned_groups
 from millpy.windowing.pane_codec import OpenPane, decode_pane, encode_panes
+from millpy.windowing.window_memory import PANE_BYTES, Weights
 from tests.property.test_aggregate_laws import as_jsonb, public_aggregates
 
 
@@ -174,6 +177,26 @@ def test_an_accumulator_is_bounded() -> None:
         values = BALANCES.merge(values, BALANCES.copied(values))
 
     assert len(encode_panes([OpenPane(values)], BALANCES)[0]) < 6_000
+
+
+def test_the_memory_of_a_window_is_estimated_from_short_text() -> None:
+    aggregates = {"total": Sum("value"), "mean": Mean("value"), "variance": Variance("value"), "whole": Sum("number")}
+    balances, count = AccumulatorSet(aggregates, TYPE, CountBalance()), 200
+    rng = random.Random(5)
+    tracemalloc.start()
+    panes = [OpenPane(balances.empty()) for _ in range(count)]
+    for pane in panes:
+        for _ in range(20):
+            balances.add(pane.values, Reading(rng.getrandbits(60), rng.random()), 0)
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    texts = encode_panes(panes, balances)
+    weights = Weights(PANE_BYTES + balances.memory_bytes, count)
+    weights.weigh(panes, [b""] * count, texts)
+
+    assert max(map(len, texts)) < 200
+    assert used < weights.total < 3 * used
 
 
 def bound(aggregate: Aggregate) -> Accumulator:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 
 from millpy import (
     Accumulation,
+    Combiner,
     Computation,
     Context,
     Count,
@@ -18,15 +20,20 @@ from millpy import (
     FixedWindows,
     Graph,
     Max,
+    Mean,
     SessionWindows,
     SlidingWindows,
     Stream,
     Sum,
+    Top,
+    Variance,
     hours,
     minutes,
     seconds,
 )
 from millpy.errors import GraphError
+from millpy.model.record import SMALL_RECORDS_MAX
+from millpy.testing import GraphDriver, ManualSource
 
 INNER = {
     "fixed": FixedWindows(minutes(1)),
@@ -200,3 +207,106 @@ def test_takes_of_a_retracting_window_are_records_like_any_other() -> None:
     graph.archive_takes()
 
     assert graph.spec()
+
+
+class Large(msgspec.Struct):
+    device: str
+    group: str
+    at: int
+    value: int
+
+
+@pytest.mark.parametrize("mode", [Accumulation.RETRACTING, Accumulation.DISCARDING])
+@pytest.mark.parametrize("devices", [SMALL_RECORDS_MAX // 2, 2 * SMALL_RECORDS_MAX], ids=["records", "columns"])
+def test_sums_of_sums_of_whole_numbers_are_whole_numbers(mode: Accumulation, devices: int) -> None:
+    graph = Graph("factory")
+    event_time = EventTime("at", unit="s", max_disorder=seconds(0))
+    source = graph.inject("readings", ManualSource(), schema=Large, event_time=event_time)
+    panes = source.key_by("group", "device").window(
+        FixedWindows(minutes(1)), allowed_lateness=hours(9), accumulation=mode, name="inner"
+    )
+    best = {"best": Top("total", n=1)} if mode is Accumulation.DISCARDING else {}
+    middle = panes.aggregate(total=Sum("value")).key_by("group").window(FixedWindows(minutes(5)), name="middle")
+    totals = middle.aggregate(
+        total=Sum("total"), mean=Mean("total"), variance=Variance("total", population=True), **best
+    )
+    outer = totals.to_table("middle").key_by("group").window(FixedWindows(hours(1)))
+    outer.aggregate(total=Sum("total"), variance=Sum("variance")).to_table("outer")
+    driver = GraphDriver(graph)
+    value = 2**63 - 1
+
+    driver.feed("readings", [Large(str(device), "a", 0, value) for device in range(devices)])
+    driver.advance_watermark("readings", datetime.fromtimestamp(120, UTC))
+    driver.crash()
+    driver.end()
+
+    (row,) = driver.rows("middle")
+    assert (row["total"], row["mean"], row["variance"]) == (devices * value, float(value), 0.0)
+    assert row.get("best", [value]) == [value]
+    assert [type(row[name]) for name in ("total", "mean", "variance")] == [int, float, float]
+    (row,) = driver.rows("outer")
+    assert (row["total"], row["variance"]) == (devices * value, 0.0)
+
+
+class Share(Combiner[list[int]]):
+    """The share of large values among the positive ones; without any it has no result."""
+
+    accumulator = list[int]
+    result_type = float
+
+    def create(self) -> list[int]:
+        return [0, 0]
+
+    def add(self, accumulator: list[int], record: Large) -> list[int]:
+        return [accumulator[0] + (record.value > 9), accumulator[1] + (record.value > 0)]
+
+    def merge(self, one: list[int], other: list[int]) -> list[int]:
+        return [one[0] + other[0], one[1] + other[1]]
+
+    def result(self, accumulator: list[int]) -> float:
+        return accumulator[0] / accumulator[1]
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+@pytest.mark.parametrize("inner", [*INNER.values(), SlidingWindows(seconds(60), every=seconds(45))], ids=repr)
+def test_what_is_new_waits_until_a_combiner_has_a_result_for_it(inner: Any, crashes: bool, graph_driver: Any) -> None:
+    graph = Graph("factory")
+    event_time = EventTime("at", unit="s", max_disorder=seconds(0))
+    source = graph.inject("readings", ManualSource(), schema=Large, event_time=event_time)
+    windows = source.key_by("group").window(inner, allowed_lateness=hours(9), accumulation=Accumulation.DISCARDING)
+    shares = windows.aggregate(n=Count(), share=Share()).to_table("shares")
+    shares.key_by("group").window(FixedWindows(hours(1)), allowed_lateness=hours(9)).aggregate(n=Sum("n")).to_table(
+        "outer"
+    )
+    driver = graph_driver(graph)
+
+    def feed(value: int, at: int) -> tuple[set[int], set[int]]:
+        driver.feed("readings", [Large("a", "a", at, value)])
+        if crashes:
+            driver.crash()
+        return ({row["n"] for row in driver.rows("shares")}, {row["n"] for row in driver.rows("outer")})
+
+    feed(10, 50)
+    driver.advance_watermark("readings", datetime.fromtimestamp(7_200, UTC))
+    copies = len(driver.rows("shares"))
+
+    assert feed(-1, 51) == ({2}, {copies})
+    assert {letter.detail for letter in driver.dead_letters()} == {"ZeroDivisionError: division by zero"}
+    assert feed(20, 52) == ({3}, {3 * copies})
+
+
+def test_branches_that_were_united_are_deduplicated_before_they_part() -> None:
+    def branches_of(panes: Stream) -> tuple[Stream, Stream]:
+        branches = panes.split(lambda pane: "odd" if pane.n % 2 else "even", into=["odd", "even"])
+        return branches["odd"], branches["even"]
+
+    odd, even = branches_of(amended())
+    with pytest.raises(GraphError, match="by several ways") as refused:
+        odd.union(even).deduplicate("device", within=minutes(1), name="once")
+    assert "before the ways part" in refused.value.hint
+
+    odd, even = branches_of(amended().deduplicate("device", within=minutes(1), name="once"))
+    assert odd.union(even).key_by("device")
+    assert odd.union(odd).deduplicate("device", within=minutes(1), name="twice")
+    odd, even = branches_of(amended(Accumulation.DISCARDING))
+    assert odd.union(even).deduplicate("device", within=minutes(1), name="once")

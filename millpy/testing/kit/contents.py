@@ -61,6 +61,7 @@ class LateRecord:
         event_time: its event time.
         watermark: the watermark that judged it.
         window: start and end of the window that it missed; None behind a `deduplicate` step.
+        retraction: whether it is the retraction of an equal record.
     """
 
     stream: str
@@ -70,6 +71,7 @@ class LateRecord:
     event_time: datetime
     watermark: datetime
     window: tuple[datetime, datetime] | None
+    retraction: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,8 @@ def panes_of(records: Records, key_fields: Sequence[str], columns: Sequence[str]
 
 def late_records_of(rows: LateRows, record_type: RecordType, key_types: tuple[type, ...]) -> list[LateRecord]:
     """Return the late records of stored rows."""
-    columns = (rows.keys, rows.payloads, rows.event_times, rows.watermarks, rows.window_starts, rows.window_ends)
+    marks = rows.retracts or [False] * len(rows)
+    columns = (rows.keys, rows.payloads, rows.event_times, rows.watermarks, rows.window_starts, rows.window_ends, marks)
     return [
         LateRecord(
             stream=rows.stream,
@@ -179,6 +182,7 @@ def late_records_of(rows: LateRows, record_type: RecordType, key_types: tuple[ty
             event_time=nearest_datetime(at),
             watermark=nearest_datetime(watermark),
             window=None if start is None or end is None else (nearest_datetime(start), nearest_datetime(end)),
+            retraction=retraction,
         )
-        for key, payload, at, watermark, start, end in zip(*columns, strict=True)
+        for key, payload, at, watermark, start, end, retraction in zip(*columns, strict=True)
     ]

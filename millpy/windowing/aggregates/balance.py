@@ -84,6 +84,8 @@ class SumBalance(Accumulator):
         self._of = of
         self._squares = squares
         self._bits = UNIT_BITS if kind is float else 0
+        self.stores_text = kind is float
+        self.memory_bytes = 700 if squares else 400
 
     def empty(self) -> list[int]:
         """Return the accumulator of zero records."""

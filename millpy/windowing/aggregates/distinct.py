@@ -88,7 +88,11 @@ class DistinctAccumulator(Accumulator):
 
         sketch = hll_sketch(LG_BUCKETS, tgt_hll_type.HLL_4)
         for value in values:
-            sketch.update("=" + value if isinstance(value, str) else value)  # datasketches ignores empty text
+            if isinstance(value, str):
+                value = "=" + value  # datasketches ignores empty text
+            elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+                value = f"#{value}"  # and would round it
+            sketch.update(value)
         return _text(sketch)
 
 
@@ -110,7 +114,10 @@ def _distinct(groups: Groups, found: GroupedColumn) -> GroupedColumn:
     """Return the distinct values of each group, in order of arrival."""
     sizes = found.ends() - found.offsets
     of_value = np.repeat(np.arange(len(found.groups)), sizes)
-    codes = pc.dictionary_encode(pa.array(found.values.tolist())).indices.to_numpy(zero_copy_only=False)
+    values = found.values.tolist()
+    if found.values.dtype == object:
+        values = list(map(str, values))  # integers may be wide
+    codes = pc.dictionary_encode(pa.array(values)).indices.to_numpy(zero_copy_only=False)
     _, kept = np.unique(of_value * np.int64(len(codes) + 1) + codes, return_index=True)
     kept = np.sort(kept)
     offsets = np.flatnonzero(np.diff(of_value[kept], prepend=-1))

@@ -303,7 +303,7 @@ class ExtremeAccumulator(ArrayAccumulator):
 
     def from_stored(self, stored: Any) -> Any:
         """Convert the accumulator from its stored form."""
-        return float(stored) if self.kind is float and stored is not None else stored
+        return self.kind(stored) if self.kind in NUMBERS and stored is not None else stored
 
     def aggregate(self, groups: Groups) -> PartialArrays:
         """Return the smallest or largest value of each group."""

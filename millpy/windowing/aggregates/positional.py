@@ -13,6 +13,7 @@ from datetime import datetime
 from itertools import accumulate, islice, takewhile
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -124,8 +125,8 @@ class ValueAccumulator(Accumulator):
     keeps_values = True
 
     def restored_value(self, stored: Any) -> Any:
-        """Convert a value from its stored form, where 1.0 may be 1 and infinities and NaN are text."""
-        return float(stored) if self.kind is float and stored is not None else stored
+        """Convert a value from its stored form, where 1.0 may be 1, and infinities, NaN and wide integers are text."""
+        return self.kind(stored) if self.kind in (int, float) and stored is not None else stored
 
     def result_value(self, value: Any) -> Any:
         """Convert a value to a result: µs to a datetime, if the field is one."""
@@ -285,6 +286,8 @@ def _order_by_value(groups: Groups, found: GroupedColumn) -> Integers:
     """Return the order that sorts the values of each group, smallest first; text by code point."""
     if found.values.dtype != object:
         return groups.order_within(found, found.values)
+    if isinstance(next(iter(found.values), ""), int):
+        return groups.order_within(found, np.unique(found.values, return_inverse=True)[1])  # wide integers
     ranks = pc.rank(pa.array(found.values, pa.string()), "ascending", tiebreaker="dense")
     return groups.order_within(found, ranks.to_numpy(zero_copy_only=False))
 

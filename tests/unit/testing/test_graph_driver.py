@@ -164,6 +164,23 @@ def test_a_session_that_grows_is_retracted() -> None:
     assert [row["window_end"] for row in driver.rows("by_minute")] == [at(15)]
 
 
+def test_a_late_retraction_says_what_it_is() -> None:
+    graph = Graph("plant")
+    by_device = inject(graph).key_by("device")
+    minute = by_device.window(
+        FixedWindows(minutes(1)), allowed_lateness=minutes(5), accumulation=Accumulation.RETRACTING, name="by_minute"
+    )
+    strict = minute.aggregate(n=Count()).key_by("device").window(FixedWindows(minutes(1)))
+    strict.aggregate(minutes=Count()).to_table("strict")
+    driver = GraphDriver(graph)
+
+    driver.feed("readings", [reading(0)])
+    driver.advance_watermark("readings", at(60))
+    driver.feed("readings", [reading(5)])
+
+    assert [(late.record.n, late.retraction) for late in driver.late_records()] == [(1, True), (2, False)]
+
+
 def test_bad_records_become_dead_letters_duplicates_and_late_records() -> None:
     driver = GraphDriver(windowed())
 
