@@ -1,4 +1,4 @@
-"""The disorder of a source partition: how far records lie behind the newest one, and the bound that a percentile learns.
+"""The disorder of a source partition: how far records lie behind the newest one, and the bound that is learned from it.
 
 A record's *lag* is the largest event time before it minus its own, or 0 if it is not behind. Lags are counted in a
 histogram with `len(EDGES)` buckets. An edge is at most 1/8 above the edge before it, or 1 ms if that is more, so a
@@ -30,12 +30,9 @@ UNIT = 1024
 FORGET_SHIFT = 7
 """A block makes each weight in the histogram smaller by this power of 1/2, rounded up."""
 BEYOND_MIN = 10
-"""The bound is learned once the histogram has this many records beyond the percentile; until then it is `max_disorder`."""
-EDGES = np.array(
-    [0, *(ms * 1000 for ms in range(1, 8)), *((k << shift) * 1000 for shift in range(37) for k in range(8, 16))]
-    + [INSTANT_MAX],
-    np.int64,
-)
+"""The bound is learned once the histogram has this many records beyond the percentile; before, it is `max_disorder`."""
+MILLISECONDS = [*range(8), *(k << shift for shift in range(37) for k in range(8, 16))]
+EDGES = np.array([*(1_000 * ms for ms in MILLISECONDS), INSTANT_MAX], np.int64)
 """The largest lag of each bucket, in µs; 32 years in the last but one."""
 NO_KEY = b'""'
 COUNTED, LEARNED = "counted", "learned"

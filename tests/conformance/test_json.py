@@ -54,6 +54,7 @@ ASKED = (
     ("status",),
     ("watermarks",),
     ("watermarks", "--explain", "temperature_1m"),
+    ("watermarks", "--disorder"),
     ("events",),
     ("sources", "list"),
     ("fleet",),
