@@ -40,7 +40,7 @@ COUNTED, LEARNED = "counted", "learned"
 Histogram = npt.NDArray[np.int64]
 
 
-class _Counted(msgspec.Struct):
+class _Counts(msgspec.Struct):
     """What is stored with each bundle; views read it by name.
 
     Attributes:
@@ -76,7 +76,7 @@ class Disorder:
     def __init__(self, settings: EventTime, recovered: Sequence[Entries] = ()) -> None:
         self._percentile = settings.percentile
         self._max_us = settings.max_disorder_us
-        self._counted = _Counted()
+        self._counted = _Counts()
         self._block, self._learned = (np.zeros(len(EDGES), np.int64) for _ in range(2))
         for entries in recovered:
             if entries.kind is Kind.DISORDER:
@@ -90,7 +90,7 @@ class Disorder:
         for subkey, value in zip(entries.subkeys, entries.values, strict=True):
             assert value is not None, "never deleted"
             if subkey == COUNTED:
-                self._counted = msgspec.json.decode(value, type=_Counted)
+                self._counted = msgspec.json.decode(value, type=_Counts)
                 self._block = _histogram(self._counted.block)
             else:
                 self._learned = _histogram(msgspec.json.decode(value, type=list[tuple[int, int]]))
