@@ -239,7 +239,7 @@ class ArchivedIntake(Intake):
         if count and self._settings.devices:
             devices = taken.accepted.keys(self._settings.devices, self._hasher)
             self._fleet.take(devices, taken.accepted.event_times, clock.now_us)
-        delta = self._delta_with_fleet(clock.now_us)
+        delta = self._whole_delta(clock.now_us)
         return IntakeResult(taken.accepted, self.watermark, changed=True, accepted=count, delta=delta)
 
 
