@@ -40,6 +40,16 @@ COUNTED, LEARNED = "counted", "learned"
 Histogram = npt.NDArray[np.int64]
 
 
+def buckets_of(lags: Instants) -> npt.NDArray[np.int64]:
+    """Return the buckets of positive lags, as `np.searchsorted(EDGES, lags)` does, which takes four times as long.
+
+    Above 8 ms an edge is 8 to 15 times a power of two: the exponent and the first three bits of a float.
+    """
+    below = (lags + 999) // 1_000 - 1  # an edge is the largest lag of its bucket
+    octaves = (below.astype(np.float64).view(np.int64) >> 49) - (1023 + 3) * 8 + 9
+    return np.minimum(np.where(below < 8, below + 1, octaves), len(EDGES) - 1)
+
+
 class _Counts(msgspec.Struct):
     """What is stored with each bundle; views read it by name.
 
@@ -111,7 +121,10 @@ class Disorder:
         bounds = self._learn(lags, filled)
         of_row: Instants | int = self.bound_us
         if len(bounds) > 1:
-            of_row = np.array(bounds, np.int64)[(filled + np.arange(len(before))) // BLOCK]
+            sizes = np.full(len(bounds), BLOCK)
+            sizes[0] -= filled
+            sizes[-1] = len(before) - sizes[:-1].sum()
+            of_row = np.repeat(np.array(bounds, np.int64), sizes)
         watermarks = np.maximum(before - of_row, watermark)
         counted = self._counted
         if self._percentile is None:
@@ -133,7 +146,7 @@ class Disorder:
         """Count lags, and take up the blocks that they fill. Return the bound in each block that they are in."""
         blocks = (filled + len(lags)) // BLOCK + 1
         behind = np.flatnonzero(lags > 0)
-        places = np.searchsorted(EDGES, lags[behind])
+        places = buckets_of(lags[behind])
         if blocks > 1:
             places += (filled + behind) // BLOCK * len(EDGES)
         counts = np.bincount(places, minlength=blocks * len(EDGES)).reshape(blocks, len(EDGES))

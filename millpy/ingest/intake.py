@@ -9,10 +9,10 @@ Every record is counted once, as accepted, duplicate or dead-lettered. The count
 own, made before decoding; the accounting checks that the sums agree (I8).
 
 The watermark of a row is the largest event time *before* it minus the disorder bound, and never below the published
-watermark (I9: a bundle has the effect of one record at a time). The bound is `max_disorder`, or what the records before
-the row have taught (`disorder.py`). A record ahead of its arrival moves the watermark only
-as far as its arrival, so that it makes no punctual record late; beyond the tolerance it is dead-lettered. A finished
-source reports the greatest time.
+watermark (I9: a bundle has the effect of one record at a time). The bound is `max_disorder`, or with a percentile what
+the records before the row have taught (`disorder.py`). A record ahead of its arrival moves the watermark only as far as
+its arrival, so that it makes no punctual record late; beyond the tolerance it is dead-lettered. A finished source
+reports the greatest time.
 
 Under `AdvanceWithClock(after)`, once the source has been quiet (connected, drained, nothing waiting) for `after`, the
 watermark follows now - after - the disorder bound, as if a record with event time now - after had just arrived.
@@ -153,7 +153,8 @@ class Intake:
         self.notes: dict[str, bytes] = {}  # the stored notes, for the source when it is opened
         for entries in recovered.entries:
             self._absorb(entries)
-        self._advance(recovered.low_watermark)
+        if recovered.low_watermark > self._source.watermark:  # a new partition joins at the published watermark
+            self._advance(recovered.low_watermark)
         self._quiet_since: int | None = None
         self._arrived_us: int | None = None
         self._stepped_us: int | None = None
@@ -239,9 +240,8 @@ class Intake:
                 if self._settings.dedupe is not None:
                     run = result.dedupe_run or DedupeRun(b"", b"", INSTANT_MIN, INSTANT_MAX)
                     result.dedupe_run = replace(run, clock=INSTANT_MAX)  # a finished source needs no ids
-        else:
-            if (candidate := self._idle_watermark(clock)) is not None:
-                self._advance(candidate, self._disorder.bound_us - self._settings.event_time.max_disorder_us)
+        elif (candidate := self._idle_watermark(clock)) is not None:
+            self._advance(candidate, self._disorder.bound_us - self._settings.event_time.max_disorder_us)
         if arrived or self._arrived_us is None:
             self._arrived_us, self._renewed = clock.elapsed_us, 0
         elif taken is None:

@@ -232,7 +232,7 @@ class ArchivedIntake(Intake):
         count = len(taken.accepted)
         self._counts["injected"] += count
         self._counts["accepted"] += count
-        self._source.watermark = INSTANT_MAX if taken.finished else max(self._source.watermark, taken.watermark)
+        self._advance(INSTANT_MAX if taken.finished else taken.watermark)
         self._source.finished = taken.finished
         if taken.position is not None:
             self._source.position = msgspec.Raw(taken.position)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from millpy.ingest.disorder import Disorder
 from millpy.ingest.intake import Intake, IntakeResult, IntakeSettings
 from millpy.ingest.protocol import SourceBatch
 from millpy.ingest.settings import EventTime
-from millpy.model.checkpoint import Delta, Entries
+from millpy.model.checkpoint import Delta, Entries, Kind
 from millpy.model.record import RecordType
 from millpy.model.stage import StoredInterval
 from millpy.model.time import INSTANT_MIN, ClockReading, Instant, seconds
@@ -41,19 +42,19 @@ class Committed:
     """What a store keeps of an intake's deltas."""
 
     def __init__(self) -> None:
-        self._values: dict[tuple[Any, str, str], bytes | None] = {}
+        self.values: dict[tuple[Any, str, str], bytes | None] = {}
         self.watermark = Instant(INSTANT_MIN)
 
     def commit(self, result: IntakeResult) -> None:
         delta: Delta = result.delta
         for entries in delta:
             for subkey, value in zip(entries.subkeys, entries.values, strict=True):
-                self._values[entries.kind, entries.namespace, subkey] = value
+                self.values[entries.kind, entries.namespace, subkey] = value
         self.watermark = result.watermark
 
     def intake(self, percentile: float | None) -> Intake:
         stored = []
-        for (kind, namespace, subkey), value in self._values.items():
+        for (kind, namespace, subkey), value in self.values.items():
             entries = Entries(kind, namespace)
             entries.add(b'""', 0, subkey, value)
             stored.append(entries)
@@ -66,8 +67,8 @@ def step(intake: Intake, times: Sequence[int]) -> IntakeResult:
     return intake.step(batch, clock=ClockReading.certain(NOW), quiet=False)
 
 
-def in_pieces(times: Sequence[int], percentile: float, rng: random.Random) -> tuple[list[int], int]:
-    """Return the row watermarks and the last watermark of a run that is cut at random, and crashes at random."""
+def in_pieces(times: Sequence[int], percentile: float, rng: random.Random) -> tuple[list[int], Committed]:
+    """Return the row watermarks of a run that is cut at random, and crashes at random; and what it leaves."""
     committed, found, at = Committed(), [], 0
     intake = committed.intake(percentile)
     while at < len(times):
@@ -83,7 +84,7 @@ def in_pieces(times: Sequence[int], percentile: float, rng: random.Random) -> tu
         at += size
         if rng.random() < 0.3:  # it crashed after its commit
             intake = committed.intake(percentile)
-    return found, committed.watermark
+    return found, committed
 
 
 def by_loop(times: Sequence[int], percentile: float) -> Iterator[int]:
@@ -125,8 +126,19 @@ def check(seed: int, percentile: float) -> None:
     rng = random.Random(seed)
     times = feed(rng, 9_000)
     *expected, last = by_loop(times, percentile)
+    found, committed = in_pieces(times, percentile, rng)
 
-    assert in_pieces(times, percentile, rng) == (expected, last)
+    assert (found, committed.watermark) == (expected, last)
+    counted = msgspec.json.decode(committed.values[Kind.DISORDER, "", "counted"] or b"")
+    assert (counted["late"], counted["late_by_percentile"]) == late_counts(times, expected)
+
+
+def late_counts(times: Sequence[int], watermarks: Sequence[int]) -> tuple[int, int]:
+    """Return how many records were late, and how many of them only because of the percentile."""
+    promised = [newest - CAP_US for newest in accumulate([int(INSTANT_MIN), *times], max)]
+    late = [at < before for at, before in zip(times, watermarks, strict=True)]
+    by_percentile = [is_late and at >= by for is_late, at, by in zip(late, times, promised, strict=False)]
+    return sum(late), sum(by_percentile)
 
 
 @settings(max_examples=25, deadline=None)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from millpy.errors import GraphError
-from millpy.ingest.disorder import BLOCK, EDGES, Disorder
+from millpy.ingest.disorder import BLOCK, EDGES, Disorder, buckets_of
 from millpy.ingest.settings import EventTime
-from millpy.model.time import INSTANT_MIN, Instant, seconds
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, seconds
 
 S = 1_000_000
 LEARNING = EventTime("at", max_disorder=seconds(60), percentile=0.99)
@@ -44,6 +44,13 @@ def test_edges_are_at_most_an_eighth_apart() -> None:
     assert np.all(np.diff(finite) <= np.maximum(finite[:-1] // 8, 1_000))
     assert len(EDGES) == 305
     assert finite[-1] > timedelta(days=32 * 365) // timedelta(microseconds=1)
+
+
+def test_bucket_is_the_first_whose_edge_is_not_below_the_lag() -> None:
+    finite = EDGES[1:-1]
+    lags = np.unique(np.concatenate([finite, finite - 1, finite + 1, finite + 999, [1, 2**61, INSTANT_MAX]]))
+
+    assert np.array_equal(buckets_of(lags), np.searchsorted(EDGES, lags))
 
 
 def test_bound_is_the_largest_allowed_until_it_is_learned() -> None:
