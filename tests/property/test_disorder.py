@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -87,26 +87,46 @@ def in_pieces(times: Sequence[int], percentile: float, rng: random.Random) -> tu
     return found, committed
 
 
-def by_loop(times: Sequence[int], percentile: float) -> Iterator[int]:
-    """Yield the watermark before each record, and behind the last, by the rules of the documentation."""
+def by_loop(
+    times: Sequence[int],
+    percentile: float | None = None,
+    *,
+    changes: Mapping[int, tuple[float | None, int]] | None = None,
+) -> Iterator[int]:
+    """Yield the watermark before each record, and behind the last, by the rules of the documentation.
+
+    Args:
+        times: the event times.
+        percentile: the percentile, from the first record on; or:
+        changes: the percentile and the largest bound from a record on.
+    """
+    changes = changes or {0: (percentile, CAP_US)}
     newest = watermark = int(INSTANT_MIN)
-    weights, block, bound = dict.fromkeys(range(len(UPPER)), 0), [0] * len(UPPER), CAP_US
+    weights, block, bound, cap = dict.fromkeys(range(len(UPPER)), 0), [0] * len(UPPER), CAP_US, CAP_US
     for number, at in enumerate(times, 1):
+        if number - 1 in changes:
+            percentile, cap = changes[number - 1]
+            bound = bound_of(weights, percentile, cap)
+            watermark = max(watermark, newest - bound)
         yield watermark
         block[bisect_left(UPPER, max(newest - at, 0))] += 1
         newest = max(newest, at)
         if number % 1_024 == 0:
             weights = {k: w + 1_024 * block[k] - -(-w // 128) for k, w in weights.items()}
-            block, total = [0] * len(UPPER), sum(weights.values())
-            bound, reached = CAP_US, 0
-            if total * (1 - percentile) >= 10 * 1_024:
-                for k, weight in weights.items():
-                    reached += weight
-                    if reached >= total * percentile:
-                        bound = min(UPPER[k], CAP_US)
-                        break
+            block, bound = [0] * len(UPPER), bound_of(weights, percentile, cap)
         watermark = max(watermark, newest - bound)
     yield watermark
+
+
+def bound_of(weights: Mapping[int, int], percentile: float | None, cap: int) -> int:
+    total, reached = sum(weights.values()), 0
+    if percentile is None or total * (1 - percentile) < 10 * 1_024:
+        return cap
+    for k, weight in weights.items():
+        reached += weight
+        if reached >= total * percentile:
+            return min(UPPER[k], cap)
+    raise AssertionError("the last bucket reaches the total")
 
 
 def feed(rng: random.Random, count: int) -> list[int]:

@@ -96,6 +96,20 @@ def test_watermark_stays_when_the_bound_grows() -> None:
     assert watermarks == sorted(watermarks)
 
 
+def test_disorder_that_grows_at_once_makes_no_more_late_than_is_documented() -> None:
+    taker = Taker()
+    arrivals = np.arange(400_000) * 1_000  # a thousand a second
+    taker.take(*arrivals[:200_000].tolist())
+    assert (taker.disorder.bound_us, taker.counted()["late"]) == (0, 0)
+    delays = np.random.default_rng(1).integers(0, 4 * S, 200_000)
+    taker.take(*(arrivals[200_000:] - delays).tolist())
+    late = taker.counted()["late"]
+    taker.take(*(arrivals[200_000:] + 200 * S - delays).tolist())
+
+    assert 3_000 < late < 8_000
+    assert taker.counted()["late"] - late < 0.011 * 200_000
+
+
 def test_late_records_are_counted_by_cause() -> None:
     taker = Taker()
     taker.take(*(k * S for k in range(BLOCK)))  # the bound is 0
