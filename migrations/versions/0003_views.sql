@@ -340,7 +340,11 @@ BEGIN
                            ELSE format('%s has not delivered any record yet', here.described) END
                 || coalesce((SELECT format('; the newest record is from %s, see millpy.fleet', e.key)
                                FROM mill.entries AS e WHERE e.interval_id = next_interval AND e.kind = 'fleet'
-                              ORDER BY (e.value ->> 2)::bigint DESC LIMIT 1), '');
+                              ORDER BY (e.value ->> 2)::bigint DESC LIMIT 1), '')
+                || coalesce((SELECT format('; it waits for records up to %s s behind, learned with percentile %s',
+                                           (e.value ->> 'bound')::bigint / 1e6::float8, e.value ->> 'percentile')
+                               FROM mill.entries AS e WHERE e.interval_id = next_interval AND e.kind = 'disorder'
+                                AND e.subkey = 'counted' AND e.value ->> 'percentile' IS NOT NULL), '');
         ELSIF slowest.published > slowest.watermark THEN
             held_by := 'backlog';
             detail := format('consumed up to bundle %s of %s, which has committed up to %s', slowest.seq,

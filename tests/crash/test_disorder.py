@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import timedelta
@@ -38,6 +39,7 @@ SELECT (extract(epoch FROM event_time) * 1000000)::bigint, (extract(epoch FROM w
 """
 ON_TIME = "SELECT sum(n) FROM disorder.by_ms"
 HISTOGRAM = "SELECT max(share), sum(records) > 1000 FROM millpy.disorder_histogram"
+PENDING_OR_OPEN = "SELECT (SELECT count(*) FROM millpy.windows) + coalesce(sum(pending), 0) FROM millpy.accounting"
 LIMITS = Limits(progress_every_s=0.02, fold_every_s=0.2)
 ACCEPTED = "SELECT coalesce(sum(records), 0) FROM millpy.disorder"
 BOUND_US = "SELECT (extract(epoch FROM bound) * 1000000)::bigint FROM millpy.disorder"
@@ -143,6 +145,25 @@ def test_another_worker_goes_on_with_the_bound_that_a_killed_one_has_learned(
     assert one(database_url, OF_SOURCE) == last
     assert set(rows(database_url, LATE)) <= set(missed_of(times, watermarks))
     assert seen == sorted(seen)
+
+
+def test_clock_closes_the_windows_of_a_quiet_broker_by_the_learned_bound(
+    tmp_path: Path, database_url: str, broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISORDER_IDLE", "yes")
+    place, rng = f"mqtt,{broker.port}", random.Random(8)
+    with Worker(tmp_path, database_url, Path(place), graph=GRAPH) as worker:
+        first = lines([time.time_ns() // 1_000])
+        worker.await_while_running(lambda: published(place, first) and one(database_url, ACCEPTED) == 1, "connected")
+        now_us = time.time_ns() // 1_000
+        published(place, lines([now_us - rng.randrange(50_000) for _ in range(1_499)], 1))
+        worker.await_while_running(lambda: one(database_url, ACCEPTED) == 1_500, "all are accepted")
+        behind_s = await_true(lambda: one(database_url, OF_SOURCE) > now_us, "the watermark has passed them", 20)
+        assert behind_s < CAP_US / 1e6 / 2
+        await_true(lambda: one(database_url, PENDING_OR_OPEN) == 0, "all windows are closed", 20)
+
+    late = one(database_url, "SELECT sum(late) FROM millpy.accounting WHERE consumer IS NOT NULL")
+    assert one(database_url, ON_TIME) + late == 1_500
 
 
 def changing(records: Feed, event_time: EventTime) -> Graph:

@@ -74,7 +74,7 @@ def batches(records: Sequence[Sent]) -> Iterator[Sequence[Sent]]:
 
 
 def plant(count: int, first: int = 0, delay_ms: tuple[int, int] = (0, 2_000), seed: int = 1) -> list[Sent]:
-    """Return a thousand records a second, each delayed by so many milliseconds."""
+    """Return a thousand records a second, each with a delay from a range of milliseconds."""
     rng = random.Random(seed)
     arrivals = [BEGIN + k * MS for k in range(first, first + count)]
     return [(PUNCTUAL, arrived - rng.randrange(*delay_ms) * MS, arrived) for arrived in arrivals]
