@@ -340,7 +340,11 @@ BEGIN
                            ELSE format('%s has not delivered any record yet', here.described) END
                 || coalesce((SELECT format('; the newest record is from %s, see millpy.fleet', e.key)
                                FROM mill.entries AS e WHERE e.interval_id = next_interval AND e.kind = 'fleet'
-                              ORDER BY (e.value ->> 2)::bigint DESC LIMIT 1), '');
+                              ORDER BY (e.value ->> 2)::bigint DESC LIMIT 1), '')
+                || coalesce((SELECT format('; it waits for records up to %s s behind, learned with percentile %s',
+                                           (e.value ->> 'bound')::bigint / 1e6::float8, e.value ->> 'percentile')
+                               FROM mill.entries AS e WHERE e.interval_id = next_interval AND e.kind = 'disorder'
+                                AND e.subkey = 'counted' AND e.value ->> 'percentile' IS NOT NULL), '');
         ELSIF slowest.published > slowest.watermark THEN
             held_by := 'backlog';
             detail := format('consumed up to bundle %s of %s, which has committed up to %s', slowest.seq,
@@ -605,6 +609,44 @@ AS $$ SELECT mill.request_release(p_graph, p_computation, p_key, false) $$;
 CREATE FUNCTION millpy.discard_parked(p_graph text, p_computation text, p_key text DEFAULT NULL) RETURNS bigint
 LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$ SELECT mill.request_release(p_graph, p_computation, p_key, true) $$;
+
+-- How far the records of a source partition lie behind the newest one (millpy/ingest/disorder.py): the weights of the
+-- newest 131,072 or so, by the largest lag of their bucket. `share` is the share of the records with at most this lag; a
+-- lag of NULL is more than 32 years.
+CREATE VIEW mill.lags AS
+SELECT interval_id, edge, weight, sum(weight) OVER (PARTITION BY interval_id ORDER BY edge)
+       / sum(weight) OVER (PARTITION BY interval_id) AS share
+  FROM (SELECT e.interval_id, (b.pair ->> 0)::bigint AS edge,
+               sum((b.pair ->> 1)::numeric / CASE e.subkey WHEN 'learned' THEN 1024 ELSE 1 END) AS weight
+          FROM mill.entries AS e
+         CROSS JOIN LATERAL json_array_elements(CASE e.subkey WHEN 'learned' THEN e.value ELSE e.value -> 'block' END) AS b (pair)
+         WHERE e.kind = 'disorder'
+         GROUP BY e.interval_id, edge) AS buckets;
+
+CREATE VIEW millpy.disorder_histogram AS
+SELECT p.graph, p.computation AS stream, p.source_partition,
+       CASE WHEN l.edge < 4611686018427387904 THEN make_interval(secs => l.edge / 1e6) END AS lag,
+       round(l.weight, 3) AS records, l.share::double precision AS share
+  FROM mill.lags AS l JOIN mill.places AS p USING (interval_id)
+ ORDER BY p.graph, p.computation, p.source_partition, l.edge;
+
+-- The quantiles of these lags, and counts since the beginning: records behind the watermark before them (`late`), those
+-- that max_disorder alone would not have made late, and those beyond the bound at the time.
+CREATE VIEW millpy.disorder AS
+SELECT p.graph, p.computation AS stream, p.source_partition, (e.value ->> 'percentile')::double precision AS percentile,
+       make_interval(secs => (e.value ->> 'max_disorder')::bigint / 1e6) AS max_disorder,
+       make_interval(secs => (e.value ->> 'bound')::bigint / 1e6) AS bound, q.p50, q.p90, q.p99, q.p999,
+       (e.value ->> 'records')::bigint AS records, (e.value ->> 'late')::bigint AS late,
+       (e.value ->> 'late_by_percentile')::bigint AS late_by_percentile, (e.value ->> 'beyond')::bigint AS beyond_bound
+  FROM mill.entries AS e
+  JOIN mill.places AS p USING (interval_id)
+ CROSS JOIN LATERAL (
+     SELECT min(h.lag) FILTER (WHERE h.share >= 0.5) AS p50, min(h.lag) FILTER (WHERE h.share >= 0.9) AS p90,
+            min(h.lag) FILTER (WHERE h.share >= 0.99) AS p99, min(h.lag) FILTER (WHERE h.share >= 0.999) AS p999
+       FROM (SELECT l.share, CASE WHEN l.edge < 4611686018427387904 THEN make_interval(secs => l.edge / 1e6) END AS lag
+               FROM mill.lags AS l WHERE l.interval_id = e.interval_id) AS h) AS q
+ WHERE e.kind = 'disorder' AND e.subkey = 'counted'
+ ORDER BY p.graph, p.computation, p.source_partition;
 
 -- Only roles with a grant may call the functions. PUBLIC may call those that only compute, because the status views
 -- beside result tables run with their caller's rights.

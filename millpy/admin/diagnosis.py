@@ -71,6 +71,7 @@ class Facts:
     standstills: list[Row] = field(default_factory=list)
     unbalanced: list[Row] = field(default_factory=list)
     archives: list[Row] = field(default_factory=list)
+    disorder: list[Row] = field(default_factory=list)
     audits: list[Row] = field(default_factory=list)
 
 
@@ -163,6 +164,7 @@ def _look(connection: psycopg.Connection[Row], clock: Clock) -> Facts:
     facts.standstills = _rows(connection, statement("look_at_standstills"))
     facts.unbalanced = _rows(connection, statement("look_at_balance"))
     facts.archives = _rows(connection, statement("look_at_archives"))
+    facts.disorder = _rows(connection, statement("look_at_disorder"))
     facts.audits = _rows(connection, statement("look_at_audits"))
     return facts
 

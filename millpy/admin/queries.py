@@ -73,6 +73,10 @@ class Admin:
         """Return the input and low watermarks of every interval, in the order of the computations."""
         return self._of_graph("SELECT * FROM millpy.watermarks", graph)
 
+    def disorder(self, graph: str | None = None) -> list[Row]:
+        """Return how far the records of each source partition lie behind the newest one, and how many were late."""
+        return self._of_graph("SELECT * FROM millpy.disorder", graph)
+
     def sources(self, graph: str | None = None) -> list[Row]:
         """Return the source partitions with their states and counts."""
         return self._of_graph("SELECT * FROM millpy.sources", graph)

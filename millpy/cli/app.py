@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from importlib.metadata import version
 from typing import Annotated
 
@@ -85,18 +86,30 @@ def watermarks(
     explain: Annotated[
         str, typer.Option("--explain", metavar="[GRAPH.]COMPUTATION", help="Explain what holds back its watermark.")
     ] = "",
+    disorder: Annotated[
+        bool, typer.Option("--disorder", help="Show how far the records of each source lie behind the newest one.")
+    ] = False,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the watermarks: how far event time has come, and what holds it back."""
+    if disorder and explain:
+        raise UsageError("--disorder shows sources, --explain one computation", hint="give one of them")
 
     def ask(admin: Admin, name: str | None) -> dict[str, list[Row]]:
+        if disorder:
+            rows = admin.disorder(name)
+            return {"disorder": rows if as_json else [_in_seconds(row) for row in rows]}
         if not explain:
             return {"watermarks": admin.watermarks(name)}
         one = explain if name is None or "." in explain else f"{name}.{explain}"
         return {"explanation": admin.explain_watermark(one)}
 
     show(graph, database, as_json, ask)
+
+
+def _in_seconds(row: Row) -> Row:
+    return {name: f"{of.total_seconds():g} s" if isinstance(of, timedelta) else of for name, of in row.items()}
 
 
 COMMANDS: dict[str, dict[str, Callable[..., object] | typer.Typer]] = {

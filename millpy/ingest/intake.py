@@ -9,12 +9,13 @@ Every record is counted once, as accepted, duplicate or dead-lettered. The count
 own, made before decoding; the accounting checks that the sums agree (I8).
 
 The watermark of a row is the largest event time *before* it minus the disorder bound, and never below the published
-watermark (I9: a bundle has the effect of one record at a time). A record ahead of its arrival moves the watermark only
-as far as its arrival, so that it makes no punctual record late; beyond the tolerance it is dead-lettered. A finished
-source reports the greatest time.
+watermark (I9: a bundle has the effect of one record at a time). The bound is `max_disorder`, or with a percentile what
+the records before the row have taught (`disorder.py`). A record ahead of its arrival moves the watermark only as far as
+its arrival, so that it makes no punctual record late; beyond the tolerance it is dead-lettered. A finished source
+reports the greatest time.
 
 Under `AdvanceWithClock(after)`, once the source has been quiet (connected, drained, nothing waiting) for `after`, the
-watermark follows now - after - max_disorder, as if a record with event time now - after had just arrived.
+watermark follows now - after - the disorder bound, as if a record with event time now - after had just arrived.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from millpy.ingest.dead_letters import DeadLetterCollector, replay_batch_of
 from millpy.ingest.decode import Decoder, DecodeResult
 from millpy.ingest.dedupe import DedupeIds, DedupeIndex
 from millpy.ingest.device_stats import DeviceStats
+from millpy.ingest.disorder import Disorder
 from millpy.ingest.error_rate import RecentErrorRate
 from millpy.ingest.protocol import SourceBatch
 from millpy.ingest.settings import AdvanceWithClock, Dedupe, ErrorRate, EventTime, IdlePolicy, Unit, Wait
@@ -73,6 +75,7 @@ class SourcePosition(msgspec.Struct, kw_only=True):
 
     Attributes:
         position: the source's position in its own format; null if the broker keeps it.
+        promised: what the watermark would be by `max_disorder` alone; the same unless a percentile is set.
         max_event_time: the largest event time, at most that of arrival: it determines the watermark.
         arrived_at: wall time of the last take.
         unsure_us: uncertainty of `arrived_at`: the true time may have been later by this much. It widens the tolerance
@@ -83,6 +86,7 @@ class SourcePosition(msgspec.Struct, kw_only=True):
 
     position: msgspec.Raw = NOWHERE
     watermark: int = INSTANT_MIN
+    promised: int = INSTANT_MIN
     max_event_time: int = INSTANT_MIN
     arrived_at: int = INSTANT_MIN
     unsure_us: int = 0
@@ -96,7 +100,7 @@ class IntakeResult:
 
     Attributes:
         records: the accepted records, with event times and the watermark before each.
-        delta: the position, notes, counters and device statistics to commit.
+        delta: the position, notes, counters, disorder and device statistics to commit.
         dedupe_run: the ids to commit; None without records that have ids.
         watermark: the watermark after the step, which the injector publishes.
         changed: whether there is anything to commit.
@@ -140,6 +144,7 @@ class Intake:
         self._error_rate = RecentErrorRate(settings.pause_above)
         device_types = settings.record_type.key_types(settings.devices) if settings.devices else ()
         self._fleet = DeviceStats(settings.devices, device_types, recovered.entries)
+        self._disorder = Disorder(settings.event_time, recovered.entries)
         self._hasher = KeyHasher()
         self._counts = dict.fromkeys(COUNTERS, 0)
         self._handed_over: int | None = None
@@ -148,7 +153,8 @@ class Intake:
         self.notes: dict[str, bytes] = {}  # the stored notes, for the source when it is opened
         for entries in recovered.entries:
             self._absorb(entries)
-        self._source.watermark = max(self._source.watermark, recovered.low_watermark)
+        if recovered.low_watermark > self._source.watermark:  # a new partition joins at the published watermark
+            self._advance(recovered.low_watermark)
         self._quiet_since: int | None = None
         self._arrived_us: int | None = None
         self._stepped_us: int | None = None
@@ -192,10 +198,16 @@ class Intake:
             return None
         if clock.elapsed_us - self._quiet_since < idle.after_us:
             return None
-        candidate = clock.earliest_us - idle.after_us - self._settings.event_time.max_disorder_us
+        candidate = clock.earliest_us - idle.after_us - self._disorder.bound_us
         # Advance in steps: a watermark that follows the clock must not cost a commit in every turn.
         step = int(self._settings.limits.progress_every_s * 1_000_000)
         return candidate if candidate >= self._source.watermark + step else None
+
+    def _advance(self, watermark: int, of_promise: int = 0) -> None:
+        """Advance the watermark, and the promised one to `of_promise` µs after it."""
+        source = self._source
+        source.watermark = max(source.watermark, watermark)
+        source.promised = max(source.promised, watermark + of_promise)
 
     def step(self, taken: SourceBatch | None, *, clock: ClockReading, quiet: bool) -> IntakeResult:
         """Process one batch; without a batch, only let the clock advance.
@@ -221,15 +233,15 @@ class Intake:
                 result.pause = None if taken.finished else self._error_rate.count(injected, len(result.dead_letters))
             if taken.position is not None:
                 self._source.position = msgspec.Raw(taken.position)
-            self._source.watermark = max(self._source.watermark, taken.watermark)
+            self._advance(taken.watermark)
             if taken.finished:
-                self._source.finished, self._source.watermark = True, INSTANT_MAX
+                self._source.finished = True
+                self._advance(INSTANT_MAX)
                 if self._settings.dedupe is not None:
                     run = result.dedupe_run or DedupeRun(b"", b"", INSTANT_MIN, INSTANT_MAX)
                     result.dedupe_run = replace(run, clock=INSTANT_MAX)  # a finished source needs no ids
-        else:
-            candidate = self._idle_watermark(clock)
-            self._source.watermark = self._source.watermark if candidate is None else candidate
+        elif (candidate := self._idle_watermark(clock)) is not None:
+            self._advance(candidate, self._disorder.bound_us - self._settings.event_time.max_disorder_us)
         if arrived or self._arrived_us is None:
             self._arrived_us, self._renewed = clock.elapsed_us, 0
         elif taken is None:
@@ -239,7 +251,7 @@ class Intake:
         result.changed |= self._place() != before
         result.watermark = self.watermark
         if result.changed:
-            result.delta = self._delta_with_fleet(clock.now_us)
+            result.delta = self._whole_delta(clock.now_us)
         return result
 
     def _follow(self, clock: ClockReading) -> None:
@@ -309,7 +321,7 @@ class Intake:
         letters = self._take(replay_batch_of(requests, arrived_at), result, clock, requests)
         result.outcomes = [RequestOutcome(request, letters.of_row(row)) for row, request in enumerate(requests)]
         result.dead_letters = []
-        result.delta = self._delta_with_fleet(clock.now_us)
+        result.delta = self._whole_delta(clock.now_us)
         return result
 
     def _take(
@@ -449,7 +461,9 @@ class Intake:
         before = np.empty(len(times) + 1, np.int64)
         before[0], before[1:] = source.max_event_time, happened
         np.maximum.accumulate(before, out=before)
-        watermarks = np.maximum(before - self._settings.event_time.max_disorder_us, source.watermark)
+        watermarks, source.promised = self._disorder.take(
+            before, times, Instant(source.watermark), Instant(source.promised)
+        )
         source.max_event_time = int(before[-1])
         source.watermark = int(watermarks[-1])
         return watermarks[:-1]
@@ -463,12 +477,14 @@ class Intake:
         result.accepted -= count
         self._counts["accepted"] -= count
         self._counts["dead_lettered"] += count
-        return (*self._delta(), *(entries for entries in result.delta if entries.kind is Kind.FLEET))
+        return (*self._delta(), *(entries for entries in result.delta if entries.kind in (Kind.DISORDER, Kind.FLEET)))
 
-    def _delta_with_fleet(self, now_us: Instant) -> Delta:
+    def _whole_delta(self, now_us: Instant) -> Delta:
+        """Return the changes to commit, with the statistics that are written only once."""
+        delta = (*self._delta(), *self._disorder.entries())
         if not self._fleet.due(now_us, at_last=self._source.finished):
-            return self._delta()
-        return (*self._delta(), self._fleet.entries(now_us))
+            return delta
+        return (*delta, self._fleet.entries(now_us))
 
     def _delta(self) -> Delta:
         position = Entries(Kind.POSITION, POSITION_NAMESPACE)

@@ -19,6 +19,8 @@ from millpy.model.time import check_length, duration_text, microseconds, minutes
 Unit = Literal["s", "ms", "us", "ns"]
 UNITS = ("s", "ms", "us", "ns")
 FUTURE_TOLERANCE = minutes(10)
+PERCENTILE_MAX = 0.9999
+"""A source remembers about 131,072 records: of these, 13 are beyond this percentile."""
 
 
 def _check_time_field(record_type: RecordType, name: str, unit: Unit | None, setting: str) -> None:
@@ -44,6 +46,19 @@ def _check_time_field(record_type: RecordType, name: str, unit: Unit | None, set
         )
 
 
+def _check_percentile(field: str, percentile: float, max_disorder: timedelta | None) -> None:
+    if max_disorder is None:
+        raise GraphError(
+            f"event time {field!r}: percentile= needs max_disorder=, above which the learned bound never is",
+            hint=f'for example EventTime("{field}", max_disorder=minutes(5), percentile=0.99)',
+        )
+    if not isinstance(percentile, float) or not 0 < percentile <= PERCENTILE_MAX:
+        raise GraphError(
+            f"event time {field!r}: percentile must be a number above 0 and up to {PERCENTILE_MAX}, not {percentile!r}",
+            hint="for example percentile=0.99; without it the bound is max_disorder",
+        )
+
+
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class EventTime:
     """The field that holds a record's event time, and the source's promise about order.
@@ -52,6 +67,11 @@ class EventTime:
     `sorted=True` (event times never fall). The injector checks the promise of a sorted source: a record with an earlier
     event time than one before it is dead-lettered with reason "event_time", because a sorted source has no late
     records, only broken ones.
+
+    With a `percentile`, the source learns the disorder bound from its records: that share of the newest 131,072 or so
+    was at most the bound behind the largest event time before it. The learned bound is never above `max_disorder`, and
+    is `max_disorder` until ten records beyond the percentile have been seen (1,024 records for 0.99). This is a
+    heuristic, not a promise: about one record in a hundred is late with 0.99, and `millpy.disorder` counts them.
 
     A `datetime` must have a time zone: a record with a naive one is dead-lettered. A number needs a unit.
 
@@ -64,6 +84,8 @@ class EventTime:
         field: a field of type `datetime`, or a number with `unit`.
         unit: the unit of a number since the epoch: "s", "ms", "us" or "ns".
         max_disorder: how far an event time may lie behind the largest one before it and still be on time.
+        percentile: the share of records, above 0 and up to 0.9999, that the learned bound covers; None to learn no
+            bound, and use `max_disorder`.
         sorted: whether event times never fall.
         future_tolerance: how far an event time may lie after the record's arrival.
     """
@@ -71,6 +93,7 @@ class EventTime:
     field: str
     unit: Unit | None
     max_disorder: timedelta | None
+    percentile: float | None
     sorted: bool
     future_tolerance: timedelta
 
@@ -80,6 +103,7 @@ class EventTime:
         *,
         unit: Unit | None = None,
         max_disorder: timedelta | None = None,
+        percentile: float | None = None,
         sorted: bool = False,
         future_tolerance: timedelta = FUTURE_TOLERANCE,
     ) -> None:
@@ -90,6 +114,8 @@ class EventTime:
                 f"event time {field!r} needs either max_disorder= or sorted=True",
                 hint=f'for example EventTime("{field}", max_disorder=seconds(10))',
             )
+        if percentile is not None:
+            _check_percentile(field, percentile, max_disorder)
         check_length("max_disorder", max_disorder or timedelta(0))
         check_length("future_tolerance", future_tolerance)
         if max_disorder is not None and max_disorder < timedelta(0):
@@ -99,6 +125,7 @@ class EventTime:
         object.__setattr__(self, "field", field)
         object.__setattr__(self, "unit", unit)
         object.__setattr__(self, "max_disorder", max_disorder)
+        object.__setattr__(self, "percentile", percentile)
         object.__setattr__(self, "sorted", sorted)
         object.__setattr__(self, "future_tolerance", future_tolerance)
 
@@ -112,8 +139,10 @@ class EventTime:
 
     def settings(self) -> Identity:
         """Describe the promise, which only the future estimate of the watermark depends on."""
+        learned = {} if self.percentile is None else {"percentile": self.percentile}
         return {
             "max_disorder_us": None if self.max_disorder is None else microseconds(self.max_disorder),
+            **learned,
             "sorted": self.sorted,
             "future_tolerance_us": self.future_tolerance_us,
         }
@@ -124,13 +153,15 @@ class EventTime:
         order = (
             f"max_disorder={duration_text(self.max_disorder_us)}" if self.max_disorder is not None else "sorted=True"
         )
+        if self.percentile is not None:
+            order += f", percentile={self.percentile!r}"
         if self.future_tolerance == FUTURE_TOLERANCE:
             return order
         return f"{order}, future_tolerance={duration_text(self.future_tolerance_us)}"
 
     @property
     def max_disorder_us(self) -> int:
-        """The disorder bound in µs; 0 for a sorted source."""
+        """The largest disorder bound in µs; 0 for a sorted source."""
         return 0 if self.max_disorder is None else microseconds(self.max_disorder)
 
     @property
@@ -247,6 +278,8 @@ class ErrorRate:
 @dataclass(frozen=True, slots=True, repr=False)
 class AdvanceWithClock(GraphPart):
     """Idle policy: after a silence of `after`, the watermark follows the clock at `after` plus the disorder bound.
+
+    The bound is `max_disorder`, or the one that a percentile has learned.
 
     It promises that a record arrives within `after` of its event time; a record that takes longer may be late. The
     watermark follows the clock only while the source is connected and its backlog is proven read, so that records which

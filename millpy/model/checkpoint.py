@@ -23,6 +23,7 @@ class Kind(StrEnum):
     COUNTER = "counter"  # namespace: the counter, e.g. "consumed"; subkey: stream; value: absolute count (I8)
     PARKED = "parked"  # a parked key, or a record that waits behind it: see operators/parking.py
     SAMPLE = "sample"  # namespace: a table of records; subkey: cause; value: counts of seen and kept records
+    DISORDER = "disorder"  # of a source partition; subkey: "counted" or "learned"; value: see ingest/disorder.py
     FLEET = "fleet"  # namespace: the fields that name a device; key: the device; value: see ingest/device_stats.py
 
 

@@ -232,14 +232,14 @@ class ArchivedIntake(Intake):
         count = len(taken.accepted)
         self._counts["injected"] += count
         self._counts["accepted"] += count
-        self._source.watermark = INSTANT_MAX if taken.finished else max(self._source.watermark, taken.watermark)
+        self._advance(INSTANT_MAX if taken.finished else taken.watermark)
         self._source.finished = taken.finished
         if taken.position is not None:
             self._source.position = msgspec.Raw(taken.position)
         if count and self._settings.devices:
             devices = taken.accepted.keys(self._settings.devices, self._hasher)
             self._fleet.take(devices, taken.accepted.event_times, clock.now_us)
-        delta = self._delta_with_fleet(clock.now_us)
+        delta = self._whole_delta(clock.now_us)
         return IntakeResult(taken.accepted, self.watermark, changed=True, accepted=count, delta=delta)
 
 

@@ -238,6 +238,7 @@ def _without_position(entries: Entries) -> Entries:
     known = msgspec.json.decode(value, type=SourcePosition)
     begun = SourcePosition(
         watermark=known.watermark,
+        promised=known.promised,
         max_event_time=known.max_event_time,
         arrived_at=known.arrived_at,
         unsure_us=known.unsure_us,

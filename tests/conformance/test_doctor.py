@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import psycopg
 import pytest
 from typer.testing import CliRunner
@@ -12,9 +13,12 @@ from millpy.admin.diagnosis import read_facts
 from millpy.admin.doctor import examine
 from millpy.cli.app import app
 from millpy.clock import SystemClock
+from millpy.ingest.disorder import Disorder
+from millpy.ingest.settings import EventTime
 from millpy.limits import Limits
 from millpy.model.checkpoint import Kind
 from millpy.model.finding import Severity
+from millpy.model.time import INSTANT_MIN, Instant, seconds
 from millpy.store.postgres import pooler_check as pooling
 from millpy.store.postgres.deployment.migrate import migrate
 from millpy.store.postgres.store import PostgresStore
@@ -67,6 +71,24 @@ async def test_a_paused_source_is_named_with_the_command_that_resumes_it(owner: 
 
     assert finding.found == "factory.readings, 1 of its partitions: too many dead letters"
     assert finding.action.endswith("`millpy sources resume readings factory`")
+
+
+async def test_a_percentile_beyond_the_largest_bound_is_reported(owner: Owner, database_url: str) -> None:
+    for source, max_disorder in zip(owner.deployment.intervals_of("readings"), (3, 5), strict=True):
+        learned = Disorder(EventTime("at", max_disorder=seconds(max_disorder), percentile=0.99))
+        newest = np.full(200_001, 100_000_000)
+        times = newest[1:] - np.where(np.arange(200_000) % 50, 0, 4_000_000)
+        learned.take(newest, times, Instant(INSTANT_MIN), Instant(INSTANT_MIN))
+        await owner.commit(owner.checkpoint(source, delta=learned.entries()))
+
+    findings = [f for f in examine(read_facts(database_url, SystemClock()), Limits()) if f.check == "percentile"]
+    with psycopg.connect(database_url) as connection:
+        explained = connection.execute("SELECT detail FROM millpy.explain_watermark('factory', 'readings')").fetchall()
+
+    assert [finding.found for finding in findings] == [
+        "factory.readings (a): max_disorder of 00:00:03 covers 98.00% of its newest records, less than percentile=0.99"
+    ]
+    assert explained[0][0].endswith("; it waits for records up to 3 s behind, learned with percentile 0.99")
 
 
 async def test_a_worker_that_rejects_a_clock_step_is_named_until_it_agrees(owner: Owner, database_url: str) -> None:

@@ -55,6 +55,7 @@ ASKED = (
     ("status",),
     ("watermarks",),
     ("watermarks", "--explain", "temperature_1m"),
+    ("watermarks", "--disorder"),
     ("events",),
     ("sources", "list"),
     ("fleet",),

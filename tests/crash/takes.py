@@ -26,6 +26,7 @@ from tests.crash.checks import Fault, accounting_faults
 from tests.property.replayed_workers import ends_of, parts_of
 
 GRAPH = Path(__file__).parents[1] / "spark/graphs/replayed.py"
+MAX_DISORDER = "max_disorder=seconds(4)"
 KEPT = ("state", "timer", "window")
 LATE = """
 stream, computation, key, payload, event_time, least(watermark, '9999-12-31 23:59:59.999999Z') AS watermark,
@@ -35,8 +36,15 @@ window_start, window_end, retracts
 Rows = Counter[str]
 
 
-def write_feeds(directory: Path, seed: int, records: int) -> Path:
-    """Copy the graph, with three files of records: event times are out of order, and some are late."""
+def write_feeds(directory: Path, seed: int, records: int, *, event_time: str = MAX_DISORDER) -> Path:
+    """Copy the graph, with three files of records: event times are out of order, and some are late.
+
+    Args:
+        directory: where to write.
+        seed: decides the records.
+        records: their number in each file.
+        event_time: the arguments of the graph's event time that bound the disorder.
+    """
     chance = random.Random(seed)
     for number in range(3):
         with (directory / f"feed-{number}.ndjson").open("w") as feed:
@@ -45,7 +53,9 @@ def write_feeds(directory: Path, seed: int, records: int) -> Path:
                 reading = {"device": f"d{chance.randint(0, 9)}", "at": at, "value": chance.uniform(-9, 9)}
                 feed.write(json.dumps(reading) + "\n")
     graph = directory / GRAPH.name
-    graph.write_text(GRAPH.read_text())
+    text = GRAPH.read_text()
+    assert text.count(MAX_DISORDER) == 1
+    graph.write_text(text.replace(MAX_DISORDER, event_time))
     return graph
 
 

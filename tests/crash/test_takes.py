@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tests.crash.conftest import Survives
 from tests.crash.graph_files import done, millpy, rows
 from tests.crash.growing_graph import graph_text, write, write_end
 from tests.crash.harness import Worker
-from tests.crash.takes import replay_faults
+from tests.crash.takes import replay_faults, write_feeds
 from tests.property.test_spark_tasks import by_tasks
 
 
@@ -36,6 +37,22 @@ def test_no_kill_of_an_archiver_loses_or_doubles_a_take(survives: Survives) -> N
     verdict = survives(archiver_case(Failpoint.AFTER_COMMIT))
 
     assert verdict.kills + verdict.idle_kills == 1
+
+
+def test_takes_make_again_what_a_learned_bound_made_late(tmp_path: Path, database_url: str) -> None:
+    learned = "max_disorder=seconds(30), percentile=0.6"
+    graph, archive = write_feeds(tmp_path, 2, 2_000, event_time=learned), tmp_path / "archive"
+    for failpoint in ("before_commit:8:kill", "after_commit:5:kill", ""):
+        with Worker(tmp_path, database_url, Path("none"), graph=graph, failpoint=failpoint) as worker:
+            (worker.await_killed if failpoint else worker.await_finished)()
+    only = ",".join(archives_of(load_graph(str(graph))))
+    with Worker(tmp_path, database_url, Path("none"), graph=graph, archive=archive, only=only) as archiver:
+        archiver.await_finished()
+
+    assert replay_faults(database_url, graph, archive) == []
+    (late, bound) = rows(database_url, "SELECT sum(late_by_percentile), min(bound) FROM millpy.disorder")[0]
+    assert late > 50
+    assert bound < timedelta(seconds=30) / 5
 
 
 def test_a_source_partition_is_added_to_running_workers_and_every_bundle_is_made_again(

@@ -225,8 +225,8 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/ingest/intake.py",
-        "            self._source.watermark = max(self._source.watermark, taken.watermark)",
-        "            self._source.watermark = taken.watermark",
+        "            self._advance(taken.watermark)\n",
+        "            self._source.watermark = taken.watermark\n",
         killers=("tests/unit/hosting/test_host.py::test_a_watermark_does_not_move_back",),
     ),
     Mutant(

@@ -5,12 +5,14 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 INTAKE = "millpy/ingest/intake.py"
+DISORDER = "millpy/ingest/disorder.py"
 INBOX = "millpy/sources/mqtt/inbox.py"
 INJECTOR = "millpy/sources/mqtt/injector.py"
 PACKETS = "millpy/sources/mqtt/packets.py"
 REDELIVERY = "millpy/sources/mqtt/redelivery.py"
 MQTT = "millpy/sources/mqtt/source.py"
 OF_INTAKE = ("tests/unit/ingest/test_intake.py",)
+OF_DISORDER = ("tests/unit/ingest/test_disorder.py", "tests/property/test_disorder.py")
 NO_IDS = ("tests/unit/ingest/test_intake.py::test_record_whose_id_is_none_is_never_a_duplicate",)
 OF_INBOX = ("tests/unit/sources/test_mqtt_inbox.py",)
 OF_ORDER = ("tests/conformance/test_mqtt_order.py",)
@@ -18,8 +20,11 @@ OF_MQTT = "tests/conformance/test_mqtt.py::"
 OF_REDELIVERY = "tests/conformance/test_mqtt_redelivery.py::"
 
 MUTANTS = [
-    Mutant(INTAKE, "        watermarks = np.maximum(before - self._settings.event_time.max_disorder_us, source.watermark)",
-           "        watermarks = before - self._settings.event_time.max_disorder_us", OF_INTAKE),
+    Mutant(DISORDER, "        watermarks = np.maximum(before - of_row, watermark)\n",
+           "        watermarks = before - of_row\n", OF_INTAKE),
+    Mutant(DISORDER, "            np.maximum.accumulate(watermarks, out=watermarks)", "            pass", OF_DISORDER),
+    Mutant(DISORDER, "        filled = int(self._block.sum())\n", "        filled = 0\n", OF_DISORDER),
+    Mutant(DISORDER, "if total * (1 - self._percentile) < BEYOND_MIN * UNIT:", "if not total:", OF_DISORDER),
     Mutant(INTAKE, "        return watermarks[:-1]", "        return watermarks[1:]", OF_INTAKE),
     Mutant(INTAKE, "        happened = np.minimum(times, arrived_at)\n", "        happened = times\n", OF_INTAKE),
     Mutant(INTAKE, "        future = times > latest\n", "        future = times > latest + 1_000_000_000\n", OF_INTAKE),
@@ -33,9 +38,9 @@ MUTANTS = [
            "        if clock.elapsed_us - self._quiet_since < 0:", OF_INTAKE),
     Mutant(INTAKE, "        if arrived or not quiet:\n            self._quiet_since = None\n",
            "        if arrived or not quiet:\n            pass\n", OF_INTAKE),
-    Mutant(INTAKE, "                self._source.finished, self._source.watermark = True, INSTANT_MAX",
-           "                self._source.finished = True", OF_INTAKE),
-    Mutant(INTAKE, "        self._source.watermark = max(self._source.watermark, recovered.low_watermark)\n", "", OF_INTAKE),
+    Mutant(INTAKE, "                self._advance(INSTANT_MAX)\n", "", OF_INTAKE),
+    Mutant(INTAKE, "            self._advance(recovered.low_watermark)\n", "            pass\n", OF_INTAKE),
+    Mutant(INTAKE, "recovered.low_watermark > self._source.watermark:", "True:", OF_DISORDER),
     Mutant(INBOX, '    """Append a run."""\n        self.packet_ids += run.packet_ids\n',
            '    """Append a run."""\n        self.packet_ids += run.packet_ids[:1]\n', OF_INBOX),
     Mutant(INBOX, "            if committed:\n", "            if False:\n",

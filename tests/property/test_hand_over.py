@@ -34,6 +34,8 @@ from tests.property.test_hosting import GRAPHS, contents, graph_of
 from tests.property.test_spark_stream_tasks import Query, forget, streamed
 from tests.property.test_spark_tasks import NOW_US, feeds, job_of, payloads
 
+pytestmark = pytest.mark.usefixtures("small_blocks")
+
 
 class KilledError(Exception):
     """The driver is dead."""

@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -37,6 +38,8 @@ from millpy.windowing.aggregates.numeric import Count, Mean, Sum
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
 from tests.crash.memory_world import started
 from tests.feed import Feed
+
+pytestmark = pytest.mark.usefixtures("small_blocks")
 
 LIMITS = Limits(lease_ttl_s=1_000_000, progress_every_s=0.001)
 START_US = 1_700_000_000_000_000
@@ -126,6 +129,14 @@ def union(graph: Graph, feeds: Sequence[Feed]) -> None:
     keyed.aggregate(n=Count(), total=Sum("value")).to_table("panes")
 
 
+def learned(graph: Graph, feeds: Sequence[Feed]) -> None:
+    """A source that learns its disorder bound; see `small_blocks`."""
+    event_time = EventTime("at", unit="ms", max_disorder=us(20_000), percentile=0.6)
+    keyed = graph.inject("notes", feeds[0], schema=Note, event_time=event_time).key_by("device")
+    panes = keyed.window(FixedWindows(us(20_000)), allowed_lateness=us(15_000), intervals=2, name="panes")
+    panes.aggregate(n=Count(), total=Sum("value")).to_table("panes")
+
+
 def levels(graph: Graph, feeds: Sequence[Feed]) -> None:
     """Sessions that are retracted, behind a filter in windows and behind a deduplicate in others; and increments."""
     keyed = source(graph, feeds[0]).key_by("device")
@@ -153,6 +164,7 @@ GRAPHS = {
     "timers": computation("dead_letter", Wait()),
     "operators": operators,
     "union": union,
+    "learned": learned,
     "levels": levels,
 }
 

@@ -33,6 +33,8 @@ from millpy.spark.stream_task import StreamedEnd, StreamTasks, host_stages, read
 from tests.property.test_hosting import GRAPHS
 from tests.property.test_spark_tasks import NOW_US, by_a_host, feeds, job_of
 
+pytestmark = pytest.mark.usefixtures("small_blocks")
+
 Row = dict[str, Any]
 Fault = Callable[[list[Row]], list[Row]]
 

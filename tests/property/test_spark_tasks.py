@@ -30,6 +30,8 @@ from millpy.store.memory.database import MemoryDatabase
 from millpy.store.memory.state import MemoryState
 from tests.property.test_hosting import GRAPHS, Note, contents
 
+pytestmark = pytest.mark.usefixtures("small_blocks")
+
 NOW_US = Instant(1_700_000_000_000_000)
 TEXT = "from tests.property.test_hosting import graph_of\ngraph, _ = graph_of({!r})\n"
 Row = dict[str, Any]

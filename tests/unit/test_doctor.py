@@ -221,6 +221,35 @@ def test_dead_letters_are_counted_with_a_hint_where_to_look() -> None:
     assert judged(dead_letters=[row])["dead letters"].action == "read the view millpy.dead_letters"
 
 
+LEARNED = {
+    "graph": "factory", "stream": "readings", "source_partition": "all", "percentile": 0.99, "max_disorder": "00:05:00",
+    "records": 200_000, "late_by_percentile": 2_500, "within": 1.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("row", "found"),
+    [
+        ({"late_by_percentile": 9_000}, "4.50% of its records were late because of percentile=0.99"),
+        (
+            {"within": 0.9},
+            "max_disorder of 00:05:00 covers 90.00% of its newest records, less than percentile=0.99",
+        ),
+    ],
+)
+def test_percentile_that_does_not_fit_the_feed_is_a_warning(row: dict[str, Any], found: str) -> None:
+    finding = judged(disorder=[LEARNED | row])["percentile"]
+
+    assert (finding.severity, finding.found) == (Severity.WARNING, f"factory.readings (all): {found}")
+
+
+@pytest.mark.parametrize(
+    "row", [{}, {"within": 0.99}, {"records": 100_000, "late_by_percentile": 9_000, "within": 0.5}]
+)
+def test_percentile_that_fits_or_has_seen_little_is_no_finding(row: dict[str, Any]) -> None:
+    assert "percentile" not in judged(disorder=[LEARNED | row])
+
+
 ARCHIVE = {"graph": "factory", "archive": "all", "pending": 7, "pending_bytes": 2_000_000, "live": True, "why": None}
 
 

@@ -229,6 +229,18 @@ SELECT a.graph, a.archive, a.pending, a.pending_bytes, a.live, last.why
                       ORDER BY e.at DESC LIMIT 1) AS last ON true
  ORDER BY a.graph, a.archive;
 
+-- name: look_at_disorder
+-- Reads each source partition that learns its disorder bound. `within` is the share of its newest records that
+-- max_disorder covers, with the whole of the bucket in which max_disorder is. Zero rows: no source has a percentile.
+SELECT d.graph, d.stream, d.source_partition, d.percentile, d.max_disorder::text AS max_disorder, d.records,
+       d.late_by_percentile,
+       (SELECT coalesce(max(h.share), 0) FROM millpy.disorder_histogram AS h
+         WHERE h.graph = d.graph AND h.stream = d.stream AND h.source_partition = d.source_partition
+           AND h.lag <= d.max_disorder * 1.125 + interval '1 ms') AS within
+  FROM millpy.disorder AS d
+ WHERE d.percentile IS NOT NULL
+ ORDER BY d.graph, d.stream, d.source_partition;
+
 -- name: look_at_audits
 -- Sums up the audited hours of each result table. `behind_s` is how much event time has become final since the newest
 -- hour that a service has audited; null if the table has ended, or only commands have audited it. Zero rows: there were

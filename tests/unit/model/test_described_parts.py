@@ -139,7 +139,7 @@ HARMLESS: Mapping[str, Mapping[str, list[Any]]] = {
 }
 """What each constructor takes beside that: it may change at any time."""
 
-TIED = {"EventTime": {"sorted"}, "Dedupe": {"unit"}}
+TIED = {"EventTime": {"percentile", "sorted"}, "Dedupe": {"unit"}}
 """Parameters that another one decides here, because not all combinations are accepted."""
 
 OWN_LOGIC = {"Combiner", "Computation"}
@@ -154,6 +154,7 @@ def made(name: str, parameters: Mapping[str, Any], kind: Callable[..., Any] | No
     given = dict(parameters)
     if name == "EventTime":
         given["sorted"] = given["max_disorder"] is None
+        given["percentile"] = 0.99 if given["max_disorder"] == seconds(2) else None
     if name == "Dedupe":
         given["unit"] = "s" if given["time"] else None
     kind = kind or getattr(millpy, name)
