@@ -18,6 +18,7 @@ from millpy.windowing.aggregates.distinct import ApproxDistinct
 from millpy.windowing.aggregates.numeric import Count, Max, Mean, Min, StandardDeviation, Sum, Variance
 from millpy.windowing.aggregates.positional import Collect, First, Last, Top
 from millpy.windowing.aggregates.quantile import Median, Quantile
+from millpy.windowing.calendar_windows import CalendarWindows
 from millpy.windowing.triggers import AfterWatermark
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
 
@@ -26,6 +27,7 @@ __all__ = [
     "AdvanceWithClock",
     "AfterWatermark",
     "ApproxDistinct",
+    "CalendarWindows",
     "Collect",
     "Combiner",
     "Computation",

@@ -29,6 +29,7 @@ from millpy.errors import ConfigError, MillError
 from millpy.graph.loader import load_graph
 from millpy.model.time import Instant, to_datetime
 from millpy.process.exit import EXIT_FAILED
+from millpy.windowing.calendar_windows import longest_us
 
 if TYPE_CHECKING:
     from millpy.model.deployment import GraphSpec, TableSpec
@@ -202,6 +203,8 @@ def _reach(spec: GraphSpec, table: TableSpec) -> int:
     """Return how long after a record its windows may end."""
     (identity,) = (one.identity for one in spec.computations if one.name == table.computation)
     window = identity.get("window", {})
+    if window.get("kind") == "calendar":
+        return longest_us(window["unit"])
     return int(window.get("size_us", window.get("gap_us", 0)))
 
 

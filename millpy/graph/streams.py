@@ -333,7 +333,7 @@ class KeyedStream:
         """Group the records of each key into event-time windows.
 
         Args:
-            windows: how records are grouped: fixed, sliding or session windows.
+            windows: how records are grouped: fixed, sliding, calendar or session windows.
             allowed_lateness: how long past a window's end late records still amend it.
             trigger: when windows fire.
             accumulation: what a pane has of the panes of its window before it, and what becomes of these.

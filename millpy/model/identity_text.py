@@ -34,6 +34,7 @@ _NO_FIELDS: Identity = {"kind": "field_mapping", "key": None, "headers": {"dict"
 CONSTRUCTORS: Mapping[str, Constructor] = {
     "fixed": Constructor("FixedWindows", ("size_us",)),
     "sliding": Constructor("SlidingWindows", ("size_us",)),
+    "calendar": Constructor("CalendarWindows", ("unit",)),
     "session": Constructor("SessionWindows", ("gap_us",)),
     "variance": Constructor("Variance", ("field",), defaults=(("population", False),)),
     "standard_deviation": Constructor("StandardDeviation", ("field",), defaults=(("population", False),)),

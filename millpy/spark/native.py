@@ -72,6 +72,8 @@ def _planned(spec: GraphSpec, table: TableSpec) -> NativePlan | str:
     identity = computations[table.computation].identity
     if table.kind != "windowed" or table.stream != table.computation or "window" not in identity:
         return "it is no table of windows"
+    if identity["window"]["kind"] == "calendar":
+        return "Spark has no windows of a calendar, and its `date_trunc` begins a day that the clock repeats elsewhere"
     if identity["window"]["kind"] not in _EVERY:
         return f"Spark has no {identity['window']['kind']} windows of the same meaning"
     taken = archived_input(spec, table)

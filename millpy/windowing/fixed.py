@@ -1,4 +1,4 @@
-"""Aligned windows of one key interval, stored window by window: fixed ones, and sliding ones without slices.
+"""Aligned windows of one key interval, stored window by window: fixed and calendar ones, and sliding without slices.
 
 Sliding windows that are stored as slices are in `sliding.py`; `WindowSpec.sliced` tells which are.
 """
@@ -6,7 +6,7 @@ Sliding windows that are stored as slices are in `sliding.py`; `WindowSpec.slice
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise, repeat
 from typing import Any
 
@@ -19,11 +19,11 @@ from millpy.model.time import Instant
 from millpy.windowing.accumulator import PartialAggregate
 from millpy.windowing.aggregates.combiner import try_merges
 from millpy.windowing.fixed_state import OpenWindows
-from millpy.windowing.group_by import Groups, Integers, aligned_groups
+from millpy.windowing.group_by import Groups, Integers
 from millpy.windowing.operator import DroppedLate, JoinedRows, WindowedInterval, WindowSpec
 from millpy.windowing.pane_codec import OpenPane
 from millpy.windowing.panes import Emission
-from millpy.windowing.window import AlignedWindows, Assigner
+from millpy.windowing.window import WindowAssigner
 from millpy.windowing.window_memory import Openings, WindowEntries, openings_of
 
 
@@ -31,20 +31,19 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
     """Soft state of one key interval: its open windows by start, then key."""
 
     def __init__(
-        self, windowing: WindowSpec, windows: AlignedWindows, binding: StageBinding, recovered: StoredInterval
+        self, windowing: WindowSpec, assigner: WindowAssigner, binding: StageBinding, recovered: StoredInterval
     ) -> None:
         super().__init__(windowing, binding)
-        self._assigner = Assigner(windows)
-        self._size_us = windows.size_us
-        self._windows_per_record = self._assigner.windows_per_record
-        self._open = OpenWindows(self._accumulators, self._size_us, self._allowed_us)
+        self._assigner = assigner
+        self._windows_per_record = assigner.windows_per_record
+        self._open = OpenWindows(self._accumulators, assigner, self._allowed_us)
         self._recover(recovered)
 
     def _take_rows(self, emission: Emission, rows: JoinedRows, work: Work) -> DroppedLate | None:
         """Add each row to all of its windows, except those that have expired: these make late records."""
         starts, at = self._assigner.assign(rows.records.event_times)
         watermarks = rows.watermarks if at is None else rows.watermarks[at]
-        over: Mask = watermarks >= starts + (self._size_us + self._allowed_us)
+        over: Mask = watermarks >= self._assigner.ends_of(starts) + self._allowed_us
         late = None
         if over.any():
             late = self._too_late(rows, starts, at, over)
@@ -68,10 +67,9 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
         """Return the windows of the rows."""
         starts, at = self._assigner.assign(rows.records.event_times)
         at = np.arange(len(rows)) if at is None else at
-        stays: Mask = starts + (self._size_us + self._allowed_us) > work.watermark
-        every_us, panes, weights = self._assigner.every_us, self._open.panes, self._open.weights
+        stays: Mask = self._assigner.ends_of(starts) + self._allowed_us > work.watermark
         entries = WindowEntries(starts, rows.codes[at], at, stays)
-        return openings_of(panes, weights, rows.keys, entries, every_us)
+        return openings_of(self._open.panes, self._open.weights, rows.keys, entries, self._assigner.neighbors)
 
     def _too_late(self, rows: JoinedRows, starts: Instants, at: Integers | None, over: Mask) -> DroppedLate:
         """Return the late records, given which (row, window) pairs are over."""
@@ -82,15 +80,15 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
         if at is not None:
             whole = ~np.isin(missed, kept)
             whole[np.setdiff1d(np.arange(len(missed)), np.unique(missed, return_index=True)[1])] = False
-        late = self._late_rows(rows.take(missed), starts[entries], starts[entries] + self._size_us, whole)
+        late = self._late_rows(rows.take(missed), starts[entries], self._assigner.ends_of(starts[entries]), whole)
         return DroppedLate(late, {place: len(mine) for place, mine in rows.by_input(np.setdiff1d(missed, kept))})
 
     def _take_few(self, rows: JoinedRows, starts: Instants, at: Integers | None) -> None:
         """Add the records one by one."""
-        open_windows, accumulators, size_us = self._open, self._accumulators, self._size_us
+        open_windows, accumulators = self._open, self._accumulators
         objects, times, watermarks = rows.records.objects(), rows.records.event_times.tolist(), rows.watermarks.tolist()
-        codes = rows.codes.tolist()
-        for start, row in zip(starts.tolist(), range(len(rows)) if at is None else at.tolist(), strict=True):
+        codes, entries = rows.codes.tolist(), self._entries(rows, starts, at)
+        for start, end, row in entries:
             key = rows.keys[codes[row]]
             panes = open_windows.get_or_open(start)
             pane = panes.get(key)
@@ -98,39 +96,44 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
                 pane = panes[key] = OpenPane(accumulators.empty())
                 open_windows.weights.panes += 1
             accumulators.add(pane.values, objects[row], times[row])
-            if watermarks[row] >= start + size_us:
+            if watermarks[row] >= end:
                 pane.late_count += 1
             open_windows.changed(start)[key] = pane
             self._tally.applied += 1
 
     def _merge_few(self, rows: JoinedRows, starts: Instants, at: Integers | None) -> None:
         """Add the records to panes of this turn one by one, and merge these into the open panes, as columns do."""
-        accumulators, size_us = self._accumulators, self._size_us
+        accumulators, entries = self._accumulators, self._entries(rows, starts, at)
         objects, times, watermarks = rows.records.objects(), rows.records.event_times.tolist(), rows.watermarks.tolist()
         retracts, codes = retractions_of(rows.records).tolist(), rows.codes.tolist()
         found: dict[int, dict[Key, OpenPane]] = {}
         counts: Counter[tuple[int, Key]] = Counter()
-        for start, row in zip(starts.tolist(), range(len(rows)) if at is None else at.tolist(), strict=True):
+        for start, end, row in entries:
             key, of_window = rows.keys[codes[row]], found.setdefault(start, {})
             pane = of_window.get(key)
             if pane is None:
                 pane = of_window[key] = OpenPane(accumulators.empty())
             change = accumulators.subtract if retracts[row] else accumulators.add
             change(pane.values, objects[row], times[row])
-            pane.late_count += watermarks[row] >= start + size_us
+            pane.late_count += watermarks[row] >= end
             counts[start, key] += 1
         for start, panes in found.items():
             late = [pane.late_count for pane in panes.values()]
             values = [pane.values for pane in panes.values()]
             self._merge(start, list(panes), values, late, [counts[start, key] for key in panes])
 
+    def _entries(self, rows: JoinedRows, starts: Instants, at: Integers | None) -> Iterator[tuple[int, int, int]]:
+        """Return (start, end, row) of each window that a record is in."""
+        ends = self._assigner.ends_of(starts).tolist()
+        return zip(starts.tolist(), ends, range(len(rows)) if at is None else at.tolist(), strict=True)
+
     def _take_many(
         self, emission: Emission, rows: JoinedRows, starts: Instants, at: Integers | None, watermark: Instant
     ) -> None:
         """Group the rows. Emit groups whose window opens and expires in this turn; merge the others into the state."""
         codes, watermarks = (rows.codes, rows.watermarks) if at is None else (rows.codes[at], rows.watermarks[at])
-        groups = aligned_groups(starts, self._size_us, self._assigner.every_us, codes, len(rows.keys), rows.records, at)
-        is_late: Mask = watermarks >= starts + self._size_us
+        groups = self._assigner.groups(starts, codes, len(rows.keys), rows.records, at)
+        is_late: Mask = watermarks >= self._assigner.ends_of(starts)
         late = groups.counts_where(is_late) if is_late.any() else np.zeros(len(groups), np.int64)
         partials = [member.aggregate(groups) for member in self._accumulators.members]
         kept = self._kept(groups, groups.ends + self._allowed_us <= watermark, rows.keys)
@@ -168,7 +171,7 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
             if start in self._open.panes or self._accumulators.retracts:
                 self._merge(start, of_group[lo:hi], values[lo:hi], late_counts[lo:hi], counts[lo:hi])
                 continue
-            due = start + self._size_us <= self._latest_end
+            due = self._assigner.end_of(start) <= self._latest_end
             panes = map(OpenPane, values[lo:hi], repeat(int(due)), late_counts[lo:hi], repeat(due))
             opened = self._open.open(start, dict(zip(of_group[lo:hi], panes, strict=True)), emitted=due)
             self._tally.applied += sum(counts[lo : lo + opened])

@@ -19,6 +19,7 @@ from millpy.model.stage import UNBOUNDED
 from millpy.model.time import Instant
 from millpy.windowing.accumulator import AccumulatorSet
 from millpy.windowing.pane_codec import DuePane, OpenPane, decode_pane, encode_panes
+from millpy.windowing.window import WindowAssigner
 from millpy.windowing.window_memory import PANE_BYTES, Weights
 
 PanesByKey = dict[Key, OpenPane]
@@ -32,9 +33,9 @@ class OpenWindows:
         weights: the memory of the panes; code that adds a pane to `panes` must count it here.
     """
 
-    def __init__(self, accumulators: AccumulatorSet, size_us: int, allowed_lateness_us: int) -> None:
+    def __init__(self, accumulators: AccumulatorSet, assigner: WindowAssigner, allowed_lateness_us: int) -> None:
         self._accumulators = accumulators
-        self._size_us = size_us
+        self._assigner = assigner
         self._allowed_us = allowed_lateness_us
         self.panes: dict[int, PanesByKey] = {}
         self._unfired = _WindowStarts()
@@ -55,7 +56,11 @@ class OpenWindows:
         for text, subkey, value in zip(entries.keys, entries.subkeys, entries.values, strict=True):
             if value is None:
                 continue
-            panes = self.panes.setdefault(int(subkey.partition("/")[0]), {})
+            start, _, end = subkey.partition("/")
+            panes = self.panes.get(int(start))
+            if panes is None:
+                panes = self.panes[int(start)] = {}
+                self._assigner.pin(int(start), int(end))
             pane = panes[key_from_text(text, key_types)] = decode_pane(value, self._accumulators)
             taken.append(pane)
             texts.append(text)
@@ -85,9 +90,10 @@ class OpenWindows:
         return len(panes)
 
     def _queue(self, start: int, *, emitted: bool) -> None:
+        end = self._assigner.end_of(start)
         if not emitted:
-            self._unfired.add(start + self._size_us, None, start)
-        self._unexpired.add(start + self._size_us + self._allowed_us, None, start)
+            self._unfired.add(end, None, start)
+        self._unexpired.add(end + self._allowed_us, None, start)
 
     def changed(self, start: int) -> PanesByKey:
         """Return the mapping of a window's panes that have changed in this bundle; callers add to it."""
@@ -99,7 +105,6 @@ class OpenWindows:
         A window with panes that wait for a later turn has not fired: it holds the low watermark and does not expire.
         Which of its panes wait is decided by their keys, so that a new owner decides as the owner before it.
         """
-        size_us = self._size_us
         while panes_max > 0 and (start := self._unfired.first(latest_end)) is not None:
             panes, changed, waiting = self.panes[start], self._changed.get(start, {}), self._waiting.pop(start, None)
             is_sorted = waiting is not None
@@ -117,9 +122,9 @@ class OpenWindows:
             self._unfired.pop()
             self._waiting.pop(start, None)
         return [
-            (start, start + size_us, key, pane)
+            (start, end, key, pane)
             for start, panes in self._changed.items()
-            if start + size_us <= latest_end
+            if (end := self._assigner.end_of(start)) <= latest_end
             for key, pane in panes.items()
         ]
 
@@ -137,7 +142,7 @@ class OpenWindows:
         changed, self._changed = self._changed, {}
         gone: list[tuple[int, list[Key]]] = []
         while panes_max > 0 and (start := self._unexpired.first(watermark)) is not None:
-            if start + self._size_us >= self._unfired.next_due():
+            if self._assigner.end_of(start) >= self._unfired.next_due():
                 break  # its panes have to be emitted first
             panes = self.panes[start]
             if len(panes) <= panes_max:
@@ -192,7 +197,7 @@ class OpenWindows:
 
     def _name(self, entries: Entries, keys: list[Key], start: int, of_window: list[Key]) -> None:
         """Add the keys of a window to `keys`, and its subkeys and fire times to `entries`."""
-        end = start + self._size_us
+        end = self._assigner.end_of(start)
         keys += of_window
         entries.subkeys += [f"{start}/{end}"] * len(of_window)
         entries.fire_ats += [end + self._allowed_us] * len(of_window)

@@ -6,6 +6,7 @@ reduction is then one `reduceat`. An *entry* is a row in one of its windows; a r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,19 +195,53 @@ def aligned_groups(
         span = len(used_windows)
     else:
         used_windows = None
-    combined = windows * keys + codes
-    if span * keys <= _DENSE_FACTOR * len(starts) + 1024:
-        counts = np.bincount(combined, minlength=span * keys)
-        used = np.flatnonzero(counts)
-        number = np.empty(span * keys, np.int64)
-        number[used] = np.arange(len(used))
-        group_of = number[combined]
-        counts = counts[used]
-    else:
-        used, group_of, counts = np.unique(combined, return_inverse=True, return_counts=True)
+    used, group_of, counts = _numbered(windows, span, codes, keys)
     group_windows = used // keys if used_windows is None else used_windows[used // keys]
-    group_starts = group_windows * every_us + lo
+    group_starts: Instants = group_windows * every_us + lo
     return Groups(group_starts, group_starts + size_us, used % keys, group_of, counts, records, rows)
+
+
+def unequal_groups(
+    starts: Instants,
+    ends_of: Callable[[Instants], Instants],
+    codes: Integers,
+    keys: int,
+    records: Records,
+    rows: Integers | None,
+) -> Groups:
+    """Group entries as `aligned_groups`, by windows of unequal length.
+
+    Args:
+        starts: the window start of each entry.
+        ends_of: the ends of the windows with given starts.
+        codes: the key code of each entry.
+        keys: the number of key codes.
+        records: the rows.
+        rows: the row of each entry; None if entry n is row n.
+    """
+    distinct = np.unique(starts)
+    used, group_of, counts = _numbered(np.searchsorted(distinct, starts), len(distinct), codes, keys)
+    group_windows = used // keys
+    group_starts, group_ends = distinct[group_windows], ends_of(distinct)[group_windows]
+    return Groups(group_starts, group_ends, used % keys, group_of, counts, records, rows)
+
+
+def _numbered(
+    windows: Integers, span: int, codes: Integers, keys: int
+) -> tuple[npt.NDArray[np.int64], Integers, Integers]:
+    """Give numbers to the groups, by window, then key.
+
+    Returns:
+        (per group: window * keys + key code; per entry: its group; per group: its number of entries).
+    """
+    combined = windows * keys + codes
+    if span * keys > _DENSE_FACTOR * len(windows) + 1024:
+        return np.unique(combined, return_inverse=True, return_counts=True)
+    counts = np.bincount(combined, minlength=span * keys)
+    used = np.flatnonzero(counts)
+    number = np.empty(span * keys, np.int64)
+    number[used] = np.arange(len(used))
+    return used, number[combined], counts[used]
 
 
 def stable_order(numbers: Integers) -> Integers:

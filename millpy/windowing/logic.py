@@ -1,4 +1,4 @@
-"""Aggregates over fixed, sliding and session windows, as group-bys over whole bundles.
+"""Aggregates over windows, as group-bys over whole bundles.
 
 The records of a turn are grouped by (window, key). A group whose window has no open pane and expires within the turn is
 emitted as columns and never touches the state. Every other group is merged into its open pane. A handful of records
@@ -17,7 +17,7 @@ from millpy.windowing.fixed import AlignedInterval
 from millpy.windowing.operator import WindowSpec
 from millpy.windowing.session import SessionInterval
 from millpy.windowing.sliding import SlicedInterval
-from millpy.windowing.window import SessionWindows, SlidingWindows
+from millpy.windowing.window import SessionWindows, SlidingWindows, assigner_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,4 +43,4 @@ class WindowedStage:
             return SessionInterval(self.logic, windows, self.binding, recovered)
         if isinstance(windows, SlidingWindows) and self.logic.sliced:
             return SlicedInterval(self.logic, windows, self.binding, recovered)
-        return AlignedInterval(self.logic, windows, self.binding, recovered)
+        return AlignedInterval(self.logic, assigner_of(windows), self.binding, recovered)

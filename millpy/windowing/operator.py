@@ -47,7 +47,7 @@ from millpy.windowing.group_by import Integers
 from millpy.windowing.pane_codec import DuePane
 from millpy.windowing.panes import Emission, output_type, records_in_order, result_rows
 from millpy.windowing.triggers import AFTER_WATERMARK, Trigger
-from millpy.windowing.window import Assigner, Gaps, SessionWindows, SlidingWindows, Windows
+from millpy.windowing.window import Gaps, SessionWindows, SlidingWindows, Windows, assigner_of
 from millpy.windowing.window_memory import REASON as ROOM_REASON
 from millpy.windowing.window_memory import NoRoomError, Openings, Weights
 
@@ -257,7 +257,7 @@ class WindowedInterval(Generic[OpenT]):
         self._trigger = windowing.trigger
         self._latest_end = INSTANT_MIN  # the windows that end by it fire in this turn
         windows = windowing.windows
-        where = Gaps(windows) if isinstance(windows, SessionWindows) else Assigner(windows)
+        where = Gaps(windows) if isinstance(windows, SessionWindows) else assigner_of(windows)
         self._earliest, self._latest = where.event_time_range()
         self._simple, self._mode = windowing.simple, windowing.accumulation
         self._accumulators = windowing.accumulators(self._input.record_type)

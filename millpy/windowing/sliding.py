@@ -193,7 +193,7 @@ class SlicedInterval(WindowedInterval[OpenSlices]):
         stays = windows + (self._size_us + self._allowed_us) > work.watermark
         panes, weights = self._open.panes, self._open.weights
         entries = WindowEntries(windows, rows.codes[at], at, stays)
-        return openings_of(panes, weights, rows.keys, entries, self._every_us)
+        return openings_of(panes, weights, rows.keys, entries, self._assigner.neighbors)
 
     def _too_late(self, rows: JoinedRows, starts: Instants, missed: Integers) -> DroppedLate:
         """Return the late records, given how many of its windows each row has missed."""

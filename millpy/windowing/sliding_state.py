@@ -23,7 +23,7 @@ from millpy.windowing.accumulator import AccumulatorSet
 from millpy.windowing.ahead import KeysAhead
 from millpy.windowing.fixed_state import OpenWindows, PanesByKey
 from millpy.windowing.pane_codec import OpenPane
-from millpy.windowing.window import SlidingWindows
+from millpy.windowing.window import Assigner, SlidingWindows
 
 
 class OpenSlices(OpenWindows):
@@ -38,7 +38,8 @@ class OpenSlices(OpenWindows):
     def __init__(
         self, accumulators: AccumulatorSet, windows: SlidingWindows, allowed_lateness_us: int, position: Instant
     ) -> None:
-        super().__init__(accumulators, windows.size_us, allowed_lateness_us)
+        super().__init__(accumulators, Assigner(windows), allowed_lateness_us)
+        self._size_us = windows.size_us
         self._every_us = windows.every_us
         self._before_us = windows.size_us + windows.offset_us
         self.position = position

@@ -1,8 +1,9 @@
 """Windows: half-open intervals `[start, end)` of event time by which records are grouped.
 
-Fixed windows touch and do not overlap. Sliding windows overlap, so that a record is in several. Both are aligned to the
-epoch, or to an offset from it. A session lasts as long as records keep arriving: each opens [t, t + gap), and those
-that intersect merge.
+Fixed and calendar windows touch and do not overlap. Sliding windows overlap, so that a record is in several. Fixed and
+sliding windows are aligned to the epoch, or to an offset from it; calendar windows (`calendar_windows.py`) follow the
+clock of a time zone. A session lasts as long as records keep arriving: each opens [t, t + gap), and those that
+intersect merge.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +20,10 @@ from millpy.errors import GraphError
 from millpy.model.identity import Identity, identity_of_value
 from millpy.model.identity_text import GraphPart
 from millpy.model.keys import Key
-from millpy.model.record import Instants
+from millpy.model.record import Instants, Records
 from millpy.model.time import YEARS_HI, YEARS_LO, check_length, duration_text, microseconds
+from millpy.windowing.calendar_windows import CalendarAssigner, CalendarWindows
+from millpy.windowing.group_by import Groups, Integers, aligned_groups
 
 WINDOWS_PER_RECORD_MAX = 1_000
 """The most sliding windows that a record may be in; more are refused as a mistake."""
@@ -185,7 +188,44 @@ class SessionWindows(GraphPart):
 
 
 AlignedWindows: TypeAlias = FixedWindows | SlidingWindows
-Windows: TypeAlias = FixedWindows | SlidingWindows | SessionWindows
+Windows: TypeAlias = FixedWindows | SlidingWindows | SessionWindows | CalendarWindows
+
+
+class WindowAssigner(Protocol):
+    """Assigns event times to windows that do not depend on the records in them."""
+
+    @property
+    def windows_per_record(self) -> int:
+        """The most windows that a record can be in."""
+        ...
+
+    def assign(self, event_times: Instants) -> tuple[Instants, npt.NDArray[np.int64] | None]:
+        """Return (the starts of all windows of the rows, the row of each; None if row n has start n)."""
+        ...
+
+    def ends_of(self, starts: Instants) -> Instants:
+        """Return the ends of the windows that begin at the given starts."""
+        ...
+
+    def end_of(self, start: int) -> int:
+        """Return the end of the window that begins at a start."""
+        ...
+
+    def neighbors(self, start: int) -> tuple[int, int]:
+        """Return the starts of the windows before and after one."""
+        ...
+
+    def pin(self, start: int, end: int) -> None:
+        """Keep the bounds of a stored window."""
+        ...
+
+    def groups(self, starts: Instants, codes: Integers, keys: int, records: Records, rows: Integers | None) -> Groups:
+        """Group entries, of which each has a start and a key code, by window, then key."""
+        ...
+
+    def event_time_range(self) -> tuple[int, int]:
+        """Return the first and last event time, in µs, whose windows lie in the years 1 to 9999."""
+        ...
 
 
 class Assigner:
@@ -217,11 +257,35 @@ class Assigner:
         starts: Instants = (event_times - self.offset_us) // self.every_us * self.every_us + self.offset_us
         return starts
 
+    def ends_of(self, starts: Instants) -> Instants:
+        """Return the ends of the windows that begin at the given starts."""
+        return starts + self.size_us
+
+    def end_of(self, start: int) -> int:
+        """Return the end of the window that begins at a start."""
+        return start + self.size_us
+
+    def neighbors(self, start: int) -> tuple[int, int]:
+        """Return the starts of the windows before and after one."""
+        return start - self.every_us, start + self.every_us
+
+    def pin(self, start: int, end: int) -> None:
+        """Do nothing: a stored window has the bounds that its definition says."""
+
+    def groups(self, starts: Instants, codes: Integers, keys: int, records: Records, rows: Integers | None) -> Groups:
+        """Group entries by window, then key; see `aligned_groups`."""
+        return aligned_groups(starts, self.size_us, self.every_us, codes, keys, records, rows)
+
     def event_time_range(self) -> tuple[int, int]:
         """Return the first and last event time, in µs, whose windows lie in the years 1 to 9999."""
         first = -((self.offset_us - YEARS_LO) // self.every_us) * self.every_us + self.offset_us
         last = (YEARS_HI - self.size_us - self.offset_us) // self.every_us * self.every_us + self.offset_us
         return first + self.size_us - self.every_us, last + self.every_us - 1
+
+
+def assigner_of(windows: AlignedWindows | CalendarWindows) -> WindowAssigner:
+    """Return what assigns event times to windows."""
+    return CalendarAssigner(windows) if isinstance(windows, CalendarWindows) else Assigner(windows)
 
 
 class Gaps:

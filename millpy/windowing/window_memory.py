@@ -16,7 +16,7 @@ weighs the panes that it reads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -138,16 +138,16 @@ def openings_of(
     weights: Weights,
     keys: Sequence[Key],
     entries: WindowEntries,
-    every_us: int,
+    neighbors: Callable[[int], tuple[int, int]],
 ) -> Openings:
-    """Return the openings of aligned windows.
+    """Return the openings of windows that do not merge.
 
     Args:
         panes: window start -> key -> open pane.
         weights: their weights.
         keys: the keys by code.
         entries: the rows and their windows.
-        every_us: the time from one window start to the next.
+        neighbors: window start -> the starts of the windows before and after it.
     """
     distinct, ranks = np.unique(entries.starts, return_inverse=True)
     places, first, windows = np.unique(ranks * len(keys) + entries.codes, return_index=True, return_inverse=True)
@@ -161,5 +161,5 @@ def openings_of(
             large[window] = id(pane) in weights.large
         elif stay:
             opens[window] = True
-            extends[window] = key in panes.get(start - every_us, none) or key in panes.get(start + every_us, none)
+            extends[window] = any(key in panes.get(other, none) for other in neighbors(start))
     return Openings(entries.at, windows, opens, extends, large)

@@ -6,6 +6,62 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = [
     Mutant(
+        "millpy/windowing/calendar_windows.py",
+        "            return (one, other) if self._repeats else (one,)",
+        "            return (one,)",
+        killers=("tests/property/test_calendar_windows.py::test_windows_begin_where_a_walk_along_the_clock_says",),
+    ),
+    Mutant(
+        "millpy/windowing/calendar_windows.py",
+        "            return (one, other) if self._repeats else (one,)",
+        "            return (one, other)",
+        killers=("tests/property/test_calendar_windows.py::test_windows_begin_where_a_walk_along_the_clock_says",),
+    ),
+    Mutant(
+        "millpy/windowing/calendar_windows.py",
+        "        return (hi,)",
+        "        return (lo,)",
+        killers=("tests/unit/windowing/test_calendar_windows.py::test_a_start_in_a_gap_is_the_moment_of_the_change",),
+    ),
+    Mutant(
+        "millpy/windowing/calendar_windows.py",
+        "        slack = -(-_SHIFT_US // self._unit.shortest_us) + 1",
+        "        slack = 0",
+        killers=("tests/unit/windowing/test_calendar_windows.py::test_starts_of_a_day_that_was_lived_twice_are_found",),
+    ),
+    Mutant(
+        "millpy/windowing/calendar_windows.py",
+        "            self._pinned[start] = end\n",
+        "            pass\n",
+        killers=(
+            "tests/unit/windowing/test_calendar_windows.py::test_an_open_window_keeps_its_bounds_when_the_tz_database_changes",
+        ),
+    ),
+    Mutant(
+        "millpy/windowing/fixed_state.py",
+        "                self._assigner.pin(int(start), int(end))",
+        "                pass",
+        killers=(
+            "tests/unit/windowing/test_calendar_windows.py::test_an_open_window_keeps_its_bounds_when_the_tz_database_changes",
+        ),
+    ),
+    Mutant(
+        "millpy/windowing/calendar_windows.py",
+        "            if len(self._chunks) >= CHUNKS_MAX:",
+        "            if len(self._chunks) < 0:",
+        killers=(
+            "tests/unit/windowing/test_calendar_windows.py::test_the_starts_in_memory_are_bounded_however_far_apart_the_records_are",
+        ),
+    ),
+    Mutant(
+        "millpy/windowing/group_by.py",
+        "    group_starts, group_ends = distinct[group_windows], ends_of(distinct)[group_windows]",
+        "    group_starts, group_ends = distinct[group_windows], ends_of(distinct)[0]",
+        killers=(
+            "tests/property/test_calendar_windows.py::test_panes_around_a_change_of_the_clock_are_those_of_a_plain_loop",
+        ),
+    ),
+    Mutant(
         "millpy/windowing/operator.py",
         "        self._latest_end = self._trigger.latest_end(work.watermark)",
         "        self._latest_end = work.watermark",
@@ -114,8 +170,8 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/windowing/fixed_state.py",
-        "        self._unexpired.add(start + self._size_us + self._allowed_us, None, start)",
-        "        self._unexpired.add(start + self._size_us, None, start)",
+        "        self._unexpired.add(end + self._allowed_us, None, start)",
+        "        self._unexpired.add(end, None, start)",
         killers=("tests/unit/windowing/test_logic.py::test_window_is_emitted_once_the_watermark_reaches_its_end",),
     ),
     Mutant(

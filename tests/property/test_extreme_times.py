@@ -20,6 +20,7 @@ from millpy.ingest.settings import AdvanceWithClock, Dedupe, EventTime
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, days, hours, milliseconds, minutes, seconds
 from millpy.model.timer import Timer
 from millpy.windowing.aggregates.numeric import Count
+from millpy.windowing.calendar_windows import CalendarWindows
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
 from tests.crash.memory_world import LIMITS, World
 from tests.feed import Feed
@@ -42,6 +43,8 @@ WINDOWS: list[Windows] = [
     SlidingWindows(minutes(10), every=minutes(1)),
     SlidingWindows(days(7), every=days(3)),
     SlidingWindows(timedelta(microseconds=2), every=timedelta(microseconds=1)),
+    CalendarWindows("hour", zone="Europe/Berlin"),
+    CalendarWindows("year", zone="Pacific/Apia", starts_at=days(364)),
     SessionWindows(minutes(1)),
     SessionWindows(days(365 * 400)),
 ]

@@ -27,8 +27,10 @@ from millpy.windowing.aggregates.distinct import ApproxDistinct
 from millpy.windowing.aggregates.numeric import Count, Max, Mean, Min, StandardDeviation, Sum, Variance
 from millpy.windowing.aggregates.positional import Collect, First, Last, Top
 from millpy.windowing.aggregates.quantile import Median, Quantile
+from millpy.windowing.calendar_windows import CalendarWindows
 from millpy.windowing.logic import WindowedLogic
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
+from tests.property.plain_calendar import walked_window
 from tests.property.windows_by_computation import ABSORBED, SessionComputation, WindowedComputation
 from tests.stage_driver import StageDriver
 
@@ -155,18 +157,25 @@ class PlainLoop:
         if isinstance(self.windows, SessionWindows):
             return self._into_session(found, record, at, watermark)
         missed = 0
-        every, offset = self.windows.every_us, self.windows.offset_us
-        for start in range((at - SIZE - offset) // every * every + every + offset, at + 1, every):
-            if watermark >= start + SIZE + self.allowed:
+        for start, end in self._spans(at):
+            if watermark >= end + self.allowed:
                 missed += 1
                 continue
             known = [group for group in found if group.start == start]
-            group = known[0] if known else Group(start, start + SIZE)
+            group = known[0] if known else Group(start, end)
             if not known:
                 found.append(group)
             group.records.append((record, at))
             group.late += watermark >= group.end
         return missed
+
+    def _spans(self, at: int) -> list[tuple[int, int]]:
+        if isinstance(self.windows, CalendarWindows):
+            return [walked_window(self.windows, at)]
+        assert isinstance(self.windows, FixedWindows | SlidingWindows)
+        every, offset = self.windows.every_us, self.windows.offset_us
+        starts = range((at - SIZE - offset) // every * every + every + offset, at + 1, every)
+        return [(start, start + SIZE) for start in starts]
 
     def _into_session(self, found: list[Group], record: Reading, at: int, watermark: int) -> int:
         gap = 6 if (record.key, record.site) == ("b", 1) else 3

@@ -17,8 +17,9 @@ from millpy.model.record import RecordType
 from millpy.model.time import microseconds, to_datetime
 from millpy.model.timer import Timer
 from millpy.windowing.accumulator import AccumulatorSet, Aggregate
+from millpy.windowing.calendar_windows import CalendarBounds, CalendarWindows
 from millpy.windowing.panes import output_type
-from millpy.windowing.window import AlignedWindows, Assigner, Gaps, SessionWindows
+from millpy.windowing.window import AlignedWindows, Gaps, SessionWindows
 
 # Due at the same time when no lateness is allowed: timers fire by name then, and a window fires before it is over.
 FIRE, OVER = "fire", "over"
@@ -109,22 +110,29 @@ class KeyedWindows(Computation):
 
 
 class WindowedComputation(KeyedWindows):
-    """Aggregates by key and fixed or sliding window.
+    """Aggregates by key and fixed, sliding or calendar window.
 
     Args:
         windows: where records are grouped; for the others see its base.
     """
 
-    def __init__(self, windows: AlignedWindows, *args: Any, **settings: Any) -> None:
+    def __init__(self, windows: AlignedWindows | CalendarWindows, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self._assigner = Assigner(windows)
+        self._windows = windows
+
+    def _spans(self, at: int) -> list[tuple[int, int]]:
+        """Return the windows of an event time, the newest first."""
+        windows = self._windows
+        if isinstance(windows, CalendarWindows):
+            start, end = CalendarBounds(windows).between(at, at + 1)[:2]
+            return [(start, end)]
+        size, every = windows.size_us, windows.every_us
+        return [(s, s + size) for s in range(at - (at - windows.offset_us) % every, at - size, -every)]
 
     def process_record(self, context: Context, record: Any) -> None:
         """Add the record to its windows; where it is late it amends the result at once."""
         panes = context[KeyedWindows.panes]
-        size, every, at = self._assigner.size_us, self._assigner.every_us, context.event_time_us
-        for start in range(at - (at - self._assigner.offset_us) % every, at - size, -every):
-            end = start + self._assigner.size_us
+        for start, end in self._spans(context.event_time_us):
             if context.input_watermark_us >= end + self._allowed_us:
                 self._too_late(context, record)
                 continue

@@ -156,9 +156,9 @@ BOTH = "generations"
 SETUP = (OwnedIntervals, "_setup")
 WINDOWS_ROWS = (AlignedInterval, "_take_rows")
 MEETS, TOUCHES = "at < session.end and session.start < at", "at <= session.end and session.start <= at"
-LATE, LATER = "starts + (self._size_us + self._allowed_us)", "starts + (self._size_us + self._allowed_us + 1)"
+LATE, LATER = "ends_of(starts) + self._allowed_us", "ends_of(starts) + self._allowed_us + 1"
 TIMES = ".assign(rows.records.event_times"
-ENDS, ENDED = "+ size_us <= latest_end", "+ size_us < latest_end"
+ENDS, ENDED = ".end_of(start)) <= latest_end", ".end_of(start)) < latest_end"
 WITHIN, NEARER = "<= self._within_us", "< self._within_us"
 CAP = "cap = min(others, default=INSTANT_MAX)"
 RANGE, LATER_RANGE = "range(window, window", "range(window + self._every_us, window"

@@ -27,6 +27,7 @@ from millpy.windowing.aggregates.distinct import ApproxDistinct
 from millpy.windowing.aggregates.numeric import Count, Max, Mean, Min, StandardDeviation, Sum, Variance
 from millpy.windowing.aggregates.positional import Collect, First, Last, Top
 from millpy.windowing.aggregates.quantile import Median, Quantile
+from millpy.windowing.calendar_windows import CalendarWindows
 from millpy.windowing.triggers import AfterWatermark, Trigger
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
 
@@ -36,16 +37,14 @@ CLOCK = "2100-01-01T00:00:00Z"
 """The processing time at which a transcript begins, unless it says another: no record is then from the future."""
 
 WINDOWS: Mapping[str, Sequence[str]] = {
-    "fixed": (),
-    "sliding": ("every",),
+    "fixed": ("offset",),
+    "sliding": ("every", "offset"),
+    "calendar": ("zone", "starts_at"),
     "session": ("by_key",),
 }
 """Kind of windows -> further keys."""
 WINDOWS_TO_COME: Mapping[str, Sequence[str]] = {
-    "fixed": ("offset",),
-    "sliding": ("offset",),
     "session": ("max_length", "max_records"),
-    "calendar": ("zone", "starts_at"),
     "global": (),
 }
 TRIGGERS_TO_COME = (
@@ -213,15 +212,27 @@ def _windows(given: Mapping[str, Any]) -> Windows:
         if kind not in WINDOWS or (key != kind and key in to_come):
             raise not_implemented(f"windows: {kind if kind not in WINDOWS else key}", ", ".join(WINDOWS))
     what = f"windows: {kind}"
+    if kind == "calendar":
+        return _calendar(given)
+    offset = _duration(given.get("offset", "0s"), "windows: offset")
     if kind == "fixed":
-        return FixedWindows(_duration(given[kind], what))
+        return FixedWindows(_duration(given[kind], what), offset=offset)
     if kind == "sliding":
-        return SlidingWindows(_duration(given[kind], what), every=_duration(given.get("every"), "windows: every"))
+        every = _duration(given.get("every"), "windows: every")
+        return SlidingWindows(_duration(given[kind], what), every=every, offset=offset)
     by_key = given.get("by_key", {})
     if not isinstance(by_key, Mapping):
         raise UsageError("windows: by_key is not a mapping of keys to durations")
     gaps: dict[Key, timedelta] = {str(key): _duration(gap, f"windows: by_key: {key}") for key, gap in by_key.items()}
     return SessionWindows(_duration(given[kind], what), by_key=gaps)
+
+
+def _calendar(given: Mapping[str, Any]) -> CalendarWindows:
+    starts_at = _duration(given.get("starts_at", "0s"), "windows: starts_at")
+    try:
+        return CalendarWindows(given["calendar"], zone=given.get("zone", ""), starts_at=starts_at)
+    except GraphError as error:
+        raise UsageError(f"windows: {error.message}", hint=error.hint) from None
 
 
 def _trigger(given: Any) -> Trigger:

@@ -55,6 +55,11 @@ MEANINGS: Mapping[str, Mapping[str, list[Any]]] = {
         "every": [minutes(1), minutes(5)],
         "offset": [seconds(0), seconds(30)],
     },
+    "CalendarWindows": {
+        "unit": ["hour", "day", "week", "month", "quarter", "year"],
+        "zone": ["Europe/Berlin", "Europe/Paris", "UTC"],
+        "starts_at": [seconds(0), minutes(15), seconds(0.001)],
+    },
     "SessionWindows": {
         "gap": LENGTHS,
         "by_key": [
