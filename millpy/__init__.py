@@ -18,12 +18,28 @@ from millpy.windowing.aggregates.distinct import ApproxDistinct
 from millpy.windowing.aggregates.numeric import Count, Max, Mean, Min, StandardDeviation, Sum, Variance
 from millpy.windowing.aggregates.positional import Collect, First, Last, Top
 from millpy.windowing.aggregates.quantile import Median, Quantile
-from millpy.windowing.triggers import AfterWatermark
+from millpy.windowing.triggers import (
+    AfterAll,
+    AfterAny,
+    AfterCount,
+    AfterEach,
+    AfterProcessingTime,
+    AfterWatermark,
+    Every,
+    Never,
+    OrFinally,
+    Repeatedly,
+)
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
 
 __all__ = [
     "Accumulation",
     "AdvanceWithClock",
+    "AfterAll",
+    "AfterAny",
+    "AfterCount",
+    "AfterEach",
+    "AfterProcessingTime",
     "AfterWatermark",
     "ApproxDistinct",
     "Collect",
@@ -35,6 +51,7 @@ __all__ = [
     "Directory",
     "ErrorRate",
     "EventTime",
+    "Every",
     "FieldMapping",
     "File",
     "Files",
@@ -54,7 +71,10 @@ __all__ = [
     "Min",
     "Mqtt",
     "MqttSession",
+    "Never",
+    "OrFinally",
     "Quantile",
+    "Repeatedly",
     "Sasl",
     "SessionWindows",
     "SlidingWindows",

@@ -28,7 +28,7 @@ from millpy.windowing.pane_codec import OpenPane
 
 REASON = "windows"
 """The reason of these dead letters."""
-PANE_BYTES, AGGREGATE_BYTES, SESSION_BYTES = 600, 100, 300
+PANE_BYTES, AGGREGATE_BYTES, SESSION_BYTES, FIRING_BYTES = 600, 100, 300, 700
 """Bytes. tracemalloc measures 380 for one count, 90 for each further aggregate and 320 more for a session; the
 allocator adds overhead."""
 PLAIN_TEXT, MEMORY_PER_TEXT = 256, 8
