@@ -11,13 +11,21 @@ A pane is emitted only if records have come since the one before it.
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
-from typing import Generic, TypeVar
+from itertools import islice
+from typing import Any, Generic, Protocol, TypeVar
 
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 from millpy.windowing.pane_codec import FiringState, OpenPane
 from millpy.windowing.triggers import FiringMoment, Trigger
 
-Item = TypeVar("Item")
+
+class _Ordered(Protocol):
+    def __lt__(self, other: Any, /) -> bool: ...
+
+    def __hash__(self) -> int: ...
+
+
+Item = TypeVar("Item", bound=_Ordered)
 _OUTDATED_MIN = 1_000
 
 
@@ -28,6 +36,7 @@ class Alarms(Generic[Item]):
         self._times: list[Instant] = []
         self._items: dict[Instant, dict[Item, None]] = {}
         self._at: dict[Item, Instant] = {}
+        self._sorted: set[Instant] = set()  # due times with more items than could leave in a turn
 
     def set(self, item: Item, at: Instant) -> None:
         """Set the alarm of an item, instead of an earlier one; INSTANT_MAX for none."""
@@ -39,6 +48,7 @@ class Alarms(Generic[Item]):
             del of_time[item]
             if not of_time:
                 del self._items[before]
+                self._sorted.discard(before)
         if at == INSTANT_MAX:
             self._at.pop(item, None)
             return
@@ -60,15 +70,22 @@ class Alarms(Generic[Item]):
         return self._times[0] if self._times else INSTANT_MAX
 
     def due(self, now_us: Instant, items_max: int) -> list[Item]:
-        """Return up to `items_max` items whose time has come; they stay until their alarm is set anew."""
-        due: dict[Item, None] = {}
+        """Return up to `items_max` items whose time has come; they stay until their alarm is set anew.
+
+        Of the items of one time the first ones leave, so that a new owner chooses as the owner before it.
+        """
+        due: list[Item] = []
         times: list[Instant] = []
         while len(due) < items_max and self.next_time() <= now_us:
-            times.append(heappop(self._times))
-            due.update(self._items[times[-1]])
+            at = heappop(self._times)
+            times.append(at)
+            if at not in self._sorted and len(due) + len(self._items[at]) > items_max:
+                self._items[at] = dict.fromkeys(sorted(self._items[at]))
+                self._sorted.add(at)
+            due += islice(self._items[at], items_max - len(due))
         for at in times:
             heappush(self._times, at)
-        return list(due)[: max(0, items_max)]
+        return due
 
 
 class PaneTriggers:

@@ -352,8 +352,8 @@ class WindowedInterval(Generic[OpenT]):
         result.emitted_by_stream[self._stream] = self._made + emission.retracted
         if (table_id := self._binding.tables.get(self._stream)) is not None:
             result.emitted_by_table[table_id] = self._made
-        due, _ = self.next_due()
-        result.unfinished = due <= reached and due < INSTANT_MAX
+        due, alarm = self.next_due()
+        result.unfinished = (due <= reached and due < INSTANT_MAX) or alarm <= work.now_us
         return result
 
     def _with_room(self, result: StepResult, rows: JoinedRows, work: Work) -> JoinedRows:

@@ -37,6 +37,7 @@ class TriggeredWindows(OpenWindows):
         self.alarms: Alarms[tuple[int, Key]] = Alarms()
         self._unclosed = WindowStarts()
         self._holding: dict[int, dict[Key, None]] = {}
+        self._waiting_in: tuple[dict[int, list[Key]], dict[int, list[Key]]] = ({}, {})
 
     def finish_recovery(self) -> None:
         """Build the queues and alarms, after all stored panes have been loaded."""
@@ -84,16 +85,28 @@ class TriggeredWindows(OpenWindows):
     def _swept(
         self, queue: WindowStarts, until: Instant, which: Callable[[FiringState], bool], panes_max: int
     ) -> list[tuple[int, Key]]:
-        """Return up to `panes_max` panes of the windows in a queue that are due by `until`."""
+        """Return up to `panes_max` panes of the windows in a queue that are due by `until`.
+
+        Which panes of a window wait is decided by their keys, so that a new owner decides as the owner before it.
+        """
         found: list[tuple[int, Key]] = []
         starts: list[int] = []
+        waiting = self._waiting_in[queue is self._unclosed]
         while len(found) < panes_max and (start := queue.first(until)) is not None:
             queue.pop()
             starts.append(start)
-            found += [(start, key) for key, pane in self.panes[start].items() if which(_firing_of(pane))]
+            panes, known = self.panes[start], waiting.pop(start, None)
+            keys = [key for key in (panes if known is None else known) if which(_firing_of(panes[key]))]
+            room = panes_max - len(found)
+            if len(keys) > room:
+                if known is None:
+                    keys.sort(reverse=True)
+                waiting[start] = keys[:-room]
+                keys = keys[-room:]
+            found += [(start, key) for key in keys]
         for start in starts:  # they stay until `_pop_done`
             queue.add(start + self._size_us + (self._allowed_us if queue is self._unclosed else 0), None, start)
-        return found[: max(0, panes_max)]
+        return found
 
     def _pop_done(self, queue: WindowStarts, until: Instant, done: Callable[[FiringState], bool]) -> None:
         """Remove the due windows of a queue, up to the first one with panes that have to wait."""
@@ -116,6 +129,8 @@ class TriggeredWindows(OpenWindows):
             self.alarms.set((start, key), INSTANT_MAX)
         if start not in self.panes:
             self.closed.pop(start, None)
+            for waiting in self._waiting_in:
+                waiting.pop(start, None)
 
     def oldest_end(self) -> Instant:
         """Return the end of the oldest window that holds the low watermark; INSTANT_MAX without one."""

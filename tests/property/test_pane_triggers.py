@@ -353,3 +353,19 @@ def test_panes_add_up_to_the_batch_in_every_mode(
 def test_triggers_read_as_their_constructors(trigger: Trigger) -> None:
     assert eval(repr(trigger), {**vars(millpy), "timedelta": timedelta}) == trigger
     assert msgspec.json.decode(msgspec.json.encode(trigger.identity())) == trigger.identity()
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["", "restarted"])
+def test_panes_of_one_tick_that_exceed_a_turn_leave_in_the_next_turns_by_key(restarts: bool) -> None:
+    subject = driver(Every(timedelta_us(50)))
+    subject.feed([(Reading(key, 1), 3) for key in "dacb"])
+    subject.panes_max = 1
+    found = []
+    for _ in "abcd":
+        if restarts:
+            subject.restart()
+        result = subject.feed([], now_us=50)
+        found += [pane.key for pane in result.productions["panes"].objects()]
+        assert result.unfinished == (len(found) < 4)
+
+    assert found == ["a", "b", "c", "d"]
