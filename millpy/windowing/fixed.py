@@ -223,9 +223,10 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
     def _kept(self, groups: Groups, expiring: Mask, keys: list[Key]) -> Mask:
         """Return which groups go through the state: their window stays open, or their key has a pane in it already.
 
-        If records may be retractions, or the trigger has a state, all do.
+        The others are the only pane of a window that is over, whatever its trigger. If records may be retractions, all
+        groups go through the state.
         """
-        kept = ~expiring | self._through_state
+        kept = ~expiring | self._accumulators.retracts
         places = np.flatnonzero(~kept)
         if not len(places) or not self._open.panes:
             return kept
