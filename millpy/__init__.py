@@ -19,12 +19,28 @@ from millpy.windowing.aggregates.numeric import Count, Max, Mean, Min, StandardD
 from millpy.windowing.aggregates.positional import Collect, First, Last, Top
 from millpy.windowing.aggregates.quantile import Median, Quantile
 from millpy.windowing.calendar_windows import CalendarWindows
-from millpy.windowing.triggers import AfterWatermark
+from millpy.windowing.triggers import (
+    AfterAll,
+    AfterAny,
+    AfterCount,
+    AfterEach,
+    AfterProcessingTime,
+    AfterWatermark,
+    Every,
+    Never,
+    OrFinally,
+    Repeatedly,
+)
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
 
 __all__ = [
     "Accumulation",
     "AdvanceWithClock",
+    "AfterAll",
+    "AfterAny",
+    "AfterCount",
+    "AfterEach",
+    "AfterProcessingTime",
     "AfterWatermark",
     "ApproxDistinct",
     "CalendarWindows",
@@ -37,6 +53,7 @@ __all__ = [
     "Directory",
     "ErrorRate",
     "EventTime",
+    "Every",
     "FieldMapping",
     "File",
     "Files",
@@ -56,7 +73,10 @@ __all__ = [
     "Min",
     "Mqtt",
     "MqttSession",
+    "Never",
+    "OrFinally",
     "Quantile",
+    "Repeatedly",
     "Sasl",
     "SessionWindows",
     "SlidingWindows",

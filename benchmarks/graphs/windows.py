@@ -1,6 +1,6 @@
 """W1: a file of readings through exactly-once windows into a table.
 
-With BENCH_DEDUPE, dedupe ids on; with BENCH_ARCHIVE, an archive beside them.
+With BENCH_DEDUPE, dedupe ids on; with BENCH_ARCHIVE, an archive beside them; with BENCH_TRIGGER=early, early panes.
 """
 
 import os
@@ -8,9 +8,11 @@ import os
 import msgspec
 
 from millpy import (
+    AfterWatermark,
     Count,
     Dedupe,
     EventTime,
+    Every,
     File,
     FixedWindows,
     Graph,
@@ -28,6 +30,8 @@ WINDOWS = {
     "sliding": SlidingWindows(seconds(10), every=seconds(2.5)),
     "session": SessionWindows(seconds(3)),
 }
+
+TRIGGERS = {"default": AfterWatermark(), "early": AfterWatermark(early=Every(seconds(1)))}
 
 
 class Reading(msgspec.Struct):
@@ -48,7 +52,11 @@ readings = graph.inject(
 )
 (
     readings.key_by("device")
-    .window(WINDOWS[os.environ.get("BENCH_WINDOWS", "fixed")], intervals=int(os.environ.get("BENCH_INTERVALS", "4")))
+    .window(
+        WINDOWS[os.environ.get("BENCH_WINDOWS", "fixed")],
+        trigger=TRIGGERS[os.environ.get("BENCH_TRIGGER", "default")],
+        intervals=int(os.environ.get("BENCH_INTERVALS", "4")),
+    )
     .aggregate(n=Count(), mean=Mean("temperature"), low=Min("temperature"), high=Max("temperature"))
     .to_table("temperature_10s")
 )

@@ -341,7 +341,7 @@ class KeyedStream:
             intervals: number of key intervals, the unit of ownership.
 
         Raises:
-            GraphError: the lateness is negative; the trigger fires when the window is over; the input has panes that
+            GraphError: the lateness is negative; the trigger is none for these windows; the input has panes that
                 repeat, which would count twice; or it has retractions, and these windows cannot subtract them.
         """
         if name:
@@ -357,6 +357,15 @@ class KeyedStream:
         if allowed_lateness < timedelta(0):
             raise GraphError("allowed_lateness must not be negative", hint="use zero or a positive duration")
         check_length("allowed_lateness", allowed_lateness)
+        if not isinstance(trigger, Trigger):
+            raise GraphError(
+                f"{trigger!r} is not a trigger", hint="for example trigger=AfterWatermark(early=Every(seconds(10)))"
+            )
+        if trigger.per_pane and isinstance(windows, SessionWindows):
+            raise GraphError(
+                f"sessions cannot have {trigger!r}: the state of a trigger cannot be merged",
+                hint="use fixed or sliding windows; sessions fire by AfterWatermark(), the default",
+            )
         if trigger.due_at(Instant(0)) > microseconds(allowed_lateness):
             raise GraphError(
                 f"{trigger!r} fires windows after allowed_lateness={allowed_lateness!r}, when they are over",
@@ -450,12 +459,14 @@ def _refuse_repeated_panes(stream: Stream) -> None:
     if not isinstance(logic, WindowedLogic) or logic.accumulation is not Accumulation.ACCUMULATING:
         return
     if logic.panes_repeat:
-        name = stream.name or producer.name
+        name, given = stream.name or producer.name, f"allowed_lateness={logic.allowed_lateness!r}"
+        if logic.trigger.per_pane:
+            given = f"trigger={logic.trigger!r}"
         raise GraphError(
-            f"cannot window the panes of {name!r}: with allowed_lateness={logic.allowed_lateness!r} a window may have"
-            " several panes, and each would count",
+            f"cannot window the panes of {name!r}: with {given} a window may have several panes, and each would count",
             hint=f"choose for {name!r}: accumulation=Accumulation.RETRACTING, whose panes are subtracted again, or"
-            " Accumulation.DISCARDING, whose panes add up; or omit its allowed_lateness, and each window has one pane",
+            f" Accumulation.DISCARDING, whose panes add up; or omit its {given.partition('=')[0]}, and each window has"
+            " one pane",
         )
 
 

@@ -50,6 +50,14 @@ CONSTRUCTORS: Mapping[str, Constructor] = {
     "kafka": Constructor("Kafka", ("topic",), defaults=(("tombstones", "dead_letter"), ("fields", _NO_FIELDS))),
     "field_mapping": Constructor("FieldMapping", defaults=(("headers", {"dict": []}),)),
     "mqtt": Constructor("Mqtt", spread="filters", defaults=(("retained", False),)),
+    "after_count": Constructor("AfterCount", ("n",)),
+    "after_processing_time": Constructor("AfterProcessingTime", ("delay_us",)),
+    "every": Constructor("Every", ("period_us",)),
+    "repeatedly": Constructor("Repeatedly", ("trigger",)),
+    "after_any": Constructor("AfterAny", spread="triggers"),
+    "after_all": Constructor("AfterAll", spread="triggers"),
+    "after_each": Constructor("AfterEach", spread="triggers"),
+    "or_finally": Constructor("OrFinally", ("trigger", "until")),
 }
 """The kinds that are not written as, for example, `ApproxDistinct(field)` for "approx_distinct"."""
 _TYPES = ("type", "items", "keys", "values", "accumulator")
@@ -76,6 +84,8 @@ def identity_text(identity: Any) -> str:
     kind = identity.get("kind")
     if kind is None:
         return _value_text(identity)
+    if kind == "nothing":
+        return "None"
     if kind == "combiner":
         keeping = f" keeping {type_text(identity['accumulator'])}"
         return f"{identity['name']}({_given(identity['parameters'])}){keeping}"

@@ -15,7 +15,7 @@ import numpy as np
 from millpy.model.keys import Key
 from millpy.model.record import Instants, Mask, retractions_of
 from millpy.model.stage import StageBinding, StoredInterval, Work
-from millpy.model.time import Instant
+from millpy.model.time import INSTANT_MAX, Instant
 from millpy.windowing.accumulator import PartialAggregate
 from millpy.windowing.aggregates.combiner import try_merges
 from millpy.windowing.fixed_state import OpenWindows
@@ -23,6 +23,7 @@ from millpy.windowing.group_by import Groups, Integers
 from millpy.windowing.operator import DroppedLate, JoinedRows, WindowedInterval, WindowSpec
 from millpy.windowing.pane_codec import OpenPane
 from millpy.windowing.panes import Emission
+from millpy.windowing.triggered_state import TriggeredWindows
 from millpy.windowing.window import WindowAssigner
 from millpy.windowing.window_memory import Openings, WindowEntries, openings_of
 
@@ -36,7 +37,10 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
         super().__init__(windowing, binding)
         self._assigner = assigner
         self._windows_per_record = assigner.windows_per_record
-        self._open = OpenWindows(self._accumulators, assigner, self._allowed_us)
+        given = (self._accumulators, assigner, self._allowed_us)
+        self._triggered = None if self._triggers is None else TriggeredWindows(*given, self._triggers)
+        self._open = self._triggered or OpenWindows(*given)
+        self._through_state = self._accumulators.retracts or self._triggers is not None
         self._recover(recovered)
 
     def _take_rows(self, emission: Emission, rows: JoinedRows, work: Work) -> DroppedLate | None:
@@ -44,6 +48,8 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
         starts, at = self._assigner.assign(rows.records.event_times)
         watermarks = rows.watermarks if at is None else rows.watermarks[at]
         over: Mask = watermarks >= self._assigner.ends_of(starts) + self._allowed_us
+        if self._triggered is not None and self._triggered.closed:
+            over |= self._closed(starts, rows.codes if at is None else rows.codes[at], rows.keys)
         late = None
         if over.any():
             late = self._too_late(rows, starts, at, over)
@@ -62,6 +68,20 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
         else:
             self._take_many(emission, rows, starts, at, work.watermark)
         return late
+
+    def _next_alarm(self) -> Instant:
+        """Return the processing time at which a pane is due; INSTANT_MAX without one."""
+        return INSTANT_MAX if self._triggered is None else self._triggered.alarms.next_time()
+
+    def _closed(self, starts: Instants, codes: Integers, keys: list[Key]) -> Mask:
+        """Return which (row, window) pairs have a window that its trigger has closed."""
+        assert self._triggered is not None
+        found = np.zeros(len(starts), np.bool_)
+        for start in np.unique(starts).tolist():
+            closed = self._triggered.closed.get(start)
+            if closed:
+                found |= (starts == start) & np.isin(codes, [code for code, key in enumerate(keys) if key in closed])
+        return found
 
     def _openings(self, rows: JoinedRows, work: Work) -> Openings:
         """Return the windows of the rows."""
@@ -158,7 +178,7 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
         """Merge the `kept` groups into the state, window by window.
 
         A window that opens and fires in this turn emits its groups unchanged: mark them as `leaving`, too. If records
-        may be retractions, a group may have no pane to emit, and all panes leave from the state.
+        may be retractions, or the trigger has a state, a group may have no pane to emit, and all leave from the state.
         """
         picks = np.flatnonzero(kept)
         values = list(map(list, zip(*(partial.accumulators(picks) for partial in partials), strict=True)))
@@ -168,7 +188,7 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
         bounds = np.append(np.flatnonzero(np.diff(starts, prepend=starts[0] - 1)), len(picks))
         for lo, hi in pairwise(bounds.tolist()):
             start = int(starts[lo])
-            if start in self._open.panes or self._accumulators.retracts:
+            if start in self._open.panes or self._through_state:
                 self._merge(start, of_group[lo:hi], values[lo:hi], late_counts[lo:hi], counts[lo:hi])
                 continue
             due = self._assigner.end_of(start) <= self._latest_end
@@ -180,7 +200,7 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
     def _merge(self, start: int, keys: list[Key], values: list[list[Any]], late: list[int], counts: list[int]) -> None:
         """Merge groups into an open window; `late` and `counts` are numbers of records."""
         panes, changed = self._open.get_or_open(start), self._open.changed(start)
-        merge, simple, before = self._accumulators.merge, self._simple, len(panes)
+        merge, simple, triggers, before = self._accumulators.merge, self._simple, self._triggers, len(panes)
         applied = 0
         for key, accumulators, late_count, count in zip(keys, values, late, counts, strict=True):
             pane = panes.get(key)
@@ -191,6 +211,8 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
                 pane.late_count += late_count
             else:
                 self._merger.merge(pane, accumulators, late_count)
+            if triggers is not None:
+                triggers.add(pane, count)
             changed[key] = pane
             applied += count
         self._open.weights.panes += len(panes) - before
@@ -204,7 +226,8 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
     def _kept(self, groups: Groups, expiring: Mask, keys: list[Key]) -> Mask:
         """Return which groups go through the state: their window stays open, or their key has a pane in it already.
 
-        If records may be retractions, all do.
+        The others are the only pane of a window that is over, whatever its trigger. If records may be retractions, all
+        groups go through the state.
         """
         kept = ~expiring | self._accumulators.retracts
         places = np.flatnonzero(~kept)

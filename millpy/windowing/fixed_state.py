@@ -38,8 +38,8 @@ class OpenWindows:
         self._assigner = assigner
         self._allowed_us = allowed_lateness_us
         self.panes: dict[int, PanesByKey] = {}
-        self._unfired = _WindowStarts()
-        self._unexpired = _WindowStarts()
+        self._unfired = WindowStarts()
+        self._unexpired = WindowStarts()
         self._opened: dict[int, PanesByKey] = {}
         self._changed: dict[int, PanesByKey] = {}
         self._waiting: dict[int, list[Key]] = {}
@@ -142,7 +142,7 @@ class OpenWindows:
         changed, self._changed = self._changed, {}
         gone: list[tuple[int, list[Key]]] = []
         while panes_max > 0 and (start := self._unexpired.first(watermark)) is not None:
-            if self._assigner.end_of(start) >= self._unfired.next_due():
+            if self._waits(start):
                 break  # its panes have to be emitted first
             panes = self.panes[start]
             if len(panes) <= panes_max:
@@ -163,6 +163,7 @@ class OpenWindows:
             panes_max -= len(expired)
             self.weights.drop(list(expired.values()))
             self._expired_without_pane += self._without_pane(expired)
+            self._forget(start, expired)
             gone.append((start, [key for key, pane in expired.items() if pane.bundle]))
         touched: list[OpenPane] = []
         entries = Entries(Kind.WINDOW, "")
@@ -186,6 +187,10 @@ class OpenWindows:
         entries.values = [*values, *([None] * (len(keys) - len(touched)))]
         return entries
 
+    def _waits(self, start: int) -> bool:
+        """Tell whether a window that is over still has panes to emit."""
+        return self._assigner.end_of(start) >= self._unfired.next_due()
+
     def take_expired_without_pane(self) -> int:
         """Return how many panes have expired without being emitted since the last call."""
         expired, self._expired_without_pane = self._expired_without_pane, 0
@@ -194,6 +199,9 @@ class OpenWindows:
     def _without_pane(self, panes: PanesByKey) -> int:
         """Return how many panes have not been emitted."""
         return sum(not pane.emitted for pane in panes.values())
+
+    def _forget(self, start: int, panes: PanesByKey) -> None:
+        """Do nothing: nothing else is known of panes that have expired."""
 
     def _name(self, entries: Entries, keys: list[Key], start: int, of_window: list[Key]) -> None:
         """Add the keys of a window to `keys`, and its subkeys and fire times to `entries`."""
@@ -206,12 +214,18 @@ class OpenWindows:
         """Return the end of the oldest window that has not fired; INSTANT_MAX without one."""
         return self._unfired.next_due()
 
+    def oldest_end(self) -> Instant:
+        """Return the end of the oldest window that holds the low watermark; INSTANT_MAX without one."""
+        return self.next_end()
+
     def next_expiry(self) -> Instant:
         """Return when the next window expires; INSTANT_MAX without one."""
         return self._unexpired.next_due()
 
 
-class _WindowStarts(DueQueue[int]):
+class WindowStarts(DueQueue[int]):
+    """The starts of windows by the watermark at which they are due."""
+
     __slots__ = ()
 
     def is_current(self, key: Key | None, item: int) -> bool:

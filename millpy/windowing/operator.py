@@ -43,6 +43,7 @@ from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, microseconds
 from millpy.windowing.accumulation import Accumulation, PaneMerger
 from millpy.windowing.accumulator import AccumulatorSet, Aggregate, RowsRefusedError
 from millpy.windowing.aggregates.balance import CountBalance
+from millpy.windowing.firing import PaneTriggers
 from millpy.windowing.group_by import Integers
 from millpy.windowing.pane_codec import DuePane
 from millpy.windowing.panes import Emission, output_type, records_in_order, result_rows
@@ -90,12 +91,13 @@ class WindowSpec:
     @property
     def panes_repeat(self) -> bool:
         """Whether a window may have a second pane, or a session that has one may be merged into another."""
-        return self.allowed_lateness > timedelta(0)
+        return self.allowed_lateness > timedelta(0) or self.trigger.per_pane
 
     @property
     def simple(self) -> bool:
         """Whether records only add to windows, and all that a pane needs of its window are the accumulators."""
-        return self.accumulation is Accumulation.ACCUMULATING and not self.takes_retractions
+        plain = self.accumulation is Accumulation.ACCUMULATING and not self.trigger.per_pane
+        return plain and not self.takes_retractions
 
     def columns(self) -> tuple[str, ...]:
         """Return the names of the aggregate columns."""
@@ -231,6 +233,10 @@ class WindowState(Protocol):
         """Return the end of the oldest window that has not fired; INSTANT_MAX without one."""
         ...
 
+    def oldest_end(self) -> Instant:
+        """Return the end of the oldest window that holds the low watermark; INSTANT_MAX without one."""
+        ...
+
     def next_expiry(self) -> Instant:
         """Return when the next window expires; INSTANT_MAX without one."""
         ...
@@ -260,6 +266,7 @@ class WindowedInterval(Generic[OpenT]):
         where = Gaps(windows) if isinstance(windows, SessionWindows) else assigner_of(windows)
         self._earliest, self._latest = where.event_time_range()
         self._simple, self._mode = windowing.simple, windowing.accumulation
+        self._triggers = PaneTriggers(windowing.trigger) if windowing.trigger.per_pane else None
         self._accumulators = windowing.accumulators(self._input.record_type)
         self._merger = PaneMerger(self._accumulators, self._mode)
         self._accumulators.report_to(binding.progress)
@@ -297,20 +304,26 @@ class WindowedInterval(Generic[OpenT]):
 
     def oldest_work(self) -> Instant:
         """Return the event time of the next pane, which is the last µs of its window; INSTANT_MAX without one."""
-        end = self._open.next_end()
+        end = self._open.oldest_end()
         return end if end == INSTANT_MAX else Instant(end - 1)
 
     def next_due(self) -> tuple[Instant, Instant]:
-        """Return (watermark at which the next window fires or expires, INSTANT_MAX for the processing time)."""
+        """Return (watermark at which the next window fires or expires, processing time of the next alarm)."""
         end = self._open.next_end()
         fires = end if end == INSTANT_MAX else self._trigger.due_at(end)
-        return min(fires, self._open.next_expiry()), INSTANT_MAX
+        return min(fires, self._open.next_expiry()), self._next_alarm()
+
+    def _next_alarm(self) -> Instant:
+        """Return the processing time at which a pane is due; INSTANT_MAX without one."""
+        return INSTANT_MAX
 
     def step(self, work: Work) -> StepResult:
         """Apply one turn's work to the open windows and return the result to commit."""
         result = StepResult()
         reached = work.watermark
         self._tally, self._made = WindowCounts(), 0
+        if self._triggers is not None:
+            self._triggers.now_us = work.now_us
         subscribed = self._stream in self._binding.subscribed
         mode = self._mode if subscribed else Accumulation.ACCUMULATING  # the table is the same in every mode
         emission = Emission(self._accumulators, len(self._input.key_fields), self._trigger, mode)
@@ -341,8 +354,8 @@ class WindowedInterval(Generic[OpenT]):
         result.emitted_by_stream[self._stream] = self._made + emission.retracted - len(emission.withheld)
         if (table_id := self._binding.tables.get(self._stream)) is not None:
             result.emitted_by_table[table_id] = self._made
-        due, _ = self.next_due()
-        result.unfinished = due <= reached and due < INSTANT_MAX
+        due, alarm = self.next_due()
+        result.unfinished = (due <= reached and due < INSTANT_MAX) or alarm <= work.now_us
         return result
 
     def _with_room(self, result: StepResult, rows: JoinedRows, work: Work) -> JoinedRows:

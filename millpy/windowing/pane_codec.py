@@ -18,6 +18,26 @@ class PaneContent(msgspec.Struct, gc=False, omit_defaults=True):
     late_count: int = 0
 
 
+class FiringState(msgspec.Struct, gc=False, omit_defaults=True):
+    """What the trigger of a pane knows, if it decides pane by pane.
+
+    Attributes:
+        trigger: the state of the trigger.
+        since: number of records since the newest pane.
+        timing: timing of the newest pane; "" without one.
+        before: while a turn emits a pane, the timing of the one before it.
+        passed: whether the trigger has been asked since the watermark has reached the end of the window.
+        holds: whether the pane still keeps the low watermark back after that, for records that were on time.
+    """
+
+    trigger: list[Any]
+    since: int = 0
+    timing: str = ""
+    before: str = ""
+    passed: bool = False
+    holds: bool = False
+
+
 class OpenPane(msgspec.Struct, gc=False, omit_defaults=True):
     """The state of a window of a key.
 
@@ -29,6 +49,7 @@ class OpenPane(msgspec.Struct, gc=False, omit_defaults=True):
         bundle: number of the bundle that stored it last; 0 if it is not stored.
         kept: for a retracting window, the content of its newest pane if it has changed since; for a discarding one,
             what has come since then, if anything has; None in other modes.
+        firing: the state of its trigger, if that has one.
     """
 
     values: list[Any]
@@ -37,6 +58,7 @@ class OpenPane(msgspec.Struct, gc=False, omit_defaults=True):
     emitted: bool = False
     bundle: int = 0
     kept: PaneContent | None = None
+    firing: FiringState | None = None
 
 
 DuePane: TypeAlias = "tuple[int, int, Key, OpenPane]"

@@ -230,6 +230,8 @@ class Emission:
             pane.pane_index += 1
             pane.emitted = True
             pane.kept = pane.kept if id(pane) in self.withheld else None
+            if pane.firing is not None:
+                pane.firing.before = ""
         return columns, given, first
 
     def _with_direct(self, columns: list[Column]) -> list[Column]:
@@ -277,9 +279,16 @@ class Emission:
                 for place, member in self._accumulators.columns
             ),
             [pane.pane_index + step for _, _, _, pane in due],
-            list(self._trigger.timings(late_counts)),
+            self._timings(due, late_counts, step),
             late_counts,
         ]
+
+    def _timings(self, due: Sequence[DuePane], late_counts: list[int], step: int) -> list[Any]:
+        """Return the timings of panes, or of those before them."""
+        if not self._trigger.per_pane:
+            return list(self._trigger.timings(late_counts))
+        firings = [pane.firing for _, _, _, pane in due]
+        return [f and ((step and f.before) or f.timing) for f in firings]
 
 
 def _where_known(results: pa.Array, place: int, known: Integers | None) -> pa.Array:

@@ -151,6 +151,10 @@ class OpenSessions:
         """Return the end of the oldest session that has not fired; INSTANT_MAX without one."""
         return self._unfired.next_due()
 
+    def oldest_end(self) -> Instant:
+        """Return the end of the oldest session that holds the low watermark; INSTANT_MAX without one."""
+        return self.next_end()
+
     def next_expiry(self) -> Instant:
         """Return when the next session expires; INSTANT_MAX without one."""
         return self._unexpired.next_due()

@@ -18,8 +18,11 @@ from millpy.testing.transcripts.postgres_state import PostgresSubjects, postgres
 from millpy.testing.transcripts.reader import Transcript, read_transcripts
 from millpy.testing.transcripts.report import report_text
 from millpy.testing.transcripts.run import SUBJECTS, run_transcript
+from millpy.windowing.firing import Alarms
+from millpy.windowing.fixed import AlignedInterval
 from millpy.windowing.operator import WindowedInterval
 from millpy.windowing.panes import Emission
+from millpy.windowing.triggered_state import TriggeredWindows
 from millpy.windowing.triggers import AfterWatermark
 from millpy.windowing.window import Gaps
 from tests.commands import millpy, run_millpy
@@ -127,6 +130,27 @@ def with_all_panes_on_time(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(AfterWatermark, "timings", lambda self, late_counts: ["on_time"] * len(late_counts))
 
 
+def without_alarms(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Alarms, "due", lambda self, now_us, items_max: [])
+
+
+def with_windows_that_never_close(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(AlignedInterval, "_closed", lambda self, starts, codes, keys: np.zeros(len(starts), np.bool_))
+
+
+def with_triggers_that_begin_anew_after_a_crash(patch: pytest.MonkeyPatch) -> None:
+    finish = TriggeredWindows.finish_recovery
+
+    def forgetful(self: TriggeredWindows) -> None:
+        for panes in self.panes.values():
+            for pane in panes.values():
+                assert pane.firing is not None
+                pane.firing.trigger = self._triggers._trigger.fresh()
+        finish(self)
+
+    patch.setattr(TriggeredWindows, "finish_recovery", forgetful)
+
+
 def with_gaps_a_microsecond_longer(patch: pytest.MonkeyPatch) -> None:
     gap_of, gaps_of = Gaps.gap_of, Gaps.gaps_of
     patch.setattr(Gaps, "gap_of", lambda self, key: gap_of(self, key) + 1)
@@ -163,6 +187,10 @@ def without_silence(patch: pytest.MonkeyPatch) -> None:
         (with_panes_a_microsecond_early, "the end of a window is exclusive, to the microsecond", "columns"),
         (with_panes_a_microsecond_early, "records within the gap are one session", "memory"),
         (with_all_panes_on_time, "a window whose first record is late gives its first pane late", "columns"),
+        (without_alarms, "the clock fires a pane without a record, at the next multiple of the period", "memory"),
+        (with_windows_that_never_close, "a trigger that fires once closes its window, also before the end", "columns"),
+        (with_triggers_that_begin_anew_after_a_crash, "one trigger after the other, through a crash", "memory"),
+        (with_triggers_that_begin_anew_after_a_crash, "a delay counts from the first record of each pane", "pure"),
         (with_gaps_a_microsecond_longer, "a record exactly a gap later begins another session", "columns"),
         (with_gaps_a_microsecond_longer, "records within the gap are one session", "memory"),
         (without_dedupe, "a duplicate counts once, through a crash", "memory"),

@@ -17,12 +17,16 @@ import msgspec
 
 from millpy import (
     Accumulation,
+    AfterAny,
+    AfterCount,
+    AfterWatermark,
     Collect,
     Combiner,
     Computation,
     Context,
     Count,
     EventTime,
+    Every,
     First,
     FixedWindows,
     Graph,
@@ -42,7 +46,9 @@ from millpy import (
     seconds,
 )
 from millpy.windowing.accumulator import Aggregate
+from millpy.windowing.triggers import AFTER_WATERMARK, Trigger
 
+EARLY = AfterWatermark(early=AfterAny(AfterCount(7), Every(timedelta(seconds=0.1))))
 DISORDER = 5
 END = 240
 Rows = Mapping[tuple[str, int, int], tuple[Any, ...]]
@@ -102,6 +108,7 @@ class Kind:
     every: int
     lateness: int
     mode: Accumulation = Accumulation.ACCUMULATING
+    trigger: Trigger = AFTER_WATERMARK
 
     def windows(self) -> Any:
         if not self.every:
@@ -113,7 +120,7 @@ class Kind:
     @property
     def sliced(self) -> bool:
         aligned = self.every not in (0, self.size) and self.size % self.every == 0
-        return aligned and self.mode is Accumulation.ACCUMULATING
+        return aligned and self.mode is Accumulation.ACCUMULATING and self.trigger == AFTER_WATERMARK
 
 
 KINDS = {
@@ -124,6 +131,8 @@ KINDS = {
     "fixed_retracting": Kind(30, 30, 20, Accumulation.RETRACTING),
     "slides_discarding": Kind(40, 10, 20, Accumulation.DISCARDING),
     "sessions_retracting": Kind(4, 0, 20, Accumulation.RETRACTING),
+    "fixed_early": Kind(30, 30, 20, Accumulation.RETRACTING, EARLY),
+    "slides_early": Kind(40, 10, 20, trigger=EARLY),
 }
 
 
@@ -215,6 +224,7 @@ class Shape:
                 kind.windows(),
                 allowed_lateness=timedelta(seconds=kind.lateness),
                 accumulation=kind.mode,
+                trigger=kind.trigger,
                 intervals=self.intervals,
             )
             panes = windows.aggregate(**self.base, **own, **added).to_table(name)

@@ -15,12 +15,13 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from millpy import Accumulation, Count, Max, Mean, Sum
+from millpy import Accumulation, AfterCount, AfterWatermark, Count, Max, Mean, Sum
 from millpy.errors import GraphError, GraphVersionError
 from millpy.limits import Limits
 from millpy.process.assembly import deploy, run_worker
 from tests.crash.deploy_graphs import (
     ADDED,
+    EARLY,
     END,
     KINDS,
     Kind,
@@ -222,11 +223,14 @@ def resized(**changes: Any) -> dict[str, Kind]:
     return {name: replace(kind, **changes) if name == "fixed_late" else kind for name, kind in KINDS.items()}
 
 
+LATER = AfterWatermark(early=EARLY.early, late=AfterCount(2))
 REFUSED: dict[str, Shape] = {
     "size": Shape(kinds=resized(size=60, every=60)),
     "lateness": Shape(kinds=resized(lateness=21)),
     "mode": Shape(kinds=resized(mode=Accumulation.RETRACTING)),
     "another mode": Shape(kinds=resized(mode=Accumulation.DISCARDING)),
+    "trigger": Shape(kinds=resized(trigger=EARLY)),
+    "part of a trigger": Shape(kinds=KINDS | {"fixed_early": replace(KINDS["fixed_early"], trigger=LATER)}),
     "a window over panes that are retracted": Shape(totals=True),
     "kind of window": Shape(kinds=resized(every=15)),
     "session": Shape(kinds=resized(every=0)),

@@ -62,6 +62,24 @@ MUTANTS = [
         ),
     ),
     Mutant(
+        "millpy/windowing/firing.py",
+        "        emits = emits and firing.since > 0",
+        "        emits = bool(emits)",
+        killers=("tests/property/test_pane_triggers.py::test_when_triggers_fire",),
+    ),
+    Mutant(
+        "millpy/windowing/triggered_state.py",
+        "            self.closed.setdefault(start, set()).add(key)",
+        "            pass",
+        killers=("tests/property/test_pane_triggers.py::test_when_triggers_fire",),
+    ),
+    Mutant(
+        "millpy/windowing/triggers.py",
+        "        return bool(0 < state[1] <= moment.now_us)",
+        "        return bool(0 < state[1] < moment.now_us)",
+        killers=("tests/property/test_pane_triggers.py::test_when_triggers_fire",),
+    ),
+    Mutant(
         "millpy/windowing/operator.py",
         "        self._latest_end = self._trigger.latest_end(work.watermark)",
         "        self._latest_end = work.watermark",

@@ -41,6 +41,7 @@ from millpy.windowing.aggregates.distinct import ApproxDistinct
 from millpy.windowing.aggregates.numeric import Count, Mean, Sum, Variance
 from millpy.windowing.aggregates.positional import Collect, Last, Top
 from millpy.windowing.aggregates.quantile import Median
+from millpy.windowing.triggers import AfterAny, AfterCount, AfterProcessingTime, AfterWatermark, Every, Repeatedly
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
 from tests.crash.memory_world import started
 from tests.feed import Feed, FeedInjector
@@ -120,6 +121,28 @@ def levels(graph: Graph, notes: Any) -> None:
     keyed.window(FixedWindows(us(40)), name="days", **late).aggregate(n=Sum("n"), mean=Mean("total")).to_table("days")
 
 
+def early(graph: Graph, notes: Any) -> None:
+    """Panes by the clock, by records, and by both; one kind closes its windows."""
+    ticks, several = Every(us(7)), Repeatedly(AfterAny(AfterCount(3), AfterProcessingTime(us(9))))
+    late = {"allowed_lateness": us(30), "intervals": 2}
+    for name, kind, trigger, mode in (
+        ("ticking", FixedWindows(us(20)), AfterWatermark(early=ticks), Accumulation.DISCARDING),
+        ("sliding", SlidingWindows(us(30), every=us(10)), several, Accumulation.ACCUMULATING),
+        ("closing", FixedWindows(us(40)), AfterAny(AfterCount(4), ticks), Accumulation.ACCUMULATING),
+    ):
+        keyed = notes.key_by("device").window(kind, trigger=trigger, accumulation=mode, name=name, **late)
+        keyed.aggregate(n=Count(), total=Sum("value")).to_table(name)
+    levels = notes.key_by("device").window(
+        FixedWindows(us(20)),
+        trigger=AfterWatermark(early=ticks),
+        accumulation=Accumulation.RETRACTING,
+        name="inner",
+        **late,
+    )
+    panes = levels.aggregate(n=Count()).key_by("device")
+    panes.window(FixedWindows(us(40)), name="outer", **late).aggregate(n=Sum("n")).to_table("outer")
+
+
 class Order(Computation):
     """Tells records that come in another order apart."""
 
@@ -149,7 +172,7 @@ def orders(graph: Graph, notes: Any) -> None:
 
 GRAPHS: dict[str, Callable[[Graph, Any], None]] = {
     "windows": windows, "sessions": sessions, "timers": timers, "deduplicated": deduplicated, "levels": levels,
-    "orders": orders,
+    "orders": orders, "early": early,
 }  # fmt: skip
 
 

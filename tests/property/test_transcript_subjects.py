@@ -20,6 +20,14 @@ WINDOWS = [
     {"sliding": "12s", "every": "5s"},
     {"session": "4s", "by_key": {"b": "9s"}},
 ]
+AFTER_WATERMARK = "after_watermark"
+TRIGGERS = [
+    {"after_watermark": {"early": {"every": "7s"}}},
+    {"after_watermark": {"early": {"after_count": 3}, "late": {"after_count": 2}}},
+    {"repeatedly": {"after_any": [{"after_count": 4}, {"after_processing_time": "5s"}]}},
+    {"or_finally": [{"repeatedly": {"after_count": 2}}, {"after_watermark": {"late": "nothing"}}]},
+    "never",
+]
 AGGREGATES = {"n": "count", "total": {"sum": "value"}, "all": {"collect": "value"}, "last": {"last": "value"}}
 
 records = st.tuples(st.sampled_from("abc"), st.integers(-15, 15), st.integers(0, 99), st.sampled_from([1, 1, 1, 70]))
@@ -34,10 +42,12 @@ steps = st.lists(
     max_size=12,
 )
 definitions = st.builds(
-    lambda windows, lateness, disorder, partitions: definition_of(
+    lambda windows, trigger, mode, lateness, disorder, partitions: definition_of(
         TranscriptText(
             name="any",
             windows=windows,
+            trigger=AFTER_WATERMARK if "session" in windows else trigger,
+            mode=mode,
             allowed_lateness=f"{lateness}s",
             max_disorder=f"{disorder}s",
             partitions=["one", "two"][:partitions],
@@ -47,6 +57,8 @@ definitions = st.builds(
         {int},
     ),
     st.sampled_from(WINDOWS),
+    st.sampled_from([AFTER_WATERMARK, *TRIGGERS]),
+    st.sampled_from(["accumulating", "discarding", "retracting"]),
     st.sampled_from([0, 0, 7, 30]),
     st.sampled_from([0, 0, 5]),
     st.integers(1, 2),

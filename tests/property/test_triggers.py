@@ -47,8 +47,12 @@ class Timed(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Delayed:
+class Delayed(Trigger):
     """As `AfterWatermark`, but later; and it calls every pane early."""
+
+    @property
+    def per_pane(self) -> bool:
+        return False
 
     def identity(self) -> Identity:
         return {"kind": "delayed"}

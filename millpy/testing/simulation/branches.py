@@ -27,6 +27,7 @@ KINDS = {
     "per_session": "session",
     "per_level": "fixed",
     "per_visit": "session",
+    "per_early": "fixed",
 }
 """The windowed tables behind the source, and their windows."""
 ECHOES = ("parks", "rejects")

@@ -26,10 +26,13 @@ from millpy.runtime.worker import Worker
 from millpy.store.memory.store import MemoryStore
 from millpy.store.memory.tables import Header, overlaid
 from millpy.store.protocol import PollResult, SegmentQuery
+from millpy.testing.simulation.graphs import EARLY
 from millpy.windowing import fixed, operator
 from millpy.windowing.accumulator import AccumulatorSet
+from millpy.windowing.firing import Alarms
 from millpy.windowing.group_by import Groups
 from millpy.windowing.panes import Emission
+from millpy.windowing.triggered_state import TriggeredWindows
 
 
 class CommitsTwice(MemoryStore):
@@ -271,6 +274,21 @@ def _nothing(_: Any) -> Any:
     return lambda self, panes: None
 
 
+def _never(_: Any) -> Any:
+    return lambda self, now_us, items_max: []
+
+
+def _from_anew(recover: Any) -> Any:
+    def recovered(self: TriggeredWindows, *arguments: Any) -> None:
+        recover(self, *arguments)
+        for panes in self.panes.values():
+            for pane in panes.values():
+                assert pane.firing is not None
+                pane.firing.trigger = EARLY.fresh()
+
+    return recovered
+
+
 Patch = tuple[Any, str, Any]
 
 
@@ -338,5 +356,9 @@ BROKEN = (
         needs="levels",
     ),
     Canary("drops a retraction", "I9", patches=((Emission, "_retract", _nothing),), needs="visits"),
+    Canary("fires no pane by the clock", "I6", patches=((Alarms, "due", _never),), needs="early"),
+    Canary(
+        "loses the state of its triggers", "I6", patches=((TriggeredWindows, "recover", _from_anew),), needs="early"
+    ),
     Canary("acknowledges early", "acknowledgement", worker_type=AcknowledgesEarly),
 )

@@ -20,6 +20,7 @@ from millpy.testing.simulation.branches import Branches
 from millpy.testing.simulation.broker import Broker
 from millpy.testing.simulation.graphs import (
     DISORDER_US,
+    EARLY_RECORDS,
     EVERY_US,
     IDLE_US,
     MAX_SKEW_US,
@@ -345,7 +346,7 @@ def oldest_work(observed: ObservedInterval) -> int:
             start = int(subkey.partition("/")[0])
             ends = range(start + EVERY_US, start + SLIDING_US + 1, EVERY_US)
             held = min([held, *(end - 1 for end in ends if end > observed.input_watermark)])
-        elif kind == "window" and not value.get("emitted"):
+        elif kind == "window" and not (value.get("emitted") if "firing" not in value else _holds_nothing(value)):
             held = min(held, int(subkey.partition("/")[2]) - 1)
         elif kind == "timer" and value.get("holds", True):
             named = value.get("event_time")
@@ -353,6 +354,11 @@ def oldest_work(observed: ObservedInterval) -> int:
         elif kind == "parked" and namespace != "key" and value["event_time"] >= value["watermark"]:
             held = min(held, value["event_time"])
     return held
+
+
+def _holds_nothing(pane: Mapping[str, Any]) -> bool:
+    """Tell whether a pane with a trigger has passed the end of its window, and emitted what was on time."""
+    return bool(pane["firing"].get("passed")) and not pane["firing"].get("holds")
 
 
 def timers_in_time(evidence: Evidence, commit: CommittedBundle) -> Iterator[str]:
@@ -364,11 +370,29 @@ def timers_in_time(evidence: Evidence, commit: CommittedBundle) -> Iterator[str]
                 yield f"{_name(commit)}: a deleted timer of {row['device']} has fired"
             windowed = "window_end" in row
             due = row["window_end"] if windowed else row["event_time"]
+            if row.get("pane_timing") == "early":
+                if table != "per_early" or commit.input_before >= due:
+                    yield f"{_name(commit)}: {table} has an early pane of {due}, the watermark was at {reached}"
+                continue
             if (windowed or table == "totals" or (table == "marks" and row["kind"] == "quiet")) and due > reached:
                 yield f"{_name(commit)}: {table} has fired for {due}, the watermark is at {reached}"
     for (kind, domain, key, name), (_, fire_at) in commit.observed.keyed.items():
         if kind == "timer" and domain == "event" and fire_at <= reached:
             yield f"{_name(commit)}: timer {name} of {key} for {fire_at} has not fired, the watermark is at {reached}"
+    yield from _ticks(commit)
+
+
+def _ticks(commit: CommittedBundle) -> Iterator[str]:
+    """Yield the early panes that should have been emitted by the processing time of a bundle, or by their records."""
+    if commit.observed.computation != "per_early" or commit.checkpoint is None:
+        return
+    now_us = commit.checkpoint.processing_floor
+    for (kind, _, key, subkey), (pane, _) in commit.observed.keyed.items():
+        if kind != "window" or pane["firing"].get("passed"):
+            continue
+        _, (_, (_, records), (_, tick)), _ = pane["firing"]["trigger"][1:]
+        if records >= EARLY_RECORDS or 0 < tick <= now_us:
+            yield f"{_name(commit)}: {subkey} of {key} has {records} new records, its tick is {tick}, it is {now_us}"
 
 
 def panes_in_order(evidence: Evidence, commit: CommittedBundle) -> Iterator[str]:

@@ -27,19 +27,22 @@ from millpy.testing.simulation.broker import Log, Topic
 from millpy.testing.simulation.loop import LANE
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.aggregates.numeric import Count, Max, Min, Sum
+from millpy.windowing.triggers import AFTER_WATERMARK, AfterAny, AfterCount, AfterWatermark, Every, Trigger
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
 
 Feed = Literal["topic", "log", "file"]
 Branch = Literal[
-    "fixed", "sliding", "session", "operators", "unique", "parks", "rejects", "watcher", "levels", "visits"
+    "fixed", "sliding", "session", "operators", "unique", "parks", "rejects", "watcher", "levels", "visits", "early"
 ]
 BRANCHES: tuple[Branch, ...] = ("fixed", "sliding", "session", "operators", "unique", "parks", "rejects")
 """The branches that work with any number of partitions; the watcher's marks depend on the order of all readings."""
 LEVELS: dict[Branch, tuple[str, str]] = {
     "levels": ("per_level", "level_totals"),
     "visits": ("per_visit", "visit_totals"),
+    "early": ("per_early", "early_totals"),
 }
-"""The branches with windows over panes that are retracted: fixed windows, and sessions. Their two tables."""
+"""The branches with windows over panes that are retracted: fixed windows, sessions, and windows with early panes.
+Their two tables."""
 
 NAME = "simulated"
 EVERY = 3
@@ -53,6 +56,9 @@ DISORDER_US = 300_000
 SLIDING_US, EVERY_US = 1_200_000, 400_000
 GAP_US = 200_000
 UNIQUE_US = 400_000
+TICK_US, EARLY_RECORDS = 250_000, 3
+"""Early panes come at each tick of the clock, and with this number of records since the pane before."""
+EARLY = AfterWatermark(early=AfterAny(AfterCount(EARLY_RECORDS), Every(timedelta(microseconds=TICK_US))))
 GROUPS = 2
 MAX_SKEW_US = 1_500_000
 SHORT_US = 400_000
@@ -325,10 +331,14 @@ def build(shape: Shape, path: str, generation: int = 1) -> Graph:
         "session": (SessionWindows(timedelta(microseconds=GAP_US)), "per_session"),
         "levels": (FixedWindows(timedelta(microseconds=WINDOW_US)), "per_level"),
         "visits": (SessionWindows(timedelta(microseconds=GAP_US)), "per_visit"),
+        "early": (FixedWindows(timedelta(microseconds=WINDOW_US)), "per_early"),
     }
     for branch in shape.branches:
         if branch in LEVELS:
-            panes = _aggregate(readings, "device", *windows[branch], shape.lateness_us, Accumulation.RETRACTING)
+            trigger = EARLY if branch == "early" else AFTER_WATERMARK
+            panes = _aggregate(
+                readings, "device", *windows[branch], shape.lateness_us, Accumulation.RETRACTING, trigger
+            )
             _total(panes, LEVELS[branch][1], shape.lateness_us)
         elif branch in windows:
             _aggregate(readings, "device", *windows[branch], shape.lateness_us)
@@ -358,9 +368,11 @@ def _aggregate(
     table: str,
     lateness_us: int,
     mode: Accumulation = Accumulation.ACCUMULATING,
+    trigger: Trigger = AFTER_WATERMARK,
 ) -> Stream:
+    lateness = timedelta(microseconds=lateness_us)
     keyed = readings.key_by(key).window(
-        windows, allowed_lateness=timedelta(microseconds=lateness_us), accumulation=mode, intervals=2
+        windows, allowed_lateness=lateness, accumulation=mode, trigger=trigger, intervals=2
     )
     return keyed.aggregate(n=Count(), total=Sum("value"), low=Min("value"), high=Max("value")).to_table(table)
 

@@ -28,7 +28,19 @@ from millpy.windowing.aggregates.numeric import Count, Max, Mean, Min, StandardD
 from millpy.windowing.aggregates.positional import Collect, First, Last, Top
 from millpy.windowing.aggregates.quantile import Median, Quantile
 from millpy.windowing.calendar_windows import CalendarWindows
-from millpy.windowing.triggers import AfterWatermark, Trigger
+from millpy.windowing.triggers import (
+    AfterAll,
+    AfterAny,
+    AfterCount,
+    AfterEach,
+    AfterProcessingTime,
+    AfterWatermark,
+    Every,
+    Never,
+    OrFinally,
+    Repeatedly,
+    Trigger,
+)
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
 
 SOURCE, STEP = "records", "panes"
@@ -47,24 +59,22 @@ WINDOWS_TO_COME: Mapping[str, Sequence[str]] = {
     "session": ("max_length", "max_records"),
     "global": (),
 }
-TRIGGERS_TO_COME = (
-    "after_count",
-    "after_processing_time",
-    "every",
-    "after_percentile",
-    "repeatedly",
-    "after_any",
-    "after_all",
-    "after_each",
-    "or_finally",
-    "never",
-)
+TRIGGERS_TO_COME = ("after_percentile",)
 CHOICES: Mapping[str, tuple[str, Sequence[str]]] = {
     "timestamp_combiner": ("end_of_window", ("earliest", "latest")),
     "on_time_pane": ("if_not_empty", ("always",)),
     "final_pane": ("if_not_empty", ("always",)),
 }
 """Key -> (what the engine does, what it does not do yet)."""
+COMPOSITES: Mapping[str, Callable[..., Trigger]] = {
+    "after_any": AfterAny,
+    "after_all": AfterAll,
+    "after_each": AfterEach,
+    "or_finally": OrFinally,
+}
+"""Triggers of several triggers."""
+DELAYS: Mapping[str, Callable[[timedelta], Trigger]] = {"after_processing_time": AfterProcessingTime, "every": Every}
+TRIGGERS = ("after_watermark", "after_count", *DELAYS, "repeatedly", *COMPOSITES, "never")
 AGGREGATES: Mapping[str, Callable[..., Aggregate]] = {
     "count": Count,
     "sum": Sum,
@@ -235,17 +245,46 @@ def _calendar(given: Mapping[str, Any]) -> CalendarWindows:
         raise UsageError(f"windows: {error.message}", hint=error.hint) from None
 
 
-def _trigger(given: Any) -> Trigger:
-    name, argument = _named(given, "trigger")
+def _trigger(given: Any, what: str = "trigger") -> Trigger:
+    name, argument = _named(given, what)
     if name in TRIGGERS_TO_COME:
-        raise not_implemented(f"trigger: {name}", "after_watermark")
-    if name == "after_watermark" and argument is not None:
-        raise not_implemented("trigger: after_watermark with early or late", "after_watermark")
-    if name != "after_watermark":
+        raise not_implemented(f"{what}: {name}", ", ".join(TRIGGERS))
+    if name not in TRIGGERS:
         raise UsageError(
-            f"trigger: unknown trigger {name!r}", hint=f"choose from: after_watermark, {', '.join(TRIGGERS_TO_COME)}"
+            f"{what}: unknown trigger {name!r}", hint=f"choose from: {', '.join([*TRIGGERS, *TRIGGERS_TO_COME])}"
         )
-    return AfterWatermark()
+    if isinstance(given, Mapping) and len(given) > 1:
+        raise UsageError(f"{what}: {', '.join(map(str, given))} are several", hint="join them by after_any")
+    try:
+        return _built_trigger(name, argument, f"{what}: {name}")
+    except GraphError as error:
+        raise UsageError(f"{what}: {error.message}", hint=error.hint) from None
+
+
+def _built_trigger(name: str, argument: Any, what: str) -> Trigger:
+    if name in DELAYS:
+        return DELAYS[name](_duration(argument, what))
+    if name == "after_count":
+        return AfterCount(argument)
+    if name == "repeatedly":
+        return Repeatedly(_trigger(argument, what))
+    if name in COMPOSITES:
+        if not isinstance(argument, list) or (name == "or_finally" and len(argument) != 2):
+            number = "two triggers" if name == "or_finally" else "triggers"
+            raise UsageError(f"{what}: {argument!r} is not a list of {number}")
+        return COMPOSITES[name](*(_trigger(part, what) for part in argument))
+    if name == "never":
+        if argument is not None:
+            raise UsageError(f"{what} has no argument", hint="write trigger: never")
+        return Never()
+    parts = {} if argument is None else argument
+    if not isinstance(parts, Mapping) or not parts.keys() <= {"early", "late"}:
+        raise UsageError(f"{what}: {argument!r} is not a mapping with early, late or both")
+    early = _trigger(parts["early"], f"{what}: early") if "early" in parts else None
+    if "late" not in parts:
+        return AfterWatermark(early=early)
+    late = None if parts["late"] == "nothing" else _trigger(parts["late"], f"{what}: late")
+    return AfterWatermark(early=early, late=late)
 
 
 def _aggregate(column: str, given: Any) -> Aggregate:

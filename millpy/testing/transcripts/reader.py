@@ -241,8 +241,6 @@ def _check_pane(pane: ExpectedPane, definition: Definition) -> None:
     for key in ("last", "on_time_index"):
         if getattr(pane, key) is not None:
             raise not_implemented(f"{key} of a pane", "index, first, timing, late_count, timestamp, retraction")
-    if pane.timing == "early":
-        raise not_implemented("timing: early", "on_time, late")
     if pane.retraction and pane.first is not None:
         raise UsageError("a retraction is no first pane", hint="leave first: out; index: says which pane it takes back")
     if pane.timestamp not in (None, "end_of_window"):

@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 
 import millpy
 from millpy import (
+    AfterCount,
     Combiner,
     EventTime,
+    Every,
     FieldMapping,
     Kafka,
     KafkaBrokers,
@@ -26,6 +28,7 @@ from millpy import (
     Login,
     MapCell,
     MqttSession,
+    Never,
     Sasl,
     Tls,
     Value,
@@ -46,6 +49,7 @@ def takes_a_field_only(part: object) -> bool:
 
 FIELD = {"field": ["a", "b"]}
 FILES = {"format": [None, "csv", "json"], "partitions": [1, 2]}
+SEVERAL = ("AfterAny", "AfterAll", "AfterEach")
 LENGTHS = [seconds(10), minutes(1), seconds(0.001)]
 
 MEANINGS: Mapping[str, Mapping[str, list[Any]]] = {
@@ -110,7 +114,17 @@ MEANINGS: Mapping[str, Mapping[str, list[Any]]] = {
     "Dedupe": {"fields": [("a",), ("a", "b"), ("b", "a")], "within": LENGTHS, "time": [None, "at"]},
     "AdvanceWithClock": {"after": LENGTHS},
     "Wait": {},
-    "AfterWatermark": {},
+    "AfterWatermark": {
+        "early": [None, Every(seconds(1)), AfterCount(1)],
+        "late": [AfterCount(1), None, AfterCount(2), Never()],
+    },
+    "AfterCount": {"n": [1, 2]},
+    "AfterProcessingTime": {"delay": [seconds(0), *LENGTHS]},
+    "Every": {"period": LENGTHS},
+    "Never": {},
+    "Repeatedly": {"trigger": [AfterCount(1), AfterCount(2), Never()]},
+    **{name: {"triggers": [(AfterCount(1),), (Never(), AfterCount(1)), (AfterCount(1), Never())]} for name in SEVERAL},
+    "OrFinally": {"trigger": [AfterCount(1), Never()], "until": [AfterCount(1), Never()]},
 }
 """What each constructor takes that changes the meaning of stored data or, for the watermark, the deployed settings."""
 

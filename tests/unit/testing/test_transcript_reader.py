@@ -110,6 +110,16 @@ PANE = f"{STEP}expect: {{panes: [{{window: [0s, 1m], "
         (f"name: x\nwindows: {{sliding: 10s}}\n{STEPS}", ":2: windows: every: None is not a duration"),
         (f"name: x\nwindows: {{sliding: 10s, every: 1us}}\n{STEPS}", ":1: a record would be in 10,000,000 windows"),
         (f"{HEAD}trigger: after_lunch\n{STEPS}", ":3: trigger: unknown trigger 'after_lunch'"),
+        (f"{HEAD}trigger: {{every: 10}}\n{STEPS}", ":3: trigger: every: 10 is not a duration"),
+        (f"{HEAD}trigger: {{after_count: many}}\n{STEPS}", ":3: trigger: AfterCount('many') does not count records"),
+        (f"{HEAD}trigger: {{never: 1}}\n{STEPS}", ":3: trigger: never has no argument"),
+        (f"{HEAD}trigger: {{every: 10s, after_count: 1}}\n{STEPS}", ":3: trigger: every, after_count are several"),
+        (f"{HEAD}trigger: {{after_any: never}}\n{STEPS}", ":3: trigger: after_any: 'never' is not a list of triggers"),
+        (f"{HEAD}trigger: {{after_any: []}}\n{STEPS}", ":3: trigger: AfterAny needs a trigger"),
+        (f"{HEAD}trigger: {{or_finally: [never]}}\n{STEPS}", ":3: trigger: or_finally: ['never'] is not a list"),
+        (f"{HEAD}trigger: {{repeatedly: {{every: 0s}}}}\n{STEPS}", ":3: trigger: repeatedly: the period of a trigger"),
+        (f"{HEAD}trigger: {{after_watermark: {{to: never}}}}\n{STEPS}", ":3: trigger: after_watermark: {'to'"),
+        (f"name: x\nwindows: {{session: 1m}}\ntrigger: never\n{STEPS}", ":1: sessions cannot have Never()"),
         (f"{HEAD}mode: additive\n{STEPS}", ":3: mode: unknown value 'additive'"),
         (f"{HEAD}aggregates: {{n: number}}\n{STEPS}", ":3: aggregates: n: unknown aggregate 'number'"),
         (f"{HEAD}aggregates: {{n: sum}}\n{STEPS}", ":3: aggregates: n: sum needs a field"),
@@ -140,8 +150,10 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, text: str, message
         ("windows: {session: 1h, max_length: 5h}", "windows: max_length"),
         ("windows: {session: 1h, max_records: 5}", "windows: max_records"),
         *((f"trigger: {{{name}: 3}}", f"trigger: {name}") for name in TRIGGERS_TO_COME),
-        ("trigger: never", "trigger: never"),
-        ("trigger: {after_watermark: {early: {every: 10s}}}", "trigger: after_watermark with early or late"),
+        (
+            "trigger: {after_watermark: {early: {after_percentile: 0.9}}}",
+            "trigger: after_watermark: early: after_percentile",
+        ),
         *((f"{key}: {value}", f"{key}: {value}") for key, (_, values) in CHOICES.items() for value in values),
         ("percentile: 0.99", "percentile"),
         ("watermark_by: key", "watermark_by"),
@@ -155,7 +167,7 @@ def test_what_the_engine_cannot_do_is_refused_by_name(tmp_path: Path, line: str,
     assert error.hint.startswith("it has: ")
 
 
-@pytest.mark.parametrize("pane", ["last: true", "on_time_index: 0", "timing: early"])
+@pytest.mark.parametrize("pane", ["last: true", "on_time_index: 0"])
 def test_what_panes_lack_is_refused_by_name(tmp_path: Path, pane: str) -> None:
     error = refused(tmp_path, f"{HEAD}steps:\n  - expect: {{panes: [{{window: [0s, 1m], {pane}}}]}}")
 

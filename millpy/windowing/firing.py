@@ -1,0 +1,146 @@
+"""Firing pane by pane: a trigger with a state is asked about each pane that has changed or is due.
+
+    the turn has added records        the trigger takes note of them, and is asked
+    the clock reaches its alarm       it is asked, without a record
+    the watermark reaches the end     it is asked; on-time records that it leaves waiting hold the low watermark
+    the window is over                what waits is the last pane, whatever the trigger says
+
+A pane is emitted only if records have come since the one before it.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from itertools import islice
+from typing import Any, Generic, Protocol, TypeVar
+
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
+from millpy.windowing.pane_codec import FiringState, OpenPane
+from millpy.windowing.triggers import FiringMoment, Trigger
+
+
+class _Ordered(Protocol):
+    def __lt__(self, other: Any, /) -> bool: ...
+
+    def __hash__(self) -> int: ...
+
+
+Item = TypeVar("Item", bound=_Ordered)
+_OUTDATED_MIN = 1_000
+
+
+class Alarms(Generic[Item]):
+    """The processing times at which panes are due: for each item at most one."""
+
+    def __init__(self) -> None:
+        self._times: list[Instant] = []
+        self._items: dict[Instant, dict[Item, None]] = {}
+        self._at: dict[Item, Instant] = {}
+        self._sorted: set[Instant] = set()  # due times with more items than could leave in a turn
+
+    def set(self, item: Item, at: Instant) -> None:
+        """Set the alarm of an item, instead of an earlier one; INSTANT_MAX for none."""
+        before = self._at.get(item, INSTANT_MAX)
+        if before == at:
+            return
+        if before != INSTANT_MAX:
+            of_time = self._items[before]
+            del of_time[item]
+            if not of_time:
+                del self._items[before]
+                self._sorted.discard(before)
+        if at == INSTANT_MAX:
+            self._at.pop(item, None)
+            return
+        self._at[item] = at
+        found = self._items.get(at)
+        if found is not None:
+            found[item] = None
+            return
+        self._items[at] = {item: None}
+        heappush(self._times, at)
+        if len(self._times) > 2 * len(self._items) + _OUTDATED_MIN:
+            self._times = list(self._items)
+            heapify(self._times)
+
+    def next_time(self) -> Instant:
+        """Return the first time at which an alarm is set; INSTANT_MAX without one."""
+        while self._times and self._times[0] not in self._items:
+            heappop(self._times)
+        return self._times[0] if self._times else INSTANT_MAX
+
+    def due(self, now_us: Instant, items_max: int) -> list[Item]:
+        """Return up to `items_max` items whose time has come; they stay until their alarm is set anew.
+
+        Of the items of one time the first ones leave, so that a new owner chooses as the owner before it.
+        """
+        due: list[Item] = []
+        times: list[Instant] = []
+        while len(due) < items_max and self.next_time() <= now_us:
+            at = heappop(self._times)
+            times.append(at)
+            if at not in self._sorted and len(due) + len(self._items[at]) > items_max:
+                self._items[at] = dict.fromkeys(sorted(self._items[at]))
+                self._sorted.add(at)
+            due += islice(self._items[at], items_max - len(due))
+        for at in times:
+            heappush(self._times, at)
+        return due
+
+
+class PaneTriggers:
+    """Asks the trigger of a step about its panes.
+
+    Attributes:
+        now_us: the processing time of the turn.
+    """
+
+    def __init__(self, trigger: Trigger) -> None:
+        self._trigger = trigger
+        self.now_us = INSTANT_MIN
+
+    def add(self, pane: OpenPane, count: int) -> None:
+        """Take note of records that have been added to a pane."""
+        firing = pane.firing
+        if firing is None:
+            firing = pane.firing = FiringState(self._trigger.fresh())
+        firing.since += count
+        if not firing.trigger[0]:
+            self._trigger.add(firing.trigger, count, FiringMoment(self.now_us, firing.passed))
+
+    def alarm_of(self, pane: OpenPane) -> Instant:
+        """Return the processing time at which a pane is due."""
+        firing = pane.firing
+        assert firing is not None
+        if firing.trigger[0]:
+            return INSTANT_MAX
+        return self._trigger.alarm(firing.trigger, FiringMoment(self.now_us, firing.passed))
+
+    def ask(self, pane: OpenPane, *, ended: bool, over: bool) -> bool:
+        """Ask the trigger about a pane, and tell whether the window gives a pane now.
+
+        Args:
+            pane: the pane, with the records of the turn.
+            ended: whether the watermark has reached the end of the window.
+            over: whether it has reached the end of the allowed lateness, too.
+        """
+        firing = pane.firing
+        assert firing is not None
+        moment, emits = FiringMoment(self.now_us, ended), over
+        if not firing.trigger[0] and self._trigger.ready(firing.trigger, moment):
+            self._trigger.fire(firing.trigger, moment)
+            emits = True
+        emits = emits and firing.since > 0
+        if emits:
+            firing.since = 0
+            firing.before = firing.timing
+            firing.timing = self._timing(pane, firing) if ended else "early"
+            firing.holds = False
+        if ended and not firing.passed:
+            firing.passed = True
+            firing.holds = firing.since > pane.late_count
+        return emits
+
+    @staticmethod
+    def _timing(pane: OpenPane, firing: FiringState) -> str:
+        return "late" if pane.late_count or firing.timing in ("on_time", "late") else "on_time"

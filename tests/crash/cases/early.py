@@ -1,0 +1,115 @@
+"""SIGKILL of a worker whose windows give early panes, in every mode: none is lost or counted twice.
+
+Panes are due by the clock and by their records. What comes of them must not depend on when they were: tables and totals
+over the panes are compared with a plain recount of the file.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import psycopg
+
+from millpy import Accumulation
+from millpy.hosting.failpoints import Failpoint
+from tests.crash.cases.killing import spring
+from tests.crash.cases.sources import trap
+from tests.crash.checks import Fault, accounting_faults, differences
+from tests.crash.world import Case, World
+
+GRAPH = Path(__file__).parents[1] / "early_graph.py"
+RECORDS, DEVICES = 1_500, 12
+SIZE, EVERY, GROUP_SIZE = 20, 10, 60
+WORKERS = {"bundle_records_max": 25, "turn_panes_max": 9}
+
+
+def cases() -> Iterator[Case]:
+    """Each point."""
+    return map(early_case, Failpoint)
+
+
+def early_case(point: Failpoint) -> Case:
+    """Return the case in which one of two workers is killed, and started again."""
+    return Case(f"SIGKILL at {point}, with early panes", "", partial(_play, point=point))
+
+
+def write_readings(directory: Path) -> tuple[Path, list[tuple[str, int, int]]]:
+    """Write the graph and its file, out of order and with late readings; return the graph and (device, at, value)."""
+    chance = random.Random(1)
+    found = []
+    with (directory / "early.ndjson").open("w") as file:
+        for place in range(RECORDS):
+            device, value = f"d{chance.randrange(DEVICES)}", chance.randrange(100)
+            at = max(0, place // 10 - chance.choice([0, 0, 0, 1, 2, 25]))
+            file.write(json.dumps({"device": device, "group": 0, "at": at, "value": value}) + "\n")
+            found.append((device, at, value))
+    graph = directory / "early.py"
+    graph.write_text(GRAPH.read_text())
+    return graph, found
+
+
+def _play(world: World, point: Failpoint) -> None:
+    graph, readings = write_readings(world.directory)
+    one = world.worker(graph=graph, failpoint=trap(point), gated=True, **WORKERS)
+    other = world.worker(graph=graph, gated=True, **WORKERS, epoch_s=60)
+    one.await_ready()
+    other.await_ready()
+    one.begin()
+    other.begin()
+    spring(one, point)
+    recovery = world.await_killed(one)
+    again = world.worker(graph=graph, **WORKERS)
+    recovery.wait(watched=again)
+    world.await_finished(other, again)
+    world.oracle = partial(faults_of, world.url, readings)
+
+
+def faults_of(url: str, readings: list[tuple[str, int, int]]) -> list[Fault]:
+    """Compare all tables with a recount."""
+    found = []
+    with psycopg.connect(url, autocommit=True) as connection:
+        for kind, every in (("fixed", SIZE), ("sliding", EVERY)):
+            wanted = recount(readings, every)
+            for mode in Accumulation:
+                found += _compared(connection, f"{kind}_{mode.value}", "device", wanted)
+        totals = grouped(recount(readings, SIZE))
+        for mode in (Accumulation.DISCARDING, Accumulation.RETRACTING):
+            found += _compared(connection, f"totals_{mode.value}", '"group"', totals)
+        early = connection.execute("SELECT count(*) FROM early.fixed_retracting WHERE pane_index > 1").fetchone()
+        if early == (0,):
+            found.append(Fault("violation", "no window had early panes"))
+        return [*found, *accounting_faults(connection)]
+
+
+def _compared(
+    connection: psycopg.Connection, table: str, key: str, wanted: dict[tuple[str, int], tuple[int, int]]
+) -> list[Fault]:
+    query = f"SELECT {key}::text, extract(epoch FROM window_start)::int, n::int, total::int FROM early.{table}"
+    rows = connection.execute(query).fetchall()  # type: ignore[call-overload]
+    return differences(table, {row[:2]: row[2:] for row in rows}, wanted)
+
+
+def recount(readings: list[tuple[str, int, int]], every: int) -> dict[tuple[str, int], tuple[int, int]]:
+    """(device, start) -> number and sum of the readings."""
+    counts: Counter[tuple[str, int]] = Counter()
+    sums: Counter[tuple[str, int]] = Counter()
+    for device, at, value in readings:
+        for start in range(at // every * every, at - SIZE, -every):
+            counts[device, start] += 1
+            sums[device, start] += value
+    return {name: (count, sums[name]) for name, count in counts.items()}
+
+
+def grouped(windows: dict[tuple[str, int], tuple[int, int]]) -> dict[tuple[str, int], tuple[int, int]]:
+    """Add up windows by group and larger window."""
+    found: dict[tuple[str, int], tuple[int, int]] = {}
+    for (device, start), (count, total) in windows.items():
+        name = (str(int(device[1:]) % 3), start // GROUP_SIZE * GROUP_SIZE)
+        before = found.get(name, (0, 0))
+        found[name] = (before[0] + count, before[1] + total)
+    return found
