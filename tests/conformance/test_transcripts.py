@@ -131,7 +131,7 @@ def with_all_panes_on_time(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_alarms(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Alarms, "due", lambda self, now_us, items_max: [])
+    patch.setattr(Alarms, "set", lambda self, item, at: None)
 
 
 def with_windows_that_never_close(patch: pytest.MonkeyPatch) -> None:
