@@ -207,9 +207,23 @@ MUTANTS = [
         ),
     ),
     Mutant(
+        "millpy/windowing/group_by.py",
+        "        values[:] = [None if value is None else int(value) for value in values]",
+        "        pass",
+        killers=("tests/unit/test_windows_over_windows.py::test_sums_of_sums_of_whole_numbers_are_whole_numbers",),
+    ),
+    Mutant(
+        "millpy/windowing/panes.py",
+        "            pane.kept = pane.kept if id(pane) in self.withheld else None",
+        "            pane.kept = None",
+        killers=(
+            "tests/unit/test_windows_over_windows.py::test_what_is_new_waits_until_a_combiner_has_a_result_for_it",
+        ),
+    ),
+    Mutant(
         "millpy/windowing/aggregates/positional.py",
-        "        return float(stored) if self.kind is float and stored is not None else stored",
-        "        return float(stored) if self.kind is float and stored is None else stored",
+        "        return self.kind(stored) if self.kind in (int, float) and stored is not None else stored",
+        "        return self.kind(stored) if self.kind in (int, float) and stored is None else stored",
         killers=(
             "tests/unit/windowing/test_bounded_aggregates.py::test_lists_show_values_without_a_json_form_as_null",
         ),
