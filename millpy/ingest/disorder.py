@@ -91,6 +91,7 @@ class Disorder:
         for entries in recovered:
             if entries.kind is Kind.DISORDER:
                 self._absorb(entries)
+        self._filled = int(self._block.sum())
         self._counted.max_disorder = None if settings.sorted else self._max_us
         self._counted.percentile = self._percentile
         self._is_counted = self._has_learned = False  # since the last write
@@ -117,8 +118,8 @@ class Disorder:
             promised: the watermark by `max_disorder` alone; without a percentile it is `watermark`.
         """
         lags = before[:-1] - times
-        filled = int(self._block.sum())
-        bounds = self._learn(lags, filled)
+        filled = self._filled
+        bounds = self._learn(lags)
         of_row: Instants | int = self.bound_us
         if len(bounds) > 1:
             sizes = np.full(len(bounds), BLOCK)
@@ -142,17 +143,22 @@ class Disorder:
         self._is_counted = True
         return watermarks, promised
 
-    def _learn(self, lags: Instants, filled: int) -> list[int]:
+    def _learn(self, lags: Instants) -> list[int]:
         """Count lags, and take up the blocks that they fill. Return the bound in each block that they are in."""
-        blocks = (filled + len(lags)) // BLOCK + 1
         behind = np.flatnonzero(lags > 0)
-        places = buckets_of(lags[behind])
-        if blocks > 1:
-            places += (filled + behind) // BLOCK * len(EDGES)
+        places = buckets_of(lags[behind]) if len(behind) else behind
+        filled, blocks = self._filled, (self._filled + len(lags)) // BLOCK + 1
+        self._filled = (filled + len(lags)) % BLOCK
+        if blocks == 1:
+            self._block[0] += len(lags) - len(behind)
+            if len(behind):
+                self._block += np.bincount(places, minlength=len(EDGES))
+            return [self.bound_us]
+        places += (filled + behind) // BLOCK * len(EDGES)
         counts = np.bincount(places, minlength=blocks * len(EDGES)).reshape(blocks, len(EDGES))
         sizes = np.full(blocks, BLOCK)
-        sizes[-1] = (filled + len(lags)) % BLOCK
         sizes[0] -= filled
+        sizes[-1] = self._filled
         counts[:, 0] = sizes - counts.sum(axis=1)
         counts[0] += self._block
         bounds = [self.bound_us]
@@ -160,8 +166,7 @@ class Disorder:
             self._learned += block * UNIT - (self._learned + ((1 << FORGET_SHIFT) - 1) >> FORGET_SHIFT)
             if self._percentile is not None:
                 bounds.append(self._bound())
-            self._has_learned = True
-        self._block = counts[-1]
+        self._block, self._has_learned = counts[-1], True
         return bounds
 
     def _bound(self) -> int:

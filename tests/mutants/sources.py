@@ -23,7 +23,7 @@ MUTANTS = [
     Mutant(DISORDER, "        watermarks = np.maximum(before - of_row, watermark)\n",
            "        watermarks = before - of_row\n", OF_INTAKE),
     Mutant(DISORDER, "            np.maximum.accumulate(watermarks, out=watermarks)", "            pass", OF_DISORDER),
-    Mutant(DISORDER, "        filled = int(self._block.sum())\n", "        filled = 0\n", OF_DISORDER),
+    Mutant(DISORDER, "        self._filled = int(self._block.sum())\n", "        self._filled = 0\n", OF_DISORDER),
     Mutant(DISORDER, "if total * (1 - self._percentile) < BEYOND_MIN * UNIT:", "if not total:", OF_DISORDER),
     Mutant(INTAKE, "        return watermarks[:-1]", "        return watermarks[1:]", OF_INTAKE),
     Mutant(INTAKE, "        happened = np.minimum(times, arrived_at)\n", "        happened = times\n", OF_INTAKE),

@@ -177,8 +177,8 @@ def test_bound_that_is_not_committed_is_caught(monkeypatch: pytest.MonkeyPatch) 
 def test_bound_that_changes_with_the_bundle_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     learn = Disorder._learn
 
-    def at_once(self: Disorder, lags: Any, filled: int) -> list[int]:
-        bounds = learn(self, lags, filled)
+    def at_once(self: Disorder, lags: Any) -> list[int]:
+        bounds = learn(self, lags)
         return [bounds[-1]] * len(bounds)
 
     monkeypatch.setattr(Disorder, "_learn", at_once)
