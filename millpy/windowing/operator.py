@@ -322,8 +322,6 @@ class WindowedInterval(Generic[OpenT]):
         result = StepResult()
         reached = work.watermark
         self._tally, self._made = WindowCounts(), 0
-        if self._triggers is not None:
-            self._triggers.now_us = work.now_us
         emission = Emission(self._accumulators, len(self._input.key_fields), self._trigger, self._mode)
         rows: JoinedRows | None = None
         arrived = [arrival for arrival in work.arrived if len(arrival.bundle)]
@@ -339,6 +337,8 @@ class WindowedInterval(Generic[OpenT]):
             )
         work = self._limit_panes(work, rows)
         self._latest_end = self._trigger.latest_end(work.watermark)
+        if self._triggers is not None:
+            self._triggers.now_us, self._triggers.latest_end = work.now_us, self._latest_end
         if rows is not None:
             self._add_rows(result, emission, rows, work)
         self._add_due(emission, work)
