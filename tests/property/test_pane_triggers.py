@@ -28,6 +28,7 @@ from millpy import (
     SessionWindows,
     SlidingWindows,
 )
+from millpy.errors import GraphError
 from millpy.model.checkpoint import Kind
 from millpy.model.record import RecordType, retractions_of
 from millpy.model.stage import StepResult
@@ -35,7 +36,7 @@ from millpy.model.time import INSTANT_MAX, instant
 from millpy.store.memory.tables import column_values
 from millpy.windowing.aggregates.numeric import Count, Sum
 from millpy.windowing.logic import WindowedLogic
-from millpy.windowing.triggers import Trigger
+from millpy.windowing.triggers import TRIGGERS_MAX, Trigger
 from millpy.windowing.window import Windows
 from tests.stage_driver import StageDriver, timedelta_us
 
@@ -485,13 +486,24 @@ def test_what_triggers_know_survives_a_merge_of_sessions(
 
 
 def test_a_session_holds_the_low_watermark_for_records_on_time_that_no_pane_has() -> None:
-    subject = driver(Repeatedly(AfterCount(2)), windows=SESSIONS)
+    subject = driver(Repeatedly(AfterCount(3)), windows=SESSIONS)
     subject.feed([(Reading("a", 1), 3)])
     advance(subject, 50)
     assert subject.interval.oldest_work() == 6
     subject.restart()
     assert subject.interval.oldest_work() == 6
-    result = subject.feed([(Reading("a", 1), 5)])
+    subject.feed([(Reading("a", 1), 5)])
+    assert subject.interval.oldest_work() == 8, "a late record has joined, and the other one still waits"
+    result = subject.feed([(Reading("a", 1), 6)])
 
-    assert [pane.n for pane in result.productions["panes"].objects()] == [2]
+    assert [pane.n for pane in result.productions["panes"].objects()] == [3]
     assert subject.interval.oldest_work() == INSTANT_MAX
+
+
+def test_a_trigger_has_a_bound_on_its_parts() -> None:
+    trigger: Trigger = AfterCount(1)
+    for _ in range(TRIGGERS_MAX - 1):
+        trigger = Repeatedly(trigger)
+
+    with pytest.raises(GraphError, match="Repeatedly is composed of more than 100 triggers"):
+        Repeatedly(trigger)
