@@ -361,10 +361,10 @@ class KeyedStream:
             raise GraphError(
                 f"{trigger!r} is not a trigger", hint="for example trigger=AfterWatermark(early=Every(seconds(10)))"
             )
-        if trigger.per_pane and isinstance(windows, SessionWindows):
+        if trigger.may_finish and isinstance(windows, SessionWindows):
             raise GraphError(
-                f"sessions cannot have {trigger!r}: the state of a trigger cannot be merged",
-                hint="use fixed or sliding windows; sessions fire by AfterWatermark(), the default",
+                f"sessions cannot have {trigger!r}, which closes its window: a session may become part of another",
+                hint=f"use Repeatedly({trigger!r}), or AfterWatermark(early={trigger!r})",
             )
         if trigger.due_at(Instant(0)) > microseconds(allowed_lateness):
             raise GraphError(

@@ -76,6 +76,8 @@ def _planned(spec: GraphSpec, table: TableSpec) -> NativePlan | str:
         return "Spark has no windows of a calendar, and its `date_trunc` begins a day that the clock repeats elsewhere"
     if identity["window"]["kind"] not in _EVERY:
         return f"Spark has no {identity['window']['kind']} windows of the same meaning"
+    if _closes(identity["trigger"]):
+        return "its trigger closes windows, and which records came too late for that depends on their bundles"
     taken = archived_input(spec, table)
     if isinstance(taken, str):
         return taken
@@ -90,6 +92,16 @@ def _planned(spec: GraphSpec, table: TableSpec) -> NativePlan | str:
         aggregates=aggregates,
         left_out=tuple(value.name for value in table.values if value not in known),
     )
+
+
+def _closes(trigger: Mapping[str, Any]) -> bool:
+    """Tell whether a trigger may be finished, and then close its window."""
+    kind = trigger["kind"]
+    if kind == "after_watermark":
+        return bool(trigger.get("late", {}).get("kind") == "nothing")
+    if kind == "after_each":
+        return all(map(_closes, trigger["triggers"]))
+    return kind not in ("every", "never", "repeatedly")
 
 
 def native_table(spark: SparkSession, plan: NativePlan, files: Sequence[str], *, partitions: int) -> NativeTable:

@@ -10,6 +10,7 @@ A pane is emitted only if records have come since the one before it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
@@ -93,25 +94,43 @@ class PaneTriggers:
 
     Attributes:
         now_us: the processing time of the turn.
+        latest_end: the windows that end by it have reached their end.
     """
 
     def __init__(self, trigger: Trigger) -> None:
         self._trigger = trigger
         self.now_us = INSTANT_MIN
+        self.latest_end = INSTANT_MIN
 
-    def add(self, pane: OpenPane, count: int) -> None:
-        """Take note of records that have been added to a pane."""
+    def add(self, pane: OpenPane, count: int, late: int) -> None:
+        """Take note of records that have been added to a pane, and how many of them are late."""
         firing = pane.firing
         if firing is None:
             firing = pane.firing = FiringState(self._trigger.fresh())
         firing.since += count
+        firing.late += late
         if not firing.trigger[0]:
             self._trigger.add(firing.trigger, count, FiringMoment(self.now_us, firing.passed))
 
+    def join(self, pane: OpenPane, olds: Sequence[OpenPane], end: Instant) -> None:
+        """Let a pane with the turn's records know what the triggers of sessions knew that are now part of its own.
+
+        Args:
+            pane: the pane of the session, of which the trigger has not been asked.
+            olds: the panes of the sessions.
+            end: the end of its session.
+        """
+        new, known = firing_of(pane), [firing_of(old) for old in olds]
+        moment = FiringMoment(self.now_us, end <= self.latest_end)
+        joined = FiringState(self._trigger.merged([firing.trigger for firing in known], moment))
+        joined.since = sum(firing.since for firing in known)
+        joined.late = sum(firing.late for firing in known)
+        pane.firing = joined
+        self.add(pane, new.since, new.late)
+
     def alarm_of(self, pane: OpenPane) -> Instant:
         """Return the processing time at which a pane is due."""
-        firing = pane.firing
-        assert firing is not None
+        firing = firing_of(pane)
         if firing.trigger[0]:
             return INSTANT_MAX
         return self._trigger.alarm(firing.trigger, FiringMoment(self.now_us, firing.passed))
@@ -124,23 +143,28 @@ class PaneTriggers:
             ended: whether the watermark has reached the end of the window.
             over: whether it has reached the end of the allowed lateness, too.
         """
-        firing = pane.firing
-        assert firing is not None
+        firing = firing_of(pane)
         moment, emits = FiringMoment(self.now_us, ended), over
         if not firing.trigger[0] and self._trigger.ready(firing.trigger, moment):
             self._trigger.fire(firing.trigger, moment)
             emits = True
         emits = emits and firing.since > 0
         if emits:
-            firing.since = 0
+            firing.since = firing.late = 0
             firing.before = firing.timing
             firing.timing = self._timing(pane, firing) if ended else "early"
             firing.holds = False
         if ended and not firing.passed:
             firing.passed = True
-            firing.holds = firing.since > pane.late_count
+            firing.holds = firing.since > firing.late
         return emits
 
     @staticmethod
     def _timing(pane: OpenPane, firing: FiringState) -> str:
         return "late" if pane.late_count or firing.timing in ("on_time", "late") else "on_time"
+
+
+def firing_of(pane: OpenPane) -> FiringState:
+    """Return the state of a pane's trigger."""
+    assert pane.firing is not None, pane
+    return pane.firing

@@ -212,7 +212,7 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
             else:
                 self._merger.merge(pane, accumulators, late_count)
             if triggers is not None:
-                triggers.add(pane, count)
+                triggers.add(pane, count, late_count)
             changed[key] = pane
             applied += count
         self._open.weights.panes += len(panes) - before

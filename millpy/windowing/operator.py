@@ -322,8 +322,6 @@ class WindowedInterval(Generic[OpenT]):
         result = StepResult()
         reached = work.watermark
         self._tally, self._made = WindowCounts(), 0
-        if self._triggers is not None:
-            self._triggers.now_us = work.now_us
         subscribed = self._stream in self._binding.subscribed
         mode = self._mode if subscribed else Accumulation.ACCUMULATING  # the table is the same in every mode
         emission = Emission(self._accumulators, len(self._input.key_fields), self._trigger, mode)
@@ -341,6 +339,8 @@ class WindowedInterval(Generic[OpenT]):
             )
         work = self._limit_panes(work, rows)
         self._latest_end = self._trigger.latest_end(work.watermark)
+        if self._triggers is not None:
+            self._triggers.now_us, self._triggers.latest_end = work.now_us, self._latest_end
         if rows is not None:
             self._add_rows(result, emission, rows, work)
         self._add_due(emission, work)

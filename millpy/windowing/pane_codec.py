@@ -24,6 +24,7 @@ class FiringState(msgspec.Struct, gc=False, omit_defaults=True):
     Attributes:
         trigger: the state of the trigger.
         since: number of records since the newest pane.
+        late: number of late ones among them.
         timing: timing of the newest pane; "" without one.
         before: while a turn emits a pane, the timing of the one before it.
         passed: whether the trigger has been asked since the watermark has reached the end of the window.
@@ -32,6 +33,7 @@ class FiringState(msgspec.Struct, gc=False, omit_defaults=True):
 
     trigger: list[Any]
     since: int = 0
+    late: int = 0
     timing: str = ""
     before: str = ""
     passed: bool = False

@@ -186,6 +186,8 @@ class Emission:
         if error is not None:
             self.failed.append((due, error))
             due[3].emitted = True
+            if (firing := due[3].firing) is not None and firing.before:
+                firing.timing, firing.before = firing.before, ""  # the newest pane is still the one before
         return error is None
 
     def _can_retract(self, due: DuePane) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 
 from millpy.model.record import Instants
 from millpy.model.stage import StageBinding, StoredInterval, Work
-from millpy.model.time import INSTANT_MIN, Instant
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 from millpy.windowing.aggregates.combiner import try_merges
 from millpy.windowing.group_by import Groups, Integers
 from millpy.windowing.operator import DroppedLate, JoinedRows, WindowedInterval, WindowSpec
@@ -17,6 +17,7 @@ from millpy.windowing.pane_codec import OpenPane
 from millpy.windowing.panes import Emission
 from millpy.windowing.session_assign import Sessions, merge_sessions, replay
 from millpy.windowing.session_state import OpenSession, OpenSessions
+from millpy.windowing.triggered_sessions import TriggeredSessions
 from millpy.windowing.window import Gaps, SessionWindows
 from millpy.windowing.window_memory import Openings
 
@@ -29,7 +30,9 @@ class SessionInterval(WindowedInterval[OpenSessions]):
     ) -> None:
         super().__init__(windowing, binding)
         self._gaps = Gaps(windows)
-        self._open = OpenSessions(self._accumulators, self._merger, self._allowed_us)
+        given = (self._accumulators, self._merger, self._allowed_us)
+        self._triggered = None if self._triggers is None else TriggeredSessions(*given, self._triggers)
+        self._open = self._triggered or OpenSessions(*given)
         self._recover(recovered)
 
     def _take_rows(self, emission: Emission, rows: JoinedRows, work: Work) -> DroppedLate | None:
@@ -41,6 +44,10 @@ class SessionInterval(WindowedInterval[OpenSessions]):
         emission.absorb(self._open.take_absorbed())
         self._expect(rows, np.delete(np.arange(len(rows)), late) if len(late) else None, len(rows) - len(late))
         return self._too_late(rows, late) if len(late) else None
+
+    def _next_alarm(self) -> Instant:
+        """Return the processing time at which a pane is due; INSTANT_MAX without one."""
+        return INSTANT_MAX if self._triggered is None else self._triggered.alarms.next_time()
 
     def _openings(self, rows: JoinedRows, work: Work) -> Openings:
         """Return the sessions that the rows would have if none were late."""
@@ -82,6 +89,8 @@ class SessionInterval(WindowedInterval[OpenSessions]):
                 pane.late_count = sum(row in late for row in session.rows)
                 missed.difference_update(session.rows)
                 self._tally.applied += len(session.rows)
+                if self._triggers is not None:
+                    self._triggers.add(pane, len(session.rows), pane.late_count)
                 if session.open:
                     self._open.join(cast("list[OpenSession]", session.open), session.start, session.end, pane)
                 else:
@@ -134,9 +143,12 @@ class SessionInterval(WindowedInterval[OpenSessions]):
         picks = np.flatnonzero(kept)
         columns = (picks.tolist(), groups.codes[picks].tolist(), groups.starts[picks].tolist())
         more = (groups.ends[picks].tolist(), late[picks].tolist(), groups.counts[picks].tolist())
+        triggers = self._triggers
         accumulators = zip(*(partial.accumulators(picks) for partial in partials), strict=True)
         for number, code, start, end, late_count, count, values in zip(*columns, *more, accumulators, strict=True):
             pane = OpenPane(list(values), late_count=late_count)
+            if triggers is not None:
+                triggers.add(pane, count, late_count)
             olds = joined.get(number)
             if olds is None:
                 self._open.open(rows.keys[code], start, end, pane)

@@ -60,8 +60,8 @@ class OpenSessions:
         self._merger = merger
         self._allowed_us = allowed_lateness_us
         self.by_key: dict[Key, list[OpenSession]] = {}
-        self._unfired = _UnfiredSessions()
-        self._unexpired = _UnexpiredSessions()
+        self._unfired: DueQueue[OpenSession] = _UnfiredSessions()
+        self._unexpired = UnexpiredSessions()
         self._touched: dict[OpenSession, None] = {}
         self._gone: list[tuple[Key, int, int]] = []
         self._absorbed: list[DuePane] = []
@@ -92,9 +92,11 @@ class OpenSessions:
         first = olds[0]
         if len(olds) == 1 and (first.start, first.end) == (start, end):
             self._merger.merge(first.pane, pane.values, pane.late_count)
+            self._add_to_trigger(first.pane, pane)
             self._touched[first] = None
             return
         self._merger.join(pane, [old.pane for old in olds])
+        self._join_triggers(pane, [old.pane for old in olds], end)
         for old in olds:
             self._remove(old)
             if old.pane.pane_index:  # a pane that failed counts as emitted but has no index
@@ -113,6 +115,12 @@ class OpenSessions:
         self._touched.update(due)
         return [session.due() for session in due]
 
+    def _add_to_trigger(self, pane: OpenPane, new: OpenPane) -> None:
+        """Do nothing: the default trigger has no state."""
+
+    def _join_triggers(self, pane: OpenPane, olds: Sequence[OpenPane], end: int) -> None:
+        """Do nothing: the default trigger has no state."""
+
     def take_absorbed(self) -> list[DuePane]:
         """Return the emitted panes of sessions that were merged into others since the last call."""
         absorbed, self._absorbed = self._absorbed, []
@@ -121,7 +129,7 @@ class OpenSessions:
     def take_entries(self, watermark: Instant, bundle: int, panes_max: int = UNBOUNDED) -> Entries | None:
         """Expire up to `panes_max` sessions, and return the changes of this bundle as entries; None without any."""
         while (session := self._unexpired.first(watermark)) is not None:
-            if not session.pane.emitted or panes_max <= 0:
+            if not self._is_done(session) or panes_max <= 0:
                 break
             panes_max -= 1
             self._remove(session)
@@ -142,6 +150,10 @@ class OpenSessions:
         entries.values = [*values, *([None] * len(gone))]
         entries.fire_ats = [end + self._allowed_us for _, _, end in names]
         return entries
+
+    def _is_done(self, session: OpenSession) -> bool:
+        """Tell whether a session that is over has nothing left to emit."""
+        return session.pane.emitted
 
     def take_expired_without_pane(self) -> int:
         """Return 0: a session expires only after it has emitted."""
@@ -166,6 +178,9 @@ class OpenSessions:
         else:
             insort(sessions, session)
         self.weights.panes += 1
+        self._queue(session)
+
+    def _queue(self, session: OpenSession) -> None:
         if not session.pane.emitted:
             self._unfired.add(session.end, session.key, session, live=self.weights.panes)
         self._unexpired.add(session.end + self._allowed_us, session.key, session, live=self.weights.panes)
@@ -183,7 +198,9 @@ class OpenSessions:
             self._gone.append((session.key, session.start, session.end))
 
 
-class _UnexpiredSessions(DueQueue[OpenSession]):
+class UnexpiredSessions(DueQueue[OpenSession]):
+    """Sessions by their expiry."""
+
     __slots__ = ()
 
     def is_current(self, key: Key | None, item: OpenSession) -> bool:

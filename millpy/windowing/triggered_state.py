@@ -13,7 +13,7 @@ from millpy.model.keys import Key
 from millpy.model.stage import UNBOUNDED
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.windowing.accumulator import AccumulatorSet
-from millpy.windowing.firing import Alarms, PaneTriggers
+from millpy.windowing.firing import Alarms, PaneTriggers, firing_of
 from millpy.windowing.fixed_state import OpenWindows, PanesByKey, WindowStarts
 from millpy.windowing.pane_codec import DuePane, FiringState, OpenPane
 from millpy.windowing.window import WindowAssigner
@@ -44,7 +44,7 @@ class TriggeredWindows(OpenWindows):
         """Build the queues and alarms, after all stored panes have been loaded."""
         self.weights.panes = sum(map(len, self.panes.values()))
         for start, panes in self.panes.items():
-            self._queue(start, emitted=all(_firing_of(pane).passed for pane in panes.values()))
+            self._queue(start, emitted=all(firing_of(pane).passed for pane in panes.values()))
             for key, pane in panes.items():
                 self._follow(start, key, pane)
 
@@ -72,7 +72,7 @@ class TriggeredWindows(OpenWindows):
 
     def _follow(self, start: int, key: Key, pane: OpenPane) -> None:
         """Set what follows from the state of a pane's trigger: its alarm, its hold, and whether it is closed."""
-        firing = _firing_of(pane)
+        firing = firing_of(pane)
         self.alarms.set((start, key), self._triggers.alarm_of(pane))
         if firing.trigger[0]:
             self.closed.setdefault(start, set()).add(key)
@@ -97,7 +97,7 @@ class TriggeredWindows(OpenWindows):
             queue.pop()
             starts.append(start)
             panes, known = self.panes[start], waiting.pop(start, None)
-            keys = [key for key in (panes if known is None else known) if which(_firing_of(panes[key]))]
+            keys = [key for key in (panes if known is None else known) if which(firing_of(panes[key]))]
             room = panes_max - len(found)
             if len(keys) > room:
                 if known is None:
@@ -112,7 +112,7 @@ class TriggeredWindows(OpenWindows):
     def _pop_done(self, queue: WindowStarts, until: Instant, done: Callable[[FiringState], bool]) -> None:
         """Remove the due windows of a queue, up to the first one with panes that have to wait."""
         while (start := queue.first(until)) is not None:
-            if not all(done(_firing_of(pane)) for pane in self.panes[start].values()):
+            if not all(done(firing_of(pane)) for pane in self.panes[start].values()):
                 return
             queue.pop()
 
@@ -122,7 +122,7 @@ class TriggeredWindows(OpenWindows):
 
     def _without_pane(self, panes: PanesByKey) -> int:
         """Return how many panes have records that were not emitted."""
-        return sum(_firing_of(pane).since > 0 for pane in panes.values())
+        return sum(firing_of(pane).since > 0 for pane in panes.values())
 
     def _forget(self, start: int, panes: PanesByKey) -> None:
         """Forget the alarms of panes that have expired, and that their triggers were finished."""
@@ -137,9 +137,3 @@ class TriggeredWindows(OpenWindows):
         """Return the end of the oldest window that holds the low watermark; INSTANT_MAX without one."""
         held = min(self._holding, default=None)
         return self.next_end() if held is None else min(self.next_end(), Instant(self._assigner.end_of(held)))
-
-
-def _firing_of(pane: OpenPane) -> FiringState:
-    firing = pane.firing
-    assert firing is not None, pane
-    return firing

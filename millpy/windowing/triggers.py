@@ -7,6 +7,7 @@ the first of which tells whether the trigger is finished. The state is stored wi
     ready    asked at the end of a bundle with records, and when the clock or the watermark makes the window due
     fire     the trigger is ready, and the window gives its pane if it has one
     alarm    the processing time at which the trigger is ready without another record
+    merged   the state in a session of which others have become part
 
 As in Beam, a trigger is asked once a bundle: `AfterCount(2)` gives one pane of a bundle with five records. A trigger
 that is finished closes its window: records that arrive later are dropped like records that are too late.
@@ -24,7 +25,7 @@ the allowed lateness is not the trigger's: a window that is over has fired, and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -111,6 +112,13 @@ class Trigger(GraphPart):
         """Change the state of a trigger that is ready, and fires."""
         raise NotImplementedError
 
+    def merged(self, states: Sequence[State], moment: FiringMoment) -> State:
+        """Return the state in a session of which several, with these states, have become part; as in Beam."""
+        return [0, *self._merged_parts(states, moment)]
+
+    def _merged_parts(self, states: Sequence[State], moment: FiringMoment) -> list[State]:
+        return [part.merged([state[place] for state in states], moment) for place, part in enumerate(self.parts, 1)]
+
     def alarm(self, state: State, moment: FiringMoment) -> Instant:
         """Return the processing time at which the trigger is ready without another record; INSTANT_MAX if never."""
         return min((part.alarm(own, moment) for part, own in self._unfinished(state)), default=INSTANT_MAX)
@@ -155,6 +163,11 @@ class AfterCount(Trigger):
         """Count the records."""
         state[1] += count
 
+    def merged(self, states: Sequence[State], moment: FiringMoment) -> State:
+        """Add up the records; it is finished if it was in any session."""
+        finished = any(state[0] for state in states)
+        return [int(finished), 0 if finished else sum(state[1] for state in states)]
+
     def ready(self, state: State, moment: FiringMoment) -> bool:
         """Tell whether there are enough records."""
         return bool(state[1] >= self.n)
@@ -180,6 +193,12 @@ class _AfterTime(Trigger):
         """Choose the time, with the first record."""
         if not state[1]:
             state[1] = min(self.time_after(moment.now_us), INSTANT_MAX - 1)
+
+    def merged(self, states: Sequence[State], moment: FiringMoment) -> State:
+        """Choose the earliest time; it is finished if it was in all sessions."""
+        if all(state[0] for state in states):
+            return [1, 0]
+        return [0, min((state[1] for state in states if state[1]), default=0)]
 
     def time_after(self, now_us: Instant) -> int:
         """Return the processing time at which a pane fires whose first record arrives now."""
@@ -319,6 +338,13 @@ class AfterWatermark(Trigger):
         """Return [finished, whether it has fired at the end, state of `early`, state of `late`]."""
         return [0, 0, *(part.fresh() for part in self.parts)]
 
+    def merged(self, states: Sequence[State], moment: FiringMoment) -> State:
+        """Begin before the end again, unless the merged session has reached its end and all sessions had."""
+        early, late = self.parts
+        if moment.ended and all(state[1] for state in states):
+            return [int(self.late is None), 1, early.fresh(), late.merged([state[3] for state in states], moment)]
+        return [0, 0, early.merged([state[2] for state in states], moment), late.fresh()]
+
     def _now(self, state: State) -> tuple[Trigger, State]:
         place = state[1]
         return self.parts[place], state[2 + place]
@@ -368,6 +394,11 @@ class Repeatedly(Trigger):
         """The trigger."""
         return (self.trigger,)
 
+    def merged(self, states: Sequence[State], moment: FiringMoment) -> State:
+        """Merge the states of the trigger; begin anew if that finishes it."""
+        (own,) = self._merged_parts(states, moment)
+        return [0, self.trigger.fresh() if own[0] else own]
+
     def ready(self, state: State, moment: FiringMoment) -> bool:
         """Tell whether the trigger is ready."""
         return self.trigger.ready(state[1], moment)
@@ -401,6 +432,20 @@ class _Several(Trigger):
         """Whether the trigger can be finished: it fires once."""
         return True
 
+    def fire(self, state: State, moment: FiringMoment) -> None:
+        """Finish; what the parts know decides when sessions merge."""
+        for part, own in self._unfinished(state):
+            if part.ready(own, moment):
+                part.fire(own, moment)
+        state[0] = 1
+
+    def _finished_if(
+        self, which: Callable[[Iterable[bool]], bool], states: Sequence[State], moment: FiringMoment
+    ) -> State:
+        parts = self._merged_parts(states, moment)
+        finished = all(state[0] for state in states) or which(bool(part[0]) for part in parts)
+        return [int(finished), *parts]
+
     def _described(self, kind: str) -> Identity:
         return {"kind": kind, "triggers": [part.identity() for part in self.triggers]}
 
@@ -417,9 +462,9 @@ class AfterAny(_Several):
         """Tell whether one is ready."""
         return any(part.ready(own, moment) for part, own in self._unfinished(state))
 
-    def fire(self, state: State, moment: FiringMoment) -> None:
-        """Finish."""
-        self._restart(state, finished=True)
+    def merged(self, states: Sequence[State], moment: FiringMoment) -> State:
+        """Merge the parts; it is finished if one of them is."""
+        return self._finished_if(any, states, moment)
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
@@ -434,9 +479,9 @@ class AfterAll(_Several):
         """Tell whether all are ready."""
         return all(part.ready(own, moment) for part, own in self._unfinished(state))
 
-    def fire(self, state: State, moment: FiringMoment) -> None:
-        """Finish."""
-        self._restart(state, finished=True)
+    def merged(self, states: Sequence[State], moment: FiringMoment) -> State:
+        """Merge the parts; it is finished if all of them are."""
+        return self._finished_if(all, states, moment)
 
     def alarm(self, state: State, moment: FiringMoment) -> Instant:
         """Return when the last of those that are not ready will be, if all have an alarm."""
@@ -460,6 +505,14 @@ class AfterEach(_Several):
     def _unfinished(self, state: State) -> list[tuple[Trigger, State]]:
         """Return the first part that is not finished, with its state."""
         return [next((part, own) for part, own in zip(self.triggers, state[1:], strict=True) if not own[0])]
+
+    def merged(self, states: Sequence[State], moment: FiringMoment) -> State:
+        """Go on with the first part that is not finished in the merged session; the parts behind it begin anew."""
+        parts: list[State] = []
+        for place, part in enumerate(self.triggers, 1):
+            begun = all(own[0] for own in parts)
+            parts.append(part.merged([state[place] for state in states], moment) if begun else part.fresh())
+        return [int(all(own[0] for own in parts)), *parts]
 
     def ready(self, state: State, moment: FiringMoment) -> bool:
         """Tell whether the trigger whose turn it is is ready."""
@@ -504,9 +557,15 @@ class OrFinally(Trigger):
         """Tell whether one is ready."""
         return any(part.ready(own, moment) for part, own in self._unfinished(state))
 
+    def merged(self, states: Sequence[State], moment: FiringMoment) -> State:
+        """Merge the parts; it is finished if one of them is."""
+        parts = self._merged_parts(states, moment)
+        return [int(all(state[0] for state in states) or any(own[0] for own in parts)), *parts]
+
     def fire(self, state: State, moment: FiringMoment) -> None:
         """Finish if the second trigger is ready, or if the first one is finished."""
         if self.until.ready(state[2], moment):
+            self.until.fire(state[2], moment)
             state[0] = 1
         else:
             self.trigger.fire(state[1], moment)

@@ -133,6 +133,7 @@ KINDS = {
     "sessions_retracting": Kind(4, 0, 20, Accumulation.RETRACTING),
     "fixed_early": Kind(30, 30, 20, Accumulation.RETRACTING, EARLY),
     "slides_early": Kind(40, 10, 20, trigger=EARLY),
+    "sessions_early": Kind(4, 0, 20, Accumulation.DISCARDING, EARLY),
 }
 
 

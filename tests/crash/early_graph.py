@@ -17,13 +17,14 @@ from millpy import (
     File,
     FixedWindows,
     Graph,
+    SessionWindows,
     SlidingWindows,
     Sum,
     hours,
     seconds,
 )
 
-SIZE, EVERY, GROUP_SIZE = 20, 10, 60
+SIZE, EVERY, GAP, GROUP_SIZE = 20, 10, 3, 60
 
 
 class Reading(msgspec.Struct):
@@ -56,6 +57,7 @@ for mode in Accumulation:
     for kind, windows in (
         ("fixed", FixedWindows(seconds(SIZE))),
         ("sliding", SlidingWindows(seconds(SIZE), every=seconds(EVERY))),
+        ("sessions", SessionWindows(seconds(GAP))),
     ):
         name = f"{kind}_{mode.value}"
         keyed = readings.key_by("device").window(

@@ -63,6 +63,38 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/windowing/firing.py",
+        "        joined.since = sum(firing.since for firing in known)",
+        "        joined.since = 0 * len(known)",
+        killers=(
+            "tests/property/test_pane_triggers.py::test_a_session_holds_the_low_watermark_for_records_on_time_that_no_pane_has",
+        ),
+    ),
+    Mutant(
+        "millpy/windowing/triggers.py",
+        "        return [0, min((state[1] for state in states if state[1]), default=0)]",
+        "        return [0, max((state[1] for state in states if state[1]), default=0)]",
+        killers=("tests/property/test_pane_triggers.py::test_what_triggers_know_survives_a_merge_of_sessions",),
+    ),
+    Mutant(
+        "millpy/windowing/firing.py",
+        "                self._items[at] = dict.fromkeys(sorted(self._items[at]))",
+        "                self._items[at] = dict.fromkeys(self._items[at])",
+        killers=(
+            "tests/property/test_pane_triggers.py::"
+            "test_panes_of_one_tick_that_exceed_a_turn_leave_in_the_next_turns_by_key",
+        ),
+    ),
+    Mutant(
+        "millpy/windowing/operator.py",
+        "        result.unfinished = (due <= reached and due < INSTANT_MAX) or alarm <= work.now_us",
+        "        result.unfinished = due <= reached and due < INSTANT_MAX",
+        killers=(
+            "tests/property/test_pane_triggers.py::"
+            "test_panes_of_one_tick_that_exceed_a_turn_leave_in_the_next_turns_by_key",
+        ),
+    ),
+    Mutant(
+        "millpy/windowing/firing.py",
         "        emits = emits and firing.since > 0",
         "        emits = bool(emits)",
         killers=("tests/property/test_pane_triggers.py::test_when_triggers_fire",),

@@ -128,6 +128,7 @@ def early(graph: Graph, notes: Any) -> None:
     for name, kind, trigger, mode in (
         ("ticking", FixedWindows(us(20)), AfterWatermark(early=ticks), Accumulation.DISCARDING),
         ("sliding", SlidingWindows(us(30), every=us(10)), several, Accumulation.ACCUMULATING),
+        ("visits", SessionWindows(us(12)), AfterWatermark(early=ticks, late=AfterCount(2)), Accumulation.DISCARDING),
         ("closing", FixedWindows(us(40)), AfterAny(AfterCount(4), ticks), Accumulation.ACCUMULATING),
     ):
         keyed = notes.key_by("device").window(kind, trigger=trigger, accumulation=mode, name=name, **late)

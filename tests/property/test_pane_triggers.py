@@ -25,8 +25,10 @@ from millpy import (
     Never,
     OrFinally,
     Repeatedly,
+    SessionWindows,
     SlidingWindows,
 )
+from millpy.errors import GraphError
 from millpy.model.checkpoint import Kind
 from millpy.model.record import RecordType, retractions_of
 from millpy.model.stage import StepResult
@@ -34,7 +36,7 @@ from millpy.model.time import INSTANT_MAX, instant
 from millpy.store.memory.tables import column_values
 from millpy.windowing.aggregates.numeric import Count, Sum
 from millpy.windowing.logic import WindowedLogic
-from millpy.windowing.triggers import Trigger
+from millpy.windowing.triggers import TRIGGERS_MAX, Trigger
 from millpy.windowing.window import Windows
 from tests.stage_driver import StageDriver, timedelta_us
 
@@ -369,3 +371,139 @@ def test_panes_of_one_tick_that_exceed_a_turn_leave_in_the_next_turns_by_key(res
         assert result.unfinished == (len(found) < 4)
 
     assert found == ["a", "b", "c", "d"]
+
+
+GAP = 4
+SESSIONS = SessionWindows(timedelta_us(GAP))
+lasting = triggers.filter(lambda trigger: not trigger.may_finish)
+
+
+def sessions_of(fed: list[tuple[Reading, int]]) -> dict[Any, tuple[int, int]]:
+    """Return the sessions of a batch: (key, start, end) -> number and sum of the records."""
+    found: dict[Any, tuple[int, int]] = {}
+    for key in {reading.key for reading, _ in fed}:
+        mine = sorted((at, reading.number) for reading, at in fed if reading.key == key)
+        start, before, n, total = mine[0][0], mine[0][0], 0, 0
+        for at, number in mine:
+            if at - before >= GAP:
+                found[key, start, before + GAP] = n, total
+                start, n, total = at, 0, 0
+            before, n, total = at, n + 1, total + number
+        found[key, start, before + GAP] = n, total
+    return found
+
+
+@pytest.mark.parametrize("mode", Accumulation, ids=lambda mode: mode.value)
+@settings(max_examples=150, deadline=None)
+@given(
+    trigger=lasting,
+    schedule=st.lists(moves, max_size=20),
+    few=st.sampled_from([0, 10_000]),
+    panes_max=st.sampled_from([1, 10_000]),
+)
+def test_sessions_with_triggers_merge_to_those_of_a_batch_in_every_mode(
+    mode: Accumulation, trigger: Trigger, schedule: list[Any], few: int, panes_max: int
+) -> None:
+    """After every commit retracting panes leave those of the table; in the end each mode has what a batch has."""
+    subject = driver(trigger, windows=SESSIONS, mode=mode, allowed=1_000, few=few)
+    subject.panes_max = panes_max
+    fed = played(subject, schedule, columns=few == 0)
+    finish(subject)
+    assert not {name for name in subject.stored if name[0] is not Kind.COUNTER}
+    assert subject.interval.oldest_work() == INSTANT_MAX
+    assert subject.interval.next_due() == (INSTANT_MAX, INSTANT_MAX)
+    assert not any(result.late for result in subject.results)
+
+    table: dict[Any, tuple[int, int]] = {}
+    standing: dict[Any, Any] = {}
+    by_key: Counter[Any] = Counter()
+    for result in subject.results:
+        for deleted in result.deleted:
+            for name in zip(*map(column_values, deleted.columns), strict=True):
+                del table[name]
+        for part in result.results:
+            for key, start, end, n, total, *_ in zip(*map(column_values, part.columns), strict=True):
+                assert ((key, start, end) in table) != part.first
+                table[key, start, end] = n, total
+        records = result.productions.get("panes")
+        for pane, retracts in (
+            () if records is None else zip(records.objects(), retractions_of(records).tolist(), strict=True)
+        ):
+            window = pane.key, instant(pane.window_start), instant(pane.window_end)
+            if retracts:
+                assert standing.pop(window) == pane, "a retraction is the pane that it takes back"
+            else:
+                assert mode is not Accumulation.RETRACTING or window not in standing
+                standing[window] = pane
+                by_key[pane.key, "n"] += pane.n
+                by_key[pane.key, "total"] += pane.total
+        if mode is Accumulation.RETRACTING:
+            assert {name: (pane.n, pane.total) for name, pane in standing.items()} == table
+    assert table == sessions_of(fed)
+    if mode is Accumulation.DISCARDING:
+        wanted: Counter[Any] = Counter()
+        for reading, _ in fed:
+            wanted[reading.key, "n"] += 1
+            wanted[reading.key, "total"] += reading.number
+        assert {name: n for name, n in by_key.items() if n} == {name: n for name, n in wanted.items() if n}
+
+
+@pytest.mark.parametrize("few", [0, 10_000], ids=["columns", "few"])
+@pytest.mark.parametrize("restarts", [False, True], ids=["", "restarted"])
+@pytest.mark.parametrize(
+    ("trigger", "steps"),
+    [
+        (AfterCount(3), [([1], []), ([6], []), ([4], ["early 1-10 3"])]),
+        (AfterCount(4), [([1, 1], []), ([3], []), ([5], ["early 1-9 4"])]),
+        (AfterProcessingTime(timedelta_us(30)), [([1], []), (10, []), ([6], []), ([4], []), (30, ["early 1-10 3"])]),
+        (AfterEach(AfterCount(1), AfterCount(2)), [([1], ["early 1-5 1"]), ([3], []), ([4], ["early 1-8 3"])]),
+        (AfterAll(AfterCount(2), AfterProcessingTime(timedelta_us(9))), [([1], []), ([3], []), (9, ["early 1-7 2"])]),
+        (
+            AfterWatermark(early=AfterCount(2), late=AfterCount(2)),
+            [([1, 2], ["early 1-6 2"]), ([3], []), ("end", ["on_time 1-7 3"]), ([4], []), ([5], ["late 1-9 5"])],
+        ),
+    ],
+)
+def test_what_triggers_know_survives_a_merge_of_sessions(
+    trigger: Trigger, steps: list[Any], few: int, restarts: bool
+) -> None:
+    repeated = trigger if isinstance(trigger, AfterWatermark) else Repeatedly(trigger)
+    subject = driver(repeated, windows=SESSIONS, few=few, allowed=1_000)
+    for what, wanted in steps:
+        if isinstance(what, list):
+            result = subject.feed([(Reading("a", 1), at) for at in what], columns=few == 0)
+        elif what == "end":
+            result = advance(subject, 9)
+        else:
+            result = subject.feed([], now_us=what)
+        records = result.productions.get("panes")
+        assert [
+            f"{pane.pane_timing} {instant(pane.window_start)}-{instant(pane.window_end)} {pane.n}"
+            for pane in ([] if records is None else records.objects())
+        ] == wanted, what
+        if restarts:
+            subject.restart()
+
+
+def test_a_session_holds_the_low_watermark_for_records_on_time_that_no_pane_has() -> None:
+    subject = driver(Repeatedly(AfterCount(3)), windows=SESSIONS)
+    subject.feed([(Reading("a", 1), 3)])
+    advance(subject, 50)
+    assert subject.interval.oldest_work() == 6
+    subject.restart()
+    assert subject.interval.oldest_work() == 6
+    subject.feed([(Reading("a", 1), 5)])
+    assert subject.interval.oldest_work() == 8, "a late record has joined, and the other one still waits"
+    result = subject.feed([(Reading("a", 1), 6)])
+
+    assert [pane.n for pane in result.productions["panes"].objects()] == [3]
+    assert subject.interval.oldest_work() == INSTANT_MAX
+
+
+def test_a_trigger_has_a_bound_on_its_parts() -> None:
+    trigger: Trigger = AfterCount(1)
+    for _ in range(TRIGGERS_MAX - 1):
+        trigger = Repeatedly(trigger)
+
+    with pytest.raises(GraphError, match="Repeatedly is composed of more than 100 triggers"):
+        Repeatedly(trigger)

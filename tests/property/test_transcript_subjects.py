@@ -21,11 +21,12 @@ WINDOWS = [
     {"session": "4s", "by_key": {"b": "9s"}},
 ]
 AFTER_WATERMARK = "after_watermark"
+CLOSING = {"or_finally": [{"repeatedly": {"after_count": 2}}, {"after_watermark": {"late": "nothing"}}]}
 TRIGGERS = [
     {"after_watermark": {"early": {"every": "7s"}}},
     {"after_watermark": {"early": {"after_count": 3}, "late": {"after_count": 2}}},
     {"repeatedly": {"after_any": [{"after_count": 4}, {"after_processing_time": "5s"}]}},
-    {"or_finally": [{"repeatedly": {"after_count": 2}}, {"after_watermark": {"late": "nothing"}}]},
+    CLOSING,
     "never",
 ]
 AGGREGATES = {"n": "count", "total": {"sum": "value"}, "all": {"collect": "value"}, "last": {"last": "value"}}
@@ -46,7 +47,7 @@ definitions = st.builds(
         TranscriptText(
             name="any",
             windows=windows,
-            trigger=AFTER_WATERMARK if "session" in windows else trigger,
+            trigger=AFTER_WATERMARK if "session" in windows and trigger == CLOSING else trigger,
             mode=mode,
             allowed_lateness=f"{lateness}s",
             max_disorder=f"{disorder}s",

@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from hypothesis import given, settings
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
@@ -20,8 +21,11 @@ from millpy.embedded import EmbeddedPostgres
 from millpy.graph.loader import load_graph
 from millpy.limits import Limits
 from millpy.process.assembly import archives_of, run_worker
+from millpy.spark.native import _closes
 from millpy.store.postgres.archiving import ArchiveInto
+from millpy.windowing.triggers import Trigger
 from tests.databases import fresh_database
+from tests.property.test_pane_triggers import triggers
 from tests.s3_server import S3Server
 
 pytestmark = pytest.mark.timeout(400)  # a JVM starts first
@@ -68,6 +72,12 @@ def audited(graph: Path, url: str, *more: str, archive: str = "") -> tuple[int, 
     done = CliRunner().invoke(app, [*command, "--json", *more])
     assert done.stdout, (done.output, done.exception)
     return done.exit_code, json.loads(done.stdout)
+
+
+@settings(max_examples=200, deadline=None)
+@given(trigger=triggers)
+def test_a_table_whose_trigger_closes_windows_is_not_computed(trigger: Trigger) -> None:
+    assert _closes(trigger.identity()) == trigger.may_finish
 
 
 def test_the_native_engine_agrees_and_names_what_was_falsified_with_its_records(

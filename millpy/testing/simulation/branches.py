@@ -28,6 +28,7 @@ KINDS = {
     "per_level": "fixed",
     "per_visit": "session",
     "per_early": "fixed",
+    "per_early_visit": "session",
 }
 """The windowed tables behind the source, and their windows."""
 ECHOES = ("parks", "rejects")

@@ -31,6 +31,7 @@ from millpy.testing.simulation.history import CommittedBundle, Name, ObservedInt
 from millpy.testing.simulation.names import name_is_current, rows_in_own_tables
 from millpy.testing.simulation.oracle import BEGINNING, END, Arrival, SourceOracle, WatchOracle
 
+WITH_EARLY_PANES = ("per_early", "per_early_visit")
 CLOCK_SLACK_US = 400_000
 """How far a worker's reading of the server's clock may be ahead: it drifts for a minute at most."""
 COMMITTED_WITHIN_US = 30_000_000
@@ -371,7 +372,7 @@ def timers_in_time(evidence: Evidence, commit: CommittedBundle) -> Iterator[str]
             windowed = "window_end" in row
             due = row["window_end"] if windowed else row["event_time"]
             if row.get("pane_timing") == "early":
-                if table != "per_early" or commit.input_before >= due:
+                if table not in WITH_EARLY_PANES or commit.input_before >= due:
                     yield f"{_name(commit)}: {table} has an early pane of {due}, the watermark was at {reached}"
                 continue
             if (windowed or table == "totals" or (table == "marks" and row["kind"] == "quiet")) and due > reached:
@@ -384,7 +385,7 @@ def timers_in_time(evidence: Evidence, commit: CommittedBundle) -> Iterator[str]
 
 def _ticks(commit: CommittedBundle) -> Iterator[str]:
     """Yield the early panes that should have been emitted by the processing time of a bundle, or by their records."""
-    if commit.observed.computation != "per_early" or commit.checkpoint is None:
+    if commit.observed.computation not in WITH_EARLY_PANES or commit.checkpoint is None:
         return
     now_us = commit.checkpoint.processing_floor
     for (kind, _, key, subkey), (pane, _) in commit.observed.keyed.items():

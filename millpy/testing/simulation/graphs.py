@@ -32,7 +32,18 @@ from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
 
 Feed = Literal["topic", "log", "file"]
 Branch = Literal[
-    "fixed", "sliding", "session", "operators", "unique", "parks", "rejects", "watcher", "levels", "visits", "early"
+    "fixed",
+    "sliding",
+    "session",
+    "operators",
+    "unique",
+    "parks",
+    "rejects",
+    "watcher",
+    "levels",
+    "visits",
+    "early",
+    "early_visits",
 ]
 BRANCHES: tuple[Branch, ...] = ("fixed", "sliding", "session", "operators", "unique", "parks", "rejects")
 """The branches that work with any number of partitions; the watcher's marks depend on the order of all readings."""
@@ -40,8 +51,9 @@ LEVELS: dict[Branch, tuple[str, str]] = {
     "levels": ("per_level", "level_totals"),
     "visits": ("per_visit", "visit_totals"),
     "early": ("per_early", "early_totals"),
+    "early_visits": ("per_early_visit", "early_visit_totals"),
 }
-"""The branches with windows over panes that are retracted: fixed windows, sessions, and windows with early panes.
+"""The branches with windows over panes that are retracted: fixed windows and sessions, without and with early panes.
 Their two tables."""
 
 NAME = "simulated"
@@ -332,10 +344,11 @@ def build(shape: Shape, path: str, generation: int = 1) -> Graph:
         "levels": (FixedWindows(timedelta(microseconds=WINDOW_US)), "per_level"),
         "visits": (SessionWindows(timedelta(microseconds=GAP_US)), "per_visit"),
         "early": (FixedWindows(timedelta(microseconds=WINDOW_US)), "per_early"),
+        "early_visits": (SessionWindows(timedelta(microseconds=GAP_US)), "per_early_visit"),
     }
     for branch in shape.branches:
         if branch in LEVELS:
-            trigger = EARLY if branch == "early" else AFTER_WATERMARK
+            trigger = EARLY if branch.startswith("early") else AFTER_WATERMARK
             panes = _aggregate(
                 readings, "device", *windows[branch], shape.lateness_us, Accumulation.RETRACTING, trigger
             )

@@ -24,7 +24,7 @@ from tests.crash.world import Case, World
 
 GRAPH = Path(__file__).parents[1] / "early_graph.py"
 RECORDS, DEVICES = 1_500, 12
-SIZE, EVERY, GROUP_SIZE = 20, 10, 60
+SIZE, EVERY, GAP, GROUP_SIZE = 20, 10, 3, 60
 WORKERS = {"bundle_records_max": 25, "turn_panes_max": 9}
 
 
@@ -73,8 +73,11 @@ def faults_of(url: str, readings: list[tuple[str, int, int]]) -> list[Fault]:
     """Compare all tables with a recount."""
     found = []
     with psycopg.connect(url, autocommit=True) as connection:
-        for kind, every in (("fixed", SIZE), ("sliding", EVERY)):
-            wanted = recount(readings, every)
+        for kind, wanted in (
+            ("fixed", recount(readings, SIZE)),
+            ("sliding", recount(readings, EVERY)),
+            ("sessions", sessions(readings)),
+        ):
             for mode in Accumulation:
                 found += _compared(connection, f"{kind}_{mode.value}", "device", wanted)
         totals = grouped(recount(readings, SIZE))
@@ -103,6 +106,19 @@ def recount(readings: list[tuple[str, int, int]], every: int) -> dict[tuple[str,
             counts[device, start] += 1
             sums[device, start] += value
     return {name: (count, sums[name]) for name, count in counts.items()}
+
+
+def sessions(readings: list[tuple[str, int, int]]) -> dict[tuple[str, int], tuple[int, int]]:
+    """(device, start) -> number and sum of the readings of a session."""
+    found: dict[tuple[str, int], tuple[int, int]] = {}
+    name, before = ("", 0), 0
+    for device, at, value in sorted(readings):
+        if device != name[0] or at - before >= GAP:
+            name = device, at
+        before = at
+        count, total = found.get(name, (0, 0))
+        found[name] = count + 1, total + value
+    return found
 
 
 def grouped(windows: dict[tuple[str, int], tuple[int, int]]) -> dict[tuple[str, int], tuple[int, int]]:

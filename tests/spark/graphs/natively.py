@@ -5,8 +5,12 @@ from pathlib import Path
 import msgspec
 
 from millpy import (
+    AfterAny,
+    AfterCount,
+    AfterWatermark,
     Count,
     EventTime,
+    Every,
     Files,
     FixedWindows,
     Graph,
@@ -14,6 +18,7 @@ from millpy import (
     Max,
     Mean,
     Min,
+    Repeatedly,
     SessionWindows,
     SlidingWindows,
     StandardDeviation,
@@ -60,7 +65,8 @@ fixed.aggregate(
     spread=StandardDeviation("value", population=True),
     last=Last("n"),
 ).to_table("fixed")
-sliding = keyed.window(SlidingWindows(seconds(10), every=seconds(3), offset=seconds(1)), name="sliding")
+early = AfterWatermark(early=Repeatedly(AfterAny(AfterCount(3), Every(seconds(0.02)))))
+sliding = keyed.window(SlidingWindows(seconds(10), every=seconds(3), offset=seconds(1)), trigger=early, name="sliding")
 sliding.aggregate(n=Count(), mean=Mean("value")).to_table("sliding")
 keyed.window(SessionWindows(seconds(3)), name="sessions").aggregate(n=Count()).to_table("sessions")
 filtered = readings.filter(positive).key_by("device").window(FixedWindows(seconds(20)), name="filtered")

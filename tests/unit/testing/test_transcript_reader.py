@@ -119,7 +119,7 @@ PANE = f"{STEP}expect: {{panes: [{{window: [0s, 1m], "
         (f"{HEAD}trigger: {{or_finally: [never]}}\n{STEPS}", ":3: trigger: or_finally: ['never'] is not a list"),
         (f"{HEAD}trigger: {{repeatedly: {{every: 0s}}}}\n{STEPS}", ":3: trigger: repeatedly: the period of a trigger"),
         (f"{HEAD}trigger: {{after_watermark: {{to: never}}}}\n{STEPS}", ":3: trigger: after_watermark: {'to'"),
-        (f"name: x\nwindows: {{session: 1m}}\ntrigger: never\n{STEPS}", ":1: sessions cannot have Never()"),
+        (f"name: x\nwindows: {{session: 1m}}\ntrigger: {{after_count: 3}}\n{STEPS}", ":1: sessions cannot have"),
         (f"{HEAD}mode: additive\n{STEPS}", ":3: mode: unknown value 'additive'"),
         (f"{HEAD}aggregates: {{n: number}}\n{STEPS}", ":3: aggregates: n: unknown aggregate 'number'"),
         (f"{HEAD}aggregates: {{n: sum}}\n{STEPS}", ":3: aggregates: n: sum needs a field"),
