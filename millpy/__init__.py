@@ -19,6 +19,7 @@ from millpy.windowing.aggregates.numeric import Count, Max, Mean, Min, StandardD
 from millpy.windowing.aggregates.positional import Collect, First, Last, Top
 from millpy.windowing.aggregates.quantile import Median, Quantile
 from millpy.windowing.calendar_windows import CalendarWindows
+from millpy.windowing.global_window import GlobalWindow
 from millpy.windowing.triggers import (
     AfterAll,
     AfterAny,
@@ -59,6 +60,7 @@ __all__ = [
     "Files",
     "First",
     "FixedWindows",
+    "GlobalWindow",
     "Graph",
     "Kafka",
     "KafkaBrokers",

@@ -45,6 +45,9 @@ class Feed(Source):
         for reader in self._readers:
             reader.ready.set()
 
+    def ends(self) -> bool:
+        return True
+
     def partitions(self) -> tuple[str, ...]:
         return (PARTITION,)
 

@@ -10,7 +10,7 @@ from millpy.admin.queries import Admin, Row
 from millpy.errors import MillError
 from millpy.model.deployment import TableSpec
 from millpy.model.graph_changes import Description
-from millpy.model.time import INSTANT_MAX, INSTANT_MIN
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, YEARS_LO
 
 Span = tuple[int, int]
 HOUR_US = 3_600_000_000
@@ -115,7 +115,7 @@ def closed_hours(admin: Admin, graph: str, table: TableSpec, *, reach_us: int, a
     after = FIRST_US if position["audited"] is None else position["audited"] + HOUR_US
     times = _stored(admin, graph, table, after)
     if archives:
-        (files,) = admin.ask(ARCHIVED, graph=graph, after=after - reach_us)
+        (files,) = admin.ask(ARCHIVED, graph=graph, after=max(YEARS_LO, after - reach_us))
         if files["begins"] is not None and any(lo < files["begins"] for lo, _ in times):
             # Rows are older than the archive: it was added later, or its retention has deleted their records.
             after = max(after, -(-(files["begins"] + reach_us) // HOUR_US) * HOUR_US)

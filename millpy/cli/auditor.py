@@ -30,6 +30,7 @@ from millpy.graph.loader import load_graph
 from millpy.model.time import Instant, to_datetime
 from millpy.process.exit import EXIT_FAILED
 from millpy.windowing.calendar_windows import longest_us
+from millpy.windowing.global_window import GLOBAL_END_US, GLOBAL_START_US
 
 if TYPE_CHECKING:
     from millpy.model.deployment import GraphSpec, TableSpec
@@ -205,6 +206,8 @@ def _reach(spec: GraphSpec, table: TableSpec) -> int:
     window = identity.get("window", {})
     if window.get("kind") == "calendar":
         return longest_us(window["unit"])
+    if window.get("kind") == "global":
+        return GLOBAL_END_US - GLOBAL_START_US
     return int(window.get("size_us", window.get("gap_us", 0)))
 
 

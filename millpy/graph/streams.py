@@ -12,6 +12,7 @@ import msgspec
 
 from millpy.computation import Computation
 from millpy.errors import GraphError
+from millpy.graph.endless import refuse_endless
 from millpy.graph.names import RESERVED_COLUMNS, checked_name
 from millpy.graph.nodes import FailurePolicy, InjectorNode, Input, StageNode, WhenBehind
 from millpy.limits import KEY_INTERVALS_DEFAULT
@@ -333,7 +334,7 @@ class KeyedStream:
         """Group the records of each key into event-time windows.
 
         Args:
-            windows: how records are grouped: fixed, sliding, calendar or session windows.
+            windows: how records are grouped: fixed, sliding, calendar or session windows, or the global one.
             allowed_lateness: how long past a window's end late records still amend it.
             trigger: when windows fire.
             accumulation: what a pane has of the panes of its window before it, and what becomes of these.
@@ -341,8 +342,9 @@ class KeyedStream:
             intervals: number of key intervals, the unit of ownership.
 
         Raises:
-            GraphError: the lateness is negative; the trigger is none for these windows; the input has panes that
-                repeat, which would count twice; or it has retractions, and these windows cannot subtract them.
+            GraphError: the lateness is negative; the trigger is none for these windows; the window would wait for the
+                end of a source that does not end; the input has panes that repeat, which would count twice; or it has
+                retractions, and these windows cannot subtract them.
         """
         if name:
             checked_name(name, "step")
@@ -350,6 +352,7 @@ class KeyedStream:
             raise GraphError(
                 f"accumulation={accumulation!r} is not a mode", hint="for example accumulation=Accumulation.RETRACTING"
             )
+        refuse_endless(self.stream, windows, trigger)
         for route in self.stream.routes:
             _refuse_repeated_panes(route.stream)
         if any(taken.retracts for taken in self.inputs()):

@@ -35,6 +35,7 @@ CONSTRUCTORS: Mapping[str, Constructor] = {
     "fixed": Constructor("FixedWindows", ("size_us",)),
     "sliding": Constructor("SlidingWindows", ("size_us",)),
     "calendar": Constructor("CalendarWindows", ("unit",)),
+    "global": Constructor("GlobalWindow"),
     "session": Constructor("SessionWindows", ("gap_us",)),
     "variance": Constructor("Variance", ("field",), defaults=(("population", False),)),
     "standard_deviation": Constructor("StandardDeviation", ("field",), defaults=(("population", False),)),

@@ -23,6 +23,7 @@ from millpy.model.keys import Key
 from millpy.model.record import Instants, Records
 from millpy.model.time import YEARS_HI, YEARS_LO, check_length, duration_text, microseconds
 from millpy.windowing.calendar_windows import CalendarAssigner, CalendarWindows
+from millpy.windowing.global_window import GlobalWindow
 from millpy.windowing.group_by import Groups, Integers, aligned_groups
 
 WINDOWS_PER_RECORD_MAX = 1_000
@@ -187,8 +188,8 @@ class SessionWindows(GraphPart):
         }
 
 
-AlignedWindows: TypeAlias = FixedWindows | SlidingWindows
-Windows: TypeAlias = FixedWindows | SlidingWindows | SessionWindows | CalendarWindows
+AlignedWindows: TypeAlias = FixedWindows | SlidingWindows | GlobalWindow
+Windows: TypeAlias = AlignedWindows | SessionWindows | CalendarWindows
 
 
 class WindowAssigner(Protocol):

@@ -6,6 +6,32 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = [
     Mutant(
+        "millpy/graph/endless.py",
+        "                found[producer.name] = producer.source.ends()",
+        "                found[producer.name] = True",
+        killers=("tests/unit/windowing/test_global_window.py::test_it_is_refused_behind_any_source_that_does_not_end",),
+    ),
+    Mutant(
+        "millpy/graph/endless.py",
+        "                waiting += [taken.stream for taken in producer.inputs]",
+        "                pass",
+        killers=("tests/unit/windowing/test_global_window.py::test_it_is_refused_behind_any_source_that_does_not_end",),
+    ),
+    Mutant(
+        "millpy/graph/endless.py",
+        "    if not isinstance(windows, GlobalWindow) or trigger != AFTER_WATERMARK:",
+        "    if not isinstance(windows, GlobalWindow):",
+        killers=(
+            "tests/unit/windowing/test_global_window.py::test_a_trigger_that_does_not_wait_for_the_end_is_accepted",
+        ),
+    ),
+    Mutant(
+        "millpy/windowing/global_window.py",
+        "        return GLOBAL_END_US - GLOBAL_START_US",
+        "        return GLOBAL_END_US",
+        killers=("tests/property/test_windowed.py::test_columns_agree_with_a_plain_loop",),
+    ),
+    Mutant(
         "millpy/windowing/calendar_windows.py",
         "            return (one, other) if self._repeats else (one,)",
         "            return (one,)",

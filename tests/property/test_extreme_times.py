@@ -21,6 +21,7 @@ from millpy.model.time import INSTANT_MAX, INSTANT_MIN, days, hours, millisecond
 from millpy.model.timer import Timer
 from millpy.windowing.aggregates.numeric import Count
 from millpy.windowing.calendar_windows import CalendarWindows
+from millpy.windowing.global_window import GlobalWindow
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
 from tests.crash.memory_world import LIMITS, World
 from tests.feed import Feed
@@ -45,6 +46,7 @@ WINDOWS: list[Windows] = [
     SlidingWindows(timedelta(microseconds=2), every=timedelta(microseconds=1)),
     CalendarWindows("hour", zone="Europe/Berlin"),
     CalendarWindows("year", zone="Pacific/Apia", starts_at=days(364)),
+    GlobalWindow(),
     SessionWindows(minutes(1)),
     SessionWindows(days(365 * 400)),
 ]

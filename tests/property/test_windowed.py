@@ -7,7 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from typing import Any
 
@@ -28,6 +28,7 @@ from millpy.windowing.aggregates.numeric import Count, Max, Mean, Min, StandardD
 from millpy.windowing.aggregates.positional import Collect, First, Last, Top
 from millpy.windowing.aggregates.quantile import Median, Quantile
 from millpy.windowing.calendar_windows import CalendarWindows
+from millpy.windowing.global_window import GlobalWindow
 from millpy.windowing.logic import WindowedLogic
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
 from tests.property.plain_calendar import walked_window
@@ -44,9 +45,12 @@ WINDOWS: dict[str, Windows] = {
     "fixed with offset": FixedWindows(SIZE * us, offset=3 * us),
     "sliding with offset": SlidingWindows(SIZE * us, every=4 * us, offset=us),
     "slices with offset": SlidingWindows(SIZE * us, every=5 * us, offset=2 * us),
+    "global": GlobalWindow(),
     "sessions": SessionWindows(3 * us, by_key={("b", 1): 6 * us}),
 }
 kinds = pytest.mark.parametrize("windows", WINDOWS.values(), ids=WINDOWS)
+closing = pytest.mark.parametrize("windows", [windows for kind, windows in WINDOWS.items() if kind != "global"])
+"""The windows that close before the input ends."""
 
 
 class Reading(msgspec.Struct):
@@ -172,6 +176,8 @@ class PlainLoop:
     def _spans(self, at: int) -> list[tuple[int, int]]:
         if isinstance(self.windows, CalendarWindows):
             return [walked_window(self.windows, at)]
+        if isinstance(self.windows, GlobalWindow):
+            return [(instant(datetime(2, 1, 1, tzinfo=UTC)), instant(datetime(9999, 1, 1, tzinfo=UTC)))]
         assert isinstance(self.windows, FixedWindows | SlidingWindows)
         every, offset = self.windows.every_us, self.windows.offset_us
         starts = range((at - SIZE - offset) // every * every + every + offset, at + 1, every)
@@ -417,7 +423,7 @@ def test_panes_emitted_in_several_turns_are_the_same(
     assert_same(outcome, oracle(windows, feed, allowed))
 
 
-@kinds
+@closing
 @pytest.mark.parametrize("late", [False, True], ids=["on time", "late records meanwhile"])
 @pytest.mark.parametrize("another", [False, True], ids=["same worker", "another after each turn"])
 def test_no_turn_exceeds_its_limit_of_panes(windows: Windows, late: bool, another: bool) -> None:

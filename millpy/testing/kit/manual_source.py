@@ -36,6 +36,10 @@ class ManualSource(Source):
         """Describe the partitions."""
         return {"kind": "manual_source", "names": list(self.names)}
 
+    def ends(self) -> bool:
+        """Return True: a test may end it."""
+        return True
+
     def partitions(self) -> tuple[str, ...]:
         """Return the names of the source partitions."""
         return self.names

@@ -28,6 +28,7 @@ from millpy.windowing.aggregates.numeric import Count, Max, Mean, Min, StandardD
 from millpy.windowing.aggregates.positional import Collect, First, Last, Top
 from millpy.windowing.aggregates.quantile import Median, Quantile
 from millpy.windowing.calendar_windows import CalendarWindows
+from millpy.windowing.global_window import GlobalWindow
 from millpy.windowing.triggers import (
     AfterAll,
     AfterAny,
@@ -53,11 +54,11 @@ WINDOWS: Mapping[str, Sequence[str]] = {
     "sliding": ("every", "offset"),
     "calendar": ("zone", "starts_at"),
     "session": ("by_key",),
+    "global": (),
 }
 """Kind of windows -> further keys."""
 WINDOWS_TO_COME: Mapping[str, Sequence[str]] = {
     "session": ("max_length", "max_records"),
-    "global": (),
 }
 TRIGGERS_TO_COME = ("after_percentile",)
 CHOICES: Mapping[str, tuple[str, Sequence[str]]] = {
@@ -224,6 +225,10 @@ def _windows(given: Mapping[str, Any]) -> Windows:
     what = f"windows: {kind}"
     if kind == "calendar":
         return _calendar(given)
+    if kind == "global":
+        if given["global"] is not True:
+            raise UsageError(f"windows: global is {given['global']!r}", hint="write {global: true}")
+        return GlobalWindow()
     offset = _duration(given.get("offset", "0s"), "windows: offset")
     if kind == "fixed":
         return FixedWindows(_duration(given[kind], what), offset=offset)

@@ -64,6 +64,7 @@ MEANINGS: Mapping[str, Mapping[str, list[Any]]] = {
         "zone": ["Europe/Berlin", "Europe/Paris", "UTC"],
         "starts_at": [seconds(0), minutes(15), seconds(0.001)],
     },
+    "GlobalWindow": {},
     "SessionWindows": {
         "gap": LENGTHS,
         "by_key": [

@@ -9,7 +9,7 @@ import pytest
 
 from millpy.errors import UsageError
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
-from millpy.testing.transcripts.definition import AGGREGATES, CHOICES, TRIGGERS_TO_COME, WINDOWS_TO_COME
+from millpy.testing.transcripts.definition import AGGREGATES, CHOICES, TRIGGERS_TO_COME
 from millpy.testing.transcripts.notation import UNITS, duration_us, time_text, time_us
 from millpy.testing.transcripts.reader import RECORDS_MAX, Transcript, read_transcripts
 from millpy.testing.transcripts.run import SUBJECTS, run_transcript
@@ -146,7 +146,6 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, text: str, message
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        *((f"windows: {{{kind}: 1h}}", f"windows: {kind}") for kind in WINDOWS_TO_COME if kind == "global"),
         ("windows: {session: 1h, max_length: 5h}", "windows: max_length"),
         ("windows: {session: 1h, max_records: 5}", "windows: max_records"),
         *((f"trigger: {{{name}: 3}}", f"trigger: {name}") for name in TRIGGERS_TO_COME),
