@@ -72,6 +72,7 @@ class Facts:
     unbalanced: list[Row] = field(default_factory=list)
     archives: list[Row] = field(default_factory=list)
     audits: list[Row] = field(default_factory=list)
+    joins: list[Row] = field(default_factory=list)
 
 
 def read_facts(url: str, clock: Clock) -> Facts:
@@ -164,6 +165,7 @@ def _look(connection: psycopg.Connection[Row], clock: Clock) -> Facts:
     facts.unbalanced = _rows(connection, statement("look_at_balance"))
     facts.archives = _rows(connection, statement("look_at_archives"))
     facts.audits = _rows(connection, statement("look_at_audits"))
+    facts.joins = _rows(connection, statement("look_at_joins"))
     return facts
 
 

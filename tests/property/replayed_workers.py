@@ -52,7 +52,7 @@ LIMITS = Limits(
 )
 TEXT = "from tests.property.replayed_workers import graph_of, grown\ngraph = {}({!r})\n"
 FEEDS = 3
-RECORDS = ("said", "once")
+RECORDS = ("said", "once", "pairs")
 """Tables of records."""
 
 
@@ -120,6 +120,14 @@ def levels(graph: Graph, notes: Any) -> None:
     keyed.window(FixedWindows(us(40)), name="days", **late).aggregate(n=Sum("n"), mean=Mean("total")).to_table("days")
 
 
+def joined(graph: Graph, notes: Any) -> None:
+    odd, even = notes.split(lambda note: ("even", "odd")[int(note.value) % 2], into=["odd", "even"]).values()
+    within = us(10), us(25)
+    pairs = odd.key_by("device").join(even.key_by("device"), within=within, how="left", intervals=2)
+    pairs.to_table("pairs")
+    pairs.key_by("device").process(Order(), name="order", output=Said, intervals=1)
+
+
 class Order(Computation):
     """Tells records that come in another order apart."""
 
@@ -149,7 +157,7 @@ def orders(graph: Graph, notes: Any) -> None:
 
 GRAPHS: dict[str, Callable[[Graph, Any], None]] = {
     "windows": windows, "sessions": sessions, "timers": timers, "deduplicated": deduplicated, "levels": levels,
-    "orders": orders,
+    "orders": orders, "joined": joined,
 }  # fmt: skip
 
 

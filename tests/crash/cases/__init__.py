@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tests.crash.cases import broker, database, failover, freezing, killing, network, pressure, sources, takes
+from tests.crash.cases import broker, database, failover, freezing, joins, killing, network, pressure, sources, takes
 from tests.crash.world import Case
 
 
 def all_cases() -> list[Case]:
     """Every case, in the order of the table."""
-    parts = (killing, freezing, database, network, pressure, failover, broker, sources, takes)
+    parts = (killing, freezing, database, network, pressure, failover, broker, sources, takes, joins)
     return [case for part in parts for case in part.cases()]
 
 
