@@ -40,6 +40,8 @@ class Limits:
         segment_poll_bytes_max                     one poll for segments, of all consumers together
         turn_panes_max, turn_timers_max            output of one turn, per interval
         open_windows_bytes_max                     open windows of the graph, in equal parts per windowed interval
+        join_bytes_max                             buffered records of joins, in equal parts per interval of a join
+        join_key_bytes_max                         those of one key, in one join
         state_cache_bytes_max                      cached state, per interval
         state_preload_rows_max                     state that a takeover reads at once, per interval
         parked_records_max, parked_bytes_max       records of stopped keys, per interval
@@ -89,6 +91,8 @@ class Limits:
     fold_every_s: float = 10.0
     unfolded_bytes_max: int = 256_000_000
     open_windows_bytes_max: int = field(default_factory=lambda: memory_bytes() // 2)
+    join_bytes_max: int = field(default_factory=lambda: memory_bytes() // 4)
+    join_key_bytes_max: int = 16_000_000
     state_cache_bytes_max: int = 256_000_000
     state_preload_rows_max: int = 50_000
     epoch_s: float = 60.0
@@ -128,6 +132,8 @@ class Limits:
         assert 0 < self.poll_s_min <= self.poll_s_max, "poll_s_min must be above 0 and at most poll_s_max"
         assert self.fold_bytes <= self.unfolded_bytes_max, "fold_bytes must be at most unfolded_bytes_max"
         assert self.open_windows_bytes_max > 0, "open_windows_bytes_max must be above 0"
+        assert self.join_bytes_max > 0, "join_bytes_max must be above 0"
+        assert self.join_key_bytes_max > 0, "join_key_bytes_max must be above 0"
         assert self.record_attempts_max >= 1, "record_attempts_max must be at least 1"
         assert self.archive_bytes_min > 0, "archive_bytes_min must be above 0"
         assert self.clock_step_s > 0, "clock_step_s must be above 0"

@@ -60,6 +60,17 @@ SELECT p.graph, p.computation, e.key, mill.moment(split_part(e.subkey, '/', 1)::
   FROM mill.entries AS e JOIN mill.places AS p USING (interval_id)
  WHERE e.kind = 'window';
 
+-- The records that the joins of a graph keep: the log of each interval that has not expired, in bytes as stored. A log
+-- has no ids. Its rows are needed until the input watermark has passed `needed_until`.
+CREATE VIEW millpy.joins AS
+SELECT p.graph, p.computation, p.described AS part, count(*) AS runs, sum(octet_length(r.times))::bigint AS bytes,
+       mill.moment(p.input_watermark) AS input_watermark, mill.moment(max(r.expires_at)) AS needed_until, p.interval_id
+  FROM mill.places AS p
+ CROSS JOIN LATERAL (SELECT max(d.clock) AS clock FROM mill.dedupe_runs AS d WHERE d.interval_id = p.interval_id) AS latest
+  JOIN mill.dedupe_runs AS r ON r.interval_id = p.interval_id AND r.expires_at >= latest.clock
+ WHERE p.kind = 'stage' AND octet_length(r.ids) = 0 AND octet_length(r.times) > 0
+ GROUP BY p.graph, p.computation, p.described, p.input_watermark, p.interval_id;
+
 -- Stored segments, records and bytes above the cursors, by subscription: counted from what is stored, not computed as
 -- the difference of other counts.
 CREATE VIEW mill.pending AS
@@ -320,14 +331,18 @@ BEGIN
         ELSIF slowest.producer IS NOT NULL AND here.oldest_work < here.input_watermark THEN
             SELECT * INTO entry FROM mill.oldest_entry(next_interval);
             held_by := coalesce(CASE WHEN entry.kind = 'timer' AND entry.namespace = 'hold' THEN 'hold'
-                                     ELSE entry.kind END, 'work');
+                                     ELSE entry.kind END,
+                                CASE WHEN EXISTS (SELECT FROM millpy.joins AS j WHERE j.interval_id = next_interval)
+                                     THEN 'join' END, 'work');
             detail := CASE entry.kind
                 WHEN 'window' THEN format('key %s, window %s to %s', entry.key, mill.moment(split_part(entry.subkey, '/', 1)::bigint),
                                           mill.moment(split_part(entry.subkey, '/', 2)::bigint))
                 WHEN 'parked' THEN format('key %s is stopped by a failing record; its records since %s are parked (millpy parked list)',
                                           entry.key, mill.moment(entry.at))
                 WHEN 'timer' THEN format('key %s, %s %s at %s', entry.key, entry.namespace, entry.subkey, mill.moment(entry.at))
-                ELSE format('oldest work at %s', mill.moment(here.oldest_work)) END;
+                ELSE format(CASE held_by WHEN 'join'
+                                 THEN 'a record of %s has no match yet, and waits until no later one can match it'
+                                 ELSE 'oldest work at %s' END, mill.moment(here.oldest_work)) END;
         ELSIF slowest.producer IS NULL AND EXISTS (SELECT FROM mill.pauses AS s WHERE s.interval_id = next_interval) THEN
             held_by := 'pause';
             detail := (SELECT format('%s has been paused since %s: %s', here.described, s.paused_at, s.reason)

@@ -73,6 +73,7 @@ class Facts:
     archives: list[Row] = field(default_factory=list)
     disorder: list[Row] = field(default_factory=list)
     audits: list[Row] = field(default_factory=list)
+    joins: list[Row] = field(default_factory=list)
 
 
 def read_facts(url: str, clock: Clock) -> Facts:
@@ -166,6 +167,7 @@ def _look(connection: psycopg.Connection[Row], clock: Clock) -> Facts:
     facts.archives = _rows(connection, statement("look_at_archives"))
     facts.disorder = _rows(connection, statement("look_at_disorder"))
     facts.audits = _rows(connection, statement("look_at_audits"))
+    facts.joins = _rows(connection, statement("look_at_joins"))
     return facts
 
 

@@ -20,10 +20,11 @@ CHECKPOINT_S_MIN = 120.0
 DISK_FREE_MIN = 0.1
 DEAD_LETTERS_MANY = 1_000
 AUDIT_BEHIND_S_MAX = 7_200.0
+JOIN_APART_S_MAX = 600.0
 NEEDED_BECAUSE = {
     "segments": "not read by",
     "deltas": "not folded for",
-    "dedupe_runs": "with dedupe ids still within the horizon of",
+    "dedupe_runs": "with dedupe ids within the horizon, or records that may still be joined, of",
 }
 
 
@@ -35,7 +36,7 @@ def examine(facts: Facts, limits: Limits) -> list[Finding]:
     checks: tuple[Callable[[Facts, Limits], Found], ...] = (
         _version, _durability, _settings, _connections, _write_ahead_log, _disk, _pooler, _encryption, _clock,
         _snapshots, _tables, _rights, _roles, _result_tables, _workers, _unfolded, _rings, _dead_letters,
-        _standstills, judge_disorder, _balance, _archives, _audits,
+        _standstills, judge_disorder, _balance, _archives, _audits, _joins,
     )  # fmt: skip
     return [finding for check in checks for finding in check(facts, limits)]
 
@@ -545,6 +546,21 @@ def _audits(facts: Facts, _: Limits) -> Found:
             )
     if facts.audits and not any(row["differences"] for row in facts.audits):
         yield _ok("audits", f"{sum(row['hours'] for row in facts.audits)} hours of tables equal their history")
+
+
+def _joins(facts: Facts, _: Limits) -> Found:
+    for row in facts.joins:
+        found = f"{row['graph']}.{row['computation']} keeps {_megabytes(row['bytes'])} of records that may still match"
+        if row["apart_s"] is None or row["apart_s"] <= JOIN_APART_S_MAX:
+            yield _ok("join", found)
+            continue
+        yield Finding(
+            Severity.WARNING,
+            "join",
+            f"{found}; {row['slowest']} is {_duration(row['apart_s'])} behind the other side",
+            "the records of the faster side stay in memory until the slower one has passed them",
+            f"run `millpy watermarks --explain {row['graph']}.{row['slowest']}`",
+        )
 
 
 def _megabytes(size: int) -> str:

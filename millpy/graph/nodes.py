@@ -12,6 +12,7 @@ from millpy.model.record import RecordType
 from millpy.model.stage import InputSpec, StageLogic
 from millpy.operators.archive import ArchiveLogic
 from millpy.operators.deduplicate import DeduplicateLogic
+from millpy.operators.interval_join import IntervalJoinLogic
 from millpy.operators.stateless import Chain
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.logic import WindowedLogic
@@ -109,7 +110,7 @@ class StageNode:
         """Whether some of the records of its output may be retractions."""
         if isinstance(self.logic, WindowedLogic):
             return self.logic.panes_repeat and self.logic.accumulation is Accumulation.RETRACTING
-        return self.keeps_ids and any(taken.retracts for taken in self.inputs)
+        return (self.keeps_ids or self.joins) and any(taken.retracts for taken in self.inputs)
 
     @property
     def archives(self) -> bool:
@@ -120,6 +121,11 @@ class StageNode:
     def keeps_ids(self) -> bool:
         """Whether it is a `deduplicate` step, whose interval stores the ids that it has let through."""
         return isinstance(self.logic, DeduplicateLogic)
+
+    @property
+    def joins(self) -> bool:
+        """Whether it joins two streams, so that its interval stores the records that may still match."""
+        return isinstance(self.logic, IntervalJoinLogic)
 
     def input_specs(self) -> tuple[InputSpec, ...]:
         """Return the inputs as the stage sees them."""

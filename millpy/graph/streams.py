@@ -13,6 +13,7 @@ import msgspec
 from millpy.computation import Computation
 from millpy.errors import GraphError
 from millpy.graph.endless import refuse_endless
+from millpy.graph.joins import Within, interval_join_node
 from millpy.graph.names import RESERVED_COLUMNS, checked_name
 from millpy.graph.nodes import FailurePolicy, InjectorNode, Input, StageNode, WhenBehind
 from millpy.limits import KEY_INTERVALS_DEFAULT
@@ -20,6 +21,7 @@ from millpy.model.record import RecordType, column_name
 from millpy.model.time import Instant, check_length, microseconds
 from millpy.operators.archive import ADDED_COLUMNS, ArchiveLogic
 from millpy.operators.deduplicate import DeduplicateLogic
+from millpy.operators.join_output import How
 from millpy.operators.map import FlatMap, Map
 from millpy.operators.stateless import Chain, Filter, Operator, Split
 from millpy.windowing.accumulation import Accumulation
@@ -289,6 +291,58 @@ class KeyedStream:
             computation, name=name, inputs=[self], output=output, intervals=intervals, on_failure=on_failure
         )
 
+    def join(
+        self,
+        right: KeyedStream,
+        *,
+        within: Within,
+        how: How = "inner",
+        allowed_lateness: timedelta = timedelta(0),
+        suffix: str = "_right",
+        name: str = "",
+        intervals: int = KEY_INTERVALS_DEFAULT,
+    ) -> Stream:
+        """Join the records of two streams that have one key and are near each other in event time.
+
+        A joined record has the fields of the left record, then those of the right one without its key; its event time
+        is the greater of both. Each pair is made once, by whichever record comes later.
+
+        Args:
+            right: the other stream, with a key of the same types.
+            within: how far a right record may be before and after a left one, in event time: a pair of durations, or
+                one for both. Both bounds belong to the interval.
+            how: "inner" makes pairs only. "left" also passes a left record without a match, with None for the fields
+                of the right one, once the watermark has passed its interval; "full" also a right one.
+            allowed_lateness: how far the watermark may be past a record that is still joined.
+            suffix: behind the name of a field of the right record whose name the left record has, too.
+            name: the step's name. Default: the name of its table.
+            intervals: number of key intervals, the unit of ownership.
+
+        Raises:
+            GraphError: the keys have different types, the interval is empty, a name is taken, or a stream has panes
+                that repeat.
+        """
+        if name:
+            checked_name(name, "step")
+        if right.stream.graph is not self.stream.graph:
+            raise GraphError(f"cannot join {self.stream.name!r} with a stream of another graph")
+        for route in (*self.stream.routes, *right.stream.routes):
+            _refuse_repeated_panes(route.stream, "join")
+        node, joined = interval_join_node(
+            name,
+            self.inputs(),
+            right.inputs(),
+            within=within,
+            how=how,
+            allowed_lateness=allowed_lateness,
+            suffix=suffix,
+            intervals=intervals,
+        )
+        stream = Stream(self.stream.graph, node, joined.record_type)
+        node.outputs.append(stream)
+        self.stream.graph.add(node)
+        return stream
+
     def archive(
         self, name: str = "", *, buckets: int = 16, intervals: int = 1, when_behind: WhenBehind = "wait"
     ) -> None:
@@ -446,8 +500,8 @@ def _refuse_several_ways(deduplicate: str, inputs: Sequence[Input]) -> None:
             )
 
 
-def _refuse_repeated_panes(stream: Stream) -> None:
-    """Refuse to window panes that may repeat: each pane of a window would count as a record.
+def _refuse_repeated_panes(stream: Stream, what: str = "window") -> None:
+    """Refuse to window or join panes that may repeat: each pane of a window would count as a record.
 
     Raises:
         GraphError: the stream has such panes.
@@ -457,7 +511,7 @@ def _refuse_repeated_panes(stream: Stream) -> None:
         return
     if producer.keeps_ids:
         for earlier in producer.inputs:
-            _refuse_repeated_panes(earlier.stream)
+            _refuse_repeated_panes(earlier.stream, what)
     logic = producer.logic
     if not isinstance(logic, WindowedLogic) or logic.accumulation is not Accumulation.ACCUMULATING:
         return
@@ -466,7 +520,7 @@ def _refuse_repeated_panes(stream: Stream) -> None:
         if logic.trigger.per_pane:
             given = f"trigger={logic.trigger!r}"
         raise GraphError(
-            f"cannot window the panes of {name!r}: with {given} a window may have several panes, and each would count",
+            f"cannot {what} the panes of {name!r}: with {given} a window may have several panes, and each would count",
             hint=f"choose for {name!r}: accumulation=Accumulation.RETRACTING, whose panes are subtracted again, or"
             f" Accumulation.DISCARDING, whose panes add up; or omit its {given.partition('=')[0]}, and each window has"
             " one pane",

@@ -216,7 +216,7 @@ class HostedGraph:
         for grant in self._state.claim(list(self.plan.by_interval)):
             of = self.plan.by_interval[grant.interval_id]
             snapshot = self._state.read(grant, state_rows_max=self._limits.state_preload_rows_max)
-            runs = self._state.load_dedupe_runs(grant) if of.keeps_ids else ()
+            runs = self._state.load_dedupe_runs(grant) if of.keeps_runs else ()
             self.intervals[grant.interval_id] = open_interval(grant, of, snapshot, runs, self._limits)
 
     def feed(self, source: str, payloads: Sequence[bytes], partition: str | None = None) -> None:

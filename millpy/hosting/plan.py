@@ -91,9 +91,11 @@ class ComputationPlan:
         return isinstance(self.node, StageNode) and isinstance(self.node.logic, ArchiveLogic) and self.node.logic.skips
 
     @property
-    def keeps_ids(self) -> bool:
-        """Whether it deduplicates, so that its intervals need their dedupe runs."""
-        return self.node.keeps_ids if isinstance(self.node, StageNode) else self.node.dedupe is not None
+    def keeps_runs(self) -> bool:
+        """Whether it deduplicates or joins, so that its intervals need their dedupe runs."""
+        return (
+            self.node.keeps_ids or self.node.joins if isinstance(self.node, StageNode) else self.node.dedupe is not None
+        )
 
     def devices(self) -> tuple[str, ...]:
         """Return the fields that name a source's devices: the graph's choice, or the first key without operators."""
@@ -158,6 +160,7 @@ def plan(graph: Graph, deployment: Deployment, limits: Limits, *, observed: bool
     stages = [node for node in graph.nodes if isinstance(node, StageNode)]
     stages.sort(key=lambda stage: stage.archives)  # the first consumer names the devices: archives change no meaning
     windowed = sum(len(deployment.intervals_of(stage.name)) for stage in stages if isinstance(stage.logic, WindowSpec))
+    joining = sum(len(deployment.intervals_of(stage.name)) for stage in stages if stage.joins)
     computations = []
     for node in graph.nodes:
         takes = node.takes if isinstance(node, StageNode) else None
@@ -174,7 +177,9 @@ def plan(graph: Graph, deployment: Deployment, limits: Limits, *, observed: bool
         if isinstance(node, StageNode):
             subscribed = frozenset(streams if observed else [o.stream for o in outgoing])
             binding = _binding(node, deployment, subscribed, limits, progress)
-            stage = node.logic.bind(replace(binding, windowed_intervals=max(1, windowed)))
+            stage = node.logic.bind(
+                replace(binding, windowed_intervals=max(1, windowed), joining_intervals=max(1, joining))
+            )
         immediate = all(operator.immediate for subscription in outgoing for operator in subscription.operators)
         computations.append(
             ComputationPlan(

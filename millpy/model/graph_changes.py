@@ -324,7 +324,7 @@ def _may_retract(stream: str, stored: Description) -> bool:
     """Tell whether a deployed stream may retract records that it has."""
     producer = stored["streams"].get(stream, {}).get("producer")
     identity = stored["computations"].get(producer, {"identity": {}})["identity"]
-    if identity.get("kind") == "deduplicate":
+    if identity.get("kind") in ("deduplicate", "interval_join"):
         return bool(identity.get("takes_retractions"))
     return identity.get("accumulation") == "retracting" and bool(identity["allowed_lateness_us"])
 

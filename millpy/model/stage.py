@@ -135,7 +135,7 @@ class StoredInterval:
         folded_bundle: number of the last bundle whose delta is folded into rows.
         entries: newest values of every kind; of STATE only if `state_complete`.
         state_complete: whether `entries` has all state of the interval; if not, keys are loaded on demand.
-        dedupe_runs: runs that have not expired, for a stage that keeps ids.
+        dedupe_runs: runs that have not expired, for a stage that keeps ids or joins.
     """
 
     interval_id: int
@@ -215,6 +215,7 @@ class StageBinding:
         subscribed: output streams with consumers; the stage need not produce to others.
         progress: the progress to which calls of user code are reported.
         windowed_intervals: number of the graph's windowed intervals, which share `limits.open_windows_bytes_max`.
+        joining_intervals: number of the graph's intervals of joins, which share `limits.join_bytes_max`.
     """
 
     computation: str
@@ -225,6 +226,7 @@ class StageBinding:
     limits: Limits
     progress: StepProgress = field(default_factory=StepProgress)
     windowed_intervals: int = 1
+    joining_intervals: int = 1
 
 
 class StageLogic(Protocol):

@@ -204,7 +204,7 @@ class OwnedIntervals:
     async def _recovered(self, grant: Grant, found: OwnerSnapshot, injector: Injector | None) -> OwnedInterval:
         plan = self._plan.by_interval[grant.interval_id]
         interval = owned(grant, plan, found, self._clock.monotonic(), self._limits)
-        runs = await self._store.load_dedupe_runs(grant) if plan.keeps_ids else ()
+        runs = await self._store.load_dedupe_runs(grant) if plan.keeps_runs else ()
         if plan.stage is None:
             interval.intake = intake_of(plan, found.recovered, runs, self._limits)
             interval.injector = injector

@@ -248,10 +248,10 @@ def _without_position(entries: Entries) -> Entries:
 
 
 def _merged(runs: Sequence[DedupeRun]) -> Iterator[DedupeRun]:
-    """Merge runs that follow each other, up to `RUN_IDS_MAX` ids."""
+    """Merge runs that follow each other, up to `RUN_IDS_MAX` ids, or as many bytes of a join's log."""
     group: list[DedupeRun] = []
     for run in runs:
-        if group and sum(len(one.ids) for one in group) + len(run.ids) > RUN_IDS_MAX * ID_BYTES:
+        if group and sum(map(_size, group)) + _size(run) > RUN_IDS_MAX * ID_BYTES:
             yield _one_of(group)
             group = []
         group.append(run)
@@ -259,7 +259,15 @@ def _merged(runs: Sequence[DedupeRun]) -> Iterator[DedupeRun]:
         yield _one_of(group)
 
 
+def _size(run: DedupeRun) -> int:
+    return len(run.ids) or len(run.times)
+
+
 def _one_of(runs: Sequence[DedupeRun]) -> DedupeRun:
+    if not any(run.ids for run in runs):  # logs of a join, which may be joined
+        return DedupeRun(
+            b"", b"".join(run.times for run in runs), max(r.expires_at for r in runs), max(r.clock for r in runs)
+        )
     times = [np.frombuffer(run.times, "<i8") for run in runs]
     counts = [len(run.ids) // ID_BYTES for run in runs]
     each = chain.from_iterable(

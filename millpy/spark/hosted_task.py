@@ -133,7 +133,7 @@ def taken(hosted: HostedPlan, interval_id: int) -> Iterator[SourceBatch]:
             clock=hosted.job.clock,
             ready=ready,
             record_type=of.node.record_type,
-            deduplicated=of.keeps_ids,
+            deduplicated=of.keeps_runs,
         )
         injector = of.node.source.connect(setup)
         runner.run(injector.open(None))

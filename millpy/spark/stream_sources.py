@@ -132,7 +132,7 @@ def _setup_of(
         ready=asyncio.Event(),
         record_type=of.node.record_type,
         notes=interval.intake.notes,
-        deduplicated=of.keeps_ids,
+        deduplicated=of.keeps_runs,
         tell=lambda kind, detail: told.update({kind: str(detail["what"])} if "what" in detail else {}),
     )
 

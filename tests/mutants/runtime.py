@@ -192,7 +192,7 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/hosting/host.py",
-        "            runs = self._state.load_dedupe_runs(grant) if of.keeps_ids else ()",
+        "            runs = self._state.load_dedupe_runs(grant) if of.keeps_runs else ()",
         "            runs = ()",
         killers=("tests/unit/hosting/test_host.py::test_ids_survive_a_crash",),
     ),

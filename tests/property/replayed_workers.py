@@ -53,7 +53,7 @@ LIMITS = Limits(
 )
 TEXT = "from tests.property.replayed_workers import graph_of, grown\ngraph = {}({!r})\n"
 FEEDS = 3
-RECORDS = ("said", "once")
+RECORDS = ("said", "once", "pairs")
 """Tables of records."""
 
 
@@ -144,6 +144,14 @@ def early(graph: Graph, notes: Any) -> None:
     panes.window(FixedWindows(us(40)), name="outer", **late).aggregate(n=Sum("n")).to_table("outer")
 
 
+def joined(graph: Graph, notes: Any) -> None:
+    odd, even = notes.split(lambda note: ("even", "odd")[int(note.value) % 2], into=["odd", "even"]).values()
+    within = us(10), us(25)
+    pairs = odd.key_by("device").join(even.key_by("device"), within=within, how="left", intervals=2)
+    pairs.to_table("pairs")
+    pairs.key_by("device").process(Order(), name="order", output=Said, intervals=1)
+
+
 class Order(Computation):
     """Tells records that come in another order apart."""
 
@@ -173,7 +181,7 @@ def orders(graph: Graph, notes: Any) -> None:
 
 GRAPHS: dict[str, Callable[[Graph, Any], None]] = {
     "windows": windows, "sessions": sessions, "timers": timers, "deduplicated": deduplicated, "levels": levels,
-    "orders": orders, "early": early,
+    "orders": orders, "early": early, "joined": joined,
 }  # fmt: skip
 
 

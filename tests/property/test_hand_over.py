@@ -30,7 +30,7 @@ from millpy.spark.job import BatchJob, HostedPlan
 from millpy.spark.stream_tables import StreamTables
 from millpy.store.memory.database import MemoryDatabase
 from millpy.store.memory.state import MemoryState
-from tests.property.test_hosting import GRAPHS, contents, graph_of
+from tests.property.test_hosting import GRAPHS, TWO_SOURCES, contents, graph_of
 from tests.property.test_spark_stream_tasks import Query, forget, streamed
 from tests.property.test_spark_tasks import NOW_US, feeds, job_of, payloads
 
@@ -168,7 +168,7 @@ def _without_bundles(name: Any, entry: tuple[bytes | None, int]) -> Any:
 def test_workers_continue_as_from_their_own_commit(
     kind: str, history: Any, rest: Any, bundle: int, ends: bool, seed: int
 ) -> None:
-    names = ["left", "right"] if kind == "union" else ["notes"]
+    names = ["left", "right"] if kind in TWO_SOURCES else ["notes"]
     with TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream_state, "FOLD_EVERY", 3)
         patch.setattr(hand_over, "DOCUMENT_BYTES_MAX", 300)

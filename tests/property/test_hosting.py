@@ -137,6 +137,16 @@ def learned(graph: Graph, feeds: Sequence[Feed]) -> None:
     panes.aggregate(n=Count(), total=Sum("value")).to_table("panes")
 
 
+def joined(graph: Graph, feeds: Sequence[Feed]) -> None:
+    left, right = (source(graph, feed, name) for feed, name in zip(feeds, ("left", "right"), strict=True))
+    within = us(4), us(12)
+    pairs = left.key_by("device").join(
+        right.key_by("device"), within=within, how="full", allowed_lateness=us(10), intervals=2
+    )
+    counts = pairs.to_table("pairs").key_by("device").window(FixedWindows(us(40)), intervals=2)
+    counts.aggregate(n=Count(), total=Sum("value_right")).to_table("counts")
+
+
 def levels(graph: Graph, feeds: Sequence[Feed]) -> None:
     """Sessions that are retracted, behind a filter in windows and behind a deduplicate in others; and increments."""
     keyed = source(graph, feeds[0]).key_by("device")
@@ -166,7 +176,9 @@ GRAPHS = {
     "union": union,
     "learned": learned,
     "levels": levels,
+    "joined": joined,
 }
+TWO_SOURCES = ("union", "joined")
 
 notes = st.tuples(st.integers(0, 60), st.sampled_from("abcd"), st.integers(-25, 10), st.integers(0, 12))
 crashes = st.sampled_from(["no", "no", "no", "between", "stepped"])
@@ -202,7 +214,7 @@ def graph_of(kind: str) -> tuple[Graph, list[Feed]]:
     feeds = [Feed(batch_max=10**6), Feed(batch_max=10**6)]
     graph = Graph("hosted")
     GRAPHS[kind](graph, feeds)
-    return graph, feeds if kind == "union" else feeds[:1]
+    return graph, feeds if kind in TWO_SOURCES else feeds[:1]
 
 
 async def by_a_worker(kind: str, script: Sequence[Turn], *, ends: bool) -> Any:

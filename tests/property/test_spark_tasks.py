@@ -28,7 +28,7 @@ from millpy.spark.hosted_task import ORDER, PARTS, IntervalEnd, host_stage, read
 from millpy.spark.job import BatchJob, HostedPlan, SourceHistory
 from millpy.store.memory.database import MemoryDatabase
 from millpy.store.memory.state import MemoryState
-from tests.property.test_hosting import GRAPHS, Note, contents
+from tests.property.test_hosting import GRAPHS, TWO_SOURCES, Note, contents
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 
@@ -49,7 +49,7 @@ def payloads(drawn: Sequence[tuple[int, str, int, int]]) -> Iterator[bytes]:
 
 
 def job_of(kind: str, drawn: Sequence[Any], directory: Path, bundle: int) -> BatchJob:
-    names = ["left", "right"] if kind == "union" else ["notes"]
+    names = ["left", "right"] if kind in TWO_SOURCES else ["notes"]
     histories = {}
     for name, feed in zip(names, drawn, strict=False):
         path = directory / f"{name}.ndjson"

@@ -285,3 +285,20 @@ def test_rows_that_differ_from_their_history_are_an_error_and_an_auditor_that_la
     assert "factory.sums: 7 rows in 2 hours differ" in found["audit"].found
     assert found["audits behind"].severity is Severity.WARNING
     assert "audits" not in found
+
+
+@pytest.mark.parametrize(
+    ("apart_s", "severity", "words"),
+    [
+        (5.0, Severity.OK, "shop.paid keeps 3.0 MB"),
+        (None, Severity.OK, "shop.paid keeps 3.0 MB"),
+        (9_000.0, Severity.WARNING, "payments is 2 h behind the other side"),
+    ],
+)
+def test_a_join_whose_sides_are_far_apart_is_told(apart_s: float | None, severity: Severity, words: str) -> None:
+    row = {"graph": "shop", "computation": "paid", "bytes": 3_000_000, "apart_s": apart_s, "slowest": "payments"}
+
+    finding = judged(joins=[row])["join"]
+
+    assert finding.severity is severity
+    assert words in finding.found

@@ -137,6 +137,19 @@ SELECT DISTINCT g.name AS graph, c.name AS computation
                   AND r.bundle >= coalesce(latest.whole, 0))
  ORDER BY 1, 2;
 
+-- name: look_at_joins
+-- Reads each join with buffered records: their bytes as stored, and how far its slowest producer is behind the fastest
+-- one. Zero rows: no join keeps records.
+SELECT j.graph, j.computation, sum(j.bytes)::bigint AS bytes, max(k.apart_s) AS apart_s,
+       (array_agg(k.slowest ORDER BY k.apart_s DESC))[1] AS slowest
+  FROM millpy.joins AS j
+ CROSS JOIN LATERAL (
+       SELECT (least(max(c.watermark), 4611686018427387904) - min(c.watermark)) / 1e6::double precision AS apart_s,
+              (array_agg(p.computation ORDER BY c.watermark))[1] AS slowest
+         FROM mill.cursors AS c JOIN mill.places AS p ON p.interval_id = c.producer
+        WHERE c.consumer = j.interval_id) AS k
+ GROUP BY j.graph, j.computation ORDER BY 1, 2;
+
 -- name: look_at_rights
 -- Reads the rights of this role. Always one row.
 SELECT has_database_privilege(current_database(), 'CREATE') AS may_create_schemas,

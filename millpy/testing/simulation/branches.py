@@ -18,6 +18,7 @@ from millpy.testing.simulation.graphs import LEVELS
 from millpy.testing.simulation.history import CommittedBundle, ObservedInterval, RunHistory
 from millpy.testing.simulation.levels import InnerRows, LevelJudge, whole_totals
 from millpy.testing.simulation.oracle import SourceOracle
+from millpy.testing.simulation.pairs import PairJudge, whole_pairs
 from millpy.testing.simulation.recount import Follower, PaneName, Unique, Windows, operated
 
 KINDS = {
@@ -214,7 +215,7 @@ class EchoJudge:
         yield from self._compared(observed, set(self.consumed))
 
 
-Judge = WindowJudge | UniqueJudge | EchoJudge | LevelJudge
+Judge = WindowJudge | UniqueJudge | EchoJudge | LevelJudge | PairJudge
 
 
 class Branches:
@@ -231,6 +232,7 @@ class Branches:
             **dict.fromkeys(ECHOES, self._echoes),
             **{outer: self._levels for _, outer in LEVELS.values()},
             "unique": self._unique,
+            "pairs": self._pairs,
         }
         for observed in history.by_interval.values():
             if (make := self._makers.get(observed.computation)) is not None:
@@ -247,6 +249,9 @@ class Branches:
 
     def _unique(self, observed: ObservedInterval) -> Judge:
         return UniqueJudge(Follower(self._sources))
+
+    def _pairs(self, observed: ObservedInterval) -> Judge:
+        return PairJudge(Follower(self._sources), self._lateness_us)
 
     def _levels(self, observed: ObservedInterval) -> Judge:
         return LevelJudge(observed.computation, observed, self.history, self._inner)
@@ -278,6 +283,9 @@ class Branches:
             totals = [j for j in self.judges.values() if isinstance(j, LevelJudge) and j.table == outer]
             if totals:
                 yield from whole_totals(totals)
+        pairs = [judge for judge in self.judges.values() if isinstance(judge, PairJudge)]
+        if pairs:
+            yield from whole_pairs(pairs)
         yield from late
 
     def _whole_table(self, table: str, judges: Sequence[WindowJudge]) -> Iterator[str]:
@@ -299,6 +307,8 @@ class Branches:
                     judge.homes.add(key)
                 elif isinstance(judge, UniqueJudge):
                     found[interval_id][tuple(key)] += 1
+                elif isinstance(judge, PairJudge):
+                    found[interval_id][key, None] += 1
                 elif min(rows.watermarks) < INSTANT_MAX:  # records that are replayed behind the end are late for all
                     yield f"{len(rows)} records are late for {rows.computation}, which waits for hours"
         for interval_id, judge in self.judges.items():
@@ -308,6 +318,10 @@ class Branches:
                 windows = judge.windows
                 expected = {n: c for n, c in windows.late.items() if n[0] in judge.homes and windows.is_sure(*n)}
                 seen = {n: c for n, c in found[interval_id].items() if windows.is_sure(*n)}
+            elif isinstance(judge, PairJudge):
+                known = judge.found.keys() - judge.unsure
+                expected = {(n, None): c for n, c in judge.late.items() if n in known}
+                seen = {n: c for n, c in found[interval_id].items() if n[0] in known}
             else:
                 unique = judge.unique
                 expected = {n: c for n, c in unique.late.items() if n in judge.found and n not in unique.unsure}

@@ -20,6 +20,7 @@ from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant
 from millpy.model.due_timers import DueTimers
 from millpy.model.time import INSTANT_MIN, Instant
 from millpy.operators import timers
+from millpy.operators.join_rows import BufferedSide
 from millpy.runtime import owned_interval, ownership
 from millpy.runtime.turn import Turn, TurnCycle
 from millpy.runtime.worker import Worker
@@ -270,6 +271,17 @@ def _only_values(_: Any) -> Any:
     return lambda self, rows: np.ones(len(rows), np.int64)
 
 
+def _leaves_early(initialize: Any) -> Any:
+    def initialized(self: Any, keeps_us: int, **arguments: Any) -> None:
+        initialize(self, keeps_us // 4, **arguments)
+
+    return initialized
+
+
+def _counted_never(_: Any) -> Any:
+    return lambda self, numbers, change: (np.empty(0, np.int64), np.empty(0, np.int64))
+
+
 def _nothing(_: Any) -> Any:
     return lambda self, panes: None
 
@@ -360,5 +372,10 @@ BROKEN = (
     Canary(
         "loses the state of its triggers", "I6", patches=((TriggeredWindows, "recover", _from_anew),), needs="early"
     ),
+    Canary(
+        "lets a joined record leave early", "I9", patches=((BufferedSide, "__init__", _leaves_early),), needs="pairs"
+    ),
+    Canary("counts no match", "I9", patches=((BufferedSide, "add_matches", _counted_never),), needs="pairs"),
+    Canary("forgets the newest records of a join", "I9", ForgetsDedupeIds, needs="pairs"),
     Canary("acknowledges early", "acknowledgement", worker_type=AcknowledgesEarly),
 )

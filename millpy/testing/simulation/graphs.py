@@ -44,6 +44,7 @@ Branch = Literal[
     "visits",
     "early",
     "early_visits",
+    "pairs",
 ]
 BRANCHES: tuple[Branch, ...] = ("fixed", "sliding", "session", "operators", "unique", "parks", "rejects")
 """The branches that work with any number of partitions; the watcher's marks depend on the order of all readings."""
@@ -71,6 +72,8 @@ UNIQUE_US = 400_000
 TICK_US, EARLY_RECORDS = 250_000, 3
 """Early panes come at each tick of the clock, and with this number of records since the pane before."""
 EARLY = AfterWatermark(early=AfterAny(AfterCount(EARLY_RECORDS), Every(timedelta(microseconds=TICK_US))))
+BEFORE_US, AFTER_US = 100_000, 300_000
+"""How far the right record of a pair may be before and after the left one."""
 GROUPS = 2
 MAX_SKEW_US = 1_500_000
 SHORT_US = 400_000
@@ -308,7 +311,7 @@ class Shape:
 
 
 SHAPES = (
-    *("readings", "topic", "log", "file", *BRANCHES, "watcher", *LEVELS),
+    *("readings", "topic", "log", "file", *BRANCHES, "watcher", *LEVELS, "pairs"),
     *("partitions", "idle", "deep", "poison", "skew", "columns", "by_arrival", "pings", "short_horizon"),
 )
 
@@ -360,6 +363,8 @@ def build(shape: Shape, path: str, generation: int = 1) -> Graph:
         elif branch == "unique":
             within = timedelta(microseconds=UNIQUE_US)
             readings.deduplicate(["device", "kind"], within, name="unique", intervals=2).to_table("uniques")
+        elif branch == "pairs":
+            _join(readings, shape)
         elif branch in ("parks", "rejects"):
             echoes = readings.key_by("device").process(
                 Echoes(immediate=not shape.columns),
@@ -399,6 +404,17 @@ def _total(panes: Stream, table: str, lateness_us: int) -> None:
         intervals=2,
     )
     windows.aggregate(parts=Count(), n=Sum("n"), total=Sum("total")).to_table(table)
+
+
+def _join(readings: Stream, shape: Shape) -> None:
+    """Join the readings of a device with even kinds to those with odd ones."""
+    left, right = readings.split(lambda r: ("even", "odd")[r.value % 2], into=["even", "odd"], immediate=True).values()
+    within = timedelta(microseconds=BEFORE_US), timedelta(microseconds=AFTER_US)
+    lateness = timedelta(microseconds=shape.lateness_us)
+    joined = left.key_by("device").join(
+        right.key_by("device"), within=within, how="left", allowed_lateness=lateness, intervals=2
+    )
+    joined.to_table("pairs")
 
 
 def operated(readings: Stream, *, columns: bool) -> Stream:

@@ -110,6 +110,8 @@ SECOND_SHARE = 1 / 6
 """The share of runs with a second generation."""
 LEVELS_SHARE = 1 / 4
 """The share of runs with windows over panes that are retracted."""
+PAIRS_SHARE = 1 / 4
+"""The share of runs with a join."""
 LONG_US = 600_000_000
 """Longer than any run."""
 
@@ -145,7 +147,8 @@ def draw(seed: int) -> Schedule:
         faults=tuple(faults),
     )
     schedule = _with_generations(schedule, random.Random(f"generations of {seed}"))
-    return _with_levels(schedule, random.Random(f"levels of {seed}"))
+    schedule = _with_levels(schedule, random.Random(f"levels of {seed}"))
+    return _with_pairs(schedule, random.Random(f"pairs of {seed}"))
 
 
 def _with_levels(schedule: Schedule, rng: random.Random) -> Schedule:
@@ -154,6 +157,13 @@ def _with_levels(schedule: Schedule, rng: random.Random) -> Schedule:
         return schedule
     branch: Branch = rng.choice(tuple(LEVELS))
     return replace(schedule, shape=replace(schedule.shape, branches=(*schedule.shape.branches, branch)))
+
+
+def _with_pairs(schedule: Schedule, rng: random.Random) -> Schedule:
+    """Add a join to some schedules; the others do not change."""
+    if rng.random() >= PAIRS_SHARE:
+        return schedule
+    return replace(schedule, shape=replace(schedule.shape, branches=(*schedule.shape.branches, "pairs")))
 
 
 def _with_generations(schedule: Schedule, rng: random.Random) -> Schedule:

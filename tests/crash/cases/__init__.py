@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from tests.crash.cases import broker, database, early, failover, freezing, killing, network, pressure, sources, takes
+from tests.crash.cases import (
+    broker,
+    database,
+    early,
+    failover,
+    freezing,
+    joins,
+    killing,
+    network,
+    pressure,
+    sources,
+    takes,
+)
 from tests.crash.world import Case
 
 
 def all_cases() -> list[Case]:
     """Every case, in the order of the table."""
-    parts = (killing, freezing, database, network, pressure, failover, broker, sources, takes, early)
+    parts = (killing, freezing, database, network, pressure, failover, broker, sources, takes, early, joins)
     return [case for part in parts for case in part.cases()]
 
 

@@ -1,0 +1,141 @@
+"""The pairs of an interval join: which buffered rows match rows that are being joined, and how many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from millpy.operators.join_rows import BufferedSide, Integers, Rows, Tier, ranges_joined
+
+PAIRS_AT_ONCE = 1_000_000
+"""Possible matches that are looked at together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """Pairs of a row that is being joined and a buffered row of the other side, as columns.
+
+    Attributes:
+        triggers: per pair, the index of the row that is being joined.
+        times, numbers: per pair, the event time and the number of the buffered row.
+        parts: the buffered rows: (tier, positions in it), one tier after the other.
+    """
+
+    triggers: Integers
+    times: Integers
+    numbers: Integers
+    parts: list[tuple[Tier, Integers]]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Where the rows of the other side are that may match rows: of each tier, a range of positions for each row."""
+
+    rows: Rows
+    ranges: list[tuple[Tier, Integers, Integers]]
+
+    def counts(self) -> Integers:
+        """Return the number of candidates of each row."""
+        found = np.zeros(len(self.rows), np.int64)
+        for _, starts, ends in self.ranges:
+            found += ends - starts
+        return found
+
+    def matches(self, before: Integers) -> Matches:
+        """Return the matches of the first rows: candidates that are live, with a number below `before` of the row."""
+        triggers, times, numbers, parts = [], [], [], []
+        for tier, starts, ends in self.ranges:
+            queries, places = ranges_joined(starts[: len(before)], ends[: len(before)])
+            keep = tier.live[places] & (tier.rows.numbers[places] < before[queries])
+            if keep.any():
+                queries, places = queries[keep], places[keep]
+                triggers.append(queries)
+                times.append(tier.rows.times[places])
+                numbers.append(tier.rows.numbers[places])
+                parts.append((tier, places))
+        if not parts:
+            empty = np.empty(0, np.int64)
+            return Matches(empty, empty, empty, [])
+        return Matches(np.concatenate(triggers), np.concatenate(times), np.concatenate(numbers), parts)
+
+
+def candidates_of(rows: Rows, other: BufferedSide, bounds: tuple[int, int]) -> Candidates:
+    """Find the rows of the other side that may match rows.
+
+    Args:
+        rows: the rows that are being joined.
+        other: the other side.
+        bounds: how far a matching row's event time may be from theirs: from, to.
+    """
+    lo, hi = bounds
+    found = [(tier, *tier.ranges(rows.codes, rows.times + lo, rows.times + hi)) for tier in other.tiers]
+    return Candidates(rows, found)
+
+
+def joined_at_once(queues: Sequence[Candidates], end: int) -> int:
+    """Return the number before which rows are joined at once: as many as have PAIRS_AT_ONCE candidates.
+
+    Args:
+        queues: the rows of each side that wait, by number; at least one.
+        end: a number above all.
+    """
+    numbers = np.concatenate([queue.rows.numbers for queue in queues])
+    counts = np.concatenate([queue.counts() for queue in queues])
+    if int(counts.sum()) <= PAIRS_AT_ONCE:
+        return end
+    order = np.argsort(numbers, kind="stable")
+    fit = max(1, int(np.searchsorted(np.cumsum(counts[order]), PAIRS_AT_ONCE, "right")))
+    return int(numbers[order][fit]) if fit < len(order) else end
+
+
+def cut_of(found: Sequence[tuple[Rows, Matches]], pairs_max: int, until: int) -> int:
+    """Return the number before which rows make at most `pairs_max` pairs: `until`, or less; one row at least."""
+    if sum(len(matches.triggers) for _, matches in found) <= pairs_max:
+        return until
+    numbers = np.concatenate([rows.numbers for rows, _ in found])
+    counts = np.concatenate([np.bincount(matches.triggers, minlength=len(rows)) for rows, matches in found])
+    order = np.argsort(numbers, kind="stable")
+    fit = int(np.searchsorted(np.cumsum(counts[order]), pairs_max, "right"))
+    return int(numbers[order][max(1, fit)]) if max(1, fit) < len(order) else until
+
+
+def before_cut(rows: Rows, matches: Matches, cut: int) -> tuple[Rows, Matches]:
+    """Return the rows with a number before `cut`, which come first, and their matches."""
+    count = int(np.searchsorted(rows.numbers, cut))
+    keep = matches.triggers < count
+    parts, start = [], 0
+    for tier, places in matches.parts:
+        mine = keep[start : start + len(places)]
+        start += len(places)
+        if mine.any():
+            parts.append((tier, places[mine]))
+    kept = Matches(matches.triggers[keep], matches.times[keep], matches.numbers[keep], parts)
+    return rows.take(np.arange(count)), kept
+
+
+def rows_taken_back(buffered: BufferedSide, retractions: Rows) -> Integers:
+    """Return the numbers of the rows that are retracted: of equal ones the last. Unknown ones have none."""
+    candidates: dict[int, list[int]] = {}
+    for tier in buffered.tiers:
+        starts, ends = tier.ranges(retractions.codes, retractions.times, retractions.times)
+        queries, places = ranges_joined(starts, ends)
+        alive = tier.live[places]
+        queries, places = queries[alive], places[alive]
+        if not len(places):
+            continue
+        given = retractions.batch.take(pa.array(queries)).to_pylist()
+        stored = tier.rows.batch.take(pa.array(places)).to_pylist()
+        for query, number, one, other in zip(
+            queries.tolist(), tier.rows.numbers[places].tolist(), given, stored, strict=True
+        ):
+            if one == other:
+                candidates.setdefault(query, []).append(number)
+    taken: set[int] = set()
+    for _, numbers in sorted(candidates.items()):
+        free = [number for number in numbers if number not in taken]
+        if free:
+            taken.add(max(free))
+    return np.array(sorted(taken), np.int64)
