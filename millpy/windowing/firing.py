@@ -20,13 +20,13 @@ from millpy.windowing.pane_codec import FiringState, OpenPane
 from millpy.windowing.triggers import FiringMoment, Trigger
 
 
-class _Ordered(Protocol):
+class _Sortable(Protocol):
     def __lt__(self, other: Any, /) -> bool: ...
 
     def __hash__(self) -> int: ...
 
 
-Item = TypeVar("Item", bound=_Ordered)
+Item = TypeVar("Item", bound=_Sortable)
 _OUTDATED_MIN = 1_000
 
 

@@ -1,4 +1,4 @@
-"""Early panes on PostgreSQL: a worker wakes by its clock, and a new owner goes on where the one before has stopped."""
+"""Early panes on PostgreSQL: a worker wakes by its clock, and a new owner continues where the one before has stopped."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def until(url: str, query: str, wanted: Sequence[Any], workers: Sequence[a
             for worker in workers:
                 if worker.done():
                     worker.result()
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
             try:
                 found = await asyncio.to_thread(rows, url, query)
             except psycopg.errors.UndefinedTable:
