@@ -655,11 +655,13 @@ SELECT p.graph, p.computation AS stream, p.source_partition, (e.value ->> 'perce
        (e.value ->> 'late_by_percentile')::bigint AS late_by_percentile, (e.value ->> 'beyond')::bigint AS beyond_bound
   FROM mill.entries AS e
   JOIN mill.places AS p USING (interval_id)
- CROSS JOIN LATERAL (
-     SELECT min(h.lag) FILTER (WHERE h.share >= 0.5) AS p50, min(h.lag) FILTER (WHERE h.share >= 0.9) AS p90,
-            min(h.lag) FILTER (WHERE h.share >= 0.99) AS p99, min(h.lag) FILTER (WHERE h.share >= 0.999) AS p999
-       FROM (SELECT l.share, CASE WHEN l.edge < 4611686018427387904 THEN make_interval(secs => l.edge / 1e6) END AS lag
-               FROM mill.lags AS l WHERE l.interval_id = e.interval_id) AS h) AS q
+  LEFT JOIN (
+     SELECT interval_id, min(lag) FILTER (WHERE share >= 0.5) AS p50, min(lag) FILTER (WHERE share >= 0.9) AS p90,
+            min(lag) FILTER (WHERE share >= 0.99) AS p99, min(lag) FILTER (WHERE share >= 0.999) AS p999
+       FROM (SELECT interval_id, share,
+                    CASE WHEN edge < 4611686018427387904 THEN make_interval(secs => edge / 1e6) END AS lag
+               FROM mill.lags) AS h
+      GROUP BY interval_id) AS q USING (interval_id)
  WHERE e.kind = 'disorder' AND e.subkey = 'counted'
  ORDER BY p.graph, p.computation, p.source_partition;
 

@@ -247,11 +247,11 @@ SELECT a.graph, a.archive, a.pending, a.pending_bytes, a.live, last.why
 -- max_disorder covers, with the whole of the bucket in which max_disorder is. Zero rows: no source has a percentile.
 SELECT d.graph, d.stream, d.source_partition, d.percentile, d.max_disorder::text AS max_disorder, d.records,
        d.late_by_percentile,
-       (SELECT coalesce(max(h.share), 0) FROM millpy.disorder_histogram AS h
-         WHERE h.graph = d.graph AND h.stream = d.stream AND h.source_partition = d.source_partition
-           AND h.lag <= d.max_disorder * 1.125 + interval '1 ms') AS within
+       coalesce(max(h.share) FILTER (WHERE h.lag <= d.max_disorder * 1.125 + interval '1 ms'), 0) AS within
   FROM millpy.disorder AS d
+  LEFT JOIN millpy.disorder_histogram AS h USING (graph, stream, source_partition)
  WHERE d.percentile IS NOT NULL
+ GROUP BY d.graph, d.stream, d.source_partition, d.percentile, d.max_disorder, d.records, d.late_by_percentile
  ORDER BY d.graph, d.stream, d.source_partition;
 
 -- name: look_at_audits
