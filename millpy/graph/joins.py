@@ -8,12 +8,15 @@ from typing import Any
 
 from millpy.errors import GraphError
 from millpy.graph.nodes import Input, StageNode
-from millpy.model.time import check_length
+from millpy.model.time import check_length, microseconds
+from millpy.operators.as_of_join import AsOfJoinLogic
 from millpy.operators.interval_join import IntervalJoinLogic
 from millpy.operators.join_output import HOWS, How, JoinedType
+from millpy.operators.join_reach import IntervalReach, Reach, WindowReach
+from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
 
-Within = timedelta | tuple[timedelta, timedelta]
-"""How far a right record may be before and after a left one; one duration is for both."""
+Within = timedelta | tuple[timedelta, timedelta] | FixedWindows
+"""How far a right record may be before and after a left one, one duration for both; or the windows of both."""
 
 
 def interval_join_node(  # noqa: PLR0913 - the parameters of `KeyedStream.join`
@@ -32,25 +35,12 @@ def interval_join_node(  # noqa: PLR0913 - the parameters of `KeyedStream.join`
     Raises:
         GraphError: the keys have different types, `within` is empty, or a parameter is not one of its values.
     """
-    if left[0].key_types != right[0].key_types:
-        keys = " and ".join(_key_text(one[0]) for one in (left, right))
-        raise GraphError(f"cannot join on keys of different types: {keys}", hint="map one stream to the other's type")
-    if how not in HOWS:
-        raise GraphError(
-            f"unknown how={how!r} of a join", hint='use "inner", "left" or "full"; swap the sides of a right one'
-        )
-    before, after = _bounds_of(within)
-    if allowed_lateness < timedelta(0):
-        raise GraphError("allowed_lateness must not be negative", hint="use zero or a positive duration")
-    check_length("allowed_lateness", allowed_lateness)
-    if not isinstance(suffix, str) or not f"a{suffix}".isidentifier():
-        raise GraphError(f"suffix={suffix!r} makes no field name", hint='for example suffix="_right"')
+    _check_join(left, right, how, HOWS, allowed_lateness, suffix)
     joined = JoinedType(left[0].record_type, left[0].fields, right[0].record_type, right[0].fields, how, suffix)
     logic = IntervalJoinLogic(
         joined,
         len(left),
-        before,
-        after,
+        _reach_of(within),
         how=how,
         allowed_lateness=allowed_lateness,
         takes_retractions=any(taken.retracts for taken in (*left, *right)),
@@ -58,8 +48,75 @@ def interval_join_node(  # noqa: PLR0913 - the parameters of `KeyedStream.join`
     return StageNode(name, (*left, *right), logic, intervals), joined
 
 
-def _bounds_of(within: Any) -> tuple[timedelta, timedelta]:
-    """Return how far a right record may be before and after a left one."""
+def as_of_join_node(  # noqa: PLR0913 - the parameters of `KeyedStream.join_as_of`
+    name: str,
+    left: Sequence[Input],
+    right: Sequence[Input],
+    *,
+    within: timedelta,
+    how: How,
+    allowed_lateness: timedelta,
+    suffix: str,
+    intervals: int,
+) -> tuple[StageNode, JoinedType]:
+    """Return the step of an as-of join, and the type of its output.
+
+    Raises:
+        GraphError: the keys have different types, or a parameter is not one of its values.
+    """
+    _check_join(left, right, how, ("inner", "left"), allowed_lateness, suffix)
+    if not isinstance(within, timedelta) or within < timedelta(0):
+        raise GraphError(
+            f"within={within!r} is not a duration", hint="for example within=minutes(5): no older record is joined"
+        )
+    check_length("within", within)
+    joined = JoinedType(left[0].record_type, left[0].fields, right[0].record_type, right[0].fields, how, suffix)
+    logic = AsOfJoinLogic(
+        joined,
+        len(left),
+        within,
+        how=how,
+        allowed_lateness=allowed_lateness,
+        takes_retractions=any(taken.retracts for taken in (*left, *right)),
+    )
+    return StageNode(name, (*left, *right), logic, intervals), joined
+
+
+def _check_join(
+    left: Sequence[Input],
+    right: Sequence[Input],
+    how: str,
+    hows: Sequence[str],
+    allowed_lateness: timedelta,
+    suffix: str,
+) -> None:
+    """Check what all joins have.
+
+    Raises:
+        GraphError: the keys have different types, or a parameter is not one of its values.
+    """
+    if left[0].key_types != right[0].key_types:
+        keys = " and ".join(_key_text(one[0]) for one in (left, right))
+        raise GraphError(f"cannot join on keys of different types: {keys}", hint="map one stream to the other's type")
+    if how not in hows:
+        names = " or ".join(f'"{name}"' for name in hows)
+        raise GraphError(f"unknown how={how!r} of a join", hint=f"use {names}; for a right join exchange the streams")
+    if allowed_lateness < timedelta(0):
+        raise GraphError("allowed_lateness must not be negative", hint="use zero or a positive duration")
+    check_length("allowed_lateness", allowed_lateness)
+    if not isinstance(suffix, str) or not f"a{suffix}".isidentifier():
+        raise GraphError(f"suffix={suffix!r} makes no field name", hint='for example suffix="_right"')
+
+
+def _reach_of(within: Any) -> Reach:
+    """Return the reach of a join within an interval, or within windows."""
+    if isinstance(within, FixedWindows):
+        return WindowReach(within.size_us, within.offset_us)
+    if isinstance(within, SlidingWindows | SessionWindows):
+        raise GraphError(
+            f"cannot join within {within!r}: a record is in several windows, or in one that others make",
+            hint="use FixedWindows, or an interval: within=(before, after)",
+        )
     before, after = within if isinstance(within, tuple) and len(within) == 2 else (within, within)
     if not (isinstance(before, timedelta) and isinstance(after, timedelta)):
         raise GraphError(
@@ -73,7 +130,7 @@ def _bounds_of(within: Any) -> tuple[timedelta, timedelta]:
         )
     for bound in (before, after):
         check_length("within", abs(bound))
-    return before, after
+    return IntervalReach(microseconds(before), microseconds(after))
 
 
 def _key_text(taken: Input) -> str:

@@ -110,7 +110,9 @@ class StageNode:
         """Whether some of the records of its output may be retractions."""
         if isinstance(self.logic, WindowedLogic):
             return self.logic.panes_repeat and self.logic.accumulation is Accumulation.RETRACTING
-        return (self.keeps_ids or self.joins) and any(taken.retracts for taken in self.inputs)
+        if isinstance(self.logic, IntervalJoinLogic):
+            return self.logic.retracts
+        return self.keeps_ids and any(taken.retracts for taken in self.inputs)
 
     @property
     def archives(self) -> bool:

@@ -13,7 +13,7 @@ import msgspec
 from millpy.computation import Computation
 from millpy.errors import GraphError
 from millpy.graph.endless import refuse_endless
-from millpy.graph.joins import Within, interval_join_node
+from millpy.graph.joins import Within, as_of_join_node, interval_join_node
 from millpy.graph.names import RESERVED_COLUMNS, checked_name
 from millpy.graph.nodes import FailurePolicy, InjectorNode, Input, StageNode, WhenBehind
 from millpy.limits import KEY_INTERVALS_DEFAULT
@@ -322,12 +322,7 @@ class KeyedStream:
             GraphError: the keys have different types, the interval is empty, a name is taken, or a stream has panes
                 that repeat.
         """
-        if name:
-            checked_name(name, "step")
-        if right.stream.graph is not self.stream.graph:
-            raise GraphError(f"cannot join {self.stream.name!r} with a stream of another graph")
-        for route in (*self.stream.routes, *right.stream.routes):
-            _refuse_repeated_panes(route.stream, "join")
+        self._check_join(right, name)
         node, joined = interval_join_node(
             name,
             self.inputs(),
@@ -338,7 +333,62 @@ class KeyedStream:
             suffix=suffix,
             intervals=intervals,
         )
-        stream = Stream(self.stream.graph, node, joined.record_type)
+        return self._added(node, joined.record_type)
+
+    def join_as_of(
+        self,
+        right: KeyedStream,
+        *,
+        within: timedelta,
+        how: How = "left",
+        allowed_lateness: timedelta = timedelta(0),
+        suffix: str = "_right",
+        name: str = "",
+        intervals: int = KEY_INTERVALS_DEFAULT,
+    ) -> Stream:
+        """Join each record with the last record of another stream that has its key and is not after it in event time.
+
+        A record is joined once, when the watermark has passed it. Its event time stays. Of right records with one event
+        time the last to arrive counts.
+
+        Args:
+            right: the other stream, with a key of the same types.
+            within: how old the right record may be, in event time, at the left one.
+            how: "left" also passes a record without a match, with None for the fields of the right one; "inner" does
+                not.
+            allowed_lateness: how far the watermark may be past a record that is still joined; results wait as long.
+            suffix: as for `join`.
+            name: the step's name. Default: the name of its table.
+            intervals: number of key intervals, the unit of ownership.
+
+        Raises:
+            GraphError: as for `join`.
+        """
+        self._check_join(right, name)
+        node, joined = as_of_join_node(
+            name,
+            self.inputs(),
+            right.inputs(),
+            within=within,
+            how=how,
+            allowed_lateness=allowed_lateness,
+            suffix=suffix,
+            intervals=intervals,
+        )
+        return self._added(node, joined.record_type)
+
+    def _check_join(self, right: KeyedStream, name: str) -> None:
+        """Raise GraphError if the streams cannot be joined, or the name is invalid."""
+        if name:
+            checked_name(name, "step")
+        if right.stream.graph is not self.stream.graph:
+            raise GraphError(f"cannot join {self.stream.name!r} with a stream of another graph")
+        for route in (*self.stream.routes, *right.stream.routes):
+            _refuse_repeated_panes(route.stream, "join")
+
+    def _added(self, node: StageNode, output: RecordType) -> Stream:
+        """Add a step to the graph; return its stream."""
+        stream = Stream(self.stream.graph, node, output)
         node.outputs.append(stream)
         self.stream.graph.add(node)
         return stream

@@ -34,11 +34,11 @@ from millpy.model.delta import encode_value
 from millpy.model.identity import Identity
 from millpy.model.keys import KeyHasher
 from millpy.model.record import Records, RecordType, concat, retractions_of
-from millpy.model.stage import InputBundle, StageBinding, StepResult, StoredInterval, Work
+from millpy.model.stage import InputBundle, Stage, StageBinding, StepResult, StoredInterval, Work
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, microseconds
 from millpy.operators.join_keys import JoinKeys
 from millpy.operators.join_log import Piece, PieceKind, matches_piece, pieces_of, records_piece, removed_piece
-from millpy.operators.join_output import LEFT, RIGHT, How, JoinedType, table_rows
+from millpy.operators.join_output import How, JoinedType, table_rows
 from millpy.operators.join_pairs import (
     Candidates,
     Matches,
@@ -48,6 +48,7 @@ from millpy.operators.join_pairs import (
     joined_at_once,
     rows_taken_back,
 )
+from millpy.operators.join_reach import LEFT, RIGHT, Reach
 from millpy.operators.join_refusals import JoinRefusals
 from millpy.operators.join_rows import BufferedSide, Integers, Rows, joined_rows, row_bytes
 from millpy.operators.outputs import outlets_of
@@ -62,18 +63,19 @@ class IntervalJoinLogic:
     Args:
         joined: the type of its output.
         left_inputs: number of inputs of the left side; the others are of the right side.
-        before, after: how far a right record may be before and after a left one, in event time.
+        reach: which records match.
         how: which records without a match are in the result.
         allowed_lateness: how far the watermark may be past a record that is still joined.
         takes_retractions: whether some of the records may be retractions.
     """
 
+    kind = "interval_join"
+
     def __init__(
         self,
         joined: JoinedType,
         left_inputs: int,
-        before: timedelta,
-        after: timedelta,
+        reach: Reach,
         *,
         how: How = "inner",
         allowed_lateness: timedelta = timedelta(0),
@@ -81,23 +83,27 @@ class IntervalJoinLogic:
     ) -> None:
         self.joined = joined
         self.left_inputs = left_inputs
-        self.before, self.after = before, after
+        self.reach = reach
         self.how = how
         self.allowed_lateness = allowed_lateness
         self.takes_retractions = takes_retractions
 
-    def bind(self, binding: StageBinding) -> IntervalJoinStage:
+    @property
+    def retracts(self) -> bool:
+        """Whether its output may have retractions."""
+        return self.takes_retractions
+
+    def bind(self, binding: StageBinding) -> Stage:
         """Return the stage, which can open intervals."""
         return IntervalJoinStage(self, binding)
 
     def identity(self) -> Identity:
         """Describe what must not change while records are buffered."""
         described: dict[str, Any] = {
-            "kind": "interval_join",
+            "kind": self.kind,
             "how": self.how,
             "left_inputs": self.left_inputs,
-            "before_us": microseconds(self.before),
-            "after_us": microseconds(self.after),
+            **self.reach.identity(),
             "allowed_lateness_us": microseconds(self.allowed_lateness),
         }
         return described | ({"takes_retractions": True} if self.takes_retractions else {})
@@ -140,15 +146,11 @@ class IntervalJoin:
         self._key_fields = tuple(spec.key_fields for spec in specs)
         self._refusals = JoinRefusals(binding, self._types)
         self._keys = JoinKeys()
-        outer = (logic.how in ("left", "full"), logic.how == "full")
-        reach = (microseconds(logic.after), microseconds(logic.before))
+        outer = self._outer_sides()
         self._sides = [
-            BufferedSide(reach[side] + self._lateness_us, outer=outer[side], holds_matched=logic.takes_retractions)
+            BufferedSide(side, logic.reach, self._lateness_us, outer=outer[side], holds_matched=logic.takes_retractions)
             for side in (LEFT, RIGHT)
         ]
-        # The event times of the right records that match a left one, and the other way round.
-        before, after = microseconds(logic.before), microseconds(logic.after)
-        self._bounds = ((-before, after), (-after, before))
         share = max(1, binding.joining_intervals)
         self._bytes_max = binding.limits.join_bytes_max // share
         self._key_bytes_max = min(self._bytes_max, binding.limits.join_key_bytes_max)
@@ -161,7 +163,12 @@ class IntervalJoin:
         self._log_until = INSTANT_MIN
         self._emitted: list[Records] = []
         self._made = 0
+        self._oldest: list[Instant] | None = None
         self._recover(recovered)
+
+    def _outer_sides(self) -> tuple[bool, bool]:
+        """Return which sides' rows are wanted when they leave without a match."""
+        return self._logic.how in ("left", "full"), self._logic.how == "full"
 
     # What the engine asks.
 
@@ -177,18 +184,23 @@ class IntervalJoin:
 
     def oldest_work(self) -> Instant:
         """Return the least event time of a row that may yet leave without a match; INSTANT_MAX without any."""
-        return min(side.oldest_unmatched() for side in self._sides)
+        return min(self._unmatched())
 
     def next_due(self) -> tuple[Instant, Instant]:
         """Return (watermark at which a row leaves without a match, INSTANT_MAX); rows to be joined are due at once."""
         if self._is_pending:
             return INSTANT_MIN, INSTANT_MAX
         found = INSTANT_MAX
-        for side in self._sides:
-            oldest = side.oldest_unmatched()
+        for side, oldest in zip(self._sides, self._unmatched(), strict=True):
             if oldest < INSTANT_MAX:
                 found = min(found, Instant(side.expires_at(oldest) + 1))
         return found, INSTANT_MAX
+
+    def _unmatched(self) -> list[Instant]:
+        """Return the oldest unmatched row of each side, found once a step: the engine asks more often."""
+        if self._oldest is None:
+            self._oldest = [side.oldest_unmatched() for side in self._sides]
+        return self._oldest
 
     @property
     def _is_pending(self) -> bool:
@@ -202,7 +214,7 @@ class IntervalJoin:
     def step(self, work: Work) -> StepResult:
         """Buffer and join one turn's records, and let those leave that nothing can match any more."""
         result = StepResult()
-        self._emitted = []
+        self._emitted, self._oldest = [], None
         for arrival in work.arrived:
             if len(arrival.bundle):
                 self._take(result, arrival, work)
@@ -220,7 +232,7 @@ class IntervalJoin:
         bundle, place = arrival.bundle, arrival.bundle.input
         records, side = bundle.records, RIGHT if place >= self._logic.left_inputs else LEFT
         watermarks = judging_watermarks(arrival, work)
-        late = records.event_times + self._lateness_us < watermarks
+        late = self._logic.reach.in_time_until(records.event_times) + self._lateness_us < watermarks
         rows = np.flatnonzero(~late)
         if late.any():
             self._refusals.set_late(result, bundle, np.flatnonzero(late), watermarks)
@@ -281,14 +293,18 @@ class IntervalJoin:
             return
         self._keys.drop(removed.codes, row_bytes(removed.batch))
         self._append(removed_piece(side, removed.numbers), side, removed.times)
-        done = removed.numbers < self._first_pending
+        self._retract(side, removed)
+
+    def _retract(self, side: int, removed: Rows) -> None:
+        """Retract the joined records of rows that are removed."""
+        first_pending = self._first_pending
         self._pending[side] = [
             kept for rows in self._pending[side] if len(kept := rows.take(~np.isin(rows.numbers, removed.numbers)))
         ]
-        joined = removed.take(done)
+        joined = removed.take(removed.numbers < first_pending)
         if not len(joined):
             return
-        before = np.full(len(joined), self._first_pending)
+        before = np.full(len(joined), first_pending)
         self._make([(side, joined, self._candidates(side, joined).matches(before))], retracts=True)
 
     @property
@@ -325,7 +341,7 @@ class IntervalJoin:
         return made
 
     def _candidates(self, side: int, rows: Rows) -> Candidates:
-        return candidates_of(rows, self._sides[1 - side], self._bounds[side])
+        return candidates_of(rows, self._sides[1 - side], *self._logic.reach.matching(side, rows.times))
 
     def _make(self, found: Sequence[tuple[int, Rows, Matches]], *, retracts: bool) -> None:
         """Make the joined records of pairs, or retract them: in the order of the rows that made them."""
@@ -342,7 +358,8 @@ class IntervalJoin:
                 other = pa.concat_batches([tier.rows.batch.take(pa.array(places)) for tier, places in matches.parts])
                 own = rows.batch.take(pa.array(matches.triggers))
                 batches.append(self._logic.joined.batch({side: own, 1 - side: other}))
-            columns.append((numbers, matches.times, matches.numbers, np.maximum(times, matches.times)))
+            at = self._logic.reach.stamps(np.maximum(times, matches.times))
+            columns.append((numbers, matches.times, matches.numbers, at))
         triggers, times, numbers, at = (np.concatenate(column) for column in zip(*columns, strict=True))
         self._made += len(at)
         if self._is_wanted:
@@ -365,9 +382,7 @@ class IntervalJoin:
         batches, columns = [], []
         for side, buffered in enumerate(self._sides):
             gone, unmatched = buffered.leave(reached)
-            for rows in gone:
-                self._keys.drop(rows.codes, row_bytes(rows.batch))
-                self._keys.sweep(np.unique(rows.codes))
+            self._forget(gone)
             for rows in unmatched:
                 batches.append(self._logic.joined.batch({side: rows.batch}))
                 columns.append((rows.times, rows.numbers))
@@ -376,8 +391,15 @@ class IntervalJoin:
             times, numbers = (np.concatenate(column) for column in zip(*columns, strict=True))
             self._made += len(times)
             order = np.lexsort((numbers, times))
-            self._add_emitted(pa.concat_batches(batches).take(pa.array(order)), times[order], retracts=False)
+            batch, at = pa.concat_batches(batches).take(pa.array(order)), self._logic.reach.stamps(times[order])
+            self._add_emitted(batch, at, retracts=False)
         return reached < watermark
+
+    def _forget(self, gone: Sequence[Rows]) -> None:
+        """Count rows out that have left."""
+        for rows in gone:
+            self._keys.drop(rows.codes, row_bytes(rows.batch))
+            self._keys.sweep(np.unique(rows.codes))
 
     # Effects.
 
@@ -386,7 +408,7 @@ class IntervalJoin:
         return self._outlet.subscribed or self._outlet.table_id is not None
 
     def _add_emitted(self, batch: pa.RecordBatch, times: Integers, *, retracts: bool) -> None:
-        marks = np.full(len(times), retracts) if self._logic.takes_retractions else None
+        marks = np.full(len(times), retracts) if self._logic.retracts else None
         self._emitted.append(Records(self._logic.joined.record_type, times, retracts=marks, batch=batch))
 
     def _emit(self, result: StepResult) -> None:

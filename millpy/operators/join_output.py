@@ -13,10 +13,10 @@ import pyarrow as pa
 from millpy.errors import GraphError
 from millpy.model.checkpoint import ResultRows
 from millpy.model.record import Records, RecordType, without_none
+from millpy.operators.join_reach import LEFT, RIGHT
 
 How = Literal["inner", "left", "full"]
 HOWS = ("inner", "left", "full")
-LEFT, RIGHT = 0, 1
 
 
 @dataclass(frozen=True, slots=True)

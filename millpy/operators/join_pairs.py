@@ -62,17 +62,41 @@ class Candidates:
         return Matches(np.concatenate(triggers), np.concatenate(times), np.concatenate(numbers), parts)
 
 
-def candidates_of(rows: Rows, other: BufferedSide, bounds: tuple[int, int]) -> Candidates:
+def candidates_of(rows: Rows, other: BufferedSide, los: Integers, his: Integers) -> Candidates:
     """Find the rows of the other side that may match rows.
 
     Args:
         rows: the rows that are being joined.
         other: the other side.
-        bounds: how far a matching row's event time may be from theirs: from, to.
+        los: the first event time that matches each row.
+        his: the last one.
     """
-    lo, hi = bounds
-    found = [(tier, *tier.ranges(rows.codes, rows.times + lo, rows.times + hi)) for tier in other.tiers]
-    return Candidates(rows, found)
+    return Candidates(rows, [(tier, *tier.ranges(rows.codes, los, his)) for tier in other.tiers])
+
+
+@dataclass(frozen=True, slots=True)
+class LastMatches:
+    """The last candidate of each row: the index of its tier (-1 for none), and its position there."""
+
+    tiers: Integers
+    positions: Integers
+
+
+def last_matches(candidates: Candidates) -> LastMatches:
+    """Return the live candidate of each row with the greatest (event time, number)."""
+    count = len(candidates.rows)
+    tiers, positions = np.full(count, -1, np.int64), np.zeros(count, np.int64)
+    times, numbers = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    for index, (tier, starts, ends) in enumerate(candidates.ranges):
+        # Within a tier candidates are in order, so the last live one before the end of the range is the last of all.
+        last = np.maximum.accumulate(np.where(tier.live, np.arange(len(tier)), -1))
+        places = np.where(ends > starts, last[np.maximum(ends - 1, 0)], -1)
+        has = np.flatnonzero((places >= starts) & (ends > starts))
+        at, number = tier.rows.times[places[has]], tier.rows.numbers[places[has]]
+        newer = (tiers[has] < 0) | (at > times[has]) | ((at == times[has]) & (number > numbers[has]))
+        has, at, number = has[newer], at[newer], number[newer]
+        tiers[has], positions[has], times[has], numbers[has] = index, places[has], at, number
+    return LastMatches(tiers, positions)
 
 
 def joined_at_once(queues: Sequence[Candidates], end: int) -> int:

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from millpy.model.ids import tiers_to_merge
 from millpy.model.record import Instants, Mask
 from millpy.model.time import INSTANT_MAX, Instant
+from millpy.operators.join_reach import Reach
 
 Integers = npt.NDArray[np.int64]
 ROW_BYTES = 100
@@ -137,13 +138,15 @@ class BufferedSide:
     """The buffered rows of one side of a join.
 
     Args:
-        keeps_us: how far the watermark must pass the event time of a row until no row can match it.
+        side: 0 for the left side, 1 for the right.
+        reach: what its rows match.
+        lateness_us: how far the watermark may be past a record that is still joined.
         outer: whether rows that leave without a match are wanted.
         holds_matched: whether a row with matches may lose them again, because the other side has retractions.
     """
 
-    def __init__(self, keeps_us: int, *, outer: bool, holds_matched: bool) -> None:
-        self._keeps_us = keeps_us
+    def __init__(self, side: int, reach: Reach, lateness_us: int, *, outer: bool, holds_matched: bool) -> None:
+        self._side, self._reach, self._lateness_us = side, reach, lateness_us
         self.outer = outer
         self._holds_matched = holds_matched
         self.tiers: list[Tier] = []
@@ -154,7 +157,7 @@ class BufferedSide:
 
     def expires_at(self, times: Any) -> Any:
         """Return the watermark that rows with these event times survive, and no later one."""
-        return times + self._keeps_us
+        return self._reach.joined_until(self._side, times) + self._lateness_us
 
     def add(self, rows: Rows) -> None:
         """Buffer rows."""
@@ -208,18 +211,18 @@ class BufferedSide:
     def bounded(self, watermark: Instant, unmatched_max: int) -> Instant:
         """Return the watermark, or an earlier one at which no more than `unmatched_max` rows leave without a match.
 
-        Rows of one event time leave together, so that no order among them has to be stored: they may be more.
+        Rows of one event time or window leave together, so that no order among them has to be stored: they may be more.
         """
         if not self.outer:
             return watermark
-        latest = watermark - self._keeps_us
+        latest = self._reach.left_before(self._side, watermark - self._lateness_us)
         times = [tier.rows.times[tier.live & (tier.rows.times < latest) & (tier.matches == 0)] for tier in self.tiers]
         leaving = np.concatenate(times) if times else np.empty(0, np.int64)
         if len(leaving) <= unmatched_max:
             return watermark
         leaving = np.sort(leaving)
         latest = max(int(leaving[unmatched_max]), int(leaving[0]) + 1)
-        return Instant(min(watermark, latest + self._keeps_us))
+        return Instant(min(watermark, int(self.expires_at(latest - 1)) + 1))
 
     def leave(self, watermark: Instant) -> tuple[list[Rows], list[Rows]]:
         """Let the rows leave that nothing can match once the input watermark has reached `watermark`.
@@ -227,7 +230,7 @@ class BufferedSide:
         Returns:
             The rows that leave, and those among them without a match, if these are wanted.
         """
-        latest = watermark - self._keeps_us
+        latest = self._reach.left_before(self._side, watermark - self._lateness_us)
         gone, unmatched = [], []
         for tier in self.tiers:
             if tier.lo >= latest:
@@ -242,7 +245,7 @@ class BufferedSide:
         return gone, unmatched
 
     def oldest_unmatched(self) -> Instant:
-        """Return the least event time of the rows that may yet leave without a match; INSTANT_MAX without any."""
+        """Return the least event time of what rows may yet become without a match; INSTANT_MAX without any."""
         if not self.outer:
             return INSTANT_MAX
         found = INSTANT_MAX
@@ -252,7 +255,7 @@ class BufferedSide:
             else:
                 alone = tier.rows.times[tier.live & (tier.matches == 0)]
                 found = min(found, Instant(int(alone.min()))) if len(alone) else found
-        return found
+        return found if found == INSTANT_MAX else Instant(int(self._reach.stamps(found)))
 
     def _drop_dead(self) -> None:
         """Copy tiers that consist mostly of rows that have left, and drop empty ones."""

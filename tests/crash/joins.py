@@ -34,7 +34,7 @@ class Payment(msgspec.Struct):
 
 
 def graph_of(orders: Source, payments: Source) -> Graph:
-    """Return the graph: an inner and a full join, and windows over the latter, which needs its holds."""
+    """Return the graph: joins of each kind, and windows over one with records that are alone, which needs its holds."""
     graph = Graph("shop")
     event_time = EventTime("at", unit="s", max_disorder=seconds(DISORDER))
     left = graph.inject("orders", orders, schema=Order, event_time=event_time).key_by("customer")
@@ -43,6 +43,8 @@ def graph_of(orders: Source, payments: Source) -> Graph:
     left.join(right, within=within).to_table("pairs")
     whole = left.join(right, within=within, how="full", intervals=2).to_table("whole")
     whole.key_by("customer").window(FixedWindows(seconds(SIZE)), intervals=2).aggregate(n=Count()).to_table("counts")
+    left.join(right, within=FixedWindows(seconds(SIZE)), how="left").to_table("of_windows")
+    left.join_as_of(right, within=seconds(AFTER)).to_table("latest")
     return graph
 
 
@@ -81,6 +83,15 @@ def expected(orders: Sequence[Order], payments: Sequence[Payment]) -> dict[str, 
     met = {id(order) for order, _ in pairs} | {id(payment) for _, payment in pairs}
     alone: list[tuple[Order | None, Payment | None]] = [(order, None) for order in orders if id(order) not in met]
     alone += [(None, payment) for payment in payments if id(payment) not in met]
+    of_windows: Counter[tuple[Any, ...]] = Counter()
+    latest: Counter[tuple[Any, ...]] = Counter()
+    for order in orders:
+        mine = [payment for payment in payments if payment.payer == order.customer]
+        same = [payment for payment in mine if payment.at // SIZE == order.at // SIZE]
+        of_windows.update(_row(order, payment) for payment in same or [None])
+        before = [payment for payment in mine if order.at - AFTER <= payment.at <= order.at]
+        # One file is read in its order, so of equal times the last in it has come last.
+        latest[_row(order, max(before, key=lambda payment: (payment.at, payment.number), default=None))] += 1
     counts: Counter[tuple[Any, ...]] = Counter()
     for order, payment in [*pairs, *alone]:
         at = max(one.at for one in (order, payment) if one is not None)
@@ -88,6 +99,8 @@ def expected(orders: Sequence[Order], payments: Sequence[Payment]) -> dict[str, 
     return {
         "pairs": Counter(_row(*pair) for pair in pairs),
         "whole": Counter(_row(*pair) for pair in [*pairs, *alone]),
+        "of_windows": of_windows,
+        "latest": latest,
         "counts": Counter({(*name, n): 1 for name, n in counts.items()}),
     }
 
@@ -109,6 +122,8 @@ COLUMNS = "customer, number, at, amount, number_right, at_right, note"
 QUERIES = {
     "pairs": f"SELECT {COLUMNS} FROM shop.pairs",
     "whole": f"SELECT {COLUMNS} FROM shop.whole",
+    "of_windows": f"SELECT {COLUMNS} FROM shop.of_windows",
+    "latest": f"SELECT {COLUMNS} FROM shop.latest",
     "counts": "SELECT customer, extract(epoch FROM window_start)::int, n FROM shop.counts",
 }
 

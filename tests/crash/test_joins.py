@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from tests.crash.cases.joins import GRAPH
+from tests.crash.cases.joins import GRAPH, JOINS
 from tests.crash.harness import Worker
 from tests.crash.joins import join_faults, write
 
@@ -21,9 +21,7 @@ def test_joins_of_killed_workers_are_those_of_a_batch(tmp_path: Path, database_u
     settings: dict[str, Any] = {"graph": GRAPH, "bundle_records_max": 15, "turn_panes_max": 5}
     with Worker(tmp_path, database_url, source, only="orders,payments", **settings) as other:
         for kill in KILLS:
-            with Worker(
-                tmp_path, database_url, source, failpoint=f"{kill}:kill", only="pairs,whole,counts", **settings
-            ) as one:
+            with Worker(tmp_path, database_url, source, failpoint=f"{kill}:kill", only=JOINS, **settings) as one:
                 one.await_killed()
         other.kill()
         with psycopg.connect(database_url, autocommit=True) as connection:

@@ -53,7 +53,7 @@ LIMITS = Limits(
 )
 TEXT = "from tests.property.replayed_workers import graph_of, grown\ngraph = {}({!r})\n"
 FEEDS = 3
-RECORDS = ("said", "once", "pairs")
+RECORDS = ("said", "once", "pairs", "latest")
 """Tables of records."""
 
 
@@ -150,6 +150,7 @@ def joined(graph: Graph, notes: Any) -> None:
     pairs = odd.key_by("device").join(even.key_by("device"), within=within, how="left", intervals=2)
     pairs.to_table("pairs")
     pairs.key_by("device").process(Order(), name="order", output=Said, intervals=1)
+    odd.key_by("device").join_as_of(even.key_by("device"), within=us(30), intervals=2).to_table("latest")
 
 
 class Order(Computation):

@@ -143,6 +143,9 @@ def joined(graph: Graph, feeds: Sequence[Feed]) -> None:
     pairs = left.key_by("device").join(
         right.key_by("device"), within=within, how="full", allowed_lateness=us(10), intervals=2
     )
+    left.key_by("device").join_as_of(
+        right.key_by("device"), within=us(20), how="inner", name="latest", intervals=2
+    ).to_table("latest")
     counts = pairs.to_table("pairs").key_by("device").window(FixedWindows(us(40)), intervals=2)
     counts.aggregate(n=Count(), total=Sum("value_right")).to_table("counts")
 

@@ -1,4 +1,4 @@
-"""An interval join equals the join of a batch: in any order, in any bundles, over restarts, whatever is retracted."""
+"""Joins equal those of a batch: in any order, in any bundles, over restarts, whatever is retracted."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from millpy.model.keys import KeyHasher
 from millpy.model.record import Records, RecordType, retractions_of
 from millpy.model.stage import UNBOUNDED, InputBundle, InputSpec, StageBinding, StepResult, StoredInterval, Work
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
-from millpy.operators.interval_join import IntervalJoinLogic
+from millpy.operators.as_of_join import AsOfJoinLogic
+from millpy.operators.interval_join import IntervalJoin, IntervalJoinLogic
 from millpy.operators.join_output import How, JoinedType
+from millpy.operators.join_reach import IntervalReach, WindowReach
 
 DISORDER = 5
 LEFT, RIGHT = 0, 1
@@ -73,22 +75,20 @@ class Join:
         lateness: int = 0,
         takes_retractions: bool = False,
         limits: Limits | None = None,
-        source_fed: bool = True,
+        as_of: bool = False,
+        windows: WindowReach | None = None,
     ) -> None:
         joined = JoinedType(TYPES[LEFT], ["key"], TYPES[RIGHT], ["key"], how, "_right")
         us = lambda n: timedelta(microseconds=n)  # noqa: E731
-        logic = IntervalJoinLogic(
-            joined,
-            1,
-            us(before),
-            us(after),
-            how=how,
-            allowed_lateness=us(lateness),
-            takes_retractions=takes_retractions,
-        )
+        more: Any = {"how": how, "allowed_lateness": us(lateness), "takes_retractions": takes_retractions}
+        logic: IntervalJoinLogic
+        if as_of:
+            logic = AsOfJoinLogic(joined, 1, us(before), **more)
+        else:
+            logic = IntervalJoinLogic(joined, 1, windows or IntervalReach(before, after), **more)
+        self.logic = logic
         inputs = tuple(
-            InputSpec(name, type_, ("key",), (str,), source_fed)
-            for name, type_ in zip(("left", "right"), TYPES, strict=True)
+            InputSpec(name, type_, ("key",), (str,), True) for name, type_ in zip(("left", "right"), TYPES, strict=True)
         )
         binding = StageBinding(
             "subject", inputs, {"out": joined.record_type}, {"out": 3}, frozenset(["out"]), limits or Limits()
@@ -103,9 +103,8 @@ class Join:
         self.bundle = 0
         self.panes_max = UNBOUNDED
         self.low_watermark = INSTANT_MIN
-        self.source_fed = source_fed
         self.results: list[StepResult] = []
-        self.interval = self.stage.open(StoredInterval(1, 1))
+        self.interval: IntervalJoin = self.stage.open(StoredInterval(1, 1))  # type: ignore[assignment]
 
     def feed(self, events: Sequence[Event]) -> list[Event]:
         """Step one bundle for each run of events of one side, in one turn. Return the events that were late."""
@@ -117,7 +116,8 @@ class Join:
             part, start = events[start:end], end
             arrived.append(self._bundle(part))
             rows = zip(part, arrived[-1].bundle.records.watermarks.tolist(), strict=True)
-            late += [event for event, mark in rows if event.at + self._lateness < min(mark, arrived[-1].cap)]
+            in_time = self.logic.reach.in_time_until
+            late += [e for e, mark in rows if in_time(e.at) + self._lateness < min(mark, arrived[-1].cap)]
         self.watermark = Instant(max(self.watermark, *([min(self.watermarks)])))
         self._step(arrived, before)
         while self.results[-1].unfinished:
@@ -126,7 +126,7 @@ class Join:
 
     @property
     def _lateness(self) -> int:
-        return self.stage.logic.allowed_lateness // timedelta(microseconds=1)
+        return self.logic.allowed_lateness // timedelta(microseconds=1)
 
     def _bundle(self, events: Sequence[Event]) -> InputBundle:
         side = events[0].side
@@ -177,7 +177,7 @@ class Join:
     def restart(self) -> None:
         """Lose all soft state."""
         entries = () if self.place is None else (self.place,)
-        self.interval = self.stage.open(StoredInterval(1, 2, entries=entries, dedupe_runs=self.live_runs()))
+        self.interval = self.stage.open(StoredInterval(1, 2, entries=entries, dedupe_runs=self.live_runs()))  # type: ignore[assignment]
 
     def joined(self) -> Counter[tuple[Any, ...]]:
         """What is left of the joined records: (left number, right number, event time) -> how often."""
@@ -343,6 +343,77 @@ def test_the_order_does_not_depend_on_bundles(drawn: Any, drawn_cuts: Any, withi
     assert produced(one) == produced(many)
 
 
+def as_of_by_a_loop(events: Sequence[Event], within: int, how: How) -> Counter[tuple[Any, ...]]:
+    """The as-of join of a batch; of right records with one event time the last to arrive counts."""
+    live = [event for event in events if not event.retracts and replace(event, retracts=True) not in events]
+    found: Counter[tuple[Any, ...]] = Counter()
+    for one in (event for event in live if event.side == LEFT):
+        last: Event | None = None
+        for other in (event for event in live if event.side == RIGHT and event.key == one.key):
+            if one.at - within <= other.at <= one.at and (last is None or other.at >= last.at):
+                last = other
+        if last is not None or how == "left":
+            found[one.key, one.number, None if last is None else last.number, one.at] += 1
+    return found
+
+
+def windowed_by_a_loop(events: Sequence[Event], size: int, offset: int, how: How) -> Counter[tuple[Any, ...]]:
+    """The join of a batch, of records of one window; its records happen at the window's end."""
+    found: Counter[tuple[Any, ...]] = Counter()
+    for start in range(offset - size, 100, size):
+        inside = [e for e in events if start <= e.at < start + size]
+        ends = [replace(event, at=start + size - 1) for event in inside]
+        found.update(by_a_loop(ends, size, size, how))
+    return found
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    drawn_events, cuts, st.integers(1, 20), st.data(), hows, st.sampled_from([0, 3]), st.sampled_from([1, 4, UNBOUNDED])
+)
+def test_a_join_within_windows_equals_that_of_a_batch(
+    drawn: Any, drawn_cuts: Any, size: int, data: Any, how: How, lateness: int, panes_max: int
+) -> None:
+    offset = data.draw(st.integers(0, size - 1))
+    retract = data.draw(st.booleans())
+    windows = WindowReach(size, offset)
+    subject = Join(0, 0, how=how, lateness=lateness, windows=windows, takes_retractions=retract)
+    subject.panes_max = panes_max
+
+    events = events_of(drawn, retract=retract)
+    kept = run(subject, events, drawn_cuts)
+
+    live = [event for event in kept if not event.retracts and replace(event, retracts=True) not in kept]
+    assert subject.joined() == windowed_by_a_loop(live, size, offset, how)
+    assert subject.interval.buffered == (0, 0)
+    assert not subject.live_runs()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    drawn_events,
+    cuts,
+    st.integers(0, 15),
+    st.sampled_from(["inner", "left"]),
+    st.sampled_from([0, 3]),
+    st.booleans(),
+    st.sampled_from([1, 3, UNBOUNDED]),
+)
+def test_an_as_of_join_equals_that_of_a_batch(
+    drawn: Any, drawn_cuts: Any, within: int, how: How, lateness: int, retract: bool, panes_max: int
+) -> None:
+    subject = Join(within, 0, how=how, lateness=lateness, takes_retractions=retract, as_of=True)
+    subject.panes_max = panes_max
+
+    kept = run(subject, events_of(drawn, retract=retract), drawn_cuts)
+
+    assert subject.joined() == as_of_by_a_loop(kept, within, how)
+    made = sum(len(r.productions["out"]) for r in subject.results if "out" in r.productions)
+    assert counts(subject, "emitted_by_stream") == counts(subject, "emitted_by_table") == made
+    assert subject.interval.buffered == (0, 0)
+    assert not subject.live_runs()
+
+
 def test_records_beyond_the_room_of_a_key_become_dead_letters() -> None:
     subject = Join(1_000, 1_000, limits=Limits(join_key_bytes_max=1_000))
     orders = [Event(LEFT, "a", number, 0) for number in range(20)]
@@ -358,6 +429,19 @@ def test_records_beyond_the_room_of_a_key_become_dead_letters() -> None:
     assert {letter.reason for letter in letters} == {"join"}
     assert "MILLPY_JOIN_KEY_BYTES_MAX" in letters[0].detail
     assert subject.joined() == Counter({("b", 99, 101, 1): 1})
+
+
+def test_records_beyond_the_room_of_all_keys_become_dead_letters() -> None:
+    subject = Join(1_000, 1_000, limits=Limits(join_bytes_max=1_000))
+
+    subject.feed([Event(side, str(number), number, 0) for side in (LEFT, RIGHT) for number in range(20)])
+
+    (result,) = subject.results
+    kept = counts(subject, "consumed_by_input")
+    assert subject.interval._keys.total <= 1_000
+    assert 0 < kept < 20
+    assert len(result.dead_letters) == 40 - kept
+    assert "MILLPY_JOIN_BYTES_MAX" in result.dead_letters[-1].detail
 
 
 def test_room_is_free_again_when_the_watermark_has_passed() -> None:

@@ -15,6 +15,8 @@ from millpy import (
     FixedWindows,
     Graph,
     KeyedStream,
+    SessionWindows,
+    SlidingWindows,
     Stream,
     Sum,
     minutes,
@@ -72,6 +74,8 @@ def joined(graph: Graph, **options: Any) -> Stream:
         ({"within": (seconds(1),)}, "is not a duration or a pair of durations"),
         ({"within": timedelta(days=1e6)}, "longer than a thousand years"),
         ({"how": "right"}, "unknown how='right'"),
+        ({"within": SlidingWindows(minutes(2), every=minutes(1))}, "cannot join within SlidingWindows"),
+        ({"within": SessionWindows(minutes(2))}, "cannot join within SessionWindows"),
         ({"allowed_lateness": seconds(-1)}, "allowed_lateness must not be negative"),
         ({"suffix": " "}, "suffix=' ' makes no field name"),
         ({"suffix": ""}, "two fields of the joined record are named 'amount'"),
@@ -81,6 +85,24 @@ def joined(graph: Graph, **options: Any) -> Stream:
 def test_a_join_that_makes_no_sense_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(GraphError, match=message):
         joined(Graph("shop"), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"within": seconds(-1)}, "is not a duration"),
+        ({"within": (seconds(1), seconds(1))}, "is not a duration"),
+        ({"within": timedelta(days=1e6)}, "longer than a thousand years"),
+        ({"how": "full"}, "unknown how=.full. of a join"),
+        ({"allowed_lateness": seconds(-1)}, "allowed_lateness must not be negative"),
+        ({"suffix": ""}, "two fields of the joined record are named 'amount'"),
+    ],
+)
+def test_an_as_of_join_that_makes_no_sense_is_refused(options: dict[str, Any], message: str) -> None:
+    orders, payments = inputs(Graph("shop"))
+
+    with pytest.raises(GraphError, match=message):
+        payments.key_by("payer").join_as_of(orders.key_by("customer"), **{"within": minutes(1), **options})
 
 
 def test_keys_of_different_types_are_refused() -> None:
@@ -184,6 +206,65 @@ def test_a_record_without_a_match_holds_the_watermark_until_it_passes() -> None:
     driver.check_accounting()
 
 
+def test_a_join_within_windows_passes_what_is_alone_when_its_window_is_over() -> None:
+    graph = Graph("shop")
+    joined(graph, within=FixedWindows(minutes(1)), how="left")
+    driver = GraphDriver(graph)
+    driver.feed("payments", [payment(59, amount=7)])
+    driver.feed("orders", [order(61), order(1, amount=5)])
+    assert [row[2] for row in rows(driver)] == [5]
+
+    driver.crash()
+    for source in ("orders", "payments"):
+        driver.advance_watermark(source, at(119))
+    assert driver.watermarks("paid").low == at(119)
+    for source in ("orders", "payments"):
+        driver.advance_watermark(source, at(120))
+
+    assert rows(driver) == [("ada", at(1), 5, at(59), 7), ("ada", at(61), 1, None, None)]
+    assert [moment for moment, _ in driver.timed_records("paid")][-1] == at(120) - timedelta(microseconds=1)
+    driver.check_accounting()
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_an_as_of_join_waits_for_the_record_between(crashes: bool) -> None:
+    graph = Graph("shop")
+    orders, payments = inputs(graph, disorder=60)
+    left, right = payments.key_by("payer"), orders.key_by("customer")
+    left.join_as_of(right, within=minutes(5), suffix="_of_order").to_table("paid")
+    driver = GraphDriver(graph)
+    driver.loses_turns = crashes
+    driver.feed("payments", [payment(30, amount=7), payment(31, "bob", 8)])
+    driver.feed("orders", [order(0, amount=1), order(40, amount=3), order(20, amount=2)])
+    assert driver.rows("paid") == []
+    assert driver.watermarks("paid").low < at(30)
+
+    driver.end()
+
+    found = [(row["payer"], row["amount"], row["amount_of_order"]) for row in driver.rows("paid")]
+    assert found == [("ada", 7, 2), ("bob", 8, None)]
+    assert [moment for moment, _ in driver.timed_records("paid")] == [at(30), at(31)]
+    driver.check_accounting()
+
+
+def test_a_corrected_pane_is_joined_as_it_is_when_it_is_used() -> None:
+    graph = Graph("shop")
+    orders, payments = inputs(graph)
+    panes = totals(orders, Accumulation.RETRACTING)
+    left = payments.key_by("payer")
+    left.join_as_of(panes, within=minutes(5), allowed_lateness=LATE).to_table("paid")
+    driver = GraphDriver(graph)
+    driver.feed("orders", [order(0, amount=5)])
+    driver.feed("payments", [payment(90)])
+    for source in ("orders", "payments"):
+        driver.advance_watermark(source, at(120))
+    driver.feed("orders", [order(1, amount=2)])
+    driver.end()
+
+    assert [int(row["total"]) for row in driver.rows("paid")] == [7]
+    driver.check_accounting()
+
+
 def test_a_late_record_is_stored_and_one_within_the_lateness_is_joined() -> None:
     graph = Graph("shop")
     orders, payments = inputs(graph)
@@ -258,6 +339,12 @@ def test_a_corrected_pane_corrects_what_was_joined_with_it(crashes: bool) -> Non
     assert marks == [(5, 1), (5, 1), (7, 1)]
     assert [(row["n"], row["due"]) for row in driver.rows("due")] == [(1, 7)]
     driver.check_accounting()
+
+
+def test_an_interval_is_no_window_over_stored_records() -> None:
+    changes = changes_between(description(), description(within=FixedWindows(minutes(1))))
+
+    assert {change.kind for change in changes if change.subject == "paid"} == {"meaning"}
 
 
 def description(**options: Any) -> Any:

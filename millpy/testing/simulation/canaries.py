@@ -20,6 +20,7 @@ from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant
 from millpy.model.due_timers import DueTimers
 from millpy.model.time import INSTANT_MIN, Instant
 from millpy.operators import timers
+from millpy.operators.join_reach import IntervalReach
 from millpy.operators.join_rows import BufferedSide
 from millpy.runtime import owned_interval, ownership
 from millpy.runtime.turn import Turn, TurnCycle
@@ -271,11 +272,8 @@ def _only_values(_: Any) -> Any:
     return lambda self, rows: np.ones(len(rows), np.int64)
 
 
-def _leaves_early(initialize: Any) -> Any:
-    def initialized(self: Any, keeps_us: int, **arguments: Any) -> None:
-        initialize(self, keeps_us // 4, **arguments)
-
-    return initialized
+def _leaves_early(left_before: Any) -> Any:
+    return lambda self, side, watermark: left_before(self, side, watermark) + 200_000
 
 
 def _counted_never(_: Any) -> Any:
@@ -373,7 +371,10 @@ BROKEN = (
         "loses the state of its triggers", "I6", patches=((TriggeredWindows, "recover", _from_anew),), needs="early"
     ),
     Canary(
-        "lets a joined record leave early", "I9", patches=((BufferedSide, "__init__", _leaves_early),), needs="pairs"
+        "lets a joined record leave early",
+        "I9",
+        patches=((IntervalReach, "left_before", _leaves_early),),
+        needs="pairs",
     ),
     Canary("counts no match", "I9", patches=((BufferedSide, "add_matches", _counted_never),), needs="pairs"),
     Canary("forgets the newest records of a join", "I9", ForgetsDedupeIds, needs="pairs"),

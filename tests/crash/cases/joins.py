@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from millpy.hosting.failpoints import Failpoint
 from tests.crash.cases.killing import spring
@@ -16,6 +17,7 @@ from tests.crash.joins import join_faults, write
 from tests.crash.world import Case, World
 
 GRAPH = Path(__file__).parents[1] / "join_graph.py"
+SOURCES, JOINS = "orders,payments", "pairs,whole,counts,latest,of_windows"
 SETTINGS = {"bundle_records_max": 7, "turn_panes_max": 5}
 """A turn that may hold few pairs leaves rows that are still to be joined."""
 
@@ -35,15 +37,18 @@ def _play(world: World, point: Failpoint) -> None:
     source = world.directory / "orders.ndjson"
     drawn = write(source, 1)
     environment = {"CRASH_INPUT": str(source)}
-    one = world.worker(graph=GRAPH, environment=environment, failpoint=trap(point), gated=True, **SETTINGS)
-    other = world.worker(graph=GRAPH, environment=environment, gated=True, epoch_s=60, **SETTINGS)
+    # Only an injector decodes: the victim has both, so that it has its moment.
+    mine, theirs = (SOURCES, JOINS) if point is Failpoint.AFTER_DECODE else ("", "")
+    how: dict[str, Any] = {"graph": GRAPH, "environment": environment, **SETTINGS}
+    one = world.worker(**how, only=mine, failpoint=trap(point), gated=True)
+    other = world.worker(**how, only=theirs, gated=True, epoch_s=60)
     one.await_ready()
     other.await_ready()
     one.begin()
     other.begin()
     spring(one, point)
     recovery = world.await_killed(one)
-    again = world.worker(graph=GRAPH, environment=environment, **SETTINGS)
+    again = world.worker(**how, only=mine)
     recovery.wait(watched=again)
     world.await_finished(other, again)
     world.oracle = partial(join_faults, world.url, drawn)
