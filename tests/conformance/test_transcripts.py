@@ -20,8 +20,8 @@ from millpy.testing.transcripts.report import report_text
 from millpy.testing.transcripts.run import SUBJECTS, run_transcript
 from millpy.windowing.operator import WindowedInterval
 from millpy.windowing.panes import Emission
+from millpy.windowing.session_gaps import Gaps
 from millpy.windowing.triggers import AfterWatermark
-from millpy.windowing.window import Gaps
 from tests.commands import millpy, run_millpy
 from tests.databases import fresh_database
 
