@@ -208,7 +208,10 @@ def _reach(spec: GraphSpec, table: TableSpec) -> int:
         return longest_us(window["unit"])
     if window.get("kind") == "global":
         return GLOBAL_END_US - GLOBAL_START_US
-    return int(window.get("size_us", window.get("gap_us", 0)))
+    if window.get("kind") == "session":
+        by_key = [gap["us"] for _, gap in (window["by_key"] or {"dict": []})["dict"]]
+        return int(max([window["gap_us"], window.get("max_gap_us", 0), *by_key]))
+    return int(window.get("size_us", 0))
 
 
 def follow_hours(graph: str, settings: Settings, options: Sequence[str]) -> None:

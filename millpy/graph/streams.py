@@ -12,10 +12,10 @@ import msgspec
 
 from millpy.computation import Computation
 from millpy.errors import GraphError
-from millpy.graph.endless import refuse_endless
 from millpy.graph.joins import Within, as_of_join_node, interval_join_node
 from millpy.graph.names import RESERVED_COLUMNS, checked_name
 from millpy.graph.nodes import FailurePolicy, InjectorNode, Input, StageNode, WhenBehind
+from millpy.graph.refusals import refuse_endless, refuse_repeated_panes, refuse_retractions, refuse_several_ways
 from millpy.limits import KEY_INTERVALS_DEFAULT
 from millpy.model.record import RecordType, column_name
 from millpy.model.time import Instant, check_length, microseconds
@@ -205,7 +205,7 @@ class Stream:
         check_length("within", within)
         fields = (by,) if isinstance(by, str) else tuple(by)
         inputs = self.key_by(*fields).inputs()
-        _refuse_several_ways(name, inputs)
+        refuse_several_ways(name, inputs)
         logic = DeduplicateLogic(fields, within, takes_retractions=any(taken.retracts for taken in inputs))
         node = StageNode(name, inputs, logic, intervals)
         stream = Stream(self.graph, node, self.record_type)
@@ -384,7 +384,7 @@ class KeyedStream:
         if right.stream.graph is not self.stream.graph:
             raise GraphError(f"cannot join {self.stream.name!r} with a stream of another graph")
         for route in (*self.stream.routes, *right.stream.routes):
-            _refuse_repeated_panes(route.stream, "join")
+            refuse_repeated_panes(route.stream, "join")
 
     def _added(self, node: StageNode, output: RecordType) -> Stream:
         """Add a step to the graph; return its stream."""
@@ -458,9 +458,9 @@ class KeyedStream:
             )
         refuse_endless(self.stream, windows, trigger)
         for route in self.stream.routes:
-            _refuse_repeated_panes(route.stream)
+            refuse_repeated_panes(route.stream)
         if any(taken.retracts for taken in self.inputs()):
-            _refuse_retractions(self.stream.name, windows, accumulation)
+            refuse_retractions(self.stream.name, windows, accumulation)
         if allowed_lateness < timedelta(0):
             raise GraphError("allowed_lateness must not be negative", hint="use zero or a positive duration")
         check_length("allowed_lateness", allowed_lateness)
@@ -530,70 +530,6 @@ class WindowedStream:
         node.outputs.append(stream)
         keyed.stream.graph.add(node)
         return stream
-
-
-def _refuse_several_ways(deduplicate: str, inputs: Sequence[Input]) -> None:
-    """Refuse to deduplicate records of one stream that come by several ways, if they may be retracted.
-
-    A pane may take another way than the pane before it, and come before the retraction of that.
-
-    Raises:
-        GraphError: they do.
-    """
-    ways: dict[Stream, Chain] = {}
-    for taken in inputs:
-        if taken.retracts and ways.setdefault(taken.stream, taken.operators) != taken.operators:
-            raise GraphError(
-                f"records of {taken.stream.name!r} may be retracted, and reach deduplicate {deduplicate!r} by several"
-                " ways: one that comes before the retraction of a record with its id would be dropped as a duplicate",
-                hint="deduplicate before the ways part, or each way by itself",
-            )
-
-
-def _refuse_repeated_panes(stream: Stream, what: str = "window") -> None:
-    """Refuse to window or join panes that may repeat: each pane of a window would count as a record.
-
-    Raises:
-        GraphError: the stream has such panes.
-    """
-    producer = stream.producer
-    if not isinstance(producer, StageNode):
-        return
-    if producer.keeps_ids:
-        for earlier in producer.inputs:
-            _refuse_repeated_panes(earlier.stream, what)
-    logic = producer.logic
-    if not isinstance(logic, WindowedLogic) or logic.accumulation is not Accumulation.ACCUMULATING:
-        return
-    if logic.panes_repeat:
-        name, given = stream.name or producer.name, f"allowed_lateness={logic.allowed_lateness!r}"
-        if logic.trigger.per_pane:
-            given = f"trigger={logic.trigger!r}"
-        raise GraphError(
-            f"cannot {what} the panes of {name!r}: with {given} a window may have several panes, and each would count",
-            hint=f"choose for {name!r}: accumulation=Accumulation.RETRACTING, whose panes are subtracted again, or"
-            f" Accumulation.DISCARDING, whose panes add up; or omit its {given.partition('=')[0]}, and each window has"
-            " one pane",
-        )
-
-
-def _refuse_retractions(stream: str, windows: Windows, accumulation: Accumulation) -> None:
-    """Refuse windows that cannot subtract retractions, whatever their aggregates are.
-
-    Raises:
-        GraphError: the windows are sessions, or discard.
-    """
-    if isinstance(windows, SessionWindows):
-        raise GraphError(
-            f"records of {stream!r} may be retracted, and a session that they have extended could not shrink again",
-            hint="use fixed or sliding windows; or let the windows before it have"
-            " accumulation=Accumulation.DISCARDING, whose panes are never retracted",
-        )
-    if accumulation is Accumulation.DISCARDING:
-        raise GraphError(
-            f"records of {stream!r} may be retracted, and a pane of what is new cannot take back what is old",
-            hint="use accumulation=Accumulation.RETRACTING",
-        )
 
 
 def _check_function(function: Callable[[Any], Any], what: str) -> None:

@@ -47,8 +47,9 @@ from millpy.windowing.firing import PaneTriggers
 from millpy.windowing.group_by import Integers
 from millpy.windowing.pane_codec import DuePane
 from millpy.windowing.panes import Emission, output_type, records_in_order, result_rows
+from millpy.windowing.session_gaps import Gaps, check_gap_field
 from millpy.windowing.triggers import AFTER_WATERMARK, Trigger
-from millpy.windowing.window import Gaps, SessionWindows, SlidingWindows, Windows, assigner_of
+from millpy.windowing.window import SessionWindows, SlidingWindows, Windows, assigner_of
 from millpy.windowing.window_memory import REASON as ROOM_REASON
 from millpy.windowing.window_memory import NoRoomError, Openings, Weights
 
@@ -79,9 +80,10 @@ class WindowSpec:
         """Return the record type of the stream of panes.
 
         Raises:
-            SchemaError: an aggregate does not accept its field.
+            SchemaError: an aggregate does not accept its field, or sessions take their gap from a field without one.
             GraphError: records may be retractions, and an aggregate cannot subtract.
         """
+        check_gap_field(self.windows, record_type)
         return output_type(record_type, key_fields, dict(self.aggregates), retracts=self.takes_retractions)
 
     def accumulators(self, record_type: RecordType) -> AccumulatorSet:

@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 
 from millpy.model.record import Instants
-from millpy.model.stage import StageBinding, StoredInterval, Work
+from millpy.model.stage import StageBinding, StepResult, StoredInterval, Work
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 from millpy.windowing.aggregates.combiner import try_merges
 from millpy.windowing.group_by import Groups, Integers
@@ -16,9 +16,10 @@ from millpy.windowing.operator import DroppedLate, JoinedRows, WindowedInterval,
 from millpy.windowing.pane_codec import OpenPane
 from millpy.windowing.panes import Emission
 from millpy.windowing.session_assign import Sessions, merge_sessions, replay
+from millpy.windowing.session_gaps import Gaps
 from millpy.windowing.session_state import OpenSession, OpenSessions
 from millpy.windowing.triggered_sessions import TriggeredSessions
-from millpy.windowing.window import Gaps, SessionWindows
+from millpy.windowing.window import SessionWindows
 from millpy.windowing.window_memory import Openings
 
 
@@ -34,6 +35,17 @@ class SessionInterval(WindowedInterval[OpenSessions]):
         self._triggered = None if self._triggers is None else TriggeredSessions(*given, self._triggers)
         self._open = self._triggered or OpenSessions(*given)
         self._recover(recovered)
+
+    def _storable(self, result: StepResult, rows: JoinedRows) -> JoinedRows:
+        """Dead-letter the rows that cannot be stored, and those whose own gap is not one. Return the other rows."""
+        rows = super()._storable(result, rows)
+        if not self._gaps.by_field or not len(rows):
+            return rows
+        out = np.flatnonzero(self._gaps.refused(rows.records))
+        if not len(out):
+            return rows
+        self._dead_letter(result, rows, out, dict.fromkeys(out.tolist(), self._gaps.refusal()))
+        return rows.take(np.setdiff1d(np.arange(len(rows)), out))
 
     def _take_rows(self, emission: Emission, rows: JoinedRows, work: Work) -> DroppedLate | None:
         """Add each row to one session. Return the rows that are too late for any."""
@@ -54,7 +66,8 @@ class SessionInterval(WindowedInterval[OpenSessions]):
         known = {code: found for code, key in enumerate(rows.keys) if (found := self._open.by_key.get(key)) is not None}
         times, gaps = rows.records.event_times, self._gaps.gaps_of(rows.keys)
         before = np.full(len(rows), INSTANT_MIN, np.int64)
-        sessions = merge_sessions(times, before, rows.codes, gaps, self._allowed_us, known)
+        row_gaps = self._gaps.of_rows(rows.records, gaps[rows.codes]) if self._gaps.by_field else None
+        sessions = merge_sessions(times, before, rows.codes, gaps, self._allowed_us, known, row_gaps)
         opens = sessions.ends + self._allowed_us > work.watermark
         opens[list(sessions.joined)] = False
         extends = np.isin(sessions.codes, list(known))
@@ -68,20 +81,22 @@ class SessionInterval(WindowedInterval[OpenSessions]):
         places = np.asarray(late, np.int64)
         missed = rows.take(places)
         starts: Instants = missed.records.event_times
-        found = self._late_rows(missed, starts, starts + self._gaps.gaps_of(rows.keys)[missed.codes])
+        gaps = self._gaps.of_rows(missed.records, self._gaps.gaps_of(rows.keys)[missed.codes])
+        found = self._late_rows(missed, starts, starts + gaps)
         return DroppedLate(found, {place: len(mine) for place, mine in rows.by_input(places)})
 
     def _take_few(self, rows: JoinedRows) -> list[int]:
         """Add the records one by one. Return the rows that are too late."""
         objects, times, watermarks = rows.records.objects(), rows.records.event_times.tolist(), rows.watermarks.tolist()
+        gaps = self._gaps.of_rows(rows.records, self._gaps.gaps_of(rows.keys)[rows.codes]).tolist()
         by_key: dict[int, list[int]] = {}
         for row, code in enumerate(rows.codes.tolist()):
             by_key.setdefault(code, []).append(row)
         missed: set[int] = set(range(len(rows)))
         for code, of_key in by_key.items():
             key = rows.keys[code]
-            columns = ((row, times[row], watermarks[row]) for row in of_key)
-            sessions, late = replay(columns, self._gaps.gap_of(key), self._allowed_us, self._open.by_key.get(key, ()))
+            columns = ((row, times[row], watermarks[row], gaps[row]) for row in of_key)
+            sessions, late = replay(columns, self._allowed_us, self._open.by_key.get(key, ()))
             for session in sessions:
                 pane = OpenPane(self._accumulators.empty())
                 for row in sorted(session.rows):
@@ -102,13 +117,15 @@ class SessionInterval(WindowedInterval[OpenSessions]):
         open_sessions = {
             code: found for code, key in enumerate(rows.keys) if (found := self._open.by_key.get(key)) is not None
         }
+        gaps = self._gaps.gaps_of(rows.keys)
         sessions = merge_sessions(
             rows.records.event_times,
             rows.watermarks,
             rows.codes,
-            self._gaps.gaps_of(rows.keys),
+            gaps,
             self._allowed_us,
             open_sessions,
+            self._gaps.of_rows(rows.records, gaps[rows.codes]) if self._gaps.by_field else None,
         )
         too_late = np.flatnonzero(sessions.of_row < 0)
         if not len(sessions.codes):

@@ -1,9 +1,10 @@
 """Assignment of rows to sessions: assign, merge, then judge lateness by the merged session.
 
-Processed one at a time, each row opens [t, t + gap) and merges with every live session of its key that it intersects. A
-session is live while the watermark before the row is below its end + allowed lateness; a row whose merged session is
-not live is too late. The order of rows matters only for a row that is so late that a session which it intersects may
-have expired (t + allowed < watermark), or that the watermark has reached the end of its own span:
+Processed one at a time, each row opens [t, t + gap), with a gap of its key or of its own, and merges with every live
+session of its key that it intersects. A session is live while the watermark before the row is below its end + allowed
+lateness; a row whose merged session is not live is too late. The order of rows matters only for a row that is so late
+that a session which it intersects may have expired (t + allowed < watermark), or that the watermark has reached the
+end of its own span:
 
     keys without such rows ("order-independent")   sorted by event time and cut at gaps, as columns
     keys with such rows ("order-dependent")        replayed row by row
@@ -72,6 +73,7 @@ def merge_sessions(
     gaps: npt.NDArray[np.int64],
     allowed_us: int,
     open_sessions: Mapping[int, Sequence[SessionSpan]],
+    row_gaps: Instants | None = None,
 ) -> Sessions:
     """Assign rows to sessions.
 
@@ -82,11 +84,12 @@ def merge_sessions(
         gaps: gap of each key code, in µs.
         allowed_us: the allowed lateness.
         open_sessions: key code -> its open sessions, by start; they do not intersect.
+        row_gaps: gap of each row, in µs. Default: that of its key.
     """
-    gap_of = gaps[codes]
+    gap_of = gaps[codes] if row_gaps is None else row_gaps
     order_dependent = (times + allowed_us < watermarks) | (times + gap_of <= watermarks)
     if not order_dependent.any():
-        independent = _merge_order_independent(times, codes, gaps, open_sessions)
+        independent = _merge_order_independent(times, codes, gaps, open_sessions, row_gaps)
         if independent is not None:
             return independent
     replayed_keys = np.zeros(len(gaps), np.bool_)
@@ -96,30 +99,47 @@ def merge_sessions(
     independent = None
     if len(independent_rows):
         independent_open = {code: found for code, found in open_sessions.items() if not replayed_keys[code]}
-        independent = _merge_order_independent(times[independent_rows], codes[independent_rows], gaps, independent_open)
+        some_gaps = None if row_gaps is None else row_gaps[independent_rows]
+        independent = _merge_order_independent(
+            times[independent_rows], codes[independent_rows], gaps, independent_open, some_gaps
+        )
     rows = np.arange(len(times)) if independent is None else np.flatnonzero(by_replay)
-    replayed = _merge_by_replay(times, watermarks, codes, gaps, allowed_us, open_sessions, rows)
+    replayed = _merge_by_replay(times, watermarks, codes, gap_of, allowed_us, open_sessions, rows)
     return replayed if independent is None else _both(independent, independent_rows, replayed)
 
 
 def _merge_order_independent(
-    times: Instants, codes: Integers, gaps: npt.NDArray[np.int64], open_sessions: Mapping[int, Sequence[SessionSpan]]
+    times: Instants,
+    codes: Integers,
+    gaps: npt.NDArray[np.int64],
+    open_sessions: Mapping[int, Sequence[SessionSpan]],
+    row_gaps: Instants | None,
 ) -> Sessions | None:
     """Assign rows whose order does not matter. Return None if key and time do not fit in one 64-bit number."""
     spans = [(code, span) for code, found in open_sessions.items() for span in found]
     first = int(times.min())
-    width = int(times.max()) - first + 1
+    last = times if row_gaps is None else times + row_gaps
+    width = int(last.max()) - first + 1
     if (width + 1) * len(gaps) >= _COMPOSITE_MAX:
         return None
     place = codes.astype(np.int64) * width + (times - first)
     order = np.argsort(place, kind="stable")
     sorted_codes, sorted_times = codes[order].astype(np.int64), times[order]
     cut = np.ones(len(order), np.bool_)
-    cut[1:] = (np.diff(sorted_codes) != 0) | (np.diff(sorted_times) >= gaps[sorted_codes[1:]])
+    if row_gaps is None:
+        cut[1:] = (np.diff(sorted_codes) != 0) | (np.diff(sorted_times) >= gaps[sorted_codes[1:]])
+    else:
+        # A row begins a session if it is at the end of all rows of its key before it, or behind it. The ends of one
+        # key are before the rows of the next in `place`, so that one running maximum does for all keys.
+        reached = np.maximum.accumulate(place[order] + row_gaps[order])
+        cut[1:] = (np.diff(sorted_codes) != 0) | (place[order][1:] >= reached[:-1])
     begin = np.flatnonzero(cut)
     cluster_codes = sorted_codes[begin]
     starts = sorted_times[begin].copy()
-    ends = sorted_times[np.append(begin[1:], len(order)) - 1] + gaps[cluster_codes]
+    if row_gaps is None:
+        ends = sorted_times[np.append(begin[1:], len(order)) - 1] + gaps[cluster_codes]
+    else:
+        ends = np.maximum.reduceat(last[order], begin)
     number = np.arange(len(begin))
     joined = _joined(spans, cluster_codes, starts, ends, gaps, number) if spans else {}
     if joined:
@@ -192,7 +212,7 @@ def _merge_by_replay(
     times: Instants,
     watermarks: Instants,
     codes: Integers,
-    gaps: npt.NDArray[np.int64],
+    row_gaps: Instants,
     allowed_us: int,
     open_sessions: Mapping[int, Sequence[SessionSpan]],
     rows: Integers,
@@ -205,8 +225,8 @@ def _merge_by_replay(
     of_row = np.full(len(times), -1, np.int64)
     found: list[tuple[int, ReplayedSession]] = []
     for code, key_rows in of_key.items():
-        columns = zip(key_rows, times[key_rows].tolist(), watermarks[key_rows].tolist(), strict=True)
-        replayed, late_rows = replay(columns, int(gaps[code]), allowed_us, open_sessions.get(code, ()))
+        picked = (column[key_rows].tolist() for column in (times, watermarks, row_gaps))
+        replayed, late_rows = replay(zip(key_rows, *picked, strict=True), allowed_us, open_sessions.get(code, ()))
         late[late_rows] = True
         found.extend((code, session) for session in replayed)
     joined = {}
@@ -225,9 +245,9 @@ def _merge_by_replay(
 
 
 def replay(
-    rows: Iterable[tuple[int, int, int]], gap_us: int, allowed_us: int, open_sessions: Sequence[SessionSpan]
+    rows: Iterable[tuple[int, int, int, int]], allowed_us: int, open_sessions: Sequence[SessionSpan]
 ) -> tuple[list[ReplayedSession], list[int]]:
-    """Assign the rows of one key, (row, event time, judging watermark), one by one. Watermarks do not regress.
+    """Assign the rows of one key, (row, event time, judging watermark, gap), one by one. Watermarks do not regress.
 
     Returns:
         (sessions that have rows, rows that arrived after the watermark had reached their session's end). A row that is
@@ -236,7 +256,7 @@ def replay(
     live = [ReplayedSession(span.start, span.end, [span]) for span in open_sessions]
     over: list[ReplayedSession] = []
     late: list[int] = []
-    for row, at, watermark in rows:
+    for row, at, watermark, gap_us in rows:
         if any(session.end + allowed_us <= watermark for session in live):
             over.extend(session for session in live if session.end + allowed_us <= watermark)
             live = [session for session in live if session.end + allowed_us > watermark]

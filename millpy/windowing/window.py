@@ -28,6 +28,8 @@ from millpy.windowing.group_by import Groups, Integers, aligned_groups
 
 WINDOWS_PER_RECORD_MAX = 1_000
 """The most sliding windows that a record may be in; more are refused as a mistake."""
+MAX_GAP = timedelta(days=1)
+"""The longest session gap that a field may have, unless the graph says another."""
 
 
 def _positive(duration: object, what: str, hint: str) -> None:
@@ -164,28 +166,51 @@ class SessionWindows(GraphPart):
     Args:
         gap: the time without records that ends a session.
         by_key: key -> gap, for keys with another gap; the key is a tuple if `key_by` names several fields.
+        by_field: name of a field, whole or floating-point, with the gap behind each record in seconds. Records in
+            which it is None have the gap of their key. Without a name, all have.
+        max_gap: the longest gap that the field may have. Records with a longer gap, or with one that is not positive,
+            become dead letters. Default: a day.
 
     Raises:
-        GraphError: a gap is not a positive duration of at most a thousand years.
+        GraphError: a gap is not a positive duration of at most a thousand years, or `max_gap` is given without a field.
     """
 
     gap: timedelta
     by_key: tuple[tuple[Key, timedelta], ...]
+    by_field: str
+    max_gap: timedelta
 
-    def __init__(self, gap: timedelta, *, by_key: Mapping[Key, timedelta] | None = None) -> None:
+    def __init__(
+        self,
+        gap: timedelta,
+        *,
+        by_key: Mapping[Key, timedelta] | None = None,
+        by_field: str = "",
+        max_gap: timedelta | None = None,
+    ) -> None:
         gaps = tuple(sorted((by_key or {}).items(), key=repr))
         for one in (gap, *(other for _, other in gaps)):
             _positive(one, "the session gap", 'for example SessionWindows(minutes(30), by_key={"slow": hours(2)})')
-        object.__setattr__(self, "gap", gap)
-        object.__setattr__(self, "by_key", gaps)
+        hint = 'for example SessionWindows(minutes(30), by_field="timeout_s", max_gap=days(1))'
+        if not isinstance(by_field, str):
+            raise GraphError(f"by_field must be the name of a field, not {by_field!r}", hint=hint)
+        if max_gap is not None and not by_field:
+            raise GraphError("max_gap bounds the gaps of a field, and by_field names none", hint=hint)
+        longest = MAX_GAP if max_gap is None else max_gap
+        _positive(longest, "max_gap", hint)
+        for name, value in (("gap", gap), ("by_key", gaps), ("by_field", by_field), ("max_gap", longest)):
+            object.__setattr__(self, name, value)
 
     def identity(self) -> Identity:
         """Describe the windows."""
-        return {
+        described: Identity = {
             "kind": "session",
             "gap_us": microseconds(self.gap),
             "by_key": identity_of_value(dict(self.by_key)) if self.by_key else None,
         }
+        if not self.by_field:
+            return described
+        return {**described, "by_field": self.by_field, "max_gap_us": microseconds(self.max_gap)}
 
 
 AlignedWindows: TypeAlias = FixedWindows | SlidingWindows | GlobalWindow
@@ -287,25 +312,3 @@ class Assigner:
 def assigner_of(windows: AlignedWindows | CalendarWindows) -> WindowAssigner:
     """Return what assigns event times to windows."""
     return CalendarAssigner(windows) if isinstance(windows, CalendarWindows) else Assigner(windows)
-
-
-class Gaps:
-    """The session gaps of keys, in µs."""
-
-    def __init__(self, windows: SessionWindows) -> None:
-        self._gap_us = microseconds(windows.gap)
-        self._by_key = {key: microseconds(gap) for key, gap in windows.by_key}
-
-    def gap_of(self, key: Key) -> int:
-        """Return the gap of a key, in µs."""
-        return self._by_key.get(key, self._gap_us)
-
-    def gaps_of(self, keys: list[Key]) -> npt.NDArray[np.int64]:
-        """Return the gaps of several keys, in µs."""
-        if not self._by_key:
-            return np.full(len(keys), self._gap_us, np.int64)
-        return np.array([self.gap_of(key) for key in keys], np.int64)
-
-    def event_time_range(self) -> tuple[int, int]:
-        """Return the first and last event time, in µs, at which a session of any key lies in the years 1 to 9999."""
-        return YEARS_LO, YEARS_HI - max([self._gap_us, *self._by_key.values()])

@@ -1,4 +1,4 @@
-"""Early panes on PostgreSQL: a worker wakes by its clock, and a new owner continues where the one before has stopped."""
+"""Early panes on PostgreSQL: a worker wakes by its clock, and a new owner continues where the last one stopped."""
 
 from __future__ import annotations
 

@@ -22,9 +22,9 @@ from millpy.windowing.firing import Alarms
 from millpy.windowing.fixed import AlignedInterval
 from millpy.windowing.operator import WindowedInterval
 from millpy.windowing.panes import Emission
+from millpy.windowing.session_gaps import Gaps
 from millpy.windowing.triggered_state import TriggeredWindows
 from millpy.windowing.triggers import AfterWatermark
-from millpy.windowing.window import Gaps
 from tests.commands import millpy, run_millpy
 from tests.databases import fresh_database
 

@@ -6,6 +6,34 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = [
     Mutant(
+        "millpy/windowing/session_assign.py",
+        "        ends = np.maximum.reduceat(last[order], begin)",
+        "        ends = last[order][np.append(begin[1:], len(order)) - 1]",
+        killers=("tests/property/test_session_gaps.py::test_columns_agree_with_one_record_at_a_time",),
+    ),
+    Mutant(
+        "millpy/windowing/session_assign.py",
+        "        reached = np.maximum.accumulate(place[order] + row_gaps[order])",
+        "        reached = place[order] + row_gaps[order]",
+        killers=("tests/property/test_session_gaps.py::test_columns_agree_with_one_record_at_a_time",),
+    ),
+    Mutant(
+        "millpy/windowing/session_gaps.py",
+        "            fits: Mask = (us >= 1) & (us <= self._max_us)",
+        "            fits: Mask = (us >= 0) & (us <= self._max_us)",
+        killers=(
+            "tests/unit/windowing/test_session_gaps.py::test_gaps_that_are_none_are_dead_letters_and_the_others_count",
+        ),
+    ),
+    Mutant(
+        "millpy/windowing/session_gaps.py",
+        "        longest = max([self._gap_us, *self._by_key.values(), self._max_us if self.by_field else 0])",
+        "        longest = max([self._gap_us, *self._by_key.values()])",
+        killers=(
+            "tests/unit/windowing/test_session_gaps.py::test_the_last_event_time_leaves_room_for_the_longest_gap",
+        ),
+    ),
+    Mutant(
         "millpy/graph/endless.py",
         "                found[producer.name] = producer.source.ends()",
         "                found[producer.name] = True",

@@ -47,6 +47,7 @@ WINDOWS: dict[str, Windows] = {
     "slices with offset": SlidingWindows(SIZE * us, every=5 * us, offset=2 * us),
     "global": GlobalWindow(),
     "sessions": SessionWindows(3 * us, by_key={("b", 1): 6 * us}),
+    "sessions by field": SessionWindows(3 * us, by_key={("b", 1): 6 * us}, by_field="gap"),
 }
 kinds = pytest.mark.parametrize("windows", WINDOWS.values(), ids=WINDOWS)
 closing = pytest.mark.parametrize("windows", [windows for kind, windows in WINDOWS.items() if kind != "global"])
@@ -59,6 +60,7 @@ class Reading(msgspec.Struct):
     value: float | None
     number: int | None
     text: str | None
+    gap: float | None = None
 
 
 class Sites(Combiner[dict[str, int]]):
@@ -111,6 +113,7 @@ readings = st.builds(
     value=st.none() | st.sampled_from([0.0, -0.0]) | st.floats(-1e6, 1e6, width=32),
     number=st.none() | st.integers(-(2**63), 2**63 - 1) | st.integers(-5, 5),
     text=st.none() | st.sampled_from(["x", "é", "😀", ""]),
+    gap=st.none() | st.sampled_from([0.000_001, 0.000_004, 0.000_012]),
 )
 rows = st.lists(st.tuples(readings, st.integers(-20, 60)), max_size=40)
 breaks = st.lists(st.sampled_from(["none", "none", "cut", "cut", "restart", "lost"]), max_size=40)
@@ -185,6 +188,9 @@ class PlainLoop:
 
     def _into_session(self, found: list[Group], record: Reading, at: int, watermark: int) -> int:
         gap = 6 if (record.key, record.site) == ("b", 1) else 3
+        assert isinstance(self.windows, SessionWindows)
+        if self.windows.by_field and record.gap is not None:
+            gap = round(record.gap * 1_000_000)
         merged = Group(at, at + gap)
         met = [
             group

@@ -19,7 +19,8 @@ from millpy.model.timer import Timer
 from millpy.windowing.accumulator import AccumulatorSet, Aggregate
 from millpy.windowing.calendar_windows import CalendarBounds, CalendarWindows
 from millpy.windowing.panes import output_type
-from millpy.windowing.window import AlignedWindows, Gaps, SessionWindows
+from millpy.windowing.session_gaps import Gaps
+from millpy.windowing.window import AlignedWindows, SessionWindows
 
 # Due at the same time when no lateness is allowed: timers fire by name then, and a window fires before it is over.
 FIRE, OVER = "fire", "over"
@@ -153,12 +154,14 @@ class SessionComputation(KeyedWindows):
     def __init__(self, windows: SessionWindows, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._gaps = Gaps(windows)
+        self._field = windows.by_field
 
     def process_record(self, context: Context, record: Any) -> None:
         """Open a session of one record, merge it with those it intersects, then judge whether that is too late."""
         panes = context[KeyedWindows.panes]
         at: int = context.event_time_us
-        start, end = at, at + self._gaps.gap_of(context.key)
+        gap = getattr(record, self._field) if self._field else None
+        start, end = at, at + (self._gaps.gap_of(context.key) if gap is None else round(gap * 1_000_000))
         met = sorted((other, pane) for other, pane in panes.items() if other < end and at < pane.end)
         if not met and context.input_watermark_us >= end + self._allowed_us:
             self._too_late(context, record)

@@ -53,7 +53,7 @@ WINDOWS: Mapping[str, Sequence[str]] = {
     "fixed": ("offset",),
     "sliding": ("every", "offset"),
     "calendar": ("zone", "starts_at"),
-    "session": ("by_key",),
+    "session": ("by_key", "by_field", "max_gap"),
     "global": (),
 }
 """Kind of windows -> further keys."""
@@ -239,7 +239,13 @@ def _windows(given: Mapping[str, Any]) -> Windows:
     if not isinstance(by_key, Mapping):
         raise UsageError("windows: by_key is not a mapping of keys to durations")
     gaps: dict[Key, timedelta] = {str(key): _duration(gap, f"windows: by_key: {key}") for key, gap in by_key.items()}
-    return SessionWindows(_duration(given[kind], what), by_key=gaps)
+    max_gap = _duration(given["max_gap"], "windows: max_gap") if "max_gap" in given else None
+    try:
+        return SessionWindows(
+            _duration(given[kind], what), by_key=gaps, by_field=given.get("by_field", ""), max_gap=max_gap
+        )
+    except GraphError as error:
+        raise UsageError(f"windows: {error.message}", hint=error.hint) from None
 
 
 def _calendar(given: Mapping[str, Any]) -> CalendarWindows:

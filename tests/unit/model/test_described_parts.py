@@ -64,7 +64,6 @@ MEANINGS: Mapping[str, Mapping[str, list[Any]]] = {
         "zone": ["Europe/Berlin", "Europe/Paris", "UTC"],
         "starts_at": [seconds(0), minutes(15), seconds(0.001)],
     },
-    "GlobalWindow": {},
     "SessionWindows": {
         "gap": LENGTHS,
         "by_key": [
@@ -75,7 +74,9 @@ MEANINGS: Mapping[str, Mapping[str, list[Any]]] = {
             {("a", 1): minutes(1)},
             {1: minutes(1)},
         ],
+        "by_field": ["", "a", "a.b"],
     },
+    "GlobalWindow": {},
     **{name: FIELD for name in millpy.__all__ if takes_a_field_only(getattr(millpy, name))},
     "Count": {"field": [None, "a", "b"]},
     "Variance": {**FIELD, "population": [False, True]},
@@ -159,7 +160,7 @@ HARMLESS: Mapping[str, Mapping[str, list[Any]]] = {
 }
 """What each constructor takes beside that: it may change at any time."""
 
-TIED = {"EventTime": {"percentile", "sorted"}, "Dedupe": {"unit"}}
+TIED = {"EventTime": {"percentile", "sorted"}, "Dedupe": {"unit"}, "SessionWindows": {"max_gap"}}
 """Parameters that another one decides here, because not all combinations are accepted."""
 
 OWN_LOGIC = {"Combiner", "Computation"}
@@ -175,6 +176,8 @@ def made(name: str, parameters: Mapping[str, Any], kind: Callable[..., Any] | No
     if name == "EventTime":
         given["sorted"] = given["max_disorder"] is None
         given["percentile"] = 0.99 if given["max_disorder"] == seconds(2) else None
+    if name == "SessionWindows":
+        given["max_gap"] = minutes(2) if given["by_field"] else None
     if name == "Dedupe":
         given["unit"] = "s" if given["time"] else None
     kind = kind or getattr(millpy, name)

@@ -1,0 +1,114 @@
+"""Refusals of windows and joins that would never give a pane, or would count records that are taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from millpy.errors import GraphError
+from millpy.graph.nodes import InjectorNode, Input, StageNode
+from millpy.operators.stateless import Chain
+from millpy.windowing.accumulation import Accumulation
+from millpy.windowing.global_window import GlobalWindow
+from millpy.windowing.logic import WindowedLogic
+from millpy.windowing.triggers import AfterWatermark, Never, Trigger
+from millpy.windowing.window import SessionWindows, Windows
+
+if TYPE_CHECKING:
+    from millpy.graph.streams import Stream
+
+
+def refuse_endless(stream: Stream, windows: Windows, trigger: Trigger) -> None:
+    """Refuse a window that waits for the end of sources, if one of these does not end.
+
+    Raises:
+        GraphError: it would never have a pane.
+    """
+    waits = isinstance(trigger, Never) or (isinstance(trigger, AfterWatermark) and trigger.early is None)
+    if not isinstance(windows, GlobalWindow) or not waits:
+        return
+    endless = sorted(name for name, ends in _sources(stream).items() if not ends)
+    if endless:
+        raise GraphError(
+            f"a global window over {stream.name!r} would never have a pane: the source of {endless[0]!r} does not end",
+            hint="give it a trigger that fires before, such as AfterWatermark(early=Every(seconds(10)))",
+        )
+
+
+def refuse_several_ways(deduplicate: str, inputs: Sequence[Input]) -> None:
+    """Refuse to deduplicate records of one stream that come by several ways, if they may be retracted.
+
+    A pane may take another way than the pane before it, and come before the retraction of that.
+
+    Raises:
+        GraphError: they do.
+    """
+    ways: dict[Stream, Chain] = {}
+    for taken in inputs:
+        if taken.retracts and ways.setdefault(taken.stream, taken.operators) != taken.operators:
+            raise GraphError(
+                f"records of {taken.stream.name!r} may be retracted, and reach deduplicate {deduplicate!r} by several"
+                " ways: one that comes before the retraction of a record with its id would be dropped as a duplicate",
+                hint="deduplicate before the ways part, or each way by itself",
+            )
+
+
+def refuse_repeated_panes(stream: Stream, what: str = "window") -> None:
+    """Refuse to window or join panes that may repeat: each pane of a window would count as a record.
+
+    Raises:
+        GraphError: the stream has such panes.
+    """
+    producer = stream.producer
+    if not isinstance(producer, StageNode):
+        return
+    if producer.keeps_ids:
+        for earlier in producer.inputs:
+            refuse_repeated_panes(earlier.stream, what)
+    logic = producer.logic
+    if not isinstance(logic, WindowedLogic) or logic.accumulation is not Accumulation.ACCUMULATING:
+        return
+    if logic.panes_repeat:
+        name, given = stream.name or producer.name, f"allowed_lateness={logic.allowed_lateness!r}"
+        if logic.trigger.per_pane:
+            given = f"trigger={logic.trigger!r}"
+        raise GraphError(
+            f"cannot {what} the panes of {name!r}: with {given} a window may have several panes, and each would count",
+            hint=f"choose for {name!r}: accumulation=Accumulation.RETRACTING, whose panes are subtracted again, or"
+            f" Accumulation.DISCARDING, whose panes add up; or omit its {given.partition('=')[0]}, and each window has"
+            " one pane",
+        )
+
+
+def refuse_retractions(stream: str, windows: Windows, accumulation: Accumulation) -> None:
+    """Refuse windows that cannot subtract retractions, whatever their aggregates are.
+
+    Raises:
+        GraphError: the windows are sessions, or discard.
+    """
+    if isinstance(windows, SessionWindows):
+        raise GraphError(
+            f"records of {stream!r} may be retracted, and a session that they have extended could not shrink again",
+            hint="use fixed or sliding windows; or let the windows before it have"
+            " accumulation=Accumulation.DISCARDING, whose panes are never retracted",
+        )
+    if accumulation is Accumulation.DISCARDING:
+        raise GraphError(
+            f"records of {stream!r} may be retracted, and a pane of what is new cannot take back what is old",
+            hint="use accumulation=Accumulation.RETRACTING",
+        )
+
+
+def _sources(stream: Stream) -> dict[str, bool]:
+    """Return the sources behind a stream by the name of their injector, and whether each of them ends."""
+    found: dict[str, bool] = {}
+    waiting, seen = [stream], set()
+    while waiting:
+        for route in waiting.pop().routes:
+            producer = route.stream.producer
+            if isinstance(producer, InjectorNode):
+                found[producer.name] = producer.source.ends()
+            elif producer is not None and producer.name not in seen:
+                seen.add(producer.name)
+                waiting += [taken.stream for taken in producer.inputs]
+    return found
