@@ -35,6 +35,7 @@ from millpy.store.protocol import PollResult
 from millpy.testing.clock import ManualClock
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.aggregates.numeric import Count, Mean, Sum
+from millpy.windowing.triggers import AfterAny, AfterCount, AfterWatermark, Every
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
 from tests.crash.memory_world import started
 from tests.feed import Feed
@@ -167,6 +168,23 @@ def levels(graph: Graph, feeds: Sequence[Feed]) -> None:
     more.window(FixedWindows(us(60)), name="sums", **late).aggregate(panes=Count(), n=Sum("n")).to_table("sums")
 
 
+def early(graph: Graph, feeds: Sequence[Feed]) -> None:
+    """Panes by the clock and by records, in every mode, with sums of what is retracted; and windows that close."""
+    keyed = source(graph, feeds[0]).key_by("device")
+    ticks = AfterWatermark(early=AfterAny(AfterCount(3), Every(timedelta(seconds=2.5 * STEP_S))))
+    for name, kind, trigger, mode in (
+        ("retracting", FixedWindows(us(20)), ticks, Accumulation.RETRACTING),
+        ("visits", SessionWindows(us(8)), ticks, Accumulation.DISCARDING),
+        ("closing", SlidingWindows(us(30), every=us(10)), AfterCount(2), Accumulation.ACCUMULATING),
+    ):
+        late = {"allowed_lateness": us(25), "intervals": 2}
+        windows = keyed.window(kind, trigger=trigger, accumulation=mode, name=name, **late)
+        panes = windows.aggregate(n=Count(), total=Sum("value")).to_table(name)
+        if mode is Accumulation.RETRACTING:
+            sums = panes.key_by("device").window(FixedWindows(us(60)), name="sums", **late)
+            sums.aggregate(panes=Count(), n=Sum("n")).to_table("sums")
+
+
 SILENT = AdvanceWithClock(after=timedelta(seconds=3 * STEP_S))
 GRAPHS = {
     "fixed": windowed(FixedWindows(us(20)), 15),
@@ -179,7 +197,11 @@ GRAPHS = {
     "union": union,
     "learned": learned,
     "levels": levels,
+<<<<<<< HEAD
     "joined": joined,
+=======
+    "early": early,
+>>>>>>> 9006725 (tests: early panes on hosts, Spark's tasks and hand-overs)
 }
 TWO_SOURCES = ("union", "joined")
 
