@@ -79,6 +79,8 @@ class Alarms(Generic[Item]):
         times: list[Instant] = []
         while len(due) < items_max and self.next_time() <= now_us:
             at = heappop(self._times)
+            if times and times[-1] == at:
+                continue  # its items had left before others came
             times.append(at)
             if at not in self._sorted and len(due) + len(self._items[at]) > items_max:
                 self._items[at] = dict.fromkeys(sorted(self._items[at]))

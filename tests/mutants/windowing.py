@@ -117,6 +117,12 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/windowing/firing.py",
+        "            if times and times[-1] == at:",
+        "            if times and times[-1] > at:",
+        killers=("tests/unit/windowing/test_alarms.py::test_an_item_that_is_set_again_is_due_once",),
+    ),
+    Mutant(
+        "millpy/windowing/firing.py",
         "        joined.since = sum(firing.since for firing in known)",
         "        joined.since = 0 * len(known)",
         killers=(
