@@ -1,8 +1,4 @@
-<<<<<<< HEAD:tests/conformance/test_early_panes.py
-"""Early panes on PostgreSQL: a worker wakes by its clock, and a new owner continues where the last one stopped."""
-=======
 """Early panes on PostgreSQL: a worker wakes by its clock, and a new owner continues with the state of triggers."""
->>>>>>> 9006725 (tests: early panes on hosts, Spark's tasks and hand-overs):tests/crash/test_early_panes.py
 
 from __future__ import annotations
 

@@ -35,6 +35,8 @@ from millpy.store.protocol import PollResult
 from millpy.testing.clock import ManualClock
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.aggregates.numeric import Count, Mean, Sum
+from millpy.windowing.calendar_windows import CalendarWindows
+from millpy.windowing.global_window import GlobalWindow
 from millpy.windowing.triggers import AfterAny, AfterCount, AfterWatermark, Every
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
 from tests.crash.memory_world import started
@@ -197,11 +199,14 @@ GRAPHS = {
     "union": union,
     "learned": learned,
     "levels": levels,
-<<<<<<< HEAD
     "joined": joined,
-=======
     "early": early,
->>>>>>> 9006725 (tests: early panes on hosts, Spark's tasks and hand-overs)
+}
+"""These run on Spark, too, hundreds of times."""
+ALL_GRAPHS = GRAPHS | {
+    "gaps": windowed(SessionWindows(us(8), by_field="value", max_gap=timedelta(seconds=10)), 15),
+    "calendar": windowed(CalendarWindows("hour", zone="Europe/Berlin"), 15),
+    "global": windowed(GlobalWindow(), 15),
 }
 TWO_SOURCES = ("union", "joined")
 
@@ -238,7 +243,7 @@ turns = st.lists(st.tuples(st.integers(0, 1), st.lists(notes, max_size=20), cras
 def graph_of(kind: str) -> tuple[Graph, list[Feed]]:
     feeds = [Feed(batch_max=10**6), Feed(batch_max=10**6)]
     graph = Graph("hosted")
-    GRAPHS[kind](graph, feeds)
+    ALL_GRAPHS[kind](graph, feeds)
     return graph, feeds if kind in TWO_SOURCES else feeds[:1]
 
 
@@ -373,7 +378,7 @@ def contents(database: MemoryDatabase) -> Any:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.sampled_from(list(GRAPHS)), turns, st.booleans())
+@given(st.sampled_from(list(ALL_GRAPHS)), turns, st.booleans())
 def test_a_host_commits_what_a_worker_commits(kind: str, script: list[Turn], ends: bool) -> None:
     hosted = by_a_host(kind, script, ends=ends, crashes=False)
 
@@ -382,7 +387,7 @@ def test_a_host_commits_what_a_worker_commits(kind: str, script: list[Turn], end
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.sampled_from(sorted(GRAPHS.keys() - IDLE)), turns, st.booleans())
+@given(st.sampled_from(sorted(ALL_GRAPHS.keys() - IDLE)), turns, st.booleans())
 def test_restarts_from_committed_state_change_nothing(kind: str, script: list[Turn], ends: bool) -> None:
     crashed = by_a_host(kind, script, ends=ends, crashes=True)
 
@@ -390,7 +395,7 @@ def test_restarts_from_committed_state_change_nothing(kind: str, script: list[Tu
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.sampled_from(list(GRAPHS)), turns, st.booleans())
+@given(st.sampled_from(list(ALL_GRAPHS)), turns, st.booleans())
 @example("dead-letters", [Turn(0, [], "no")] * 3 + [Turn(0, [], "between")], False)
 def test_intervals_hosted_singly_commit_the_same(kind: str, script: list[Turn], decoded: bool) -> None:
     assert by_intervals(kind, script, decoded=decoded) == by_a_host(kind, script, ends=False, crashes=True)

@@ -28,7 +28,7 @@ from millpy.spark.hosted_task import ORDER, PARTS, IntervalEnd, host_stage, read
 from millpy.spark.job import BatchJob, HostedPlan, SourceHistory
 from millpy.store.memory.database import MemoryDatabase
 from millpy.store.memory.state import MemoryState
-from tests.property.test_hosting import GRAPHS, TWO_SOURCES, Note, contents
+from tests.property.test_hosting import ALL_GRAPHS, TWO_SOURCES, Note, contents
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 
@@ -195,7 +195,7 @@ def test_a_record_that_is_late_at_the_end_of_the_input_can_be_read_in_python() -
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from(list(GRAPHS)), feeds, st.integers(1, 25), st.randoms(use_true_random=False))
+@given(st.sampled_from(list(ALL_GRAPHS)), feeds, st.integers(1, 25), st.randoms(use_true_random=False))
 def test_tasks_commit_what_a_hosted_graph_commits(
     tmp_path: Path, kind: str, drawn: Any, bundle: int, chance: random.Random
 ) -> None:
