@@ -3,7 +3,7 @@
     python -m benchmarks.lag_reader --database URL --graph stages --computation stage_3 --seconds 60 --out FILE.npy
 
 The low watermark is the smallest of the computation's intervals, as an ordinary autocommit connection sees it. One
-sample for each poll, so a watermark that does not move counts for as long as it stays; 1 ms between polls. Writes int64[n]:
+sample for each poll, so a watermark counts for as long as it stays; 1 ms between polls. Writes int64[n]:
 µs from the low watermark to the wall clock.
 """
 

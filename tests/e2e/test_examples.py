@@ -92,6 +92,24 @@ def test_a_device_on_a_quiet_feed_is_found_offline_and_its_return_too(
     ]
 
 
+def test_topics_are_in_the_table_every_ten_seconds_before_their_hour_is_over(
+    graph_driver: Callable[..., GraphDriver],
+) -> None:
+    driver = graph_driver(str(EXAMPLES / "trending.py"), now=at(0))
+    driver.feed("posts", [{"at": at(1), "text": "#Rain again, #rain"}, {"at": at(2), "text": "#sun and #rain"}])
+
+    assert driver.rows("hourly") == []
+    driver.advance_clock(timedelta(seconds=10))
+    assert trends(driver) == [("rain", 2, "early"), ("sun", 1, "early")]
+    driver.feed("posts", [{"at": at(11), "text": "#sun"}])
+    driver.feed("posts", [{"at": at(12), "text": "#sun #wind"}])
+    driver.advance_clock(timedelta(seconds=10))
+    assert trends(driver) == [("rain", 2, "early"), ("sun", 3, "early"), ("wind", 1, "early")]
+    driver.feed("posts", [{"at": at(20), "text": "#wind"}])
+    driver.advance_watermark("posts", at(3600))
+    assert trends(driver) == [("rain", 2, "early"), ("sun", 3, "early"), ("wind", 2, "on_time")]
+
+
 def run(example: str, url: str, query: str) -> list[tuple[Any, ...]]:
     """Run an example as its docstring says; return the rows of a query."""
     command = [sys.executable, "-m", "millpy", "run", f"examples/{example}.py", "--database", url]
@@ -120,6 +138,10 @@ def at(seconds: float) -> datetime:
 def floor(moment: datetime, size: timedelta) -> datetime:
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     return epoch + (moment - epoch) // size * size
+
+
+def trends(driver: GraphDriver) -> list[tuple[str, int, str]]:
+    return sorted((row["topic"], row["n"], row["pane_timing"]) for row in driver.rows("hourly"))
 
 
 def changes(driver: GraphDriver) -> list[tuple[str, str, datetime]]:

@@ -34,20 +34,20 @@ MUTANTS = [
         ),
     ),
     Mutant(
-        "millpy/graph/endless.py",
+        "millpy/graph/refusals.py",
         "                found[producer.name] = producer.source.ends()",
         "                found[producer.name] = True",
         killers=("tests/unit/windowing/test_global_window.py::test_it_is_refused_behind_any_source_that_does_not_end",),
     ),
     Mutant(
-        "millpy/graph/endless.py",
+        "millpy/graph/refusals.py",
         "                waiting += [taken.stream for taken in producer.inputs]",
         "                pass",
         killers=("tests/unit/windowing/test_global_window.py::test_it_is_refused_behind_any_source_that_does_not_end",),
     ),
     Mutant(
-        "millpy/graph/endless.py",
-        "    if not isinstance(windows, GlobalWindow) or trigger != AFTER_WATERMARK:",
+        "millpy/graph/refusals.py",
+        "    if not isinstance(windows, GlobalWindow) or not waits:",
         "    if not isinstance(windows, GlobalWindow):",
         killers=(
             "tests/unit/windowing/test_global_window.py::test_a_trigger_that_does_not_wait_for_the_end_is_accepted",
