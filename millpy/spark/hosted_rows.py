@@ -16,7 +16,8 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from millpy.model.checkpoint import DeadLetter, LateRows
 from millpy.model.delta import decode_document, encode_value
 from millpy.model.deployment import TableSpec
-from millpy.model.time import YEARS_HI, instant
+from millpy.model.time import instant
+from millpy.spark.tables import FIRST_DAY, LAST_DAY
 
 ROWS_MAX = 16_384
 """Rows of one payload, so that Spark never holds many megabytes in one row."""
@@ -120,15 +121,15 @@ def _json(value: Any) -> str:
 
 
 def late_batch(late: LateRows) -> pa.RecordBatch:
-    """Return late records as columns; the watermark of an ended input is the last µs of the year 9999."""
-    count = len(late)
+    """Return late records as columns; an infinite watermark is read as in a table."""
+    count, first, last = len(late), instant(FIRST_DAY), instant(LAST_DAY)
     columns: list[list[Any]] = [
         [late.stream] * count,
         [late.computation] * count,
         [key.decode() for key in late.keys],
         late.payloads,
         late.event_times,
-        [min(at, YEARS_HI) for at in late.watermarks],
+        [min(max(at, first), last) for at in late.watermarks],
         late.window_starts,
         late.window_ends,
         late.retracts or [False] * count,

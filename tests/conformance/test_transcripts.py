@@ -40,8 +40,8 @@ def on_postgres(postgres: EmbeddedPostgres) -> Iterator[PostgresSubjects]:
 
 
 def test_there_are_enough_and_their_names_differ() -> None:
-    assert len(set(NAMES)) == len(NAMES) >= 60
-    assert sum(bool(transcript.must_fail) for transcript in TRANSCRIPTS) >= 15
+    assert len(set(NAMES)) == len(NAMES) >= 110
+    assert sum(bool(transcript.must_fail) for transcript in TRANSCRIPTS) >= 25
 
 
 @pytest.mark.parametrize("on", SUBJECTS)

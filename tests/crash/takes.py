@@ -29,10 +29,11 @@ GRAPH = Path(__file__).parents[1] / "spark/graphs/replayed.py"
 MAX_DISORDER = "max_disorder=seconds(4)"
 KEPT = ("state", "timer", "window")
 LATE = """
-stream, computation, key, payload, event_time, least(watermark, '9999-12-31 23:59:59.999999Z') AS watermark,
+stream, computation, key, payload, event_time, greatest(least(watermark, '9999-12-31Z'), '0001-01-02Z') AS watermark,
 window_start, window_end, retracts
 """
-"""Columns of late records; a processing timer may fire when the input has ended, and what it produces be late then."""
+"""Columns of late records. A processing timer may fire when the input has ended, and what it produces be late then; a
+trigger may close a window before there is a watermark."""
 Rows = Counter[str]
 
 

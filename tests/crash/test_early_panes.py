@@ -36,7 +36,7 @@ from tests.crash.graph_files import one, rows
 from tests.crash.test_versions import fed
 from tests.feed import Feed
 
-LIMITS = Limits(progress_every_s=30.0, fold_every_s=0.05, lease_ttl_s=1, poll_s_max=30.0)
+LIMITS = Limits(progress_every_s=30.0, fold_every_s=0.05, poll_s_max=30.0)
 """Nothing but records and clocks wakes a worker for half a minute."""
 QUICK = Limits(progress_every_s=0.02, fold_every_s=0.05, lease_ttl_s=1)
 PANES = "SELECT device, n::int, pane_index, pane_timing FROM factory.panes ORDER BY device"
@@ -74,7 +74,7 @@ async def until(url: str, query: str, wanted: Sequence[Any], workers: Sequence[a
             for worker in workers:
                 if worker.done():
                     worker.result()
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.05)
             try:
                 found = await asyncio.to_thread(rows, url, query)
             except psycopg.errors.UndefinedTable:

@@ -22,7 +22,7 @@ from millpy.limits import Limits
 from millpy.model.checkpoint import Kind, LateRows
 from millpy.model.delta import decode_document
 from millpy.model.deployment import TableSpec
-from millpy.model.time import INSTANT_MAX, Instant
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 from millpy.spark.hosted_rows import BUNDLE, decode_payloads, late_batch
 from millpy.spark.hosted_task import ORDER, PARTS, IntervalEnd, host_stage, read_source, taken
 from millpy.spark.job import BatchJob, HostedPlan, SourceHistory
@@ -183,15 +183,21 @@ def _us(value: Any) -> Any:
     return round(value.timestamp() * 1e6) if hasattr(value, "timestamp") else value
 
 
-def test_a_record_that_is_late_at_the_end_of_the_input_can_be_read_in_python() -> None:
+@pytest.mark.parametrize(
+    ("watermark", "shown"),
+    [(INSTANT_MAX, "9999-12-31T00:00:00+00:00"), (INSTANT_MIN, "0001-01-02T00:00:00+00:00")],
+)
+def test_a_record_that_is_late_under_an_infinite_watermark_can_be_read_in_python(
+    watermark: Instant, shown: str
+) -> None:
     late = LateRows("notes", "counts", whole=[True], keys=[b'"a"'], payloads=[b"{}"], event_times=[1])
-    late.watermarks.append(INSTANT_MAX)
+    late.watermarks.append(watermark)
     late.window_starts.append(None)
     late.window_ends.append(None)
 
     (row,) = late_batch(late).to_pylist()
 
-    assert row["watermark"].isoformat() == "9999-12-31T23:59:59.999999+00:00"
+    assert row["watermark"].isoformat() == shown
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
