@@ -22,7 +22,6 @@ pytestmark = pytest.mark.skipif(not DATA.exists(), reason="the recorded feeds ar
 CASES = [
     *((feed, Accumulation.ACCUMULATING) for feed in FEEDS),
     ("ooo_umts", Accumulation.RETRACTING),
-    ("campusiot_lorawan", Accumulation.DISCARDING),
 ]
 if os.environ.get("FEED_MODES") == "all":
     CASES = [(feed, mode) for feed in FEEDS for mode in Accumulation]
