@@ -162,7 +162,7 @@ def test_hundreds_of_cases_give_what_a_hosted_graph_and_crashing_workers_give(
             expected.append(by_a_host(job))
     hosted = len(cases)
     for kind in replayed_workers.GRAPHS:
-        for seed in range(6):
+        for seed in range(4):
             workers, directory = asyncio.run(by_workers(kind, seed)), folder(tmp_path, "workers", kind, seed)
             archived(workers, directory, chosen=everything)
             cases.append(RandomCase(exact_job(kind, directory)))
