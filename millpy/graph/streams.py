@@ -208,10 +208,7 @@ class Stream:
         refuse_several_ways(name, inputs)
         logic = DeduplicateLogic(fields, within, takes_retractions=any(taken.retracts for taken in inputs))
         node = StageNode(name, inputs, logic, intervals)
-        stream = Stream(self.graph, node, self.record_type)
-        node.outputs.append(stream)
-        self.graph.add(node)
-        return stream
+        return _output_of(self.graph, node, self.record_type)
 
     def key_by(self, *fields: str) -> KeyedStream:
         """Key the records by one field (the key is its value) or by several (the key is a tuple).
@@ -333,7 +330,7 @@ class KeyedStream:
             suffix=suffix,
             intervals=intervals,
         )
-        return self._added(node, joined.record_type)
+        return _output_of(self.stream.graph, node, joined.record_type)
 
     def join_as_of(
         self,
@@ -375,7 +372,7 @@ class KeyedStream:
             suffix=suffix,
             intervals=intervals,
         )
-        return self._added(node, joined.record_type)
+        return _output_of(self.stream.graph, node, joined.record_type)
 
     def _check_join(self, right: KeyedStream, name: str) -> None:
         """Raise GraphError if the streams cannot be joined, or the name is invalid."""
@@ -385,13 +382,6 @@ class KeyedStream:
             raise GraphError(f"cannot join {self.stream.name!r} with a stream of another graph")
         for route in (*self.stream.routes, *right.stream.routes):
             refuse_repeated_panes(route.stream, "join")
-
-    def _added(self, node: StageNode, output: RecordType) -> Stream:
-        """Add a step to the graph; return its stream."""
-        stream = Stream(self.stream.graph, node, output)
-        node.outputs.append(stream)
-        self.stream.graph.add(node)
-        return stream
 
     def archive(
         self, name: str = "", *, buckets: int = 16, intervals: int = 1, when_behind: WhenBehind = "wait"
@@ -526,10 +516,15 @@ class WindowedStream:
         node = StageNode(
             self.name, inputs, logic, self.intervals, allowed_lateness_us=microseconds(self.allowed_lateness)
         )
-        stream = Stream(keyed.stream.graph, node, output)
-        node.outputs.append(stream)
-        keyed.stream.graph.add(node)
-        return stream
+        return _output_of(keyed.stream.graph, node, output)
+
+
+def _output_of(graph: Graph, node: StageNode, record_type: RecordType) -> Stream:
+    """Add a step to the graph; return its stream."""
+    stream = Stream(graph, node, record_type)
+    node.outputs.append(stream)
+    graph.add(node)
+    return stream
 
 
 def _check_function(function: Callable[[Any], Any], what: str) -> None:

@@ -17,7 +17,7 @@ from datetime import timedelta
 import numpy as np
 import pyarrow as pa
 
-from millpy.model.stage import Stage, StageBinding, StoredInterval
+from millpy.model.stage import StageBinding, StoredInterval
 from millpy.model.time import Instant, microseconds
 from millpy.operators.interval_join import IntervalJoin, IntervalJoinLogic
 from millpy.operators.join_output import How, JoinedType
@@ -64,21 +64,9 @@ class AsOfJoinLogic(IntervalJoinLogic):
         """Whether its output may have retractions: never."""
         return False
 
-    def bind(self, binding: StageBinding) -> Stage:
-        """Return the stage, which can open intervals."""
-        return AsOfJoinStage(self, binding)
-
-
-class AsOfJoinStage:
-    """An as-of join in a deployed graph."""
-
-    def __init__(self, logic: AsOfJoinLogic, binding: StageBinding) -> None:
-        self.logic = logic
-        self.binding = binding
-
-    def open(self, recovered: StoredInterval) -> AsOfJoin:
+    def open(self, binding: StageBinding, recovered: StoredInterval) -> AsOfJoin:
         """Build the soft state of one interval from its log."""
-        return AsOfJoin(self.logic, self.binding, recovered)
+        return AsOfJoin(self, binding, recovered)
 
 
 class AsOfJoin(IntervalJoin):

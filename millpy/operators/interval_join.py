@@ -97,6 +97,10 @@ class IntervalJoinLogic:
         """Return the stage, which can open intervals."""
         return IntervalJoinStage(self, binding)
 
+    def open(self, binding: StageBinding, recovered: StoredInterval) -> IntervalJoin:
+        """Build the soft state of one interval from its log."""
+        return IntervalJoin(self, binding, recovered)
+
     def identity(self) -> Identity:
         """Describe what must not change while records are buffered."""
         described: dict[str, Any] = {
@@ -110,7 +114,7 @@ class IntervalJoinLogic:
 
 
 class IntervalJoinStage:
-    """An interval join in a deployed graph."""
+    """A join in a deployed graph."""
 
     def __init__(self, logic: IntervalJoinLogic, binding: StageBinding) -> None:
         self.logic = logic
@@ -118,7 +122,7 @@ class IntervalJoinStage:
 
     def open(self, recovered: StoredInterval) -> IntervalJoin:
         """Build the soft state of one interval from its log."""
-        return IntervalJoin(self.logic, self.binding, recovered)
+        return self.logic.open(self.binding, recovered)
 
 
 class _Place(msgspec.Struct, frozen=True):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -201,3 +201,35 @@ class World:
 
     def adds_up(self) -> bool:
         return self.database.accounting(self.graph_id).balanced
+
+
+@asynccontextmanager
+async def running_world(graph: Graph, limits: Limits = LIMITS) -> AsyncIterator[World]:
+    """A world with a worker, which drains at the end."""
+    world = World(graph, limits)
+    world.start()
+    await world.deployed.wait()
+    try:
+        yield world
+    finally:
+        world.stop.set()
+        landing = asyncio.create_task(land_for_ever(world))  # who leaves waits for commits in flight
+        await asyncio.gather(*world.running, return_exceptions=True)
+        landing.cancel()
+
+
+async def land_for_ever(world: World) -> None:
+    while True:
+        world.database.faults.land_lost_commits()
+        await asyncio.sleep(0.01)
+
+
+async def until(world: World, holds: Callable[[], bool], what: str) -> None:
+    """Wait for a condition; a worker that ends first raises its error."""
+    async with asyncio.timeout(60):
+        while not holds():
+            for task in world.running:
+                if task.done():
+                    task.result()
+            await asyncio.sleep(0.005)
+    assert holds(), what

@@ -14,6 +14,7 @@ from tests.crash.memory_world import (
     Reading,
     World,
     expected,
+    land_for_ever,
     readings,
     two_stages,
     windows_over_several,
@@ -100,12 +101,6 @@ async def harass(world: World, rng: random.Random, pause_s: float) -> None:
     landing = asyncio.create_task(land_for_ever(world))
     await world.finish()
     landing.cancel()
-
-
-async def land_for_ever(world: World) -> None:
-    while True:
-        world.database.faults.land_lost_commits()
-        await asyncio.sleep(0.01)
 
 
 async def test_a_refused_row_dead_letters_only_its_record(tmp_path: Path) -> None:

@@ -21,8 +21,7 @@ from millpy.model.time import milliseconds, seconds
 from millpy.sources.files.source import File
 from millpy.windowing.aggregates.numeric import Count
 from millpy.windowing.window import FixedWindows
-from tests.crash.memory_world import Reading, World, readings
-from tests.crash.test_memory_engine import land_for_ever
+from tests.crash.memory_world import Reading, World, land_for_ever, readings
 
 RECORDS = readings(2_000)
 FAILS = 42

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from millpy.ingest.settings import ErrorRate
-from tests.crash.test_replay import payload, running, source, until
+from tests.crash.memory_world import until
+from tests.crash.test_replay import payload, running, source
 from tests.feed import Feed
 
 LIMIT = ErrorRate(share=0.5, minimum=20)

@@ -6,8 +6,7 @@ import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import ClassVar
 
 import msgspec
@@ -20,8 +19,7 @@ from millpy.limits import Limits
 from millpy.model.time import hours, milliseconds, seconds
 from millpy.windowing.aggregates.numeric import Count, Sum
 from millpy.windowing.window import FixedWindows, SlidingWindows
-from tests.crash.memory_world import LIMITS, World
-from tests.crash.test_memory_engine import land_for_ever
+from tests.crash.memory_world import LIMITS, World, running_world, until
 from tests.feed import Feed
 
 FAULTY = 13
@@ -107,28 +105,10 @@ def payload(number: int, at: int | None = None, kind: str = "plain", value: int 
     return json.dumps({"id": number, "device": f"dev-{number % 5}", "at": at, "value": value, "kind": kind}).encode()
 
 
-@asynccontextmanager
-async def running(feed: Feed, limits: Limits = LIMITS, pause_above: ErrorRate | None = None) -> AsyncIterator[World]:
-    world = World(a_graph(feed, pause_above), limits)
-    world.start()
-    await world.deployed.wait()
-    try:
-        yield world
-    finally:
-        world.stop.set()
-        landing = asyncio.create_task(land_for_ever(world))  # who leaves waits for commits in flight
-        await asyncio.gather(*world.running, return_exceptions=True)
-        landing.cancel()
-
-
-async def until(world: World, holds: Callable[[], bool], what: str) -> None:
-    async with asyncio.timeout(60):
-        while not holds():
-            for task in world.running:
-                if task.done():
-                    task.result()
-            await asyncio.sleep(0.005)
-    assert holds(), what
+def running(
+    feed: Feed, limits: Limits = LIMITS, pause_above: ErrorRate | None = None
+) -> AbstractAsyncContextManager[World]:
+    return running_world(a_graph(feed, pause_above), limits)
 
 
 def source(world: World) -> Counter[str]:

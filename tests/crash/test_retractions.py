@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,8 +18,7 @@ from millpy.store.memory.tables import overlaid
 from tests.conformance.test_retracting_tables import expected, readings, totals
 from tests.crash.graph_files import rows
 from tests.crash.harness import Worker
-from tests.crash.memory_world import LIMITS, World
-from tests.crash.test_memory_engine import land_for_ever
+from tests.crash.memory_world import LIMITS, World, running_world, until
 from tests.feed import Feed
 from tests.stage_driver import StageDriver
 
@@ -104,28 +101,8 @@ def reading(at_ms: int, value: int, device: str = "a") -> bytes:
     return json.dumps({"device": device, "at": at_ms * 1_000, "value": value}).encode()
 
 
-@asynccontextmanager
-async def running(feed: Feed) -> AsyncIterator[World]:
-    world = World(a_graph(feed), LIMITS)
-    world.start()
-    await world.deployed.wait()
-    try:
-        yield world
-    finally:
-        world.stop.set()
-        landing = asyncio.create_task(land_for_ever(world))
-        await asyncio.gather(*world.running, return_exceptions=True)
-        landing.cancel()
-
-
-async def until(world: World, holds: Callable[[], bool], what: str) -> None:
-    async with asyncio.timeout(60):
-        while not holds():
-            for task in world.running:
-                if task.done():
-                    task.result()
-            await asyncio.sleep(0.005)
-    assert holds(), what
+def running(feed: Feed) -> AbstractAsyncContextManager[World]:
+    return running_world(a_graph(feed), LIMITS)
 
 
 def row(world: World, table: str = "outer", start_ms: int = 0) -> tuple[int, int] | None:
