@@ -122,3 +122,23 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"skipped, but MILLPY_CI=1 says that nothing is missing: {report.longrepr}"
     return report
+
+
+FAILURES = os.environ.get("MILLPY_FAILURES")  # a file: `.ci/run` shows it last, whatever became of the run
+
+
+def _add_failure(text: str) -> None:
+    if FAILURES and "PYTEST_XDIST_WORKER" not in os.environ:
+        with Path(FAILURES).open("a") as file:
+            file.write(text.rstrip() + "\n\n")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Keep each failure at once: after an error of pytest itself, nothing else tells it."""
+    if report.failed:
+        _add_failure(f"FAILED {report.nodeid} ({report.when})\n{report.longreprtext[-3_000:]}")
+
+
+def pytest_internalerror(excrepr: object) -> None:
+    """Keep an error of pytest itself."""
+    _add_failure(f"INTERNAL ERROR\n{str(excrepr)[-3_000:]}")
