@@ -148,7 +148,10 @@ def check(seed: int, percentile: float) -> None:
     *expected, last = by_loop(times, percentile)
     found, committed = in_pieces(times, percentile, rng)
 
-    assert (found, committed.watermark) == (expected, last)
+    # Not `found == expected`: where the variable CI is set, pytest spends minutes on the difference of such lists.
+    differing = [n for n, (one, other) in enumerate(zip(found, expected, strict=True)) if one != other]
+    assert not differing[:1]
+    assert committed.watermark == last
     counted = msgspec.json.decode(committed.values[Kind.DISORDER, "", "counted"] or b"")
     assert (counted["late"], counted["late_by_percentile"]) == late_counts(times, expected)
 

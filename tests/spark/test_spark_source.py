@@ -166,13 +166,13 @@ def test_no_statement_holds_a_snapshot_for_long(url: str) -> None:
 
 
 SLOW = """
-CREATE TABLE plant.quick AS SELECT i::bigint FROM generate_series(1, 500) AS i;
+CREATE TABLE plant.quick AS SELECT i::bigint FROM generate_series(1, 1200) AS i;
 ALTER TABLE plant.quick ADD PRIMARY KEY (i);
-CREATE FUNCTION plant.sleep(bigint) RETURNS text STABLE COST 100000 LANGUAGE sql AS 'SELECT pg_sleep(0.002)::text';
+CREATE FUNCTION plant.sleep(bigint) RETURNS text STABLE COST 100000 LANGUAGE sql AS 'SELECT pg_sleep(0.001)::text';
 CREATE VIEW plant.slow AS SELECT i, plant.sleep(i) AS s FROM plant.quick;
 CREATE FUNCTION plant.schlaf(bigint) RETURNS text STABLE COST 100000 LANGUAGE plpgsql AS $$
 BEGIN
-    RETURN pg_sleep(0.002)::text;
+    RETURN pg_sleep(0.001)::text;
 EXCEPTION WHEN query_canceled THEN
     RAISE EXCEPTION 'storniere Anfrage wegen Zeitüberschreitung der Anfrage' USING ERRCODE = '57014';
 END $$;
@@ -192,12 +192,12 @@ def test_a_piece_that_takes_too_long_is_read_again_with_fewer_rows(url: str, nam
     table = describe(url, "plant", name, ["i"])
     schema = table.arrow_schema(["i", "s"])
 
-    pieces = list(read(url, table, schema, (), EVERYTHING, batch_rows=400, piece_s_max=0.6))
+    pieces = list(read(url, table, schema, (), EVERYTHING, batch_rows=1_000, piece_s_max=0.8))
 
-    assert [i for piece in pieces for i in piece.column("i").to_pylist()] == list(range(1, 501))
-    assert max(map(len, pieces)) < 400
+    assert [i for piece in pieces for i in piece.column("i").to_pylist()] == list(range(1, 1_201))
+    assert max(map(len, pieces)) < 1_000
     with pytest.raises(StoreUnavailableError, match="takes too long"):
-        list(read(url, table, schema, (), EVERYTHING, batch_rows=400, piece_s_max=0.01))
+        list(read(url, table, schema, (), EVERYTHING, batch_rows=1_000, piece_s_max=0.01))
 
 
 GUARDED = """
