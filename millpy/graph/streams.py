@@ -27,6 +27,7 @@ from millpy.operators.stateless import Chain, Filter, Operator, Split
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.accumulator import Aggregate
 from millpy.windowing.logic import WindowedLogic
+from millpy.windowing.timestamp_combiner import TimestampCombiner
 from millpy.windowing.triggers import AFTER_WATERMARK, Trigger
 from millpy.windowing.window import SessionWindows, Windows
 
@@ -422,6 +423,7 @@ class KeyedStream:
         allowed_lateness: timedelta = timedelta(0),
         trigger: Trigger = AFTER_WATERMARK,
         accumulation: Accumulation = Accumulation.ACCUMULATING,
+        timestamp_combiner: TimestampCombiner = TimestampCombiner.END_OF_WINDOW,
         name: str = "",
         intervals: int = KEY_INTERVALS_DEFAULT,
     ) -> WindowedStream:
@@ -432,6 +434,8 @@ class KeyedStream:
             allowed_lateness: how long past a window's end late records still amend it.
             trigger: when windows fire.
             accumulation: what a pane has of the panes of its window before it, and what becomes of these.
+            timestamp_combiner: the event time of a pane: the end of its window, or the earliest or latest event time of
+                the records that the pane is made for.
             name: the step's name. Default: the name of its table.
             intervals: number of key intervals, the unit of ownership.
 
@@ -445,6 +449,11 @@ class KeyedStream:
         if not isinstance(accumulation, Accumulation):
             raise GraphError(
                 f"accumulation={accumulation!r} is not a mode", hint="for example accumulation=Accumulation.RETRACTING"
+            )
+        if not isinstance(timestamp_combiner, TimestampCombiner):
+            raise GraphError(
+                f"timestamp_combiner={timestamp_combiner!r} is not a TimestampCombiner",
+                hint="for example timestamp_combiner=TimestampCombiner.EARLIEST",
             )
         refuse_endless(self.stream, windows, trigger)
         for route in self.stream.routes:
@@ -468,7 +477,8 @@ class KeyedStream:
                 f"{trigger!r} fires windows after allowed_lateness={allowed_lateness!r}, when they are over",
                 hint="choose a longer allowed_lateness",
             )
-        return WindowedStream(self, windows, allowed_lateness, trigger, accumulation, name, intervals)
+        how = (trigger, accumulation, timestamp_combiner)
+        return WindowedStream(self, windows, allowed_lateness, *how, name, intervals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,6 +490,7 @@ class WindowedStream:
     allowed_lateness: timedelta
     trigger: Trigger
     accumulation: Accumulation
+    timestamp_combiner: TimestampCombiner
     name: str
     intervals: int
 
@@ -501,6 +512,7 @@ class WindowedStream:
             aggregates,
             trigger=self.trigger,
             accumulation=self.accumulation,
+            timestamps=self.timestamp_combiner,
             takes_retractions=any(taken.retracts for taken in inputs),
         )
         taken = [column_name(field) for field in keyed.fields]
