@@ -53,6 +53,7 @@ class Stream:
 
     Attributes:
         routes: the origins of its records: the stream itself, or other streams behind operators.
+        history: whether its result table keeps every pane, or for how long.
     """
 
     graph: Graph
@@ -61,6 +62,7 @@ class Stream:
     own_name: str = ""
     table: str | None = None
     routes: tuple[Route, ...] = ()
+    history: bool | timedelta = False
 
     def __post_init__(self) -> None:
         self.routes = self.routes or (Route(self, ()),)
@@ -223,14 +225,19 @@ class Stream:
             raise GraphError("key_by needs at least one field")
         return KeyedStream(self, fields, self.record_type.key_types(fields))
 
-    def to_table(self, name: str) -> Stream:
+    def to_table(self, name: str, *, history: bool | timedelta = False) -> Stream:
         """Write the stream to a result table in the graph's schema. An unnamed step takes the table's name.
 
         A windowed stream keeps the newest pane per key and window; the output of a computation has one row per record.
 
+        Args:
+            name: the name of the table.
+            history: whether a second table, whose name has `_history` behind it, keeps every pane and retraction of a
+                windowed stream. A duration says how long a pane stays there after another has replaced it.
+
         Raises:
-            GraphError: the name is taken or invalid, no step writes the stream, or its records may be retracted, and
-                no row could be found again.
+            GraphError: the name is taken or invalid, no step writes the stream, its records may be retracted, and no
+                row could be found again, or a stream without windows should have a history.
         """
         checked_name(name, "table")
         if self.producer is None:
@@ -250,6 +257,7 @@ class Stream:
                 f"records of {self.name!r} may be retracted, and a row does not say which record it is",
                 hint="aggregate them first, then write that to a table",
             )
+        self.history = _checked_history(history, self.name, windowed=self.producer.windowed)
         self.table = name
         if not self.producer.name:
             self.producer.name = name
@@ -537,6 +545,24 @@ def _output_of(graph: Graph, node: StageNode, record_type: RecordType) -> Stream
     node.outputs.append(stream)
     graph.add(node)
     return stream
+
+
+def _checked_history(history: bool | timedelta, stream: str, *, windowed: bool) -> bool | timedelta:
+    """Return whether a table keeps its panes, or for how long.
+
+    Raises:
+        GraphError: the stream has no panes, or the duration is not positive.
+    """
+    hint = "use history=True, or a duration such as history=days(90)"
+    if history and not windowed:
+        raise GraphError(f"{stream!r} has no windows, and its table keeps every record anyway", hint="omit history=")
+    if isinstance(history, timedelta):
+        if history <= timedelta(0):
+            raise GraphError(f"history={history!r} is not positive", hint=hint)
+        check_length("history", history)
+    elif not isinstance(history, bool):
+        raise GraphError(f"history={history!r} is neither true, false nor a duration", hint=hint)
+    return history
 
 
 def _check_function(function: Callable[[Any], Any], what: str) -> None:

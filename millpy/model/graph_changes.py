@@ -351,6 +351,9 @@ def _tables(stored: Description, wanted: Description) -> Iterator[GraphChange]:
         for part in ("kind", "stream"):
             if before[name][part] != table[part]:
                 yield GraphChange("meaning", subject, _changed(f"the {part}", before[name][part], table[part]))
+        if (had := "history" in before[name]) != ("history" in table):
+            words = "it has a history, and would keep none" if had else "it would keep a history, and has none"
+            yield GraphChange("meaning", subject, words)
         yield from _columns(subject, name, stored, wanted)
 
 
