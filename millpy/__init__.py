@@ -20,6 +20,7 @@ from millpy.windowing.aggregates.positional import Collect, First, Last, Top
 from millpy.windowing.aggregates.quantile import Median, Quantile
 from millpy.windowing.calendar_windows import CalendarWindows
 from millpy.windowing.global_window import GlobalWindow
+from millpy.windowing.timestamp_combiner import TimestampCombiner
 from millpy.windowing.triggers import (
     AfterAll,
     AfterAny,
@@ -86,6 +87,7 @@ __all__ = [
     "Stream",
     "Sum",
     "Timer",
+    "TimestampCombiner",
     "Tls",
     "Top",
     "Value",

@@ -64,6 +64,7 @@ CREATE TABLE mill.result_tables (
     key_columns         jsonb NOT NULL,    -- [[name, sql type, nullable], …]
     value_columns       jsonb NOT NULL,
     allowed_lateness_us bigint NOT NULL,
+    history             text NOT NULL,  -- the mode of its windows, if its panes and retractions are kept; otherwise ''
     UNIQUE (graph_id, name)
 );
 

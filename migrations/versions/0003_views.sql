@@ -665,7 +665,91 @@ SELECT p.graph, p.computation AS stream, p.source_partition, (e.value ->> 'perce
  WHERE e.kind = 'disorder' AND e.subkey = 'counted'
  ORDER BY p.graph, p.computation, p.source_partition;
 
+-- The name of the history of a result table, and the columns that name a window there. Both functions below have the
+-- rights of their caller.
+CREATE FUNCTION millpy.history_of(p_table regclass, OUT history regclass, OUT identity text[])
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    SELECT h.oid::regclass, array_agg(quote_ident(a.attname) ORDER BY k.place)
+           FILTER (WHERE a.attname NOT IN ('pane_index', 'is_retraction'))
+      INTO history, identity
+      FROM pg_class AS t
+      JOIN pg_class AS h ON h.relnamespace = t.relnamespace AND h.relname = t.relname || '_history'
+      JOIN pg_constraint AS c ON c.conrelid = h.oid AND c.contype = 'p'
+     CROSS JOIN LATERAL unnest(c.conkey) WITH ORDINALITY AS k (attnum, place)
+      JOIN pg_attribute AS a ON a.attrelid = h.oid AND a.attnum = k.attnum
+     WHERE t.oid = p_table GROUP BY h.oid HAVING bool_or(a.attname = 'is_retraction');
+    IF history IS NULL THEN
+        RAISE EXCEPTION '% has no history', p_table USING ERRCODE = 'undefined_table',
+              HINT = 'write it with to_table(..., history=True)';
+    END IF;
+END $$;
+
+-- The rows that a result table had at a time: the newest pane of each window by then, without those that were taken
+-- back. The type of the argument names the table: SELECT * FROM millpy.as_of(NULL::factory.temperature_1h, '2026-11-20')
+CREATE FUNCTION millpy.as_of(p_table anyelement, p_at timestamptz) RETURNS SETOF anyelement
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    row_of regclass;
+    found record;
+    columns text;
+BEGIN
+    SELECT t.typrelid::regclass INTO row_of FROM pg_type AS t WHERE t.oid = pg_typeof(p_table) AND t.typrelid <> 0;
+    IF row_of IS NULL THEN
+        RAISE EXCEPTION '% is not the type of a table''s rows', pg_typeof(p_table) USING ERRCODE = 'datatype_mismatch',
+              HINT = 'for example millpy.as_of(NULL::factory.temperature_1h, now() - interval ''1 hour'')';
+    END IF;
+    SELECT * INTO found FROM millpy.history_of(row_of);
+    SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum) INTO columns
+      FROM pg_attribute AS a WHERE a.attrelid = row_of AND a.attnum > 0 AND NOT a.attisdropped;
+    RETURN QUERY EXECUTE format(
+        'SELECT %1$s FROM (SELECT DISTINCT ON (%2$s) * FROM %3$s WHERE emitted_at <= $1'
+        ' ORDER BY %2$s, pane_index DESC, is_retraction DESC) AS newest WHERE NOT is_retraction',
+        columns, array_to_string(found.identity, ', '), found.history) USING p_at;
+END $$;
+
+-- The same rows as JSON, for a table that is named by text: SELECT * FROM millpy.as_of('factory.temperature_1h', now())
+CREATE FUNCTION millpy.as_of(p_table text, p_at timestamptz) RETURNS SETOF jsonb
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM millpy.history_of(p_table::regclass);
+    RETURN QUERY EXECUTE format(
+        'SELECT to_jsonb(t) FROM millpy.as_of(NULL::%s, $1) AS t', p_table::regclass) USING p_at;
+END $$;
+
+-- Deletes panes and retractions that `as_of` needs for no time in the last p_keep, at most p_rows_max in a call. Returns
+-- their number: call it until that is 0. The newest pane of each window stays. After that, the next calls may leave out
+-- what was committed before p_since, the beginning of the time that was kept.
+CREATE FUNCTION millpy.trim_history(p_table regclass, p_keep interval, p_rows_max integer DEFAULT 10000,
+                                    p_since timestamptz DEFAULT '-infinity') RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    found record;
+    same text;
+    deleted bigint;
+BEGIN
+    IF p_keep IS NULL OR p_keep < interval '0' THEN
+        RAISE EXCEPTION 'a history cannot be kept for %', p_keep USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    SELECT * INTO found FROM millpy.history_of(p_table);
+    SELECT string_agg(format('o.%1$s = n.%1$s', name), ' AND ') INTO same FROM unnest(found.identity) AS name;
+    -- A row is replaced by a later one of its window. A last retraction goes once the panes before it are gone.
+    EXECUTE format(
+        'DELETE FROM %1$s WHERE ctid = ANY (ARRAY(SELECT gone.ctid FROM ('
+        '  SELECT o.ctid FROM %1$s AS n JOIN %1$s AS o'
+        '      ON %2$s AND (o.pane_index, o.is_retraction) < (n.pane_index, n.is_retraction)'
+        '   WHERE n.emitted_at >= $3 AND n.emitted_at < $1 AND (n.pane_index > 0 OR n.is_retraction)'
+        '  UNION ALL'
+        '  SELECT n.ctid FROM %1$s AS n WHERE n.emitted_at >= $3 AND n.emitted_at < $1 AND n.is_retraction'
+        '     AND NOT EXISTS (SELECT FROM %1$s AS o'
+        '                      WHERE %2$s AND (o.pane_index, o.is_retraction) <> (n.pane_index, n.is_retraction))'
+        ') AS gone LIMIT $2))', found.history, same) USING now() - p_keep, p_rows_max, p_since;
+    GET DIAGNOSTICS deleted = ROW_COUNT;
+    RETURN deleted;
+END $$;
+
 -- Only roles with a grant may call the functions. PUBLIC may call those that only compute, because the status views
 -- beside result tables run with their caller's rights.
 REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA mill, millpy FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION mill.moment(bigint), mill.instant(timestamptz), mill.readable(bytea) TO PUBLIC;
+GRANT EXECUTE ON FUNCTION mill.moment(bigint), mill.instant(timestamptz), mill.readable(bytea),
+      millpy.as_of(anyelement, timestamptz), millpy.as_of(text, timestamptz), millpy.history_of(regclass) TO PUBLIC;

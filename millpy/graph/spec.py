@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -111,6 +111,8 @@ def _table_spec(node: StageNode, stream: Stream) -> TableSpec:
             keys=_columns(node.inputs[0].record_type, keys),
             values=_columns(stream.record_type, node.logic.columns()),
             allowed_lateness_us=node.allowed_lateness_us,
+            history=node.logic.accumulation.value if stream.history else "",
+            history_kept_s=stream.history.total_seconds() if isinstance(stream.history, timedelta) else None,
         )
     if taken := RESERVED_COLUMNS["records"] & set(stream.record_type.fields):
         raise GraphError(f"field {sorted(taken)[0]!r} is a column of every result table", hint="rename the field")

@@ -27,6 +27,7 @@ from millpy.operators.stateless import Chain, Filter, Operator, Split
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.accumulator import Aggregate
 from millpy.windowing.logic import WindowedLogic
+from millpy.windowing.timestamp_combiner import TimestampCombiner
 from millpy.windowing.triggers import AFTER_WATERMARK, Trigger
 from millpy.windowing.window import SessionWindows, Windows
 
@@ -52,6 +53,7 @@ class Stream:
 
     Attributes:
         routes: the origins of its records: the stream itself, or other streams behind operators.
+        history: whether its result table keeps every pane, or for how long.
     """
 
     graph: Graph
@@ -60,6 +62,7 @@ class Stream:
     own_name: str = ""
     table: str | None = None
     routes: tuple[Route, ...] = ()
+    history: bool | timedelta = False
 
     def __post_init__(self) -> None:
         self.routes = self.routes or (Route(self, ()),)
@@ -222,14 +225,19 @@ class Stream:
             raise GraphError("key_by needs at least one field")
         return KeyedStream(self, fields, self.record_type.key_types(fields))
 
-    def to_table(self, name: str) -> Stream:
+    def to_table(self, name: str, *, history: bool | timedelta = False) -> Stream:
         """Write the stream to a result table in the graph's schema. An unnamed step takes the table's name.
 
         A windowed stream keeps the newest pane per key and window; the output of a computation has one row per record.
 
+        Args:
+            name: the name of the table.
+            history: whether a second table, whose name has `_history` behind it, keeps every pane and retraction of a
+                windowed stream. A duration says how long a pane stays there after another has replaced it.
+
         Raises:
-            GraphError: the name is taken or invalid, no step writes the stream, or its records may be retracted, and
-                no row could be found again.
+            GraphError: the name is taken or invalid, no step writes the stream, its records may be retracted, and no
+                row could be found again, or a stream without windows should have a history.
         """
         checked_name(name, "table")
         if self.producer is None:
@@ -249,6 +257,7 @@ class Stream:
                 f"records of {self.name!r} may be retracted, and a row does not say which record it is",
                 hint="aggregate them first, then write that to a table",
             )
+        self.history = _checked_history(history, self.name, windowed=self.producer.windowed)
         self.table = name
         if not self.producer.name:
             self.producer.name = name
@@ -422,6 +431,7 @@ class KeyedStream:
         allowed_lateness: timedelta = timedelta(0),
         trigger: Trigger = AFTER_WATERMARK,
         accumulation: Accumulation = Accumulation.ACCUMULATING,
+        timestamp_combiner: TimestampCombiner = TimestampCombiner.END_OF_WINDOW,
         name: str = "",
         intervals: int = KEY_INTERVALS_DEFAULT,
     ) -> WindowedStream:
@@ -432,6 +442,8 @@ class KeyedStream:
             allowed_lateness: how long past a window's end late records still amend it.
             trigger: when windows fire.
             accumulation: what a pane has of the panes of its window before it, and what becomes of these.
+            timestamp_combiner: the event time of a pane: the end of its window, or the earliest or latest event time of
+                the records that the pane is made for.
             name: the step's name. Default: the name of its table.
             intervals: number of key intervals, the unit of ownership.
 
@@ -445,6 +457,11 @@ class KeyedStream:
         if not isinstance(accumulation, Accumulation):
             raise GraphError(
                 f"accumulation={accumulation!r} is not a mode", hint="for example accumulation=Accumulation.RETRACTING"
+            )
+        if not isinstance(timestamp_combiner, TimestampCombiner):
+            raise GraphError(
+                f"timestamp_combiner={timestamp_combiner!r} is not a TimestampCombiner",
+                hint="for example timestamp_combiner=TimestampCombiner.EARLIEST",
             )
         refuse_endless(self.stream, windows, trigger)
         for route in self.stream.routes:
@@ -468,7 +485,8 @@ class KeyedStream:
                 f"{trigger!r} fires windows after allowed_lateness={allowed_lateness!r}, when they are over",
                 hint="choose a longer allowed_lateness",
             )
-        return WindowedStream(self, windows, allowed_lateness, trigger, accumulation, name, intervals)
+        how = (trigger, accumulation, timestamp_combiner)
+        return WindowedStream(self, windows, allowed_lateness, *how, name, intervals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,6 +498,7 @@ class WindowedStream:
     allowed_lateness: timedelta
     trigger: Trigger
     accumulation: Accumulation
+    timestamp_combiner: TimestampCombiner
     name: str
     intervals: int
 
@@ -501,6 +520,7 @@ class WindowedStream:
             aggregates,
             trigger=self.trigger,
             accumulation=self.accumulation,
+            timestamps=self.timestamp_combiner,
             takes_retractions=any(taken.retracts for taken in inputs),
         )
         taken = [column_name(field) for field in keyed.fields]
@@ -525,6 +545,24 @@ def _output_of(graph: Graph, node: StageNode, record_type: RecordType) -> Stream
     node.outputs.append(stream)
     graph.add(node)
     return stream
+
+
+def _checked_history(history: bool | timedelta, stream: str, *, windowed: bool) -> bool | timedelta:
+    """Return whether a table keeps its panes, or for how long.
+
+    Raises:
+        GraphError: the stream has no panes, or the duration is not positive.
+    """
+    hint = "use history=True, or a duration such as history=days(90)"
+    if history and not windowed:
+        raise GraphError(f"{stream!r} has no windows, and its table keeps every record anyway", hint="omit history=")
+    if isinstance(history, timedelta):
+        if history <= timedelta(0):
+            raise GraphError(f"history={history!r} is not positive", hint=hint)
+        check_length("history", history)
+    elif not isinstance(history, bool):
+        raise GraphError(f"history={history!r} is neither true, false nor a duration", hint=hint)
+    return history
 
 
 def _check_function(function: Callable[[Any], Any], what: str) -> None:

@@ -43,6 +43,11 @@ class TableSpec:
     records: `values`, event_time, ordinal, + emitted_at, interval_id, bundle;
         primary key (interval_id, bundle, ordinal); one row per record, `keys` is empty.
     `ResultRows.columns` has the columns before the `+`, in this order.
+
+    Attributes:
+        history: the mode of the windows whose panes and retractions are kept in a second table; "" for no history.
+        history_kept_s: how long a pane stays there after it was replaced; None without limit. It is not part of the
+            deployed graph, and may change at any time.
     """
 
     name: str
@@ -52,6 +57,13 @@ class TableSpec:
     keys: tuple[ColumnSpec, ...]
     values: tuple[ColumnSpec, ...]
     allowed_lateness_us: int = 0
+    history: str = ""
+    history_kept_s: float | None = None
+
+    @property
+    def retracts(self) -> bool:
+        """Whether its history has a retraction of each pane that another replaces."""
+        return self.history == "retracting"
 
     def columns(self) -> tuple[ColumnSpec, ...]:
         """Return the specs of `ResultRows.columns`, in order."""
@@ -187,6 +199,7 @@ class GraphSpec:
                     "kind": t.kind,
                     "stream": t.stream,
                     "columns": [(c.name, c.sql_type, c.nullable) for c in t.columns()],
+                    **({"history": t.history} if t.history else {}),
                 }
                 for t in self.tables
             },

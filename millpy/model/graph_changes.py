@@ -32,7 +32,11 @@ _PARTS = {
     "source": "the source",
     "event_time": "the event time",
 }
-_LEFT_OUT = {"accumulation": "accumulating", "takes_retractions": False}
+_LEFT_OUT = {
+    "accumulation": "accumulating",
+    "takes_retractions": False,
+    "timestamp_combiner": "end_of_window",
+}
 """Parts that are left out of a description while they have these values."""
 
 
@@ -164,6 +168,8 @@ def _parts(kind: Kind, name: str, before: Description, after: Description) -> It
 def _part_text(part: str, value: Any) -> str:
     if part == "accumulation":
         return f"Accumulation.{value.upper()}"
+    if part == "timestamp_combiner":
+        return f"TimestampCombiner.{value.upper()}"
     return str(value) if part in ("kind", "stored_form") else parameter_text(part, value)
 
 
@@ -345,6 +351,9 @@ def _tables(stored: Description, wanted: Description) -> Iterator[GraphChange]:
         for part in ("kind", "stream"):
             if before[name][part] != table[part]:
                 yield GraphChange("meaning", subject, _changed(f"the {part}", before[name][part], table[part]))
+        if (had := "history" in before[name]) != ("history" in table):
+            words = "it has a history, and would keep none" if had else "it would keep a history, and has none"
+            yield GraphChange("meaning", subject, words)
         yield from _columns(subject, name, stored, wanted)
 
 

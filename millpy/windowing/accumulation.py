@@ -16,7 +16,8 @@ from functools import reduce
 from typing import Any
 
 from millpy.windowing.accumulator import AccumulatorSet
-from millpy.windowing.pane_codec import OpenPane, PaneContent
+from millpy.windowing.pane_codec import NO_TIME, OpenPane, PaneContent
+from millpy.windowing.timestamp_combiner import TimestampCombiner
 
 
 class Accumulation(Enum):
@@ -40,12 +41,25 @@ class Accumulation(Enum):
 class PaneMerger:
     """Merges the panes of a turn into open ones, in one mode."""
 
-    def __init__(self, accumulators: AccumulatorSet, mode: Accumulation) -> None:
+    def __init__(
+        self,
+        accumulators: AccumulatorSet,
+        mode: Accumulation,
+        timestamps: TimestampCombiner = TimestampCombiner.END_OF_WINDOW,
+    ) -> None:
         self._accumulators = accumulators
         self._mode = mode
+        self._timestamps = timestamps
 
-    def merge(self, pane: OpenPane, values: list[Any], late_count: int) -> None:
-        """Add records to an open pane: their accumulators, which are not used afterwards, and how many are late."""
+    def merge(self, pane: OpenPane, values: list[Any], late_count: int, at: int = NO_TIME) -> None:
+        """Add records to an open pane.
+
+        Args:
+            pane: the pane.
+            values: the accumulators of the records, which are not used afterwards.
+            late_count: how many of the records are late.
+            at: their combined event time.
+        """
         if self._mode is Accumulation.RETRACTING:
             self.keep(pane)
         elif self._mode is Accumulation.DISCARDING and (pane.pane_index or pane.kept is not None):
@@ -53,6 +67,8 @@ class PaneMerger:
             pane.kept = self._sum(since, PaneContent(values, late_count))
         pane.values = self._accumulators.merge(pane.values, values)
         pane.late_count += late_count
+        if at != NO_TIME:
+            pane.at = self._timestamps.combined(pane.at, at)
 
     def keep(self, pane: OpenPane) -> None:
         """Copy the newest pane that a retracting window has emitted, before the first change since then."""
@@ -70,6 +86,7 @@ class PaneMerger:
         values = reduce(self._accumulators.merge, [old.values for old in olds])
         pane.values = self._accumulators.merge(values, pane.values)
         pane.late_count += sum(old.late_count for old in olds)
+        pane.at = reduce(self._timestamps.combined, [old.at for old in olds], pane.at)
         pane.kept = since
 
     def _sum(self, one: PaneContent, other: PaneContent | OpenPane) -> PaneContent:

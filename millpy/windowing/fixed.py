@@ -16,12 +16,13 @@ from millpy.model.keys import Key
 from millpy.model.record import Instants, Mask, retractions_of
 from millpy.model.stage import StageBinding, StoredInterval, Work
 from millpy.model.time import INSTANT_MAX, Instant
+from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.accumulator import PartialAggregate
 from millpy.windowing.aggregates.combiner import try_merges
 from millpy.windowing.fixed_state import OpenWindows
 from millpy.windowing.group_by import Groups, Integers
 from millpy.windowing.operator import DroppedLate, JoinedRows, WindowedInterval, WindowSpec
-from millpy.windowing.pane_codec import OpenPane
+from millpy.windowing.pane_codec import NO_TIME, OpenPane
 from millpy.windowing.panes import Emission
 from millpy.windowing.triggered_state import TriggeredWindows
 from millpy.windowing.window import WindowAssigner
@@ -40,7 +41,9 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
         given = (self._accumulators, assigner, self._allowed_us)
         self._triggered = None if self._triggers is None else TriggeredWindows(*given, self._triggers)
         self._open = self._triggered or OpenWindows(*given)
-        self._through_state = self._accumulators.retracts or self._triggers is not None
+        self._through_state = self._accumulators.retracts or self._triggers is not None or self._combines
+        if self._combines:
+            self._open.hold_times(retracts=self._mode is Accumulation.RETRACTING)
         self._recover(recovered)
 
     def _take_rows(self, emission: Emission, rows: JoinedRows, work: Work) -> DroppedLate | None:
@@ -135,12 +138,15 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
                 pane = of_window[key] = OpenPane(accumulators.empty())
             change = accumulators.subtract if retracts[row] else accumulators.add
             change(pane.values, objects[row], times[row])
+            if self._combines and times[row] >= watermarks[row]:
+                pane.at = self._timestamps.combined(pane.at, times[row])
             pane.late_count += watermarks[row] >= end
             counts[start, key] += 1
         for start, panes in found.items():
             late = [pane.late_count for pane in panes.values()]
             values = [pane.values for pane in panes.values()]
-            self._merge(start, list(panes), values, late, [counts[start, key] for key in panes])
+            ats = [pane.at for pane in panes.values()] if self._combines else None
+            self._merge(start, list(panes), values, late, [counts[start, key] for key in panes], ats)
 
     def _entries(self, rows: JoinedRows, starts: Instants, at: Integers | None) -> Iterator[tuple[int, int, int]]:
         """Return (start, end, row) of each window that a record is in."""
@@ -160,10 +166,13 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
         if self._accumulators.calls_user:
             try_merges(self._accumulators, groups, partials, lambda group: self._values(groups, group, rows.keys))
         leaving = ~kept
+        times = self._timestamps.of_groups(groups, rows.watermarks)
         self._tally.applied += int(groups.counts[leaving].sum())
         if kept.any():
-            self._add_groups(groups, partials, late, kept, leaving, rows.keys)
+            self._add_groups(groups, partials, late, kept, leaving, rows.keys, times)
         self._made += int(np.count_nonzero(leaving))
+        if times is not None:
+            emission.direct_times = times
         emission.add_direct(groups, partials, late, np.flatnonzero(leaving), rows.keys)
 
     def _add_groups(
@@ -174,6 +183,7 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
         kept: Mask,
         leaving: Mask,
         keys: list[Key],
+        times: Instants | None,
     ) -> None:
         """Merge the `kept` groups into the state, window by window.
 
@@ -184,12 +194,14 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
         values = list(map(list, zip(*(partial.accumulators(picks) for partial in partials), strict=True)))
         of_group = [keys[code] for code in groups.codes[picks].tolist()]
         late_counts, counts = late[picks].tolist(), groups.counts[picks].tolist()
+        ats = None if times is None else times[picks].tolist()
         starts = groups.starts[picks]
         bounds = np.append(np.flatnonzero(np.diff(starts, prepend=starts[0] - 1)), len(picks))
         for lo, hi in pairwise(bounds.tolist()):
             start = int(starts[lo])
             if start in self._open.panes or self._through_state:
-                self._merge(start, of_group[lo:hi], values[lo:hi], late_counts[lo:hi], counts[lo:hi])
+                some_ats = None if ats is None else ats[lo:hi]
+                self._merge(start, of_group[lo:hi], values[lo:hi], late_counts[lo:hi], counts[lo:hi], some_ats)
                 continue
             due = self._assigner.end_of(start) <= self._latest_end
             panes = map(OpenPane, values[lo:hi], repeat(int(due)), late_counts[lo:hi], repeat(due))
@@ -197,22 +209,42 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
             self._tally.applied += sum(counts[lo : lo + opened])
             leaving[picks[lo:hi]] = due
 
-    def _merge(self, start: int, keys: list[Key], values: list[list[Any]], late: list[int], counts: list[int]) -> None:
-        """Merge groups into an open window; `late` and `counts` are numbers of records."""
+    def _merge(
+        self,
+        start: int,
+        keys: list[Key],
+        values: list[list[Any]],
+        late: list[int],
+        counts: list[int],
+        ats: list[int] | None,
+    ) -> None:
+        """Merge groups into an open window.
+
+        Args:
+            start: the start of the window.
+            keys: the key of each group.
+            values: its accumulators.
+            late: its number of late records.
+            counts: its number of records.
+            ats: its combined event time; None if times are not combined.
+        """
         panes, changed = self._open.get_or_open(start), self._open.changed(start)
         merge, simple, triggers, before = self._accumulators.merge, self._simple, self._triggers, len(panes)
         applied = 0
-        for key, accumulators, late_count, count in zip(keys, values, late, counts, strict=True):
+        holds, times = self._open.holds, repeat(NO_TIME, len(keys)) if ats is None else ats
+        for key, accumulators, late_count, count, at in zip(keys, values, late, counts, times, strict=True):
             pane = panes.get(key)
             if pane is None:
-                pane = panes[key] = OpenPane(accumulators, late_count=late_count)
+                pane = panes[key] = OpenPane(accumulators, late_count=late_count, at=at)
             elif simple:
                 pane.values = merge(pane.values, accumulators)
                 pane.late_count += late_count
             else:
-                self._merger.merge(pane, accumulators, late_count)
+                self._merger.merge(pane, accumulators, late_count, at)
             if triggers is not None:
                 triggers.add(pane, count, late_count)
+            if holds is not None:
+                holds.add((start, key))
             changed[key] = pane
             applied += count
         self._open.weights.panes += len(panes) - before

@@ -18,9 +18,10 @@ from millpy.model.keys import Key, KeyHasher, key_from_text, key_texts
 from millpy.model.stage import UNBOUNDED
 from millpy.model.time import Instant
 from millpy.windowing.accumulator import AccumulatorSet
-from millpy.windowing.pane_codec import DuePane, OpenPane, decode_pane, encode_panes
+from millpy.windowing.pane_codec import NO_TIME, DuePane, OpenPane, decode_pane, encode_panes
+from millpy.windowing.timestamp_combiner import PaneHolds, hold_of
 from millpy.windowing.window import WindowAssigner
-from millpy.windowing.window_memory import PANE_BYTES, Weights
+from millpy.windowing.window_memory import HOLD_BYTES, PANE_BYTES, Weights
 
 PanesByKey = dict[Key, OpenPane]
 
@@ -31,6 +32,8 @@ class OpenWindows:
     Attributes:
         panes: window start -> key -> pane.
         weights: the memory of the panes; code that adds a pane to `panes` must count it here.
+        holds: the times at which panes hold the low watermark, if they combine the times of their records; code that
+            adds records to a pane must add it here.
     """
 
     def __init__(self, accumulators: AccumulatorSet, assigner: WindowAssigner, allowed_lateness_us: int) -> None:
@@ -46,7 +49,19 @@ class OpenWindows:
         self._leaving_by_key: int | None = None
         self._hasher = KeyHasher()
         self._expired_without_pane = 0
+        self.holds: PaneHolds[tuple[int, Key]] | None = None
         self.weights = Weights(PANE_BYTES + accumulators.memory_bytes)
+
+    def hold_times(self, *, retracts: bool) -> None:
+        """Let panes hold the low watermark at their event time; `retracts` says whether they are retracted."""
+        none: PanesByKey = {}
+
+        def hold(window: tuple[int, Key]) -> int:
+            pane = self.panes.get(window[0], none).get(window[1])
+            return NO_TIME if pane is None else hold_of(pane, retracts=retracts)
+
+        self.holds = PaneHolds(hold)
+        self.weights.each += HOLD_BYTES
 
     def recover(self, entries: Entries, key_types: tuple[type, ...]) -> None:
         """Load stored panes; called for each part of the stored state."""
@@ -72,6 +87,13 @@ class OpenWindows:
         self.weights.panes = sum(map(len, self.panes.values()))
         for start, panes in self.panes.items():
             self._queue(start, emitted=all(pane.emitted for pane in panes.values()))
+        self._recover_holds()
+
+    def _recover_holds(self) -> None:
+        if self.holds is not None:
+            for start, panes in self.panes.items():
+                for key in panes:
+                    self.holds.add((start, key))
 
     def get_or_open(self, start: int) -> PanesByKey:
         """Return the panes of a window. Open the window if it is not open."""

@@ -84,6 +84,11 @@ class Groups:
         """Count the entries of each group for which a mask is true; it has one value per entry."""
         return np.bincount(self._group_of[mask], minlength=len(self))
 
+    def reduced(self, reduction: np.ufunc, values: Column) -> Column:
+        """Reduce the values of the entries of each group to one; they are given by row."""
+        result: Column = reduction.reduceat(values[self._rows], np.cumsum(self.counts) - self.counts)
+        return result
+
     def balances(self, field: str | None) -> Integers:
         """Count the entries of each group whose field is not null, retractions as -1; all entries without a field."""
         if field is None:

@@ -48,6 +48,7 @@ from millpy.windowing.group_by import Integers
 from millpy.windowing.pane_codec import DuePane
 from millpy.windowing.panes import Emission, output_type, records_in_order, result_rows
 from millpy.windowing.session_gaps import Gaps, check_gap_field
+from millpy.windowing.timestamp_combiner import PaneHolds, TimestampCombiner
 from millpy.windowing.triggers import AFTER_WATERMARK, Trigger
 from millpy.windowing.window import SessionWindows, SlidingWindows, Windows, assigner_of
 from millpy.windowing.window_memory import REASON as ROOM_REASON
@@ -66,6 +67,7 @@ class WindowSpec:
         trigger: the rule by which windows fire.
         accumulation: what a pane has of the panes of its window before it.
         takes_retractions: whether some of the records may be retractions.
+        timestamps: the event time of a pane.
     """
 
     windows: Windows
@@ -75,6 +77,7 @@ class WindowSpec:
     trigger: Trigger = AFTER_WATERMARK
     accumulation: Accumulation = Accumulation.ACCUMULATING
     takes_retractions: bool = False
+    timestamps: TimestampCombiner = TimestampCombiner.END_OF_WINDOW
 
     def output_type(self, record_type: RecordType, key_fields: Sequence[str]) -> RecordType:
         """Return the record type of the stream of panes.
@@ -99,7 +102,7 @@ class WindowSpec:
     def simple(self) -> bool:
         """Whether records only add to windows, and all that a pane needs of its window are the accumulators."""
         plain = self.accumulation is Accumulation.ACCUMULATING and not self.trigger.per_pane
-        return plain and not self.takes_retractions
+        return plain and not self.takes_retractions and self.timestamps is TimestampCombiner.END_OF_WINDOW
 
     def columns(self) -> tuple[str, ...]:
         """Return the names of the aggregate columns."""
@@ -111,7 +114,7 @@ class WindowSpec:
 
         If the size is not a whole number of periods, there would be more slices than windows. If an aggregate merges in
         order of arrival only, slices cannot be merged, because they follow event time. If a window needs its newest
-        pane again, slices do not have it.
+        pane again, or the times of its records, slices do not have them.
         """
         windows = self.windows
         if not isinstance(windows, SlidingWindows) or not self.simple:
@@ -134,6 +137,8 @@ class WindowSpec:
             described["accumulation"] = self.accumulation.value
         if self.takes_retractions:
             described["takes_retractions"] = True
+        if self.timestamps is not TimestampCombiner.END_OF_WINDOW:
+            described["timestamp_combiner"] = self.timestamps.value
         return described
 
 
@@ -211,9 +216,16 @@ class WindowCounts:
 
 
 class WindowState(Protocol):
-    """The open windows of a key interval, all in memory."""
+    """The open windows of a key interval, all in memory.
+
+    Attributes:
+        weights: their memory.
+        holds: the event times at which panes hold the low watermark, apart from the ends of windows; None if they hold
+            it nowhere else.
+    """
 
     weights: Weights
+    holds: PaneHolds[Any] | None
 
     def recover(self, entries: Entries, key_types: tuple[type, ...]) -> None:
         """Load stored windows; called for each part of the stored state."""
@@ -270,7 +282,9 @@ class WindowedInterval(Generic[OpenT]):
         self._simple, self._mode = windowing.simple, windowing.accumulation
         self._triggers = PaneTriggers(windowing.trigger) if windowing.trigger.per_pane else None
         self._accumulators = windowing.accumulators(self._input.record_type)
-        self._merger = PaneMerger(self._accumulators, self._mode)
+        self._timestamps = windowing.timestamps
+        self._combines = self._timestamps is not TimestampCombiner.END_OF_WINDOW
+        self._merger = PaneMerger(self._accumulators, self._mode, self._timestamps)
         self._accumulators.report_to(binding.progress)
         self._bytes_max = binding.limits.open_windows_bytes_max // binding.windowed_intervals
         self._few_records_max = -1 if self._accumulators.calls_user else windowing.few_records_max
@@ -305,9 +319,11 @@ class WindowedInterval(Generic[OpenT]):
         """Do nothing: windows leave memory only when they expire."""
 
     def oldest_work(self) -> Instant:
-        """Return the event time of the next pane, which is the last µs of its window; INSTANT_MAX without one."""
+        """Return the least event time that the next pane can have; INSTANT_MAX without one."""
         end = self._open.oldest_end()
-        return end if end == INSTANT_MAX else Instant(end - 1)
+        last_us = end if end == INSTANT_MAX else Instant(end - 1)
+        holds = self._open.holds
+        return last_us if holds is None else min(last_us, holds.oldest())
 
     def next_due(self) -> tuple[Instant, Instant]:
         """Return (watermark at which the next window fires or expires, processing time of the next alarm)."""
@@ -326,7 +342,7 @@ class WindowedInterval(Generic[OpenT]):
         self._tally, self._made = WindowCounts(), 0
         subscribed = self._stream in self._binding.subscribed
         mode = self._mode if subscribed else Accumulation.ACCUMULATING  # the table is the same in every mode
-        emission = Emission(self._accumulators, len(self._input.key_fields), self._trigger, mode)
+        emission = Emission(self._accumulators, len(self._input.key_fields), self._trigger, mode, self._timestamps)
         rows: JoinedRows | None = None
         arrived = [arrival for arrival in work.arrived if len(arrival.bundle)]
         if arrived:
@@ -431,7 +447,8 @@ class WindowedInterval(Generic[OpenT]):
             if table_id is not None:
                 result.results = result_rows(table_id, columns, count, first)
             if subscribed and (count := count - len(emission.withheld)):
-                produced.append(records_in_order(self._output, given, count, len(self._input.key_fields)))
+                keys = len(self._input.key_fields)
+                produced.append(records_in_order(self._output, given, count, keys, emission.times))
         if produced:
             result.productions[self._stream] = concat(produced)
 

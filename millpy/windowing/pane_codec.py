@@ -8,7 +8,11 @@ from typing import Any, TypeAlias
 import msgspec
 
 from millpy.model.keys import Key
+from millpy.model.time import INSTANT_MAX
 from millpy.windowing.accumulator import AccumulatorSet
+
+NO_TIME = INSTANT_MAX
+"""The combined event time of a pane without records that were on time."""
 
 
 class PaneContent(msgspec.Struct, gc=False, omit_defaults=True):
@@ -52,6 +56,8 @@ class OpenPane(msgspec.Struct, gc=False, omit_defaults=True):
         kept: for a retracting window, the content of its newest pane if it has changed since; for a discarding one,
             what has come since then, if anything has; None in other modes.
         firing: the state of its trigger, if that has one.
+        at: the combined event time of the records since its newest pane, if its window combines times.
+        newest_at: the event time of its newest pane, if that is not the end of its window.
     """
 
     values: list[Any]
@@ -61,6 +67,8 @@ class OpenPane(msgspec.Struct, gc=False, omit_defaults=True):
     bundle: int = 0
     kept: PaneContent | None = None
     firing: FiringState | None = None
+    at: int = NO_TIME
+    newest_at: int = NO_TIME
 
 
 DuePane: TypeAlias = "tuple[int, int, Key, OpenPane]"

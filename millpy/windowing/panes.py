@@ -19,9 +19,11 @@ from millpy.windowing.accumulation import Accumulation, content_of, newest_of, w
 from millpy.windowing.accumulator import AccumulatorSet, Aggregate, PartialAggregate
 from millpy.windowing.aggregates.combiner import failure_of
 from millpy.windowing.group_by import Integers
-from millpy.windowing.pane_codec import DuePane, OpenPane, PaneContent
+from millpy.windowing.pane_codec import NO_TIME, DuePane, OpenPane, PaneContent
+from millpy.windowing.timestamp_combiner import TimestampCombiner, newest_time_of, time_of
 from millpy.windowing.triggers import Trigger
 
+_NONE = np.empty(0, np.int64)
 Column: TypeAlias = "pa.Array | list[Any]"
 
 
@@ -75,6 +77,8 @@ class Emission:
         retracted: number of panes that are retracted.
         withheld: `id` of the panes of which consumers get nothing: a combiner has a result for the window, but none
             for the records since the pane before. These come with the next pane; the pane is dead-lettered, too.
+        direct_times: combined event times of the groups that `add_direct` gets, if they are combined; set before it.
+        times: event times of the panes that consumers get, after `take_columns`; None for the ends of their windows.
     """
 
     def __init__(
@@ -83,20 +87,25 @@ class Emission:
         key_fields: int,
         trigger: Trigger,
         mode: Accumulation = Accumulation.ACCUMULATING,
+        timestamps: TimestampCombiner = TimestampCombiner.END_OF_WINDOW,
     ) -> None:
         self._accumulators = accumulators
+        self._combines = timestamps is not TimestampCombiner.END_OF_WINDOW
         self._trigger = trigger
         self._key_fields = key_fields
         self._mode = mode
         self._direct: list[Column] = []
         self._direct_count = 0
+        self.direct_times: Instants = _NONE
+        self._direct_times: Instants = _NONE
         self._direct_first = 0
         self._open: list[DuePane] = []
         self._gone: list[DuePane] = []
-        self._retractions: list[tuple[list[Column], int]] = []
+        self._retractions: list[tuple[list[Column], int, Instants | None]] = []
         self.failed: list[tuple[DuePane, Exception]] = []
         self.retracted = 0
         self.withheld: set[int] = set()
+        self.times: Instants | None = None
 
     def add_direct(
         self,
@@ -127,6 +136,9 @@ class Emission:
             first_ones_first = np.argsort(numbers > 0, kind="stable")
             picks, numbers = picks[first_ones_first], numbers[first_ones_first]
         late_counts = late[picks]
+        if self._combines:
+            ends, times = panes.ends[picks], self.direct_times[picks]
+            self._direct_times = np.where(times == NO_TIME, ends - 1, times)
         self._direct_count = len(picks)
         self._direct_first = int((numbers == 0).sum())
         self._direct = [
@@ -168,6 +180,7 @@ class Emission:
             self._retract(panes)
         for _, _, _, pane in panes:
             withdraw(pane)
+            pane.at = NO_TIME
 
     def _withhold(self, panes: Sequence[DuePane]) -> None:
         """Find the panes of which consumers get nothing."""
@@ -185,7 +198,7 @@ class Emission:
         error = failure_of(self._accumulators, content.values)
         if error is not None:
             self.failed.append((due, error))
-            due[3].emitted = True
+            due[3].emitted, due[3].at = True, NO_TIME
             if (firing := due[3].firing) is not None and firing.before:
                 firing.timing, firing.before = firing.before, ""  # the newest pane is still the one before
         return error is None
@@ -208,7 +221,10 @@ class Emission:
             found = [(item, content) for item, content in found if self._has_results(item, content)]
         if found:
             columns = self._columns_of([item for item, _ in found], [content for _, content in found], step=-1)
-            self._retractions.append((columns, len(found)))
+            times = None
+            if self._combines:
+                times = np.array([newest_time_of(pane, end) for (_, end, _, pane), _ in found], np.int64)
+            self._retractions.append((columns, len(found), times))
             self.retracted += len(found)
 
     def __len__(self) -> int:
@@ -224,11 +240,16 @@ class Emission:
         panes = [pane for _, _, _, pane in self._open]
         columns = self._with_direct(self._columns_of(self._open, panes) if panes else [])
         given = columns
+        if self._combines:
+            times = [time_of(pane, end) for _, end, _, pane in self._open if id(pane) not in self.withheld]
+            self.times = np.concatenate([self._direct_times, np.array(times, np.int64)])
         if self._mode is Accumulation.DISCARDING and panes:
             items = [item for item in self._open if id(item[3]) not in self.withheld]
             contents = [content_of(pane, self._mode) or pane for _, _, _, pane in items]
             given = self._with_direct(self._columns_of(items, contents) if items else [])
-        for pane in panes:
+        for _, end, _, pane in self._open:
+            if self._combines:
+                pane.newest_at, pane.at = time_of(pane, end), NO_TIME
             pane.pane_index += 1
             pane.emitted = True
             pane.kept = pane.kept if id(pane) in self.withheld else None
@@ -255,8 +276,8 @@ class Emission:
     def retractions(self, record_type: RecordType) -> list[Records]:
         """Return the retracted panes as records."""
         return [
-            records_in_order(record_type, columns, count, self._key_fields, retracts=True)
-            for columns, count in self._retractions
+            records_in_order(record_type, columns, count, self._key_fields, times, retracts=True)
+            for columns, count, times in self._retractions
         ]
 
     def _key_columns(self, keys: Sequence[Key]) -> list[list[Any]]:
@@ -311,14 +332,21 @@ def result_rows(table_id: int, columns: Sequence[Column], count: int, first: int
 
 
 def records_in_order(
-    record_type: RecordType, columns: Sequence[Column], count: int, keys: int, *, retracts: bool = False
+    record_type: RecordType,
+    columns: Sequence[Column],
+    count: int,
+    keys: int,
+    times: Instants | None = None,
+    *,
+    retracts: bool = False,
 ) -> Records:
     """Return panes, or their retractions, as records, by the end of their window and their key; see `records_of`.
 
     They come from memory in an order that a new owner does not know, and consumers may depend on it.
     """
-    records = records_of(record_type, columns, count, keys, retracts=retracts)
-    ends = records.event_times.tolist()
+    last_us = np.asarray(columns[keys + 1], np.int64) - 1
+    records = records_of(record_type, columns, last_us if times is None else times, keys, retracts=retracts)
+    ends = last_us.tolist()
     names: Sequence[Any] = columns[0] if keys == 1 else list(zip(*columns[:keys], strict=True))
     order = sorted(range(count), key=names.__getitem__)
     order.sort(key=ends.__getitem__)
@@ -326,20 +354,17 @@ def records_in_order(
 
 
 def records_of(
-    record_type: RecordType, columns: Sequence[Column], count: int, keys: int, *, retracts: bool = False
+    record_type: RecordType, columns: Sequence[Column], times: Instants, keys: int, *, retracts: bool = False
 ) -> Records:
-    """Return panes, or their retractions, as records, whose event time is the last µs of the window.
-
-    `keys` is the number of key fields.
-    """
-    ends = np.asarray(columns[keys + 1], np.int64)
+    """Return panes, or their retractions, as records with these event times; `keys` is the number of key fields."""
+    count = len(times)
     marks = np.ones(count, np.bool_) if retracts else None
     if count <= SMALL_RECORDS_MAX and record_type.flat and all(isinstance(column, list) for column in columns):
         values = list(columns)
         for at in (keys, keys + 1):
             values[at] = [to_datetime(instant) for instant in values[at]]
         objects = list(map(record_type.struct, *values))
-        return Records(record_type, ends - 1, retracts=marks, objects=objects)
+        return Records(record_type, times, retracts=marks, objects=objects)
     arrays = []
     for column, field in zip(columns, record_type.schema, strict=True):
         if not isinstance(column, list):
@@ -349,7 +374,7 @@ def records_of(
         else:
             arrays.append(pa.array(_plain(column, field.type), field.type))
     batch = pa.RecordBatch.from_arrays(arrays, schema=record_type.schema)
-    return Records(record_type, ends - 1, retracts=marks, batch=batch)
+    return Records(record_type, times, retracts=marks, batch=batch)
 
 
 def _plain(column: list[Any], type_: pa.DataType) -> list[Any]:

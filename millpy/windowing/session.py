@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from typing import cast
 
 import numpy as np
@@ -10,10 +11,11 @@ import numpy as np
 from millpy.model.record import Instants
 from millpy.model.stage import StageBinding, StepResult, StoredInterval, Work
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
+from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.aggregates.combiner import try_merges
 from millpy.windowing.group_by import Groups, Integers
 from millpy.windowing.operator import DroppedLate, JoinedRows, WindowedInterval, WindowSpec
-from millpy.windowing.pane_codec import OpenPane
+from millpy.windowing.pane_codec import NO_TIME, OpenPane
 from millpy.windowing.panes import Emission
 from millpy.windowing.session_assign import Sessions, merge_sessions, replay
 from millpy.windowing.session_gaps import Gaps
@@ -34,6 +36,8 @@ class SessionInterval(WindowedInterval[OpenSessions]):
         given = (self._accumulators, self._merger, self._allowed_us)
         self._triggered = None if self._triggers is None else TriggeredSessions(*given, self._triggers)
         self._open = self._triggered or OpenSessions(*given)
+        if self._combines:
+            self._open.hold_times(retracts=self._mode is Accumulation.RETRACTING)
         self._recover(recovered)
 
     def _storable(self, result: StepResult, rows: JoinedRows) -> JoinedRows:
@@ -102,6 +106,9 @@ class SessionInterval(WindowedInterval[OpenSessions]):
                 for row in sorted(session.rows):
                     self._accumulators.add(pane.values, objects[row], times[row])
                 pane.late_count = sum(row in late for row in session.rows)
+                if self._combines:
+                    of_session = [times[row] for row in session.rows], [watermarks[row] for row in session.rows]
+                    pane.at = self._timestamps.of_records(*of_session)
                 missed.difference_update(session.rows)
                 self._tally.applied += len(session.rows)
                 if self._triggers is not None:
@@ -154,6 +161,9 @@ class SessionInterval(WindowedInterval[OpenSessions]):
             try_merges(self._accumulators, groups, partials, lambda n: [old.pane.values for old in joined.get(n, ())])
         kept = groups.ends + self._allowed_us > watermark
         kept[list(joined)] = True
+        combined = self._timestamps.of_groups(groups, rows.watermarks)
+        if combined is not None:
+            emission.direct_times = combined
         emission.add_direct(groups, partials, late, np.flatnonzero(~kept), rows.keys)
         self._made += int(np.count_nonzero(~kept))
         self._tally.applied += int(groups.counts[~kept].sum())
@@ -162,8 +172,10 @@ class SessionInterval(WindowedInterval[OpenSessions]):
         more = (groups.ends[picks].tolist(), late[picks].tolist(), groups.counts[picks].tolist())
         triggers = self._triggers
         accumulators = zip(*(partial.accumulators(picks) for partial in partials), strict=True)
-        for number, code, start, end, late_count, count, values in zip(*columns, *more, accumulators, strict=True):
-            pane = OpenPane(list(values), late_count=late_count)
+        times = repeat(NO_TIME, len(picks)) if combined is None else combined[picks].tolist()
+        rest = (accumulators, times)
+        for number, code, start, end, late_count, count, values, at in zip(*columns, *more, *rest, strict=True):
+            pane = OpenPane(list(values), late_count=late_count, at=at)
             if triggers is not None:
                 triggers.add(pane, count, late_count)
             olds = joined.get(number)

@@ -19,8 +19,9 @@ from millpy.model.stage import UNBOUNDED
 from millpy.model.time import Instant
 from millpy.windowing.accumulation import PaneMerger
 from millpy.windowing.accumulator import AccumulatorSet
-from millpy.windowing.pane_codec import DuePane, OpenPane, decode_pane, encode_panes
-from millpy.windowing.window_memory import PANE_BYTES, SESSION_BYTES, Weights
+from millpy.windowing.pane_codec import NO_TIME, DuePane, OpenPane, decode_pane, encode_panes
+from millpy.windowing.timestamp_combiner import PaneHolds, hold_of
+from millpy.windowing.window_memory import HOLD_BYTES, PANE_BYTES, SESSION_BYTES, Weights
 
 
 class OpenSession:
@@ -53,6 +54,7 @@ class OpenSessions:
     Attributes:
         by_key: key -> its sessions, by start.
         weights: the memory of the sessions.
+        holds: the times at which sessions hold the low watermark, if they combine the times of their records.
     """
 
     def __init__(self, accumulators: AccumulatorSet, merger: PaneMerger, allowed_lateness_us: int) -> None:
@@ -66,7 +68,13 @@ class OpenSessions:
         self._gone: list[tuple[Key, int, int]] = []
         self._absorbed: list[DuePane] = []
         self._hasher = KeyHasher()
+        self.holds: PaneHolds[OpenSession] | None = None
         self.weights = Weights(PANE_BYTES + SESSION_BYTES + accumulators.memory_bytes)
+
+    def hold_times(self, *, retracts: bool) -> None:
+        """Let panes hold the low watermark at their event time; `retracts` says whether they are retracted."""
+        self.holds = PaneHolds(lambda session: hold_of(session.pane, retracts=retracts) if session.alive else NO_TIME)
+        self.weights.each += HOLD_BYTES
 
     def recover(self, entries: Entries, key_types: tuple[type, ...]) -> None:
         """Load stored sessions; called for each part of the stored state."""
@@ -91,8 +99,10 @@ class OpenSessions:
         """Merge open sessions of one key, and a pane of this turn's records, into one session."""
         first = olds[0]
         if len(olds) == 1 and (first.start, first.end) == (start, end):
-            self._merger.merge(first.pane, pane.values, pane.late_count)
+            self._merger.merge(first.pane, pane.values, pane.late_count, pane.at)
             self._add_to_trigger(first.pane, pane)
+            if self.holds is not None:
+                self.holds.add(first)
             self._touched[first] = None
             return
         self._merger.join(pane, [old.pane for old in olds])
@@ -179,6 +189,8 @@ class OpenSessions:
             insort(sessions, session)
         self.weights.panes += 1
         self._queue(session)
+        if self.holds is not None:
+            self.holds.add(session)
 
     def _queue(self, session: OpenSession) -> None:
         if not session.pane.emitted:

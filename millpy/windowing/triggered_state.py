@@ -47,6 +47,7 @@ class TriggeredWindows(OpenWindows):
             self._queue(start, emitted=all(firing_of(pane).passed for pane in panes.values()))
             for key, pane in panes.items():
                 self._follow(start, key, pane)
+        self._recover_holds()
 
     def _queue(self, start: int, *, emitted: bool) -> None:
         super()._queue(start, emitted=emitted)

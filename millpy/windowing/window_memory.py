@@ -28,7 +28,7 @@ from millpy.windowing.pane_codec import OpenPane
 
 REASON = "windows"
 """The reason of these dead letters."""
-PANE_BYTES, SESSION_BYTES, FIRING_BYTES = 600, 300, 700
+PANE_BYTES, SESSION_BYTES, FIRING_BYTES, HOLD_BYTES = 600, 300, 700, 400
 """Bytes, besides `Accumulator.memory_bytes`. tracemalloc measures 380 for one count, 90 for each further aggregate (300
 for a sum that can subtract) and 320 more for a session; the allocator adds overhead."""
 PLAIN_TEXT, MEMORY_PER_TEXT = 256, 8

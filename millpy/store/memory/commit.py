@@ -1,4 +1,4 @@
-"""The checks and changes of one commit in a `MemoryDatabase`, without waits and without clocks.
+"""The checks and changes of one commit in a `MemoryDatabase`, without waits.
 
 `check_fence` corresponds to `mill.hold_grants`, and `check` to the constraints of the schema. `apply` cannot fail, so a
 turn is stored as a whole or not at all (I2).
@@ -74,6 +74,7 @@ def apply(
     database: MemoryDatabase, checkpoints: Sequence[Checkpoint], documents: Sequence[bytes | None], staged: StagedRows
 ) -> None:
     """Apply all changes of the checkpoints. `documents` are their deltas, None where nothing changed."""
+    now_us = database.clock.now_us()
     for checkpoint, document in zip(checkpoints, documents, strict=True):
         header = database.headers[checkpoint.grant.interval_id]
         header.bundle = checkpoint.bundle
@@ -88,10 +89,25 @@ def apply(
             database.deltas.append(StoredDelta(checkpoint.grant.interval_id, checkpoint.bundle, document))
         _append(database, header, checkpoint)
         for rows in checkpoint.deleted:
+            table = database.tables[rows.table_id]
             for name in zip(*map(column_values, rows.columns), strict=True):
-                database.tables[rows.table_id].rows.pop(name, None)
+                _retract(table, name, checkpoint.grant.interval_id, checkpoint.bundle, now_us)
+                table.rows.pop(name, None)
     for (table_id, key), row in staged.items():
-        database.tables[table_id].rows[key] = row
+        table = database.tables[table_id]
+        if table.spec.history:
+            if table.spec.retracts:
+                _retract(table, key, row["interval_id"], row["bundle"], now_us)
+            table.history.setdefault(key, []).append({**row, "emitted_at": now_us, "is_retraction": False})
+        table.rows[key] = row
+
+
+def _retract(table: StoredTable, key: tuple[Any, ...], interval_id: int, bundle: int, now_us: Instant) -> None:
+    """Add a retraction of the newest pane of a window to the history, unless it is taken back already."""
+    own = table.history.get(key)
+    if own and not own[-1]["is_retraction"]:
+        committed = {"interval_id": interval_id, "bundle": bundle, "emitted_at": now_us, "is_retraction": True}
+        own.append({**own[-1], **committed})
 
 
 def document_of(checkpoint: Checkpoint) -> bytes | None:

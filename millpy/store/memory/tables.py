@@ -174,6 +174,7 @@ class StoredTable:
 
     Attributes:
         constraints: the user's constraints by name; each tells whether it accepts a row.
+        history: key and window -> its panes and retractions in the order of commits, if the table keeps them.
     """
 
     table_id: int
@@ -182,6 +183,7 @@ class StoredTable:
     spec: TableSpec
     rows: dict[tuple[Any, ...], Row] = field(default_factory=dict)
     constraints: dict[str, Callable[[Row], bool]] = field(default_factory=dict)
+    history: dict[tuple[Any, ...], list[Row]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

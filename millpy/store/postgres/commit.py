@@ -45,6 +45,7 @@ from millpy.store.postgres.results import (
     delete_parameters,
     identity_parameters,
     insert_parameters,
+    retract_parameters,
 )
 from millpy.store.postgres.statements import statement
 from millpy.store.protocol import CommitFailpoint
@@ -295,13 +296,22 @@ def _results(
         table = tables[table_id]
         count = sum(block.rows.count for block in blocks)
         if plain and table.copies and count >= COPY_ROWS_MIN:
-            copies += [(table.copy, data) for data in copy_data(table, blocks)]
+            pieces = copy_data(table, blocks)
+            copies += [(table.copy, data) for data in pieces]
             firsts[table.copy] = blocks
+            if table.history is not None:
+                copies += [(table.history.copy, data) for data in pieces]
         elif plain:
-            inserts.append((table.insert, list(insert_parameters(table, blocks))))
+            parameters = list(insert_parameters(table, blocks))
+            inserts.append((table.insert, parameters))
             firsts[table.insert] = blocks
+            if table.history is not None:
+                inserts.append((table.history.record, parameters))
         else:
-            inserts.append((table.upsert, [*insert_parameters(table, blocks), count]))
+            parameters = list(insert_parameters(table, blocks))
+            inserts.append((table.upsert, [*parameters, count]))
+            if table.history is not None:
+                inserts.append((table.history.record_later, parameters))
     return inserts, copies, firsts
 
 
@@ -310,14 +320,17 @@ def _deletes(checkpoints: Sequence[Checkpoint], tables: dict[int, ResultTable]) 
 
     They come before all that write rows: a window may return, but not in the same commit.
     """
-    groups: dict[int, list[DeletedRows]] = {}
+    groups: dict[int, list[tuple[DeletedRows, int, int]]] = {}
     for c in checkpoints:
         for rows in c.deleted:
-            groups.setdefault(rows.table_id, []).append(rows)
-    return [
-        (tables[table_id].delete, list(delete_parameters(tables[table_id], parts)))
-        for table_id, parts in sorted(groups.items())
-    ]
+            groups.setdefault(rows.table_id, []).append((rows, c.grant.interval_id, c.bundle))
+    found: list[Command] = []
+    for table_id, parts in sorted(groups.items()):
+        table = tables[table_id]
+        found.append((table.delete, list(delete_parameters(table, [rows for rows, _, _ in parts]))))
+        if table.history is not None:
+            found.append((table.history.retract, list(retract_parameters(table, parts))))
+    return found
 
 
 def _work(checkpoints: Sequence[Checkpoint]) -> int:
@@ -386,6 +399,8 @@ class Committer:
             table = next((t for t in self._tables.values() if sending.failed_statement in t.writes), None)
             if table is not None and error.diag.constraint_name == table.primary_key:
                 await self._refuse_twice(turn.firsts.get(sending.failed_statement, []), table)
+            if table is not None and table.history and error.diag.constraint_name == table.history.primary_key:
+                raise PaneOrderError(f"the history of {table.name} has a pane or retraction already") from error
             if (
                 table is not None
                 and sending.failed_statement == table.copy
@@ -450,7 +465,7 @@ class Committer:
             except psycopg.errors.FeatureNotSupported:
                 # Row-level security applies to this role, so the retry of this turn uses INSERT.
                 for table in self._tables.values():
-                    table.copies = table.copies and table.copy != copy_sql
+                    table.copies = table.copies and copy_sql not in (table.copy, table.history and table.history.copy)
                 raise
 
     async def _current_slots(self, connection: Connection) -> list[int]:

@@ -38,6 +38,7 @@ from millpy.store.postgres.arrays import (
     numeric_bytes,
 )
 from millpy.store.postgres.copy_rows import Field, bytes_field, copy_rows, moment_field, numeric_field, packed_field
+from millpy.store.postgres.history import HistoryTable
 
 COPY_ROWS_MIN = 200
 """From this number of first panes, COPY pays for its extra round trips."""
@@ -111,6 +112,7 @@ class ResultTable:
     """A deployed result table and its statements, composed once.
 
     Attributes:
+        history: its history, if it keeps one.
         copies: whether many rows go through COPY; false under row-level security, which a user may enable at any time.
         insert: inserts rows that must not exist.
         upsert: inserts the next panes of windows, and checks that they follow the stored panes.
@@ -124,6 +126,7 @@ class ResultTable:
     kind: str
     keys: tuple[ColumnSpec, ...]
     columns: tuple[ColumnSpec, ...]
+    history: HistoryTable | None = None
     copies: bool = field(init=False, default=True)
     insert: bytes = field(init=False)
     upsert: bytes = field(init=False)
@@ -178,7 +181,8 @@ class ResultTable:
     @classmethod
     def from_spec(cls, schema: str, spec: TableSpec) -> ResultTable:
         """Return the table of a spec, in a graph's schema."""
-        return cls(schema, spec.name, spec.kind, spec.keys, spec.columns())
+        history = HistoryTable(schema, spec) if spec.history else None
+        return cls(schema, spec.name, spec.kind, spec.keys, spec.columns(), history)
 
     @property
     def primary_key(self) -> str:
@@ -193,7 +197,8 @@ class ResultTable:
     @property
     def writes(self) -> tuple[bytes, ...]:
         """The statements that run the user's triggers and constraints on the table."""
-        return self.insert, self.upsert, self.delete, self.copy
+        own = self.insert, self.upsert, self.delete, self.copy
+        return own if self.history is None else (*own, *self.history.writes)
 
 
 def insert_parameters(table: ResultTable, blocks: Sequence[Block]) -> list[PgArray]:
@@ -218,6 +223,16 @@ def _same(identity: Sequence[str]) -> sql.Composed:
     return sql.SQL(" AND ").join(
         sql.SQL("{} = {}").format(sql.Identifier("stored", name), sql.Identifier("sent", name)) for name in identity
     )
+
+
+def retract_parameters(table: ResultTable, parts: Sequence[tuple[DeletedRows, int, int]]) -> list[PgArray]:
+    """Return the arrays of `table.history.retract`, given rows with their interval and bundle."""
+    counts = [part.count for part, _, _ in parts]
+    return [
+        *delete_parameters(table, [part for part, _, _ in parts]),
+        Bigints(np.repeat(np.array([interval_id for _, interval_id, _ in parts], np.int64), counts)),
+        Bigints(np.repeat(np.array([bundle for _, _, bundle in parts], np.int64), counts)),
+    ]
 
 
 def delete_parameters(table: ResultTable, parts: Sequence[DeletedRows]) -> list[PgArray]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import psycopg
 
 from millpy.model.time import Instant
 from millpy.store.postgres.connection import Connection, all_rows
+from millpy.store.postgres.history import TRIM, HistoryTable
 from millpy.store.postgres.statements import statement
 
 RINGS = ("segments", "deltas", "dedupe_runs")
@@ -40,6 +43,28 @@ async def forget_old(
             gone += int((await all_rows(connection, forgetting, {**times, "kept_s": kept_s}))[0][0])
         except psycopg.errors.DeadlockDetected:
             continue  # another worker locks the counters in another order: the next pass tries again
+    return gone
+
+
+async def trim_histories(connection: Connection, histories: Sequence[HistoryTable]) -> int:
+    """Delete at most FORGET_ROWS rows of each history that is kept for a limited time. Return their number."""
+    gone = 0
+    for history in histories:
+        if history.spec.history_kept_s is None:
+            continue
+        parameters = {
+            "table": history.relation,
+            "kept_s": history.spec.history_kept_s,
+            "rows_max": FORGET_ROWS,
+            "since": history.trimmed_to,
+        }
+        try:
+            deleted, horizon = (await all_rows(connection, TRIM, parameters))[0]
+        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName, psycopg.errors.DeadlockDetected):
+            continue  # the table was dropped, or has moved with its generation; or another worker trims it
+        gone += deleted
+        if not deleted:
+            history.trimmed_to = horizon
     return gone
 
 

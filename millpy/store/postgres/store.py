@@ -287,7 +287,11 @@ class PostgresStore:
     ) -> int:
         """Delete rows beyond their age; see `Store.forget_old`."""
         async with self._fold.use() as connection:
-            return await retention.forget_old(connection, now_us, dead_letter_kept_s, settled_kept_s, events_kept_s)
+            forgotten = await retention.forget_old(
+                connection, now_us, dead_letter_kept_s, settled_kept_s, events_kept_s
+            )
+            histories = [table.history for table in self._tables.values() if table.history is not None]
+            return forgotten + await retention.trim_histories(connection, histories)
 
     async def commit(
         self,

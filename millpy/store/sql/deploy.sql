@@ -140,9 +140,10 @@ SELECT a.attname FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid
 
 -- name: insert_result_table
 -- Always one row.
-INSERT INTO mill.result_tables (graph_id, name, kind, computation_id, stream_id, key_columns, value_columns, allowed_lateness_us)
+INSERT INTO mill.result_tables (graph_id, name, kind, computation_id, stream_id, key_columns, value_columns,
+                                allowed_lateness_us, history)
 SELECT %(graph_id)s, %(name)s, %(kind)s, c.computation_id, s.stream_id, %(key_columns)s::text::jsonb,
-       %(value_columns)s::text::jsonb, %(allowed_lateness_us)s
+       %(value_columns)s::text::jsonb, %(allowed_lateness_us)s, %(history)s
   FROM mill.streams AS s CROSS JOIN mill.computations AS c
  WHERE s.graph_id = %(graph_id)s AND s.name = %(stream)s AND c.graph_id = %(graph_id)s AND c.name = %(computation)s;
 

@@ -35,8 +35,10 @@ SELECT version FROM raised;
 UPDATE mill.graphs SET name = %(name)s WHERE graph_id = %(graph_id)s;
 
 -- name: read_table_names
--- Zero rows: the graph has no result table.
-SELECT name FROM mill.result_tables WHERE graph_id = %(graph_id)s ORDER BY name;
+-- Each history comes behind its table. Zero rows: the graph has no result table.
+SELECT t.name || n.ending AS name
+  FROM mill.result_tables AS t CROSS JOIN unnest(ARRAY['', '_history']) AS n (ending)
+ WHERE t.graph_id = %(graph_id)s AND (n.ending = '' OR t.history <> '') ORDER BY 1;
 
 -- name: find_tables
 -- Zero rows: the graph has no result table.

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from enum import Enum
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -29,6 +30,7 @@ from millpy.windowing.aggregates.positional import Collect, First, Last, Top
 from millpy.windowing.aggregates.quantile import Median, Quantile
 from millpy.windowing.calendar_windows import CalendarWindows
 from millpy.windowing.global_window import GlobalWindow
+from millpy.windowing.timestamp_combiner import TimestampCombiner
 from millpy.windowing.triggers import (
     AfterAll,
     AfterAny,
@@ -44,6 +46,7 @@ from millpy.windowing.triggers import (
 )
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
 
+Choice = TypeVar("Choice", bound=Enum)
 SOURCE, STEP = "records", "panes"
 INTERVALS = 2
 CLOCK = "2100-01-01T00:00:00Z"
@@ -62,7 +65,6 @@ WINDOWS_TO_COME: Mapping[str, Sequence[str]] = {
 }
 TRIGGERS_TO_COME = ("after_percentile",)
 CHOICES: Mapping[str, tuple[str, Sequence[str]]] = {
-    "timestamp_combiner": ("end_of_window", ("earliest", "latest")),
     "on_time_pane": ("if_not_empty", ("always",)),
     "final_pane": ("if_not_empty", ("always",)),
 }
@@ -108,6 +110,7 @@ class Definition:
     trigger: Trigger
     allowed_lateness: timedelta
     accumulation: Accumulation
+    timestamps: TimestampCombiner
     aggregates: Mapping[str, Aggregate]
     event_time: EventTime
     idle: AdvanceWithClock | None
@@ -133,6 +136,7 @@ class Definition:
             allowed_lateness=self.allowed_lateness,
             trigger=self.trigger,
             accumulation=self.accumulation,
+            timestamp_combiner=self.timestamps,
             name=STEP,
             intervals=INTERVALS,
         )
@@ -160,7 +164,8 @@ def definition_of(text: TranscriptText, values: set[type]) -> Definition:
         windows=_windows(text.windows),
         trigger=_trigger(text.trigger),
         allowed_lateness=_duration(text.allowed_lateness, "allowed_lateness"),
-        accumulation=_accumulation(text.mode),
+        accumulation=_member("mode", Accumulation, text.mode),
+        timestamps=_member("timestamp_combiner", TimestampCombiner, text.timestamp_combiner),
         aggregates={name: _aggregate(name, value) for name, value in text.aggregates.items()},
         event_time=EventTime(
             "at",
@@ -188,12 +193,12 @@ def _choose(key: str, value: str, done: str, to_come: Sequence[str]) -> None:
         raise UsageError(f"{key}: unknown value {value!r}", hint=f"choose from: {', '.join([done, *to_come])}")
 
 
-def _accumulation(mode: str) -> Accumulation:
+def _member(key: str, choices: type[Choice], value: str) -> Choice:
     try:
-        return Accumulation(mode)
+        return choices(value)
     except ValueError:
-        choices = ", ".join(each.value for each in Accumulation)
-        raise UsageError(f"mode: unknown value {mode!r}", hint=f"choose from: {choices}") from None
+        known = ", ".join(each.value for each in choices)
+        raise UsageError(f"{key}: unknown value {value!r}", hint=f"choose from: {known}") from None
 
 
 def _record(values: set[type]) -> type[msgspec.Struct]:

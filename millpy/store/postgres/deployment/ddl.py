@@ -18,12 +18,13 @@ from millpy.model.keys import KeyInterval, tile_key_space
 from millpy.store.postgres.arrays import Bigints, Texts
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.deployment.roles import Roles, worker_policy
+from millpy.store.postgres.history import ENDING, RETRACTION, create_history, history_name
 from millpy.store.postgres.results import SQL_TYPES
 from millpy.store.postgres.statements import statement
 
 REFUSED_GRAPH_NAMES = frozenset(["mill", "millpy", "public", "information_schema"])
 NAME_BYTES_MAX = 50
-"""Bytes of a result table's name, so that `_status` and `_pkey` still fit in PostgreSQL's 63 bytes."""
+"""Bytes of a result table's name, so that `_status` and `_history_pkey` still fit in PostgreSQL's 63 bytes."""
 BESIDE = ("_status", "_pkey")
 COMMITTED_COLUMNS = ("emitted_at", "interval_id", "bundle")
 FINAL = "is_final"
@@ -121,7 +122,7 @@ async def create_tables(connection: Connection, graph_id: int, schema: str, tabl
     if not tables:
         return
     await connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
-    await check_free(connection, schema, [table.name for table in tables])
+    await check_free(connection, schema, [name for table in tables for name in with_history(table)])
     roles = await all_rows(connection, statement("read_roles"), {})
     for table in tables:
         parameters = {
@@ -133,17 +134,26 @@ async def create_tables(connection: Connection, graph_id: int, schema: str, tabl
             "key_columns": columns_text(table.keys),
             "value_columns": columns_text(table.values),
             "allowed_lateness_us": table.allowed_lateness_us,
+            "history": table.history,
         }
         await connection.execute(statement("insert_result_table"), parameters)
         await connection.execute(_create_table(schema, table))
+        if table.history:
+            await connection.execute(create_history(schema, table))
         names = [*(column.name for column in table.columns()), *COMMITTED_COLUMNS, FINAL]
         await connection.execute(status_view(schema, table, names))
         for recorded in roles:
-            await connection.execute(worker_policy(schema, table.name, Roles(*recorded)))
+            for name in with_history(table):
+                await connection.execute(worker_policy(schema, name, Roles(*recorded)))
+
+
+def with_history(table: TableSpec) -> list[str]:
+    """Return the name of a result table, followed by that of its history, if it keeps one."""
+    return [table.name, history_name(table.name)] if table.history else [table.name]
 
 
 async def drop_tables(connection: Connection, schema: str, tables: Sequence[str]) -> None:
-    """Drop result tables and their status views.
+    """Drop result tables, histories among them, and their status views.
 
     Raises:
         GraphError: users' views read them, or other objects depend on them.
@@ -252,15 +262,20 @@ def check_names(spec: GraphSpec) -> None:
     if spec.name in REFUSED_GRAPH_NAMES or spec.name.startswith("pg_"):
         raise GraphError(f"a graph cannot be named {spec.name!r}", hint="its name is also a schema: choose another")
     _check_identifier(spec.name, "graph")
-    beside = {f"{table.name}{ending}": table.name for table in spec.tables for ending in BESIDE}
+    beside = {
+        f"{name}{ending}": table.name for table in spec.tables for name in with_history(table) for ending in BESIDE
+    }
+    beside |= {history_name(table.name): table.name for table in spec.tables if table.history}
     for table in spec.tables:
         _check_identifier(table.name, "result table")
         if table.name in beside:
             raise GraphError(
                 f"result table {table.name!r} has a name that is reserved for {beside[table.name]!r}",
-                hint=f"rename it: each table has a view with the ending {BESIDE[0]} and a primary key with {BESIDE[1]}",
+                hint=f"rename it: each table has a view with the ending {BESIDE[0]} and a primary key with {BESIDE[1]},"
+                f" and its history has the ending {ENDING}",
             )
         names = [*(column.name for column in table.columns()), *COMMITTED_COLUMNS, FINAL]
+        names += [RETRACTION] if table.history else []
         doubled = {name for name in names if names.count(name) > 1}
         if doubled:
             raise GraphError(

@@ -28,7 +28,7 @@ from millpy.model.time import INSTANT_MIN, Instant
 from millpy.model.versions import refuse_older
 from millpy.store.postgres.arrays import Jsonbs, Texts
 from millpy.store.postgres.connection import Connection, all_rows
-from millpy.store.postgres.deployment.ddl import check_free, drop_tables, forget_intervals, with_views
+from millpy.store.postgres.deployment.ddl import check_free, drop_tables, forget_intervals, with_history, with_views
 from millpy.store.postgres.deployment.live_changes import LOCK_S, limit_lock_wait, lock_headers
 from millpy.store.postgres.deployment.privileges import (
     Rights,
@@ -119,7 +119,8 @@ async def name_of_new(connection: Connection, spec: GraphSpec) -> str:
 async def begin_beside(connection: Connection, spec: GraphSpec, name: str) -> tuple[str, ...]:
     """Give the tables of a new generation the rights of the current one's. Return notes for the operator."""
     said = [f"generation {spec.generation} is new, beside the current one; its result tables are in schema {name}"]
-    said += await _copy_rights(connection, spec.name, name, [table.name for table in spec.tables])
+    tables = [name for table in spec.tables for name in with_history(table)]
+    said += await _copy_rights(connection, spec.name, name, tables)
     return tuple(said)
 
 
@@ -324,7 +325,7 @@ async def _move(
     for table in tables:
         for kind, relation in (("TABLE", table), ("VIEW", f"{table}_status")):
             query = sql.SQL("ALTER {} {}{} SET SCHEMA {}")
-            gone = sql.SQL("IF EXISTS " if lacking else "")
+            gone = sql.SQL("IF EXISTS " if lacking or kind == "VIEW" else "")  # a history has no view
             await connection.execute(
                 query.format(sql.SQL(kind), gone, sql.Identifier(source, relation), sql.Identifier(target))
             )

@@ -35,6 +35,7 @@ from millpy.store.postgres.deployment.ddl import (
     insert_stream,
     insert_subscription,
     status_view,
+    with_history,
 )
 from millpy.store.postgres.deployment.rollback import take_back
 from millpy.store.postgres.deployment.state_migration import upgrade
@@ -197,8 +198,9 @@ async def _change_table(
     types = {column.name: column.sql_type for column in table.columns()}
     lines = [sql.SQL("ADD COLUMN {} {}").format(sql.Identifier(name), sql.SQL(types[name])) for name in added]
     lines += [sql.SQL("ALTER COLUMN {} DROP NOT NULL").format(sql.Identifier(name)) for name in nullable]
-    name = sql.Identifier(schema, table.name)
-    await connection.execute(sql.SQL("ALTER TABLE {} {}").format(name, sql.SQL(", ").join(lines)))
+    for relation in with_history(table):
+        name = sql.Identifier(schema, relation)
+        await connection.execute(sql.SQL("ALTER TABLE {} {}").format(name, sql.SQL(", ").join(lines)))
     shown = await all_rows(
         connection, statement("read_columns"), {"schema": schema, "relation": f"{table.name}_status"}
     )

@@ -34,8 +34,11 @@ READ_ONLY = (
     "epochs",
 )
 """Tables of the engine that workers only read: the catalog of deployed graphs, and the slots of the rings."""
-_EVERYBODYS = sql.SQL("mill.moment(bigint), mill.instant(timestamptz), mill.readable(bytea)")
-"""Functions that only compute. Views with their caller's rights use them."""
+_EVERYBODYS = sql.SQL(
+    "mill.moment(bigint), mill.instant(timestamptz), mill.readable(bytea),"
+    " millpy.as_of(anyelement, timestamptz), millpy.as_of(text, timestamptz), millpy.history_of(regclass)"
+)
+"""Functions that only compute, or read with their caller's rights."""
 APPEND_ONLY = ("segments", "deltas", "dedupe_runs")
 _SET_OPTION_SINCE = 160_000
 _NAME_BYTES_MAX = 56

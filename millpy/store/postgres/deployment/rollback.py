@@ -22,9 +22,16 @@ from millpy.model.taking_back import aggregate_names, cell_names, column_names, 
 from millpy.store.codec import without_fields
 from millpy.store.postgres.arrays import Bigints
 from millpy.store.postgres.connection import Connection, all_rows
-from millpy.store.postgres.deployment.ddl import drop_tables, forget_intervals, nothing_depends, status_view
+from millpy.store.postgres.deployment.ddl import (
+    drop_tables,
+    forget_intervals,
+    nothing_depends,
+    status_view,
+    with_history,
+)
 from millpy.store.postgres.deployment.privileges import Rights, give_rights, read_rights
 from millpy.store.postgres.deployment.state_migration import fold
+from millpy.store.postgres.history import history_name
 from millpy.store.postgres.statements import statement
 
 SEGMENTS_AT_A_TIME = 20
@@ -51,7 +58,8 @@ async def take_back(
         if lost := lost_names(field_names(before["streams"][name]), kept):
             await _shorten_records(connection, graph_id, name, lost, len(kept))
     tables = lost_names(before["tables"], after["tables"])
-    await drop_tables(connection, schema, tables)
+    histories = [history_name(name) for name in tables if "history" in before["tables"][name]]
+    await drop_tables(connection, schema, [*tables, *histories])
     for name, table in after["tables"].items():
         if lost := lost_names(column_names(before["tables"][name]), column_names(table)):
             await _drop_columns(connection, graph_id, schema, spec, name, lost)
@@ -138,8 +146,9 @@ async def _drop_columns(
     async with nothing_depends(f"column {', '.join(lost)} of result table {name!r}"):
         await connection.execute(sql.SQL("DROP VIEW {}").format(sql.Identifier(schema, view)))
         lines = [sql.SQL("DROP COLUMN {}").format(sql.Identifier(column)) for column in lost]
-        altered = sql.SQL("ALTER TABLE {} {}").format(sql.Identifier(schema, name), sql.SQL(", ").join(lines))
-        await connection.execute(altered)
+        for relation in with_history(table):
+            altered = sql.SQL("ALTER TABLE {} {}").format(sql.Identifier(schema, relation), sql.SQL(", ").join(lines))
+            await connection.execute(altered)
     await connection.execute(status_view(schema, table, kept))
     made = (await read_rights(connection, schema, [view])).get(view, Rights())
     await give_rights(connection, schema, view, made, rights.on_columns(kept), is_table=False)

@@ -1,0 +1,211 @@
+"""Histories on PostgreSQL: every pane and retraction, once, and what a table had at any time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import psycopg
+import pytest
+
+from millpy import (
+    Accumulation,
+    AfterCount,
+    AfterWatermark,
+    Count,
+    EventTime,
+    FixedWindows,
+    Graph,
+    SessionWindows,
+    Sum,
+    days,
+    seconds,
+)
+from millpy.errors import GraphError
+from millpy.limits import Limits
+from millpy.process.assembly import run_worker
+from tests.crash.graph_files import rows
+from tests.crash.test_versions import fed
+from tests.feed import Feed
+
+LIMITS = Limits(progress_every_s=0.02, fold_every_s=0.05, lease_ttl_s=1)
+AT = EventTime("at", unit="s", max_disorder=seconds(2))
+NAMES = "device, window_start, window_end"
+VALUES = f"{NAMES}, n, total, pane_index, pane_timing, late_count, emitted_at, interval_id, bundle"
+
+
+class Reading(msgspec.Struct):
+    device: str
+    at: int
+    value: int
+
+
+def graph_of(
+    feed: Feed, windows: Any, mode: Accumulation = Accumulation.ACCUMULATING, *, history: Any = True, **more: Any
+) -> Graph:
+    graph = Graph("factory")
+    source = graph.inject("readings", feed, schema=Reading, event_time=AT)
+    windowed = source.key_by("device").window(
+        windows,
+        allowed_lateness=timedelta(hours=1),
+        accumulation=mode,
+        trigger=AfterWatermark(early=AfterCount(3)),
+        intervals=2,
+    )
+    windowed.aggregate(n=Count(), total=Sum("value"), **more).to_table("sums", history=history)
+    return graph
+
+
+def readings(seed: int, count: int, devices: int) -> list[Reading]:
+    rng = random.Random(seed)
+    return [
+        Reading(f"d{rng.randrange(devices)}", max(0, n * 200 // count - rng.choice([0, 0, 1, 40])), rng.randrange(9))
+        for n in range(count)
+    ]
+
+
+async def run_parts(url: str, feed: Feed, make: Any, records: Sequence[Reading], parts: int) -> None:
+    """Run the records in parts, each by a new worker, which takes the state over from the one before."""
+    size = -(-len(records) // parts)
+    for start in range(0, len(records), size):
+        feed.push(*map(msgspec.json.encode, records[start : start + size]))
+        await fed(url, make(), feed, LIMITS)
+
+
+def believed(history: Sequence[tuple[Any, ...]], until: Any) -> dict[Any, tuple[Any, ...]]:
+    """The rows of a table at a time, by adding up its history in order."""
+    found: dict[Any, tuple[Any, ...]] = {}
+    for *row, retraction in history:
+        if row[8] > until:
+            break
+        if retraction:
+            assert found.pop(tuple(row[:3]))[:8] == tuple(row[:8])
+        else:
+            found[tuple(row[:3])] = tuple(row)
+    return found
+
+
+def history_of(url: str) -> list[tuple[Any, ...]]:
+    return rows(url, f"SELECT {VALUES}, is_retraction FROM factory.sums_history ORDER BY emitted_at, pane_index")
+
+
+@pytest.mark.parametrize("mode", Accumulation)
+@pytest.mark.parametrize("windows", [FixedWindows(seconds(10)), SessionWindows(seconds(4))], ids=["fixed", "session"])
+async def test_a_history_adds_up_to_what_its_table_had_at_every_time(
+    database_url: str, windows: Any, mode: Accumulation
+) -> None:
+    feed = Feed(batch_max=37)
+
+    await run_parts(database_url, feed, lambda: graph_of(feed, windows, mode), readings(3, 300, 4), 3)
+
+    history = history_of(database_url)
+    table = {row[:3]: row for row in rows(database_url, f"SELECT {VALUES} FROM factory.sums")}
+    times = sorted({row[8] for row in history})
+    assert len(times) > 5
+    assert believed(history, times[-1]) == table
+    for at in times:
+        query = f"SELECT {VALUES} FROM millpy.as_of(NULL::factory.sums, '{at.isoformat()}')"
+        assert {row[:3]: row for row in rows(database_url, query)} == believed(history, at)
+    retractions = [row for row in history if row[-1]]
+    replaced = sum(row[5] > 0 for row in history if not row[-1])
+    gone = 0 if isinstance(windows, FixedWindows) else len({row[:3] for row in history} - table.keys())
+    assert gone or isinstance(windows, FixedWindows)
+    assert replaced
+    assert len(retractions) == gone + (replaced if mode is Accumulation.RETRACTING else 0)
+
+
+async def test_many_panes_are_copied(database_url: str) -> None:
+    feed = Feed(batch_max=10_000)
+    records = [Reading(f"d{n}", at, n) for at in (5, 30) for n in range(900)]
+
+    await run_parts(database_url, feed, lambda: graph_of(feed, FixedWindows(seconds(10))), records, 1)
+
+    count = "SELECT count(*), sum(total) FROM factory.{} WHERE window_start = to_timestamp(0)"
+    assert rows(database_url, count.format("sums_history")) == rows(database_url, count.format("sums"))
+    assert rows(database_url, count.format("sums")) == [(900, 900 * 899 // 2)]
+
+
+async def test_a_table_can_be_named_by_text(database_url: str) -> None:
+    feed = Feed()
+    await run_parts(database_url, feed, lambda: graph_of(feed, FixedWindows(seconds(10))), readings(1, 50, 1), 1)
+
+    typed = rows(database_url, "SELECT to_jsonb(t) FROM millpy.as_of(NULL::factory.sums, now()) AS t ORDER BY 1")
+    assert rows(database_url, "SELECT * FROM millpy.as_of('factory.sums', now()) ORDER BY 1") == typed
+    assert typed
+    for query, error in (
+        ("SELECT * FROM millpy.as_of(NULL::mill.graphs, now())", psycopg.errors.UndefinedTable),
+        ("SELECT * FROM millpy.as_of(3, now())", psycopg.errors.DatatypeMismatch),
+        ("SELECT millpy.trim_history('factory.sums', '-1 s')", psycopg.errors.InvalidParameterValue),
+    ):
+        with pytest.raises(error):
+            rows(database_url, query)
+
+
+@pytest.mark.parametrize("mode", Accumulation)
+async def test_a_trimmed_history_still_answers_for_the_time_that_is_kept(database_url: str, mode: Accumulation) -> None:
+    feed = Feed(batch_max=29)
+    windows = SessionWindows(seconds(4))
+    await run_parts(database_url, feed, lambda: graph_of(feed, windows, mode), readings(5, 300, 4), 2)
+    before = history_of(database_url)
+    times = sorted({row[8] for row in before})
+    middle = times[len(times) // 2]
+
+    def trim() -> int:
+        keep = f"now() - '{middle.isoformat()}'"
+        ((deleted,),) = rows(database_url, f"SELECT millpy.trim_history('factory.sums', {keep}, 7)")
+        return int(deleted)
+
+    deleted = [trim()]
+    while deleted[-1]:
+        assert deleted[-1] <= 7
+        deleted.append(trim())
+
+    after = history_of(database_url)
+    assert len(before) - len(after) == sum(deleted) > 7
+    for at in times[len(times) // 2 :]:
+        query = f"SELECT {VALUES} FROM millpy.as_of(NULL::factory.sums, '{at.isoformat()}')"
+        assert {row[:3]: row for row in rows(database_url, query)} == believed(before, at)
+    left = [row for row in after if row[8] < middle]
+    assert len({row[:3] for row in left}) == len(left)  # one pane of each window at most
+    assert not any(row[-1] for row in left)
+
+
+async def test_a_worker_trims_a_history_that_is_kept_for_some_time(database_url: str) -> None:
+    feed = Feed(batch_max=29)
+
+    def graph() -> Graph:
+        return graph_of(feed, FixedWindows(seconds(10)), history=timedelta(microseconds=1))
+
+    await run_parts(database_url, feed, graph, readings(5, 300, 2), 2)
+    feed.end()
+    await run_worker(graph(), database_url, limits=LIMITS)
+
+    windows = rows(database_url, "SELECT count(*) FROM factory.sums")
+    assert rows(database_url, "SELECT count(*) FROM factory.sums_history") == windows
+
+
+async def test_a_history_follows_its_table_through_changes_and_generations(database_url: str) -> None:
+    feed = Feed()
+    windows = FixedWindows(seconds(10))
+    await run_parts(database_url, feed, lambda: graph_of(feed, windows), readings(1, 60, 2), 1)
+    feed.end()
+    await run_worker(graph_of(feed, windows, low=Sum("value")), database_url, limits=LIMITS)
+
+    history = "SELECT low IS NULL, count(*) FROM {} GROUP BY 1 ORDER BY 1"
+    assert rows(database_url, history.format("factory.sums_history"))[-1][0]
+    with pytest.raises(GraphError, match="it has a history, and would keep none"):
+        await run_worker(graph_of(feed, windows, low=Sum("value"), history=False), database_url, limits=LIMITS)
+
+
+def test_only_windows_have_a_history() -> None:
+    graph = Graph("factory")
+    source = graph.inject("readings", Feed(), schema=Reading, event_time=AT)
+    sums = source.key_by("device").window(FixedWindows(seconds(10))).aggregate(n=Count())
+
+    for wrong in (seconds(0), 3):
+        with pytest.raises(GraphError, match="history="):
+            sums.to_table("sums", history=wrong)
+    assert sums.to_table("sums", history=days(90)).table == "sums"
