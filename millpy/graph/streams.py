@@ -26,8 +26,9 @@ from millpy.operators.map import FlatMap, Map
 from millpy.operators.stateless import Chain, Filter, Operator, Split
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.accumulator import Aggregate
+from millpy.windowing.composite_triggers import AFTER_WATERMARK
 from millpy.windowing.logic import WindowedLogic
-from millpy.windowing.triggers import AFTER_WATERMARK, Trigger
+from millpy.windowing.triggers import Trigger
 from millpy.windowing.window import SessionWindows, Windows
 
 if TYPE_CHECKING:

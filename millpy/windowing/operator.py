@@ -43,12 +43,13 @@ from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, microseconds
 from millpy.windowing.accumulation import Accumulation, PaneMerger
 from millpy.windowing.accumulator import AccumulatorSet, Aggregate, RowsRefusedError
 from millpy.windowing.aggregates.balance import CountBalance
+from millpy.windowing.composite_triggers import AFTER_WATERMARK
 from millpy.windowing.firing import PaneTriggers
 from millpy.windowing.group_by import Integers
 from millpy.windowing.pane_codec import DuePane
 from millpy.windowing.panes import Emission, output_type, records_in_order, result_rows
 from millpy.windowing.session_gaps import Gaps, check_gap_field
-from millpy.windowing.triggers import AFTER_WATERMARK, Trigger
+from millpy.windowing.triggers import Trigger
 from millpy.windowing.window import SessionWindows, SlidingWindows, Windows, assigner_of
 from millpy.windowing.window_memory import REASON as ROOM_REASON
 from millpy.windowing.window_memory import NoRoomError, Openings, Weights

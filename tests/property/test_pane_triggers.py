@@ -35,8 +35,9 @@ from millpy.model.stage import StepResult
 from millpy.model.time import INSTANT_MAX, instant
 from millpy.store.memory.tables import column_values
 from millpy.windowing.aggregates.numeric import Count, Sum
+from millpy.windowing.composite_triggers import TRIGGERS_MAX
 from millpy.windowing.logic import WindowedLogic
-from millpy.windowing.triggers import TRIGGERS_MAX, Trigger
+from millpy.windowing.triggers import Trigger
 from millpy.windowing.window import Windows
 from tests.stage_driver import StageDriver, timedelta_us
 
