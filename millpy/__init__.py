@@ -21,6 +21,8 @@ from millpy.windowing.aggregates.quantile import Median, Quantile
 from millpy.windowing.calendar_windows import CalendarWindows
 from millpy.windowing.composite_triggers import AfterAll, AfterAny, AfterEach, AfterWatermark, OrFinally, Repeatedly
 from millpy.windowing.global_window import GlobalWindow
+from millpy.windowing.pane_rules import FiringBehavior
+from millpy.windowing.predicate_trigger import When
 from millpy.windowing.triggers import AfterCount, AfterProcessingTime, Every, Never
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
 
@@ -48,6 +50,7 @@ __all__ = [
     "FieldMapping",
     "File",
     "Files",
+    "FiringBehavior",
     "First",
     "FixedWindows",
     "GlobalWindow",
@@ -81,6 +84,7 @@ __all__ = [
     "Value",
     "Variance",
     "Wait",
+    "When",
     "WindowedStream",
     "days",
     "hours",

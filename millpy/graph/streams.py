@@ -28,6 +28,7 @@ from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.accumulator import Aggregate
 from millpy.windowing.composite_triggers import AFTER_WATERMARK
 from millpy.windowing.logic import WindowedLogic
+from millpy.windowing.pane_rules import FiringBehavior, PaneRules
 from millpy.windowing.triggers import Trigger
 from millpy.windowing.window import SessionWindows, Windows
 
@@ -416,13 +417,16 @@ class KeyedStream:
         )
         self.stream.graph.add(StageNode(name, inputs, logic, intervals))
 
-    def window(
+    def window(  # noqa: PLR0913 - keywords of the public interface
         self,
         windows: Windows,
         *,
         allowed_lateness: timedelta = timedelta(0),
         trigger: Trigger = AFTER_WATERMARK,
         accumulation: Accumulation = Accumulation.ACCUMULATING,
+        on_time_pane: FiringBehavior = FiringBehavior.IF_NOT_EMPTY,
+        final_pane: FiringBehavior = FiringBehavior.IF_NOT_EMPTY,
+        pane_info: bool = False,
         name: str = "",
         intervals: int = KEY_INTERVALS_DEFAULT,
     ) -> WindowedStream:
@@ -433,6 +437,11 @@ class KeyedStream:
             allowed_lateness: how long past a window's end late records still amend it.
             trigger: when windows fire.
             accumulation: what a pane has of the panes of its window before it, and what becomes of these.
+            on_time_pane: whether the pane that the trigger fires at the end of a window is emitted without new records.
+            final_pane: whether the last pane of a window is: when the trigger is finished, or the window is over.
+            pane_info: whether the stream and its table have two columns more: `pane_on_time_index`, the number of
+                panes of the window that are not early and came before, or -1 for an early one; and `pane_last`,
+                whether no pane of the window can follow.
             name: the step's name. Default: the name of its table.
             intervals: number of key intervals, the unit of ownership.
 
@@ -469,7 +478,8 @@ class KeyedStream:
                 f"{trigger!r} fires windows after allowed_lateness={allowed_lateness!r}, when they are over",
                 hint="choose a longer allowed_lateness",
             )
-        return WindowedStream(self, windows, allowed_lateness, trigger, accumulation, name, intervals)
+        rules = PaneRules(on_time_pane=on_time_pane, final_pane=final_pane, pane_info=pane_info)
+        return WindowedStream(self, windows, allowed_lateness, trigger, accumulation, name, intervals, rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -483,6 +493,7 @@ class WindowedStream:
     accumulation: Accumulation
     name: str
     intervals: int
+    rules: PaneRules
 
     def aggregate(self, **aggregates: Aggregate) -> Stream:
         """Compute one column per aggregate: `aggregate(n=Count(), mean=Mean("temperature")).to_table("t")`.
@@ -503,6 +514,7 @@ class WindowedStream:
             trigger=self.trigger,
             accumulation=self.accumulation,
             takes_retractions=any(taken.retracts for taken in inputs),
+            rules=self.rules,
         )
         taken = [column_name(field) for field in keyed.fields]
         if len(set(taken)) < len(taken):

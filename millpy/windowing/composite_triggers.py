@@ -200,8 +200,8 @@ class AfterAll(_Several):
         return self._described("after_all")
 
     def ready(self, state: State, moment: FiringMoment) -> bool:
-        """Tell whether all are ready."""
-        return all(part.ready(own, moment) for part, own in self._unfinished(state))
+        """Tell whether all are ready. Each is asked, because `alarm` needs the answers of predicates."""
+        return all([part.ready(own, moment) for part, own in self._unfinished(state)])
 
     def merged(self, states: Sequence[State], moment: FiringMoment) -> State:
         """Merge the parts; it is finished if all of them are."""

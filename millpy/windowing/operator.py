@@ -47,7 +47,8 @@ from millpy.windowing.composite_triggers import AFTER_WATERMARK
 from millpy.windowing.firing import PaneTriggers
 from millpy.windowing.group_by import Integers
 from millpy.windowing.pane_codec import DuePane
-from millpy.windowing.panes import Emission, output_type, records_in_order, result_rows
+from millpy.windowing.pane_rules import DEFAULT_RULES, PANE_INFO, PaneRules
+from millpy.windowing.panes import Emission, next_pane, output_type, records_in_order, result_rows
 from millpy.windowing.session_gaps import Gaps, check_gap_field
 from millpy.windowing.triggers import Trigger
 from millpy.windowing.window import SessionWindows, SlidingWindows, Windows, assigner_of
@@ -67,6 +68,7 @@ class WindowSpec:
         trigger: the rule by which windows fire.
         accumulation: what a pane has of the panes of its window before it.
         takes_retractions: whether some of the records may be retractions.
+        rules: which empty panes are emitted, and whether panes have `PANE_INFO`.
     """
 
     windows: Windows
@@ -76,6 +78,7 @@ class WindowSpec:
     trigger: Trigger = AFTER_WATERMARK
     accumulation: Accumulation = Accumulation.ACCUMULATING
     takes_retractions: bool = False
+    rules: PaneRules = DEFAULT_RULES
 
     def output_type(self, record_type: RecordType, key_fields: Sequence[str]) -> RecordType:
         """Return the record type of the stream of panes.
@@ -85,7 +88,14 @@ class WindowSpec:
             GraphError: records may be retractions, and an aggregate cannot subtract.
         """
         check_gap_field(self.windows, record_type)
-        return output_type(record_type, key_fields, dict(self.aggregates), retracts=self.takes_retractions)
+        return output_type(
+            record_type,
+            key_fields,
+            dict(self.aggregates),
+            retracts=self.takes_retractions,
+            mode=self.accumulation,
+            rules=self.rules,
+        )
 
     def accumulators(self, record_type: RecordType) -> AccumulatorSet:
         """Return the operations of the aggregates on records of a type."""
@@ -97,14 +107,23 @@ class WindowSpec:
         return self.allowed_lateness > timedelta(0) or self.trigger.per_pane
 
     @property
+    def by_pane(self) -> bool:
+        """Whether the trigger is asked pane by pane, and has a state in each."""
+        return self.trigger.per_pane or self.rules.with_empty_panes
+
+    @property
     def simple(self) -> bool:
         """Whether records only add to windows, and all that a pane needs of its window are the accumulators."""
-        plain = self.accumulation is Accumulation.ACCUMULATING and not self.trigger.per_pane
+        plain = self.accumulation is Accumulation.ACCUMULATING and not self.by_pane
         return plain and not self.takes_retractions
 
     def columns(self) -> tuple[str, ...]:
         """Return the names of the aggregate columns."""
         return tuple(self.aggregates)
+
+    def info_columns(self) -> tuple[str, ...]:
+        """Return the names of the columns behind them that say what a pane is, if the rules ask for them."""
+        return PANE_INFO if self.rules.pane_info else ()
 
     @property
     def sliced(self) -> bool:
@@ -135,7 +154,7 @@ class WindowSpec:
             described["accumulation"] = self.accumulation.value
         if self.takes_retractions:
             described["takes_retractions"] = True
-        return described
+        return described | self.rules.described()
 
 
 @dataclass(slots=True)
@@ -269,7 +288,10 @@ class WindowedInterval(Generic[OpenT]):
         where = Gaps(windows) if isinstance(windows, SessionWindows) else assigner_of(windows)
         self._earliest, self._latest = where.event_time_range()
         self._simple, self._mode = windowing.simple, windowing.accumulation
-        self._triggers = PaneTriggers(windowing.trigger) if windowing.trigger.per_pane else None
+        self._rules = windowing.rules
+        self._triggers = (
+            PaneTriggers(windowing.trigger, windowing.rules, self._next_pane) if windowing.by_pane else None
+        )
         self._accumulators = windowing.accumulators(self._input.record_type)
         self._merger = PaneMerger(self._accumulators, self._mode)
         self._accumulators.report_to(binding.progress)
@@ -292,8 +314,8 @@ class WindowedInterval(Generic[OpenT]):
 
     @property
     def immediate(self) -> bool:
-        """Whether no aggregate is user code, which must not run on the event loop."""
-        return not self._accumulators.calls_user
+        """Whether neither an aggregate nor the trigger is user code, which must not run on the event loop."""
+        return not (self._accumulators.calls_user or self._trigger.calls_user)
 
     def missing_keys(self, bundles: Sequence[Bundle]) -> Sequence[bytes]:
         """Return no keys: all open windows are in memory."""
@@ -327,7 +349,9 @@ class WindowedInterval(Generic[OpenT]):
         self._tally, self._made = WindowCounts(), 0
         subscribed = self._stream in self._binding.subscribed
         mode = self._mode if subscribed else Accumulation.ACCUMULATING  # the table is the same in every mode
-        emission = Emission(self._accumulators, len(self._input.key_fields), self._trigger, mode)
+        over_by = Instant(max(self._trigger.latest_end(work.watermark) - self._allowed_us, INSTANT_MIN))
+        width = len(self._input.key_fields)
+        emission = Emission(self._accumulators, width, self._trigger, mode, self._rules, over_by)
         rows: JoinedRows | None = None
         arrived = [arrival for arrival in work.arrived if len(arrival.bundle)]
         if arrived:
@@ -348,7 +372,8 @@ class WindowedInterval(Generic[OpenT]):
             self._add_rows(result, emission, rows, work)
         self._add_due(emission, work)
         self._emit(result, emission)
-        result.dead_letters += [self._letter_of(due, error) for due, error in emission.failed]
+        failed = emission.failed + ([] if self._triggers is None else self._triggers.take_failed())
+        result.dead_letters += [self._letter_of(due, error) for due, error in failed]
         entries = self._open.take_entries(work.watermark, work.bundle, work.panes_max)
         if entries is not None:
             result.delta = (entries,)
@@ -487,8 +512,16 @@ class WindowedInterval(Generic[OpenT]):
         self._dead_letter(result, rows, out, errors)
         return rows.take(np.flatnonzero(~mask))
 
+    def _next_pane(self, due: DuePane, timing: str) -> Any:
+        """Return the record that the next pane of a window would be."""
+        width = len(self._input.key_fields)
+        return next_pane(self._output, self._accumulators, width, self._rules, due, timing)
+
     def _letter_of(self, due: DuePane, error: Exception) -> DeadLetter:
-        """Return a dead letter for a pane without a result; it has the pane as JSON and cannot be replayed."""
+        """Return a dead letter for a pane without a result, or on which a predicate raises.
+
+        It has the pane as JSON, and cannot be replayed.
+        """
         start, end, key, pane = due
         values = [msgspec.Raw(encode_value(value)) for value in self._accumulators.to_stored(pane.values)]
         payload = {"window_start": start, "window_end": end, "key": msgspec.Raw(key_text(key)), "values": values}

@@ -25,7 +25,7 @@ the allowed lateness is not the trigger's: a window that is over has fired, and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -38,6 +38,8 @@ from millpy.model.time import INSTANT_MAX, Instant, check_length, microseconds
 
 Timing = Literal["early", "on_time", "late"]
 Ends = TypeVar("Ends", Instant, Instants)
+Predicate: TypeAlias = "Callable[[Any], object]"
+"""A function of the record that the next pane of a window would be."""
 State: TypeAlias = list[Any]
 """The state of a trigger in a window of a key: [1 if it is finished else 0, its own numbers and its parts' states]."""
 COUNT_MAX = 2**53
@@ -50,10 +52,12 @@ class FiringMoment:
     Attributes:
         now_us: the processing time.
         ended: whether the watermark has reached the end of the window.
+        judge: asks a predicate about the pane; None if the trigger is not asked now.
     """
 
     now_us: Instant
     ended: bool
+    judge: Callable[[Predicate], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -92,6 +96,11 @@ class Trigger(GraphPart):
     def may_finish(self) -> bool:
         """Whether the trigger can be finished, so that it closes its window."""
         return False
+
+    @property
+    def calls_user(self) -> bool:
+        """Whether it calls a user's function."""
+        return any(part.calls_user for part in self.parts)
 
     def fresh(self) -> State:
         """Return the state in a window without records."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from enum import Enum
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -30,9 +31,11 @@ from millpy.windowing.aggregates.quantile import Median, Quantile
 from millpy.windowing.calendar_windows import CalendarWindows
 from millpy.windowing.composite_triggers import AfterAll, AfterAny, AfterEach, AfterWatermark, OrFinally, Repeatedly
 from millpy.windowing.global_window import GlobalWindow
+from millpy.windowing.pane_rules import FiringBehavior
 from millpy.windowing.triggers import AfterCount, AfterProcessingTime, Every, Never, Trigger
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
 
+_Choice = TypeVar("_Choice", bound=Enum)
 SOURCE, STEP = "records", "panes"
 INTERVALS = 2
 CLOCK = "2100-01-01T00:00:00Z"
@@ -52,8 +55,6 @@ WINDOWS_TO_COME: Mapping[str, Sequence[str]] = {
 TRIGGERS_TO_COME = ("after_percentile",)
 CHOICES: Mapping[str, tuple[str, Sequence[str]]] = {
     "timestamp_combiner": ("end_of_window", ("earliest", "latest")),
-    "on_time_pane": ("if_not_empty", ("always",)),
-    "final_pane": ("if_not_empty", ("always",)),
 }
 """Key -> (what the engine does, what it does not do yet)."""
 COMPOSITES: Mapping[str, Callable[..., Trigger]] = {
@@ -97,6 +98,8 @@ class Definition:
     trigger: Trigger
     allowed_lateness: timedelta
     accumulation: Accumulation
+    on_time_pane: FiringBehavior
+    final_pane: FiringBehavior
     aggregates: Mapping[str, Aggregate]
     event_time: EventTime
     idle: AdvanceWithClock | None
@@ -122,6 +125,9 @@ class Definition:
             allowed_lateness=self.allowed_lateness,
             trigger=self.trigger,
             accumulation=self.accumulation,
+            on_time_pane=self.on_time_pane,
+            final_pane=self.final_pane,
+            pane_info=True,
             name=STEP,
             intervals=INTERVALS,
         )
@@ -149,7 +155,9 @@ def definition_of(text: TranscriptText, values: set[type]) -> Definition:
         windows=_windows(text.windows),
         trigger=_trigger(text.trigger),
         allowed_lateness=_duration(text.allowed_lateness, "allowed_lateness"),
-        accumulation=_accumulation(text.mode),
+        accumulation=_choice("mode", text.mode, Accumulation),
+        on_time_pane=_choice("on_time_pane", text.on_time_pane, FiringBehavior),
+        final_pane=_choice("final_pane", text.final_pane, FiringBehavior),
         aggregates={name: _aggregate(name, value) for name, value in text.aggregates.items()},
         event_time=EventTime(
             "at",
@@ -177,12 +185,12 @@ def _choose(key: str, value: str, done: str, to_come: Sequence[str]) -> None:
         raise UsageError(f"{key}: unknown value {value!r}", hint=f"choose from: {', '.join([done, *to_come])}")
 
 
-def _accumulation(mode: str) -> Accumulation:
+def _choice(key: str, value: str, kind: type[_Choice]) -> _Choice:
     try:
-        return Accumulation(mode)
+        return kind(value)
     except ValueError:
-        choices = ", ".join(each.value for each in Accumulation)
-        raise UsageError(f"mode: unknown value {mode!r}", hint=f"choose from: {choices}") from None
+        choices = ", ".join(str(each.value) for each in kind)
+        raise UsageError(f"{key}: unknown value {value!r}", hint=f"choose from: {choices}") from None
 
 
 def _record(values: set[type]) -> type[msgspec.Struct]:
