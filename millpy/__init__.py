@@ -19,20 +19,12 @@ from millpy.windowing.aggregates.numeric import Count, Max, Mean, Min, StandardD
 from millpy.windowing.aggregates.positional import Collect, First, Last, Top
 from millpy.windowing.aggregates.quantile import Median, Quantile
 from millpy.windowing.calendar_windows import CalendarWindows
+from millpy.windowing.composite_triggers import AfterAll, AfterAny, AfterEach, AfterWatermark, OrFinally, Repeatedly
 from millpy.windowing.global_window import GlobalWindow
+from millpy.windowing.pane_rules import FiringBehavior
+from millpy.windowing.predicate_trigger import When
 from millpy.windowing.timestamp_combiner import TimestampCombiner
-from millpy.windowing.triggers import (
-    AfterAll,
-    AfterAny,
-    AfterCount,
-    AfterEach,
-    AfterProcessingTime,
-    AfterWatermark,
-    Every,
-    Never,
-    OrFinally,
-    Repeatedly,
-)
+from millpy.windowing.triggers import AfterCount, AfterProcessingTime, Every, Never
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
 
 __all__ = [
@@ -59,6 +51,7 @@ __all__ = [
     "FieldMapping",
     "File",
     "Files",
+    "FiringBehavior",
     "First",
     "FixedWindows",
     "GlobalWindow",
@@ -93,6 +86,7 @@ __all__ = [
     "Value",
     "Variance",
     "Wait",
+    "When",
     "WindowedStream",
     "days",
     "hours",

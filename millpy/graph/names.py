@@ -11,6 +11,7 @@ RESERVED_SCHEMAS = {"mill", "millpy", "public", "information_schema"}
 RESERVED_COLUMNS = {
     "records": {"event_time", "ordinal", "interval_id", "bundle", "emitted_at"},
     "windowed": {"window_start", "window_end", "pane_index", "pane_timing", "late_count"}
+    | {"pane_on_time_index", "pane_last"}
     | {"interval_id", "bundle", "emitted_at", "is_final"},
 }
 

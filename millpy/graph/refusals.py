@@ -9,9 +9,10 @@ from millpy.errors import GraphError
 from millpy.graph.nodes import InjectorNode, Input, StageNode
 from millpy.operators.stateless import Chain
 from millpy.windowing.accumulation import Accumulation
+from millpy.windowing.composite_triggers import AfterWatermark
 from millpy.windowing.global_window import GlobalWindow
 from millpy.windowing.logic import WindowedLogic
-from millpy.windowing.triggers import AfterWatermark, Never, Trigger
+from millpy.windowing.triggers import Never, Trigger
 from millpy.windowing.window import SessionWindows, Windows
 
 if TYPE_CHECKING:

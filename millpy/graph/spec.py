@@ -109,7 +109,7 @@ def _table_spec(node: StageNode, stream: Stream) -> TableSpec:
             computation=node.name,
             stream=stream.name,
             keys=_columns(node.inputs[0].record_type, keys),
-            values=_columns(stream.record_type, node.logic.columns()),
+            values=_columns(stream.record_type, (*node.logic.columns(), *node.logic.info_columns())),
             allowed_lateness_us=node.allowed_lateness_us,
             history=node.logic.accumulation.value if stream.history else "",
             history_kept_s=stream.history.total_seconds() if isinstance(stream.history, timedelta) else None,

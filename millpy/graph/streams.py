@@ -26,9 +26,11 @@ from millpy.operators.map import FlatMap, Map
 from millpy.operators.stateless import Chain, Filter, Operator, Split
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.accumulator import Aggregate
+from millpy.windowing.composite_triggers import AFTER_WATERMARK
 from millpy.windowing.logic import WindowedLogic
+from millpy.windowing.pane_rules import FiringBehavior, PaneRules
 from millpy.windowing.timestamp_combiner import TimestampCombiner
-from millpy.windowing.triggers import AFTER_WATERMARK, Trigger
+from millpy.windowing.triggers import Trigger
 from millpy.windowing.window import SessionWindows, Windows
 
 if TYPE_CHECKING:
@@ -424,7 +426,7 @@ class KeyedStream:
         )
         self.stream.graph.add(StageNode(name, inputs, logic, intervals))
 
-    def window(
+    def window(  # noqa: PLR0913 - keywords of the public interface
         self,
         windows: Windows,
         *,
@@ -432,6 +434,9 @@ class KeyedStream:
         trigger: Trigger = AFTER_WATERMARK,
         accumulation: Accumulation = Accumulation.ACCUMULATING,
         timestamp_combiner: TimestampCombiner = TimestampCombiner.END_OF_WINDOW,
+        on_time_pane: FiringBehavior = FiringBehavior.IF_NOT_EMPTY,
+        final_pane: FiringBehavior = FiringBehavior.IF_NOT_EMPTY,
+        pane_info: bool = False,
         name: str = "",
         intervals: int = KEY_INTERVALS_DEFAULT,
     ) -> WindowedStream:
@@ -444,6 +449,11 @@ class KeyedStream:
             accumulation: what a pane has of the panes of its window before it, and what becomes of these.
             timestamp_combiner: the event time of a pane: the end of its window, or the earliest or latest event time of
                 the records that the pane is made for.
+            on_time_pane: whether the pane that the trigger fires at the end of a window is emitted without new records.
+            final_pane: whether the last pane of a window is: when the trigger is finished, or the window is over.
+            pane_info: whether the stream and its table have two columns more: `pane_on_time_index`, the number of
+                panes of the window that are not early and came before, or -1 for an early one; and `pane_last`,
+                whether no pane of the window can follow.
             name: the step's name. Default: the name of its table.
             intervals: number of key intervals, the unit of ownership.
 
@@ -485,8 +495,9 @@ class KeyedStream:
                 f"{trigger!r} fires windows after allowed_lateness={allowed_lateness!r}, when they are over",
                 hint="choose a longer allowed_lateness",
             )
+        rules = PaneRules(on_time_pane=on_time_pane, final_pane=final_pane, pane_info=pane_info)
         how = (trigger, accumulation, timestamp_combiner)
-        return WindowedStream(self, windows, allowed_lateness, *how, name, intervals)
+        return WindowedStream(self, windows, allowed_lateness, *how, name, intervals, rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -501,6 +512,7 @@ class WindowedStream:
     timestamp_combiner: TimestampCombiner
     name: str
     intervals: int
+    rules: PaneRules
 
     def aggregate(self, **aggregates: Aggregate) -> Stream:
         """Compute one column per aggregate: `aggregate(n=Count(), mean=Mean("temperature")).to_table("t")`.
@@ -522,6 +534,7 @@ class WindowedStream:
             accumulation=self.accumulation,
             timestamps=self.timestamp_combiner,
             takes_retractions=any(taken.retracts for taken in inputs),
+            rules=self.rules,
         )
         taken = [column_name(field) for field in keyed.fields]
         if len(set(taken)) < len(taken):

@@ -2,7 +2,8 @@
 
 A batch, or Spark by itself (`native`), recomputes the result tables; Spark joins them with the stored tables. Only what
 is final is compared: windows that can have no later pane, and records before the low watermark. `pane_index`,
-`pane_timing` and `late_count` depend on how records were bundled when they arrived, and are not compared.
+`pane_timing`, `late_count` and the columns of `pane_info` depend on how records were bundled when they arrived, and are
+not compared.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from millpy.spark.contributing import with_records
 from millpy.spark.hosted_rows import TYPES
 from millpy.spark.native import NativePlan, NativeTable
 from millpy.spark.session import read_table
+from millpy.windowing.pane_rules import PANE_INFO
 
 TOLERANCE = 1e-9
 """Relative and absolute: sums of floats depend on the order in which records were bundled."""
@@ -230,6 +232,11 @@ def _key(spec: TableSpec) -> list[ColumnSpec]:
     return [*spec.keys, *_WINDOW]
 
 
+def _compared(spec: TableSpec) -> list[ColumnSpec]:
+    """Return the columns of values in which rows may not differ."""
+    return [column for column in spec.values if spec.kind != "windowed" or column.name not in PANE_INFO]
+
+
 def _order(spec: TableSpec) -> list[str]:
     """Return columns that give the rows of a table one order: an audit that is repeated shows the same examples."""
     if spec.kind == "windowed":
@@ -273,7 +280,7 @@ def _windows(expected: DataFrame, stored: DataFrame, spec: TableSpec) -> DataFra
         sides.append(frame.select(*(F.col(f"`{name}`").alias(f"{side} {name}") for name in names), values.alias(side)))
     same_row = [F.col(f"`{EXPECTED} {name}`").eqNullSafe(F.col(f"`{STORED} {name}`")) for name in names]
     joined = sides[0].join(sides[1], same_row, "full_outer")
-    changed = reduce(or_, (~equal(column) for column in spec.values), F.lit(False))
+    changed = reduce(or_, (~equal(column) for column in _compared(spec)), F.lit(False))
     kind = (
         F.when(F.col(f"`{STORED}`").isNull(), "missing")
         .when(F.col(f"`{EXPECTED}`").isNull(), "added")
@@ -323,7 +330,7 @@ def _differences(wrong: Sequence[Mapping[str, Any]], spec: TableSpec) -> Iterato
         if spec.kind != "windowed":
             expected, stored = {"rows": expected}, {"rows": stored}
         elif expected and stored:
-            differ = [one.name for one in spec.values if not same(one, expected[one.name], stored[one.name])]
+            differ = [one.name for one in _compared(spec) if not same(one, expected[one.name], stored[one.name])]
             expected, stored = ({name: side[name] for name in differ} for side in (expected, stored))
         expected, stored = (_readable(side or {}, spec.values) for side in (expected, stored))
         named = _readable({column.name: row[column.name] for column in identity}, identity)

@@ -96,7 +96,7 @@ class PaneMerger:
 
 
 def content_of(pane: OpenPane, mode: Accumulation) -> PaneContent | OpenPane | None:
-    """Return what the next pane of a window has for consumers; None for nothing.
+    """Return what the next pane of a window has for consumers; None if it is empty.
 
     In discarding mode it has only what the panes before it had not.
     """

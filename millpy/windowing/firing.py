@@ -5,19 +5,21 @@
     the watermark reaches the end     it is asked; on-time records that it leaves waiting hold the low watermark
     the window is over                what waits is the last pane, whatever the trigger says
 
-A pane is emitted only if records have come since the one before it.
+A pane is emitted only if records have come since the one before it, unless the rules of the step say otherwise
+(`pane_rules.py`): then its pane on time, or its last one, may be empty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
-from millpy.windowing.pane_codec import FiringState, OpenPane
-from millpy.windowing.triggers import FiringMoment, Trigger
+from millpy.windowing.pane_codec import FIRST, DuePane, FiringState, OpenPane
+from millpy.windowing.pane_rules import DEFAULT_RULES, FiringBehavior, PaneRules
+from millpy.windowing.triggers import FiringMoment, Predicate, Trigger
 
 
 class _Sortable(Protocol):
@@ -94,15 +96,29 @@ class Alarms(Generic[Item]):
 class PaneTriggers:
     """Asks the trigger of a step about its panes.
 
+    Args:
+        trigger: the trigger.
+        rules: which empty panes are emitted.
+        view: (pane, timing of its next pane) -> the record that its next pane would be, for predicates.
+
     Attributes:
         now_us: the processing time of the turn.
         latest_end: the windows that end by it have reached their end.
     """
 
-    def __init__(self, trigger: Trigger) -> None:
+    def __init__(
+        self,
+        trigger: Trigger,
+        rules: PaneRules = DEFAULT_RULES,
+        view: Callable[[DuePane, str], Any] | None = None,
+    ) -> None:
         self._trigger = trigger
+        self._view = view
+        self._always_on_time = rules.on_time_pane is FiringBehavior.ALWAYS
+        self._always_final = rules.final_pane is FiringBehavior.ALWAYS
         self.now_us = INSTANT_MIN
         self.latest_end = INSTANT_MIN
+        self._failed: list[tuple[DuePane, Exception]] = []
 
     def add(self, pane: OpenPane, count: int, late: int) -> None:
         """Take note of records that have been added to a pane, and how many of them are late."""
@@ -137,29 +153,63 @@ class PaneTriggers:
             return INSTANT_MAX
         return self._trigger.alarm(firing.trigger, FiringMoment(self.now_us, firing.passed))
 
-    def ask(self, pane: OpenPane, *, ended: bool, over: bool) -> bool:
+    def ask(self, due: DuePane, *, ended: bool, over: bool) -> bool:
         """Ask the trigger about a pane, and tell whether the window gives a pane now.
 
         Args:
-            pane: the pane, with the records of the turn.
+            due: the pane, with the records of the turn.
             ended: whether the watermark has reached the end of the window.
             over: whether it has reached the end of the allowed lateness, too.
         """
+        pane = due[3]
         firing = firing_of(pane)
-        moment, emits = FiringMoment(self.now_us, ended), over
+        timing = self._timing(pane, firing) if ended else "early"
+        moment = FiringMoment(self.now_us, ended, lambda predicate: self._judge(predicate, due, timing))
+        fires = over
         if not firing.trigger[0] and self._trigger.ready(firing.trigger, moment):
             self._trigger.fire(firing.trigger, moment)
-            emits = True
-        emits = emits and firing.since > 0
+            fires = True
+        last = over or bool(firing.trigger[0])
+        emits = fires and (firing.since > 0 or (not firing.closed and self._gives_empty(timing, last)))
+        firing.closed = firing.closed or last
         if emits:
             firing.since = firing.late = 0
-            firing.before = firing.timing
-            firing.timing = self._timing(pane, firing) if ended else "early"
+            firing.before = firing.timing or FIRST
+            firing.timing = timing
+            firing.on_time_index = -1 if timing == "early" else firing.on_time_index + 1
+            firing.last = last
             firing.holds = False
         if ended and not firing.passed:
             firing.passed = True
             firing.holds = firing.since > firing.late
         return emits
+
+    def take_failed(self) -> list[tuple[DuePane, Exception]]:
+        """Return (pane, error) of predicates that raised since the last call; of a window once until one answers."""
+        failed, self._failed = self._failed, []
+        return failed
+
+    def waits_for_the_end(self, firing: FiringState) -> bool:
+        """Tell whether a pane has to be asked when its window is over."""
+        return firing.since > 0 or (not firing.closed and (self._always_final or self._always_on_time))
+
+    def _gives_empty(self, timing: str, last: bool) -> bool:
+        """Tell whether an empty pane is emitted."""
+        return (last and self._always_final) or (timing == "on_time" and self._always_on_time)
+
+    def _judge(self, predicate: Predicate, due: DuePane, timing: str) -> bool:
+        """Ask a predicate about a pane. One that raises is not true; the first failure in a window is kept."""
+        firing = firing_of(due[3])
+        assert self._view is not None, predicate
+        try:
+            answer = bool(predicate(self._view(due, timing)))
+        except Exception as error:  # user code: the pane is dead-lettered
+            if not firing.failing:
+                self._failed.append((due, error))
+            firing.failing = True
+            return False
+        firing.failing = False
+        return answer
 
     @staticmethod
     def _timing(pane: OpenPane, firing: FiringState) -> str:

@@ -43,13 +43,15 @@ from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, microseconds
 from millpy.windowing.accumulation import Accumulation, PaneMerger
 from millpy.windowing.accumulator import AccumulatorSet, Aggregate, RowsRefusedError
 from millpy.windowing.aggregates.balance import CountBalance
+from millpy.windowing.composite_triggers import AFTER_WATERMARK
 from millpy.windowing.firing import PaneTriggers
 from millpy.windowing.group_by import Integers
 from millpy.windowing.pane_codec import DuePane
-from millpy.windowing.panes import Emission, output_type, records_in_order, result_rows
+from millpy.windowing.pane_rules import DEFAULT_RULES, PANE_INFO, PaneRules
+from millpy.windowing.panes import Emission, next_pane, output_type, records_in_order, result_rows
 from millpy.windowing.session_gaps import Gaps, check_gap_field
 from millpy.windowing.timestamp_combiner import PaneHolds, TimestampCombiner
-from millpy.windowing.triggers import AFTER_WATERMARK, Trigger
+from millpy.windowing.triggers import Trigger
 from millpy.windowing.window import SessionWindows, SlidingWindows, Windows, assigner_of
 from millpy.windowing.window_memory import REASON as ROOM_REASON
 from millpy.windowing.window_memory import NoRoomError, Openings, Weights
@@ -68,6 +70,7 @@ class WindowSpec:
         accumulation: what a pane has of the panes of its window before it.
         takes_retractions: whether some of the records may be retractions.
         timestamps: the event time of a pane.
+        rules: which empty panes are emitted, and whether panes have `PANE_INFO`.
     """
 
     windows: Windows
@@ -78,6 +81,7 @@ class WindowSpec:
     accumulation: Accumulation = Accumulation.ACCUMULATING
     takes_retractions: bool = False
     timestamps: TimestampCombiner = TimestampCombiner.END_OF_WINDOW
+    rules: PaneRules = DEFAULT_RULES
 
     def output_type(self, record_type: RecordType, key_fields: Sequence[str]) -> RecordType:
         """Return the record type of the stream of panes.
@@ -87,7 +91,14 @@ class WindowSpec:
             GraphError: records may be retractions, and an aggregate cannot subtract.
         """
         check_gap_field(self.windows, record_type)
-        return output_type(record_type, key_fields, dict(self.aggregates), retracts=self.takes_retractions)
+        return output_type(
+            record_type,
+            key_fields,
+            dict(self.aggregates),
+            retracts=self.takes_retractions,
+            mode=self.accumulation,
+            rules=self.rules,
+        )
 
     def accumulators(self, record_type: RecordType) -> AccumulatorSet:
         """Return the operations of the aggregates on records of a type."""
@@ -99,14 +110,23 @@ class WindowSpec:
         return self.allowed_lateness > timedelta(0) or self.trigger.per_pane
 
     @property
+    def by_pane(self) -> bool:
+        """Whether the trigger is asked pane by pane, and has a state in each."""
+        return self.trigger.per_pane or self.rules.with_empty_panes
+
+    @property
     def simple(self) -> bool:
         """Whether records only add to windows, and all that a pane needs of its window are the accumulators."""
-        plain = self.accumulation is Accumulation.ACCUMULATING and not self.trigger.per_pane
+        plain = self.accumulation is Accumulation.ACCUMULATING and not self.by_pane
         return plain and not self.takes_retractions and self.timestamps is TimestampCombiner.END_OF_WINDOW
 
     def columns(self) -> tuple[str, ...]:
         """Return the names of the aggregate columns."""
         return tuple(self.aggregates)
+
+    def info_columns(self) -> tuple[str, ...]:
+        """Return the names of the columns behind them that say what a pane is, if the rules ask for them."""
+        return PANE_INFO if self.rules.pane_info else ()
 
     @property
     def sliced(self) -> bool:
@@ -139,7 +159,7 @@ class WindowSpec:
             described["takes_retractions"] = True
         if self.timestamps is not TimestampCombiner.END_OF_WINDOW:
             described["timestamp_combiner"] = self.timestamps.value
-        return described
+        return described | self.rules.described()
 
 
 @dataclass(slots=True)
@@ -280,7 +300,10 @@ class WindowedInterval(Generic[OpenT]):
         where = Gaps(windows) if isinstance(windows, SessionWindows) else assigner_of(windows)
         self._earliest, self._latest = where.event_time_range()
         self._simple, self._mode = windowing.simple, windowing.accumulation
-        self._triggers = PaneTriggers(windowing.trigger) if windowing.trigger.per_pane else None
+        self._rules = windowing.rules
+        self._triggers = (
+            PaneTriggers(windowing.trigger, windowing.rules, self._next_pane) if windowing.by_pane else None
+        )
         self._accumulators = windowing.accumulators(self._input.record_type)
         self._timestamps = windowing.timestamps
         self._combines = self._timestamps is not TimestampCombiner.END_OF_WINDOW
@@ -305,8 +328,8 @@ class WindowedInterval(Generic[OpenT]):
 
     @property
     def immediate(self) -> bool:
-        """Whether no aggregate is user code, which must not run on the event loop."""
-        return not self._accumulators.calls_user
+        """Whether neither an aggregate nor the trigger is user code, which must not run on the event loop."""
+        return not (self._accumulators.calls_user or self._trigger.calls_user)
 
     def missing_keys(self, bundles: Sequence[Bundle]) -> Sequence[bytes]:
         """Return no keys: all open windows are in memory."""
@@ -342,7 +365,9 @@ class WindowedInterval(Generic[OpenT]):
         self._tally, self._made = WindowCounts(), 0
         subscribed = self._stream in self._binding.subscribed
         mode = self._mode if subscribed else Accumulation.ACCUMULATING  # the table is the same in every mode
-        emission = Emission(self._accumulators, len(self._input.key_fields), self._trigger, mode, self._timestamps)
+        over_by = Instant(max(self._trigger.latest_end(work.watermark) - self._allowed_us, INSTANT_MIN))
+        width = len(self._input.key_fields)
+        emission = Emission(self._accumulators, width, self._trigger, mode, self._timestamps, self._rules, over_by)
         rows: JoinedRows | None = None
         arrived = [arrival for arrival in work.arrived if len(arrival.bundle)]
         if arrived:
@@ -363,7 +388,8 @@ class WindowedInterval(Generic[OpenT]):
             self._add_rows(result, emission, rows, work)
         self._add_due(emission, work)
         self._emit(result, emission)
-        result.dead_letters += [self._letter_of(due, error) for due, error in emission.failed]
+        failed = emission.failed + ([] if self._triggers is None else self._triggers.take_failed())
+        result.dead_letters += [self._letter_of(due, error) for due, error in failed]
         entries = self._open.take_entries(work.watermark, work.bundle, work.panes_max)
         if entries is not None:
             result.delta = (entries,)
@@ -503,8 +529,16 @@ class WindowedInterval(Generic[OpenT]):
         self._dead_letter(result, rows, out, errors)
         return rows.take(np.flatnonzero(~mask))
 
+    def _next_pane(self, due: DuePane, timing: str) -> Any:
+        """Return the record that the next pane of a window would be."""
+        width = len(self._input.key_fields)
+        return next_pane(self._output, self._accumulators, width, self._rules, due, timing)
+
     def _letter_of(self, due: DuePane, error: Exception) -> DeadLetter:
-        """Return a dead letter for a pane without a result; it has the pane as JSON and cannot be replayed."""
+        """Return a dead letter for a pane without a result, or on which a predicate raises.
+
+        It has the pane as JSON, and cannot be replayed.
+        """
         start, end, key, pane = due
         values = [msgspec.Raw(encode_value(value)) for value in self._accumulators.to_stored(pane.values)]
         payload = {"window_start": start, "window_end": end, "key": msgspec.Raw(key_text(key)), "values": values}

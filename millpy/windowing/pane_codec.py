@@ -22,6 +22,10 @@ class PaneContent(msgspec.Struct, gc=False, omit_defaults=True):
     late_count: int = 0
 
 
+FIRST = "first"
+"""`FiringState.before` of a window's first pane."""
+
+
 class FiringState(msgspec.Struct, gc=False, omit_defaults=True):
     """What the trigger of a pane knows, if it decides pane by pane.
 
@@ -30,7 +34,11 @@ class FiringState(msgspec.Struct, gc=False, omit_defaults=True):
         since: number of records since the newest pane.
         late: number of late ones among them.
         timing: timing of the newest pane; "" without one.
-        before: while a turn emits a pane, the timing of the one before it.
+        before: while a turn emits a pane, the timing of the one before it, or `FIRST`.
+        on_time_index: number of its panes since the end of the window, minus one; -1 if the newest one is early.
+        last: whether no pane follows the newest one.
+        closed: whether the trigger was finished, or has been asked when the window was over.
+        failing: whether a predicate of the trigger raised when it was asked last.
         passed: whether the trigger has been asked since the watermark has reached the end of the window.
         holds: whether the pane still keeps the low watermark back after that, for records that were on time.
     """
@@ -40,6 +48,10 @@ class FiringState(msgspec.Struct, gc=False, omit_defaults=True):
     late: int = 0
     timing: str = ""
     before: str = ""
+    on_time_index: int = -1
+    last: bool = False
+    closed: bool = False
+    failing: bool = False
     passed: bool = False
     holds: bool = False
 

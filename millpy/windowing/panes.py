@@ -14,12 +14,13 @@ import pyarrow.compute as pc
 from millpy.model.checkpoint import DeletedRows, ResultRows
 from millpy.model.keys import Key
 from millpy.model.record import SMALL_RECORDS_MAX, Instants, Records, RecordType, column_name
-from millpy.model.time import to_datetime
+from millpy.model.time import INSTANT_MIN, Instant, to_datetime
 from millpy.windowing.accumulation import Accumulation, content_of, newest_of, withdraw
 from millpy.windowing.accumulator import AccumulatorSet, Aggregate, PartialAggregate
 from millpy.windowing.aggregates.combiner import failure_of
 from millpy.windowing.group_by import Integers
-from millpy.windowing.pane_codec import NO_TIME, DuePane, OpenPane, PaneContent
+from millpy.windowing.pane_codec import FIRST, NO_TIME, DuePane, FiringState, OpenPane, PaneContent
+from millpy.windowing.pane_rules import DEFAULT_RULES, PaneRules
 from millpy.windowing.timestamp_combiner import TimestampCombiner, newest_time_of, time_of
 from millpy.windowing.triggers import Trigger
 
@@ -47,9 +48,17 @@ class PaneIndex(Protocol):
 
 
 def output_type(
-    record_type: RecordType, key_fields: Sequence[str], aggregates: dict[str, Aggregate], *, retracts: bool = False
+    record_type: RecordType,
+    key_fields: Sequence[str],
+    aggregates: dict[str, Aggregate],
+    *,
+    retracts: bool = False,
+    mode: Accumulation = Accumulation.ACCUMULATING,
+    rules: PaneRules = DEFAULT_RULES,
 ) -> RecordType:
     """Return the record type of a stream of panes: key fields, window, aggregates, and what the pane is.
+
+    An aggregate that has no result for zero records may be None in a discarding window with empty panes.
 
     Raises:
         SchemaError: an aggregate does not accept its field.
@@ -59,7 +68,13 @@ def output_type(
         (column_name(name), record_type.annotations_along(name)[-1]) for name in key_fields
     ]
     fields += [("window_start", datetime), ("window_end", datetime)]
-    fields += [(name, aggregate.bind(record_type, retracts=retracts).result) for name, aggregate in aggregates.items()]
+    may_be_empty = rules.with_empty_panes and mode is Accumulation.DISCARDING
+    for name, aggregate in aggregates.items():
+        bound = aggregate.bind(record_type, retracts=retracts)
+        without = may_be_empty and not bound.calls_user and bound.result_of(bound.empty()) is None
+        fields.append((name, bound.result | None if without else bound.result))
+    if rules.pane_info:
+        fields += [("pane_on_time_index", int), ("pane_last", bool)]
     fields += [("pane_index", int), ("pane_timing", str), ("late_count", int)]
     return RecordType(msgspec.defstruct("WindowedResult", fields, kw_only=False, frozen=True))
 
@@ -67,9 +82,17 @@ def output_type(
 class Emission:
     """The panes that a turn emits, as columns.
 
-    Columns are in the order of the record type: keys, window_start and window_end in µs, aggregates, pane_index,
-    pane_timing, late_count. Panes that are the first of their window come first: direct panes, which never were in the
-    state, then those of open windows.
+    Columns are in the order of the record type: keys, window_start and window_end in µs, aggregates, `PANE_INFO` if the
+    rules say so, pane_index, pane_timing, late_count. Panes that are the first of their window come first: direct
+    panes, which never were in the state, then those of open windows.
+
+    Args:
+        accumulators: the operations of the aggregates.
+        key_fields: number of key fields.
+        trigger: the trigger of the windows.
+        mode: what consumers get of a pane.
+        rules: whether panes have `PANE_INFO`.
+        over_by: windows that end by it are over: no pane follows.
 
     Attributes:
         failed: (pane, error) for which a combiner has no result, because its code has changed since it accepted the
@@ -88,10 +111,15 @@ class Emission:
         trigger: Trigger,
         mode: Accumulation = Accumulation.ACCUMULATING,
         timestamps: TimestampCombiner = TimestampCombiner.END_OF_WINDOW,
+        rules: PaneRules = DEFAULT_RULES,
+        over_by: Instant = INSTANT_MIN,
     ) -> None:
         self._accumulators = accumulators
         self._combines = timestamps is not TimestampCombiner.END_OF_WINDOW
         self._trigger = trigger
+        self._pane_info = rules.pane_info
+        self._by_pane = trigger.per_pane or rules.with_empty_panes
+        self._over_by = over_by
         self._key_fields = key_fields
         self._mode = mode
         self._direct: list[Column] = []
@@ -149,6 +177,7 @@ class Emission:
                 _where_known(partials[place].results(picks, member), place, None if known is None else known[picks])
                 for place, member in self._accumulators.columns
             ),
+            *((pa.array(numbers), pa.array(panes.ends[picks] <= self._over_by)) if self._pane_info else ()),
             pa.array(numbers),
             self._trigger.timings(late_counts.tolist()),
             pa.array(late_counts.astype(np.int64)),
@@ -181,17 +210,23 @@ class Emission:
         for _, _, _, pane in panes:
             withdraw(pane)
             pane.at = NO_TIME
+            if pane.firing is not None and pane.firing.before:
+                _take_back(pane.firing)
 
     def _withhold(self, panes: Sequence[DuePane]) -> None:
         """Find the panes of which consumers get nothing."""
         for item in panes:
-            content = content_of(item[3], self._mode)
-            if content is None or content is item[3]:
+            content = self._given_of(item[3])
+            if content is item[3]:
                 continue
             error = failure_of(self._accumulators, content.values)
             if error is not None:
                 self.failed.append((item, error))
                 self.withheld.add(id(item[3]))
+
+    def _given_of(self, pane: OpenPane) -> PaneContent | OpenPane:
+        """Return what consumers of a discarding window get of a pane."""
+        return content_of(pane, self._mode) or PaneContent(self._accumulators.empty())
 
     def _has_results(self, due: DuePane, content: PaneContent | OpenPane) -> bool:
         """Tell whether a pane has results; if not, record it as failed."""
@@ -200,7 +235,7 @@ class Emission:
             self.failed.append((due, error))
             due[3].emitted, due[3].at = True, NO_TIME
             if (firing := due[3].firing) is not None and firing.before:
-                firing.timing, firing.before = firing.before, ""  # the newest pane is still the one before
+                _take_back(firing)
         return error is None
 
     def _can_retract(self, due: DuePane) -> bool:
@@ -245,7 +280,7 @@ class Emission:
             self.times = np.concatenate([self._direct_times, np.array(times, np.int64)])
         if self._mode is Accumulation.DISCARDING and panes:
             items = [item for item in self._open if id(item[3]) not in self.withheld]
-            contents = [content_of(pane, self._mode) or pane for _, _, _, pane in items]
+            contents = [self._given_of(pane) for _, _, _, pane in items]
             given = self._with_direct(self._columns_of(items, contents) if items else [])
         for _, end, _, pane in self._open:
             if self._combines:
@@ -301,6 +336,7 @@ class Emission:
                 [self._accumulators.result(content.values, place, member) for content in contents]
                 for place, member in self._accumulators.columns
             ),
+            *(self._info(due, step) if self._pane_info else ()),
             [pane.pane_index + step for _, _, _, pane in due],
             self._timings(due, late_counts, step),
             late_counts,
@@ -308,10 +344,39 @@ class Emission:
 
     def _timings(self, due: Sequence[DuePane], late_counts: list[int], step: int) -> list[Any]:
         """Return the timings of panes, or of those before them."""
-        if not self._trigger.per_pane:
+        if not self._by_pane:
             return list(self._trigger.timings(late_counts))
         firings = [pane.firing for _, _, _, pane in due]
         return [f and ((step and f.before) or f.timing) for f in firings]
+
+    def _info(self, due: Sequence[DuePane], step: int) -> list[Column]:
+        """Return the columns of `PANE_INFO` of panes, or of those before them."""
+        if not self._by_pane:  # no pane is early
+            indexes: list[Any] = [pane.pane_index + step for _, _, _, pane in due]
+            return [indexes, [step == 0 and end <= self._over_by for _, end, _, _ in due]]
+        firings = [pane.firing for _, _, _, pane in due]
+        numbers = [f and (max(f.on_time_index - 1, -1) if step and f.before else f.on_time_index) for f in firings]
+        return [numbers, [f is not None and f.last and not (step and f.before) for f in firings]]
+
+
+def next_pane(
+    record_type: RecordType, accumulators: AccumulatorSet, key_fields: int, rules: PaneRules, due: DuePane, timing: str
+) -> Any:
+    """Return the record that the next pane of a window would be, with all of the window's records."""
+    start, end, key, pane = due
+    keys = [key] if key_fields == 1 else list(key)  # type: ignore[arg-type]
+    values = [accumulators.result(pane.values, place, member) for place, member in accumulators.columns]
+    if rules.pane_info:
+        before = -1 if pane.firing is None else pane.firing.on_time_index
+        values += [-1 if timing == "early" else before + 1, False]
+    instants = to_datetime(Instant(start)), to_datetime(Instant(end))
+    return record_type.struct(*keys, *instants, *values, pane.pane_index, timing, pane.late_count)
+
+
+def _take_back(firing: FiringState) -> None:
+    """Record that a pane is not emitted after all: the newest one is still the one before it."""
+    firing.timing, firing.before = "" if firing.before == FIRST else firing.before, ""
+    firing.on_time_index, firing.last = max(firing.on_time_index - 1, -1), False
 
 
 def _where_known(results: pa.Array, place: int, known: Integers | None) -> pa.Array:

@@ -73,14 +73,14 @@ class TriggeredSessions(OpenSessions):
         for queue in (self._unfired, self._unclosed):
             while len(asked) < most and (session := queue.first(latest_end)) is not None:
                 queue.pop()
-                if queue is self._unfired or firing_of(session.pane).since:
+                if queue is self._unfired or self._triggers.waits_for_the_end(firing_of(session.pane)):
                     asked[session] = None
         found: list[DuePane] = []
         for session in asked:
             pane, end = session.pane, session.end
             firing = firing_of(pane)
             held = firing.holds
-            if self._triggers.ask(pane, ended=end <= latest_end, over=end + self._allowed_us <= latest_end):
+            if self._triggers.ask(session.due(), ended=end <= latest_end, over=end + self._allowed_us <= latest_end):
                 found.append(session.due())
             if firing.holds and not held:
                 self._holding.add(end, session.key, session, live=self.weights.panes)
@@ -90,7 +90,7 @@ class TriggeredSessions(OpenSessions):
 
     def _is_done(self, session: OpenSession) -> bool:
         firing = firing_of(session.pane)
-        return firing.passed and not firing.since
+        return firing.passed and not self._triggers.waits_for_the_end(firing)
 
     def _remove(self, session: OpenSession) -> None:
         super()._remove(session)

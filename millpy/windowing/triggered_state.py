@@ -56,19 +56,20 @@ class TriggeredWindows(OpenWindows):
     def due(self, latest_end: Instant, panes_max: int = UNBOUNDED) -> list[DuePane]:
         """Return the panes to emit at a watermark: of those that have changed, and of up to `panes_max` others."""
         asked = [(start, key) for start, panes in self._changed.items() for key in panes]
-        most = panes_max + len(asked)
+        most, waits = panes_max + len(asked), self._triggers.waits_for_the_end
         asked += self.alarms.due(self._triggers.now_us, panes_max)
         asked += self._swept(self._unfired, latest_end, lambda f: not f.passed, most - len(asked))
-        asked += self._swept(self._unclosed, latest_end, lambda f: f.since > 0, most - len(asked))
+        asked += self._swept(self._unclosed, latest_end, waits, most - len(asked))
         found: list[DuePane] = []
         for start, key in dict.fromkeys(asked):
             pane, end = self.panes[start][key], self._assigner.end_of(start)
-            if self._triggers.ask(pane, ended=end <= latest_end, over=end + self._allowed_us <= latest_end):
-                found.append((start, end, key, pane))
+            due = (start, end, key, pane)
+            if self._triggers.ask(due, ended=end <= latest_end, over=end + self._allowed_us <= latest_end):
+                found.append(due)
             self.changed(start)[key] = pane
             self._follow(start, key, pane)
         self._pop_done(self._unfired, latest_end, lambda f: f.passed)
-        self._pop_done(self._unclosed, latest_end, lambda f: not f.since)
+        self._pop_done(self._unclosed, latest_end, lambda f: not waits(f))
         return found
 
     def _follow(self, start: int, key: Key, pane: OpenPane) -> None:

@@ -18,13 +18,13 @@ from millpy.testing.transcripts.postgres_state import PostgresSubjects, postgres
 from millpy.testing.transcripts.reader import Transcript, read_transcripts
 from millpy.testing.transcripts.report import report_text
 from millpy.testing.transcripts.run import SUBJECTS, run_transcript
+from millpy.windowing.composite_triggers import AfterWatermark
 from millpy.windowing.firing import Alarms
 from millpy.windowing.fixed import AlignedInterval
 from millpy.windowing.operator import WindowedInterval
 from millpy.windowing.panes import Emission
 from millpy.windowing.session_gaps import Gaps
 from millpy.windowing.triggered_state import TriggeredWindows
-from millpy.windowing.triggers import AfterWatermark
 from tests.commands import millpy, run_millpy
 from tests.databases import fresh_database
 

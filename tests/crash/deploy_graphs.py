@@ -46,7 +46,8 @@ from millpy import (
     seconds,
 )
 from millpy.windowing.accumulator import Aggregate
-from millpy.windowing.triggers import AFTER_WATERMARK, Trigger
+from millpy.windowing.composite_triggers import AFTER_WATERMARK
+from millpy.windowing.triggers import Trigger
 
 EARLY = AfterWatermark(early=AfterAny(AfterCount(7), Every(timedelta(seconds=0.1))))
 DISORDER = 5

@@ -41,7 +41,8 @@ from millpy.windowing.aggregates.distinct import ApproxDistinct
 from millpy.windowing.aggregates.numeric import Count, Mean, Sum, Variance
 from millpy.windowing.aggregates.positional import Collect, Last, Top
 from millpy.windowing.aggregates.quantile import Median
-from millpy.windowing.triggers import AfterAny, AfterCount, AfterProcessingTime, AfterWatermark, Every, Repeatedly
+from millpy.windowing.composite_triggers import AfterAny, AfterWatermark, Repeatedly
+from millpy.windowing.triggers import AfterCount, AfterProcessingTime, Every
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
 from tests.crash.memory_world import started
 from tests.feed import Feed, FeedInjector

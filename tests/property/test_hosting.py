@@ -36,8 +36,9 @@ from millpy.testing.clock import ManualClock
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.aggregates.numeric import Count, Mean, Sum
 from millpy.windowing.calendar_windows import CalendarWindows
+from millpy.windowing.composite_triggers import AfterAny, AfterWatermark
 from millpy.windowing.global_window import GlobalWindow
-from millpy.windowing.triggers import AfterAny, AfterCount, AfterWatermark, Every
+from millpy.windowing.triggers import AfterCount, Every
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
 from tests.crash.memory_world import started
 from tests.feed import Feed

@@ -21,12 +21,14 @@ from millpy import (
     AfterProcessingTime,
     AfterWatermark,
     Every,
+    FiringBehavior,
     FixedWindows,
     Never,
     OrFinally,
     Repeatedly,
     SessionWindows,
     SlidingWindows,
+    When,
 )
 from millpy.errors import GraphError
 from millpy.model.checkpoint import Kind
@@ -35,8 +37,10 @@ from millpy.model.stage import StepResult
 from millpy.model.time import INSTANT_MAX, instant
 from millpy.store.memory.tables import column_values
 from millpy.windowing.aggregates.numeric import Count, Sum
+from millpy.windowing.composite_triggers import TRIGGERS_MAX
 from millpy.windowing.logic import WindowedLogic
-from millpy.windowing.triggers import TRIGGERS_MAX, Trigger
+from millpy.windowing.pane_rules import DEFAULT_RULES, PaneRules
+from millpy.windowing.triggers import Trigger
 from millpy.windowing.window import Windows
 from tests.stage_driver import StageDriver, timedelta_us
 
@@ -57,11 +61,11 @@ def driver(
     mode: Accumulation = Accumulation.ACCUMULATING,
     allowed: int = 100,
     few: int = 10_000,
+    rules: PaneRules = DEFAULT_RULES,
 ) -> StageDriver:
     aggregates = {"n": Count(), "total": Sum("number")}
-    logic = WindowedLogic(
-        windows, timedelta_us(allowed), aggregates, few_records_max=few, trigger=trigger, accumulation=mode
-    )
+    how = {"few_records_max": few, "trigger": trigger, "accumulation": mode, "rules": rules}
+    logic = WindowedLogic(windows, timedelta_us(allowed), aggregates, **how)
     outputs = {"panes": logic.output_type(RecordType(Reading), ("key",))}
     return StageDriver(logic, Reading, outputs=outputs, tables={"panes": 1}, max_disorder=MAX_DISORDER)
 
@@ -237,6 +241,21 @@ def test_a_window_holds_the_low_watermark_until_its_records_on_time_are_emitted(
     assert subject.interval.oldest_work() == INSTANT_MAX
 
 
+def at_least_three(pane: Any) -> bool:
+    return bool(pane.n >= 3)
+
+
+def negative(pane: Any) -> bool:
+    return bool((pane.total or 0) < 0)
+
+
+def fails_at_two(pane: Any) -> bool:
+    assert pane.n != 2
+    return bool(pane.n > 2)
+
+
+behaviors = st.sampled_from(FiringBehavior)
+rules_of_panes = st.builds(PaneRules, on_time_pane=behaviors, final_pane=behaviors, pane_info=st.just(True))
 durations = st.integers(1, 40).map(timedelta_us)
 leaves = st.one_of(
     st.integers(1, 4).map(AfterCount),
@@ -244,6 +263,7 @@ leaves = st.one_of(
     durations.map(Every),
     st.just(Never()),
     st.just(AfterWatermark(late=None)),
+    st.sampled_from([When(at_least_three), When(negative), When(fails_at_two)]),
 )
 
 
@@ -307,12 +327,20 @@ def batch(fed: list[tuple[Reading, int]], every: int) -> Counter[Any]:
     allowed=st.sampled_from([0, 7, 100]),
     few=st.sampled_from([0, 10_000]),
     panes_max=st.sampled_from([1, 10_000]),
+    rules=st.just(DEFAULT_RULES) | rules_of_panes,
 )
 def test_panes_add_up_to_the_batch_in_every_mode(
-    windows: Windows, mode: Accumulation, trigger: Trigger, schedule: list[Any], allowed: int, few: int, panes_max: int
+    windows: Windows,
+    mode: Accumulation,
+    trigger: Trigger,
+    schedule: list[Any],
+    allowed: int,
+    few: int,
+    panes_max: int,
+    rules: PaneRules,
 ) -> None:
     """The batch: each record in all of its windows, without the (record, window) pairs that were dropped."""
-    subject = driver(trigger, windows=windows, mode=mode, allowed=allowed, few=few)
+    subject = driver(trigger, windows=windows, mode=mode, allowed=allowed, few=few, rules=rules)
     subject.panes_max = panes_max
     fed = played(subject, schedule, columns=few == 0)
     finish(subject)
@@ -341,19 +369,46 @@ def test_panes_add_up_to_the_batch_in_every_mode(
             sign = -1 if retracts else 1
             kept = mode is not Accumulation.ACCUMULATING
             sums[(*window, "n")] = kept * sums[(*window, "n")] + sign * pane.n
-            sums[(*window, "total")] = kept * sums[(*window, "total")] + sign * pane.total
+            sums[(*window, "total")] = kept * sums[(*window, "total")] + sign * (pane.total or 0)
         for part in result.results:
             for key, start, _, n, total, *_ in zip(*map(column_values, part.columns), strict=True):
                 assert ((key, start) in table) != part.first
                 table[key, start] = n, total
         assert {name: (sums[(*name, "n")], sums[(*name, "total")]) for name in table} == table
     assert {name: number for name, number in sums.items() if number} == {n: x for n, x in wanted.items() if x}
+    if rules.pane_info:
+        check_flags(subject, rules)
+
+
+def check_flags(subject: StageDriver, rules: PaneRules) -> None:
+    """Check that panes count their windows' panes, that none follows a last one, and that empty ones were asked for."""
+    by_window: dict[Any, list[Any]] = {}
+    before: dict[Any, Any] = {}
+    for result in subject.results:
+        records = result.productions.get("panes")
+        marks = [] if records is None else retractions_of(records).tolist()
+        for pane, retracts in zip([] if records is None else records.objects(), marks, strict=True):
+            window = pane.key, pane.window_start, pane.window_end
+            if retracts:
+                assert pane == before.pop(window)
+            else:
+                by_window.setdefault(window, []).append(pane)
+                before[window] = pane
+    for panes in by_window.values():
+        since_end = [pane for pane in panes if pane.pane_timing != "early"]
+        assert [pane.pane_on_time_index for pane in since_end] == list(range(len(since_end)))
+        assert {pane.pane_on_time_index for pane in panes if pane.pane_timing == "early"} <= {-1}
+        assert not any(pane.pane_last for pane in panes[:-1])
+        if rules.final_pane is FiringBehavior.ALWAYS:
+            assert panes[-1].pane_last
+        if rules.on_time_pane is FiringBehavior.ALWAYS and not (panes[-1].pane_last and not since_end):
+            assert since_end, "the trigger was finished early, or the window had a pane since its end"
 
 
 @settings(max_examples=50, deadline=None)
 @given(trigger=triggers)
 def test_triggers_read_as_their_constructors(trigger: Trigger) -> None:
-    assert eval(repr(trigger), {**vars(millpy), "timedelta": timedelta}) == trigger
+    assert eval(repr(trigger), {**vars(millpy), **globals(), "timedelta": timedelta}) == trigger
     assert msgspec.json.decode(msgspec.json.encode(trigger.identity())) == trigger.identity()
 
 

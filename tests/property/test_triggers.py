@@ -20,8 +20,9 @@ from millpy.model.record import RecordType
 from millpy.model.time import INSTANT_MAX, Instant, instant
 from millpy.windowing.accumulator import Aggregate
 from millpy.windowing.aggregates.numeric import Count
+from millpy.windowing.composite_triggers import AFTER_WATERMARK
 from millpy.windowing.logic import WindowedLogic
-from millpy.windowing.triggers import AFTER_WATERMARK, Ends, Timing, Trigger
+from millpy.windowing.triggers import Ends, Timing, Trigger
 from millpy.windowing.window import Windows
 from tests.property.test_windowed import (
     MAX_DISORDER,

@@ -15,10 +15,11 @@ from psycopg.types.string import TextLoader
 from millpy.errors import StoreUnavailableError, UsageError
 from millpy.store.postgres.session import connect
 from millpy.testing.crash_test.compare import ComparedTable, Results
+from millpy.windowing.pane_rules import PANE_INFO
 
 WHO_AND_WHEN = ("interval_id", "bundle", "emitted_at")  # the bundle that committed a row: not part of a result
 VARIES = {
-    "windowed": ("pane_index", "pane_timing", *WHO_AND_WHEN),  # the number of panes depends on bundling
+    "windowed": ("pane_index", "pane_timing", *PANE_INFO, *WHO_AND_WHEN),  # the number of panes depends on bundling
     "records": ("ordinal", *WHO_AND_WHEN),
 }
 TEXTUAL = ("json", "jsonb", "timestamptz", "uuid", "numeric")

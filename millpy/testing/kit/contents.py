@@ -12,7 +12,9 @@ from millpy.model.checkpoint import LateRows
 from millpy.model.keys import Key, key_from_text
 from millpy.model.record import Records, RecordType, column_name, getter
 from millpy.model.time import INSTANT_MIN, YEARS_HI, YEARS_LO, Instant, instant, nearest_datetime, to_datetime
+from millpy.windowing.pane_rules import PANE_INFO
 
+ON_TIME_INDEX, LAST = PANE_INFO
 END_OF_TIME = to_datetime(YEARS_HI)
 """What a watermark reads as when its source has ended: the last µs of the year 9999."""
 BEGINNING_OF_TIME = to_datetime(YEARS_LO)
@@ -32,6 +34,9 @@ class Pane:
         late_count: number of late records that it counts.
         event_time: the event time that the pane has as a record of the stream.
         retraction: whether it takes back the pane of its window that it equals, and is no result.
+        on_time_index: number of panes of the window that are not early and came before; -1 for an early pane. None
+            unless the window has `pane_info=True`.
+        last: whether no pane of the window can follow. None unless the window has `pane_info=True`.
     """
 
     key: Key
@@ -42,6 +47,8 @@ class Pane:
     late_count: int
     event_time: datetime
     retraction: bool = False
+    on_time_index: int | None = None
+    last: bool | None = None
 
     @property
     def first(self) -> bool:
@@ -164,6 +171,8 @@ def panes_of(records: Records, key_fields: Sequence[str], columns: Sequence[str]
                 late_count=record.late_count,
                 event_time=nearest_datetime(at),
                 retraction=retraction,
+                on_time_index=getattr(record, ON_TIME_INDEX, None),
+                last=getattr(record, LAST, None),
             )
         )
     return found

@@ -27,7 +27,8 @@ from millpy.testing.simulation.broker import Log, Topic
 from millpy.testing.simulation.loop import LANE
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.aggregates.numeric import Count, Max, Min, Sum
-from millpy.windowing.triggers import AFTER_WATERMARK, AfterAny, AfterCount, AfterWatermark, Every, Trigger
+from millpy.windowing.composite_triggers import AFTER_WATERMARK, AfterAny, AfterWatermark
+from millpy.windowing.triggers import AfterCount, Every, Trigger
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
 
 Feed = Literal["topic", "log", "file"]

@@ -129,7 +129,7 @@ class Comparison:
             if wanted is None or pane is None:
                 self._add_one_sided("pane", key, window, wanted, None if pane is None else self._shown_pane(pane))
                 continue
-            fields = {"timing": pane.timing, "index": pane.index, "first": pane.first, "late_count": pane.late_count}
+            fields = {name: getattr(pane, name) for name in _OF_PANE}
             self._compare_fields("pane", key, window, wanted, fields, pane.values)
             if wanted.timestamp is not None:
                 at = end - 1 if wanted.timestamp == "end_of_window" else self._time(wanted.timestamp)
@@ -149,7 +149,7 @@ class Comparison:
                 shown = None if row is None else {k: v for k, v in row.items() if k not in _OF_NAME}
                 self._add_one_sided("table", key, window, wanted, shown)
                 continue
-            fields = {"timing": row["pane_timing"], "index": row["pane_index"], "late_count": row["late_count"]}
+            fields = {name: row[column] for name, column in _COLUMNS.items()}
             self._compare_fields("table", key, window, wanted, fields | {"first": row["pane_index"] == 0}, row)
 
     def late(self, expected: Sequence[ExpectedLateRecord], found: Sequence[LateRecord]) -> None:
@@ -251,6 +251,15 @@ class Comparison:
         return self._text(start), self._text(end)
 
 
+_OF_PANE = ("timing", "index", "first", "late_count", "on_time_index", "last")
+_COLUMNS = {
+    "timing": "pane_timing",
+    "index": "pane_index",
+    "late_count": "late_count",
+    "on_time_index": "pane_on_time_index",
+    "last": "pane_last",
+}
+"""Key of a row of the table -> its column."""
 _OF_NAME = ("key", "window", "window_start", "window_end", "at")
 
 

@@ -29,24 +29,14 @@ from millpy.windowing.aggregates.numeric import Count, Max, Mean, Min, StandardD
 from millpy.windowing.aggregates.positional import Collect, First, Last, Top
 from millpy.windowing.aggregates.quantile import Median, Quantile
 from millpy.windowing.calendar_windows import CalendarWindows
+from millpy.windowing.composite_triggers import AfterAll, AfterAny, AfterEach, AfterWatermark, OrFinally, Repeatedly
 from millpy.windowing.global_window import GlobalWindow
+from millpy.windowing.pane_rules import FiringBehavior
 from millpy.windowing.timestamp_combiner import TimestampCombiner
-from millpy.windowing.triggers import (
-    AfterAll,
-    AfterAny,
-    AfterCount,
-    AfterEach,
-    AfterProcessingTime,
-    AfterWatermark,
-    Every,
-    Never,
-    OrFinally,
-    Repeatedly,
-    Trigger,
-)
+from millpy.windowing.triggers import AfterCount, AfterProcessingTime, Every, Never, Trigger
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
 
-Choice = TypeVar("Choice", bound=Enum)
+_Choice = TypeVar("_Choice", bound=Enum)
 SOURCE, STEP = "records", "panes"
 INTERVALS = 2
 CLOCK = "2100-01-01T00:00:00Z"
@@ -64,11 +54,6 @@ WINDOWS_TO_COME: Mapping[str, Sequence[str]] = {
     "session": ("max_length", "max_records"),
 }
 TRIGGERS_TO_COME = ("after_percentile",)
-CHOICES: Mapping[str, tuple[str, Sequence[str]]] = {
-    "on_time_pane": ("if_not_empty", ("always",)),
-    "final_pane": ("if_not_empty", ("always",)),
-}
-"""Key -> (what the engine does, what it does not do yet)."""
 COMPOSITES: Mapping[str, Callable[..., Trigger]] = {
     "after_any": AfterAny,
     "after_all": AfterAll,
@@ -111,6 +96,8 @@ class Definition:
     allowed_lateness: timedelta
     accumulation: Accumulation
     timestamps: TimestampCombiner
+    on_time_pane: FiringBehavior
+    final_pane: FiringBehavior
     aggregates: Mapping[str, Aggregate]
     event_time: EventTime
     idle: AdvanceWithClock | None
@@ -137,6 +124,9 @@ class Definition:
             trigger=self.trigger,
             accumulation=self.accumulation,
             timestamp_combiner=self.timestamps,
+            on_time_pane=self.on_time_pane,
+            final_pane=self.final_pane,
+            pane_info=True,
             name=STEP,
             intervals=INTERVALS,
         )
@@ -150,8 +140,6 @@ def definition_of(text: TranscriptText, values: set[type]) -> Definition:
     Raises:
         UsageError: a word is unknown, a value is wrong, or the engine cannot do what it asks for.
     """
-    for key, (done, to_come) in CHOICES.items():
-        _choose(key, getattr(text, key), done, to_come)
     for key in ("percentile", "watermark_by"):
         if getattr(text, key) is not None:
             raise not_implemented(key, "the watermark of a source partition, with max_disorder")
@@ -164,8 +152,10 @@ def definition_of(text: TranscriptText, values: set[type]) -> Definition:
         windows=_windows(text.windows),
         trigger=_trigger(text.trigger),
         allowed_lateness=_duration(text.allowed_lateness, "allowed_lateness"),
-        accumulation=_member("mode", Accumulation, text.mode),
-        timestamps=_member("timestamp_combiner", TimestampCombiner, text.timestamp_combiner),
+        timestamps=_choice("timestamp_combiner", text.timestamp_combiner, TimestampCombiner),
+        accumulation=_choice("mode", text.mode, Accumulation),
+        on_time_pane=_choice("on_time_pane", text.on_time_pane, FiringBehavior),
+        final_pane=_choice("final_pane", text.final_pane, FiringBehavior),
         aggregates={name: _aggregate(name, value) for name, value in text.aggregates.items()},
         event_time=EventTime(
             "at",
@@ -186,19 +176,12 @@ def not_implemented(what: str, instead: str) -> UsageError:
     return UsageError(f"{what} is not implemented in this version of millpy", hint=f"it has: {instead}")
 
 
-def _choose(key: str, value: str, done: str, to_come: Sequence[str]) -> None:
-    if value in to_come:
-        raise not_implemented(f"{key}: {value}", done)
-    if value != done:
-        raise UsageError(f"{key}: unknown value {value!r}", hint=f"choose from: {', '.join([done, *to_come])}")
-
-
-def _member(key: str, choices: type[Choice], value: str) -> Choice:
+def _choice(key: str, value: str, kind: type[_Choice]) -> _Choice:
     try:
-        return choices(value)
+        return kind(value)
     except ValueError:
-        known = ", ".join(each.value for each in choices)
-        raise UsageError(f"{key}: unknown value {value!r}", hint=f"choose from: {known}") from None
+        choices = ", ".join(str(each.value) for each in kind)
+        raise UsageError(f"{key}: unknown value {value!r}", hint=f"choose from: {choices}") from None
 
 
 def _record(values: set[type]) -> type[msgspec.Struct]:

@@ -12,7 +12,7 @@ import msgspec
 
 from millpy.errors import MillError, UsageError
 from millpy.model.time import Instant, to_datetime
-from millpy.testing.transcripts.definition import Definition, definition_of, not_implemented
+from millpy.testing.transcripts.definition import Definition, definition_of
 from millpy.testing.transcripts.format import (
     Expectation,
     ExpectedMismatch,
@@ -238,9 +238,6 @@ def _check_pane(pane: ExpectedPane, definition: Definition) -> None:
     for column in pane.values:
         if column not in definition.aggregates:
             raise UsageError(f"unknown column {column!r}", hint=f"it has: {', '.join(definition.aggregates)}")
-    for key in ("last", "on_time_index"):
-        if getattr(pane, key) is not None:
-            raise not_implemented(f"{key} of a pane", "index, first, timing, late_count, timestamp, retraction")
     if pane.retraction and pane.first is not None:
         raise UsageError("a retraction is no first pane", hint="leave first: out; index: says which pane it takes back")
     if pane.timestamp not in (None, "end_of_window"):

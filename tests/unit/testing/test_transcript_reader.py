@@ -166,13 +166,6 @@ def test_what_the_engine_cannot_do_is_refused_by_name(tmp_path: Path, line: str,
     assert error.hint.startswith("it has: ")
 
 
-@pytest.mark.parametrize("pane", ["last: true", "on_time_index: 0"])
-def test_what_panes_lack_is_refused_by_name(tmp_path: Path, pane: str) -> None:
-    error = refused(tmp_path, f"{HEAD}steps:\n  - expect: {{panes: [{{window: [0s, 1m], {pane}}}]}}")
-
-    assert "is not implemented in this version of millpy" in error.message
-
-
 def test_a_file_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
     error = refused(tmp_path, "#" * (BYTES_MAX + 1))
 

@@ -33,7 +33,7 @@ DIFFERENCES = [
     "step 2 (line 6): pane c [0s, 1m): missing: index 0",
     "step 2 (line 6): late a [0s, 1m): unexpected: at 2s, value 2.0, watermark 1m1s",
     "step 2 (line 6): table a [0s, 1m): unexpected: "
-    "n 1, all [1.5], pane_index 0, pane_timing on_time, late_count 0",
+    "n 1, all [1.5], pane_on_time_index 0, pane_last True, pane_index 0, pane_timing on_time, late_count 0",
     "step 2 (line 6): input watermark: expected 1m, found 1m1s",
     "at the end, not expected by any step: pane b [1m, 2m): unexpected: "
     "values n 1, all [], index 0, timing on_time, late_count 0",
