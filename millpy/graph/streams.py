@@ -15,6 +15,7 @@ from millpy.errors import GraphError
 from millpy.graph.joins import Within, as_of_join_node, interval_join_node
 from millpy.graph.names import RESERVED_COLUMNS, checked_name
 from millpy.graph.nodes import FailurePolicy, InjectorNode, Input, StageNode, WhenBehind
+from millpy.graph.per_key import PerKeyTools
 from millpy.graph.refusals import refuse_endless, refuse_repeated_panes, refuse_retractions, refuse_several_ways
 from millpy.limits import KEY_INTERVALS_DEFAULT
 from millpy.model.record import RecordType, column_name
@@ -254,13 +255,17 @@ class Stream:
             self.producer.name = name
         return self
 
+    def after(self, node: StageNode, record_type: RecordType) -> Stream:
+        """Add a step that consumes this stream to the graph; return the step's stream. The tools of millpy call it."""
+        return _output_of(self.graph, node, record_type)
+
     def _through(self, *operators: Operator) -> Stream:
         routes = tuple(Route(route.stream, (*route.operators, *operators)) for route in self.routes)
         return Stream(self.graph, None, operators[-1].output, routes=routes)
 
 
 @dataclass(frozen=True, slots=True)
-class KeyedStream:
+class KeyedStream(PerKeyTools):
     """A stream with a key, ready for a computation."""
 
     stream: Stream
