@@ -7,7 +7,8 @@ A grid point is a multiple of `every`, counted from the epoch plus `offset`. Its
                                                     "linear": values between the records on both sides
                                                     "null": None
 
-A gap longer than `limit` is filled up to `limit` after its last record, with "linear" not at all; the next record
+Of records at one time, the last one's values are those as of that time; with "linear", the points before go towards the
+first one's. A gap longer than `limit` is filled up to `limit` after its last record, with "linear" not at all; the next record
 begins anew. So one gap gives a bounded number of records, however long it is.
 
 "previous" and "null" emit a point once the watermark has passed it. "linear" waits for the next record, and holds the
@@ -146,7 +147,7 @@ class GapFilling(Computation):
         if progress is None:
             context[self.progress] = self._progress(at, self._first_point(at), values)
         elif at == progress.at:
-            progress.values = values  # of records at one time the last counts
+            progress.values = values
             return
         else:
             self._close(context, progress, at, values)
