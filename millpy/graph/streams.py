@@ -17,6 +17,7 @@ from millpy.graph.names import RESERVED_COLUMNS, checked_name
 from millpy.graph.nodes import FailurePolicy, InjectorNode, Input, StageNode, WhenBehind
 from millpy.graph.per_key import PerKeyTools
 from millpy.graph.refusals import refuse_endless, refuse_repeated_panes, refuse_retractions, refuse_several_ways
+from millpy.graph.top_n import TopOfPanes
 from millpy.limits import KEY_INTERVALS_DEFAULT
 from millpy.model.record import RecordType, column_name
 from millpy.model.time import Instant, check_length, microseconds
@@ -44,7 +45,7 @@ class Route:
 
 
 @dataclass(slots=True, eq=False)
-class Stream:
+class Stream(TopOfPanes):
     """A typed flow of records: the output of an injector or computation, or of operators behind it.
 
     `Graph.inject`, `process` and `aggregate` return streams, and so do `map`, `filter`, `flat_map`, `split` and

@@ -7,9 +7,9 @@ A grid point is a multiple of `every`, counted from the epoch plus `offset`. Its
                                                     "linear": values between the records on both sides
                                                     "null": None
 
-Of records at one time, the last one's values are those as of that time; with "linear", the points before go towards the
-first one's. A gap longer than `limit` is filled up to `limit` after its last record, with "linear" not at all; the next record
-begins anew. So one gap gives a bounded number of records, however long it is.
+Of records at one time, the last one's values are those as of that time; with "linear", the points before go towards
+the first one's. A gap longer than `limit` is filled up to `limit` after its last record, with "linear" not at all; the
+next record begins anew. So one gap gives a bounded number of records, however long it is.
 
 "previous" and "null" emit a point once the watermark has passed it. "linear" waits for the next record, and holds the
 low watermark meanwhile, by at most `limit`. Records come in event-time order (`event_time_order.py`).

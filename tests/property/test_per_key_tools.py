@@ -1,4 +1,4 @@
-"""Per-key tools equal plain loops over the sorted records: whatever the order, bundles, clock of the watermark, crashes."""
+"""Per-key tools equal plain loops over the sorted records: in any order and bundles, over crashes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,26 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from millpy import Count, EventTime, FixedWindows, Graph, Pattern, seconds
+from millpy import (
+    Accumulation,
+    AfterCount,
+    AfterWatermark,
+    Count,
+    EventTime,
+    FixedWindows,
+    Graph,
+    Pattern,
+    SlidingWindows,
+    Sum,
+    seconds,
+)
 from millpy.operators.pattern import AfterMatch, Step
 from millpy.testing import GraphDriver, ManualSource
 
@@ -167,7 +180,7 @@ def rates(events: Sequence[Event]) -> list[tuple[int, int, float, bool]]:
         if event.counter < 10 and (not readings or readings[-1].second < event.second):
             readings.append(event)
     found = []
-    for one, other in zip(readings, readings[1:], strict=False):
+    for one, other in pairwise(readings):
         length = other.second - one.second
         if length > 20:
             continue
@@ -273,3 +286,95 @@ def test_the_oracle_is_not_empty() -> None:
     assert matches(PATTERNS["two"], "past_last", events) == [(1, [0, 1])]
     assert matches(PATTERNS["absent"], "past_last", events) == [(15, [9])]
     assert [point for point, _, _ in grid(events, "previous")] == [1, 4, 7, 10, 13, 16, 19]
+
+
+class Post(msgspec.Struct, frozen=True):
+    topic: str
+    region: str
+    at: datetime
+    weight: int
+
+
+WINDOWS = {
+    "fixed": FixedWindows(seconds(10)),
+    "sliding": SlidingWindows(seconds(10), every=seconds(4), offset=seconds(1)),
+}
+LATENESS = 8
+
+
+def graph_of_rankings(early: bool) -> Graph:
+    graph = Graph("rankings")
+    event_time = EventTime("at", max_disorder=seconds(DISORDER))
+    posts = graph.inject("posts", ManualSource(), schema=Post, event_time=event_time)
+    for kind, windows in WINDOWS.items():
+        counts = (
+            posts.key_by("topic", "region")
+            .window(
+                windows,
+                allowed_lateness=seconds(LATENESS),
+                trigger=AfterWatermark(early=AfterCount(1)) if early else AfterWatermark(),
+                accumulation=Accumulation.RETRACTING,
+                name=f"{kind}_counts",
+                intervals=2,
+            )
+            .aggregate(total=Sum("weight"))
+        )
+        counts.top_n(2, by="total", name=f"{kind}_top", parts=3, intervals=2).to_table(f"{kind}_top")
+        counts.top_n(1, by="total", name=f"{kind}_least", per="region", smallest=True, intervals=1).to_table(
+            f"{kind}_least"
+        )
+    return graph
+
+
+@settings(max_examples=10, deadline=None, phases=[Phase.generate])
+@given(
+    posts=st.lists(
+        st.tuples(st.sampled_from("abcd"), st.sampled_from(["eu", "us"]), st.integers(0, 40), st.integers(-2, 3)),
+        max_size=20,
+    ),
+    data=st.data(),
+)
+def test_rankings_are_right_at_every_quiet_moment(posts: list[tuple[str, str, int, int]], data: st.DataObject) -> None:
+    early = data.draw(st.booleans(), "early")
+    driver = GraphDriver(graph_of_rankings(early))
+    start = 0
+    while start < len(posts):
+        end = start + data.draw(st.integers(1, 7), "bundle")
+        driver.loses_turns = data.draw(st.booleans(), "loses turns")
+        driver.feed("posts", [Post(topic, region, NOON + seconds(at), n) for topic, region, at, n in posts[start:end]])
+        if data.draw(st.booleans(), "crash"):
+            driver.crash()
+        start = end
+        for kind in WINDOWS:
+            _check_rankings(driver, kind)
+    driver.end()
+    for kind in WINDOWS:
+        _check_rankings(driver, kind)
+    assert {late.computation for late in driver.late_records()} <= {f"{kind}_counts" for kind in WINDOWS}
+    assert not driver.dead_letters()
+    driver.check_accounting()
+
+
+def _check_rankings(driver: GraphDriver, kind: str) -> None:
+    """Compare the tables with the newest panes of the step that is ranked."""
+    newest = {}
+    for pane in driver.panes(f"{kind}_counts"):
+        newest[(pane.key, pane.window[1])] = None if pane.retraction else pane
+    best: dict[datetime, list[Any]] = {}
+    least: dict[tuple[str, datetime], list[Any]] = {}
+    for (key, end), pane in newest.items():
+        if pane is not None and isinstance(key, tuple):
+            topic, region = key
+            total = pane.values["total"]
+            best.setdefault(end, []).append((-total, topic, region))
+            least.setdefault((region, end), []).append((total, topic))
+    rows = {
+        row["window_end"]: [(-each["total"], each["topic"], each["region"]) for each in row["top"]]
+        for row in driver.rows(f"{kind}_top")
+    }
+    assert rows == {end: sorted(own)[:2] for end, own in best.items()}
+    rows_of = {
+        (row["region"], row["window_end"]): [(each["total"], each["topic"]) for each in row["top"]]
+        for row in driver.rows(f"{kind}_least")
+    }
+    assert rows_of == {group: sorted(own)[:1] for group, own in least.items()}
