@@ -108,7 +108,8 @@ class PerKeyTools:
     ) -> Stream:
         """Pass only records whose value differs from that of the last record that has passed, of each key.
 
-        The first record of a key passes. None and NaN differ from every number, and from each other.
+        The first record of a key passes. None differs from every value. A record with NaN or an infinity becomes a dead
+        letter.
 
         Args:
             field: the field that is compared: a number, text or a bool.

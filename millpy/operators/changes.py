@@ -2,7 +2,8 @@
 
 The first record of a key passes. A later one passes if its value differs from the last one that has passed by more than
 `by`, or by more than `by_ratio` times that value, or if that one is `max_silence` or longer before it. Records come in
-event-time order (`event_time_order.py`), so the result does not depend on how they were delayed.
+event-time order (`event_time_order.py`), so the result does not depend on how they were delayed. One with NaN or an
+infinity cannot be stored, and becomes a dead letter.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from millpy.computation import Computation, Context, Value
 from millpy.errors import GraphError
 from millpy.model.record import RecordType, getter, without_none
 from millpy.model.time import check_length, microseconds
-from millpy.operators.stored_values import from_cell, storable_type, to_cell
 
 COMPARABLE = (int, float, str, bool)
 
@@ -67,10 +67,10 @@ class Changes(Computation):
                 raise GraphError(f"max_silence={max_silence!r} must be positive")
             check_length("max_silence", max_silence)
         self.field, self.by, self.by_ratio, self.max_silence = field, by, by_ratio, max_silence
-        self._kind = kind
         self._read = getter(field)
+        self._measures = numeric
         self._silence_us = None if max_silence is None else microseconds(max_silence)
-        passed = msgspec.defstruct("Passed", [("at", int), ("value", storable_type(kind) | None)])
+        passed = msgspec.defstruct("Passed", [("at", int), ("value", kind | None)])
         self._passed: Callable[[int, Any], Any] = passed
         self.last: Value[Any] = Value(passed)
 
@@ -83,22 +83,17 @@ class Changes(Computation):
         last, value, at = context[self.last], self._read(record), context.event_time_us
         if last is not None:
             silent = self._silence_us is not None and at - last.at >= self._silence_us
-            if not silent and not self.differs(from_cell(self._kind, last.value), value):
+            if not silent and not self.differs(last.value, value):
                 return
-        context[self.last] = self._passed(at, to_cell(value))
+        context[self.last] = self._passed(at, value)
         context.produce(record)
 
     def differs(self, last: Any, value: Any) -> bool:
-        """Tell whether a value differs enough from the last one; None and NaN equal only themselves."""
-        if last is None or value is None:
-            return last is not value
-        if last != last or value != value:
-            return bool((last == last) != (value == value))
-        if last == value:
-            return False
-        if self.by_ratio is not None:
-            return bool(abs(value - last) > self.by_ratio * abs(last))
-        return not self.by or bool(abs(value - last) > self.by)
+        """Tell whether a value differs enough from the last one; None differs from every value."""
+        if last is None or value is None or not self._measures:
+            return bool(last != value)
+        bound = self.by if self.by_ratio is None else self.by_ratio * abs(last)
+        return bool(abs(value - last) > bound)
 
 
 def _is_amount(value: Any) -> bool:

@@ -34,7 +34,6 @@ from millpy.model.record import RecordType, column_name, getter, without_none
 from millpy.model.time import YEARS_HI, Instant, check_length, microseconds, to_datetime
 from millpy.model.timer import Timer
 from millpy.operators.keyed_output import key_values, output_type
-from millpy.operators.stored_values import from_cell, storable_type, to_cell
 
 Method = Literal["previous", "linear", "null"]
 METHODS = ("previous", "linear", "null")
@@ -114,7 +113,7 @@ class GapFilling(Computation):
             for field, kind in zip(fields, self._kinds, strict=True)
         ]
         self.output = output_type("GridRecord", key, [("at", datetime), *columns, ("filled", bool)])
-        values: Any = tuple.__class_getitem__(tuple(storable_type(kind) | None for kind in self._kinds))
+        values: Any = tuple.__class_getitem__(tuple(kind | None for kind in self._kinds))
         # The last record's time and values, the first point that is neither emitted nor queued, and the numbers of the
         # queued segments.
         self._progress: Callable[..., Any] = msgspec.defstruct(
@@ -142,7 +141,7 @@ class GapFilling(Computation):
     def process_record(self, context: Context, record: Any) -> None:
         """Close the segment before the record, and begin the next one."""
         at = int(context.event_time_us)
-        values = tuple(to_cell(read(record)) for read in self._read)
+        values = tuple(read(record) for read in self._read)
         progress = context[self.progress]
         if progress is None:
             context[self.progress] = self._progress(at, self._first_point(at), values)
@@ -227,16 +226,15 @@ class GapFilling(Computation):
     def _values_at(self, segment: Any, point: int, filled: bool) -> list[Any]:
         if filled and self.method == "null":
             return [None] * len(self._kinds)
-        values = [from_cell(kind, value) for kind, value in zip(self._kinds, segment.values, strict=True)]
+        values = list(segment.values)
         if self.method != "linear":
             return values
         if point == segment.at:
             return [None if value is None else float(value) for value in values]
-        ends = [from_cell(kind, value) for kind, value in zip(self._kinds, segment.to_values, strict=True)]
         part = (point - segment.at) / (segment.to - segment.at)
         return [
             None if start is None or end is None else start * (1.0 - part) + end * part
-            for start, end in zip(values, ends, strict=True)
+            for start, end in zip(values, segment.to_values, strict=True)
         ]
 
     # The timer.

@@ -154,7 +154,8 @@ class PatternMatching(Computation):
 
     def _deadline(self, partial: Any) -> int:
         """Return the last time at which the next step of a partial match may be taken."""
-        return min(int(partial.times[-1]) + self._within_us[len(partial.times)], int(YEARS_HI) - 1)
+        last = int(partial.times[-1])
+        return max(last, min(last + self._within_us[len(partial.times)], int(YEARS_HI) - 1))
 
     def _match(self, context: Context, partial: Any, at: int) -> None:
         times = [to_datetime(Instant(time)) for time in partial.times]
@@ -174,4 +175,4 @@ class PatternMatching(Computation):
                     context.delete_timer(name)
             elif timer is None or timer.event_time_us != deadlines[absent]:
                 due = deadlines[absent]
-                context.set_timer(name, at=due + 1, event_time=due, hold=absent)
+                context.set_timer(name, at=min(due + 1, int(YEARS_HI)), event_time=due, hold=absent)

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import msgspec
@@ -60,7 +60,8 @@ PATTERNS = {
 }
 METHODS = ("previous", "linear", "null")
 MODES: tuple[AfterMatch, ...] = ("past_last", "to_next")
-EVERY, LIMIT, OFFSET = 3, 10, 1
+GRIDS = {"coarse": (3, 10, 1), "fine": (1, 45, 0)}
+"""Name -> (every, limit, offset), in seconds. A gap of the fine grid has more points than are emitted at once."""
 
 
 def graph_of_tools() -> Graph:
@@ -75,10 +76,17 @@ def graph_of_tools() -> Graph:
     ordered.changes("value", by_ratio=0.5, name="by_half", intervals=1)
     ordered.changes("kind", name="of_kind", intervals=1)
     ordered.rates("counter", wraps_at=10, max_gap=seconds(20), name="rates", intervals=1)
-    for method in METHODS:
-        ordered.fill_gaps(
-            "value", every=seconds(EVERY), limit=seconds(LIMIT), offset=seconds(OFFSET), method=method, name=method
-        )
+    for name, (every, limit, offset) in GRIDS.items():
+        for method in METHODS:
+            ordered.fill_gaps(
+                "value",
+                every=seconds(every),
+                limit=seconds(limit),
+                offset=seconds(offset),
+                method=method,
+                name=f"{name}_{method}",
+                intervals=1,
+            )
     return graph
 
 
@@ -191,22 +199,22 @@ def rates(events: Sequence[Event]) -> list[tuple[int, int, float, bool]]:
     return found
 
 
-def grid(events: Sequence[Event], method: str) -> list[tuple[int, str, bool]]:
+def grid(events: Sequence[Event], method: str, every: int, limit: int, offset: int) -> list[tuple[int, str, bool]]:
     """(Point, value as text, filled) for all points."""
     times = [event.second for event in events]
     found: list[tuple[int, str, bool]] = []
     if not times:
         return found
-    for point in range(OFFSET - 30 * EVERY, times[-1] + LIMIT + 1, EVERY):
+    for point in range(offset - 90, times[-1] + limit + 1, every):
         place = bisect_right(times, point) - 1
-        if place < 0 or point > times[place] + LIMIT:
+        if place < 0 or point > times[place] + limit:
             continue
-        last, filled = events[place], times[place] <= point - EVERY
+        last, filled = events[place], times[place] <= point - every
         value = last.value
         if method == "null" and filled:
             value = None
         if method == "linear" and point > times[place]:
-            if place + 1 == len(times) or times[place + 1] - times[place] > LIMIT:
+            if place + 1 == len(times) or times[place + 1] - times[place] > limit:
                 continue
             after = events[place + 1]
             if value is None or after.value is None:
@@ -227,7 +235,15 @@ def of_device(driver: GraphDriver, stream: str, device: str) -> list[tuple[int, 
 @given(events=events_of(), data=st.data())
 def test_tools_equal_plain_loops(events: list[Event], data: st.DataObject) -> None:
     graph = graph_of_tools()
-    for name in ("absent_to_next", "then_absent_past_last", "by_1", "rates", *METHODS):
+    for name in (
+        "absent_to_next",
+        "then_absent_past_last",
+        "by_1",
+        "rates",
+        "coarse_linear",
+        "fine_linear",
+        "fine_null",
+    ):
         count_in_time(graph, name)
     driver = GraphDriver(graph)
 
@@ -271,11 +287,13 @@ def test_tools_equal_plain_loops(events: list[Event], data: st.DataObject) -> No
         assert [
             (at, record.increase, record.per_second, record.reset) for at, record in of_device(driver, "rates", device)
         ] == rates(mine)
-        for method in METHODS:
-            made = of_device(driver, method, device)
-            assert [(at, repr(record.value), record.filled) for at, record in made] == grid(mine, method), method
+        for name, method in product(GRIDS, METHODS):
+            made = of_device(driver, f"{name}_{method}", device)
+            expected = grid(mine, method, *GRIDS[name])
+            assert [(at, repr(record.value), record.filled) for at, record in made] == expected, (name, method)
             assert all((record.at - NOON) // timedelta(seconds=1) == at for at, record in made)
-    for name in (*METHODS, *(f"{name}_{mode}" for name in PATTERNS for mode in MODES)):
+    for name, part in (*product(GRIDS, METHODS), *product(PATTERNS, MODES)):
+        name = f"{name}_{part}"
         assert driver.state(name) == {} == driver.timers(name), f"{name} keeps state when all time has passed"
 
 
@@ -285,7 +303,7 @@ def test_the_oracle_is_not_empty() -> None:
     ]
     assert matches(PATTERNS["two"], "past_last", events) == [(1, [0, 1])]
     assert matches(PATTERNS["absent"], "past_last", events) == [(15, [9])]
-    assert [point for point, _, _ in grid(events, "previous")] == [1, 4, 7, 10, 13, 16, 19]
+    assert [point for point, _, _ in grid(events, "previous", 3, 10, 1)] == [1, 4, 7, 10, 13, 16, 19]
 
 
 class Post(msgspec.Struct, frozen=True):
