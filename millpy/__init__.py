@@ -7,6 +7,7 @@ from millpy.config.access import Login, Tls
 from millpy.graph import Graph, KeyedStream, Stream, WindowedStream
 from millpy.model.time import days, hours, milliseconds, minutes, seconds
 from millpy.model.timer import Timer
+from millpy.operators.pattern import Pattern
 from millpy.sources import AdvanceWithClock, Dedupe, ErrorRate, EventTime, File, Mqtt, Wait
 from millpy.sources.files.source import Directory, Files
 from millpy.sources.kafka.records import FieldMapping
@@ -71,6 +72,7 @@ __all__ = [
     "MqttSession",
     "Never",
     "OrFinally",
+    "Pattern",
     "Quantile",
     "Repeatedly",
     "Sasl",

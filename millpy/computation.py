@@ -26,7 +26,7 @@ from millpy.errors import RefusedValueError, TimerError, UsageError
 from millpy.limits import KEY_BYTES_MAX
 from millpy.model.due_timers import DueTimers
 from millpy.model.keys import Key
-from millpy.model.time import EPOCH, INSTANT_MIN, YEARS_HI, YEARS_LO, Instant, instant, to_datetime
+from millpy.model.time import EPOCH, INSTANT_MAX, INSTANT_MIN, YEARS_HI, YEARS_LO, Instant, instant, to_datetime
 from millpy.model.timer import TimeDomain, Timer, TimerId
 
 T = TypeVar("T")
@@ -119,13 +119,23 @@ class Computation:
         """Process one timer that is due."""
         raise NotImplementedError(f"{type(self).__name__} sets timers but defines no process_timer")
 
-    @classmethod
-    def cells(cls) -> dict[str, Cell[Any]]:
-        """Return the cells of the class and its bases by name, in order of declaration."""
+    def cells(self) -> dict[str, Cell[Any]]:
+        """Return the cells by name, in order of declaration: of the bases, of the class, then of the object itself.
+
+        A class that works for records of any type makes its cells in `__init__`, where it knows the type.
+        """
         found: dict[str, Cell[Any]] = {}
-        for base in reversed(cls.__mro__):
+        for base in reversed(type(self).__mro__):
             found.update({name: cell for name, cell in vars(base).items() if isinstance(cell, Cell)})
-        return found
+        return found | {name: cell for name, cell in vars(self).items() if isinstance(cell, Cell)}
+
+    def parameters(self) -> Mapping[str, Any]:
+        """Return what gives the stored cells their meaning beside their types; by default nothing.
+
+        A graph with other parameters cannot be deployed over stored state. Values are data, functions (described by
+        their names), or objects with an `identity()`.
+        """
+        return {}
 
 
 class CellSource(Protocol):
@@ -272,19 +282,20 @@ class Context:
         Args:
             record: a record of the output stream's type; copied, so the caller may change it afterwards.
             to: name of the output stream, if there are several.
-            at: event time of the record. Default: that of the record or timer of this call.
+            at: event time of the record. Default: that of the record or timer of this call. An earlier one is accepted
+                while a hold or timer of the key keeps the low watermark from passing it.
 
         Raises:
-            TimerError: `at` is before the event time of this call.
+            TimerError: `at` is before the event time of this call, and no hold or timer of the key is before it.
             RefusedValueError: a value cannot be stored, or is not of the stream's type.
         """
         time = self.event_time_us
         if at is not None:
             named = _instant(at)
-            if named < time:
+            if named < time and named < self._held_until():
                 raise TimerError(
                     f"cannot produce a record at {at}: its cause is later, at {self.event_time}",
-                    hint="pass at= no earlier than the event time of this call",
+                    hint="pass at= no earlier than the event time of this call, or than a hold of its key",
                 )
             time = named
         outlet = self._outlets.get(to)
@@ -318,13 +329,15 @@ class Context:
                 timer that a late record sets never holds.
 
         Raises:
-            TimerError: the event time is before that of its cause, or after `at`; or the name is empty.
+            TimerError: the event time is before that of its cause and of all holds of the key, or after `at`; or the
+                name is empty.
             RefusedValueError: the name cannot be stored, or the interval has MILLPY_OPEN_TIMERS_MAX timers.
         """
         at_us = _instant(at)
         if event_time is not None:
             time = _instant(event_time)
-            if time < self.event_time_us or (time > at_us and not processing):
+            early = time < self.event_time_us and time < self._held_until()
+            if early or (time > at_us and not processing):
                 raise TimerError(
                     f"timer {name!r} cannot have event time {event_time}: the call is at {self.event_time}, at= {at}",
                     hint="choose a time between the two; for a processing timer, none before that of the call",
@@ -378,6 +391,13 @@ class Context:
                 f"this {type(cell).__name__} is not a cell of the computation", hint="declare cells as class attributes"
             )
         return store
+
+    def _held_until(self) -> Instant:
+        """Return the time up to which the key's timers and holds let the low watermark pass; INSTANT_MAX without any.
+
+        The low watermark that was published last is not past it, so what is produced at it is not late.
+        """
+        return min((timer.event_time_us for timer in self._pending().values() if timer.holds), default=INSTANT_MAX)
 
     def _pending(self) -> Mapping[TimerId, Timer]:
         return self._timers if self._timers is not None else self._timers_of.get(self.key, {})

@@ -15,7 +15,9 @@ from millpy.errors import GraphError
 from millpy.graph.joins import Within, as_of_join_node, interval_join_node
 from millpy.graph.names import RESERVED_COLUMNS, checked_name
 from millpy.graph.nodes import FailurePolicy, InjectorNode, Input, StageNode, WhenBehind
+from millpy.graph.per_key import PerKeyTools
 from millpy.graph.refusals import refuse_endless, refuse_repeated_panes, refuse_retractions, refuse_several_ways
+from millpy.graph.top_n import TopOfPanes
 from millpy.limits import KEY_INTERVALS_DEFAULT
 from millpy.model.record import RecordType, column_name
 from millpy.model.time import Instant, check_length, microseconds
@@ -46,7 +48,7 @@ class Route:
 
 
 @dataclass(slots=True, eq=False)
-class Stream:
+class Stream(TopOfPanes):
     """A typed flow of records: the output of an injector or computation, or of operators behind it.
 
     `Graph.inject`, `process` and `aggregate` return streams, and so do `map`, `filter`, `flat_map`, `split` and
@@ -265,13 +267,17 @@ class Stream:
             self.producer.name = name
         return self
 
+    def after(self, node: StageNode, record_type: RecordType) -> Stream:
+        """Add a step that consumes this stream to the graph; return the step's stream. The tools of millpy call it."""
+        return _output_of(self.graph, node, record_type)
+
     def _through(self, *operators: Operator) -> Stream:
         routes = tuple(Route(route.stream, (*route.operators, *operators)) for route in self.routes)
         return Stream(self.graph, None, operators[-1].output, routes=routes)
 
 
 @dataclass(frozen=True, slots=True)
-class KeyedStream:
+class KeyedStream(PerKeyTools):
     """A stream with a key, ready for a computation."""
 
     stream: Stream

@@ -38,7 +38,7 @@ from millpy.model.stage import InputBundle, Stage, StageBinding, StepResult, Sto
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, microseconds
 from millpy.operators.join_keys import JoinKeys
 from millpy.operators.join_log import Piece, PieceKind, matches_piece, pieces_of, records_piece, removed_piece
-from millpy.operators.join_output import How, JoinedType, table_rows
+from millpy.operators.join_output import How, OutputType, table_rows
 from millpy.operators.join_pairs import (
     Candidates,
     Matches,
@@ -73,7 +73,7 @@ class IntervalJoinLogic:
 
     def __init__(
         self,
-        joined: JoinedType,
+        joined: OutputType,
         left_inputs: int,
         reach: Reach,
         *,
@@ -145,7 +145,7 @@ class IntervalJoin:
     def __init__(self, logic: IntervalJoinLogic, binding: StageBinding, recovered: StoredInterval) -> None:
         self._logic, self._binding = logic, binding
         self._lateness_us = microseconds(logic.allowed_lateness)
-        specs = (binding.inputs[0], binding.inputs[logic.left_inputs])
+        specs = (binding.inputs[0], binding.inputs[-1])  # the right inputs are last, if there are any
         self._types: tuple[RecordType, ...] = tuple(spec.record_type for spec in specs)
         self._key_fields = tuple(spec.key_fields for spec in specs)
         self._refusals = JoinRefusals(binding, self._types)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -17,6 +17,16 @@ from millpy.operators.join_reach import LEFT, RIGHT
 
 How = Literal["inner", "left", "full"]
 HOWS = ("inner", "left", "full")
+
+
+class OutputType(Protocol):
+    """The type of what leaves a join."""
+
+    record_type: RecordType
+
+    def batch(self, sides: Mapping[int, pa.RecordBatch]) -> pa.RecordBatch:
+        """Return records from the batches of both sides, row by row, or from that of one side."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

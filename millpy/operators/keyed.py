@@ -21,7 +21,7 @@ from millpy.errors import RefusedValueError, SchemaError
 from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import DeadLetter, Entries, Kind
 from millpy.model.dead_letter import dead_letter_of, payload_of, unstorable_keys
-from millpy.model.identity import Identity
+from millpy.model.identity import Identity, identity_of_value
 from millpy.model.keys import Key, KeyHasher, key_from_text, key_text, key_texts
 from millpy.model.stage import Release, StageBinding, StepResult, StoredInterval, Work
 from millpy.model.time import Instant
@@ -60,9 +60,14 @@ class ComputationLogic:
         return StateUpgrade(name, self._cells, function)
 
     def identity(self) -> Identity:
-        """Describe the cells. The policy for a failing record may change at any time."""
-        cells = [(name, identity_of_cell(cell)) for name, cell in self._cells.items()]
-        return {"kind": "computation", "cells": cells}
+        """Describe the cells and what gives them their meaning. The policy for a failing record may change."""
+        described: dict[str, Any] = {
+            "kind": "computation",
+            "cells": [(name, identity_of_cell(cell)) for name, cell in self._cells.items()],
+        }
+        if parameters := self.computation.parameters():
+            described["parameters"] = {name: identity_of_value(value) for name, value in sorted(parameters.items())}
+        return described
 
 
 class ComputationStage:

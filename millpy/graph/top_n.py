@@ -1,0 +1,181 @@
+"""Top-n: of each window the keys with the greatest values, in two steps, so that no key interval has all keys.
+
+    panes ──► NAME_parts: the best n of each part of the keys, by window ──► NAME: the best n of all parts, by window
+
+Both are windowed steps over panes, so corrections upstream are retracted and amend the ranking.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from millpy.errors import GraphError
+from millpy.graph.names import checked_name
+from millpy.graph.nodes import StageNode
+from millpy.graph.refusals import refuse_repeated_panes
+from millpy.limits import KEY_INTERVALS_DEFAULT
+from millpy.model.keys import key_text
+from millpy.model.record import column_name
+from millpy.windowing.accumulation import Accumulation
+from millpy.windowing.aggregates.ranking import Ranking
+from millpy.windowing.calendar_windows import CalendarWindows
+from millpy.windowing.logic import WindowedLogic
+from millpy.windowing.triggers import AFTER_WATERMARK, AfterCount, AfterWatermark, Trigger
+from millpy.windowing.window import FixedWindows, SlidingWindows, Windows
+
+if TYPE_CHECKING:
+    from millpy.graph.streams import Stream
+
+PARTS_MAX = 1_024
+
+
+class TopOfPanes:
+    """The method of a windowed stream that ranks its keys."""
+
+    __slots__ = ()
+
+    def top_n(  # noqa: PLR0913 - those of a window, and those of a ranking
+        self,
+        n: int,
+        *,
+        by: str,
+        name: str,
+        per: str | Sequence[str] = (),
+        smallest: bool = False,
+        trigger: Trigger | None = None,
+        accumulation: Accumulation = Accumulation.ACCUMULATING,
+        parts: int = 16,
+        intervals: int = KEY_INTERVALS_DEFAULT,
+    ) -> Stream:
+        """Rank the keys of each window by one of its aggregates: the n keys with the greatest values.
+
+        A pane has the fields of `per`, the window, and `top`: a list of the other key fields and the value, best first;
+        in SQL `jsonb`. Without `per` its key is `top_of`, the name of the windowed step. Windows are those of the step;
+        of sliding windows, the last `every` before the end. A correction of a value, or of what has fallen out of the
+        first n, amends the ranking, for as long as the step allows records to be late.
+
+        Args:
+            n: how many keys, from 1 to 1,000.
+            by: the aggregate by which they are ranked: an int or float. None, NaN and infinities have no rank.
+            name: the step's name; `NAME_parts` is the name of the step before it.
+            per: fields of the key for whose values there is a ranking each.
+            smallest: whether the least values are ranked.
+            trigger: when rankings fire. Default: when the watermark has passed the window; and if the step has early
+                panes, also before, with each of them.
+            accumulation: as for `window`.
+            parts: number of parts in which the keys are ranked first, from 1 to 1,024.
+            intervals: number of key intervals of either step.
+
+        Raises:
+            GraphError: the stream has no panes of fixed, sliding or calendar windows, or they discard; a field does not
+                exist; or as for `window`.
+            SchemaError: n is out of bounds, or the aggregate is no number.
+        """
+        stream = cast("Stream", self)
+        checked_name(name, "step")
+        step, logic = _windowed(stream)
+        if not 1 <= parts <= PARTS_MAX:
+            raise GraphError(f"parts={parts} of top_n is not between 1 and {PARTS_MAX:,}")
+        if by not in logic.aggregates:
+            raise GraphError(f"{step.name!r} has no aggregate {by!r}", hint=f"it has: {', '.join(logic.aggregates)}")
+        groups = (per,) if isinstance(per, str) else tuple(per)
+        keys = [column_name(field) for field in step.inputs[0].fields]
+        if unknown := [field for field in groups if field not in keys]:
+            raise GraphError(f"per={unknown[0]!r} is no field of the key", hint=f"the key has: {', '.join(keys)}")
+        labels = {key: stream.record_type.field_type(key) for key in keys if key not in groups}
+        if not labels:
+            raise GraphError("top_n has no keys to rank: per= names all fields of the key", hint="leave one out")
+        retracts = step.retracts
+        kind = stream.record_type.field_type(by)
+        ranking = Ranking(by, labels, kind, n, smallest=smallest, retracts=retracts)
+        group_types = {field: stream.record_type.field_type(field) for field in groups}
+        value = [(by, kind | None)]
+        part_type = msgspec.defstruct("PartEntry", [*group_types.items(), ("part", int), *labels.items(), *value])
+        entry_types = group_types or {"top_of": str}
+        entry_type = msgspec.defstruct("RankedEntry", [*entry_types.items(), *labels.items(), *value])
+        panes = _Panes(step.name, groups, tuple(labels), by, parts, part_type, entry_type)
+        windows, lateness = _windows_of_panes(logic.windows), logic.allowed_lateness
+        if trigger is None:
+            early = AfterCount(1) if logic.trigger is not AFTER_WATERMARK and logic.trigger.per_pane else None
+            trigger = AfterWatermark(early=early) if early is not None else AFTER_WATERMARK
+        more: dict[str, Any] = {"allowed_lateness": lateness, "trigger": trigger, "intervals": intervals}
+        repeat = retracts or lateness > timedelta(0) or trigger.per_pane
+        inner = Accumulation.RETRACTING if repeat else Accumulation.ACCUMULATING
+        ranked = (
+            stream.map(panes.to_part, part_type, immediate=True)
+            .key_by("part", *groups)
+            .window(windows, accumulation=inner, name=f"{name}_parts", **more)
+            .aggregate(top=ranking)
+        )
+        last = Ranking(by, labels, kind, n, smallest=smallest, retracts=repeat)
+        return (
+            ranked.flat_map(panes.to_entries, entry_type, immediate=True)
+            .key_by(*entry_types)
+            .window(windows, accumulation=accumulation, name=name, **more)
+            .aggregate(top=last)
+        )
+
+
+class _Panes:
+    """The functions between the steps of a top-n."""
+
+    def __init__(
+        self, step: str, groups: Sequence[str], labels: Sequence[str], by: str, parts: int, part: Any, entry: Any
+    ) -> None:
+        self._step, self._groups, self._labels, self._by, self._parts = step, groups, labels, by, parts
+        self._part, self._entry = part, entry
+
+    def to_part(self, pane: Any) -> Any:
+        """Return a pane as an entry of its part, which depends on nothing but the key."""
+        labels = tuple(getattr(pane, label) for label in self._labels)
+        part = zlib.crc32(key_text(labels)) % self._parts
+        return self._part(*(getattr(pane, field) for field in self._groups), part, *labels, getattr(pane, self._by))
+
+    def to_entries(self, pane: Any) -> list[Any]:
+        """Return the entries of the ranking of a part."""
+        groups = [getattr(pane, field) for field in self._groups] or [self._step]
+        return [
+            self._entry(*groups, *(getattr(entry, label) for label in self._labels), getattr(entry, self._by))
+            for entry in pane.top
+        ]
+
+
+def _windowed(stream: Stream) -> tuple[StageNode, WindowedLogic]:
+    """Return the step whose panes a stream has.
+
+    Raises:
+        GraphError: it has none that can be ranked.
+    """
+    step = stream.producer
+    if not isinstance(step, StageNode) or not isinstance(step.logic, WindowedLogic):
+        raise GraphError(
+            f"{stream.name!r} has no panes that top_n could rank",
+            hint="rank the stream that aggregate(…) returns, before any other operator",
+        )
+    logic = step.logic
+    if not isinstance(logic.windows, FixedWindows | SlidingWindows | CalendarWindows):
+        raise GraphError(
+            f"top_n cannot rank over {logic.windows!r}: its keys share no window",
+            hint="use fixed, sliding or calendar windows",
+        )
+    if logic.accumulation is Accumulation.DISCARDING and logic.panes_repeat:
+        raise GraphError(
+            f"panes of {stream.name!r} have only what is new, which cannot be ranked",
+            hint="use accumulation=Accumulation.RETRACTING",
+        )
+    refuse_repeated_panes(stream, "rank")
+    if not step.name:
+        raise GraphError("top_n needs the name of the windowed step", hint="name it: window(…, name=…) or to_table(…)")
+    return step, logic
+
+
+def _windows_of_panes(windows: Windows) -> Windows:
+    """Return windows of which each has the panes of one window: a pane's event time is the last µs of its window."""
+    if isinstance(windows, SlidingWindows):
+        return FixedWindows(windows.every, offset=(windows.offset + windows.size) % windows.every)
+    return windows
