@@ -23,6 +23,7 @@ from millpy.model.checkpoint import DeadLetter, Entries, Kind
 from millpy.model.dead_letter import dead_letter_of, payload_of, unstorable_keys
 from millpy.model.identity import Identity
 from millpy.model.keys import Key, KeyHasher, key_from_text, key_text, key_texts
+from millpy.model.lookup import LookupTable
 from millpy.model.stage import Release, StageBinding, StepResult, StoredInterval, Work
 from millpy.model.time import Instant
 from millpy.operators.callbacks import CallbackStep, Calls, payload_of_timer
@@ -50,6 +51,11 @@ class ComputationLogic:
         self._cells = computation.cells()
         for name, cell in self._cells.items():
             store_of(name, cell)
+
+    @property
+    def tables(self) -> tuple[LookupTable, ...]:
+        """The lookup tables that the Computation reads."""
+        return tuple(dict.fromkeys(self.computation.tables().values()))
 
     def bind(self, binding: StageBinding) -> ComputationStage:
         """Return the stage, which can open intervals."""
