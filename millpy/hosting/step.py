@@ -136,6 +136,8 @@ class Steps:
         self.records = 0
         progress, run = self.progress, self.progress.run
         progress.current_call = None
+        for interval in intervals.values():  # again, because a search for a refused value has opened them anew
+            interval.hold(inbox.tables)
         # Receive before stepping: whether a consumer is current with a local producer depends on what it has read.
         deliveries = {
             interval_id: self._receive(interval, inbox.polled.get(interval_id, ()), intervals)
