@@ -17,12 +17,14 @@ def judge_lookups(facts: Facts, limits: Limits) -> Iterator[Finding]:
     """Yield a finding for each lookup table of a graph."""
     for row in facts.lookups:
         table = f"{row['graph']}: table {row['table_name']}"
+        needed_by = row["computations"]
         if row["waiting"]:
+            unread = f"{row['waiting']} of {row['workers']} workers"
             yield Finding(
                 Severity.ERROR,
                 CHECK,
-                f"{table} was not read yet by {row['waiting']} of {row['workers']} workers: {row['error'] or 'no answer'}",
-                f"{', '.join(row['computations'])} take no step there, and their input waits",
+                f"{table} was not read yet by {unread}: {row['error'] or 'no answer'}",
+                f"input of {needed_by} waits there",
                 "correct the cause: the worker's log has a hint, and it tries again by itself",
             )
         elif row["error"]:
@@ -30,7 +32,7 @@ def judge_lookups(facts: Facts, limits: Limits) -> Iterator[Finding]:
                 Severity.WARNING,
                 CHECK,
                 f"{table} cannot be read since {row['failing_s']:.0f} s: {row['error']}",
-                f"{', '.join(row['computations'])} use the rows of {row['loaded_at']:%Y-%m-%d %H:%M:%S}",
+                f"{needed_by} looks up in the rows of {row['loaded_at']:%Y-%m-%d %H:%M:%S}",
                 "correct the cause: the worker's log has a hint, and it tries again by itself",
             )
         elif row["misfits"]:

@@ -13,7 +13,7 @@ from millpy.operators.join_output import JoinedType
 from millpy.operators.lookup import MISSINGS, LookupLogic, Missing
 
 
-def lookup_node(  # noqa: PLR0913 - the parameters of `Stream.lookup`
+def lookup_node(
     name: str, inputs: Sequence[Input], table: LookupTable, *, missing: Missing, suffix: str, intervals: int
 ) -> tuple[StageNode, JoinedType]:
     """Return the step of a lookup, and the type of its output.

@@ -263,14 +263,16 @@ class HostedGraph:
         sources = {i for i, interval in self.intervals.items() if interval.intake is not None and not interval.finished}
         polled: dict[int, list[PollResult]] = {}
         for interval in self.intervals.values():
-            interval.hold(self.tables)
+            interval.use_tables(self.tables)
         for answer in self._state.poll(segment_queries(self.intervals), UNBOUNDED):
             polled.setdefault(answer.query.consumer, []).append(answer)
         quiet = frozenset(sources - {i for i, batch in taken.items() if batch.has_records})
         clock = ClockReading.certain(self.now_us)
         self._turns += 1
         at = self._turns * CURSOR_ONLY_EVERY_S
-        inbox = TurnInput(clock, at, polled=polled, taken=taken, quiet=quiet, progress_due=True, tables=dict(self.tables))
+        inbox = TurnInput(
+            clock, at, polled=polled, taken=taken, quiet=quiet, progress_due=True, tables=dict(self.tables)
+        )
         return self._steps.run(inbox, self.intervals, Isolation())
 
     def low_watermark(self, computation: str) -> Instant:

@@ -63,6 +63,7 @@ class IntervalState:
             archive, for which a bundle becomes a file.
         waiting_bytes: bytes of bundles of local producers that wait in segments, since the last poll of an archive.
         held: whether it takes no step, because a lookup table was not read yet; its input waits in segments.
+        tables: the versions of its lookup tables for the next step.
         versions: lookup table -> the version, as JSON text, that the last checkpoint saw.
     """
 
@@ -88,13 +89,16 @@ class IntervalState:
     memory_bytes_min: int = 0
     waiting_bytes: int = 0
     held: bool = False
+    tables: Tables = field(default_factory=dict)
     versions: dict[str, bytes] = field(default_factory=dict)
 
-    def hold(self, tables: Tables) -> None:
-        """Take no step while a lookup table has no version."""
-        held = not all(table in tables for table in self.plan.tables)
-        if held != self.held:
-            self.held, self.memory_bytes_min = held, sys.maxsize if held else 0
+    def use_tables(self, tables: Tables) -> None:
+        """Take the versions of its lookup tables for the next step; hold the interval while one has none."""
+        if not self.plan.tables:
+            return
+        self.tables = {table: tables[table] for table in self.plan.tables if table in tables}
+        self.held = len(self.tables) < len(self.plan.tables)
+        self.memory_bytes_min = sys.maxsize if self.held else 0
 
     @property
     def interval_id(self) -> int:
@@ -134,11 +138,11 @@ class IntervalState:
             self.counters[(what, of)] = self.counters.get((what, of), 0) + records
             self.counted.add((what, of))
 
-    def take_versions(self, tables: Tables) -> list[Entries]:
+    def take_versions(self) -> list[Entries]:
         """Return the versions of its lookup tables that have changed since the last checkpoint, for the next one."""
         found = Entries(Kind.LOOKUP, "")
-        for table in self.plan.tables:
-            text = msgspec.json.encode(tables[table].described())
+        for table, version in self.tables.items():
+            text = msgspec.json.encode(version.described())
             if self.versions.get(table.name) != text:
                 self.versions[table.name] = text
                 found.add(NO_KEY, 0, table.name, text)

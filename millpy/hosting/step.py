@@ -136,8 +136,8 @@ class Steps:
         self.records = 0
         progress, run = self.progress, self.progress.run
         progress.current_call = None
-        for interval in intervals.values():  # again, because a search for a refused value has opened them anew
-            interval.hold(inbox.tables)
+        for each in intervals.values():  # also those that a search for a refused value has opened anew
+            each.use_tables(inbox.tables)
         # Receive before stepping: whether a consumer is current with a local producer depends on what it has read.
         deliveries = {
             interval_id: self._receive(interval, inbox.polled.get(interval_id, ()), intervals)
@@ -314,10 +314,7 @@ class Steps:
             interval.input_watermark = after
             return None
         self._load_missing(interval, stage, arrived)
-        tables = {table: inbox.tables[table] for table in interval.plan.tables}
-        work = Work(
-            interval.bundle + 1, arrived, before, after, now_us, releases, self._budget.panes, tables=tables
-        )
+        work = Work(interval.bundle + 1, arrived, before, after, now_us, releases, self._budget.panes)
         result = self._bounded_step(interval, stage, work, isolation)
         interval.bundle += 1
         interval.input_watermark = after
@@ -340,7 +337,7 @@ class Steps:
             low_watermark=interval.low_watermark,
             oldest_work=oldest,
             processing_floor=now_us,
-            delta=(*result.delta, *interval.take_counters(), *interval.take_versions(tables)),
+            delta=(*result.delta, *interval.take_counters(), *interval.take_versions()),
             cursors=interval.take_moved(),
             segments=segments,
             results=result.results,
@@ -367,6 +364,7 @@ class Steps:
             work.fires = isolation.fired.get(interval.interval_id)
         else:
             work.timers_max, work.overdue = self._budget.timers, self._is_overdue
+        work.tables = interval.tables
         result = stage.step(work)
         if result.fired and not isolation.again:
             isolation.fired[interval.interval_id] = result.fired

@@ -71,5 +71,3 @@ def table_version(
 def _owned(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return the batch without columns that keep a larger buffer alive."""
     return pa.concat_batches([batch]) if batch.num_columns else batch
-
-

@@ -21,7 +21,6 @@ import numpy as np
 import pyarrow as pa
 
 from millpy.errors import GraphError, TableLoadError
-from millpy.model.identity import Identity, identity_of_type
 from millpy.model.keys import Key, KeyHasher
 from millpy.model.record import Records, RecordType
 from millpy.model.time import check_length
@@ -48,9 +47,7 @@ class LookupTable:
         SchemaError: a type cannot be carried, or a field of the key does not exist or may be None.
     """
 
-    def __init__(
-        self, name: str, row: type[msgspec.Struct], *, key: str | Sequence[str], refresh: timedelta
-    ) -> None:
+    def __init__(self, name: str, row: type[msgspec.Struct], *, key: str | Sequence[str], refresh: timedelta) -> None:
         parts = name.split(".") if isinstance(name, str) else []
         if not 1 <= len(parts) <= 2 or not all(0 < len(p.encode()) <= NAME_BYTES_MAX and "\0" not in p for p in parts):
             raise GraphError(f"{name!r} is not the name of a table", hint='for example "devices" or "registry.devices"')
@@ -84,10 +81,6 @@ class LookupTable:
     def _parts(self) -> tuple[Any, ...]:
         return self.schema, self.table, self.row, self.key, self.refresh
 
-    def identity(self) -> Identity:
-        """Describe the table and its rows. How often it is read may change at any time."""
-        return {"table": self.name, "row": identity_of_type(self.row), "key": list(self.key)}
-
 
 class TableRows(Mapping[Any, Any]):
     """The rows of one version of a table, by key, in the order of their keys in the database; all calls share them.
@@ -116,7 +109,7 @@ class TableVersion:
     """All rows of a table as one read found them.
 
     Attributes:
-        version: identifies the contents: equal texts are equal rows, whoever has read them.
+        version: identifies the contents: equal texts are equal rows, in all workers.
         loaded_at_us: when it was read, in µs of the database's clock.
         batch: the rows that fit, in the order in which they were read.
         size: bytes of all rows as JSON text.

@@ -39,6 +39,9 @@ from millpy.operators.timers import TimerBook
 class ComputationLogic:
     """A user's Computation in a graph.
 
+    Attributes:
+        tables: the lookup tables that it reads.
+
     Raises:
         SchemaError: a cell's type cannot be stored.
     """
@@ -49,13 +52,9 @@ class ComputationLogic:
         self.computation = computation
         self.parks = parks
         self._cells = computation.cells()
+        self.tables: tuple[LookupTable, ...] = tuple(dict.fromkeys(computation.tables().values()))
         for name, cell in self._cells.items():
             store_of(name, cell)
-
-    @property
-    def tables(self) -> tuple[LookupTable, ...]:
-        """The lookup tables that the Computation reads."""
-        return tuple(dict.fromkeys(self.computation.tables().values()))
 
     def bind(self, binding: StageBinding) -> ComputationStage:
         """Return the stage, which can open intervals."""

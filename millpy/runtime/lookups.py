@@ -89,7 +89,7 @@ class Lookups:
     def apply(self, intervals: Mapping[int, IntervalState]) -> None:
         """Hold the intervals whose tables were not all read yet, and let go the others."""
         for interval in intervals.values():
-            interval.hold(self.versions)
+            interval.use_tables(self.versions)
 
     async def keep(self, table: LookupTable) -> None:
         """Read a table for ever: `refresh` after each read, and sooner if the read failed."""

@@ -17,8 +17,8 @@ from uuid import UUID
 
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, Request
 from millpy.model.deployment import Deployment, GraphSpec
-from millpy.model.stage import Release, StoredInterval
 from millpy.model.lookup import LookupTable, TableVersion
+from millpy.model.stage import Release, StoredInterval
 from millpy.model.time import Instant
 
 

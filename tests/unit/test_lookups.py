@@ -41,7 +41,9 @@ def device(name: str, site: str, **more: Any) -> dict[str, Any]:
 
 def enriching(**changes: Any) -> Graph:
     graph = Graph("factory")
-    readings = graph.inject("readings", ManualSource(), schema=Reading, event_time=EventTime("at", max_disorder=seconds(0)))
+    readings = graph.inject(
+        "readings", ManualSource(), schema=Reading, event_time=EventTime("at", max_disorder=seconds(0))
+    )
     arguments = {"table": "devices", "row": Device, "key": "device", "refresh": seconds(30), **changes}
     readings.lookup(**arguments).to_table("known")
     return graph
@@ -145,7 +147,9 @@ def test_records_wait_for_the_first_read_and_none_is_lost() -> None:
 
 def test_a_window_behind_a_lookup_waits_with_it_and_then_closes() -> None:
     graph = Graph("factory")
-    readings = graph.inject("readings", ManualSource(), schema=Reading, event_time=EventTime("at", max_disorder=seconds(0)))
+    readings = graph.inject(
+        "readings", ManualSource(), schema=Reading, event_time=EventTime("at", max_disorder=seconds(0))
+    )
     known = readings.lookup("devices", Device, key="device", refresh=seconds(1), missing="drop", name="enriched")
     known.key_by("site").window(FixedWindows(minutes(1))).aggregate(n=Count()).to_table("known")
     driver = GraphDriver(graph)
@@ -217,9 +221,9 @@ class Row(msgspec.Struct):
 def test_keys_of_several_fields_and_values_of_all_types_are_found() -> None:
     graph = Graph("typed")
     stream = graph.inject("typed", ManualSource(), schema=Typed, event_time=EventTime("at", max_disorder=seconds(0)))
-    stream.lookup(
-        "s.t", Row, key=["a", "b"], table_key=["number", "id"], refresh=seconds(1), missing="drop"
-    ).to_table("known")
+    stream.lookup("s.t", Row, key=["a", "b"], table_key=["number", "id"], refresh=seconds(1), missing="drop").to_table(
+        "known"
+    )
     driver = GraphDriver(graph)
     one, two = UUID(int=1), UUID(int=2)
     driver.set_table("s.t", [Row(1, one, NOON, ["x"], b"\0\1"), Row(1, two, None)])
@@ -253,7 +257,9 @@ class Alarms(Computation):
 
 def alarming(computation: Computation | None = None) -> Graph:
     graph = Graph("alarms")
-    readings = graph.inject("readings", ManualSource(), schema=Reading, event_time=EventTime("at", max_disorder=seconds(0)))
+    readings = graph.inject(
+        "readings", ManualSource(), schema=Reading, event_time=EventTime("at", max_disorder=seconds(0))
+    )
     readings.key_by("device").process(computation or Alarms(), name="alarms", output=Alert).to_table("known")
     return graph
 
@@ -359,7 +365,9 @@ def test_a_stream_with_retractions_is_refused() -> None:
     from millpy import Accumulation, AfterCount, AfterWatermark
 
     graph = Graph("factory")
-    readings = graph.inject("readings", ManualSource(), schema=Reading, event_time=EventTime("at", max_disorder=seconds(0)))
+    readings = graph.inject(
+        "readings", ManualSource(), schema=Reading, event_time=EventTime("at", max_disorder=seconds(0))
+    )
     panes = (
         readings.key_by("device")
         .window(
@@ -376,6 +384,6 @@ def test_a_stream_with_retractions_is_refused() -> None:
 
 
 def test_a_driver_names_the_tables_that_it_knows() -> None:
-    with pytest.raises(UsageError, match="no lookup table 'public.rules'") as caught:
+    with pytest.raises(UsageError, match=r"no lookup table 'public\.rules'") as caught:
         GraphDriver(enriching()).set_table("rules", [])
     assert "public.devices" in caught.value.hint

@@ -1,8 +1,8 @@
 """PostgresStore: `Store` on PostgreSQL, which is the only authority.
 
 The channels (see `connection.py`) are commit, poll (and state on demand), admin (ownership and the read after a claim),
-fold, hint, listen, and lookup in a graph with lookup tables. Each is one connection, used by one task at a time. The commit channel is the backend that the
-worker records, so that others can end its frozen transaction.
+fold, hint, listen, and lookup in a graph with lookup tables. Each is one connection, used by one task at a time. The
+commit channel is the backend that the worker records, so that others can end its frozen transaction.
 """
 
 from __future__ import annotations

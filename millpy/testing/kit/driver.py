@@ -136,7 +136,7 @@ class GraphDriver:
         nodes = [node for node in self.graph.nodes if isinstance(node, StageNode)]
         known = {read.name: read for node in nodes for read in node.tables}
         read = known[_known("lookup table", name, list(known))]
-        text = b"\n".join(_payload_of(row, read.row, f"a row of {name!r}") for row in _several(rows))
+        text = b"\n".join(_payload_of(row, read.row, f"row of {name!r}") for row in _several(rows))
         check_size(read, len(rows), len(text), self._limits)
         before = self._host.tables.get(read)
         self._host.tables[read] = table_version(read, text, self._host.now_us, before)
@@ -375,7 +375,7 @@ def _several(records: Sequence[Any]) -> Sequence[Any]:
 
 
 def _payload(record: Any, node: InjectorNode) -> bytes:
-    return _payload_of(record, node.record_type.struct, f"a record of {node.name!r}")
+    return _payload_of(record, node.record_type.struct, f"record of {node.name!r}")
 
 
 def _payload_of(record: Any, struct: type[msgspec.Struct], what: str) -> bytes:
@@ -383,4 +383,4 @@ def _payload_of(record: Any, struct: type[msgspec.Struct], what: str) -> bytes:
         return record
     if isinstance(record, dict | struct):
         return msgspec.json.encode(record)
-    raise UsageError(f"{record!r} is not {what}", hint=f"pass objects of {struct.__name__}, dicts, or JSON as bytes")
+    raise UsageError(f"{record!r} is no {what}", hint=f"feed objects of {struct.__name__}, dicts, or JSON as bytes")
