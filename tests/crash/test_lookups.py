@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,7 +19,10 @@ from millpy.clock import SystemClock
 from millpy.limits import Limits
 from millpy.model.finding import Finding, Severity
 from millpy.process.assembly import run_worker
+from tests.crash.cases.lookups import GRAPH, LOOKUPS
 from tests.crash.graph_files import rows
+from tests.crash.harness import Worker
+from tests.crash.lookups import changing, lookup_faults, write
 from tests.feed import Feed
 
 LIMITS = Limits(progress_every_s=0.02, fold_every_s=0.05, lease_ttl_s=2, lookup_rows_max=100, statement_s=1)
@@ -254,3 +258,21 @@ async def test_a_table_may_have_any_name(database_url: str, name: str) -> None:
 
     stop.set()
     await worker
+
+
+def test_killed_workers_see_one_version_in_each_commit(tmp_path: Path, database_url: str) -> None:
+    """Real processes: one is killed twice, while the rows of the table change all the time."""
+    source = tmp_path / "readings.ndjson"
+    drawn = write(source, 5, 600)
+    settings: dict[str, Any] = {"graph": GRAPH, "bundle_records_max": 7}
+    with changing(database_url):
+        with Worker(tmp_path, database_url, source, only="readings", **settings) as other:
+            for kill in ("after_step:20", "after_fence:20"):
+                with Worker(tmp_path, database_url, source, failpoint=f"{kill}:kill", only=LOOKUPS, **settings) as one:
+                    one.await_killed()
+            other.kill()
+        with Worker(tmp_path, database_url, source, **settings) as last:
+            last.await_finished()
+
+    assert lookup_faults(database_url, drawn) == []
+    assert rows(database_url, "SELECT count(DISTINCT generation) > 3 FROM plant.known") == [(True,)]
