@@ -5,6 +5,7 @@
 from millpy.computation import Computation, Context, ListCell, MapCell, Value
 from millpy.config.access import Login, Tls
 from millpy.graph import Graph, KeyedStream, Stream, WindowedStream
+from millpy.model.lookup import LookupTable
 from millpy.model.time import days, hours, milliseconds, minutes, seconds
 from millpy.model.timer import Timer
 from millpy.operators.pattern import Pattern
@@ -63,6 +64,7 @@ __all__ = [
     "Last",
     "ListCell",
     "Login",
+    "LookupTable",
     "MapCell",
     "Max",
     "Mean",

@@ -26,6 +26,7 @@ from millpy.errors import RefusedValueError, TimerError, UsageError
 from millpy.limits import KEY_BYTES_MAX
 from millpy.model.due_timers import DueTimers
 from millpy.model.keys import Key
+from millpy.model.lookup import LookupTable, TableRows, Tables
 from millpy.model.time import EPOCH, INSTANT_MAX, INSTANT_MIN, YEARS_HI, YEARS_LO, Instant, instant, to_datetime
 from millpy.model.timer import TimeDomain, Timer, TimerId
 
@@ -137,6 +138,14 @@ class Computation:
         """
         return {}
 
+    @classmethod
+    def tables(cls) -> dict[str, LookupTable]:
+        """Return the lookup tables of the class and its bases by the name of their attribute."""
+        found: dict[str, LookupTable] = {}
+        for base in reversed(cls.__mro__):
+            found.update({name: table for name, table in vars(base).items() if isinstance(table, LookupTable)})
+        return found
+
 
 class CellSource(Protocol):
     """The stored values of one cell, by key."""
@@ -180,6 +189,7 @@ class Context:
         stream: name of the record's stream; "" in `process_timer`.
         input_watermark_us: watermark that decides lateness and fires event timers.
         now_us: processing time; never runs backwards.
+        tables: the versions of the class's lookup tables in this turn; `table` reads them.
     """
 
     __slots__ = (
@@ -203,6 +213,7 @@ class Context:
         "now_us",
         "retracts",
         "stream",
+        "tables",
     )
 
     def __init__(
@@ -230,6 +241,7 @@ class Context:
         self.key: Any = None
         self.stream = ""
         self.retracts = False
+        self.tables: Tables = {}
         self.event_time_us = self.now_us = Instant(0)
         self.input_watermark_us = INSTANT_MIN
 
@@ -275,6 +287,20 @@ class Context:
     def __delitem__(self, cell: Cell[Any]) -> None:
         """Reset the key's value to its default; empty a map."""
         self._values[cell] = self._store(cell).blank(self.key)
+
+    def table(self, table: LookupTable) -> TableRows:
+        """Return the rows of a lookup table by key, the same for all calls of the turn.
+
+        `context.table(Alarms.rules)` is a mapping that cannot be changed; its `values()` are objects of the table's
+        class, in the order of their keys.
+
+        Raises:
+            UsageError: the table is no attribute of the class.
+        """
+        version = self.tables.get(table)
+        if version is None:
+            raise UsageError(f"{table!r} is no table of this class", hint="make it an attribute of the Computation")
+        return version.by_key
 
     def produce(self, record: Any, to: str | None = None, at: datetime | int | None = None) -> None:
         """Emit a record.

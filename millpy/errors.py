@@ -7,7 +7,7 @@
     ├── TransientError        back off, then retry   StoreUnavailableError · SourceUnavailableError
     │   │                                            · RequestWithdrawnError · TableSwitchedError · StepStuckError
     │   │                                            · ResultTableError · ArchiveUnavailableError
-    │   │                                            · OtherEngineError
+    │   │                                            · OtherEngineError · TableLoadError
     │   └── CommitUnknownError   retry after taking over one's own intervals, which settles the commit
     ├── RecordError           dead-letter the record RefusedValueError · CallTimeoutError · PoisonError
     ├── GraphVersionError     stop the process: another version of the graph runs
@@ -125,6 +125,10 @@ class ArchiveUnavailableError(TransientError):
 
 class OtherEngineError(TransientError):
     """Spark computes this generation: a worker waits until it is handed over."""
+
+
+class TableLoadError(TransientError):
+    """A lookup table cannot be read now: it is missing, altered, too large or too slow, or rights are missing."""
 
 
 class CommitUnknownError(TransientError):

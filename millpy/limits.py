@@ -42,6 +42,7 @@ class Limits:
         open_windows_bytes_max                     open windows of the graph, in equal parts per windowed interval
         join_bytes_max                             buffered records of joins, in equal parts per interval of a join
         join_key_bytes_max                         those of one key, in one join
+        lookup_rows_max, lookup_bytes_max          rows of a lookup table, and their bytes as JSON, per table
         state_cache_bytes_max                      cached state, per interval
         state_preload_rows_max                     state that a takeover reads at once, per interval
         parked_records_max, parked_bytes_max       records of stopped keys, per interval
@@ -93,6 +94,8 @@ class Limits:
     open_windows_bytes_max: int = field(default_factory=lambda: memory_bytes() // 2)
     join_bytes_max: int = field(default_factory=lambda: memory_bytes() // 4)
     join_key_bytes_max: int = 16_000_000
+    lookup_rows_max: int = 1_000_000
+    lookup_bytes_max: int = 100_000_000
     state_cache_bytes_max: int = 256_000_000
     state_preload_rows_max: int = 50_000
     epoch_s: float = 60.0
@@ -134,6 +137,8 @@ class Limits:
         assert self.open_windows_bytes_max > 0, "open_windows_bytes_max must be above 0"
         assert self.join_bytes_max > 0, "join_bytes_max must be above 0"
         assert self.join_key_bytes_max > 0, "join_key_bytes_max must be above 0"
+        assert self.lookup_rows_max > 0, "lookup_rows_max must be above 0"
+        assert 0 < self.lookup_bytes_max <= 500_000_000, "lookup_bytes_max must be above 0 and at most 500,000,000"
         assert self.record_attempts_max >= 1, "record_attempts_max must be at least 1"
         assert self.archive_bytes_min > 0, "archive_bytes_min must be above 0"
         assert self.clock_step_s > 0, "clock_step_s must be above 0"

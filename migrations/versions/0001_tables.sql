@@ -411,6 +411,24 @@ CREATE TABLE mill.events (
 CREATE INDEX events_at ON mill.events (graph_id, at);
 CREATE INDEX events_age ON mill.events (at);
 
+-- What each live worker knows of the lookup tables that it reads. What a bundle saw is in its delta.
+CREATE TABLE mill.lookups (
+    worker_id     uuid NOT NULL REFERENCES mill.workers ON DELETE CASCADE,
+    table_name    text NOT NULL,
+    refresh_s     double precision NOT NULL,
+    computations  text[] NOT NULL,  -- those that need it, among the ones that the worker runs
+    version       text,  -- NULL until a read has succeeded
+    rows          bigint,
+    bytes         bigint,
+    misfits       bigint NOT NULL,  -- rows that do not fit their class
+    misfit        text NOT NULL,
+    loaded_at     timestamptz,
+    checked_at    timestamptz NOT NULL,
+    failing_since timestamptz,
+    error         text NOT NULL,  -- why the last read failed; empty if it succeeded
+    PRIMARY KEY (worker_id, table_name)
+);
+
 -- The numbers of dead letters, late records and events that were deleted by age. For events, `reason` is their kind.
 CREATE TABLE mill.expired (
     graph_id    integer NOT NULL REFERENCES mill.graphs ON DELETE CASCADE,

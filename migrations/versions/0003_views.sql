@@ -71,6 +71,27 @@ SELECT p.graph, p.computation, p.described AS part, count(*) AS runs, sum(octet_
  WHERE p.kind = 'stage' AND octet_length(r.ids) = 0 AND octet_length(r.times) > 0
  GROUP BY p.graph, p.computation, p.described, p.input_watermark, p.interval_id;
 
+-- The lookup tables of a graph, as each live worker knows them. `version` is the one in use: of equal contents it is
+-- equal. It is null while the first read has not succeeded, and the computations that need the table wait.
+CREATE VIEW millpy.lookups AS
+SELECT g.name AS graph, l.table_name, l.worker_id, l.version, l.rows, l.bytes, l.misfits, l.misfit, l.loaded_at,
+       l.checked_at, l.refresh_s, l.failing_since, l.error, l.computations
+  FROM mill.lookups AS l
+  JOIN mill.workers AS w USING (worker_id)
+  JOIN mill.graphs AS g USING (graph_id)
+ WHERE w.lease_deadline > clock_timestamp();
+
+-- The versions that the last bundles saw, as they were committed with them. `unmatched` counts the records without a
+-- row, whatever became of them.
+CREATE VIEW millpy.lookup_versions AS
+SELECT p.graph, p.computation, p.described AS part, e.subkey AS table_name, e.value ->> 'version' AS version,
+       mill.moment((e.value ->> 'loaded_at_us')::bigint) AS loaded_at, (e.value ->> 'rows')::bigint AS rows,
+       (SELECT coalesce(sum((k.value #>> '{}')::bigint), 0)::bigint FROM mill.entries AS k
+         WHERE k.interval_id = e.interval_id AND k.kind = 'counter' AND k.namespace = 'unmatched') AS unmatched,
+       p.interval_id
+  FROM mill.entries AS e JOIN mill.places AS p USING (interval_id)
+ WHERE e.kind = 'lookup';
+
 -- Stored segments, records and bytes above the cursors, by subscription: counted from what is stored, not computed as
 -- the difference of other counts.
 CREATE VIEW mill.pending AS
@@ -360,6 +381,12 @@ BEGIN
                                            (e.value ->> 'bound')::bigint / 1e6::float8, e.value ->> 'percentile')
                                FROM mill.entries AS e WHERE e.interval_id = next_interval AND e.kind = 'disorder'
                                 AND e.subkey = 'counted' AND e.value ->> 'percentile' IS NOT NULL), '');
+        ELSIF EXISTS (SELECT FROM mill.lookups AS l WHERE l.worker_id = here.worker_id AND l.version IS NULL
+                         AND here.computation = ANY (l.computations)) THEN
+            held_by := 'lookup';
+            detail := (SELECT format('table %s was not read yet: %s', l.table_name, coalesce(nullif(l.error, ''), 'no answer'))
+                         FROM mill.lookups AS l WHERE l.worker_id = here.worker_id AND l.version IS NULL
+                          AND here.computation = ANY (l.computations) ORDER BY l.table_name LIMIT 1);
         ELSIF slowest.published > slowest.watermark THEN
             held_by := 'backlog';
             detail := format('consumed up to bundle %s of %s, which has committed up to %s', slowest.seq,

@@ -20,7 +20,7 @@ from millpy.store.postgres.statements import statement
 from millpy.store.postgres.timeouts import BoundedConnection
 
 CONNECTIONS_PER_WORKER = 7
-"""Commit, poll, admin, fold, hint, listen and heartbeat."""
+"""Commit, poll, admin, fold, hint, listen and heartbeat; one more to read lookup tables, if a graph has some."""
 CONNECT_S_MAX = 10
 STATEMENT_S_MAX = 20
 ANSWER_S_MAX = 25.0
@@ -74,6 +74,7 @@ class Facts:
     disorder: list[Row] = field(default_factory=list)
     audits: list[Row] = field(default_factory=list)
     joins: list[Row] = field(default_factory=list)
+    lookups: list[Row] = field(default_factory=list)
 
 
 def read_facts(url: str, clock: Clock) -> Facts:
@@ -168,6 +169,7 @@ def _look(connection: psycopg.Connection[Row], clock: Clock) -> Facts:
     facts.disorder = _rows(connection, statement("look_at_disorder"))
     facts.audits = _rows(connection, statement("look_at_audits"))
     facts.joins = _rows(connection, statement("look_at_joins"))
+    facts.lookups = _rows(connection, statement("look_at_lookups"))
     return facts
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from millpy.computation import Computation
 from millpy.errors import GraphError
+from millpy.graph.lookups import check_rows, check_tables
 from millpy.graph.names import RESERVED_SCHEMAS, checked_name
 from millpy.graph.nodes import FailurePolicy, InjectorNode, StageNode, WhenBehind
 from millpy.graph.spec import graph_spec
@@ -89,6 +90,8 @@ class Graph:
             raise GraphError(f"step {node.name!r} comes behind archive_takes()", hint="call archive_takes() last")
         if node.name and any(other.name == node.name for other in self.nodes):
             raise GraphError(f"two steps are named {node.name!r}", hint="rename one: a name identifies stored state")
+        if isinstance(node, StageNode):
+            check_tables(node, self.nodes)
         self.nodes.append(node)
 
     def inject(  # noqa: PLR0913 - keywords of the public interface
@@ -182,6 +185,7 @@ class Graph:
                 hint="subtract where context.retracts is true, and declare handles_retractions = True in the class",
             )
         node = StageNode(name, taken, ComputationLogic(computation, parks=on_failure == "park"), intervals)
+        check_rows(computation)
         streams = {}
         if isinstance(output, Mapping):
             streams = {

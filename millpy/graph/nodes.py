@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Literal
 from millpy.ingest.protocol import Source
 from millpy.ingest.settings import AdvanceWithClock, Dedupe, ErrorRate, EventTime, Wait
 from millpy.model.identity import Identity
+from millpy.model.lookup import LookupTable
 from millpy.model.record import RecordType
 from millpy.model.stage import InputSpec, StageLogic
 from millpy.operators.archive import ArchiveLogic
 from millpy.operators.deduplicate import DeduplicateLogic
 from millpy.operators.interval_join import IntervalJoinLogic
+from millpy.operators.keyed import ComputationLogic
+from millpy.operators.lookup import LookupLogic
 from millpy.operators.stateless import Chain
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.logic import WindowedLogic
@@ -128,6 +131,13 @@ class StageNode:
     def joins(self) -> bool:
         """Whether it joins two streams, so that its interval stores the records that may still match."""
         return isinstance(self.logic, IntervalJoinLogic)
+
+    @property
+    def tables(self) -> tuple[LookupTable, ...]:
+        """The lookup tables that it reads."""
+        if isinstance(self.logic, LookupLogic):
+            return (self.logic.table,)
+        return self.logic.tables if isinstance(self.logic, ComputationLogic) else ()
 
     def input_specs(self) -> tuple[InputSpec, ...]:
         """Return the inputs as the stage sees them."""

@@ -13,17 +13,20 @@ import msgspec
 from millpy.computation import Computation
 from millpy.errors import GraphError
 from millpy.graph.joins import Within, as_of_join_node, interval_join_node
+from millpy.graph.lookups import lookup_node
 from millpy.graph.names import RESERVED_COLUMNS, checked_name
 from millpy.graph.nodes import FailurePolicy, InjectorNode, Input, StageNode, WhenBehind
 from millpy.graph.per_key import PerKeyTools
 from millpy.graph.refusals import refuse_endless, refuse_repeated_panes, refuse_retractions, refuse_several_ways
 from millpy.graph.top_n import TopOfPanes
 from millpy.limits import KEY_INTERVALS_DEFAULT
+from millpy.model.lookup import LookupTable
 from millpy.model.record import RecordType, column_name
 from millpy.model.time import Instant, check_length, microseconds
 from millpy.operators.archive import ADDED_COLUMNS, ArchiveLogic
 from millpy.operators.deduplicate import DeduplicateLogic
 from millpy.operators.join_output import How
+from millpy.operators.lookup import Missing
 from millpy.operators.map import FlatMap, Map
 from millpy.operators.stateless import Chain, Filter, Operator, Split
 from millpy.windowing.accumulation import Accumulation
@@ -216,6 +219,52 @@ class Stream(TopOfPanes):
         logic = DeduplicateLogic(fields, within, takes_retractions=any(taken.retracts for taken in inputs))
         node = StageNode(name, inputs, logic, intervals)
         return _output_of(self.graph, node, self.record_type)
+
+    def lookup(  # noqa: PLR0913 - keywords of the public interface
+        self,
+        table: str,
+        row: type[msgspec.Struct],
+        *,
+        key: str | Sequence[str],
+        refresh: timedelta,
+        table_key: str | Sequence[str] = "",
+        missing: Missing = "null",
+        suffix: str = "_table",
+        name: str = "",
+        intervals: int = KEY_INTERVALS_DEFAULT,
+    ) -> Stream:
+        """Add the columns of a SQL table's row to each record. This is a separate step, keyed by `key`.
+
+        The output has the fields of the record, then those of `row` without its key. Each worker reads the table in the
+        background, again and again; all records of a turn see one version of it. Until the first read has succeeded,
+        records wait.
+
+        Args:
+            table: an ordinary table or view of the same database, with its schema: "registry.devices"; without one, in
+                schema public.
+            row: the class of the table's rows; its fields are the columns that are read.
+            key: the field or fields of the records by which a row is found.
+            refresh: how long after a read of the table the next one begins, at least 0.1 s. May change at any time.
+            table_key: the field or fields of `row` with the same values. Default: those of `key`.
+            missing: what becomes of a record without a row: "null" passes it, with None in the fields of the row, so
+                these are optional in the output; "drop" drops it; "dead_letter" makes it a dead letter. All are
+                counted. May change at any time.
+            suffix: behind the name of a field of the row whose name the record has, too.
+            name: the step's name. Default: the name of its table.
+            intervals: number of key intervals, the unit of ownership.
+
+        Raises:
+            GraphError: the keys have different types, a name is taken or invalid, another step reads the table in
+                another way, or records may be retracted.
+            SchemaError: a field does not exist, may be None and is part of a key, or has a type that cannot be carried.
+        """
+        if name:
+            checked_name(name, "step")
+        fields = (key,) if isinstance(key, str) else tuple(key)
+        inputs = self.key_by(*fields).inputs()
+        read = LookupTable(table, row, key=table_key or fields, refresh=refresh)
+        node, joined = lookup_node(name, inputs, read, missing=missing, suffix=suffix, intervals=intervals)
+        return _output_of(self.graph, node, joined.record_type)
 
     def key_by(self, *fields: str) -> KeyedStream:
         """Key the records by one field (the key is its value) or by several (the key is a tuple).

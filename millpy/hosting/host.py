@@ -27,6 +27,7 @@ from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import Checkpoint, Cursor, DedupeRun, Entries, Grant
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.keys import Key, KeyHasher
+from millpy.model.lookup import LookupTable, TableVersion
 from millpy.model.record import Records
 from millpy.model.stage import UNBOUNDED, StoredInterval
 from millpy.model.time import INSTANT_MIN, ClockReading, Instant
@@ -195,6 +196,7 @@ class HostedGraph:
 
     Attributes:
         now_us: the processing time, which `advance_clock` moves.
+        tables: the versions of lookup tables for the next turn. A stage takes no step while one of its tables has none.
         intervals: the soft state of each interval.
     """
 
@@ -207,6 +209,7 @@ class HostedGraph:
         self._steps = _steps(self.plan, limits, state.load_state, HostBudget(), observe)
         self._turns = 0
         self.now_us = now_us
+        self.tables: dict[LookupTable, TableVersion] = {}
         self.intervals: dict[int, IntervalState] = {}
         self.restart()
 
@@ -259,13 +262,17 @@ class HostedGraph:
         """Step all intervals and commit nothing. A `restart` after it has the effect of a crash before the commit."""
         sources = {i for i, interval in self.intervals.items() if interval.intake is not None and not interval.finished}
         polled: dict[int, list[PollResult]] = {}
+        for interval in self.intervals.values():
+            interval.use_tables(self.tables)
         for answer in self._state.poll(segment_queries(self.intervals), UNBOUNDED):
             polled.setdefault(answer.query.consumer, []).append(answer)
         quiet = frozenset(sources - {i for i, batch in taken.items() if batch.has_records})
         clock = ClockReading.certain(self.now_us)
         self._turns += 1
         at = self._turns * CURSOR_ONLY_EVERY_S
-        inbox = TurnInput(clock, at, polled=polled, taken=taken, quiet=quiet, progress_due=True)
+        inbox = TurnInput(
+            clock, at, polled=polled, taken=taken, quiet=quiet, progress_due=True, tables=dict(self.tables)
+        )
         return self._steps.run(inbox, self.intervals, Isolation())
 
     def low_watermark(self, computation: str) -> Instant:

@@ -6,10 +6,13 @@ of those turns fails, all soft state is dropped and read again. `runtime/owned_i
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeVar
+
+import msgspec
 
 from millpy.graph import InjectorNode
 from millpy.hosting.dead_letter_sampling import DeadLetterSampler
@@ -18,13 +21,15 @@ from millpy.ingest.intake import Intake, IntakeSettings
 from millpy.limits import Limits
 from millpy.model.checkpoint import Cursor, DedupeRun, Entries, Grant, Kind
 from millpy.model.deployment import DeployedInterval
+from millpy.model.lookup import Tables
 from millpy.model.stage import StageInterval, StoredInterval
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 from millpy.store.protocol import OwnerSnapshot
 
 NO_KEY = b'""'
-COUNTED = ("produced", "filtered", "added", "consumed", "late", "dead_lettered", "duplicate", "emitted", "written")
-"""Names of the counters, which are kept per subscription; the last two are kept per result table."""
+COUNTED = ("produced", "filtered", "added", "consumed", "late", "dead_lettered", "duplicate", "emitted", "written",
+           "unmatched")  # fmt: skip
+"""Names of the counters, which are kept per subscription; `emitted` and `written` are kept per result table."""
 
 
 StateT = TypeVar("StateT", bound="IntervalState")
@@ -57,6 +62,9 @@ class IntervalState:
         memory_bytes_min: bytes of a local producer's bundle below which it comes in a segment; 0 for any stage but an
             archive, for which a bundle becomes a file.
         waiting_bytes: bytes of bundles of local producers that wait in segments, since the last poll of an archive.
+        held: whether it takes no step, because a lookup table was not read yet; its input waits in segments.
+        tables: the versions of its lookup tables for the next step.
+        versions: lookup table -> the version, as JSON text, that the last checkpoint saw.
     """
 
     grant: Grant
@@ -80,6 +88,17 @@ class IntervalState:
     committed_at: float = 0.0
     memory_bytes_min: int = 0
     waiting_bytes: int = 0
+    held: bool = False
+    tables: Tables = field(default_factory=dict)
+    versions: dict[str, bytes] = field(default_factory=dict)
+
+    def use_tables(self, tables: Tables) -> None:
+        """Take the versions of its lookup tables for the next step; hold the interval while one has none."""
+        if not self.plan.tables:
+            return
+        self.tables = {table: tables[table] for table in self.plan.tables if table in tables}
+        self.held = len(self.tables) < len(self.plan.tables)
+        self.memory_bytes_min = sys.maxsize if self.held else 0
 
     @property
     def interval_id(self) -> int:
@@ -119,6 +138,16 @@ class IntervalState:
             self.counters[(what, of)] = self.counters.get((what, of), 0) + records
             self.counted.add((what, of))
 
+    def take_versions(self) -> list[Entries]:
+        """Return the versions of its lookup tables that have changed since the last checkpoint, for the next one."""
+        found = Entries(Kind.LOOKUP, "")
+        for table, version in self.tables.items():
+            text = msgspec.json.encode(version.described())
+            if self.versions.get(table.name) != text:
+                self.versions[table.name] = text
+                found.add(NO_KEY, 0, table.name, text)
+        return [found] if len(found) else []
+
     def take_counters(self) -> list[Entries]:
         """Return entries for the counters that have changed since the last checkpoint, for the next one."""
         changed: dict[str, Entries] = {}
@@ -156,6 +185,13 @@ def state_of(
         cursors=cursors,
         last_segments=dict(snapshot.last_segments),
         counters=counters,
+        versions={
+            subkey: value
+            for entries in recovered.entries
+            if entries.kind is Kind.LOOKUP
+            for subkey, value in zip(entries.subkeys, entries.values, strict=True)
+            if value is not None
+        },
         sampler=DeadLetterSampler.recovered(limits, recovered.entries),
         finished=plan.stage is None and recovered.low_watermark >= INSTANT_MAX,
     )

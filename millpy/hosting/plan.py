@@ -11,6 +11,7 @@ import numpy.typing as npt
 from millpy.graph import Graph, InjectorNode, StageNode
 from millpy.limits import Limits
 from millpy.model.deployment import DeployedInterval, Deployment
+from millpy.model.lookup import LookupTable
 from millpy.model.record import RecordType
 from millpy.model.stage import Stage, StageBinding
 from millpy.model.step_progress import StepProgress
@@ -84,6 +85,11 @@ class ComputationPlan:
     def archives(self) -> bool:
         """Whether it archives its input."""
         return isinstance(self.node, StageNode) and self.node.archives
+
+    @property
+    def tables(self) -> tuple[LookupTable, ...]:
+        """The lookup tables that it reads."""
+        return self.node.tables if isinstance(self.node, StageNode) else ()
 
     @property
     def skips(self) -> bool:

@@ -32,6 +32,7 @@ from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import Checkpoint, DeadLetter, Delta, Entries, Grant, RequestOutcome
 from millpy.model.dead_letter import payload_of
 from millpy.model.keys import KeyHasher, key_text
+from millpy.model.lookup import Tables
 from millpy.model.record import Records, retractions_of
 from millpy.model.stage import InputBundle, Release, StageInterval, StepResult, Work
 from millpy.model.time import INSTANT_MAX, ClockReading, Instant, plausible_floor
@@ -78,6 +79,7 @@ class TurnInput:
         replays: interval -> records that it replays.
         progress_due: whether this turn commits progress without data.
         releases: interval -> parked keys that an operator released.
+        tables: the versions of lookup tables, as they are in this turn.
     """
 
     clock: ClockReading
@@ -89,6 +91,7 @@ class TurnInput:
     replays: Mapping[int, Replay] = field(default_factory=dict)
     progress_due: bool = False
     releases: Mapping[int, Sequence[Release]] = field(default_factory=dict)
+    tables: Tables = field(default_factory=dict)
 
     @property
     def now_us(self) -> Instant:
@@ -133,6 +136,8 @@ class Steps:
         self.records = 0
         progress, run = self.progress, self.progress.run
         progress.current_call = None
+        for each in intervals.values():  # also those that a search for a refused value has opened anew
+            each.use_tables(inbox.tables)
         # Receive before stepping: whether a consumer is current with a local producer depends on what it has read.
         deliveries = {
             interval_id: self._receive(interval, inbox.polled.get(interval_id, ()), intervals)
@@ -146,7 +151,7 @@ class Steps:
         for computation in self._plan:
             for deployed in computation.intervals:
                 interval = intervals.get(deployed.interval_id)
-                if interval is None:
+                if interval is None or interval.held:
                     continue
                 if interval.stage is None:
                     checkpoint = self._inject(interval, inbox, intervals, deliveries, isolation)
@@ -332,7 +337,7 @@ class Steps:
             low_watermark=interval.low_watermark,
             oldest_work=oldest,
             processing_floor=now_us,
-            delta=(*result.delta, *interval.take_counters()),
+            delta=(*result.delta, *interval.take_counters(), *interval.take_versions()),
             cursors=interval.take_moved(),
             segments=segments,
             results=result.results,
@@ -359,6 +364,7 @@ class Steps:
             work.fires = isolation.fired.get(interval.interval_id)
         else:
             work.timers_max, work.overdue = self._budget.timers, self._is_overdue
+        work.tables = interval.tables
         result = stage.step(work)
         if result.fired and not isolation.again:
             isolation.fired[interval.interval_id] = result.fired
@@ -446,6 +452,7 @@ def _count(interval: IntervalState, refused: Sequence[tuple[int, DeadLetter]], r
         interval.count("consumed", of, result.consumed_by_input.get(place, 0))
         interval.count("late", of, result.late_by_input.get(place, 0))
         interval.count("duplicate", of, result.duplicates_by_input.get(place, 0))
+        interval.count("unmatched", of, result.unmatched_by_input.get(place, 0))
         letters = result.dead_lettered_by_input.get(place, 0) + sum(1 for i, _ in refused if i == place)
         interval.count("dead_lettered", of, letters)
     for table_id, rows in result.emitted_by_table.items():

@@ -71,7 +71,7 @@ class TakeWriter:
             version=self._version,
             watermark=work.watermark,
             input=msgspec.json.encode(done).decode(),
-            unarchived=unarchived,
+            unarchived=unarchived or ("lookup" if work.tables else ""),
         )
         result.productions[stream] = Records(TAKE_TYPE, np.array([work.now_us], np.int64), objects=[take])
         result.emitted_by_stream[stream] = 1

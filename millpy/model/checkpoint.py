@@ -24,6 +24,7 @@ class Kind(StrEnum):
     PARKED = "parked"  # a parked key, or a record that waits behind it: see operators/parking.py
     SAMPLE = "sample"  # namespace: a table of records; subkey: cause; value: counts of seen and kept records
     DISORDER = "disorder"  # of a source partition; subkey: "counted" or "learned"; value: see ingest/disorder.py
+    LOOKUP = "lookup"  # subkey: a lookup table; value: the version that the last bundle saw, see model/lookup.py
     FLEET = "fleet"  # namespace: the fields that name a device; key: the device; value: see ingest/device_stats.py
 
 

@@ -230,6 +230,10 @@ class RecordType:
         """Return the Python type of a field, without `| None`. Raises SchemaError if the field does not exist."""
         return without_none(self.annotations_along(path)[-1])[0]  # type: ignore[no-any-return]
 
+    def alias(self, name: str) -> str:
+        """Return the name of a field in JSON."""
+        return self._aliases[name]
+
     def described_fields(self) -> list[tuple[str, Any]]:
         """Describe the fields and their types; without the bounds of plain types, which columns do not check."""
         return [(name, _described(annotation)) for name, annotation in self.annotations.items()]

@@ -22,6 +22,7 @@ from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import DeadLetter, DedupeRun, DeletedRows, Delta, Entries, LateRows, ResultRows
 from millpy.model.identity import Identity
 from millpy.model.keys import Key
+from millpy.model.lookup import Tables
 from millpy.model.record import Records, RecordType
 from millpy.model.step_progress import StepProgress
 from millpy.model.time import INSTANT_MIN, Instant
@@ -76,6 +77,7 @@ class Work:
         overdue: returns whether the step has used up its time; called between timers.
         fires: key -> number of timers to fire at the end, to repeat a step whose first run was cut by time. None: all
             due timers, within the bounds above.
+        tables: the versions of the step's lookup tables.
     """
 
     bundle: int
@@ -88,6 +90,7 @@ class Work:
     timers_max: int = UNBOUNDED
     overdue: Callable[[], bool] = field(default=lambda: False)
     fires: Mapping[Key, int] | None = None
+    tables: Tables = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -117,6 +120,8 @@ class StepResult:
     """Input index -> number of records that became dead letters."""
     duplicates_by_input: dict[int, int] = field(default_factory=dict)
     """Input index -> number of consumed records that were duplicates of others."""
+    unmatched_by_input: dict[int, int] = field(default_factory=dict)
+    """Input index -> number of records without a row in a lookup table, whatever became of them."""
     dedupe_run: DedupeRun | None = None
     archived: Sequence[Bundle] = ()
     """Bundles to archive."""

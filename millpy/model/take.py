@@ -62,7 +62,8 @@ class Take(msgspec.Struct, frozen=True):
         watermark: the input watermark behind the step, µs.
         input: a `StepInput` as JSON.
         unarchived: what else made the bundle that no archive has: "replay" of dead letters or late records, "release"
-            of a parked key, "refused" records, which the database did not accept; empty if there was nothing.
+            of a parked key, "refused" records, which the database did not accept, "lookup" in a table; empty if there
+            was nothing.
     """
 
     interval: int

@@ -18,6 +18,7 @@ from millpy.errors import MillError
 from millpy.hosting.interval_state import PauseState
 from millpy.model.checkpoint import Checkpoint, Kind
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN
+from millpy.operators.interval_join import IntervalJoin
 from millpy.runtime.observer import TurnTimes
 from millpy.runtime.owned_interval import OwnedInterval
 from millpy.runtime.turn import Turn
@@ -146,13 +147,19 @@ class Gauges(Collector):
 
     def describe(self) -> Iterable[Metric]:
         """Return the gauges without values, because registration must not read the worker."""
-        return [self._lease(None), *self._of_computations([]), *self._of_backlog(None)]
+        return [
+            *(self._lease(None), *self._of_computations([]), *self._of_backlog(None)),
+            *(*self._of_joins([]), *self._of_lookups(None)),
+        ]
 
     def collect(self) -> Iterable[Metric]:
         """Return the present values of all gauges."""
         worker = self.worker
         intervals = [] if worker is None else list(worker.owned.intervals.values())
-        return [self._lease(worker), *self._of_computations(intervals), *self._of_backlog(worker)]
+        return [
+            *(self._lease(worker), *self._of_computations(intervals), *self._of_backlog(worker)),
+            *(*self._of_joins(intervals), *self._of_lookups(worker)),
+        ]
 
     def _gauge(self, name: str, help_text: str, *labels: str) -> GaugeMetricFamily:
         return GaugeMetricFamily(name, help_text, labels=("graph", *labels))
@@ -195,3 +202,36 @@ class Gauges(Collector):
             records.add_metric([self._graph, producer], pending.records)
             size.add_metric([self._graph, producer], pending.bytes)
         return [records, size]
+
+    def _of_joins(self, intervals: Sequence[OwnedInterval]) -> list[Metric]:
+        records = self._gauge("millpy_join_records", "Records that joins keep for a match.", "computation", "side")
+        size = self._gauge("millpy_join_bytes", "Bytes of the records that joins keep for a match.", "computation")
+        kept: dict[str, list[int]] = {}
+        for interval in intervals:
+            if isinstance(interval.stage, IntervalJoin):
+                of = kept.setdefault(interval.plan.name, [0, 0, 0])
+                numbers = (*interval.stage.buffered, interval.stage.buffered_bytes)
+                of[:] = [before + more for before, more in zip(of, numbers, strict=True)]
+        for name, (left, right, used) in kept.items():
+            records.add_metric([self._graph, name, "left"], left)
+            records.add_metric([self._graph, name, "right"], right)
+            size.add_metric([self._graph, name], used)
+        return [records, size]
+
+    def _of_lookups(self, worker: Worker | None) -> list[Metric]:
+        rows = self._gauge("millpy_lookup_rows", "Rows of the version of a lookup table that is in use.", "table")
+        misfits = self._gauge("millpy_lookup_misfits", "Rows of it that do not fit their class.", "table")
+        age = self._gauge("millpy_lookup_age_seconds", "Seconds since a lookup table was last read.", "table")
+        failing = self._gauge("millpy_lookup_failing", "1 while a lookup table cannot be read, else 0.", "table")
+        if worker is None:
+            return [rows, misfits, age, failing]
+        lookups, now = worker.context.lookups, worker.context.clock.monotonic()
+        for table in lookups.tables:
+            labels, status = [self._graph, table.name], lookups.statuses[table]
+            failing.add_metric(labels, float(bool(status.error) or table not in lookups.versions))
+            if status.checked_at is not None:
+                age.add_metric(labels, now - status.checked_at)
+            if (version := lookups.versions.get(table)) is not None:
+                rows.add_metric(labels, version.rows)
+                misfits.add_metric(labels, version.misfits)
+        return [rows, misfits, age, failing]

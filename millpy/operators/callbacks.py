@@ -167,7 +167,7 @@ class Calls:
         if self.awaits:
             self._loop.run(self._run_concurrently(step, jobs, final=True))
             return
-        self._context.now_us = step.work.now_us
+        self._context.now_us, self._context.tables = step.work.now_us, step.work.tables
         self._progress.current_call = partial(self._in_hand, step, self._context)
         for job in jobs:
             if step.may_fire():
@@ -185,7 +185,7 @@ class Calls:
         objects, times, watermarks, inputs = rows.objects, rows.times, rows.watermarks, rows.inputs
         context.retracts, retracts = False, rows.retracts
         keys, finish, applied = step.keys, self._finish, step.applied
-        context.now_us = step.work.now_us
+        context.now_us, context.tables = step.work.now_us, step.work.tables
         context.stream = stream = self._streams[rows.input]
         clone = self._clones[rows.input]
         for job in jobs:
@@ -239,7 +239,7 @@ class Calls:
 
         async def run_some() -> None:
             context, task = self._fresh_context(), asyncio.current_task()
-            context.now_us = step.work.now_us
+            context.now_us, context.tables = step.work.now_us, step.work.tables
             with suppress(StepAbandonment):  # the caller checks, too
                 for job in waiting:
                     in_hand[task] = (context, job)

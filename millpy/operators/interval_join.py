@@ -215,6 +215,11 @@ class IntervalJoin:
         """Number of buffered rows of the left and the right side."""
         return len(self._sides[LEFT]), len(self._sides[RIGHT])
 
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of the buffered rows, as `join_bytes_max` counts them."""
+        return self._keys.total
+
     def step(self, work: Work) -> StepResult:
         """Buffer and join one turn's records, and let those leave that nothing can match any more."""
         result = StepResult()

@@ -23,6 +23,7 @@ from millpy.model.checkpoint import DeadLetter, Entries, Kind
 from millpy.model.dead_letter import dead_letter_of, payload_of, unstorable_keys
 from millpy.model.identity import Identity, identity_of_value
 from millpy.model.keys import Key, KeyHasher, key_from_text, key_text, key_texts
+from millpy.model.lookup import LookupTable
 from millpy.model.stage import Release, StageBinding, StepResult, StoredInterval, Work
 from millpy.model.time import Instant
 from millpy.operators.callbacks import CallbackStep, Calls, payload_of_timer
@@ -38,6 +39,9 @@ from millpy.operators.timers import TimerBook
 class ComputationLogic:
     """A user's Computation in a graph.
 
+    Attributes:
+        tables: the lookup tables that it reads.
+
     Raises:
         SchemaError: a cell's type cannot be stored.
     """
@@ -48,6 +52,7 @@ class ComputationLogic:
         self.computation = computation
         self.parks = parks
         self._cells = computation.cells()
+        self.tables: tuple[LookupTable, ...] = tuple(dict.fromkeys(computation.tables().values()))
         for name, cell in self._cells.items():
             store_of(name, cell)
 

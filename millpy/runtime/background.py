@@ -49,6 +49,8 @@ class BackgroundTasks:
             repeated.append((self._maintenance.try_archives, ARCHIVES_EVERY_S))
         self._tasks = [asyncio.create_task(self._repeat(work, every_s)) for work, every_s in repeated]
         self._tasks += [asyncio.create_task(self._listen()), asyncio.create_task(self._watch_step())]
+        lookups = self._context.lookups
+        self._tasks += [asyncio.create_task(lookups.keep(table)) for table in lookups.tables]
         stopping = asyncio.create_task(self._stop.wait())
         stopping.add_done_callback(lambda _: self._context.wake.set())
         self._tasks.append(stopping)
@@ -64,6 +66,7 @@ class BackgroundTasks:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._context.lookups.close()
 
     async def _repeat(self, work: Callable[[], Awaitable[object]], every_s: float) -> None:
         """Call `work` every `every_s` seconds; after a TransientError or OwnershipError, try again next time."""

@@ -17,6 +17,7 @@ from millpy.runtime.archive_pace import ArchivePace
 from millpy.runtime.events import EventQueue
 from millpy.runtime.guarded_clock import GuardedClock
 from millpy.runtime.lease import Lease
+from millpy.runtime.lookups import Lookups
 from millpy.runtime.observer import Observer, Observers
 from millpy.runtime.step_thread import StepThread
 from millpy.runtime.turn_budget import TurnBudget
@@ -36,6 +37,7 @@ class WorkerContext:
         wake: set when there may be something to do, so that a waiting worker looks.
         budget: bounds of the next turn.
         archive_pace: when the archives take input.
+        lookups: the lookup tables, which background tasks read.
         thread: the thread for steps that are not quick.
         events: events that wait to be stored for operators.
     """
@@ -56,6 +58,7 @@ class WorkerContext:
     wake: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     budget: TurnBudget = field(init=False)
     archive_pace: ArchivePace = field(init=False)
+    lookups: Lookups = field(init=False)
     thread: StepThread = field(init=False, default_factory=StepThread)
     events: EventQueue = field(init=False)
 
@@ -69,6 +72,8 @@ class WorkerContext:
         }
         for name, value in made.items():
             object.__setattr__(self, name, value)
+        tables = (self.store, self.plan, self.worker_id, self.limits, self.clock, events, self.only, self.wake.set)
+        object.__setattr__(self, "lookups", Lookups(*tables))
 
     @property
     def graph_id(self) -> int:

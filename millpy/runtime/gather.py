@@ -129,6 +129,6 @@ def is_immediate(inbox: TurnInput, intervals: Mapping[int, OwnedInterval]) -> bo
 
 
 def next_processing_due(intervals: Mapping[int, OwnedInterval]) -> Instant | None:
-    """Return when the next processing-time timer of any interval fires; None without stages."""
-    dues = [interval.stage.next_due()[1] for interval in intervals.values() if interval.stage is not None]
+    """Return when the next processing-time timer of an interval that is not held fires; None without stages."""
+    dues = [i.stage.next_due()[1] for i in intervals.values() if i.stage is not None and not i.held]
     return min(dues, default=None)

@@ -49,6 +49,7 @@ from millpy.model.keys import Key
 from millpy.runtime import gather
 from millpy.runtime.context import WorkerContext
 from millpy.runtime.dead_letter_log import DeadLetterLog
+from millpy.runtime.lookups import without_held
 from millpy.runtime.maintenance import Maintenance
 from millpy.runtime.observer import TurnTimes
 from millpy.runtime.owned_interval import OwnedInterval
@@ -132,13 +133,16 @@ class TurnCycle:
         intervals, budget = self._owned.intervals, self._context.budget
         pace = self._context.archive_pace
         pace.apply(intervals)
-        queries = pace.due(segment_queries(intervals), intervals, now)
+        self._context.lookups.apply(intervals)
+        free = {i: interval for i, interval in intervals.items() if not interval.held}
+        queries = pace.due(without_held(segment_queries(intervals), intervals), intervals, now)
         budget.takers = gather.takers(intervals, queries)
-        inbox = TurnInput(clock, now, releases=gather.releases(intervals), progress_due=now >= self.progress_at)
+        inbox = TurnInput(clock, now, releases=gather.releases(free), progress_due=now >= self.progress_at)
+        inbox.tables = dict(self._context.lookups.versions)
         if over:  # take no more input until folds have caught up
             self.poll_at = now + self._context.limits.poll_s_max
         else:
-            inbox.replays = gather.replays(intervals, clock.now_us, budget.records)
+            inbox.replays = gather.replays(free, clock.now_us, budget.records)
             inbox.taken, inbox.quiet = await gather.take(intervals, inbox.replays, self._skew.held_back(intervals))
             await self._poll(inbox, queries)
         if inbox.progress_due:
@@ -282,7 +286,7 @@ class TurnCycle:
         moments = [float("inf")]
         if intervals:
             moments.append(self.progress_at)
-        queries, pace = segment_queries(intervals), self._context.archive_pace
+        queries, pace = without_held(segment_queries(intervals), intervals), self._context.archive_pace
         due_queries = pace.due(queries, intervals, now)
         if due_queries:
             moments.append(self.poll_at)

@@ -96,6 +96,7 @@ class BatchJob(msgspec.Struct, frozen=True):
             UsageError: a history is for no source of the graph; or a source without one cannot be read by the job.
         """
         graph = load_graph(self.graph, self.text)
+        refuse_lookups(graph)
         graph.nodes[:] = [node for node in graph.nodes if not (isinstance(node, StageNode) and node.archives)]
         sources = {node.name: node for node in graph.nodes if isinstance(node, InjectorNode)}
         for name, history in self.histories.items():
@@ -119,6 +120,21 @@ class BatchJob(msgspec.Struct, frozen=True):
                 )
             node.source.validate(node.record_type)
         return graph
+
+
+def refuse_lookups(graph: Graph) -> None:
+    """Refuse a graph that looks up in SQL tables.
+
+    Raises:
+        UsageError: it does. A table has no history, so old records would get the rows of today.
+    """
+    for node in graph.nodes:
+        if isinstance(node, StageNode) and node.tables:
+            raise UsageError(
+                f"step {node.name!r} looks up in table {node.tables[0].name}, so Spark cannot compute the graph: the"
+                " table as it was then is not stored, and old records would get the rows of today",
+                hint="run workers; or join the results of a graph without lookups with the table, in Spark",
+            )
 
 
 def _check_streams(node: InjectorNode) -> None:

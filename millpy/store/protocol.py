@@ -17,6 +17,7 @@ from uuid import UUID
 
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, Request
 from millpy.model.deployment import Deployment, GraphSpec
+from millpy.model.lookup import LookupTable, TableVersion
 from millpy.model.stage import Release, StoredInterval
 from millpy.model.time import Instant
 
@@ -158,6 +159,40 @@ class SourceState:
     interval_id: int
     low_watermark: Instant
     quiet: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TableText:
+    """All rows of a lookup table, as one statement found them.
+
+    Attributes:
+        rows: their number.
+        size: their bytes as JSON text.
+        read_at: when they were read, by the clock of the database.
+        text: each row as a JSON object, one a line, by key; empty if there are too many rows or bytes.
+    """
+
+    rows: int
+    size: int
+    read_at: Instant
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LookupReport:
+    """What a worker knows of a lookup table, for operators.
+
+    Attributes:
+        computations: those that need the table, among the ones that the worker runs.
+        version: the version in use; None until the first read has succeeded.
+        error: why the last read failed; "" if it succeeded.
+    """
+
+    worker_id: UUID
+    table: LookupTable
+    computations: tuple[str, ...]
+    version: TableVersion | None
+    error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,4 +417,17 @@ class Store(Protocol):
 
     async def record_events(self, graph_id: int, events: Sequence[Event]) -> None:
         """Store events for operators."""
+        ...
+
+    async def read_lookup_table(self, table: LookupTable, *, rows_max: int, bytes_max: int) -> TableText:
+        """Read an ordinary table in one statement, beside all turns; without the rows if there are too many.
+
+        Raises:
+            TableLoadError: the table is missing or altered, the read takes too long, or rights are missing.
+            TransientError: the database cannot be reached.
+        """
+        ...
+
+    async def report_lookup_table(self, report: LookupReport) -> None:
+        """Store what a worker knows of a lookup table, in the place of its last report."""
         ...

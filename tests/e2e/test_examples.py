@@ -110,6 +110,42 @@ def test_topics_are_in_the_table_every_ten_seconds_before_their_hour_is_over(
     assert trends(driver) == [("rain", 2, "early"), ("sun", 3, "early"), ("wind", 2, "on_time")]
 
 
+def test_readings_get_the_hall_of_their_device_from_a_table(database_url: str) -> None:
+    make_registry(database_url)
+    found = run("registry", database_url, "SELECT hall, window_start, readings, hottest FROM plant.halls")
+    letters = rows(database_url, "SELECT DISTINCT reason, key FROM millpy.dead_letters")
+
+    of = {"boiler": "north", "chiller": "north", "compressor": "south", "press": "south"}
+    expected: defaultdict[tuple[str, datetime], list[float]] = defaultdict(list)
+    for reading in data("machines"):
+        if reading["device"] in of:
+            expected[of[reading["device"]], floor(reading["at"], HOUR)].append(reading["temperature"])
+    assert {(hall, start): (n, most) for hall, start, n, most in found} == {
+        name: (len(values), max(values)) for name, values in expected.items()
+    }
+    assert letters == [("no_row", '"unlisted"')]
+
+
+def test_thresholds_are_rows_of_a_table(database_url: str) -> None:
+    make_registry(database_url)
+    found = run("thresholds", database_url, "SELECT rule, device, at, temperature FROM thresholds.alarms")
+
+    rules = [("overheated", None, 90.0), ("warm chiller", "chiller", 12.0)]
+    expected = [
+        (rule, reading["device"], reading["at"], reading["temperature"])
+        for reading in data("machines")
+        for rule, device, above in rules
+        if device in (None, reading["device"]) and reading["temperature"] > above
+    ]
+    assert sorted(found) == sorted(expected)
+    assert {rule for rule, *_ in found} == {"overheated", "warm chiller"}
+
+
+def make_registry(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute((EXAMPLES / "data/registry.sql").read_bytes())
+
+
 def run(example: str, url: str, query: str) -> list[tuple[Any, ...]]:
     """Run an example as its docstring says; return the rows of a query."""
     command = [sys.executable, "-m", "millpy", "run", f"examples/{example}.py", "--database", url]

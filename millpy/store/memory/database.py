@@ -43,7 +43,7 @@ from millpy.store.memory.tables import (
     TableAccount,
     overlaid,
 )
-from millpy.store.protocol import Backlog, Event
+from millpy.store.protocol import Backlog, Event, LookupReport
 
 if TYPE_CHECKING:
     from millpy.store.memory.store import MemoryStore
@@ -95,6 +95,8 @@ class MemoryDatabase:
         self.dead_letters: list[tuple[int, int, DeadLetter]] = []
         self.requests = Requests(self)
         self.events: list[tuple[int, Event]] = []
+        self.lookup_tables: dict[str, bytes] = {}
+        self.lookup_reports: dict[tuple[UUID, str], LookupReport] = {}
         self.listeners: dict[tuple[MemoryStore, int], asyncio.Event] = {}
         self.deploying: set[str] = set()
         self._locks: dict[int, Holder] = {}

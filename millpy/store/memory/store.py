@@ -17,9 +17,17 @@ import asyncio
 from collections.abc import Callable, Sequence
 from uuid import UUID
 
-from millpy.errors import CommitUnknownError, GraphVersionError, MillError, StaleSequencerError, StoreUnavailableError
+from millpy.errors import (
+    CommitUnknownError,
+    GraphVersionError,
+    MillError,
+    StaleSequencerError,
+    StoreUnavailableError,
+    TableLoadError,
+)
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant
 from millpy.model.deployment import Deployment, GraphSpec
+from millpy.model.lookup import LookupTable
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.store.memory.database import MemoryDatabase, Transaction
 from millpy.store.memory.faults import Landing
@@ -32,12 +40,14 @@ from millpy.store.protocol import (
     Event,
     IntervalOwner,
     LiveWorker,
+    LookupReport,
     Ownership,
     OwnerSnapshot,
     PendingRequests,
     PollResult,
     SegmentQuery,
     SourceState,
+    TableText,
     WorkerInfo,
 )
 
@@ -310,6 +320,23 @@ class MemoryStore:
         """Store events for operators."""
         await self._reach_server()
         self.database.events.extend((graph_id, event) for event in events)
+
+    # Lookup tables.
+
+    async def read_lookup_table(self, table: LookupTable, *, rows_max: int, bytes_max: int) -> TableText:
+        """Read the rows that a test has put into `MemoryDatabase.lookup_tables`."""
+        await self._reach_server()
+        text = self.database.lookup_tables.get(table.name)
+        if text is None:
+            raise TableLoadError(f"table {table.name} does not exist")
+        rows = text.count(b"\n") + bool(text)
+        is_whole = rows <= rows_max and len(text) <= bytes_max
+        return TableText(rows, len(text), self.database.clock.now_us(), text if is_whole else b"")
+
+    async def report_lookup_table(self, report: LookupReport) -> None:
+        """Keep the last report of each worker and table."""
+        await self._reach_server()
+        self.database.lookup_reports[report.worker_id, report.table.name] = report
 
     # Hints.
 

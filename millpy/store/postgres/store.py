@@ -1,8 +1,8 @@
 """PostgresStore: `Store` on PostgreSQL, which is the only authority.
 
 The channels (see `connection.py`) are commit, poll (and state on demand), admin (ownership and the read after a claim),
-fold, hint and listen. Each is one connection, used by one task at a time. The commit channel is the backend that the
-worker records, so that others can end its frozen transaction.
+fold, hint, listen, and lookup in a graph with lookup tables. Each is one connection, used by one task at a time. The
+commit channel is the backend that the worker records, so that others can end its frozen transaction.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from millpy.clock import random_id
 from millpy.errors import NotMigratedError
 from millpy.limits import Limits
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant
+from millpy.model.dead_letter import printable
 from millpy.model.deployment import Deployment, GraphSpec, Upgrade
 from millpy.model.graph_changes import GraphChange
+from millpy.model.lookup import LookupTable
 from millpy.model.time import Instant
 from millpy.store.postgres import fold as folding
 from millpy.store.postgres import ownership, requests, retention
@@ -34,6 +36,7 @@ from millpy.store.postgres.connection import Channel, Connection, ConnectionGrou
 from millpy.store.postgres.deployment import deploy as deploying
 from millpy.store.postgres.deployment import generations as generating
 from millpy.store.postgres.errors import is_queue_full, translate
+from millpy.store.postgres.lookups import read_table
 from millpy.store.postgres.results import ResultTable
 from millpy.store.postgres.statements import statement
 from millpy.store.protocol import (
@@ -41,12 +44,14 @@ from millpy.store.protocol import (
     CommitFailpoint,
     Engine,
     Event,
+    LookupReport,
     Ownership,
     OwnerSnapshot,
     PendingRequests,
     PollResult,
     SegmentQuery,
     SourceState,
+    TableText,
     WorkerInfo,
 )
 from millpy.store.revision import HEAD, newer_database_error
@@ -83,6 +88,7 @@ class PostgresStore:
         self._fold = Channel(group, "fold", long=True)
         self._hint = Channel(group, "hint", durable=False)
         self._listen = Channel(group, "listen", listens=True)
+        self._lookup = Channel(group, "lookup", durable=False)
         self._listening: Connection | None = None
         self._committer = Committer(self._commit, self._tables)
 
@@ -112,7 +118,7 @@ class PostgresStore:
 
     async def close(self) -> None:
         """Close all connections."""
-        for channel in (self._commit, self._poll, self._admin, self._fold, self._hint, self._listen):
+        for channel in (self._commit, self._poll, self._admin, self._fold, self._hint, self._listen, self._lookup):
             await channel.close()
 
     async def deploy(
@@ -388,6 +394,29 @@ class PostgresStore:
             }
             async with self._hint.use() as connection:
                 await connection.execute(statement("append_events"), parameters)
+
+    async def read_lookup_table(self, table: LookupTable, *, rows_max: int, bytes_max: int) -> TableText:
+        """Read an ordinary table; see `Store.read_lookup_table`."""
+        return await read_table(self._lookup, table, rows_max=rows_max, bytes_max=bytes_max)
+
+    async def report_lookup_table(self, report: LookupReport) -> None:
+        """Store what a worker knows of a lookup table."""
+        version = report.version
+        parameters: dict[str, Any] = {
+            "worker_id": report.worker_id,
+            "table_name": report.table.name,
+            "refresh_s": report.table.refresh.total_seconds(),
+            "computations": list(report.computations),
+            "version": version.version if version else None,
+            "rows": version.rows if version else None,
+            "bytes": version.size if version else None,
+            "misfits": version.misfits if version else 0,
+            "misfit": printable(version.misfit) if version else "",
+            "loaded_at": version.loaded_at_us if version else None,
+            "error": printable(report.error),
+        }
+        async with self._hint.use() as connection:
+            await connection.execute(statement("report_lookup_table"), parameters)
 
     async def _record_backend(self, connection: Connection) -> None:
         """Record the backend of a new commit connection.

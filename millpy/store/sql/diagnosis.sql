@@ -150,6 +150,15 @@ SELECT j.graph, j.computation, sum(j.bytes)::bigint AS bytes, max(k.apart_s) AS 
         WHERE c.consumer = j.interval_id) AS k
  GROUP BY j.graph, j.computation ORDER BY 1, 2;
 
+-- name: look_at_lookups
+-- Reads each lookup table, over the live workers: the newest version, and the longest failure. Zero rows: there is none.
+SELECT l.graph, l.table_name, count(*) AS workers, count(*) FILTER (WHERE l.version IS NULL) AS waiting,
+       max(l.rows) AS rows, max(l.bytes) AS bytes, max(l.misfits) AS misfits, min(nullif(l.misfit, '')) AS misfit,
+       min(l.loaded_at) AS loaded_at, min(array_to_string(l.computations, ', ')) AS computations,
+       min(nullif(l.error, '')) AS error,
+       extract(epoch FROM clock_timestamp() - min(l.failing_since))::double precision AS failing_s
+  FROM millpy.lookups AS l GROUP BY l.graph, l.table_name ORDER BY 1, 2;
+
 -- name: look_at_rights
 -- Reads the rights of this role. Always one row.
 SELECT has_database_privilege(current_database(), 'CREATE') AS may_create_schemas,

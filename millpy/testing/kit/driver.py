@@ -24,9 +24,11 @@ from millpy.hosting.host import HostedGraph
 from millpy.hosting.interval_state import IntervalState
 from millpy.ingest.protocol import SourceBatch
 from millpy.ingest.settings import AdvanceWithClock
+from millpy.ingest.table_rows import check_size, table_version
 from millpy.limits import Limits
 from millpy.model.checkpoint import DeadLetter, Entries
 from millpy.model.keys import Key
+from millpy.model.lookup import PUBLIC
 from millpy.model.record import Records
 from millpy.model.stage import UNBOUNDED
 from millpy.model.time import Instant, microseconds, nearest_datetime, to_datetime
@@ -89,7 +91,8 @@ class GraphDriver:
         self._state = state or ReadableMemory(MemoryDatabase(ManualClock(start)))
         self._log = ProductionLog()
         self.loses_turns = False
-        self._host = HostedGraph(self.graph, self._state, limits or Limits(), start, self._observe)
+        self._limits = limits or Limits()
+        self._host = HostedGraph(self.graph, self._state, self._limits, start, self._observe)
         self._nodes = {node.name: node for node in self.graph.nodes}
 
     # What moves the graph.
@@ -114,6 +117,30 @@ class GraphDriver:
         if self._host.intervals[place].finished:
             raise UsageError(f"source {source!r} has ended", hint="feed it before end()")
         self._turn({place: SourceBatch("json", self._host.now_us, payloads=payloads)})
+
+    def set_table(self, table: str, rows: Sequence[Any]) -> None:
+        """Let a lookup table have these rows, as the next read of a worker would find them.
+
+        A step waits until all of its tables have been set, as it waits in a worker for the first read.
+
+        Args:
+            table: the table's name; without a schema, in schema public.
+            rows: objects of the class of its rows, dicts (encoded as JSON), or JSON as bytes, in the order of their
+                key. A row that does not fit the class is left out, as in a worker.
+
+        Raises:
+            UsageError: no step reads the table, or a row is none of these.
+            TableLoadError: two rows have one key, or the table is too large.
+        """
+        name = table if "." in table else f"{PUBLIC}.{table}"
+        nodes = [node for node in self.graph.nodes if isinstance(node, StageNode)]
+        known = {read.name: read for node in nodes for read in node.tables}
+        read = known[_known("lookup table", name, list(known))]
+        text = b"\n".join(_payload_of(row, read.row, f"row of {name!r}") for row in _several(rows))
+        check_size(read, len(rows), len(text), self._limits)
+        before = self._host.tables.get(read)
+        self._host.tables[read] = table_version(read, text, self._host.now_us, before)
+        self._turn({})
 
     def advance_watermark(self, source: str, to: datetime | int, *, partition: str | None = None) -> datetime:
         """Let a source state that no record before `to` comes any more. Return its watermark afterwards.
@@ -348,11 +375,12 @@ def _several(records: Sequence[Any]) -> Sequence[Any]:
 
 
 def _payload(record: Any, node: InjectorNode) -> bytes:
+    return _payload_of(record, node.record_type.struct, f"record of {node.name!r}")
+
+
+def _payload_of(record: Any, struct: type[msgspec.Struct], what: str) -> bytes:
     if isinstance(record, bytes):
         return record
-    if isinstance(record, dict | node.record_type.struct):
+    if isinstance(record, dict | struct):
         return msgspec.json.encode(record)
-    raise UsageError(
-        f"{record!r} is no record of {node.name!r}",
-        hint=f"feed objects of {node.record_type.struct.__name__}, dicts, or JSON as bytes",
-    )
+    raise UsageError(f"{record!r} is no {what}", hint=f"feed objects of {struct.__name__}, dicts, or JSON as bytes")

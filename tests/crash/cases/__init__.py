@@ -10,6 +10,7 @@ from tests.crash.cases import (
     freezing,
     joins,
     killing,
+    lookups,
     network,
     pressure,
     sources,
@@ -20,7 +21,7 @@ from tests.crash.world import Case
 
 def all_cases() -> list[Case]:
     """Every case, in the order of the table."""
-    parts = (killing, freezing, database, network, pressure, failover, broker, sources, takes, early, joins)
+    parts = (killing, freezing, database, network, pressure, failover, broker, sources, takes, early, joins, lookups)
     return [case for part in parts for case in part.cases()]
 
 
