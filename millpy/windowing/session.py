@@ -66,7 +66,7 @@ class SessionInterval(WindowedInterval[OpenSessions]):
         known = {code: found for code, key in enumerate(rows.keys) if (found := self._open.by_key.get(key)) is not None}
         times, gaps = rows.records.event_times, self._gaps.gaps_of(rows.keys)
         before = np.full(len(rows), INSTANT_MIN, np.int64)
-        row_gaps = self._gaps.of_rows(rows.records, gaps[rows.codes]) if self._gaps.by_field else None
+        row_gaps = self._gaps.of_rows(rows.records, gaps[rows.codes]) if self._gaps.by_row else None
         sessions = merge_sessions(times, before, rows.codes, gaps, self._allowed_us, known, row_gaps)
         opens = sessions.ends + self._allowed_us > work.watermark
         opens[list(sessions.joined)] = False
@@ -125,7 +125,7 @@ class SessionInterval(WindowedInterval[OpenSessions]):
             gaps,
             self._allowed_us,
             open_sessions,
-            self._gaps.of_rows(rows.records, gaps[rows.codes]) if self._gaps.by_field else None,
+            self._gaps.of_rows(rows.records, gaps[rows.codes]) if self._gaps.by_row else None,
         )
         too_late = np.flatnonzero(sessions.of_row < 0)
         if not len(sessions.codes):
