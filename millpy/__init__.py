@@ -33,6 +33,7 @@ from millpy.windowing.triggers import (
     Repeatedly,
 )
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
+from millpy.windowing.window_function import WindowFunction
 
 __all__ = [
     "Accumulation",
@@ -91,6 +92,7 @@ __all__ = [
     "Value",
     "Variance",
     "Wait",
+    "WindowFunction",
     "WindowedStream",
     "days",
     "hours",

@@ -1,8 +1,11 @@
-"""Session windows of one key interval, processed by whole bundles."""
+"""Session windows of one key interval, processed by whole bundles.
+
+`UnalignedInterval` is what they share with a user's windows (`user_windows.py`): open windows by key, of any length.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -15,7 +18,7 @@ from millpy.windowing.group_by import Groups, Integers
 from millpy.windowing.operator import DroppedLate, JoinedRows, WindowedInterval, WindowSpec
 from millpy.windowing.pane_codec import OpenPane
 from millpy.windowing.panes import Emission
-from millpy.windowing.session_assign import Sessions, merge_sessions, replay
+from millpy.windowing.session_assign import merge_sessions, replay
 from millpy.windowing.session_gaps import Gaps
 from millpy.windowing.session_state import OpenSession, OpenSessions
 from millpy.windowing.triggered_sessions import TriggeredSessions
@@ -23,7 +26,64 @@ from millpy.windowing.window import SessionWindows
 from millpy.windowing.window_memory import Openings
 
 
-class SessionInterval(WindowedInterval[OpenSessions]):
+class UnalignedInterval(WindowedInterval[OpenSessions]):
+    """Soft state of one key interval: its open windows by key, each of any length."""
+
+    def __init__(self, windowing: WindowSpec, binding: StageBinding) -> None:
+        super().__init__(windowing, binding)
+        given = (self._accumulators, self._merger, self._allowed_us)
+        self._triggered = None if self._triggers is None else TriggeredSessions(*given, self._triggers)
+        self._open = self._triggered or OpenSessions(*given)
+
+    def _next_alarm(self) -> Instant:
+        """Return the processing time at which a pane is due; INSTANT_MAX without one."""
+        return INSTANT_MAX if self._triggered is None else self._triggered.alarms.next_time()
+
+    def _add_groups(
+        self,
+        emission: Emission,
+        rows: JoinedRows,
+        groups: Groups,
+        joined: Mapping[int, Sequence[OpenSession]],
+        late: Integers,
+        watermark: Instant,
+    ) -> None:
+        """Emit the windows that open and expire within the turn, and add the others to the state.
+
+        Args:
+            emission: the panes of the turn.
+            rows: the rows.
+            groups: the rows by window.
+            joined: group -> the open windows that it continues, by start; without them it is new.
+            late: per group, its number of late records.
+            watermark: the watermark after the turn.
+        """
+        partials = [member.aggregate(groups) for member in self._accumulators.members]
+        if self._accumulators.calls_user:
+            try_merges(self._accumulators, groups, partials, lambda n: [old.pane.values for old in joined.get(n, ())])
+        kept = (groups.ends + self._allowed_us > watermark) | self._accumulators.retracts
+        kept[list(joined)] = True
+        emission.add_direct(groups, partials, late, np.flatnonzero(~kept), rows.keys)
+        self._made += int(np.count_nonzero(~kept))
+        self._tally.applied += int(groups.counts[~kept].sum())
+        picks = np.flatnonzero(kept)
+        columns = (picks.tolist(), groups.codes[picks].tolist(), groups.starts[picks].tolist())
+        more = (groups.ends[picks].tolist(), late[picks].tolist(), groups.counts[picks].tolist())
+        triggers = self._triggers
+        accumulators = zip(*(partial.accumulators(picks) for partial in partials), strict=True)
+        for number, code, start, end, late_count, count, values in zip(*columns, *more, accumulators, strict=True):
+            pane = OpenPane(list(values), late_count=late_count)
+            if triggers is not None:
+                triggers.add(pane, count, late_count)
+            olds = joined.get(number)
+            if olds is None:
+                self._open.open(rows.keys[code], start, end, pane)
+            else:
+                self._open.join(olds, start, end, pane)
+            self._tally.applied += count
+
+
+class SessionInterval(UnalignedInterval):
     """Soft state of one key interval: its open sessions by key."""
 
     def __init__(
@@ -31,9 +91,6 @@ class SessionInterval(WindowedInterval[OpenSessions]):
     ) -> None:
         super().__init__(windowing, binding)
         self._gaps = Gaps(windows)
-        given = (self._accumulators, self._merger, self._allowed_us)
-        self._triggered = None if self._triggers is None else TriggeredSessions(*given, self._triggers)
-        self._open = self._triggered or OpenSessions(*given)
         self._recover(recovered)
 
     def _storable(self, result: StepResult, rows: JoinedRows) -> JoinedRows:
@@ -56,10 +113,6 @@ class SessionInterval(WindowedInterval[OpenSessions]):
         emission.absorb(self._open.take_absorbed())
         self._expect(rows, np.delete(np.arange(len(rows)), late) if len(late) else None, len(rows) - len(late))
         return self._too_late(rows, late) if len(late) else None
-
-    def _next_alarm(self) -> Instant:
-        """Return the processing time at which a pane is due; INSTANT_MAX without one."""
-        return INSTANT_MAX if self._triggered is None else self._triggered.alarms.next_time()
 
     def _openings(self, rows: JoinedRows, work: Work) -> Openings:
         """Return the sessions that the rows would have if none were late."""
@@ -135,40 +188,6 @@ class SessionInterval(WindowedInterval[OpenSessions]):
         counts = np.bincount(of_row, minlength=len(sessions.codes))
         groups = Groups(sessions.starts, sessions.ends, sessions.codes, of_row, counts, rows.records, inside)
         late = np.bincount(sessions.of_row[sessions.late], minlength=len(groups))
-        self._add_groups(emission, rows, groups, sessions, late, watermark)
-        return too_late
-
-    def _add_groups(
-        self,
-        emission: Emission,
-        rows: JoinedRows,
-        groups: Groups,
-        sessions: Sessions,
-        late: Integers,
-        watermark: Instant,
-    ) -> None:
-        """Emit the sessions that open and expire within the turn, and add the others to the state."""
-        partials = [member.aggregate(groups) for member in self._accumulators.members]
         joined = cast("dict[int, list[OpenSession]]", sessions.joined)
-        if self._accumulators.calls_user:
-            try_merges(self._accumulators, groups, partials, lambda n: [old.pane.values for old in joined.get(n, ())])
-        kept = groups.ends + self._allowed_us > watermark
-        kept[list(joined)] = True
-        emission.add_direct(groups, partials, late, np.flatnonzero(~kept), rows.keys)
-        self._made += int(np.count_nonzero(~kept))
-        self._tally.applied += int(groups.counts[~kept].sum())
-        picks = np.flatnonzero(kept)
-        columns = (picks.tolist(), groups.codes[picks].tolist(), groups.starts[picks].tolist())
-        more = (groups.ends[picks].tolist(), late[picks].tolist(), groups.counts[picks].tolist())
-        triggers = self._triggers
-        accumulators = zip(*(partial.accumulators(picks) for partial in partials), strict=True)
-        for number, code, start, end, late_count, count, values in zip(*columns, *more, accumulators, strict=True):
-            pane = OpenPane(list(values), late_count=late_count)
-            if triggers is not None:
-                triggers.add(pane, count, late_count)
-            olds = joined.get(number)
-            if olds is None:
-                self._open.open(rows.keys[code], start, end, pane)
-            else:
-                self._open.join(olds, start, end, pane)
-            self._tally.applied += count
+        self._add_groups(emission, rows, groups, joined, late, watermark)
+        return too_late

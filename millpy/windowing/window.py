@@ -3,7 +3,7 @@
 Fixed and calendar windows touch and do not overlap. Sliding windows overlap, so that a record is in several. Fixed and
 sliding windows are aligned to the epoch, or to an offset from it; calendar windows (`calendar_windows.py`) follow the
 clock of a time zone. A session lasts as long as records keep arriving: each opens [t, t + gap), and those that
-intersect merge.
+intersect merge. A user's function (`window_function.py`) assigns records to windows of its choice.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from millpy.model.time import YEARS_HI, YEARS_LO, check_length, duration_text, m
 from millpy.windowing.calendar_windows import CalendarAssigner, CalendarWindows
 from millpy.windowing.global_window import GlobalWindow
 from millpy.windowing.group_by import Groups, Integers, aligned_groups
+from millpy.windowing.window_function import WindowFunction
 
 WINDOWS_PER_RECORD_MAX = 1_000
 """The most sliding windows that a record may be in; more are refused as a mistake."""
@@ -233,7 +234,7 @@ class SessionWindows(GraphPart):
 
 
 AlignedWindows: TypeAlias = FixedWindows | SlidingWindows | GlobalWindow
-Windows: TypeAlias = AlignedWindows | SessionWindows | CalendarWindows
+Windows: TypeAlias = AlignedWindows | SessionWindows | CalendarWindows | WindowFunction
 
 
 class WindowAssigner(Protocol):
