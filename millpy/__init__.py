@@ -28,6 +28,7 @@ from millpy.windowing.predicate_trigger import When
 from millpy.windowing.timestamp_combiner import TimestampCombiner
 from millpy.windowing.triggers import AfterCount, AfterProcessingTime, Every, Never
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
+from millpy.windowing.window_function import WindowFunction
 
 __all__ = [
     "Accumulation",
@@ -91,6 +92,7 @@ __all__ = [
     "Variance",
     "Wait",
     "When",
+    "WindowFunction",
     "WindowedStream",
     "days",
     "hours",

@@ -211,7 +211,7 @@ def _reach(spec: GraphSpec, table: TableSpec) -> int:
     if window.get("kind") == "session":
         by_key = [gap["us"] for _, gap in (window["by_key"] or {"dict": []})["dict"]]
         return int(max([window["gap_us"], window.get("max_gap_us", 0), *by_key]))
-    return int(window.get("size_us", 0))
+    return int(window.get("size_us", window.get("length_max_us", 0)))
 
 
 def follow_hours(graph: str, settings: Settings, options: Sequence[str]) -> None:

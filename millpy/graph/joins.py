@@ -14,6 +14,7 @@ from millpy.operators.interval_join import IntervalJoinLogic
 from millpy.operators.join_output import HOWS, How, JoinedType
 from millpy.operators.join_reach import IntervalReach, Reach, WindowReach
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
+from millpy.windowing.window_function import WindowFunction
 
 Within = timedelta | tuple[timedelta, timedelta] | FixedWindows
 """How far a right record may be before and after a left one, one duration for both; or the windows of both."""
@@ -112,7 +113,7 @@ def _reach_of(within: Any) -> Reach:
     """Return the reach of a join within an interval, or within windows."""
     if isinstance(within, FixedWindows):
         return WindowReach(within.size_us, within.offset_us)
-    if isinstance(within, SlidingWindows | SessionWindows):
+    if isinstance(within, SlidingWindows | SessionWindows | WindowFunction):
         raise GraphError(
             f"cannot join within {within!r}: a record is in several windows, or in one that others make",
             hint="use FixedWindows, or an interval: within=(before, after)",

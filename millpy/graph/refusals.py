@@ -14,9 +14,40 @@ from millpy.windowing.global_window import GlobalWindow
 from millpy.windowing.logic import WindowedLogic
 from millpy.windowing.triggers import Never, Trigger
 from millpy.windowing.window import SessionWindows, Windows
+from millpy.windowing.window_function import WindowFunction
 
 if TYPE_CHECKING:
     from millpy.graph.streams import Stream
+
+
+def refuse_windows(windows: object) -> None:
+    """Refuse what is no windows, and a window function that could not run.
+
+    Raises:
+        GraphError: it is.
+    """
+    if not isinstance(windows, Windows):
+        raise GraphError(
+            f"{windows!r} is no windows",
+            hint="for example FixedWindows(minutes(1)), or an instance of your subclass of WindowFunction",
+        )
+    if isinstance(windows, WindowFunction):
+        windows.check()
+
+
+def refuse_closing(windows: Windows, trigger: Trigger) -> None:
+    """Refuse triggers that close their window, for windows that merge.
+
+    Raises:
+        GraphError: they do.
+    """
+    merges = windows.merges if isinstance(windows, WindowFunction) else isinstance(windows, SessionWindows)
+    if merges and trigger.may_finish:
+        what = "sessions" if isinstance(windows, SessionWindows) else "windows that merge"
+        raise GraphError(
+            f"{what} cannot have {trigger!r}, which closes its window: a session may become part of another",
+            hint=f"use Repeatedly({trigger!r}), or AfterWatermark(early={trigger!r})",
+        )
 
 
 def refuse_endless(stream: Stream, windows: Windows, trigger: Trigger) -> None:
@@ -87,7 +118,7 @@ def refuse_retractions(stream: str, windows: Windows, accumulation: Accumulation
     Raises:
         GraphError: the windows are sessions, or discard.
     """
-    if isinstance(windows, SessionWindows):
+    if isinstance(windows, SessionWindows) or (isinstance(windows, WindowFunction) and windows.merges):
         raise GraphError(
             f"records of {stream!r} may be retracted, and a session that they have extended could not shrink again",
             hint="use fixed or sliding windows; or let the windows before it have"

@@ -17,7 +17,14 @@ from millpy.graph.lookups import lookup_node
 from millpy.graph.names import RESERVED_COLUMNS, checked_name
 from millpy.graph.nodes import FailurePolicy, InjectorNode, Input, StageNode, WhenBehind
 from millpy.graph.per_key import PerKeyTools
-from millpy.graph.refusals import refuse_endless, refuse_repeated_panes, refuse_retractions, refuse_several_ways
+from millpy.graph.refusals import (
+    refuse_closing,
+    refuse_endless,
+    refuse_repeated_panes,
+    refuse_retractions,
+    refuse_several_ways,
+    refuse_windows,
+)
 from millpy.graph.top_n import TopOfPanes
 from millpy.limits import KEY_INTERVALS_DEFAULT
 from millpy.model.lookup import LookupTable
@@ -36,7 +43,7 @@ from millpy.windowing.logic import WindowedLogic
 from millpy.windowing.pane_rules import FiringBehavior, PaneRules
 from millpy.windowing.timestamp_combiner import TimestampCombiner
 from millpy.windowing.triggers import Trigger
-from millpy.windowing.window import SessionWindows, Windows
+from millpy.windowing.window import Windows
 
 if TYPE_CHECKING:
     from millpy.graph.graph import Graph
@@ -498,7 +505,8 @@ class KeyedStream(PerKeyTools):
         """Group the records of each key into event-time windows.
 
         Args:
-            windows: how records are grouped: fixed, sliding, calendar or session windows, or the global one.
+            windows: how records are grouped: fixed, sliding, calendar or session windows, the global one, or a
+                `WindowFunction` of yours.
             allowed_lateness: how long past a window's end late records still amend it.
             trigger: when windows fire.
             accumulation: what a pane has of the panes of its window before it, and what becomes of these.
@@ -528,6 +536,7 @@ class KeyedStream(PerKeyTools):
                 f"timestamp_combiner={timestamp_combiner!r} is not a TimestampCombiner",
                 hint="for example timestamp_combiner=TimestampCombiner.EARLIEST",
             )
+        refuse_windows(windows)
         refuse_endless(self.stream, windows, trigger)
         for route in self.stream.routes:
             refuse_repeated_panes(route.stream)
@@ -540,11 +549,7 @@ class KeyedStream(PerKeyTools):
             raise GraphError(
                 f"{trigger!r} is not a trigger", hint="for example trigger=AfterWatermark(early=Every(seconds(10)))"
             )
-        if trigger.may_finish and isinstance(windows, SessionWindows):
-            raise GraphError(
-                f"sessions cannot have {trigger!r}, which closes its window: a session may become part of another",
-                hint=f"use Repeatedly({trigger!r}), or AfterWatermark(early={trigger!r})",
-            )
+        refuse_closing(windows, trigger)
         if trigger.due_at(Instant(0)) > microseconds(allowed_lateness):
             raise GraphError(
                 f"{trigger!r} fires windows after allowed_lateness={allowed_lateness!r}, when they are over",

@@ -91,6 +91,8 @@ def identity_text(identity: Any) -> str:
     if kind == "combiner":
         keeping = f" keeping {type_text(identity['accumulator'])}"
         return f"{identity['name']}({_given(identity['parameters'])}){keeping}"
+    if kind == "window_function":
+        return f"{identity['name']}({_given(identity['parameters'])}) of code {identity['code']}"
     if kind == "operator":
         return _operator_text(identity)
     constructor = CONSTRUCTORS.get(str(kind)) or Constructor(str(kind).title().replace("_", ""), ("field",))

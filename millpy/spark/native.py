@@ -76,6 +76,8 @@ def _planned(spec: GraphSpec, table: TableSpec) -> NativePlan | str:
         return "Spark has no windows of a calendar, and its `date_trunc` begins a day that the clock repeats elsewhere"
     if identity["window"]["kind"] == "global":
         return "an audit goes by the hours in which windows end, and a global window ends in the year 9999"
+    if identity["window"]["kind"] == "window_function":
+        return "its windows are a function of yours, which Spark's own windows cannot call"
     if identity["window"]["kind"] not in _EVERY:
         return f"Spark has no {identity['window']['kind']} windows of the same meaning"
     if _closes(identity["trigger"]):

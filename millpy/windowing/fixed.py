@@ -55,7 +55,7 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
             over |= self._closed(starts, rows.codes if at is None else rows.codes[at], rows.keys)
         late = None
         if over.any():
-            late = self._too_late(rows, starts, at, over)
+            late = self._missed(rows, starts, self._assigner.ends_of(starts), at, over)
             inside = np.flatnonzero(~over)
             starts, at = starts[inside], inside if at is None else at[inside]
         if not len(starts):
@@ -93,18 +93,6 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
         stays: Mask = self._assigner.ends_of(starts) + self._allowed_us > work.watermark
         entries = WindowEntries(starts, rows.codes[at], at, stays)
         return openings_of(self._open.panes, self._open.weights, rows.keys, entries, self._assigner.neighbors)
-
-    def _too_late(self, rows: JoinedRows, starts: Instants, at: Integers | None, over: Mask) -> DroppedLate:
-        """Return the late records, given which (row, window) pairs are over."""
-        entries = np.flatnonzero(over)
-        missed = np.asarray(entries if at is None else at[entries], np.int64)
-        kept = np.flatnonzero(~over) if at is None else at[~over]
-        whole = None
-        if at is not None:
-            whole = ~np.isin(missed, kept)
-            whole[np.setdiff1d(np.arange(len(missed)), np.unique(missed, return_index=True)[1])] = False
-        late = self._late_rows(rows.take(missed), starts[entries], self._assigner.ends_of(starts[entries]), whole)
-        return DroppedLate(late, {place: len(mine) for place, mine in rows.by_input(np.setdiff1d(missed, kept))})
 
     def _take_few(self, rows: JoinedRows, starts: Instants, at: Integers | None) -> None:
         """Add the records one by one."""

@@ -17,7 +17,9 @@ from millpy.windowing.fixed import AlignedInterval
 from millpy.windowing.operator import WindowSpec
 from millpy.windowing.session import SessionInterval
 from millpy.windowing.sliding import SlicedInterval
+from millpy.windowing.user_windows import UserInterval
 from millpy.windowing.window import SessionWindows, SlidingWindows, assigner_of
+from millpy.windowing.window_function import WindowFunction
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,11 +38,13 @@ class WindowedStage:
     logic: WindowedLogic
     binding: StageBinding
 
-    def open(self, recovered: StoredInterval) -> AlignedInterval | SessionInterval | SlicedInterval:
+    def open(self, recovered: StoredInterval) -> AlignedInterval | SessionInterval | SlicedInterval | UserInterval:
         """Build the soft state of one interval from its stored state."""
         windows = self.logic.windows
         if isinstance(windows, SessionWindows):
             return SessionInterval(self.logic, windows, self.binding, recovered)
+        if isinstance(windows, WindowFunction):
+            return UserInterval(self.logic, windows, self.binding, recovered)
         if isinstance(windows, SlidingWindows) and self.logic.sliced:
             return SlicedInterval(self.logic, windows, self.binding, recovered)
         return AlignedInterval(self.logic, assigner_of(windows), self.binding, recovered)

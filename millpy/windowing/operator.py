@@ -39,7 +39,7 @@ from millpy.model.record import (
     retractions_of,
 )
 from millpy.model.stage import StageBinding, StepResult, StoredInterval, Work
-from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, microseconds
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, YEARS_HI, YEARS_LO, Instant, microseconds
 from millpy.windowing.accumulation import Accumulation, PaneMerger
 from millpy.windowing.accumulator import AccumulatorSet, Aggregate, RowsRefusedError
 from millpy.windowing.aggregates.balance import CountBalance
@@ -53,6 +53,7 @@ from millpy.windowing.session_gaps import Gaps, check_gap_field
 from millpy.windowing.timestamp_combiner import PaneHolds, TimestampCombiner
 from millpy.windowing.triggers import Trigger
 from millpy.windowing.window import SessionWindows, SlidingWindows, Windows, assigner_of
+from millpy.windowing.window_function import WindowFunction
 from millpy.windowing.window_memory import REASON as ROOM_REASON
 from millpy.windowing.window_memory import NoRoomError, Openings, Weights
 
@@ -283,6 +284,15 @@ class WindowState(Protocol):
 OpenT = TypeVar("OpenT", bound=WindowState)
 
 
+def event_time_range(windows: Windows) -> tuple[int, int]:
+    """Return the first and last event time, in µs, whose windows lie in the years 1 to 9999."""
+    if isinstance(windows, WindowFunction):
+        longest = microseconds(windows.length_max)
+        return YEARS_LO + longest, YEARS_HI - longest
+    where = Gaps(windows) if isinstance(windows, SessionWindows) else assigner_of(windows)
+    return where.event_time_range()
+
+
 class WindowedInterval(Generic[OpenT]):
     """Soft state of one key interval: its open windows, all in memory."""
 
@@ -296,9 +306,7 @@ class WindowedInterval(Generic[OpenT]):
         self._allowed_us = microseconds(windowing.allowed_lateness)
         self._trigger = windowing.trigger
         self._latest_end = INSTANT_MIN  # the windows that end by it fire in this turn
-        windows = windowing.windows
-        where = Gaps(windows) if isinstance(windows, SessionWindows) else assigner_of(windows)
-        self._earliest, self._latest = where.event_time_range()
+        self._earliest, self._latest = event_time_range(windowing.windows)
         self._simple, self._mode = windowing.simple, windowing.accumulation
         self._rules = windowing.rules
         self._triggers = (
@@ -477,6 +485,20 @@ class WindowedInterval(Generic[OpenT]):
                 produced.append(records_in_order(self._output, given, count, keys, emission.times))
         if produced:
             result.productions[self._stream] = concat(produced)
+
+    def _missed(
+        self, rows: JoinedRows, starts: Instants, ends: Instants, at: Integers | None, over: Mask
+    ) -> DroppedLate:
+        """Return the late records, given the windows of rows (`at`; None if row n has window n) and which are over."""
+        entries = np.flatnonzero(over)
+        missed = np.asarray(entries if at is None else at[entries], np.int64)
+        kept = np.flatnonzero(~over) if at is None else at[~over]
+        whole = None
+        if at is not None:
+            whole = ~np.isin(missed, kept)
+            whole[np.setdiff1d(np.arange(len(missed)), np.unique(missed, return_index=True)[1])] = False
+        late = self._late_rows(rows.take(missed), starts[entries], ends[entries], whole)
+        return DroppedLate(late, {place: len(mine) for place, mine in rows.by_input(np.setdiff1d(missed, kept))})
 
     def _late_rows(
         self, rows: JoinedRows, starts: Instants, ends: Instants, whole: Mask | None = None

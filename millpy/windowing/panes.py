@@ -405,7 +405,7 @@ def records_in_order(
     *,
     retracts: bool = False,
 ) -> Records:
-    """Return panes, or their retractions, as records, by the end of their window and their key; see `records_of`.
+    """Return panes, or their retractions, as records, by the end of their window, key and start; see `records_of`.
 
     They come from memory in an order that a new owner does not know, and consumers may depend on it.
     """
@@ -413,7 +413,8 @@ def records_in_order(
     records = records_of(record_type, columns, last_us if times is None else times, keys, retracts=retracts)
     ends = last_us.tolist()
     names: Sequence[Any] = columns[0] if keys == 1 else list(zip(*columns[:keys], strict=True))
-    order = sorted(range(count), key=names.__getitem__)
+    order = sorted(range(count), key=np.asarray(columns[keys], np.int64).tolist().__getitem__)
+    order.sort(key=names.__getitem__)
     order.sort(key=ends.__getitem__)
     return records.take(np.array(order, np.int64))
 

@@ -1,8 +1,11 @@
-"""Session windows of one key interval, processed by whole bundles."""
+"""Session windows of one key interval, processed by whole bundles.
+
+`UnalignedInterval` is what they share with a user's windows (`user_windows.py`): open windows by key, of any length.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import repeat
 from typing import cast
 
@@ -17,7 +20,7 @@ from millpy.windowing.group_by import Groups, Integers
 from millpy.windowing.operator import DroppedLate, JoinedRows, WindowedInterval, WindowSpec
 from millpy.windowing.pane_codec import NO_TIME, OpenPane
 from millpy.windowing.panes import Emission
-from millpy.windowing.session_assign import Sessions, merge_sessions, replay
+from millpy.windowing.session_assign import merge_sessions, replay
 from millpy.windowing.session_gaps import Gaps
 from millpy.windowing.session_state import OpenSession, OpenSessions
 from millpy.windowing.triggered_sessions import TriggeredSessions
@@ -25,7 +28,71 @@ from millpy.windowing.window import SessionWindows
 from millpy.windowing.window_memory import Openings
 
 
-class SessionInterval(WindowedInterval[OpenSessions]):
+class UnalignedInterval(WindowedInterval[OpenSessions]):
+    """Soft state of one key interval: its open windows by key, each of any length."""
+
+    def __init__(self, windowing: WindowSpec, binding: StageBinding) -> None:
+        super().__init__(windowing, binding)
+        given = (self._accumulators, self._merger, self._allowed_us)
+        self._triggered = None if self._triggers is None else TriggeredSessions(*given, self._triggers)
+        self._open = self._triggered or OpenSessions(*given)
+        if self._combines:
+            self._open.hold_times(retracts=self._mode is Accumulation.RETRACTING)
+
+    def _next_alarm(self) -> Instant:
+        """Return the processing time at which a pane is due; INSTANT_MAX without one."""
+        return INSTANT_MAX if self._triggered is None else self._triggered.alarms.next_time()
+
+    def _add_groups(
+        self,
+        emission: Emission,
+        rows: JoinedRows,
+        groups: Groups,
+        joined: Mapping[int, Sequence[OpenSession]],
+        late: Integers,
+        watermark: Instant,
+    ) -> None:
+        """Emit the windows that open and expire within the turn, and add the others to the state.
+
+        Args:
+            emission: the panes of the turn.
+            rows: the rows.
+            groups: the rows by window.
+            joined: group -> the open windows that it continues, by start; without them it is new.
+            late: per group, its number of late records.
+            watermark: the watermark after the turn.
+        """
+        partials = [member.aggregate(groups) for member in self._accumulators.members]
+        if self._accumulators.calls_user:
+            try_merges(self._accumulators, groups, partials, lambda n: [old.pane.values for old in joined.get(n, ())])
+        kept = (groups.ends + self._allowed_us > watermark) | self._accumulators.retracts
+        kept[list(joined)] = True
+        combined = self._timestamps.of_groups(groups, rows.watermarks)
+        if combined is not None:
+            emission.direct_times = combined
+        emission.add_direct(groups, partials, late, np.flatnonzero(~kept), rows.keys)
+        self._made += int(np.count_nonzero(~kept))
+        self._tally.applied += int(groups.counts[~kept].sum())
+        picks = np.flatnonzero(kept)
+        columns = (picks.tolist(), groups.codes[picks].tolist(), groups.starts[picks].tolist())
+        more = (groups.ends[picks].tolist(), late[picks].tolist(), groups.counts[picks].tolist())
+        triggers = self._triggers
+        accumulators = zip(*(partial.accumulators(picks) for partial in partials), strict=True)
+        times = repeat(NO_TIME, len(picks)) if combined is None else combined[picks].tolist()
+        rest = (accumulators, times)
+        for number, code, start, end, late_count, count, values, at in zip(*columns, *more, *rest, strict=True):
+            pane = OpenPane(list(values), late_count=late_count, at=at)
+            if triggers is not None:
+                triggers.add(pane, count, late_count)
+            olds = joined.get(number)
+            if olds is None:
+                self._open.open(rows.keys[code], start, end, pane)
+            else:
+                self._open.join(olds, start, end, pane)
+            self._tally.applied += count
+
+
+class SessionInterval(UnalignedInterval):
     """Soft state of one key interval: its open sessions by key."""
 
     def __init__(
@@ -33,11 +100,6 @@ class SessionInterval(WindowedInterval[OpenSessions]):
     ) -> None:
         super().__init__(windowing, binding)
         self._gaps = Gaps(windows)
-        given = (self._accumulators, self._merger, self._allowed_us)
-        self._triggered = None if self._triggers is None else TriggeredSessions(*given, self._triggers)
-        self._open = self._triggered or OpenSessions(*given)
-        if self._combines:
-            self._open.hold_times(retracts=self._mode is Accumulation.RETRACTING)
         self._recover(recovered)
 
     def _storable(self, result: StepResult, rows: JoinedRows) -> JoinedRows:
@@ -61,16 +123,12 @@ class SessionInterval(WindowedInterval[OpenSessions]):
         self._expect(rows, np.delete(np.arange(len(rows)), late) if len(late) else None, len(rows) - len(late))
         return self._too_late(rows, late) if len(late) else None
 
-    def _next_alarm(self) -> Instant:
-        """Return the processing time at which a pane is due; INSTANT_MAX without one."""
-        return INSTANT_MAX if self._triggered is None else self._triggered.alarms.next_time()
-
     def _openings(self, rows: JoinedRows, work: Work) -> Openings:
         """Return the sessions that the rows would have if none were late."""
         known = {code: found for code, key in enumerate(rows.keys) if (found := self._open.by_key.get(key)) is not None}
         times, gaps = rows.records.event_times, self._gaps.gaps_of(rows.keys)
         before = np.full(len(rows), INSTANT_MIN, np.int64)
-        row_gaps = self._gaps.of_rows(rows.records, gaps[rows.codes]) if self._gaps.by_field else None
+        row_gaps = self._gaps.of_rows(rows.records, gaps[rows.codes]) if self._gaps.by_row else None
         sessions = merge_sessions(times, before, rows.codes, gaps, self._allowed_us, known, row_gaps)
         opens = sessions.ends + self._allowed_us > work.watermark
         opens[list(sessions.joined)] = False
@@ -132,7 +190,7 @@ class SessionInterval(WindowedInterval[OpenSessions]):
             gaps,
             self._allowed_us,
             open_sessions,
-            self._gaps.of_rows(rows.records, gaps[rows.codes]) if self._gaps.by_field else None,
+            self._gaps.of_rows(rows.records, gaps[rows.codes]) if self._gaps.by_row else None,
         )
         too_late = np.flatnonzero(sessions.of_row < 0)
         if not len(sessions.codes):
@@ -142,45 +200,6 @@ class SessionInterval(WindowedInterval[OpenSessions]):
         counts = np.bincount(of_row, minlength=len(sessions.codes))
         groups = Groups(sessions.starts, sessions.ends, sessions.codes, of_row, counts, rows.records, inside)
         late = np.bincount(sessions.of_row[sessions.late], minlength=len(groups))
-        self._add_groups(emission, rows, groups, sessions, late, watermark)
-        return too_late
-
-    def _add_groups(
-        self,
-        emission: Emission,
-        rows: JoinedRows,
-        groups: Groups,
-        sessions: Sessions,
-        late: Integers,
-        watermark: Instant,
-    ) -> None:
-        """Emit the sessions that open and expire within the turn, and add the others to the state."""
-        partials = [member.aggregate(groups) for member in self._accumulators.members]
         joined = cast("dict[int, list[OpenSession]]", sessions.joined)
-        if self._accumulators.calls_user:
-            try_merges(self._accumulators, groups, partials, lambda n: [old.pane.values for old in joined.get(n, ())])
-        kept = groups.ends + self._allowed_us > watermark
-        kept[list(joined)] = True
-        combined = self._timestamps.of_groups(groups, rows.watermarks)
-        if combined is not None:
-            emission.direct_times = combined
-        emission.add_direct(groups, partials, late, np.flatnonzero(~kept), rows.keys)
-        self._made += int(np.count_nonzero(~kept))
-        self._tally.applied += int(groups.counts[~kept].sum())
-        picks = np.flatnonzero(kept)
-        columns = (picks.tolist(), groups.codes[picks].tolist(), groups.starts[picks].tolist())
-        more = (groups.ends[picks].tolist(), late[picks].tolist(), groups.counts[picks].tolist())
-        triggers = self._triggers
-        accumulators = zip(*(partial.accumulators(picks) for partial in partials), strict=True)
-        times = repeat(NO_TIME, len(picks)) if combined is None else combined[picks].tolist()
-        rest = (accumulators, times)
-        for number, code, start, end, late_count, count, values, at in zip(*columns, *more, *rest, strict=True):
-            pane = OpenPane(list(values), late_count=late_count, at=at)
-            if triggers is not None:
-                triggers.add(pane, count, late_count)
-            olds = joined.get(number)
-            if olds is None:
-                self._open.open(rows.keys[code], start, end, pane)
-            else:
-                self._open.join(olds, start, end, pane)
-            self._tally.applied += count
+        self._add_groups(emission, rows, groups, joined, late, watermark)
+        return too_late

@@ -1,4 +1,8 @@
-"""The gaps of sessions: one for all, one for a key, or one for each record, from a field."""
+"""The gaps of sessions: one for all, one for a key, or one for each record, from a field.
+
+A session of bounded length is made by gaps, too: that of a record ends at the next cut at the latest. Records on both
+sides of a cut then never meet, whatever their order.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,8 @@ class Gaps:
     """The session gaps of keys and of records, in µs.
 
     Attributes:
-        by_field: whether records have gaps.
+        by_field: whether records have gaps in a field.
+        by_row: whether records of one key have different gaps.
     """
 
     def __init__(self, windows: SessionWindows) -> None:
@@ -44,7 +49,9 @@ class Gaps:
         self._by_key = {key: microseconds(gap) for key, gap in windows.by_key}
         self._field = windows.by_field
         self._max_us = microseconds(windows.max_gap)
+        self._length_us = 0 if windows.max_length is None else microseconds(windows.max_length)
         self.by_field = bool(windows.by_field)
+        self.by_row = self.by_field or self._length_us > 0
 
     def gap_of(self, key: Key) -> int:
         """Return the gap of a key, in µs."""
@@ -58,11 +65,14 @@ class Gaps:
 
     def of_rows(self, records: Records, by_key: Instants) -> Instants:
         """Return the gaps of records, in µs, given those of their keys; none of them is refused."""
-        if not self.by_field:
-            return by_key
-        seconds, given = self._seconds(records)
-        us = np.rint(np.where(given, seconds, 0) * _SECOND_US).astype(np.int64)
-        return np.where(given, us, by_key)
+        gaps = by_key
+        if self.by_field:
+            seconds, given = self._seconds(records)
+            us = np.rint(np.where(given, seconds, 0) * _SECOND_US).astype(np.int64)
+            gaps = np.where(given, us, by_key)
+        if not self._length_us:
+            return gaps
+        return np.minimum(gaps, self._length_us - records.event_times % self._length_us)
 
     def refused(self, records: Records) -> Mask:
         """Return which records have a gap that is shorter than a µs, longer than the longest, or not a number."""

@@ -2,7 +2,7 @@
 
 A session that grows becomes another window, which begins at pane 0. The commit deletes the entry of the old one, and if
 it had emitted, also deletes its result row; a retracting window retracts its pane. Open sessions of a key never
-intersect.
+intersect; windows of a user's function (`user_windows.py`) may.
 
 The store has one entry per (key, session): kind WINDOW, subkey "<start>/<end>", fire time the time of expiry.
 """
@@ -41,7 +41,11 @@ class OpenSession:
         self.alive = True
 
     def __lt__(self, other: OpenSession) -> bool:
-        return self.start < other.start
+        return (self.start, self.end) < (other.start, other.end)
+
+    def name(self) -> tuple[Key, int]:
+        """Return what orders the windows with one end: the key, and the start (those of a user may overlap)."""
+        return self.key, self.start
 
     def due(self) -> DuePane:
         """Return the session's pane, to be emitted or taken back."""
@@ -111,6 +115,12 @@ class OpenSessions:
             self._remove(old)
             if old.pane.pane_index:  # a pane that failed counts as emitted but has no index
                 self._absorbed.append(old.due())
+            if (old.start, old.end) == (
+                start,
+                end,
+            ) and old.pane.bundle:  # its entry is that of the merged one from now on
+                self._gone.pop()
+                pane.bundle = old.pane.bundle
         self.open(first.key, start, end, pane)
 
     def due(self, latest_end: Instant, panes_max: int = UNBOUNDED) -> list[DuePane]:
@@ -194,8 +204,8 @@ class OpenSessions:
 
     def _queue(self, session: OpenSession) -> None:
         if not session.pane.emitted:
-            self._unfired.add(session.end, session.key, session, live=self.weights.panes)
-        self._unexpired.add(session.end + self._allowed_us, session.key, session, live=self.weights.panes)
+            self._unfired.add(session.end, session.name(), session, live=self.weights.panes)
+        self._unexpired.add(session.end + self._allowed_us, session.name(), session, live=self.weights.panes)
 
     def _remove(self, session: OpenSession) -> None:
         session.alive = False

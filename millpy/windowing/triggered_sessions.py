@@ -7,6 +7,7 @@ A session that grows becomes another one, which begins at pane 0, and whose trig
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from millpy.model.due_queue import DueQueue
 from millpy.model.keys import Key
@@ -18,6 +19,9 @@ from millpy.windowing.firing import Alarms, PaneTriggers, firing_of
 from millpy.windowing.pane_codec import DuePane, OpenPane
 from millpy.windowing.session_state import OpenSession, OpenSessions, UnexpiredSessions
 from millpy.windowing.window_memory import FIRING_BYTES
+
+SpanName: TypeAlias = tuple[int, int, Key]
+"""Start, end and key of an open window."""
 
 
 class TriggeredSessions(OpenSessions):
@@ -33,8 +37,8 @@ class TriggeredSessions(OpenSessions):
         super().__init__(accumulators, merger, allowed_lateness_us)
         self._triggers = triggers
         self.weights.each += FIRING_BYTES
-        self.alarms: Alarms[tuple[int, Key]] = Alarms()
-        self._alarmed: dict[tuple[int, Key], OpenSession] = {}
+        self.alarms: Alarms[SpanName] = Alarms()
+        self._alarmed: dict[SpanName, OpenSession] = {}
         self._unfired = _UnpassedSessions()
         self._unclosed = UnexpiredSessions()
         self._holding = _HoldingSessions()
@@ -50,15 +54,15 @@ class TriggeredSessions(OpenSessions):
         live = self.weights.panes
         firing = firing_of(session.pane)
         if not firing.passed:
-            self._unfired.add(session.end, session.key, session, live=live)
+            self._unfired.add(session.end, session.name(), session, live=live)
         for queue in (self._unexpired, self._unclosed):
-            queue.add(session.end + self._allowed_us, session.key, session, live=live)
+            queue.add(session.end + self._allowed_us, session.name(), session, live=live)
         if firing.holds:
-            self._holding.add(session.end, session.key, session, live=live)
+            self._holding.add(session.end, session.name(), session, live=live)
         self._set_alarm(session, self._triggers.alarm_of(session.pane))
 
     def _set_alarm(self, session: OpenSession, at: Instant) -> None:
-        name = session.start, session.key
+        name = session.start, session.end, session.key
         self.alarms.set(name, at)
         if at == INSTANT_MAX:
             self._alarmed.pop(name, None)
@@ -83,7 +87,7 @@ class TriggeredSessions(OpenSessions):
             if self._triggers.ask(session.due(), ended=end <= latest_end, over=end + self._allowed_us <= latest_end):
                 found.append(session.due())
             if firing.holds and not held:
-                self._holding.add(end, session.key, session, live=self.weights.panes)
+                self._holding.add(end, session.name(), session, live=self.weights.panes)
             self._set_alarm(session, self._triggers.alarm_of(pane))
         self._touched.update(asked)
         return found

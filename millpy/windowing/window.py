@@ -3,7 +3,7 @@
 Fixed and calendar windows touch and do not overlap. Sliding windows overlap, so that a record is in several. Fixed and
 sliding windows are aligned to the epoch, or to an offset from it; calendar windows (`calendar_windows.py`) follow the
 clock of a time zone. A session lasts as long as records keep arriving: each opens [t, t + gap), and those that
-intersect merge.
+intersect merge. A user's function (`window_function.py`) assigns records to windows of its choice.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from millpy.model.time import YEARS_HI, YEARS_LO, check_length, duration_text, m
 from millpy.windowing.calendar_windows import CalendarAssigner, CalendarWindows
 from millpy.windowing.global_window import GlobalWindow
 from millpy.windowing.group_by import Groups, Integers, aligned_groups
+from millpy.windowing.window_function import WindowFunction
 
 WINDOWS_PER_RECORD_MAX = 1_000
 """The most sliding windows that a record may be in; more are refused as a mistake."""
@@ -170,15 +171,21 @@ class SessionWindows(GraphPart):
             which it is None have the gap of their key. Without a name, all have.
         max_gap: the longest gap that the field may have. Records with a longer gap, or with one that is not positive,
             become dead letters. Default: a day.
+        max_length: the longest session. Every session ends at the next multiple of it since the epoch at the latest,
+            and the records from there on begin another. So where a session is cut depends on event times alone: not on
+            the order of records, and not on where the session began. A shorter session that lasts beyond such an
+            instant is cut there, too.
 
     Raises:
-        GraphError: a gap is not a positive duration of at most a thousand years, or `max_gap` is given without a field.
+        GraphError: a gap is not a positive duration of at most a thousand years, `max_gap` is given without a field, or
+            `max_length` is shorter than a gap.
     """
 
     gap: timedelta
     by_key: tuple[tuple[Key, timedelta], ...]
     by_field: str
     max_gap: timedelta
+    max_length: timedelta | None
 
     def __init__(
         self,
@@ -187,6 +194,7 @@ class SessionWindows(GraphPart):
         by_key: Mapping[Key, timedelta] | None = None,
         by_field: str = "",
         max_gap: timedelta | None = None,
+        max_length: timedelta | None = None,
     ) -> None:
         gaps = tuple(sorted((by_key or {}).items(), key=repr))
         for one in (gap, *(other for _, other in gaps)):
@@ -198,7 +206,17 @@ class SessionWindows(GraphPart):
             raise GraphError("max_gap bounds the gaps of a field, and by_field names none", hint=hint)
         longest = MAX_GAP if max_gap is None else max_gap
         _positive(longest, "max_gap", hint)
-        for name, value in (("gap", gap), ("by_key", gaps), ("by_field", by_field), ("max_gap", longest)):
+        if max_length is not None:
+            _positive(max_length, "max_length", "for example SessionWindows(minutes(30), max_length=hours(24))")
+            widest = max([gap, *(other for _, other in gaps)])
+            if max_length < widest:
+                raise GraphError(
+                    f"max_length={duration_text(microseconds(max_length))} is shorter than the gap of"
+                    f" {duration_text(microseconds(widest))}, so each record would be cut from the next",
+                    hint="choose a longer max_length; for windows of a fixed length, use FixedWindows",
+                )
+        given = (gap, gaps, by_field, longest, max_length)
+        for name, value in zip(("gap", "by_key", "by_field", "max_gap", "max_length"), given, strict=True):
             object.__setattr__(self, name, value)
 
     def identity(self) -> Identity:
@@ -208,13 +226,15 @@ class SessionWindows(GraphPart):
             "gap_us": microseconds(self.gap),
             "by_key": identity_of_value(dict(self.by_key)) if self.by_key else None,
         }
-        if not self.by_field:
-            return described
-        return {**described, "by_field": self.by_field, "max_gap_us": microseconds(self.max_gap)}
+        if self.by_field:
+            described = {**described, "by_field": self.by_field, "max_gap_us": microseconds(self.max_gap)}
+        if self.max_length is not None:
+            described = {**described, "max_length_us": microseconds(self.max_length)}
+        return described
 
 
 AlignedWindows: TypeAlias = FixedWindows | SlidingWindows | GlobalWindow
-Windows: TypeAlias = AlignedWindows | SessionWindows | CalendarWindows
+Windows: TypeAlias = AlignedWindows | SessionWindows | CalendarWindows | WindowFunction
 
 
 class WindowAssigner(Protocol):

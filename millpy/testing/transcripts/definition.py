@@ -46,12 +46,12 @@ WINDOWS: Mapping[str, Sequence[str]] = {
     "fixed": ("offset",),
     "sliding": ("every", "offset"),
     "calendar": ("zone", "starts_at"),
-    "session": ("by_key", "by_field", "max_gap"),
+    "session": ("by_key", "by_field", "max_gap", "max_length"),
     "global": (),
 }
 """Kind of windows -> further keys."""
 WINDOWS_TO_COME: Mapping[str, Sequence[str]] = {
-    "session": ("max_length", "max_records"),
+    "session": ("max_records",),
 }
 TRIGGERS_TO_COME = ("after_percentile",)
 COMPOSITES: Mapping[str, Callable[..., Trigger]] = {
@@ -227,11 +227,9 @@ def _windows(given: Mapping[str, Any]) -> Windows:
     if not isinstance(by_key, Mapping):
         raise UsageError("windows: by_key is not a mapping of keys to durations")
     gaps: dict[Key, timedelta] = {str(key): _duration(gap, f"windows: by_key: {key}") for key, gap in by_key.items()}
-    max_gap = _duration(given["max_gap"], "windows: max_gap") if "max_gap" in given else None
+    bounds = {name: _duration(given[name], f"windows: {name}") for name in ("max_gap", "max_length") if name in given}
     try:
-        return SessionWindows(
-            _duration(given[kind], what), by_key=gaps, by_field=given.get("by_field", ""), max_gap=max_gap
-        )
+        return SessionWindows(_duration(given[kind], what), by_key=gaps, by_field=given.get("by_field", ""), **bounds)
     except GraphError as error:
         raise UsageError(f"windows: {error.message}", hint=error.hint) from None
 

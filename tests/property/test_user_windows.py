@@ -1,0 +1,236 @@
+"""Windows of a user's function are what the engine's own windows are, turn by turn: panes, tables, watermarks, late.
+
+The engine's windows are compared with batches elsewhere (`test_pane_triggers.py`, `test_windowed.py`). A function that
+assigns the same windows therefore has to give the same effects in every turn, with every trigger, mode, crash and
+restart.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millpy import (
+    Accumulation,
+    Collect,
+    Count,
+    SessionWindows,
+    SlidingWindows,
+    Sum,
+    WindowFunction,
+)
+from millpy.model.checkpoint import Kind
+from millpy.model.record import RecordType, retractions_of
+from millpy.model.stage import StepResult
+from millpy.model.time import EPOCH, INSTANT_MAX
+from millpy.store.memory.tables import column_values
+from millpy.windowing.aggregates.combiner import Combiner
+from millpy.windowing.logic import WindowedLogic
+from millpy.windowing.triggers import AFTER_WATERMARK, Trigger
+from millpy.windowing.window import Windows
+from tests.property.test_pane_triggers import triggers
+from tests.stage_driver import StageDriver, timedelta_us
+
+SIZE, EVERY, GAP, MAX_DISORDER = 10, 4, 5, 5
+Window = tuple[datetime, datetime]
+
+
+def us(at: datetime) -> int:
+    return (at - EPOCH) // timedelta(microseconds=1)
+
+
+def moment(at: int) -> datetime:
+    return EPOCH + timedelta(microseconds=at)
+
+
+@dataclass(frozen=True, slots=True)
+class Sliding(WindowFunction):
+    """The windows of `SlidingWindows`, latest first."""
+
+    size: int
+    every: int
+
+    def assign(self, record: Any, at: datetime, key: Any) -> Iterable[Window]:
+        last = us(at) // self.every * self.every
+        for start in range(last, us(at) - self.size, -self.every):
+            yield moment(start), moment(start + self.size)
+
+
+class Visits(WindowFunction):
+    """The windows of `SessionWindows`, with the gap of each record."""
+
+    merges = True
+
+    def assign(self, record: Any, at: datetime, key: Any) -> Iterable[Window]:
+        return [(at, at + timedelta(microseconds=record.gap))]
+
+
+class Texts(Combiner[list[int]]):
+    accumulator = list[int]
+    result_type = str
+
+    def create(self) -> list[int]:
+        return []
+
+    def add(self, accumulator: list[int], record: Any) -> list[int]:
+        return self.merge(accumulator, [record.number])
+
+    def merge(self, one: list[int], other: list[int]) -> list[int]:
+        return sorted(one + other)
+
+    def result(self, accumulator: list[int]) -> str:
+        return " ".join(map(str, accumulator))
+
+
+class Reading(msgspec.Struct):
+    key: str
+    number: int
+    gap: float = 0.0  # µs, for the function
+
+    @property
+    def gap_s(self) -> float:
+        return self.gap / 1_000_000
+
+
+class Row(msgspec.Struct):
+    key: str
+    number: int
+    gap: int
+    gap_s: float
+
+
+def subject(
+    windows: Windows, trigger: Trigger, mode: Accumulation, allowed: int, few: int, *, combines: bool = False
+) -> StageDriver:
+    aggregates = {"n": Count(), "total": Sum("number"), "all": Collect("number", limit=5)}
+    if combines:
+        aggregates["texts"] = Texts()  # type: ignore[assignment]
+    logic = WindowedLogic(
+        windows, timedelta_us(allowed), aggregates, few_records_max=few, trigger=trigger, accumulation=mode
+    )
+    outputs = {"panes": logic.output_type(RecordType(Row), ("key",))}
+    return StageDriver(logic, Row, outputs=outputs, tables={"panes": 1}, max_disorder=MAX_DISORDER)
+
+
+def effects(result: StepResult) -> dict[str, Any]:
+    """Return what a turn has done, without the order of what has no order."""
+    panes = result.productions.get("panes")
+    rows: list[Any] = []
+    if panes is not None:
+        rows = list(zip(map(msgspec.to_builtins, panes.objects()), retractions_of(panes).tolist(), strict=True))
+    return {
+        "panes": [row for row in rows if row[1]] + [row for row in rows if not row[1]],
+        "table": sorted(
+            (part.first, *row) for part in result.results for row in zip(*map(column_values, part.columns), strict=True)
+        ),
+        "deleted": sorted(
+            row for part in result.deleted for row in zip(*map(column_values, part.columns), strict=True)
+        ),
+        "late": Counter(
+            row
+            for late in result.late
+            for row in zip(late.keys, late.payloads, late.window_starts, late.window_ends, late.watermarks, strict=True)
+        ),
+        "whole": sum(sum(late.whole or [True] * len(late.keys)) for late in result.late),
+        "counts": (result.consumed_by_input, result.late_by_input, result.emitted_by_stream, result.emitted_by_table),
+        "letters": len(result.dead_letters),
+        "unfinished": result.unfinished,
+    }
+
+
+def stored(driver: StageDriver) -> dict[Any, Any]:
+    """Return the names of the stored windows."""
+    return {name[2:]: value[2] for name, value in driver.stored.items() if name[0] is Kind.WINDOW}
+
+
+readings = st.builds(
+    lambda key, number, gap: Row(key, number, gap, gap / 1_000_000),
+    st.sampled_from("ab"),
+    st.integers(-5, 5),
+    st.sampled_from([1, 3, GAP, 20]),
+)
+bundles = st.lists(st.tuples(readings, st.integers(0, 40)), min_size=1, max_size=5)
+moves = st.one_of(
+    st.tuples(st.sampled_from(["records", "lost"]), bundles),
+    st.tuples(st.just("clock"), st.integers(1, 60)),
+    st.tuples(st.just("watermark"), st.integers(1, 20)),
+    st.tuples(st.just("restart"), st.none()),
+)
+
+
+def play(drivers: Sequence[StageDriver], schedule: list[Any]) -> None:
+    """Drive several subjects by one schedule, to the end, and compare all effects of each turn."""
+    for what, how in [*schedule, ("end", None)]:
+        results = []
+        for driver in drivers:
+            if what == "records":
+                results.append(driver.feed(how))
+            elif what == "lost":
+                driver.lose(how)
+            elif what == "clock":
+                results.append(driver.feed([], now_us=driver.now_us + how))
+            elif what == "watermark":
+                to = max(driver.watermark, 0) + how
+                driver.largest = max(driver.largest or 0, to + MAX_DISORDER)
+                results.append(driver.feed([], watermark=to))
+            elif what == "restart":
+                driver.restart()
+            else:
+                results.append(driver.feed([], watermark=INSTANT_MAX))
+                for _ in range(1_000):
+                    if not results[-1].unfinished:
+                        break
+                    results[-1] = driver.feed([])
+        for result in results[1:]:
+            assert effects(result) == effects(results[0])
+        for driver in drivers[1:]:
+            assert stored(driver) == stored(drivers[0])
+            assert driver.interval.oldest_work() == drivers[0].interval.oldest_work()
+            assert driver.interval.next_due() == drivers[0].interval.next_due()
+
+
+given_schedule = given(
+    trigger=triggers | st.just(AFTER_WATERMARK),
+    schedule=st.lists(moves, max_size=20),
+    allowed=st.sampled_from([0, 7, 100]),
+    few=st.sampled_from([0, 10_000]),
+    panes_max=st.sampled_from([1, 10_000]),
+    combines=st.booleans(),
+)
+
+
+@pytest.mark.parametrize("mode", Accumulation, ids=lambda mode: mode.value)
+@settings(max_examples=60, deadline=None)
+@given_schedule
+def test_a_function_that_assigns_sliding_windows_does_what_these_do(
+    mode: Accumulation, trigger: Trigger, schedule: list[Any], allowed: int, few: int, panes_max: int, combines: bool
+) -> None:
+    """Windows of 10 every 4 are stored whole, as those of a function are."""
+    own = SlidingWindows(timedelta_us(SIZE), every=timedelta_us(EVERY))
+    drivers = [
+        subject(windows, trigger, mode, allowed, few, combines=combines) for windows in (own, Sliding(SIZE, EVERY))
+    ]
+    play(drivers, schedule)
+
+
+@pytest.mark.parametrize("mode", Accumulation, ids=lambda mode: mode.value)
+@settings(max_examples=60, deadline=None)
+@given_schedule
+def test_a_function_whose_windows_merge_does_what_sessions_do(
+    mode: Accumulation, trigger: Trigger, schedule: list[Any], allowed: int, few: int, panes_max: int, combines: bool
+) -> None:
+    if trigger.may_finish:
+        trigger = AFTER_WATERMARK
+    own = SessionWindows(timedelta_us(GAP), by_field="gap_s")
+    drivers = [subject(windows, trigger, mode, allowed, few, combines=combines) for windows in (own, Visits())]
+    for driver in drivers:
+        driver.panes_max = panes_max
+    play(drivers, schedule)
