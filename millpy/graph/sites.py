@@ -18,9 +18,10 @@ def refuse_without_sites(node: StageNode) -> None:
     for taken in node.inputs:
         producer = taken.producer
         if isinstance(producer, StageNode) and producer.by_site:
+            name, before = node.name or "behind windows", producer.name or "windows"
             raise GraphError(
-                f"step {node.name or 'behind windows'!r} takes the panes of {producer.name or 'windows'!r}, which closes"
-                " windows by site: a pane of a site that is behind would come late",
+                f"step {name!r} takes the panes of {before!r}, which closes windows by site: the panes of a site that is"
+                " behind would come late",
                 hint="write the panes to a table and aggregate them there; or omit watermark_by=",
             )
     if not node.by_site:
