@@ -40,6 +40,7 @@ class Limits:
         segment_poll_bytes_max                     one poll for segments, of all consumers together
         turn_panes_max, turn_timers_max            output of one turn, per interval
         open_windows_bytes_max                     open windows of the graph, in equal parts per windowed interval
+        sites_max                                  sites with a watermark of their own, per source partition
         join_bytes_max                             buffered records of joins, in equal parts per interval of a join
         join_key_bytes_max                         those of one key, in one join
         lookup_rows_max, lookup_bytes_max          rows of a lookup table, and their bytes as JSON, per table
@@ -92,6 +93,7 @@ class Limits:
     fold_every_s: float = 10.0
     unfolded_bytes_max: int = 256_000_000
     open_windows_bytes_max: int = field(default_factory=lambda: memory_bytes() // 2)
+    sites_max: int = 1_000
     join_bytes_max: int = field(default_factory=lambda: memory_bytes() // 4)
     join_key_bytes_max: int = 16_000_000
     lookup_rows_max: int = 1_000_000
@@ -135,6 +137,7 @@ class Limits:
         assert 0 < self.poll_s_min <= self.poll_s_max, "poll_s_min must be above 0 and at most poll_s_max"
         assert self.fold_bytes <= self.unfolded_bytes_max, "fold_bytes must be at most unfolded_bytes_max"
         assert self.open_windows_bytes_max > 0, "open_windows_bytes_max must be above 0"
+        assert self.sites_max > 0, "sites_max must be above 0"
         assert self.join_bytes_max > 0, "join_bytes_max must be above 0"
         assert self.join_key_bytes_max > 0, "join_key_bytes_max must be above 0"
         assert self.lookup_rows_max > 0, "lookup_rows_max must be above 0"

@@ -380,7 +380,12 @@ BEGIN
                 || coalesce((SELECT format('; it waits for records up to %s s behind, learned with percentile %s',
                                            (e.value ->> 'bound')::bigint / 1e6::float8, e.value ->> 'percentile')
                                FROM mill.entries AS e WHERE e.interval_id = next_interval AND e.kind = 'disorder'
-                                AND e.subkey = 'counted' AND e.value ->> 'percentile' IS NOT NULL), '');
+                                AND e.subkey = 'counted' AND e.value ->> 'percentile' IS NOT NULL), '')
+                || coalesce((SELECT format('; site %s holds it back, with no record since %s, see millpy.site_watermarks',
+                                           CASE e.subkey WHEN 'others' THEN 'beyond the bound' ELSE e.subkey END,
+                                           mill.moment((e.value ->> 'arrived_at')::bigint))
+                               FROM mill.entries AS e WHERE e.interval_id = next_interval AND e.kind = 'site'
+                                AND e.subkey <> 'floor' ORDER BY (e.value ->> 'watermark')::bigint, e.subkey LIMIT 1), '');
         ELSIF EXISTS (SELECT FROM mill.lookups AS l WHERE l.worker_id = here.worker_id AND l.version IS NULL
                          AND here.computation = ANY (l.computations)) THEN
             held_by := 'lookup';
@@ -774,6 +779,24 @@ BEGIN
     GET DIAGNOSTICS deleted = ROW_COUNT;
     RETURN deleted;
 END $$;
+
+-- The sites of a source with watermark_by (millpy/ingest/site_watermarks.py). The row without a site is the watermark that
+-- the sites beyond the bound share; `records_beyond` counts their records.
+CREATE VIEW millpy.site_watermarks AS
+SELECT p.graph, p.computation AS stream, p.source_partition, nullif(e.subkey, 'others')::json #>> '{}' AS site,
+       mill.moment(greatest(w.own, f.floor)) AS watermark,
+       CASE WHEN abs(greatest(w.own, f.floor)) < 4611686018427387904
+            THEN clock_timestamp() - mill.moment(greatest(w.own, f.floor)) END AS lag,
+       mill.moment((e.value ->> 'max_event_time')::bigint) AS max_event_time,
+       mill.moment((e.value ->> 'arrived_at')::bigint) AS last_arrived_at,
+       coalesce((e.value ->> 'records')::bigint, 0) AS records_beyond
+  FROM mill.entries AS e
+  JOIN mill.places AS p USING (interval_id)
+ CROSS JOIN LATERAL (SELECT coalesce((e.value ->> 'watermark')::bigint, -4611686018427387904) AS own) AS w
+  LEFT JOIN (SELECT interval_id, (value #>> '{}')::bigint AS floor
+               FROM mill.entries WHERE kind = 'site' AND namespace = 'source' AND subkey = 'floor') AS f USING (interval_id)
+ WHERE e.kind = 'site' AND e.namespace = 'source' AND e.subkey <> 'floor'
+ ORDER BY p.graph, p.computation, p.source_partition, w.own, e.subkey;
 
 -- Only roles with a grant may call the functions. PUBLIC may call those that only compute, because the status views
 -- beside result tables run with their caller's rights.

@@ -19,6 +19,8 @@ from millpy.store.postgres.session_settings import ENCODING
 from millpy.store.postgres.statements import statement
 from millpy.store.postgres.timeouts import BoundedConnection
 
+SITE_SILENT_S = 3_600.0
+"""A site without records for this long, while others have some, is reported."""
 CONNECTIONS_PER_WORKER = 7
 """Commit, poll, admin, fold, hint, listen and heartbeat; one more to read lookup tables, if a graph has some."""
 CONNECT_S_MAX = 10
@@ -72,6 +74,7 @@ class Facts:
     unbalanced: list[Row] = field(default_factory=list)
     archives: list[Row] = field(default_factory=list)
     disorder: list[Row] = field(default_factory=list)
+    sites: list[Row] = field(default_factory=list)
     audits: list[Row] = field(default_factory=list)
     joins: list[Row] = field(default_factory=list)
     lookups: list[Row] = field(default_factory=list)
@@ -167,6 +170,7 @@ def _look(connection: psycopg.Connection[Row], clock: Clock) -> Facts:
     facts.unbalanced = _rows(connection, statement("look_at_balance"))
     facts.archives = _rows(connection, statement("look_at_archives"))
     facts.disorder = _rows(connection, statement("look_at_disorder"))
+    facts.sites = _rows(connection, statement("look_at_sites"), silent_s=SITE_SILENT_S)
     facts.audits = _rows(connection, statement("look_at_audits"))
     facts.joins = _rows(connection, statement("look_at_joins"))
     facts.lookups = _rows(connection, statement("look_at_lookups"))

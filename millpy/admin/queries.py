@@ -77,6 +77,10 @@ class Admin:
         """Return how far the records of each source partition lie behind the newest one, and how many were late."""
         return self._of_graph("SELECT * FROM millpy.disorder", graph)
 
+    def site_watermarks(self, graph: str | None = None) -> list[Row]:
+        """Return the watermark of each site, of the sources that keep one for each."""
+        return self._of_graph("SELECT * FROM millpy.site_watermarks", graph)
+
     def sources(self, graph: str | None = None) -> list[Row]:
         """Return the source partitions with their states and counts."""
         return self._of_graph("SELECT * FROM millpy.sources", graph)

@@ -89,17 +89,22 @@ def watermarks(
     disorder: Annotated[
         bool, typer.Option("--disorder", help="Show how far the records of each source lie behind the newest one.")
     ] = False,
+    sites: Annotated[
+        bool, typer.Option("--sites", help="Show the watermark of each site of sources with watermark_by.")
+    ] = False,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the watermarks: how far event time has come, and what holds it back."""
-    if disorder and explain:
-        raise UsageError("--disorder shows sources, --explain one computation", hint="give one of them")
+    if sum((disorder, sites, bool(explain))) > 1:
+        raise UsageError("--disorder and --sites show sources, --explain one computation", hint="give one of the three")
 
     def ask(admin: Admin, name: str | None) -> dict[str, list[Row]]:
         if disorder:
             rows = admin.disorder(name)
             return {"disorder": rows if as_json else [_in_seconds(row) for row in rows]}
+        if sites:
+            return {"site_watermarks": admin.site_watermarks(name)}
         if not explain:
             return {"watermarks": admin.watermarks(name)}
         one = explain if name is None or "." in explain else f"{name}.{explain}"

@@ -18,6 +18,7 @@ from millpy.errors import GraphError
 from millpy.graph.lookups import check_rows, check_tables
 from millpy.graph.names import RESERVED_SCHEMAS, checked_name
 from millpy.graph.nodes import FailurePolicy, InjectorNode, StageNode, WhenBehind
+from millpy.graph.sites import refuse_without_sites
 from millpy.graph.spec import graph_spec
 from millpy.graph.streams import KeyedStream, Stream
 from millpy.ingest.protocol import Source
@@ -84,7 +85,8 @@ class Graph:
         """Append a node, behind the nodes that produce its input.
 
         Raises:
-            GraphError: another node has its name, or the takes of all nodes are archived already.
+            GraphError: another node has its name, the takes of all nodes are archived already, or it would take records
+                with watermarks by site, and does not work by site.
         """
         if self._is_complete:
             raise GraphError(f"step {node.name!r} comes behind archive_takes()", hint="call archive_takes() last")
@@ -92,6 +94,7 @@ class Graph:
             raise GraphError(f"two steps are named {node.name!r}", hint="rename one: a name identifies stored state")
         if isinstance(node, StageNode):
             check_tables(node, self.nodes)
+            refuse_without_sites(node)
         self.nodes.append(node)
 
     def inject(  # noqa: PLR0913 - keywords of the public interface
@@ -231,9 +234,15 @@ class Graph:
             when_behind: see `KeyedStream.archive`. What is left out ends what can be repeated.
 
         Raises:
-            GraphError: a computation has no name.
+            GraphError: a computation has no name, or closes windows by site.
         """
         stages = [node for node in self.nodes if isinstance(node, StageNode) and not node.archives]
+        for node in stages:
+            if node.by_site:
+                raise GraphError(
+                    f"cannot archive the takes of {node.name!r}: they do not have the watermarks of its sites",
+                    hint="omit watermark_by=, or archive_takes()",
+                )
         for node in stages:
             if not node.name:
                 raise GraphError("a windowed step has no name", hint="write it to a table before archive_takes()")

@@ -76,6 +76,12 @@ class Input:
         return self.stream.producer
 
     @property
+    def site(self) -> str | None:
+        """The field whose values have a watermark each, if it comes from a source with `watermark_by`."""
+        producer = self.producer
+        return producer.event_time.watermark_by if isinstance(producer, InjectorNode) else None
+
+    @property
     def retracts(self) -> bool:
         """Whether some of the records may be retractions."""
         producer = self.producer
@@ -102,6 +108,11 @@ class StageNode:
     def all_streams(self) -> list[Stream]:
         """Its output streams, and that of its takes."""
         return self.outputs if self.takes is None else [*self.outputs, self.takes]
+
+    @property
+    def by_site(self) -> bool:
+        """Whether its inputs have a watermark for each site."""
+        return any(taken.site is not None for taken in self.inputs)
 
     @property
     def windowed(self) -> bool:
@@ -148,6 +159,7 @@ class StageNode:
                 key_fields=taken.fields,
                 key_types=taken.key_types,
                 source_fed=isinstance(taken.producer, InjectorNode),
+                site=taken.site or "",
             )
             for taken in self.inputs
         )

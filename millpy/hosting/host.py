@@ -266,7 +266,7 @@ class HostedGraph:
             interval.use_tables(self.tables)
         for answer in self._state.poll(segment_queries(self.intervals), UNBOUNDED):
             polled.setdefault(answer.query.consumer, []).append(answer)
-        quiet = frozenset(sources - {i for i, batch in taken.items() if batch.has_records})
+        quiet = frozenset(sources)
         clock = ClockReading.certain(self.now_us)
         self._turns += 1
         at = self._turns * CURSOR_ONLY_EVERY_S

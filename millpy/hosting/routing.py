@@ -21,6 +21,7 @@ from millpy.model.checkpoint import DeadLetter, Segment, StoredSlice
 from millpy.model.dead_letter import dead_letter_of, payload_of
 from millpy.model.keys import KeyColumn, KeyHasher
 from millpy.model.record import Records, concat, retractions_of
+from millpy.model.sites import SiteProgress
 from millpy.model.step_progress import StepProgress
 from millpy.model.time import Instant
 from millpy.operators.stateless import ChainOutput, Chains
@@ -84,6 +85,7 @@ class Router:
         current = _consumers_in_memory(producer, productions, intervals, deliveries)
         segments = []
         letters: list[DeadLetter] = []
+        sites_by_stream = {stream: made.sites for stream, made in productions.items() if made.sites is not None}
         chains = Chains(productions, self._limits.record_attempts_max, self._progress)
         for subscription in producer.plan.outgoing:
             producer.count("produced", str(subscription.subscription_id), emitted.get(subscription.stream, 0))
@@ -93,12 +95,16 @@ class Router:
                 before = {subscription.stream: retried}
                 again_through = Chains(before, self._limits.record_attempts_max, self._progress)
                 parts += _through(producer, subscription, again_through, before, letters)
-            if not parts:
+            progress = None if subscription.archived else sites_by_stream.get(subscription.stream)
+            if not parts and progress is None:
                 continue
-            records = concat(parts)
+            records = concat(parts) if parts else Records.empty(subscription.record_type)
             slices: list[StoredSlice | None] = [None] * len(subscription.consumer_ids)
             previous = producer.last_segments.get(subscription.subscription_id, 0)
-            for index, part, keys in _split(records, records.keys(subscription.key_fields, self._hasher), subscription):
+            split = _split(records, records.keys(subscription.key_fields, self._hasher), subscription) if parts else []
+            if progress is not None:
+                split = _with_sites(split, subscription, progress)
+            for index, part, keys in split:
                 consumer = subscription.consumer_ids[index]
                 if consumer in current:
                     bundle = Bundle(
@@ -128,7 +134,8 @@ def _segment(
 ) -> Segment:
     """Make the segment of a bundle for consumers elsewhere; the next segment of the subscription follows it."""
     producer.last_segments[subscription.subscription_id] = producer.bundle
-    lo, hi = Instant(int(records.event_times.min())), Instant(int(records.event_times.max()))
+    times = records.event_times if len(records) else np.zeros(1, np.int64)  # only sites have moved
+    lo, hi = Instant(int(times.min())), Instant(int(times.max()))
     return Segment(
         subscription.subscription_id, producer.bundle, previous, producer.low_watermark, tuple(slices), lo, hi
     )
@@ -275,6 +282,18 @@ def _split(
         rows = np.flatnonzero(per_row == index)
         parts.append((index, records.take(rows), keys.take(rows)))
     return parts
+
+
+def _with_sites(
+    split: list[tuple[int, Records, KeyColumn]], subscription: OutgoingSubscription, progress: SiteProgress
+) -> list[tuple[int, Records, KeyColumn]]:
+    """Give the progress of sites to every consumer interval, with its records or without any."""
+    parts = {index: (records.slice(0, len(records)), keys) for index, records, keys in split}
+    nothing = KeyColumn(np.empty(0, np.int32), [], np.empty(0, np.int64))
+    for index in range(len(subscription.consumer_ids)):
+        records, _ = parts.setdefault(index, (Records.empty(subscription.record_type), nothing))
+        records.sites = progress
+    return [(index, *parts[index]) for index in range(len(subscription.consumer_ids))]
 
 
 def _split_few(

@@ -393,15 +393,15 @@ class Steps:
         if not inbound:
             return arrived, refused
         for delivery in inbound:
-            if delivery.bundle is not None and len(delivery.bundle):
+            if delivery.bundle is not None and (len(delivery.bundle) or delivery.bundle.records.sites is not None):
                 bundle = delivery.bundle
-                if delivery.polled:
+                if delivery.polled and len(bundle):
                     admitted, blamed = isolation.admit(bundle.records)
                     refused.extend((bundle.input, self._blamed(interval, bundle, blame)) for blame in blamed)
                     bundle = bundle if admitted is None else bundle.take(admitted)
                 others = (cursor.watermark for p, cursor in interval.cursors.items() if p != delivery.producer)
                 cap = min(others, default=INSTANT_MAX)
-                if len(bundle):
+                if len(bundle) or bundle.records.sites is not None:
                     arrived.append(InputBundle(bundle, cap))
             if delivery.moves_cursor:
                 interval.advance_cursor(delivery.producer, delivery.seq, delivery.watermark)

@@ -143,6 +143,22 @@ class Disorder:
         self._is_counted = True
         return watermarks, promised
 
+    def count(self, before: Instants, times: Instants, watermarks: Instants) -> None:
+        """Count records whose watermarks go by site.
+
+        Args:
+            before: the largest event time of its site before each row.
+            times: the event times.
+            watermarks: the watermark of its site before each row.
+        """
+        lags = np.maximum(before - times, 0)
+        self._learn(lags)
+        counted = self._counted
+        counted.records += len(times)
+        counted.late += int(np.count_nonzero(times < watermarks))
+        counted.beyond += int(np.count_nonzero(lags > self._max_us))
+        self._is_counted = True
+
     def _learn(self, lags: Instants) -> list[int]:
         """Count lags, and take up the blocks that they fill. Return the bound in each block that they are in."""
         behind = np.flatnonzero(lags > 0)

@@ -37,6 +37,7 @@ from millpy.ingest.disorder import Disorder
 from millpy.ingest.error_rate import RecentErrorRate
 from millpy.ingest.protocol import SourceBatch
 from millpy.ingest.settings import AdvanceWithClock, Dedupe, ErrorRate, EventTime, IdlePolicy, Unit, Wait
+from millpy.ingest.site_watermarks import SiteColumn, SiteWatermarks, sites_of
 from millpy.ingest.timestamps import DATETIME_HI, DATETIME_LO, instants_of_numbers
 from millpy.limits import RING_SLOTS, Limits
 from millpy.model.checkpoint import DeadLetter, DedupeRun, Delta, Entries, Kind, Pause, Request, RequestOutcome
@@ -48,6 +49,8 @@ from millpy.model.time import INSTANT_MAX, INSTANT_MIN, ClockReading, Instant, d
 
 NO_KEY = b'""'
 NOWHERE = msgspec.Raw(b"null")
+KEPT_KINDS = (Kind.DISORDER, Kind.FLEET, Kind.SITE)
+"""Of a step's delta, what does not change when one of its records is dead-lettered later."""
 COUNTERS = ("injected", "accepted", "duplicate", "dead_lettered")
 POSITION_NAMESPACE = "source"
 NOTES_NAMESPACE = "notes"
@@ -68,6 +71,11 @@ class IntakeSettings:
     devices: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
     computation: str = ""
+
+    @property
+    def sites(self) -> str:
+        """The field with a watermark for each value; empty for one watermark."""
+        return self.event_time.watermark_by or ""
 
 
 class SourcePosition(msgspec.Struct, kw_only=True):
@@ -145,6 +153,10 @@ class Intake:
         device_types = settings.record_type.key_types(settings.devices) if settings.devices else ()
         self._fleet = DeviceStats(settings.devices, device_types, recovered.entries)
         self._disorder = Disorder(settings.event_time, recovered.entries)
+        self._sites: SiteWatermarks | None = None
+        if settings.sites:
+            bound_us = settings.event_time.max_disorder_us
+            self._sites = SiteWatermarks(bound_us, limits.sites_max, recovered.entries)
         self._hasher = KeyHasher()
         self._counts = dict.fromkeys(COUNTERS, 0)
         self._handed_over: int | None = None
@@ -156,6 +168,7 @@ class Intake:
         if recovered.low_watermark > self._source.watermark:  # a new partition joins at the published watermark
             self._advance(recovered.low_watermark)
         self._quiet_since: int | None = None
+        self._sites_stepped_us: int | None = None
         self._arrived_us: int | None = None
         self._stepped_us: int | None = None
         self._unsure_us = 0
@@ -203,6 +216,27 @@ class Intake:
         step = int(self._settings.limits.progress_every_s * 1_000_000)
         return candidate if candidate >= self._source.watermark + step else None
 
+    def _advance_sites(self, result: IntakeResult, clock: ClockReading, quiet: bool) -> None:
+        """Advance the sites that have been silent, and the source to the least of all; add their progress."""
+        if self._sites is None:
+            return
+        if isinstance(self._settings.idle, AdvanceWithClock):
+            self._follow_clock(self._sites, self._settings.idle, clock, quiet)
+        if len(self._sites):
+            self._advance(self._sites.watermark)
+        result.records.sites = self._sites.take_progress()
+
+    def _follow_clock(self, sites: SiteWatermarks, idle: AdvanceWithClock, clock: ClockReading, quiet: bool) -> None:
+        """Let sites that have been silent follow the clock, while the source is read up to its end."""
+        step_us = int(self._settings.limits.progress_every_s * 1_000_000)
+        if self._sites_stepped_us is None or not quiet:
+            sites.begin_silence(clock.elapsed_us)
+            self._sites_stepped_us = clock.elapsed_us
+        elif not self._source.finished and clock.elapsed_us >= self._sites_stepped_us + step_us:
+            self._sites_stepped_us = clock.elapsed_us
+            to = clock.earliest_us - idle.after_us - self._disorder.bound_us
+            sites.advance_silent(to, silent_before_us=clock.elapsed_us - idle.after_us, step_us=step_us)
+
     def _advance(self, watermark: int, of_promise: int = 0) -> None:
         """Advance the watermark, and the promised one to `of_promise` µs after it."""
         source = self._source
@@ -233,22 +267,23 @@ class Intake:
                 result.pause = None if taken.finished else self._error_rate.count(injected, len(result.dead_letters))
             if taken.position is not None:
                 self._source.position = msgspec.Raw(taken.position)
-            self._advance(taken.watermark)
+            self._state(taken.watermark)
             if taken.finished:
                 self._source.finished = True
-                self._advance(INSTANT_MAX)
+                self._state(INSTANT_MAX)
                 if self._settings.dedupe is not None:
                     run = result.dedupe_run or DedupeRun(b"", b"", INSTANT_MIN, INSTANT_MAX)
                     result.dedupe_run = replace(run, clock=INSTANT_MAX)  # a finished source needs no ids
-        elif (candidate := self._idle_watermark(clock)) is not None:
+        elif not (self._sites and len(self._sites)) and (candidate := self._idle_watermark(clock)) is not None:
             self._advance(candidate, self._disorder.bound_us - self._settings.event_time.max_disorder_us)
+        self._advance_sites(result, clock, quiet)
         if arrived or self._arrived_us is None:
             self._arrived_us, self._renewed = clock.elapsed_us, 0
         elif taken is None:
             result.dedupe_run = self._quiet_ids(clock.elapsed_us - self._arrived_us)
         fleet_due = self._fleet.due(clock.now_us, at_last=self._source.finished)
         result.changed = arrived or fleet_due or bool(self._noted) or result.dedupe_run is not None
-        result.changed |= self._place() != before
+        result.changed |= self._place() != before or result.records.sites is not None
         result.watermark = self.watermark
         if result.changed:
             result.delta = self._whole_delta(clock.now_us)
@@ -267,6 +302,12 @@ class Intake:
         else:
             source.dedupe_shift_us -= clock.stepped_us - self._stepped_us
         self._stepped_us = clock.stepped_us
+
+    def _state(self, watermark: Instant) -> None:
+        """Advance to a watermark that the source itself states, for all sites."""
+        self._advance(watermark)
+        if self._sites is not None:
+            self._sites.advance_all(watermark)
 
     def source_opened(self) -> None:
         """Reset the count of handed-over records, because the source has just been opened."""
@@ -319,6 +360,8 @@ class Intake:
         self._counts["dead_lettered"] -= len(requests)
         self._follow(clock)
         letters = self._take(replay_batch_of(requests, arrived_at), result, clock, requests)
+        if self._sites is not None:
+            result.records.sites = self._sites.take_progress()  # of sites that a replayed record is the first of
         result.outcomes = [RequestOutcome(request, letters.of_row(row)) for row, request in enumerate(requests)]
         result.dead_letters = []
         result.delta = self._whole_delta(clock.now_us)
@@ -339,9 +382,10 @@ class Intake:
         if self._ids is not None:
             fresh, duplicates, result.dedupe_run = self._without_duplicates(letters)
         self._refuse_long_keys(letters, fresh)
+        by_site = sites_of(letters, fresh, settings.record_type, settings.sites) if settings.sites else None
         if duplicates and settings.devices:
             self._fleet.take_duplicates(self._devices_of(letters, fresh), clock.now_us)
-        times, accepted = self._event_times(letters, fresh)
+        times, accepted = self._event_times(letters, fresh, by_site)
         result.accepted = int(np.count_nonzero(accepted))
         self._counts["accepted"] += result.accepted
         self._counts["duplicate"] += duplicates
@@ -358,10 +402,14 @@ class Intake:
             return letters
         everything = len(kept) == len(rows)
         of_kept = times if everything else times[kept]
+        if by_site is not None and not everything:
+            by_site = by_site.take(kept)
         result.records = Records(
             settings.record_type,
             of_kept,
-            watermarks=self._current_watermarks(len(kept))
+            watermarks=self._watermarks_by_site(by_site, of_kept, taken.arrived_at, clock, replayed=bool(requests))
+            if by_site is not None
+            else self._current_watermarks(len(kept))
             if requests
             else self._row_watermarks(of_kept, taken.arrived_at),
             batch=decoded.batch if everything or decoded.batch is None else decoded.batch.take(pa.array(kept)),
@@ -434,7 +482,9 @@ class Intake:
         """Return the latest event time that is not from the future, allowing for the clock's error."""
         return Instant(taken.arrived_at + self._unsure_us + self._settings.event_time.future_tolerance_us)
 
-    def _event_times(self, letters: DeadLetterCollector, fresh: Mask) -> tuple[Instants, Mask]:
+    def _event_times(
+        self, letters: DeadLetterCollector, fresh: Mask, by_site: SiteColumn | None
+    ) -> tuple[Instants, Mask]:
         """Return the event times of all rows, and which of the fresh rows are accepted."""
         settings = self._settings.event_time
         times, timed = field_times(letters.decoded, settings.field, settings.unit)
@@ -445,10 +495,12 @@ class Intake:
         accepted = fresh & timed & ~future
         if settings.sorted and not letters.requests:
             # A record below the maximum would not have moved it: the maximum of all rows is that of the kept ones.
-            highest = np.maximum.accumulate(
-                np.where(accepted, np.minimum(times, letters.taken.arrived_at), INSTANT_MIN)
-            )
-            unordered = accepted & (times < np.maximum(highest, self._source.max_event_time))
+            happened = np.where(accepted, np.minimum(times, letters.taken.arrived_at), INSTANT_MIN)
+            if self._sites is not None and by_site is not None:
+                highest = self._sites.highest(by_site, happened)
+            else:
+                highest = np.maximum(np.maximum.accumulate(happened), self._source.max_event_time)
+            unordered = accepted & (times < highest)
             detail = f"{settings.field} is earlier than that of a record before it in a sorted source"
             letters.add(unordered, "event_time", detail, times)
             accepted &= ~unordered
@@ -468,6 +520,19 @@ class Intake:
         source.watermark = int(watermarks[-1])
         return watermarks[:-1]
 
+    def _watermarks_by_site(
+        self, by_site: SiteColumn, times: Instants, arrived_at: Instant, clock: ClockReading, *, replayed: bool
+    ) -> Instants:
+        """Return the watermark of its site before each row, and advance the sites; replayed records move none."""
+        assert self._sites is not None
+        happened = np.minimum(times, arrived_at)
+        if replayed:
+            return self._sites.current(by_site, happened, arrived_at=arrived_at, elapsed_us=clock.elapsed_us)
+        watermarks, before = self._sites.take(by_site, happened, arrived_at=arrived_at, elapsed_us=clock.elapsed_us)
+        self._disorder.count(before, times, watermarks)
+        self._source.max_event_time = max(self._source.max_event_time, int(happened.max()))
+        return watermarks
+
     def _current_watermarks(self, count: int) -> Instants:
         """Return the row watermarks of replayed records: the current watermark."""
         return np.full(count, self._source.watermark, np.int64)
@@ -477,11 +542,13 @@ class Intake:
         result.accepted -= count
         self._counts["accepted"] -= count
         self._counts["dead_lettered"] += count
-        return (*self._delta(), *(entries for entries in result.delta if entries.kind in (Kind.DISORDER, Kind.FLEET)))
+        return (*self._delta(), *(entries for entries in result.delta if entries.kind in KEPT_KINDS))
 
     def _whole_delta(self, now_us: Instant) -> Delta:
         """Return the changes to commit, with the statistics that are written only once."""
         delta = (*self._delta(), *self._disorder.entries())
+        if self._sites is not None:
+            delta = (*delta, *self._sites.take_entries())
         if not self._fleet.due(now_us, at_last=self._source.finished):
             return delta
         return (*delta, self._fleet.entries(now_us))

@@ -80,14 +80,19 @@ class EventTime:
     time but moves the watermark only as far as its arrival, so that one wrong clock does not make other devices'
     records late.
 
+    With `watermark_by="site"`, each value of that field (each *site*) has a watermark of its own, made from its own
+    records, and windows whose key contains the field close by it. A silent site then delays only itself; the watermark
+    of the source is the least one. The first `Limits.sites_max` sites have one each; later ones share one.
+
     Args:
         field: a field of type `datetime`, or a number with `unit`.
         unit: the unit of a number since the epoch: "s", "ms", "us" or "ns".
         max_disorder: how far an event time may lie behind the largest one before it and still be on time.
         percentile: the share of records, above 0 and up to 0.9999, that the learned bound covers; None to learn no
             bound, and use `max_disorder`.
-        sorted: whether event times never fall.
+        sorted: whether event times never fall; with `watermark_by`, those of one site.
         future_tolerance: how far an event time may lie after the record's arrival.
+        watermark_by: a field whose values have a watermark each; None for one watermark for all records.
     """
 
     field: str
@@ -96,6 +101,7 @@ class EventTime:
     percentile: float | None
     sorted: bool
     future_tolerance: timedelta
+    watermark_by: str | None
 
     def __init__(
         self,
@@ -106,6 +112,7 @@ class EventTime:
         percentile: float | None = None,
         sorted: bool = False,
         future_tolerance: timedelta = FUTURE_TOLERANCE,
+        watermark_by: str | None = None,
     ) -> None:
         if unit is not None and unit not in UNITS:
             raise GraphError(f"unknown unit {unit!r}", hint=f"units are {', '.join(UNITS)}")
@@ -116,6 +123,11 @@ class EventTime:
             )
         if percentile is not None:
             _check_percentile(field, percentile, max_disorder)
+            if watermark_by is not None:
+                raise GraphError(
+                    f"event time {field!r}: percentile= learns one bound, not one for each site of watermark_by=",
+                    hint="omit percentile=: the watermark of a site waits for max_disorder",
+                )
         check_length("max_disorder", max_disorder or timedelta(0))
         check_length("future_tolerance", future_tolerance)
         if max_disorder is not None and max_disorder < timedelta(0):
@@ -128,14 +140,16 @@ class EventTime:
         object.__setattr__(self, "percentile", percentile)
         object.__setattr__(self, "sorted", sorted)
         object.__setattr__(self, "future_tolerance", future_tolerance)
+        object.__setattr__(self, "watermark_by", watermark_by)
 
     def __repr__(self) -> str:
         unit = f", unit={self.unit!r}" if self.unit else ""
         return f"EventTime({self.field!r}{unit}, {self.promise})"
 
     def identity(self) -> Identity:
-        """Describe where the event time is; a change would move records to other windows."""
-        return {"kind": "event_time", "field": self.field, "unit": self.unit}
+        """Describe where the event time is, and by what windows close; a change would move or reopen windows."""
+        by = {} if self.watermark_by is None else {"watermark_by": self.watermark_by}
+        return {"kind": "event_time", "field": self.field, "unit": self.unit, **by}
 
     def settings(self) -> Identity:
         """Describe the promise, which only the future estimate of the watermark depends on."""
@@ -155,6 +169,8 @@ class EventTime:
         )
         if self.percentile is not None:
             order += f", percentile={self.percentile!r}"
+        if self.watermark_by is not None:
+            order += f", watermark_by={self.watermark_by!r}"
         if self.future_tolerance == FUTURE_TOLERANCE:
             return order
         return f"{order}, future_tolerance={duration_text(self.future_tolerance_us)}"
@@ -173,10 +189,16 @@ class EventTime:
         """Check the field against the record type.
 
         Raises:
-            GraphError: the field does not exist, or is a number without a unit.
+            GraphError: the field does not exist, or is a number without a unit; or the site is no field that can be a
+                key.
             SchemaError: the field has another type.
         """
         _check_time_field(record_type, self.field, self.unit, "event time")
+        if self.watermark_by is not None:
+            try:
+                record_type.key_types((self.watermark_by,))
+            except SchemaError as error:
+                raise GraphError(f"watermark_by: {error.message}", hint=error.hint) from error
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)

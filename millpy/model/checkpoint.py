@@ -25,6 +25,7 @@ class Kind(StrEnum):
     SAMPLE = "sample"  # namespace: a table of records; subkey: cause; value: counts of seen and kept records
     DISORDER = "disorder"  # of a source partition; subkey: "counted" or "learned"; value: see ingest/disorder.py
     LOOKUP = "lookup"  # subkey: a lookup table; value: the version that the last bundle saw, see model/lookup.py
+    SITE = "site"  # namespace: "source", or the producer's interval; subkey: the site; value: see model/sites.py
     FLEET = "fleet"  # namespace: the fields that name a device; key: the device; value: see ingest/device_stats.py
 
 
@@ -55,6 +56,14 @@ class Entries:
         self.subkeys.append(subkey)
         self.values.append(value)
         self.fire_ats.append(fire_at)
+
+    def extend(self, more: Entries) -> None:
+        """Append the changes of other entries of the same kind and namespace."""
+        self.keys += more.keys
+        self.key_hashes += more.key_hashes
+        self.subkeys += more.subkeys
+        self.values += more.values
+        self.fire_ats += more.fire_ats
 
     def part(self, lo: int, hi: int) -> Entries:
         """Return the changes at the positions [lo, hi)."""

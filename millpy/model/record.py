@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 from millpy.errors import SchemaError
 from millpy.model.identity import identity_of_type, or_none
 from millpy.model.keys import KEY_TYPES, KeyColumn, KeyHasher, distinct
+from millpy.model.sites import SiteProgress
 from millpy.model.time import to_datetime
 
 Instants = npt.NDArray[np.int64]
@@ -339,9 +340,10 @@ class Records:
         event_times: int64[n], in µs since the epoch.
         watermarks: int64[n], the source's watermark before each record; None behind a keyed stage.
         retracts: bool[n], whether each is a retraction of an equal record before it; None if all are values.
+        sites: how far the sites of a source are behind its bundle, of which these are records; None without sites.
     """
 
-    __slots__ = ("_batch", "_keys", "_objects", "event_times", "retracts", "type", "watermarks")
+    __slots__ = ("_batch", "_keys", "_objects", "event_times", "retracts", "sites", "type", "watermarks")
 
     def __init__(
         self,
@@ -362,6 +364,7 @@ class Records:
         self.event_times = event_times
         self.watermarks = watermarks
         self.retracts = retracts
+        self.sites: SiteProgress | None = None
         self._batch = batch
         self._objects = objects
         self._keys: dict[tuple[str, ...], KeyColumn] = {}
@@ -395,7 +398,7 @@ class Records:
 
     def take(self, rows: npt.NDArray[np.int64]) -> Records:
         """Return the rows with the given indices, in the given order."""
-        return Records(
+        taken = Records(
             self.type,
             self.event_times[rows],
             watermarks=None if self.watermarks is None else self.watermarks[rows],
@@ -404,6 +407,15 @@ class Records:
             objects=None
             if self._objects is None or (self._batch is not None and len(rows) > SMALL_RECORDS_MAX)
             else [self._objects[row] for row in rows],
+        )
+        taken.sites = self.sites
+        return taken
+
+    def with_watermarks(self, watermarks: Instants) -> Records:
+        """Return the same records with other watermarks."""
+        records, objects = self._batch, self._objects
+        return Records(
+            self.type, self.event_times, watermarks=watermarks, retracts=self.retracts, batch=records, objects=objects
         )
 
     def without_watermarks(self) -> Records:

@@ -200,7 +200,8 @@ class Stage(Protocol):
 class InputSpec:
     """One input of a stage: a stream and the fields of its key.
 
-    `source_fed` tells whether the producer is an injector, so that rows have watermarks.
+    `source_fed` tells whether the producer is an injector, so that rows have watermarks. `site` is the field of the key
+    whose values have a watermark each; empty without.
     """
 
     stream: str
@@ -209,6 +210,7 @@ class InputSpec:
     key_types: tuple[type, ...]
     source_fed: bool
     subscription_id: int = 0
+    site: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ def releases(intervals: Mapping[int, OwnedInterval]) -> dict[int, Sequence[Relea
 async def take(
     intervals: Mapping[int, OwnedInterval], replays: Mapping[int, Replay], held_back: frozenset[int]
 ) -> tuple[dict[int, Any], frozenset[int]]:
-    """Take the waiting input of the sources; return it by interval, and the intervals whose sources are proven idle.
+    """Take the waiting input of the sources; return it by interval, and the intervals whose sources have nothing more.
 
     Skip sources that are paused, held back, finished or closed, or that replay records in this turn.
     """
@@ -83,11 +83,12 @@ async def take(
         if interval.interval_id in replays or interval.interval_id in held_back:
             continue
         waiting = await interval.injector.take()
-        interval.quiet = waiting is None and interval.injector.quiet()
+        is_read_up = interval.injector.quiet()
+        interval.quiet = waiting is None and is_read_up
         if waiting is not None:
             taken[interval.interval_id] = waiting
-        elif interval.quiet:
-            quiet.add(interval.interval_id)
+        if is_read_up:
+            quiet.add(interval.interval_id)  # with input, too: sites that have none may be silent
     return taken, frozenset(quiet)
 
 

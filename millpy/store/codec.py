@@ -4,6 +4,7 @@
     times     event times int64[records], then watermarks, if there are any, either as plain int64[records] or as
               runs: values int64[runs], ends int32[runs]; then which records are retractions, if any is, one bit each;
               lz4 when that pays
+    sites     the progress of sites, as JSON; only in slices of a source with watermarks by site
     batch     an Arrow IPC record batch message with lz4 buffers, without the schema message. The reader takes the
               schema from the deployed stream, to which fields are only appended, and the number of fields at the
               time of writing from the frame
@@ -24,14 +25,15 @@ import xxhash
 from millpy.errors import SegmentChecksumError
 from millpy.model.checkpoint import StoredSlice
 from millpy.model.record import Instants, Records, RecordType
+from millpy.model.sites import decode_progress
 
 _VERSION = 1
 _HAS_WATERMARKS = 1
 _WATERMARK_RUNS = 2
 _TIMES_COMPRESSED = 4
 _HAS_RETRACTIONS = 8
-# Version, flags, fields, records, runs, bytes of times as stored and when decompressed; padded to 8 for Arrow.
-_FRAME = struct.Struct("<BBHIIIIxxxx")
+# Version, flags, fields, records, runs, bytes of times as stored and when decompressed, bytes of sites.
+_FRAME = struct.Struct("<BBHIIIII")
 _COMPRESS_BYTES_MIN = 2_048
 """Below this size, lz4 framing costs more than it saves."""
 _LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
@@ -55,8 +57,10 @@ def encode_slice(records: Records) -> StoredSlice:
         stored = pa.compress(times, codec="lz4", asbytes=True)
         flags |= _TIMES_COMPRESSED
     fields = len(records.type.fields)
-    frame = _FRAME.pack(_VERSION, flags, fields, len(records), runs, len(stored), len(times))
-    payload = b"".join((frame, stored, bytes(-len(stored) % 8), _encode_batch(records.batch())))
+    sites = b"" if records.sites is None else records.sites.encode()
+    frame = _FRAME.pack(_VERSION, flags, fields, len(records), runs, len(stored), len(times), len(sites))
+    padding = bytes(-(len(stored) + len(sites)) % 8)  # Arrow reads from a multiple of 8
+    payload = b"".join((frame, stored, sites, padding, _encode_batch(records.batch())))
     return StoredSlice(len(records), payload, checksum_of(payload))
 
 
@@ -78,9 +82,10 @@ def decode_slice(record_type: RecordType, payload: bytes, checksum: int) -> Reco
 
 def _decoded(record_type: RecordType, payload: bytes) -> Records:
     """Decode the bytes of a slice. Malformed bytes raise one of the errors that `decode_slice` catches."""
-    version, flags, fields, count, runs, stored_length, times_length = _FRAME.unpack_from(payload)
+    version, flags, fields, count, runs, stored_length, times_length, sites_length = _FRAME.unpack_from(payload)
     schema = record_type.schema
-    start = _FRAME.size + stored_length + -stored_length % 8
+    before_batch = stored_length + sites_length
+    start = _FRAME.size + before_batch + -before_batch % 8
     if version != _VERSION or start > len(payload) or fields > len(schema):
         # The fence keeps this worker from reading slices of a newer version of the graph.
         raise ValueError(f"version {version}, {fields} fields, {stored_length} bytes of times")
@@ -101,7 +106,11 @@ def _decoded(record_type: RecordType, payload: bytes) -> Records:
     batch.validate(full=True)  # reading does not check lengths and offsets
     if fields < len(schema):
         batch = record_type.with_defaults(batch)
-    return Records(record_type, event_times, watermarks=watermarks, retracts=retracts, batch=batch)
+    records = Records(record_type, event_times, watermarks=watermarks, retracts=retracts, batch=batch)
+    if sites_length:
+        at = _FRAME.size + stored_length
+        records.sites = decode_progress(payload[at : at + sites_length])
+    return records
 
 
 def without_fields(piece: StoredSlice, schema: pa.Schema, kept: int) -> StoredSlice:
@@ -110,17 +119,18 @@ def without_fields(piece: StoredSlice, schema: pa.Schema, kept: int) -> StoredSl
     Raises:
         SegmentChecksumError: the bytes have changed since they were written.
     """
-    if not piece.records:
+    if not piece.payload:
         return piece
     payload = piece.payload
     _check_written(payload, piece.checksum)
-    version, flags, fields, count, runs, stored_length, times_length = _FRAME.unpack_from(payload)
+    version, flags, fields, count, runs, stored_length, times_length, sites_length = _FRAME.unpack_from(payload)
     if fields <= kept:
         return piece
-    start = _FRAME.size + stored_length + -stored_length % 8
+    before_batch = stored_length + sites_length
+    start = _FRAME.size + before_batch + -before_batch % 8
     written = pa.schema([schema.field(place) for place in range(fields)])
     batch = pa.ipc.read_record_batch(pa.py_buffer(payload).slice(start), written).select(list(range(kept)))
-    frame = _FRAME.pack(version, flags, kept, count, runs, stored_length, times_length)
+    frame = _FRAME.pack(version, flags, kept, count, runs, stored_length, times_length, sites_length)
     shorter = b"".join((frame, payload[_FRAME.size : start], _encode_batch(batch)))
     return StoredSlice(count, shorter, checksum_of(shorter))
 

@@ -11,10 +11,12 @@ one pane per turn.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from millpy.model.stage import StageBinding, StoredInterval
+from millpy.model.stage import StageBinding, StageInterval, StoredInterval
 from millpy.windowing.fixed import AlignedInterval
-from millpy.windowing.operator import WindowSpec
+from millpy.windowing.interval_by_site import IntervalBySite
+from millpy.windowing.operator import WindowedInterval, WindowSpec
 from millpy.windowing.session import SessionInterval
 from millpy.windowing.sliding import SlicedInterval
 from millpy.windowing.user_windows import UserInterval
@@ -38,13 +40,18 @@ class WindowedStage:
     logic: WindowedLogic
     binding: StageBinding
 
-    def open(self, recovered: StoredInterval) -> AlignedInterval | SessionInterval | SlicedInterval | UserInterval:
+    def open(self, recovered: StoredInterval) -> StageInterval:
         """Build the soft state of one interval from its stored state."""
+        if self.binding.inputs[0].site:
+            return IntervalBySite(self._open, self.binding, recovered)
+        return self._open(self.binding, recovered)
+
+    def _open(self, binding: StageBinding, recovered: StoredInterval) -> WindowedInterval[Any]:
         windows = self.logic.windows
         if isinstance(windows, SessionWindows):
-            return SessionInterval(self.logic, windows, self.binding, recovered)
+            return SessionInterval(self.logic, windows, binding, recovered)
         if isinstance(windows, WindowFunction):
-            return UserInterval(self.logic, windows, self.binding, recovered)
+            return UserInterval(self.logic, windows, binding, recovered)
         if isinstance(windows, SlidingWindows) and self.logic.sliced:
-            return SlicedInterval(self.logic, windows, self.binding, recovered)
-        return AlignedInterval(self.logic, assigner_of(windows), self.binding, recovered)
+            return SlicedInterval(self.logic, windows, binding, recovered)
+        return AlignedInterval(self.logic, assigner_of(windows), binding, recovered)

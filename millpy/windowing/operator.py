@@ -339,6 +339,16 @@ class WindowedInterval(Generic[OpenT]):
         """Whether neither an aggregate nor the trigger is user code, which must not run on the event loop."""
         return not (self._accumulators.calls_user or self._trigger.calls_user)
 
+    @property
+    def open_bytes(self) -> int:
+        """The memory of the open windows, in bytes."""
+        return self._open.weights.total
+
+    def share_memory(self, used: int) -> None:
+        """Leave `used` bytes of the interval's memory to other windows."""
+        limits = self._binding.limits
+        self._bytes_max = max(limits.open_windows_bytes_max // self._binding.windowed_intervals - used, 0)
+
     def missing_keys(self, bundles: Sequence[Bundle]) -> Sequence[bytes]:
         """Return no keys: all open windows are in memory."""
         return ()

@@ -263,6 +263,19 @@ SELECT d.graph, d.stream, d.source_partition, d.percentile, d.max_disorder::text
  GROUP BY d.graph, d.stream, d.source_partition, d.percentile, d.max_disorder, d.records, d.late_by_percentile
  ORDER BY d.graph, d.stream, d.source_partition;
 
+-- name: look_at_sites
+-- Reads each source partition with watermarks by site: its number of sites, the records of those beyond the bound, and
+-- the sites that have been silent for `silent_s` while another one was not. `silent_most` is the longest silent.
+-- Zero rows: no source has watermarks by site.
+SELECT s.graph, s.stream, s.source_partition, count(s.site) AS sites, sum(s.records_beyond)::bigint AS records_beyond,
+       count(*) FILTER (WHERE s.silent) AS silent, (array_agg(s.site ORDER BY s.last_arrived_at, s.site) FILTER (WHERE s.silent))[1] AS silent_most,
+       (min(s.last_arrived_at) FILTER (WHERE s.silent))::text AS silent_since
+  FROM (SELECT w.*, w.watermark < 'infinity' AND w.last_arrived_at < clock_timestamp() - make_interval(secs => %(silent_s)s)
+                    AND max(w.last_arrived_at) OVER source >= clock_timestamp() - make_interval(secs => %(silent_s)s) AS silent
+          FROM millpy.site_watermarks AS w WINDOW source AS (PARTITION BY w.graph, w.stream, w.source_partition)) AS s
+ GROUP BY s.graph, s.stream, s.source_partition
+ ORDER BY s.graph, s.stream, s.source_partition;
+
 -- name: look_at_audits
 -- Sums up the audited hours of each result table. `behind_s` is how much event time has become final since the newest
 -- hour that a service has audited; null if the table has ended, or only commands have audited it. Zero rows: there were

@@ -40,7 +40,7 @@ WITH queries AS MATERIALIZED (
 )
 SELECT w.place, w.head_seq, w.head_watermark, coalesce(g.given < g.found, false) AS truncated,
        g.subscription_id, g.seq, g.previous_seq, g.watermark, g.records, g.checksum,
-       CASE WHEN g.records > 0 THEN substr(g.payload, (g.starts + 1)::integer, g.bytes::integer) END AS payload
+       CASE WHEN g.bytes > 0 THEN substr(g.payload, (g.starts + 1)::integer, g.bytes::integer) END AS payload
   FROM queries AS w
   LEFT JOIN given AS g ON g.place = w.place
  ORDER BY w.place, g.seq, g.subscription_id;
