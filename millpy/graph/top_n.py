@@ -24,8 +24,9 @@ from millpy.model.record import column_name
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.aggregates.ranking import Ranking
 from millpy.windowing.calendar_windows import CalendarWindows
+from millpy.windowing.composite_triggers import AFTER_WATERMARK, AfterWatermark
 from millpy.windowing.logic import WindowedLogic
-from millpy.windowing.triggers import AFTER_WATERMARK, AfterCount, AfterWatermark, Trigger
+from millpy.windowing.triggers import AfterCount, Trigger
 from millpy.windowing.window import FixedWindows, SlidingWindows, Windows
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.aggregates.numeric import Count, Sum
 from millpy.windowing.aggregates.positional import Last
 from millpy.windowing.calendar_windows import CalendarWindows
-from millpy.windowing.triggers import AfterCount, AfterWatermark, Every, Repeatedly, Trigger
+from millpy.windowing.composite_triggers import AfterWatermark, Repeatedly
+from millpy.windowing.triggers import AfterCount, Every, Trigger
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
 
 EXAMPLES = int(os.environ.get("MILLPY_SITES_EXAMPLES", "30"))

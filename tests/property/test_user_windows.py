@@ -33,8 +33,9 @@ from millpy.model.stage import StepResult
 from millpy.model.time import EPOCH, INSTANT_MAX
 from millpy.store.memory.tables import column_values
 from millpy.windowing.aggregates.combiner import Combiner
+from millpy.windowing.composite_triggers import AFTER_WATERMARK
 from millpy.windowing.logic import WindowedLogic
-from millpy.windowing.triggers import AFTER_WATERMARK, Trigger
+from millpy.windowing.triggers import Trigger
 from millpy.windowing.window import Windows
 from tests.property.test_pane_triggers import triggers
 from tests.stage_driver import StageDriver, timedelta_us
