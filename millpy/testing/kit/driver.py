@@ -193,6 +193,15 @@ class GraphDriver:
         tables = [stream.table for stream in self.graph.streams() if stream.table is not None]
         return self._state.rows(_known("table", table, tables))
 
+    def history(self, table: str) -> Rows:
+        """Return the history of a result table by column: window by window in the order of the key, each in order.
+
+        Raises:
+            UsageError: the table keeps no history.
+        """
+        tables = [stream.table for stream in self.graph.streams() if stream.table is not None and stream.history]
+        return self._state.history(_known("history", table, tables))
+
     def records(self, stream: str) -> list[Any]:
         """Return all records of a stream so far, as objects of its class: of a source the accepted ones."""
         return [record for _, record in self.timed_records(stream)]
