@@ -28,6 +28,7 @@ from millpy import (
     hours,
     seconds,
 )
+from millpy.limits import Limits
 from millpy.testing import GraphDriver, ManualSource
 from millpy.windowing.timestamp_combiner import PaneHolds
 
@@ -50,6 +51,10 @@ steps = st.lists(
     ),
     max_size=14,
 )
+
+
+how = st.tuples(st.sampled_from([0, 3600]), st.sampled_from([-1, 64]), st.sampled_from([1, 100_000]))
+"""Seconds of lateness, the most records that are taken one by one, and the most panes of a turn."""
 
 
 class Reading(msgspec.Struct):
@@ -131,26 +136,39 @@ class Oracle:
 @pytest.mark.parametrize("trigger", TRIGGERS)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "session"])
 @settings(max_examples=25, deadline=None)
-@given(steps=steps, combiner=combiners, mode=modes, lateness=st.sampled_from([0, 3600]), few=st.sampled_from([-1, 64]))
-def test_panes_have_the_times_of_their_records_and_the_watermark_waits(
-    kind: str, trigger: str, steps: list[Any], combiner: TimestampCombiner, mode: Accumulation, lateness: int, few: int
+@given(steps=steps, combiner=combiners, mode=modes, how=how)
+def test_panes_have_the_times_of_records_and_the_watermark_waits(
+    kind: str,
+    trigger: str,
+    steps: list[Any],
+    combiner: TimestampCombiner,
+    mode: Accumulation,
+    how: Any,
 ) -> None:
-    check(kind, trigger, steps, combiner, mode, lateness, few)
+    check(kind, trigger, steps, combiner, mode, *how)
 
 
 @pytest.mark.parametrize("trigger", TRIGGERS)
 @settings(max_examples=40, deadline=None)
-@given(steps=steps, combiner=combiners, mode=modes, lateness=st.sampled_from([0, 3600]), few=st.sampled_from([-1, 64]))
+@given(steps=steps, combiner=combiners, mode=modes, how=how)
 def test_so_it_is_with_sessions_that_merge(
-    trigger: str, steps: list[Any], combiner: TimestampCombiner, mode: Accumulation, lateness: int, few: int
+    trigger: str, steps: list[Any], combiner: TimestampCombiner, mode: Accumulation, how: Any
 ) -> None:
-    check("session", trigger, steps, combiner, mode, lateness, few)
+    check("session", trigger, steps, combiner, mode, *how)
 
 
 def check(
-    kind: str, trigger: str, steps: list[Any], combiner: TimestampCombiner, mode: Accumulation, lateness: int, few: int
+    kind: str,
+    trigger: str,
+    steps: list[Any],
+    combiner: TimestampCombiner,
+    mode: Accumulation,
+    lateness: int,
+    few: int,
+    panes_max: int,
 ) -> None:
-    driver = GraphDriver(graph_of(KINDS[kind], combiner, mode, TRIGGERS[trigger], seconds(lateness), few))
+    graph = graph_of(KINDS[kind], combiner, mode, TRIGGERS[trigger], seconds(lateness), few)
+    driver = GraphDriver(graph, limits=Limits(turn_panes_max=panes_max))
     oracle = Oracle(combiner, mode, kind == "session")
     watermark, seen, behind = at(-100_000), 0, 0
     for step in [*steps, SPAN // 2, SPAN + 7200]:

@@ -86,7 +86,8 @@ class GraphDriver:
         self.graph = graph if isinstance(graph, Graph) else load_graph(str(graph))
         self._is_told_the_time = now is not None
         start = moment(now if now is not None else START, "now")
-        self._state = state or ReadableMemory(MemoryDatabase(ManualClock(start)))
+        self._clock = ManualClock(start)
+        self._state = state or ReadableMemory(MemoryDatabase(self._clock))
         self._log = ProductionLog()
         self.loses_turns = False
         self._host = HostedGraph(self.graph, self._state, limits or Limits(), start, self._observe)
@@ -153,6 +154,7 @@ class GraphDriver:
                     )
         self._turn({})  # from here on the sources are silent
         self._host.now_us = Instant(self._host.now_us + microseconds(by))
+        self._clock.advance(by.total_seconds())
         self._turn({})
         return self.now
 
