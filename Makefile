@@ -8,7 +8,7 @@ DOCS_STAMP := $(VENV)/.docs-installed
 PYTEST := $(BIN)/python -m pytest
 PROSE := millpy services migrations tests docs examples benchmarks compose .ci *.md mkdocs.yml Makefile pyproject.toml
 # What depends on the server's version; `make test` has all on one.
-STORE_TESTS := postgres_commit postgres_results postgres_store rights roles schema search_path statements views windowed_tables
+STORE_TESTS := postgres_commit postgres_results postgres_store histories rights roles schema search_path statements views windowed_tables
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check lint format types unit test docs store-suite accounting crash crash-auditor crash-long crash-spark crash-spark-kafka deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants feeds feeds-modes feeds-audit feeds-backfill feeds-spark compose-test demo ci clean \

@@ -298,17 +298,21 @@ CREATE FUNCTION mill.oldest_entry(p_interval bigint)
 RETURNS TABLE (kind text, namespace text, key text, subkey text, at bigint)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT e.kind, e.namespace, e.key, e.subkey, at
-      FROM mill.entries AS e
+      FROM mill.intervals AS i
+      JOIN mill.entries AS e USING (interval_id)
      CROSS JOIN LATERAL (
-           SELECT CASE WHEN e.kind = 'window' THEN split_part(e.subkey, '/', 2)::bigint - 1
+           SELECT CASE WHEN e.kind = 'window' THEN coalesce(
+                            -- Windows that combine the times of their records hold at them (timestamp_combiner.py).
+                            (SELECT min(c.at) FROM unnest(ARRAY[(e.value ->> 'at')::bigint, (e.value ->> 'newest_at')::bigint,
+                                                                split_part(e.subkey, '/', 2)::bigint - 1]) AS c (at)
+                              WHERE c.at >= i.oldest_work), split_part(e.subkey, '/', 2)::bigint - 1)
                        WHEN e.kind = 'parked' OR e.namespace IN ('event', 'hold') THEN e.fire_at
                        -- A processing-time timer holds at the time of the record that set it.
-                       ELSE coalesce((SELECT i.oldest_work FROM mill.intervals AS i WHERE i.interval_id = p_interval),
-                                     e.fire_at)
+                       ELSE coalesce(i.oldest_work, e.fire_at)
                   END AS at) AS held
-     WHERE e.interval_id = p_interval AND e.kind IN ('window', 'timer', 'parked')
+     WHERE i.interval_id = p_interval AND e.kind IN ('window', 'timer', 'parked')
        -- A window that has emitted its on-time pane does not hold the watermark.
-       AND NOT (e.kind = 'window' AND at < (SELECT i.oldest_work FROM mill.intervals AS i WHERE i.interval_id = p_interval))
+       AND NOT (e.kind = 'window' AND at < i.oldest_work)
      ORDER BY at, e.key, e.subkey LIMIT 1
 $$;
 

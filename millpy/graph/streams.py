@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -527,15 +528,8 @@ class KeyedStream(PerKeyTools):
         """
         if name:
             checked_name(name, "step")
-        if not isinstance(accumulation, Accumulation):
-            raise GraphError(
-                f"accumulation={accumulation!r} is not a mode", hint="for example accumulation=Accumulation.RETRACTING"
-            )
-        if not isinstance(timestamp_combiner, TimestampCombiner):
-            raise GraphError(
-                f"timestamp_combiner={timestamp_combiner!r} is not a TimestampCombiner",
-                hint="for example timestamp_combiner=TimestampCombiner.EARLIEST",
-            )
+        _check_member("accumulation", accumulation, Accumulation.RETRACTING)
+        _check_member("timestamp_combiner", timestamp_combiner, TimestampCombiner.EARLIEST)
         refuse_windows(windows)
         refuse_endless(self.stream, windows, trigger)
         for route in self.stream.routes:
@@ -618,6 +612,14 @@ def _output_of(graph: Graph, node: StageNode, record_type: RecordType) -> Stream
     node.outputs.append(stream)
     graph.add(node)
     return stream
+
+
+def _check_member(parameter: str, given: object, example: Enum) -> None:
+    """Raise GraphError for a parameter that is not of the kind of an example."""
+    if not isinstance(given, type(example)):
+        raise GraphError(
+            f"{parameter}={given!r} is not one of {type(example).__name__}", hint=f"for example {parameter}={example!r}"
+        )
 
 
 def _checked_history(history: bool | timedelta, stream: str, *, windowed: bool) -> bool | timedelta:

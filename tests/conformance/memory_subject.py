@@ -33,6 +33,9 @@ class MemorySubject:
             await store.close()
 
     async def rows(self, deployment: Deployment, table: str) -> list[Row]:
+        if table.endswith("_history"):
+            windows = self.database.table(table.removesuffix("_history"), deployment.name).history.values()
+            return [{name: value for name, value in row.items() if name != "emitted_at"} for w in windows for row in w]
         return self.database.rows(table, deployment.name)
 
     async def delete_rows(self, deployment: Deployment, table: str) -> None:

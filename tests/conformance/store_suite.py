@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.conformance.store_commit_suite import FenceSuite, ResultSuite
 from tests.conformance.store_generation_suite import GenerationSuite
+from tests.conformance.store_history_suite import HistorySuite
 from tests.conformance.store_ownership_suite import OwnershipSuite
 from tests.conformance.store_polling_suite import PollSuite, RetentionSuite
 from tests.conformance.store_reading_suite import DedupeSuite, KeyedSuite
@@ -15,6 +16,7 @@ class StoreSuite(
     GenerationSuite,
     FenceSuite,
     ResultSuite,
+    HistorySuite,
     KeyedSuite,
     DedupeSuite,
     PollSuite,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Sequence
 from datetime import timedelta
@@ -24,9 +25,16 @@ from millpy import (
     days,
     seconds,
 )
+from millpy.admin.diagnosis import read_facts
+from millpy.admin.doctor import examine
+from millpy.clock import SystemClock
 from millpy.errors import GraphError
 from millpy.limits import Limits
+from millpy.model.time import Instant
 from millpy.process.assembly import run_worker
+from millpy.store.postgres.deployment.migrate import migrate
+from millpy.store.postgres.store import PostgresStore
+from tests.commands import millpy
 from tests.crash.graph_files import rows
 from tests.crash.test_versions import fed
 from tests.feed import Feed
@@ -44,9 +52,15 @@ class Reading(msgspec.Struct):
 
 
 def graph_of(
-    feed: Feed, windows: Any, mode: Accumulation = Accumulation.ACCUMULATING, *, history: Any = True, **more: Any
+    feed: Feed,
+    windows: Any,
+    mode: Accumulation = Accumulation.ACCUMULATING,
+    *,
+    history: Any = True,
+    generation: int = 1,
+    **more: Any,
 ) -> Graph:
-    graph = Graph("factory")
+    graph = Graph("factory", generation=generation)
     source = graph.inject("readings", feed, schema=Reading, event_time=AT)
     windowed = source.key_by("device").window(
         windows,
@@ -92,21 +106,26 @@ def history_of(url: str) -> list[tuple[Any, ...]]:
     return rows(url, f"SELECT {VALUES}, is_retraction FROM factory.sums_history ORDER BY emitted_at, pane_index")
 
 
-@pytest.mark.parametrize("mode", Accumulation)
-@pytest.mark.parametrize("windows", [FixedWindows(seconds(10)), SessionWindows(seconds(4))], ids=["fixed", "session"])
+@pytest.mark.parametrize(
+    ("windows", "mode"),
+    [
+        (FixedWindows(seconds(10)), Accumulation.RETRACTING),
+        *((SessionWindows(seconds(4)), mode) for mode in Accumulation),
+    ],
+)
 async def test_a_history_adds_up_to_what_its_table_had_at_every_time(
     database_url: str, windows: Any, mode: Accumulation
 ) -> None:
     feed = Feed(batch_max=37)
 
-    await run_parts(database_url, feed, lambda: graph_of(feed, windows, mode), readings(3, 300, 4), 3)
+    await run_parts(database_url, feed, lambda: graph_of(feed, windows, mode), readings(3, 200, 3), 2)
 
     history = history_of(database_url)
     table = {row[:3]: row for row in rows(database_url, f"SELECT {VALUES} FROM factory.sums")}
     times = sorted({row[8] for row in history})
     assert len(times) > 5
     assert believed(history, times[-1]) == table
-    for at in times:
+    for at in times[::3]:
         query = f"SELECT {VALUES} FROM millpy.as_of(NULL::factory.sums, '{at.isoformat()}')"
         assert {row[:3]: row for row in rows(database_url, query)} == believed(history, at)
     retractions = [row for row in history if row[-1]]
@@ -144,11 +163,11 @@ async def test_a_table_can_be_named_by_text(database_url: str) -> None:
             rows(database_url, query)
 
 
-@pytest.mark.parametrize("mode", Accumulation)
+@pytest.mark.parametrize("mode", [Accumulation.ACCUMULATING, Accumulation.RETRACTING])
 async def test_a_trimmed_history_still_answers_for_the_time_that_is_kept(database_url: str, mode: Accumulation) -> None:
     feed = Feed(batch_max=29)
     windows = SessionWindows(seconds(4))
-    await run_parts(database_url, feed, lambda: graph_of(feed, windows, mode), readings(5, 300, 4), 2)
+    await run_parts(database_url, feed, lambda: graph_of(feed, windows, mode), readings(5, 200, 3), 1)
     before = history_of(database_url)
     times = sorted({row[8] for row in before})
     middle = times[len(times) // 2]
@@ -173,18 +192,71 @@ async def test_a_trimmed_history_still_answers_for_the_time_that_is_kept(databas
     assert not any(row[-1] for row in left)
 
 
-async def test_a_worker_trims_a_history_that_is_kept_for_some_time(database_url: str) -> None:
+async def test_workers_trim_a_history_that_is_kept_for_some_time(database_url: str) -> None:
     feed = Feed(batch_max=29)
+    graph = graph_of(feed, FixedWindows(seconds(10)), history=timedelta(microseconds=1))
+    await run_parts(database_url, feed, lambda: graph, readings(5, 200, 2), 1)
+    ages = {"dead_letter_kept_s": 1e6, "settled_kept_s": 1e6, "events_kept_s": 1e6}
 
-    def graph() -> Graph:
-        return graph_of(feed, FixedWindows(seconds(10)), history=timedelta(microseconds=1))
+    async with PostgresStore(database_url) as store:
+        await store.deploy(graph.spec())
+        trimmed = [await store.forget_old(now_us=Instant(0), **ages) for _ in range(3)]
+        with psycopg.connect(database_url) as connection:
+            connection.execute("DROP TABLE factory.sums_history")
+        assert not await store.forget_old(now_us=Instant(0), **ages)
 
-    await run_parts(database_url, feed, graph, readings(5, 300, 2), 2)
-    feed.end()
-    await run_worker(graph(), database_url, limits=LIMITS)
+    assert trimmed[0] > 20
+    assert trimmed[1:] == [0, 0]
 
-    windows = rows(database_url, "SELECT count(*) FROM factory.sums")
-    assert rows(database_url, "SELECT count(*) FROM factory.sums_history") == windows
+
+async def test_a_row_that_the_history_refuses_is_in_neither_table(database_url: str) -> None:
+    feed = Feed(batch_max=50)
+    records = readings(4, 200, 3)
+    await run_parts(database_url, feed, lambda: graph_of(feed, FixedWindows(seconds(10))), records[:100], 1)
+    with psycopg.connect(database_url) as connection:
+        connection.execute("ALTER TABLE factory.sums_history ADD CHECK (device <> 'd1' OR n < 3) NOT VALID")
+    await run_parts(database_url, feed, lambda: graph_of(feed, FixedWindows(seconds(10))), records[100:], 1)
+
+    letters = rows(database_url, "SELECT DISTINCT reason FROM millpy.dead_letters")
+    table = {row[:3]: row for row in rows(database_url, f"SELECT {VALUES} FROM factory.sums")}
+    assert letters == [("refused",)]
+    history = history_of(database_url)
+    assert believed(history, history[-1][8]) == table
+
+
+async def test_a_history_under_row_level_security_is_written_with_inserts(database_url: str) -> None:
+    migrate(database_url, "millpy")
+    feed = Feed(batch_max=10_000)
+    worker = database_url.replace("//millpy@", "//millpy_worker@")
+    async with PostgresStore(database_url) as store:
+        await store.deploy(graph_of(feed, FixedWindows(seconds(10))).spec())
+    with psycopg.connect(database_url) as connection:
+        connection.execute("ALTER TABLE factory.sums_history ENABLE ROW LEVEL SECURITY")
+    records = [Reading(f"d{n}", at, n) for at in (5, 30) for n in range(300)]
+
+    await run_parts(worker, feed, lambda: graph_of(feed, FixedWindows(seconds(10))), records, 1)
+
+    assert rows(database_url, "SELECT count(*) FROM factory.sums_history") == [(300,)]
+    with psycopg.connect(database_url) as connection:
+        connection.execute("DROP TABLE factory.sums_history")
+    assert any(
+        "factory.sums_history is gone" in f.found for f in examine(read_facts(database_url, SystemClock()), LIMITS)
+    )
+
+
+async def test_who_may_read_a_table_may_ask_what_it_had(database_url: str) -> None:
+    migrate(database_url, "millpy")
+    feed = Feed()
+    await run_parts(database_url, feed, lambda: graph_of(feed, FixedWindows(seconds(10))), readings(1, 60, 2), 1)
+    query = "SELECT count(*) FROM millpy.as_of(NULL::factory.sums, now())"
+
+    reader = rows(database_url.replace("//millpy@", "//millpy_reader@"), query)
+
+    assert reader == rows(database_url, "SELECT count(*) FROM factory.sums") != [(0,)]
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        rows(
+            database_url.replace("//millpy@", "//millpy_reader@"), "SELECT millpy.trim_history('factory.sums', '1 day')"
+        )
 
 
 async def test_a_history_follows_its_table_through_changes_and_generations(database_url: str) -> None:
@@ -198,6 +270,30 @@ async def test_a_history_follows_its_table_through_changes_and_generations(datab
     assert rows(database_url, history.format("factory.sums_history"))[-1][0]
     with pytest.raises(GraphError, match="it has a history, and would keep none"):
         await run_worker(graph_of(feed, windows, low=Sum("value"), history=False), database_url, limits=LIMITS)
+    async with PostgresStore(database_url) as store:
+        await store.deploy(graph_of(feed, windows).spec(), on_purpose=True, back=True)
+    with pytest.raises(psycopg.errors.UndefinedColumn):
+        rows(database_url, history.format("factory.sums_history"))
+
+
+async def test_a_generation_has_a_history_of_its_own(database_url: str) -> None:
+    windows = FixedWindows(seconds(10))
+    for generation in (1, 2):
+        feed = Feed()
+        feed.push(*map(msgspec.json.encode, readings(generation, 60, generation)))
+        feed.end()
+        await run_worker(graph_of(feed, windows, generation=generation), database_url, limits=LIMITS)
+    keys = "SELECT count(DISTINCT device) FROM {}"
+    assert rows(database_url, keys.format("factory_2.sums_history")) == [(2,)]
+
+    await asyncio.to_thread(millpy, "switch", "factory", "2", "--database", database_url)
+
+    assert rows(database_url, keys.format("factory.sums_history")) == [(2,)]
+    assert rows(database_url, keys.format("factory_1.sums_history")) == [(1,)]
+    now = "SELECT count(DISTINCT device) FROM millpy.as_of(NULL::{}.sums, now())"
+    assert rows(database_url, now.format("factory")) == [(2,)]
+    await asyncio.to_thread(millpy, "drop", "factory_1", "--yes", "--database", database_url)
+    assert rows(database_url, "SELECT to_regclass('factory_1.sums_history')") == [(None,)]
 
 
 def test_only_windows_have_a_history() -> None:

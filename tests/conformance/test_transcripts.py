@@ -14,6 +14,7 @@ from millpy.embedded import EmbeddedPostgres
 from millpy.hosting.host import HostedGraph
 from millpy.ingest.dedupe import DedupeIndex
 from millpy.ingest.intake import Intake
+from millpy.model.time import INSTANT_MAX
 from millpy.testing.transcripts.postgres_state import PostgresSubjects, postgres_subjects
 from millpy.testing.transcripts.reader import Transcript, read_transcripts
 from millpy.testing.transcripts.report import report_text
@@ -24,6 +25,7 @@ from millpy.windowing.fixed import AlignedInterval
 from millpy.windowing.operator import WindowedInterval
 from millpy.windowing.panes import Emission
 from millpy.windowing.session_gaps import Gaps
+from millpy.windowing.timestamp_combiner import PaneHolds
 from millpy.windowing.triggered_state import TriggeredWindows
 from tests.commands import millpy, run_millpy
 from tests.databases import fresh_database
@@ -92,6 +94,10 @@ def without_retractions(patch: pytest.MonkeyPatch) -> None:
 
 def without_recovery(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WindowedInterval, "_recover", lambda self, recovered: self._open.finish_recovery())
+
+
+def without_holds(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PaneHolds, "oldest", lambda self: INSTANT_MAX)
 
 
 def without_restart(patch: pytest.MonkeyPatch) -> None:
@@ -194,6 +200,8 @@ def without_silence(patch: pytest.MonkeyPatch) -> None:
         (with_gaps_a_microsecond_longer, "a record exactly a gap later begins another session", "columns"),
         (with_gaps_a_microsecond_longer, "records within the gap are one session", "memory"),
         (without_dedupe, "a duplicate counts once, through a crash", "memory"),
+        (without_holds, "merged sessions have the least time of their parts", "memory"),
+        (without_holds, "with latest a pane has the greatest time of its records", "columns"),
         (without_silence, "an idle source follows the clock, and later records are judged by it", "memory"),
     ],
 )  # fmt: skip

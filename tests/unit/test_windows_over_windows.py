@@ -196,7 +196,7 @@ def test_a_table_of_records_is_refused_where_no_row_could_be_found_again() -> No
 
 
 def test_a_mode_is_named_by_its_member() -> None:
-    with pytest.raises(GraphError, match="accumulation='retracting' is not a mode") as refused:
+    with pytest.raises(GraphError, match="accumulation='retracting' is not one of Accumulation") as refused:
         amended("retracting")  # type: ignore[arg-type]
 
     assert refused.value.hint == f"for example accumulation={Accumulation.RETRACTING!r}"

@@ -176,15 +176,16 @@ SELECT DISTINCT a.usename::text AS login, r.rolsuper AS superuser,
  WHERE a.datname = current_database() AND a.application_name = 'millpy commit' ORDER BY 1;
 
 -- name: look_at_result_tables
--- Tells whether each result table exists, and whether the worker's role can write to it (null without roles). Zero
--- rows: there are no result tables.
+-- Tells whether each result table and history exists, and whether the worker's role can write to it (null without
+-- roles). Zero rows: there are no result tables.
 SELECT g.name AS graph, t.name AS table, c.oid IS NOT NULL AS found,
        has_table_privilege(w.oid, c.oid, 'INSERT') AND has_table_privilege(w.oid, c.oid, 'UPDATE')
        AND has_table_privilege(w.oid, c.oid, 'DELETE') AND has_table_privilege(w.oid, c.oid, 'SELECT') AS granted,
        NOT c.relrowsecurity OR w.rolsuper OR w.rolbypassrls OR pg_has_role(w.oid, c.relowner, 'MEMBER') OR EXISTS (
            SELECT FROM pg_policy AS p
             WHERE p.polrelid = c.oid AND p.polcmd = '*' AND p.polpermissive AND p.polroles && ARRAY[w.oid, 0::oid]) AS let_in
-  FROM mill.result_tables AS t
+  FROM (SELECT graph_id, name FROM mill.result_tables
+         UNION ALL SELECT graph_id, name || '_history' FROM mill.result_tables WHERE history <> '') AS t
   JOIN mill.graphs AS g USING (graph_id)
   LEFT JOIN pg_class AS c ON c.oid = to_regclass(format('%I.%I', g.name, t.name))
   LEFT JOIN pg_roles AS w ON w.rolname = (SELECT worker FROM mill.roles)
@@ -195,7 +196,8 @@ SELECT g.name AS graph, t.name AS table, c.oid IS NOT NULL AS found,
 -- table or function without its schema: the search_path of a worker's connection does not lead to it. Zero rows: there
 -- are none.
 SELECT DISTINCT format('%I.%I', g.name, t.name) AS table, f.oid::regproc::text AS function, named.name[1] AS name
-  FROM mill.result_tables AS t
+  FROM (SELECT graph_id, name FROM mill.result_tables
+         UNION ALL SELECT graph_id, name || '_history' FROM mill.result_tables WHERE history <> '') AS t
   JOIN mill.graphs AS g USING (graph_id)
   JOIN pg_trigger AS r ON r.tgrelid = to_regclass(format('%I.%I', g.name, t.name)) AND NOT r.tgisinternal
   JOIN pg_proc AS f ON f.oid = r.tgfoid

@@ -43,9 +43,12 @@ SELECT kind, named FROM (
  ORDER BY place, named;
 
 -- name: find_ungranted
--- Finds result tables that workers cannot write to, which are older than the roles. Zero rows: there are none.
-SELECT g.name AS schema, t.name AS table
-  FROM mill.result_tables AS t JOIN mill.graphs AS g USING (graph_id)
+-- Finds result tables and histories that workers cannot write to, which are older than the roles, and whether they
+-- have a view. Zero rows: there are none.
+SELECT g.name AS schema, t.name AS table, t.has_view
+  FROM (SELECT graph_id, name, true AS has_view FROM mill.result_tables
+         UNION ALL SELECT graph_id, name || '_history', false FROM mill.result_tables WHERE history <> '') AS t
+  JOIN mill.graphs AS g USING (graph_id)
  WHERE to_regclass(format('%%I.%%I', g.name, t.name)) IS NOT NULL
    AND NOT has_table_privilege(%(worker)s, format('%%I.%%I', g.name, t.name), 'INSERT')
  ORDER BY 1, 2;

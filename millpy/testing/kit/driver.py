@@ -88,7 +88,8 @@ class GraphDriver:
         self.graph = graph if isinstance(graph, Graph) else load_graph(str(graph))
         self._is_told_the_time = now is not None
         start = moment(now if now is not None else START, "now")
-        self._state = state or ReadableMemory(MemoryDatabase(ManualClock(start)))
+        self._clock = ManualClock(start)
+        self._state = state or ReadableMemory(MemoryDatabase(self._clock))
         self._log = ProductionLog()
         self.loses_turns = False
         self._limits = limits or Limits()
@@ -180,6 +181,7 @@ class GraphDriver:
                     )
         self._turn({})  # from here on the sources are silent
         self._host.now_us = Instant(self._host.now_us + microseconds(by))
+        self._clock.advance(by.total_seconds())
         self._turn({})
         return self.now
 
@@ -219,6 +221,15 @@ class GraphDriver:
         """
         tables = [stream.table for stream in self.graph.streams() if stream.table is not None]
         return self._state.rows(_known("table", table, tables))
+
+    def history(self, table: str) -> Rows:
+        """Return the history of a result table by column: window by window in the order of the key, each in order.
+
+        Raises:
+            UsageError: the table keeps no history.
+        """
+        tables = [stream.table for stream in self.graph.streams() if stream.table is not None and stream.history]
+        return self._state.history(_known("history", table, tables))
 
     def records(self, stream: str) -> list[Any]:
         """Return all records of a stream so far, as objects of its class: of a source the accepted ones."""

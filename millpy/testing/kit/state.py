@@ -17,6 +17,7 @@ from millpy.store.memory.state import MemoryState
 from millpy.store.memory.tables import Row
 
 Rows = list[dict[str, Any]]
+_HISTORY = {"emitted_at": "timestamptz", "is_retraction": "boolean"}
 WRITTEN = ("interval_id", "bundle")
 """Columns that name the commit of a row, and are left out."""
 
@@ -26,6 +27,10 @@ class ReadableState(CommittedState, Protocol):
 
     def rows(self, table: str) -> Rows:
         """Return the rows of a result table by column, in the order of its key."""
+        ...
+
+    def history(self, table: str) -> Rows:
+        """Return the history of a result table by column, in the order of its key, then of commits."""
         ...
 
     def late_rows(self) -> Sequence[LateRows]:
@@ -48,6 +53,11 @@ class ReadableMemory(MemoryState):
         """Return the rows of a result table by column, in the order of its key."""
         stored = self.database.table(table)
         return sorted_rows([_plain(row, stored.spec) for row in stored.rows.values()], stored.spec)
+
+    def history(self, table: str) -> Rows:
+        """Return the history of a result table by column, in the order of its key, then of commits."""
+        stored = self.database.table(table)
+        return sorted_rows([_plain(row, stored.spec) for rows in stored.history.values() for row in rows], stored.spec)
 
     def late_rows(self) -> Sequence[LateRows]:
         """Return the stored late records, oldest first."""
@@ -80,7 +90,7 @@ def _orderable(value: Any) -> Any:
 
 def _plain(row: Row, spec: TableSpec) -> dict[str, Any]:
     """Return a row as SQL shows it: instants as datetimes, structs as dicts, whole decimals as integers."""
-    types = {column.name: column.sql_type for column in spec.columns()}
+    types = {column.name: column.sql_type for column in spec.columns()} | _HISTORY
     return {name: _plain_value(value, types[name]) for name, value in row.items() if name not in WRITTEN}
 
 

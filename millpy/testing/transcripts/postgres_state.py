@@ -97,6 +97,10 @@ class PostgresState:
         rows = newest(self._admin, deployed, RowFilter(values={}, limit=ROWS_MAX))
         return [{name: _plain(name, value) for name, value in row.items() if name not in hidden} for row in rows]
 
+    def history(self, table: str) -> Rows:
+        """Raise: no transcript reads histories."""
+        raise NotImplementedError(table)
+
     def late_rows(self) -> Sequence[LateRows]:
         """Return the stored late records, oldest first."""
         assert self.deployment is not None

@@ -132,6 +132,28 @@ def test_records_of_all_forms_reach_a_table() -> None:
     ]
 
 
+def test_a_history_shows_what_a_table_no_longer_has() -> None:
+    graph = Graph("plant")
+    sessions = inject(graph).key_by("device").window(SessionWindows(seconds(10)), allowed_lateness=MINUTE)
+    sessions.aggregate(n=Count()).to_table("visits", history=True)
+    driver = GraphDriver(graph, now=NOON + hours(1))
+
+    driver.feed("readings", [reading(0), reading(15)])
+    driver.advance_clock(seconds(5))
+    driver.feed("readings", [reading(8)])
+    driver.end("readings")
+
+    found = [(row["window_end"], row["n"], row["is_retraction"], row["emitted_at"]) for row in driver.history("visits")]
+    assert found == [
+        (at(10), 1, False, NOON + hours(1)),
+        (at(10), 1, True, NOON + hours(1) + seconds(5)),
+        (at(25), 3, False, NOON + hours(1) + seconds(5)),
+    ]
+    assert [row["n"] for row in driver.rows("visits")] == [3]
+    with pytest.raises(UsageError, match="no history 'by_minute'"):
+        GraphDriver(windowed()).history("by_minute")
+
+
 def test_panes_show_what_a_table_no_longer_has() -> None:
     driver = GraphDriver(windowed())
 

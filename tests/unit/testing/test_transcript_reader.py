@@ -120,6 +120,7 @@ PANE = f"{STEP}expect: {{panes: [{{window: [0s, 1m], "
         (f"{HEAD}trigger: {{repeatedly: {{every: 0s}}}}\n{STEPS}", ":3: trigger: repeatedly: the period of a trigger"),
         (f"{HEAD}trigger: {{after_watermark: {{to: never}}}}\n{STEPS}", ":3: trigger: after_watermark: {'to'"),
         (f"name: x\nwindows: {{session: 1m}}\ntrigger: {{after_count: 3}}\n{STEPS}", ":1: sessions cannot have"),
+        (f"{HEAD}timestamp_combiner: first\n{STEPS}", ":3: timestamp_combiner: unknown value 'first'"),
         (f"{HEAD}mode: additive\n{STEPS}", ":3: mode: unknown value 'additive'"),
         (f"{HEAD}aggregates: {{n: number}}\n{STEPS}", ":3: aggregates: n: unknown aggregate 'number'"),
         (f"{HEAD}aggregates: {{n: sum}}\n{STEPS}", ":3: aggregates: n: sum needs a field"),
@@ -249,13 +250,13 @@ def test_the_document_has_every_run(
 def test_a_wrong_file_or_subject_is_a_mistake_in_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "right.yaml").write_text(RIGHT)
-    (tmp_path / "later.yaml").write_text(f"{HEAD}timestamp_combiner: latest\n{STEPS}")
+    (tmp_path / "later.yaml").write_text(f"{HEAD}percentile: 0.99\n{STEPS}")
 
     for arguments, message in (
         (("right.yaml", "--on", "oracle"), "--on 'oracle' is not a list of what to run on"),
         (("right.yaml", "--database", "postgresql://x"), "--database has no effect on pure, columns, memory"),
         (("right.yaml", "--on", ""), "--on '' is not a list"),
-        (("right.yaml", "later.yaml"), "later.yaml:3: timestamp_combiner: latest is not implemented"),
+        (("right.yaml", "later.yaml"), "later.yaml:3: percentile is not implemented"),
         (("nothing.yaml",), "there is no file nothing.yaml"),
     ):
         status, output = run_millpy("test", *arguments)

@@ -142,8 +142,8 @@ def grant(connection: Connection, roles: Roles) -> None:
     # A view runs its functions with its reader's rights.
     for (function,) in connection.execute(statement("find_functions_of_views")).fetchall():
         connection.execute(sql.SQL("GRANT EXECUTE ON FUNCTION {} TO {}").format(sql.SQL(function), reader))
-    for schema, table in connection.execute(statement("find_ungranted"), {"worker": roles.worker}).fetchall():
-        both = [sql.Identifier(schema, name) for name in (table, f"{table}_status")]
+    for schema, table, has_view in connection.execute(statement("find_ungranted"), {"worker": roles.worker}).fetchall():
+        both = [sql.Identifier(schema, name) for name in (table, f"{table}_status")[: 1 + has_view]]
         for text in (
             "GRANT USAGE ON SCHEMA {schema} TO {worker}, {reader}",
             "GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO {worker}",
