@@ -26,6 +26,7 @@ from millpy import (
     Sum,
     seconds,
 )
+from millpy.limits import Limits
 from millpy.operators.pattern import AfterMatch, Step
 from millpy.testing import GraphDriver, ManualSource
 
@@ -245,7 +246,7 @@ def test_tools_equal_plain_loops(events: list[Event], data: st.DataObject) -> No
         "fine_null",
     ):
         count_in_time(graph, name)
-    driver = GraphDriver(graph)
+    driver = GraphDriver(graph, limits=Limits(turn_panes_max=data.draw(st.sampled_from([1, 3, 100_000]), "a turn")))
 
     start = 0
     while start < len(events):
@@ -354,7 +355,8 @@ def graph_of_rankings(early: bool) -> Graph:
 )
 def test_rankings_are_right_at_every_quiet_moment(posts: list[tuple[str, str, int, int]], data: st.DataObject) -> None:
     early = data.draw(st.booleans(), "early")
-    driver = GraphDriver(graph_of_rankings(early))
+    limits = Limits(turn_panes_max=data.draw(st.sampled_from([1, 100_000]), "a turn"))
+    driver = GraphDriver(graph_of_rankings(early), limits=limits)
     start = 0
     while start < len(posts):
         end = start + data.draw(st.integers(1, 7), "bundle")
