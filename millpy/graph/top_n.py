@@ -8,7 +8,7 @@ Both are windowed steps over panes, so corrections upstream are retracted and am
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
@@ -82,66 +82,91 @@ class TopOfPanes:
         step, logic = _windowed(stream)
         if not 1 <= parts <= PARTS_MAX:
             raise GraphError(f"parts={parts} of top_n is not between 1 and {PARTS_MAX:,}")
-        if by not in logic.aggregates:
-            raise GraphError(f"{step.name!r} has no aggregate {by!r}", hint=f"it has: {', '.join(logic.aggregates)}")
-        groups = (per,) if isinstance(per, str) else tuple(per)
-        keys = [column_name(field) for field in step.inputs[0].fields]
-        if unknown := [field for field in groups if field not in keys]:
-            raise GraphError(f"per={unknown[0]!r} is no field of the key", hint=f"the key has: {', '.join(keys)}")
-        labels = {key: stream.record_type.field_type(key) for key in keys if key not in groups}
-        if not labels:
-            raise GraphError("top_n has no keys to rank: per= names all fields of the key", hint="leave one out")
-        retracts = step.retracts
-        kind = stream.record_type.field_type(by)
-        ranking = Ranking(by, labels, kind, n, smallest=smallest, retracts=retracts)
-        group_types = {field: stream.record_type.field_type(field) for field in groups}
-        value = [(by, kind | None)]
-        part_type = msgspec.defstruct("PartEntry", [*group_types.items(), ("part", int), *labels.items(), *value])
-        entry_types = group_types or {"top_of": str}
-        entry_type = msgspec.defstruct("RankedEntry", [*entry_types.items(), *labels.items(), *value])
-        panes = _Panes(step.name, groups, tuple(labels), by, parts, part_type, entry_type)
-        windows, lateness = _windows_of_panes(logic.windows), logic.allowed_lateness
+        panes = _Panes(stream, step, logic, (per,) if isinstance(per, str) else tuple(per), by, parts)
         if trigger is None:
-            early = AfterCount(1) if logic.trigger is not AFTER_WATERMARK and logic.trigger.per_pane else None
-            trigger = AfterWatermark(early=early) if early is not None else AFTER_WATERMARK
-        more: dict[str, Any] = {"allowed_lateness": lateness, "trigger": trigger, "intervals": intervals}
-        repeat = retracts or lateness > timedelta(0) or trigger.per_pane
-        inner = Accumulation.RETRACTING if repeat else Accumulation.ACCUMULATING
-        ranked = (
-            stream.map(panes.to_part, part_type, immediate=True)
-            .key_by("part", *groups)
-            .window(windows, accumulation=inner, name=f"{name}_parts", **more)
-            .aggregate(top=ranking)
+            trigger = AfterWatermark(early=AfterCount(1)) if logic.trigger.per_pane else AFTER_WATERMARK
+        repeat = step.retracts or logic.allowed_lateness > timedelta(0) or trigger.per_pane
+        window: dict[str, Any] = {
+            "windows": _windows_of_panes(logic.windows),
+            "allowed_lateness": logic.allowed_lateness,
+            "trigger": trigger,
+            "intervals": intervals,
+        }
+        first = panes.ranking(n, smallest=smallest, retracts=step.retracts)
+        ranked = _ranked_parts(stream, panes, first, f"{name}_parts", repeat, window)
+        keyed = ranked.flat_map(panes.to_entries, panes.entry_type, immediate=True).key_by(*panes.entry_key)
+        last = panes.ranking(n, smallest=smallest, retracts=repeat)
+        return keyed.window(accumulation=accumulation, name=name, **window).aggregate(top=last)
+
+
+def _ranked_parts(
+    stream: Stream, panes: _Panes, ranking: Ranking, name: str, repeat: bool, window: Mapping[str, Any]
+) -> Stream:
+    """Return the best of each part of the keys; panes that repeat are retracted."""
+    return (
+        stream.map(panes.to_part, panes.part_type, immediate=True)
+        .key_by("part", *panes.groups)
+        .window(
+            accumulation=Accumulation.RETRACTING if repeat else Accumulation.ACCUMULATING,
+            name=name,
+            **window,
         )
-        last = Ranking(by, labels, kind, n, smallest=smallest, retracts=repeat)
-        return (
-            ranked.flat_map(panes.to_entries, entry_type, immediate=True)
-            .key_by(*entry_types)
-            .window(windows, accumulation=accumulation, name=name, **more)
-            .aggregate(top=last)
-        )
+        .aggregate(top=ranking)
+    )
 
 
 class _Panes:
-    """The functions between the steps of a top-n."""
+    """The panes that are ranked, and the functions between the steps of a top-n.
+
+    Attributes:
+        groups: the key fields of which each value has a ranking.
+        part_type: the type of the entries that are ranked in parts.
+        entry_type, entry_key: the type of the best entries of all parts, and the fields of its key.
+
+    Raises:
+        GraphError: a field does not exist, or no key field is left to be ranked.
+    """
 
     def __init__(
-        self, step: str, groups: Sequence[str], labels: Sequence[str], by: str, parts: int, part: Any, entry: Any
+        self, stream: Stream, step: StageNode, logic: WindowedLogic, groups: Sequence[str], by: str, parts: int
     ) -> None:
-        self._step, self._groups, self._labels, self._by, self._parts = step, groups, labels, by, parts
-        self._part, self._entry = part, entry
+        keys = [column_name(field) for field in step.inputs[0].fields]
+        if by not in logic.aggregates:
+            raise GraphError(f"{step.name!r} has no aggregate {by!r}", hint=f"it has: {', '.join(logic.aggregates)}")
+        if unknown := [field for field in groups if field not in keys]:
+            raise GraphError(f"per={unknown[0]!r} is no field of the key", hint=f"the key has: {', '.join(keys)}")
+        type_of = stream.record_type.field_type
+        self._labels = {key: type_of(key) for key in keys if key not in groups}
+        if not self._labels:
+            raise GraphError("top_n has no keys to rank: per= names all fields of the key", hint="leave one out")
+        if taken := {"part", "top_of"} & {*keys, by}:
+            raise GraphError(
+                f"top_n has a field {min(taken)!r} of its own", hint="give the key or aggregate another name"
+            )
+        self._step, self._by, self._parts, self._kind = step.name, by, parts, type_of(by)
+        self.groups = groups
+        group_types = {field: type_of(field) for field in groups}
+        entry = [*self._labels.items(), (by, self._kind | None)]
+        self.part_type = msgspec.defstruct("PartEntry", [*group_types.items(), ("part", int), *entry])
+        entry_types = group_types or {"top_of": str}
+        self.entry_key = tuple(entry_types)
+        self.entry_type = msgspec.defstruct("RankedEntry", [*entry_types.items(), *entry])
+
+    def ranking(self, n: int, *, smallest: bool, retracts: bool) -> Ranking:
+        """Return the aggregate."""
+        return Ranking(self._by, self._labels, self._kind, n, smallest=smallest, retracts=retracts)
 
     def to_part(self, pane: Any) -> Any:
         """Return a pane as an entry of its part, which depends on nothing but the key."""
         labels = tuple(getattr(pane, label) for label in self._labels)
         part = zlib.crc32(key_text(labels)) % self._parts
-        return self._part(*(getattr(pane, field) for field in self._groups), part, *labels, getattr(pane, self._by))
+        return self.part_type(*(getattr(pane, field) for field in self.groups), part, *labels, getattr(pane, self._by))
 
     def to_entries(self, pane: Any) -> list[Any]:
         """Return the entries of the ranking of a part."""
-        groups = [getattr(pane, field) for field in self._groups] or [self._step]
+        groups = [getattr(pane, field) for field in self.groups] or [self._step]
         return [
-            self._entry(*groups, *(getattr(entry, label) for label in self._labels), getattr(entry, self._by))
+            self.entry_type(*groups, *(getattr(entry, label) for label in self._labels), getattr(entry, self._by))
             for entry in pane.top
         ]
 
@@ -150,7 +175,7 @@ def _windowed(stream: Stream) -> tuple[StageNode, WindowedLogic]:
     """Return the step whose panes a stream has.
 
     Raises:
-        GraphError: it has none that can be ranked.
+        GraphError: it has no panes that can be ranked.
     """
     step = stream.producer
     if not isinstance(step, StageNode) or not isinstance(step.logic, WindowedLogic):

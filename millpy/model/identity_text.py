@@ -95,6 +95,8 @@ def identity_text(identity: Any) -> str:
         return f"{identity['name']}({_given(identity['parameters'])}) of code {identity['code']}"
     if kind == "operator":
         return _operator_text(identity)
+    if kind == "pattern":
+        return "Pattern" + ".".join(map(_step_text, identity["steps"]))
     constructor = CONSTRUCTORS.get(str(kind)) or Constructor(str(kind).title().replace("_", ""), ("field",))
     left = {name: value for name, value in identity.items() if name != "kind"}
     written = [identity_text(value) for value in left.pop(constructor.spread, ())]
@@ -159,6 +161,15 @@ def _operator_text(identity: Identity) -> str:
     at = identity.get("event_time")
     timed = f", event_time={at!r}" if at else ""
     return f"{identity['operator']}({identity_text(identity['function'])}{timed}): {fields_text(identity['fields'])}"
+
+
+def _step_text(step: Identity) -> str:
+    """Return a step of a pattern as the call that adds it; the first one as the arguments of `Pattern`."""
+    within = f", within={identity_text(step['within'])}" if "within" in step else ""
+    text = f"({step['name']!r}, {identity_text(step['condition'])}{within})"
+    if within:
+        text = ("then_not" if step.get("absent") else "then") + text
+    return text + "".join(f".without({name!r}, {identity_text(own)})" for name, own in step.get("without", ()))
 
 
 def _given(parameters: Mapping[str, Any]) -> str:

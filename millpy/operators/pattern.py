@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from millpy.errors import GraphError
 from millpy.model.identity import Identity, identity_of_value
+from millpy.model.identity_text import GraphPart
 from millpy.model.time import check_length
 
 Condition = Callable[[Any], Any]
@@ -53,8 +54,8 @@ class Step:
         return described
 
 
-@dataclass(frozen=True, slots=True, init=False)
-class Pattern:
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class Pattern(GraphPart):
     """Records of one key in a certain order: A, then B within 5 minutes with no C between.
 
     A pattern is a frozen value: each method returns a new one. Conditions take a record and depend on nothing else.

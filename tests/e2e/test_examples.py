@@ -92,6 +92,18 @@ def test_a_device_on_a_quiet_feed_is_found_offline_and_its_return_too(
     ]
 
 
+def test_doors_with_an_alarm_and_doors_that_stay_open_are_found(graph_driver: Callable[..., GraphDriver]) -> None:
+    driver = graph_driver(str(EXAMPLES / "door_alarm.py"), now=at(0))
+    kinds = {0: "open", 30: "alarm", 40: "closed", 100: "open", 120: "reset", 130: "alarm"}
+    driver.feed("events", [{"site": "north", "at": at(second), "kind": kind} for second, kind in kinds.items()])
+
+    driver.advance_clock(5 * MINUTE)
+    assert [(row["door_at"], row["alarm_at"]) for row in driver.rows("alarms")] == [(at(0), at(30))]
+    assert driver.rows("left_open") == []
+    driver.advance_clock(15 * MINUTE)
+    assert [row["door_at"] for row in driver.rows("left_open")] == [at(100)]
+
+
 def test_topics_are_in_the_table_every_ten_seconds_before_their_hour_is_over(
     graph_driver: Callable[..., GraphDriver],
 ) -> None:

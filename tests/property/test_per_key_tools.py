@@ -26,6 +26,8 @@ from millpy import (
     Sum,
     seconds,
 )
+from millpy.hosting.host import HostBudget
+from millpy.model.stage import UNBOUNDED
 from millpy.operators.pattern import AfterMatch, Step
 from millpy.testing import GraphDriver, ManualSource
 
@@ -231,6 +233,14 @@ def of_device(driver: GraphDriver, stream: str, device: str) -> list[tuple[int, 
     return [((at - NOON) // timedelta(seconds=1), record) for at, record in records]
 
 
+def split_turns(driver: GraphDriver, data: st.DataObject) -> None:
+    """Bound what a turn of the driver may do, as a worker does."""
+    budget = driver._host._steps._budget
+    assert isinstance(budget, HostBudget)
+    budget.panes = data.draw(st.sampled_from([1, 3, UNBOUNDED]), "panes of a turn")
+    budget.timers = data.draw(st.sampled_from([1, 3, UNBOUNDED]), "timers of a turn")
+
+
 @settings(max_examples=15, deadline=None, phases=[Phase.generate])
 @given(events=events_of(), data=st.data())
 def test_tools_equal_plain_loops(events: list[Event], data: st.DataObject) -> None:
@@ -246,6 +256,7 @@ def test_tools_equal_plain_loops(events: list[Event], data: st.DataObject) -> No
     ):
         count_in_time(graph, name)
     driver = GraphDriver(graph)
+    split_turns(driver, data)
 
     start = 0
     while start < len(events):
@@ -355,6 +366,7 @@ def graph_of_rankings(early: bool) -> Graph:
 def test_rankings_are_right_at_every_quiet_moment(posts: list[tuple[str, str, int, int]], data: st.DataObject) -> None:
     early = data.draw(st.booleans(), "early")
     driver = GraphDriver(graph_of_rankings(early))
+    split_turns(driver, data)
     start = 0
     while start < len(posts):
         end = start + data.draw(st.integers(1, 7), "bundle")

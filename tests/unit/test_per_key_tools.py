@@ -174,12 +174,18 @@ def test_patterns_are_values() -> None:
     assert DOOR_ALARM == Pattern("door", is_door).then("alarm", is_alarm, within=minutes(5))
     assert DOOR_ALARM != DOOR_ALARM.without("reset", is_door)
     assert len(DOOR.steps) == 1, "a method must return a new pattern"
+    assert repr(DOOR_ALARM.without("reset", is_door)) == (
+        "Pattern('door', is_door).then('alarm', is_alarm, within=minutes(5)).without('reset', is_door)"
+    )
+    assert repr(DOOR.then_not("alarm", is_alarm, within=seconds(1))).endswith(
+        "then_not('alarm', is_alarm, within=seconds(1))"
+    )
 
 
 def counted(graph: Graph, windows: Any = None, **options: Any) -> Stream:
     stream = events_of(graph).key_by("device", "kind")
     return stream.window(windows or FixedWindows(minutes(1)), name="counts", **options).aggregate(
-        n=Count(), best=Max("kind")
+        n=Count(), best=Max("kind"), part=Count()
     )
 
 
@@ -192,6 +198,7 @@ def counted(graph: Graph, windows: Any = None, **options: Any) -> Stream:
         (lambda graph: counted(graph).top_n(3, by="n", per="site", name="t"), "per='site' is no field of the key"),
         (lambda graph: counted(graph).top_n(3, by="n", per=("device", "kind"), name="t"), "has no keys to rank"),
         (lambda graph: counted(graph).top_n(3, by="n", parts=0, name="t"), "parts=0"),
+        (lambda graph: counted(graph).top_n(3, by="part", name="t"), "a field 'part' of its own"),
         (lambda graph: counted(graph, SessionWindows(minutes(1))).top_n(3, by="n", name="t"), "share no window"),
         (
             lambda graph: counted(graph, GlobalWindow(), trigger=AfterWatermark(early=AfterCount(1))).top_n(

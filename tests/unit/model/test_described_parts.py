@@ -126,6 +126,7 @@ MEANINGS: Mapping[str, Mapping[str, list[Any]]] = {
     "Never": {},
     "Repeatedly": {"trigger": [AfterCount(1), AfterCount(2), Never()]},
     **{name: {"triggers": [(AfterCount(1),), (Never(), AfterCount(1)), (AfterCount(1), Never())]} for name in SEVERAL},
+    "Pattern": {"name": ["a", "b"], "condition": [minutes, seconds]},
     "OrFinally": {"trigger": [AfterCount(1), Never()], "until": [AfterCount(1), Never()]},
 }
 """What each constructor takes that changes the meaning of stored data or, for the watermark, the deployed settings."""
