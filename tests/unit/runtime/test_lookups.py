@@ -16,6 +16,7 @@ from millpy.errors import UsageError
 from millpy.ingest.table_rows import version_of
 from millpy.limits import Limits
 from millpy.model.lookup import LookupTable
+from millpy.observability.metrics import Gauges
 from millpy.runtime.worker import Worker
 from millpy.spark.job import refuse_lookups
 from millpy.store.memory.store import MemoryDatabase, MemoryStore
@@ -63,6 +64,10 @@ async def step_until(worker: Worker, holds: Callable[[], bool]) -> None:
 
 def table(worker: Worker, name: str) -> LookupTable:
     return next(table for table in worker.context.lookups.tables if table.table == name)
+
+
+def samples(gauges: Gauges, name: str) -> list[Any]:
+    return [sample for metric in gauges.collect() if metric.name == name for sample in metric.samples]
 
 
 def sites(database: MemoryDatabase, name: str = "known") -> list[tuple[str, Any]]:
@@ -146,6 +151,10 @@ async def test_a_failed_read_is_told_once_and_its_end_too_and_the_version_stays(
     assert (report.version, report.error) == (version, "table public.devices does not exist")
     assert report.computations == ("known",)
     assert lookups.versions[devices] is version
+    gauges = Gauges("plant", SystemClock())
+    gauges.worker = worker
+    assert [sample.value for sample in samples(gauges, "millpy_lookup_rows")] == [1]
+    assert [sample.value for sample in samples(gauges, "millpy_lookup_failing")] == [0, 1]  # devices; others never read
     assert database.lookup_reports[worker.context.worker_id, "public.devices"].error == ""
     told = [event.kind for _, event in database.events if event.kind.startswith("lookup")]
     assert told == ["lookup_failed", "lookup_restored"]
@@ -169,6 +178,11 @@ async def test_a_worker_that_waits_for_a_table_does_not_spin(tmp_path: Path) -> 
 
     now = worker.context.clock.monotonic()
     assert worker.cycle.due_at(now) >= min(worker.cycle.progress_at, now)
+    gauges = Gauges("plant", SystemClock())
+    gauges.worker = worker
+    failing = {sample.labels["table"]: sample.value for sample in samples(gauges, "millpy_lookup_failing")}
+    assert failing == {"public.devices": 1, "public.others": 1}
+    assert samples(gauges, "millpy_lookup_rows") == []
     held = [interval for interval in worker.owned.intervals.values() if interval.held]
     assert [interval.plan.name for interval in held] == ["known", "other"]
     assert all(interval.bundle == 0 for interval in held)
