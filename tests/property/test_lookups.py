@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpy import EventTime, Graph, seconds
-from millpy.operators.lookup import MISSINGS
+from millpy.operators.lookup import POLICIES
 from millpy.testing import GraphDriver, ManualSource
 
 START = datetime(2026, 11, 20, tzinfo=UTC)
@@ -48,7 +48,7 @@ def driven(missing: str, intervals: int) -> GraphDriver:
     return GraphDriver(graph)
 
 
-@pytest.mark.parametrize("missing", MISSINGS)
+@pytest.mark.parametrize("missing", POLICIES)
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 2**32), rows=st.sampled_from([0, 3, 400]), intervals=st.sampled_from([1, 3]))
 def test_records_get_the_rows_that_a_loop_finds(missing: str, seed: int, rows: int, intervals: int) -> None:
