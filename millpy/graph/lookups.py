@@ -10,7 +10,7 @@ from millpy.errors import GraphError
 from millpy.graph.nodes import Input, StageNode
 from millpy.model.lookup import LookupTable
 from millpy.operators.join_output import JoinedType
-from millpy.operators.lookup import MISSINGS, LookupLogic, Missing
+from millpy.operators.lookup import POLICIES, LookupLogic, Missing
 
 
 def lookup_node(
@@ -21,8 +21,8 @@ def lookup_node(
     Raises:
         GraphError: the keys have different types, a parameter is not one of its values, or records may be retracted.
     """
-    if missing not in MISSINGS:
-        names = " or ".join(f'"{value}"' for value in MISSINGS)
+    if missing not in POLICIES:
+        names = " or ".join(f'"{value}"' for value in POLICIES)
         raise GraphError(f"unknown missing={missing!r} of a lookup", hint=f"use {names}")
     if not isinstance(suffix, str) or not f"a{suffix}".isidentifier():
         raise GraphError(f"suffix={suffix!r} makes no field name", hint='for example suffix="_table"')

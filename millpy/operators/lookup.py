@@ -30,7 +30,7 @@ from millpy.operators.outputs import outlets_of
 
 Missing = Literal["null", "drop", "dead_letter"]
 """What becomes of a record without a row."""
-MISSINGS = ("null", "drop", "dead_letter")
+POLICIES = ("null", "drop", "dead_letter")
 REASON = "no_row"
 """The reason of dead letters of records without a row."""
 

@@ -214,10 +214,12 @@ def make_job(
         hands_over: whether a stream stops where its sources have nothing more.
 
     Raises:
-        UsageError: a file or source does not exist, an input does not say its source, or an archive lacks records.
+        UsageError: a file or source does not exist, an input does not say its source, an archive lacks records, or the
+            graph has lookups.
     """
     path = Path(graph.partition(":")[0])
     loaded = load_graph(graph)
+    refuse_lookups(loaded)
     if isinstance(inputs, Archive):
         text = path.read_text(encoding="utf-8")
         if streams and not hands_over:

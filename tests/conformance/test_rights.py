@@ -34,7 +34,11 @@ RELATIONS = {
     ),
     r"mill\.(segments|deltas|dedupe_runs)(_\d+)?": ("SI", "", ""),
     r"mill\.(intervals|cursors|last_segments)": ("SIU", "", ""),
-    r"mill\.(workers|keyed|dead_letters|late_records|pauses|source_states|releases|events|expired)": ("SIUD", "", ""),
+    r"mill\.(workers|keyed|dead_letters|late_records|pauses|source_states|releases|events|expired|lookups)": (
+        "SIUD",
+        "",
+        "",
+    ),
     r"mill\.(audits|archive_\w+)": (
         "SIUD",
         "",

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import psycopg
-import pytest
 
 from millpy import Computation, Context, EventTime, Graph, LookupTable, milliseconds, seconds
 from millpy.admin.diagnosis import read_facts
@@ -238,8 +237,8 @@ async def test_a_lock_on_the_table_stops_no_turn(database_url: str) -> None:
             )
 
 
-@pytest.mark.parametrize("name", ['odd "Name"', "ünïcode"])
-async def test_a_table_may_have_any_name(database_url: str, name: str) -> None:
+async def test_a_table_may_have_any_name(database_url: str) -> None:
+    name = 'odd "Nämé"'
     quoted = name.replace('"', '""')
     execute(database_url, f"CREATE TABLE public.\"{quoted}\" AS SELECT 'a' AS device, 's' AS site")
 
@@ -261,15 +260,16 @@ async def test_a_table_may_have_any_name(database_url: str, name: str) -> None:
 
 
 def test_killed_workers_see_one_version_in_each_commit(tmp_path: Path, database_url: str) -> None:
-    """Real processes: one is killed twice, while the rows of the table change all the time."""
+    """Real processes: one is killed, while the rows of the table change all the time."""
     source = tmp_path / "readings.ndjson"
     drawn = write(source, 5, 600)
     settings: dict[str, Any] = {"graph": GRAPH, "bundle_records_max": 7}
     with changing(database_url):
         with Worker(tmp_path, database_url, source, only="readings", **settings) as other:
-            for kill in ("after_step:20", "after_fence:20"):
-                with Worker(tmp_path, database_url, source, failpoint=f"{kill}:kill", only=LOOKUPS, **settings) as one:
-                    one.await_killed()
+            with Worker(
+                tmp_path, database_url, source, failpoint="after_fence:20:kill", only=LOOKUPS, **settings
+            ) as one:
+                one.await_killed()
             other.kill()
         with Worker(tmp_path, database_url, source, **settings) as last:
             last.await_finished()

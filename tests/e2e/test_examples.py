@@ -138,17 +138,24 @@ def test_readings_get_the_hall_of_their_device_from_a_table(database_url: str) -
     assert letters == [("no_row", '"unlisted"')]
 
 
-def test_thresholds_are_rows_of_a_table(database_url: str) -> None:
-    make_registry(database_url)
-    found = run("thresholds", database_url, "SELECT rule, device, at, temperature FROM thresholds.alarms")
+def test_thresholds_are_rows_of_a_table(graph_driver: Callable[..., GraphDriver]) -> None:
+    driver = graph_driver(str(EXAMPLES / "thresholds.py"))
+    names = ("name", "device", "above")
+    rules: list[tuple[str, str | None, float]] = [("overheated", None, 90.0), ("warm chiller", "chiller", 12.0)]
+    readings = data("machines")
+    expected = []
+    for part in (readings[:120], readings[120:]):
+        driver.set_table("plant_registry.thresholds", [dict(zip(names, rule, strict=True)) for rule in rules])
+        driver.feed("readings", part)
+        expected += [
+            (rule, reading["device"], reading["at"], reading["temperature"])
+            for reading in part
+            for rule, device, above in rules
+            if device in (None, reading["device"]) and reading["temperature"] > above
+        ]
+        rules[0] = ("overheated", None, 80.0)  # UPDATE plant_registry.thresholds SET above = 80 …
+    found = [(row["rule"], row["device"], row["at"], row["temperature"]) for row in driver.rows("alarms")]
 
-    rules = [("overheated", None, 90.0), ("warm chiller", "chiller", 12.0)]
-    expected = [
-        (rule, reading["device"], reading["at"], reading["temperature"])
-        for reading in data("machines")
-        for rule, device, above in rules
-        if device in (None, reading["device"]) and reading["temperature"] > above
-    ]
     assert sorted(found) == sorted(expected)
     assert {rule for rule, *_ in found} == {"overheated", "warm chiller"}
 

@@ -50,6 +50,18 @@ class Other(msgspec.Struct):
     value: int
 
 
+class Place(msgspec.Struct):
+    device: str
+    note: str
+    site: str
+
+
+class Plant(msgspec.Struct):
+    device: str
+    note: str
+    plant: str
+
+
 class Spikes(Computation):
     def process_record(self, context: Context, record: Any) -> None:
         raise NotImplementedError
@@ -94,6 +106,22 @@ STEPS: Mapping[str, tuple[Any, dict[str, list[Any]], dict[str, list[Any]]]] = {
         {**NAMES, "by": ["device", ("device", "note")], "within": [hours(1), hours(2)], "intervals": [4, 8]},
         {},
     ),
+    "lookup": (
+        Stream.lookup,
+        {
+            **NAMES,
+            "row": [Place, Plant],
+            "key": ["device", "note"],
+            "suffix": ["_table", "_row"],
+            "intervals": [4, 8],
+            "table_key": ["device", "note"],
+        },
+        {
+            "table": ["places", "plants"],
+            "refresh": [seconds(1), seconds(2)],
+            "missing": ["drop", "dead_letter"],
+        },
+    ),
     "window": (
         KeyedStream.window,
         {
@@ -128,6 +156,7 @@ def described(**given: Mapping[str, Any]) -> dict[str, Any]:
     readings = graph.inject(**of["inject"])
     made = readings.filter(**of["filter"]).map(**of["map"]).flat_map(**of["flat_map"]).split(**of["split"])["left"]
     once = made.deduplicate(**of["deduplicate"] | {"name": "once" + of["deduplicate"]["name"]})
+    made.lookup(**of["lookup"] | {"name": "lookup" + of["lookup"]["name"]})
     windows = once.key_by("device").window(**of["window"])
     windows.aggregate(**of["aggregate"]["aggregates"]).to_table("table")
     process = of["process"] | {"name": "process" + of["process"]["name"]}
