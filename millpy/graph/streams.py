@@ -30,7 +30,7 @@ from millpy.windowing.composite_triggers import AFTER_WATERMARK
 from millpy.windowing.logic import WindowedLogic
 from millpy.windowing.pane_rules import FiringBehavior, PaneRules
 from millpy.windowing.triggers import Trigger
-from millpy.windowing.window import SessionWindows, Windows
+from millpy.windowing.window import Windows
 
 if TYPE_CHECKING:
     from millpy.graph.graph import Graph
@@ -467,11 +467,6 @@ class KeyedStream:
         if not isinstance(trigger, Trigger):
             raise GraphError(
                 f"{trigger!r} is not a trigger", hint="for example trigger=AfterWatermark(early=Every(seconds(10)))"
-            )
-        if trigger.may_finish and isinstance(windows, SessionWindows):
-            raise GraphError(
-                f"sessions cannot have {trigger!r}, which closes its window: a session may become part of another",
-                hint=f"use Repeatedly({trigger!r}), or AfterWatermark(early={trigger!r})",
             )
         if trigger.due_at(Instant(0)) > microseconds(allowed_lateness):
             raise GraphError(

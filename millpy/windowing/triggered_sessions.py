@@ -2,12 +2,17 @@
 
 A session that grows becomes another one, which begins at pane 0, and whose trigger knows what those of its parts knew
 (`Trigger.merged`). Alarms and holds follow from the state of the trigger, and are not stored.
+
+A session whose trigger is finished is closed, as in Beam: it merges with no other, and a record that would make the
+same session again is dropped. A record that makes another one opens it, although it may overlap the closed one. Closed
+sessions are kept, without accumulators, until they expire; they count against the bound on open windows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from millpy.model.checkpoint import Entries
 from millpy.model.due_queue import DueQueue
 from millpy.model.keys import Key
 from millpy.model.stage import UNBOUNDED
@@ -24,6 +29,7 @@ class TriggeredSessions(OpenSessions):
     """The open sessions of one key interval.
 
     Attributes:
+        closed: (key, start, end) -> session, of those whose trigger is finished; they are not in `by_key`.
         alarms: when panes are due without a record.
     """
 
@@ -33,6 +39,7 @@ class TriggeredSessions(OpenSessions):
         super().__init__(accumulators, merger, allowed_lateness_us)
         self._triggers = triggers
         self.weights.each += FIRING_BYTES
+        self.closed: dict[tuple[Key, int, int], OpenSession] = {}
         self.alarms: Alarms[tuple[int, Key]] = Alarms()
         self._alarmed: dict[tuple[int, Key], OpenSession] = {}
         self._unfired = _UnpassedSessions()
@@ -46,6 +53,18 @@ class TriggeredSessions(OpenSessions):
     def _join_triggers(self, pane: OpenPane, olds: Sequence[OpenPane], end: int) -> None:
         self._triggers.join(pane, olds, Instant(end))
 
+    def _add(self, session: OpenSession) -> None:
+        super()._add(session)
+        if firing_of(session.pane).trigger[0]:
+            self._close(session)
+
+    def _close(self, session: OpenSession) -> None:
+        self._unlink(session)
+        self.closed[session.key, session.start, session.end] = session
+
+    def _is_closed(self, session: OpenSession) -> bool:
+        return self.closed.get((session.key, session.start, session.end)) is session
+
     def _queue(self, session: OpenSession) -> None:
         live = self.weights.panes
         firing = firing_of(session.pane)
@@ -55,7 +74,8 @@ class TriggeredSessions(OpenSessions):
             queue.add(session.end + self._allowed_us, session.key, session, live=live)
         if firing.holds:
             self._holding.add(session.end, session.key, session, live=live)
-        self._set_alarm(session, self._triggers.alarm_of(session.pane))
+        if not firing.trigger[0]:
+            self._set_alarm(session, self._triggers.alarm_of(session.pane))
 
     def _set_alarm(self, session: OpenSession, at: Instant) -> None:
         name = session.start, session.key
@@ -84,7 +104,10 @@ class TriggeredSessions(OpenSessions):
                 found.append(session.due())
             if firing.holds and not held:
                 self._holding.add(end, session.key, session, live=self.weights.panes)
-            self._set_alarm(session, self._triggers.alarm_of(pane))
+            if not self._is_closed(session):  # another session may have its start
+                self._set_alarm(session, self._triggers.alarm_of(pane))
+                if firing.trigger[0]:
+                    self._close(session)
         self._touched.update(asked)
         return found
 
@@ -92,9 +115,23 @@ class TriggeredSessions(OpenSessions):
         firing = firing_of(session.pane)
         return firing.passed and not self._triggers.waits_for_the_end(firing)
 
+    def take_entries(self, watermark: Instant, bundle: int, panes_max: int = UNBOUNDED) -> Entries | None:
+        """Expire up to `panes_max` sessions, and return the changes of this bundle as entries; None without any."""
+        for session in self._touched if self.closed else ():
+            if self._is_closed(session):
+                session.pane.values, session.pane.kept = [], None
+        return super().take_entries(watermark, bundle, panes_max)
+
     def _remove(self, session: OpenSession) -> None:
+        if not self._is_closed(session):
+            self._set_alarm(session, INSTANT_MAX)
         super()._remove(session)
-        self._set_alarm(session, INSTANT_MAX)
+
+    def _unlink(self, session: OpenSession) -> None:
+        if self._is_closed(session):
+            del self.closed[session.key, session.start, session.end]
+        else:
+            super()._unlink(session)
 
     def oldest_end(self) -> Instant:
         """Return the end of the oldest session that holds the low watermark; INSTANT_MAX without one."""
