@@ -19,6 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 from millpy.windowing.pane_codec import FIRST, DuePane, FiringState, OpenPane
 from millpy.windowing.pane_rules import DEFAULT_RULES, FiringBehavior, PaneRules
+from millpy.windowing.predicate_trigger import answer_of
 from millpy.windowing.triggers import FiringMoment, Predicate, Trigger
 
 
@@ -201,15 +202,12 @@ class PaneTriggers:
         """Ask a predicate about a pane. One that raises is not true; the first failure in a window is kept."""
         firing = firing_of(due[3])
         assert self._view is not None, predicate
-        try:
-            answer = bool(predicate(self._view(due, timing)))
-        except Exception as error:  # user code: the pane is dead-lettered
-            if not firing.failing:
-                self._failed.append((due, error))
-            firing.failing = True
-            return False
-        firing.failing = False
-        return answer
+        view = self._view
+        answer = answer_of(lambda: predicate(view(due, timing)))
+        if isinstance(answer, Exception) and not firing.failing:
+            self._failed.append((due, answer))
+        firing.failing = isinstance(answer, Exception)
+        return answer is True
 
     @staticmethod
     def _timing(pane: OpenPane, firing: FiringState) -> str:

@@ -133,7 +133,7 @@ class SessionInterval(WindowedInterval[OpenSessions]):
             return sessions
         for row in np.flatnonzero((sessions.of_row >= 0) & closed[sessions.of_row]).tolist():
             self._missed[row] = spans[int(sessions.of_row[row])][1:]
-        return sessions.without(closed)
+        return sessions.drop(closed)
 
     def _take_many(self, emission: Emission, rows: JoinedRows, watermark: Instant) -> Integers:
         """Add the records as columns. Return the rows that are too late."""

@@ -50,7 +50,7 @@ class Sessions:
     of_row: npt.NDArray[np.int64]
     late: npt.NDArray[np.bool_]
 
-    def without(self, dropped: npt.NDArray[np.bool_]) -> Sessions:
+    def drop(self, dropped: npt.NDArray[np.bool_]) -> Sessions:
         """Return the sessions without some of them, whose rows have none."""
         kept = np.flatnonzero(~dropped)
         place = np.full(len(dropped) + 1, -1, np.int64)  # the last one is that of rows without a session
