@@ -274,9 +274,11 @@ SELECT g.name AS graph, e.at, e.kind, e.detail FROM mill.events AS e JOIN mill.g
 
 -- The entry that holds back an interval's watermark: its oldest window, timer, hold or parked record.
 CREATE FUNCTION mill.oldest_entry(p_interval bigint)
-RETURNS TABLE (kind text, namespace text, key text, subkey text, at bigint)
+RETURNS TABLE (kind text, namespace text, key text, subkey text, at bigint, over_at bigint, waiting bigint)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    SELECT e.kind, e.namespace, e.key, e.subkey, at
+    SELECT e.kind, e.namespace, e.key, e.subkey, at, e.fire_at,
+           -- Of a window behind its end, the records that its trigger has not let out.
+           CASE WHEN e.kind = 'window' AND e.value #>> '{firing,holds}' = 'true' THEN (e.value #>> '{firing,since}')::bigint END
       FROM mill.entries AS e
      CROSS JOIN LATERAL (
            SELECT CASE WHEN e.kind = 'window' THEN split_part(e.subkey, '/', 2)::bigint - 1
@@ -288,6 +290,8 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
      WHERE e.interval_id = p_interval AND e.kind IN ('window', 'timer', 'parked')
        -- A window that has emitted its on-time pane does not hold the watermark.
        AND NOT (e.kind = 'window' AND at < (SELECT i.oldest_work FROM mill.intervals AS i WHERE i.interval_id = p_interval))
+       AND NOT (e.kind = 'window' AND coalesce(e.value #>> '{firing,passed}' = 'true', false)
+                AND coalesce(e.value #>> '{firing,holds}', 'false') = 'false')
      ORDER BY at, e.key, e.subkey LIMIT 1
 $$;
 
@@ -337,6 +341,9 @@ BEGIN
             detail := CASE entry.kind
                 WHEN 'window' THEN format('key %s, window %s to %s', entry.key, mill.moment(split_part(entry.subkey, '/', 1)::bigint),
                                           mill.moment(split_part(entry.subkey, '/', 2)::bigint))
+                    || CASE WHEN entry.waiting IS NULL THEN ''
+                            ELSE format(' has ended, but its trigger has not fired for %s records; it is over at %s',
+                                        entry.waiting, mill.moment(entry.over_at)) END
                 WHEN 'parked' THEN format('key %s is stopped by a failing record; its records since %s are parked (millpy parked list)',
                                           entry.key, mill.moment(entry.at))
                 WHEN 'timer' THEN format('key %s, %s %s at %s', entry.key, entry.namespace, entry.subkey, mill.moment(entry.at))

@@ -74,6 +74,8 @@ class Facts:
     disorder: list[Row] = field(default_factory=list)
     audits: list[Row] = field(default_factory=list)
     joins: list[Row] = field(default_factory=list)
+    window_triggers: list[Row] = field(default_factory=list)
+    held_windows: list[Row] = field(default_factory=list)
 
 
 def read_facts(url: str, clock: Clock) -> Facts:
@@ -168,6 +170,8 @@ def _look(connection: psycopg.Connection[Row], clock: Clock) -> Facts:
     facts.disorder = _rows(connection, statement("look_at_disorder"))
     facts.audits = _rows(connection, statement("look_at_audits"))
     facts.joins = _rows(connection, statement("look_at_joins"))
+    facts.window_triggers = _rows(connection, statement("look_at_window_triggers"))
+    facts.held_windows = _rows(connection, statement("look_at_held_windows"))
     return facts
 
 
