@@ -22,6 +22,7 @@ from millpy.windowing.calendar_windows import CalendarWindows
 from millpy.windowing.composite_triggers import AfterAll, AfterAny, AfterEach, AfterWatermark, OrFinally, Repeatedly
 from millpy.windowing.global_window import GlobalWindow
 from millpy.windowing.pane_rules import FiringBehavior
+from millpy.windowing.percentile_trigger import AfterPercentile
 from millpy.windowing.predicate_trigger import When
 from millpy.windowing.triggers import AfterCount, AfterProcessingTime, Every, Never
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
@@ -33,6 +34,7 @@ __all__ = [
     "AfterAny",
     "AfterCount",
     "AfterEach",
+    "AfterPercentile",
     "AfterProcessingTime",
     "AfterWatermark",
     "ApproxDistinct",

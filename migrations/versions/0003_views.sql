@@ -650,6 +650,7 @@ SELECT p.graph, p.computation AS stream, p.source_partition,
        CASE WHEN l.edge < 4611686018427387904 THEN make_interval(secs => l.edge / 1e6) END AS lag,
        round(l.weight, 3) AS records, l.share::double precision AS share
   FROM mill.lags AS l JOIN mill.places AS p USING (interval_id)
+ WHERE p.kind = 'injector'
  ORDER BY p.graph, p.computation, p.source_partition, l.edge;
 
 -- The quantiles of these lags, and counts since the beginning: records behind the watermark before them (`late`), those
@@ -669,7 +670,7 @@ SELECT p.graph, p.computation AS stream, p.source_partition, (e.value ->> 'perce
                     CASE WHEN edge < 4611686018427387904 THEN make_interval(secs => edge / 1e6) END AS lag
                FROM mill.lags) AS h
       GROUP BY interval_id) AS q USING (interval_id)
- WHERE e.kind = 'disorder' AND e.subkey = 'counted'
+ WHERE e.kind = 'disorder' AND e.subkey = 'counted' AND p.kind = 'injector'
  ORDER BY p.graph, p.computation, p.source_partition;
 
 -- Only roles with a grant may call the functions. PUBLIC may call those that only compute, because the status views

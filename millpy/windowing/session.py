@@ -60,6 +60,10 @@ class SessionInterval(WindowedInterval[OpenSessions]):
         self._expect(rows, np.delete(np.arange(len(rows)), late) if len(late) else None, len(rows) - len(late))
         return self._too_late(rows, late) if len(late) else None
 
+    def _is_expected(self) -> bool:
+        """Tell whether a percentile has reached a window that has to be asked."""
+        return self._triggered is not None and self._triggered.is_expected()
+
     def _next_alarm(self) -> Instant:
         """Return the processing time at which a pane is due; INSTANT_MAX without one."""
         return INSTANT_MAX if self._triggered is None else self._triggered.alarms.next_time()

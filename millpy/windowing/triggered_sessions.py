@@ -44,6 +44,7 @@ class TriggeredSessions(OpenSessions):
         self._alarmed: dict[tuple[int, Key], OpenSession] = {}
         self._unfired = _UnpassedSessions()
         self._unclosed = UnexpiredSessions()
+        self._unexpected = _UnexpectedSessions()
         self._holding = _HoldingSessions()
 
     def _add_to_trigger(self, pane: OpenPane, new: OpenPane) -> None:
@@ -72,6 +73,8 @@ class TriggeredSessions(OpenSessions):
             self._unfired.add(session.end, session.key, session, live=live)
         for queue in (self._unexpired, self._unclosed):
             queue.add(session.end + self._allowed_us, session.key, session, live=live)
+        if self._triggers.by_percentile and not firing.expected:
+            self._unexpected.add(session.end, session.key, session, live=live)
         if firing.holds:
             self._holding.add(session.end, session.key, session, live=live)
         if not firing.trigger[0]:
@@ -95,6 +98,9 @@ class TriggeredSessions(OpenSessions):
                 queue.pop()
                 if queue is self._unfired or self._triggers.waits_for_the_end(firing_of(session.pane)):
                     asked[session] = None
+        while len(asked) < most and (session := self._unexpected.first(self._triggers.expected_end)) is not None:
+            self._unexpected.pop()
+            asked[session] = None
         found: list[DuePane] = []
         for session in asked:
             pane, end = session.pane, session.end
@@ -110,6 +116,10 @@ class TriggeredSessions(OpenSessions):
                     self._close(session)
         self._touched.update(asked)
         return found
+
+    def is_expected(self) -> bool:
+        """Tell whether the percentile watermark has reached a session that has to be asked."""
+        return self._unexpected.next_due() <= self._triggers.expected_end
 
     def _is_done(self, session: OpenSession) -> bool:
         firing = firing_of(session.pane)
@@ -152,3 +162,11 @@ class _HoldingSessions(DueQueue[OpenSession]):
     def is_current(self, key: Key | None, item: OpenSession) -> bool:
         """Tell whether the session has records that were on time, and that no pane has."""
         return item.alive and firing_of(item.pane).holds
+
+
+class _UnexpectedSessions(DueQueue[OpenSession]):
+    __slots__ = ()
+
+    def is_current(self, key: Key | None, item: OpenSession) -> bool:
+        """Tell whether the trigger has not been asked since the percentile watermark has reached the session's end."""
+        return item.alive and not firing_of(item.pane).expected

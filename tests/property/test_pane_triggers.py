@@ -613,3 +613,14 @@ def test_a_trigger_has_a_bound_on_its_parts() -> None:
 
     with pytest.raises(GraphError, match="Repeatedly is composed of more than 100 triggers"):
         Repeatedly(trigger)
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["", "restarted"])
+def test_an_alarm_is_that_of_the_open_session_not_of_a_closed_one_with_its_start(restarts: bool) -> None:
+    subject = driver(AfterAny(AfterCount(4), AfterProcessingTime(timedelta_us(30))), windows=SESSIONS)
+    assert len(told(subject.feed([(Reading("a", 1), 1)] * 4))) == 1
+    subject.feed([(Reading("a", 1), at) for at in (1, 3, 6)])
+    if restarts:
+        subject.restart()
+
+    assert told(subject.feed([], now_us=30)) == ["early 3"]
