@@ -24,6 +24,7 @@ from millpy.windowing.calendar_windows import CalendarWindows
 from millpy.windowing.composite_triggers import AfterAll, AfterAny, AfterEach, AfterWatermark, OrFinally, Repeatedly
 from millpy.windowing.global_window import GlobalWindow
 from millpy.windowing.pane_rules import FiringBehavior
+from millpy.windowing.percentile_trigger import AfterPercentile
 from millpy.windowing.predicate_trigger import When
 from millpy.windowing.timestamp_combiner import TimestampCombiner
 from millpy.windowing.triggers import AfterCount, AfterProcessingTime, Every, Never
@@ -37,6 +38,7 @@ __all__ = [
     "AfterAny",
     "AfterCount",
     "AfterEach",
+    "AfterPercentile",
     "AfterProcessingTime",
     "AfterWatermark",
     "ApproxDistinct",

@@ -295,9 +295,11 @@ SELECT g.name AS graph, e.at, e.kind, e.detail FROM mill.events AS e JOIN mill.g
 
 -- The entry that holds back an interval's watermark: its oldest window, timer, hold or parked record.
 CREATE FUNCTION mill.oldest_entry(p_interval bigint)
-RETURNS TABLE (kind text, namespace text, key text, subkey text, at bigint)
+RETURNS TABLE (kind text, namespace text, key text, subkey text, at bigint, over_at bigint, waiting bigint)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    SELECT e.kind, e.namespace, e.key, e.subkey, at
+    SELECT e.kind, e.namespace, e.key, e.subkey, at, e.fire_at,
+           -- Of a window behind its end, the records that its trigger has not let out.
+           CASE WHEN e.kind = 'window' AND e.value #>> '{firing,holds}' = 'true' THEN (e.value #>> '{firing,since}')::bigint END
       FROM mill.intervals AS i
       JOIN mill.entries AS e USING (interval_id)
      CROSS JOIN LATERAL (
@@ -313,6 +315,8 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
      WHERE i.interval_id = p_interval AND e.kind IN ('window', 'timer', 'parked')
        -- A window that has emitted its on-time pane does not hold the watermark.
        AND NOT (e.kind = 'window' AND at < i.oldest_work)
+       AND NOT (e.kind = 'window' AND coalesce(e.value #>> '{firing,passed}' = 'true', false)
+                AND coalesce(e.value #>> '{firing,holds}', 'false') = 'false')
      ORDER BY at, e.key, e.subkey LIMIT 1
 $$;
 
@@ -362,6 +366,9 @@ BEGIN
             detail := CASE entry.kind
                 WHEN 'window' THEN format('key %s, window %s to %s', entry.key, mill.moment(split_part(entry.subkey, '/', 1)::bigint),
                                           mill.moment(split_part(entry.subkey, '/', 2)::bigint))
+                    || CASE WHEN entry.waiting IS NULL THEN ''
+                            ELSE format(' has ended, but its trigger has not fired for %s records; it is over at %s',
+                                        entry.waiting, mill.moment(entry.over_at)) END
                 WHEN 'parked' THEN format('key %s is stopped by a failing record; its records since %s are parked (millpy parked list)',
                                           entry.key, mill.moment(entry.at))
                 WHEN 'timer' THEN format('key %s, %s %s at %s', entry.key, entry.namespace, entry.subkey, mill.moment(entry.at))
@@ -679,6 +686,7 @@ SELECT p.graph, p.computation AS stream, p.source_partition,
        CASE WHEN l.edge < 4611686018427387904 THEN make_interval(secs => l.edge / 1e6) END AS lag,
        round(l.weight, 3) AS records, l.share::double precision AS share
   FROM mill.lags AS l JOIN mill.places AS p USING (interval_id)
+ WHERE p.kind = 'injector'
  ORDER BY p.graph, p.computation, p.source_partition, l.edge;
 
 -- The quantiles of these lags, and counts since the beginning: records behind the watermark before them (`late`), those
@@ -698,7 +706,7 @@ SELECT p.graph, p.computation AS stream, p.source_partition, (e.value ->> 'perce
                     CASE WHEN edge < 4611686018427387904 THEN make_interval(secs => edge / 1e6) END AS lag
                FROM mill.lags) AS h
       GROUP BY interval_id) AS q USING (interval_id)
- WHERE e.kind = 'disorder' AND e.subkey = 'counted'
+ WHERE e.kind = 'disorder' AND e.subkey = 'counted' AND p.kind = 'injector'
  ORDER BY p.graph, p.computation, p.source_partition;
 
 -- The name of the history of a result table, and the columns that name a window there. Both functions below have the

@@ -78,6 +78,8 @@ class Facts:
     audits: list[Row] = field(default_factory=list)
     joins: list[Row] = field(default_factory=list)
     lookups: list[Row] = field(default_factory=list)
+    window_triggers: list[Row] = field(default_factory=list)
+    held_windows: list[Row] = field(default_factory=list)
 
 
 def read_facts(url: str, clock: Clock) -> Facts:
@@ -174,6 +176,8 @@ def _look(connection: psycopg.Connection[Row], clock: Clock) -> Facts:
     facts.audits = _rows(connection, statement("look_at_audits"))
     facts.joins = _rows(connection, statement("look_at_joins"))
     facts.lookups = _rows(connection, statement("look_at_lookups"))
+    facts.window_triggers = _rows(connection, statement("look_at_window_triggers"))
+    facts.held_windows = _rows(connection, statement("look_at_held_windows"))
     return facts
 
 

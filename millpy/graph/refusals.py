@@ -36,16 +36,14 @@ def refuse_windows(windows: object) -> None:
 
 
 def refuse_closing(windows: Windows, trigger: Trigger) -> None:
-    """Refuse triggers that close their window, for windows that merge.
+    """Refuse triggers that close their window, for windows that a user's function merges.
 
     Raises:
         GraphError: they do.
     """
-    merges = windows.merges if isinstance(windows, WindowFunction) else isinstance(windows, SessionWindows)
-    if merges and trigger.may_finish:
-        what = "sessions" if isinstance(windows, SessionWindows) else "windows that merge"
+    if isinstance(windows, WindowFunction) and windows.merges and trigger.may_finish:
         raise GraphError(
-            f"{what} cannot have {trigger!r}, which closes its window: a session may become part of another",
+            f"windows that merge cannot have {trigger!r}, which closes its window: it may become part of another",
             hint=f"use Repeatedly({trigger!r}), or AfterWatermark(early={trigger!r})",
         )
 

@@ -72,6 +72,14 @@ class _Counts(msgspec.Struct):
     block: list[tuple[int, int]] = []
 
 
+class DisorderSettings(msgspec.Struct, frozen=True):
+    """What `Disorder` needs to know of `EventTime`, for those that learn without a source's promise."""
+
+    percentile: float | None
+    max_disorder_us: int
+    sorted: bool = False
+
+
 class Disorder:
     """Counts the lags of one source partition, and gives the watermark before each record.
 
@@ -83,7 +91,7 @@ class Disorder:
         bound_us: the bound at present: learned with a percentile, else `max_disorder`.
     """
 
-    def __init__(self, settings: EventTime, recovered: Sequence[Entries] = ()) -> None:
+    def __init__(self, settings: EventTime | DisorderSettings, recovered: Sequence[Entries] = ()) -> None:
         self._percentile = settings.percentile
         self._max_us = settings.max_disorder_us
         self._counted = _Counts()

@@ -58,6 +58,7 @@ CONSTRUCTORS: Mapping[str, Constructor] = {
     "after_any": Constructor("AfterAny", spread="triggers"),
     "after_all": Constructor("AfterAll", spread="triggers"),
     "after_each": Constructor("AfterEach", spread="triggers"),
+    "after_percentile": Constructor("AfterPercentile", ("percentile",)),
     "when": Constructor("When", ("predicate",)),
     "or_finally": Constructor("OrFinally", ("trigger", "until")),
 }

@@ -304,6 +304,9 @@ def _check_parts(trigger: Trigger, parts: Sequence[object]) -> None:
             raise GraphError(
                 f"{part!r} in {name} is not a trigger", hint="for example AfterWatermark(early=Every(seconds(10)))"
             )
+    if len(trigger.percentiles) > 1:
+        found = ", ".join(map(str, sorted(trigger.percentiles)))
+        raise GraphError(f"{name} has several percentiles: {found}", hint="use the same one in all parts of a trigger")
     if _size(trigger) > TRIGGERS_MAX:
         raise GraphError(f"{name} is composed of more than {TRIGGERS_MAX} triggers", hint="compose it of fewer")
 

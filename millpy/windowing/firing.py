@@ -19,6 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 from millpy.windowing.pane_codec import FIRST, DuePane, FiringState, OpenPane
 from millpy.windowing.pane_rules import DEFAULT_RULES, FiringBehavior, PaneRules
+from millpy.windowing.predicate_trigger import answer_of
 from millpy.windowing.triggers import FiringMoment, Predicate, Trigger
 
 
@@ -104,6 +105,7 @@ class PaneTriggers:
     Attributes:
         now_us: the processing time of the turn.
         latest_end: the windows that end by it have reached their end.
+        expected_end: the percentile watermark has reached the windows that end by it.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class PaneTriggers:
         self._always_final = rules.final_pane is FiringBehavior.ALWAYS
         self.now_us = INSTANT_MIN
         self.latest_end = INSTANT_MIN
+        self.expected_end = INSTANT_MIN
         self._failed: list[tuple[DuePane, Exception]] = []
 
     def add(self, pane: OpenPane, count: int, late: int) -> None:
@@ -151,7 +154,8 @@ class PaneTriggers:
         firing = firing_of(pane)
         if firing.trigger[0]:
             return INSTANT_MAX
-        return self._trigger.alarm(firing.trigger, FiringMoment(self.now_us, firing.passed))
+        moment = FiringMoment(self.now_us, firing.passed, expected=firing.expected)
+        return self._trigger.alarm(firing.trigger, moment)
 
     def ask(self, due: DuePane, *, ended: bool, over: bool) -> bool:
         """Ask the trigger about a pane, and tell whether the window gives a pane now.
@@ -164,7 +168,10 @@ class PaneTriggers:
         pane = due[3]
         firing = firing_of(pane)
         timing = self._timing(pane, firing) if ended else "early"
-        moment = FiringMoment(self.now_us, ended, lambda predicate: self._judge(predicate, due, timing))
+        firing.expected = due[1] <= self.expected_end
+        moment = FiringMoment(
+            self.now_us, ended, lambda predicate: self._judge(predicate, due, timing), firing.expected
+        )
         fires = over
         if not firing.trigger[0] and self._trigger.ready(firing.trigger, moment):
             self._trigger.fire(firing.trigger, moment)
@@ -184,6 +191,11 @@ class PaneTriggers:
             firing.holds = firing.since > firing.late
         return emits
 
+    @property
+    def by_percentile(self) -> bool:
+        """Whether a percentile decides when it fires."""
+        return bool(self._trigger.percentiles)
+
     def take_failed(self) -> list[tuple[DuePane, Exception]]:
         """Return (pane, error) of predicates that raised since the last call; of a window once until one answers."""
         failed, self._failed = self._failed, []
@@ -201,15 +213,12 @@ class PaneTriggers:
         """Ask a predicate about a pane. One that raises is not true; the first failure in a window is kept."""
         firing = firing_of(due[3])
         assert self._view is not None, predicate
-        try:
-            answer = bool(predicate(self._view(due, timing)))
-        except Exception as error:  # user code: the pane is dead-lettered
-            if not firing.failing:
-                self._failed.append((due, error))
-            firing.failing = True
-            return False
-        firing.failing = False
-        return answer
+        view = self._view
+        answer = answer_of(lambda: predicate(view(due, timing)))
+        if isinstance(answer, Exception) and not firing.failing:
+            self._failed.append((due, answer))
+        firing.failing = isinstance(answer, Exception)
+        return answer is True
 
     @staticmethod
     def _timing(pane: OpenPane, firing: FiringState) -> str:

@@ -72,6 +72,10 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
             self._take_many(emission, rows, starts, at, work.watermark)
         return late
 
+    def _is_expected(self) -> bool:
+        """Tell whether a percentile has reached a window that has to be asked."""
+        return self._triggered is not None and self._triggered.is_expected()
+
     def _next_alarm(self) -> Instant:
         """Return the processing time at which a pane is due; INSTANT_MAX without one."""
         return INSTANT_MAX if self._triggered is None else self._triggered.alarms.next_time()

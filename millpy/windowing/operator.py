@@ -49,6 +49,7 @@ from millpy.windowing.group_by import Integers
 from millpy.windowing.pane_codec import DuePane
 from millpy.windowing.pane_rules import DEFAULT_RULES, PANE_INFO, PaneRules
 from millpy.windowing.panes import Emission, next_pane, output_type, records_in_order, result_rows
+from millpy.windowing.percentile_trigger import PercentileWatermark
 from millpy.windowing.session_gaps import Gaps, check_gap_field
 from millpy.windowing.timestamp_combiner import PaneHolds, TimestampCombiner
 from millpy.windowing.triggers import Trigger
@@ -309,6 +310,7 @@ class WindowedInterval(Generic[OpenT]):
         self._earliest, self._latest = event_time_range(windowing.windows)
         self._simple, self._mode = windowing.simple, windowing.accumulation
         self._rules = windowing.rules
+        self._expected: PercentileWatermark | None = None
         self._triggers = (
             PaneTriggers(windowing.trigger, windowing.rules, self._next_pane) if windowing.by_pane else None
         )
@@ -325,6 +327,10 @@ class WindowedInterval(Generic[OpenT]):
 
     def _recover(self, recovered: StoredInterval) -> None:
         """Load the open windows from the stored state."""
+        for percentile in self._trigger.percentiles:
+            self._expected = PercentileWatermark(percentile, recovered.entries)
+            assert self._triggers is not None, "such a trigger has a state in each pane"
+            self._triggers.expected_end = self._expected.reached
         progress = self._binding.progress
         run = progress.run
         for entries in recovered.entries:
@@ -370,7 +376,12 @@ class WindowedInterval(Generic[OpenT]):
         """Return (watermark at which the next window fires or expires, processing time of the next alarm)."""
         end = self._open.next_end()
         fires = end if end == INSTANT_MAX else self._trigger.due_at(end)
-        return min(fires, self._open.next_expiry()), self._next_alarm()
+        expected = INSTANT_MIN if self._is_expected() else INSTANT_MAX
+        return min(fires, self._open.next_expiry(), expected), self._next_alarm()
+
+    def _is_expected(self) -> bool:
+        """Tell whether a percentile has reached a window that has to be asked."""
+        return False
 
     def _next_alarm(self) -> Instant:
         """Return the processing time at which a pane is due; INSTANT_MAX without one."""
@@ -400,8 +411,13 @@ class WindowedInterval(Generic[OpenT]):
             )
         work = self._limit_panes(work, rows)
         self._latest_end = self._trigger.latest_end(work.watermark)
+        learned: tuple[Entries, ...] = ()
+        if self._expected is not None and rows is not None and len(rows):
+            learned = self._expected.learn(rows.records.event_times, work.now_us)
         if self._triggers is not None:
             self._triggers.now_us, self._triggers.latest_end = work.now_us, self._latest_end
+            if self._expected is not None:
+                self._triggers.expected_end = self._expected.reached
         if rows is not None:
             self._add_rows(result, emission, rows, work)
         self._add_due(emission, work)
@@ -409,8 +425,7 @@ class WindowedInterval(Generic[OpenT]):
         failed = emission.failed + ([] if self._triggers is None else self._triggers.take_failed())
         result.dead_letters += [self._letter_of(due, error) for due, error in failed]
         entries = self._open.take_entries(work.watermark, work.bundle, work.panes_max)
-        if entries is not None:
-            result.delta = (entries,)
+        result.delta = learned if entries is None else (entries, *learned)
         result.consumed_by_input = self._tally.consumed()
         self._made += self._open.take_expired_without_pane()
         result.emitted_by_stream[self._stream] = self._made + emission.retracted - len(emission.withheld)

@@ -38,6 +38,7 @@ class FiringState(msgspec.Struct, gc=False, omit_defaults=True):
         on_time_index: number of its panes since the end of the window, minus one; -1 if the newest one is early.
         last: whether no pane follows the newest one.
         closed: whether the trigger was finished, or has been asked when the window was over.
+        expected: whether the trigger has been asked since the percentile watermark has reached the end of the window.
         failing: whether a predicate of the trigger raised when it was asked last.
         passed: whether the trigger has been asked since the watermark has reached the end of the window.
         holds: whether the pane still keeps the low watermark back after that, for records that were on time.
@@ -52,6 +53,7 @@ class FiringState(msgspec.Struct, gc=False, omit_defaults=True):
     last: bool = False
     closed: bool = False
     failing: bool = False
+    expected: bool = False
     passed: bool = False
     holds: bool = False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from millpy.errors import GraphError
@@ -79,3 +79,11 @@ class When(Trigger):
     def alarm(self, state: State, moment: FiringMoment) -> Instant:
         """Return INSTANT_MAX: only records can make it ready."""
         return INSTANT_MAX
+
+
+def answer_of(ask: Callable[[], object]) -> bool | Exception:
+    """Return what a predicate says, or what it raises."""
+    try:
+        return bool(ask())
+    except Exception as error:  # user code: the pane is dead-lettered
+        return error

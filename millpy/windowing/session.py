@@ -11,6 +11,7 @@ from typing import cast
 
 import numpy as np
 
+from millpy.model.keys import Key
 from millpy.model.record import Instants
 from millpy.model.stage import StageBinding, StepResult, StoredInterval, Work
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
@@ -38,6 +39,13 @@ class UnalignedInterval(WindowedInterval[OpenSessions]):
         self._open = self._triggered or OpenSessions(*given)
         if self._combines:
             self._open.hold_times(retracts=self._mode is Accumulation.RETRACTING)
+
+    def _is_expected(self) -> bool:
+        """Tell whether a percentile has reached a window that has to be asked."""
+        return self._triggered is not None and self._triggered.is_expected()
+
+    def _is_closed(self, key: Key, start: int, end: int) -> bool:
+        return self._triggered is not None and (key, start, end) in self._triggered.closed
 
     def _next_alarm(self) -> Instant:
         """Return the processing time at which a pane is due; INSTANT_MAX without one."""
@@ -100,6 +108,7 @@ class SessionInterval(UnalignedInterval):
     ) -> None:
         super().__init__(windowing, binding)
         self._gaps = Gaps(windows)
+        self._missed: dict[int, tuple[int, int]] = {}  # row -> the closed session that it would have made again
         self._recover(recovered)
 
     def _storable(self, result: StepResult, rows: JoinedRows) -> JoinedRows:
@@ -114,7 +123,8 @@ class SessionInterval(UnalignedInterval):
         return rows.take(np.setdiff1d(np.arange(len(rows)), out))
 
     def _take_rows(self, emission: Emission, rows: JoinedRows, work: Work) -> DroppedLate | None:
-        """Add each row to one session. Return the rows that are too late for any."""
+        """Add each row to one session. Return the rows that are too late for any, or make a closed one again."""
+        self._missed = {}
         if len(rows) <= self._few_records_max:
             late: Sequence[int] | Integers = self._take_few(rows)
         else:
@@ -139,12 +149,15 @@ class SessionInterval(UnalignedInterval):
         return Openings(np.arange(len(rows)), sessions.of_row, opens, extends, large)
 
     def _too_late(self, rows: JoinedRows, late: Sequence[int] | Integers) -> DroppedLate:
-        """Return the late records, each with the session that it would have opened."""
+        """Return the late records, each with the session that it would have opened, or the closed one."""
         places = np.asarray(late, np.int64)
         missed = rows.take(places)
-        starts: Instants = missed.records.event_times
-        gaps = self._gaps.of_rows(missed.records, self._gaps.gaps_of(rows.keys)[missed.codes])
-        found = self._late_rows(missed, starts, starts + gaps)
+        starts: Instants = missed.records.event_times.copy()
+        ends: Instants = starts + self._gaps.of_rows(missed.records, self._gaps.gaps_of(rows.keys)[missed.codes])
+        for place, row in enumerate(places.tolist() if self._missed else ()):
+            if row in self._missed:
+                starts[place], ends[place] = self._missed[row]
+        found = self._late_rows(missed, starts, ends)
         return DroppedLate(found, {place: len(mine) for place, mine in rows.by_input(places)})
 
     def _take_few(self, rows: JoinedRows) -> list[int]:
@@ -160,6 +173,9 @@ class SessionInterval(UnalignedInterval):
             columns = ((row, times[row], watermarks[row], gaps[row]) for row in of_key)
             sessions, late = replay(columns, self._allowed_us, self._open.by_key.get(key, ()))
             for session in sessions:
+                if self._is_closed(key, session.start, session.end):
+                    self._missed.update(dict.fromkeys(session.rows, (session.start, session.end)))
+                    continue
                 pane = OpenPane(self._accumulators.empty())
                 for row in sorted(session.rows):
                     self._accumulators.add(pane.values, objects[row], times[row])
@@ -177,6 +193,17 @@ class SessionInterval(UnalignedInterval):
                     self._open.open(key, session.start, session.end, pane)
         return sorted(missed)
 
+    def _without_closed(self, sessions: Sessions, keys: Sequence[Key]) -> Sessions:
+        """Return the sessions that are not closed. The open ones that would have become part of a closed one stay."""
+        columns = (sessions.codes.tolist(), sessions.starts.tolist(), sessions.ends.tolist())
+        spans = list(zip(*columns, strict=True))
+        closed = np.array([self._is_closed(keys[code], start, end) for code, start, end in spans], np.bool_)
+        if not closed.any():
+            return sessions
+        for row in np.flatnonzero((sessions.of_row >= 0) & closed[sessions.of_row]).tolist():
+            self._missed[row] = spans[int(sessions.of_row[row])][1:]
+        return sessions.drop(closed)
+
     def _take_many(self, emission: Emission, rows: JoinedRows, watermark: Instant) -> Integers:
         """Add the records as columns. Return the rows that are too late."""
         open_sessions = {
@@ -192,6 +219,8 @@ class SessionInterval(UnalignedInterval):
             open_sessions,
             self._gaps.of_rows(rows.records, gaps[rows.codes]) if self._gaps.by_row else None,
         )
+        if self._triggered is not None and self._triggered.closed:
+            sessions = self._without_closed(sessions, rows.keys)
         too_late = np.flatnonzero(sessions.of_row < 0)
         if not len(sessions.codes):
             return too_late

@@ -50,6 +50,16 @@ class Sessions:
     of_row: npt.NDArray[np.int64]
     late: npt.NDArray[np.bool_]
 
+    def drop(self, dropped: npt.NDArray[np.bool_]) -> Sessions:
+        """Return the sessions without some of them, whose rows have none."""
+        kept = np.flatnonzero(~dropped)
+        place = np.full(len(dropped) + 1, -1, np.int64)  # the last one is that of rows without a session
+        place[kept] = np.arange(len(kept))
+        of_row = place[self.of_row]
+        joined = {int(place[number]): olds for number, olds in self.joined.items() if not dropped[number]}
+        codes, starts, ends = self.codes[kept], self.starts[kept], self.ends[kept]
+        return Sessions(codes, starts, ends, joined, of_row, self.late & (of_row >= 0))
+
 
 @dataclass(slots=True, eq=False)
 class ReplayedSession:

@@ -210,14 +210,18 @@ class OpenSessions:
     def _remove(self, session: OpenSession) -> None:
         session.alive = False
         self.weights.drop([session.pane])
+        self._unlink(session)
+        self._touched.pop(session, None)
+        if session.pane.bundle:
+            self._gone.append((session.key, session.start, session.end))
+
+    def _unlink(self, session: OpenSession) -> None:
+        """Remove a session from those of its key, so that no record joins it."""
         sessions = self.by_key[session.key]
         if len(sessions) == 1:
             del self.by_key[session.key]
         else:
             sessions.remove(session)
-        self._touched.pop(session, None)
-        if session.pane.bundle:
-            self._gone.append((session.key, session.start, session.end))
 
 
 class UnexpiredSessions(DueQueue[OpenSession]):

@@ -2,6 +2,10 @@
 
 A session that grows becomes another one, which begins at pane 0, and whose trigger knows what those of its parts knew
 (`Trigger.merged`). Alarms and holds follow from the state of the trigger, and are not stored.
+
+A session whose trigger is finished is closed, as in Beam: it merges with no other, and a record that would make the
+same session again is dropped. A record that makes another one opens it, although it may overlap the closed one. Closed
+sessions are kept, without accumulators, until they expire; they count against the bound on open windows.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from millpy.model.checkpoint import Entries
 from millpy.model.due_queue import DueQueue
 from millpy.model.keys import Key
 from millpy.model.stage import UNBOUNDED
@@ -28,6 +33,7 @@ class TriggeredSessions(OpenSessions):
     """The open sessions of one key interval.
 
     Attributes:
+        closed: (key, start, end) -> session, of those whose trigger is finished; they are not in `by_key`.
         alarms: when panes are due without a record.
     """
 
@@ -37,10 +43,12 @@ class TriggeredSessions(OpenSessions):
         super().__init__(accumulators, merger, allowed_lateness_us)
         self._triggers = triggers
         self.weights.each += FIRING_BYTES
+        self.closed: dict[tuple[Key, int, int], OpenSession] = {}
         self.alarms: Alarms[SpanName] = Alarms()
         self._alarmed: dict[SpanName, OpenSession] = {}
         self._unfired = _UnpassedSessions()
         self._unclosed = UnexpiredSessions()
+        self._unexpected = _UnexpectedSessions()
         self._holding = _HoldingSessions()
 
     def _add_to_trigger(self, pane: OpenPane, new: OpenPane) -> None:
@@ -50,6 +58,18 @@ class TriggeredSessions(OpenSessions):
     def _join_triggers(self, pane: OpenPane, olds: Sequence[OpenPane], end: int) -> None:
         self._triggers.join(pane, olds, Instant(end))
 
+    def _add(self, session: OpenSession) -> None:
+        super()._add(session)
+        if firing_of(session.pane).trigger[0]:
+            self._close(session)
+
+    def _close(self, session: OpenSession) -> None:
+        self._unlink(session)
+        self.closed[session.key, session.start, session.end] = session
+
+    def _is_closed(self, session: OpenSession) -> bool:
+        return self.closed.get((session.key, session.start, session.end)) is session
+
     def _queue(self, session: OpenSession) -> None:
         live = self.weights.panes
         firing = firing_of(session.pane)
@@ -57,9 +77,12 @@ class TriggeredSessions(OpenSessions):
             self._unfired.add(session.end, session.name(), session, live=live)
         for queue in (self._unexpired, self._unclosed):
             queue.add(session.end + self._allowed_us, session.name(), session, live=live)
+        if self._triggers.by_percentile and not firing.expected:
+            self._unexpected.add(session.end, session.name(), session, live=live)
         if firing.holds:
             self._holding.add(session.end, session.name(), session, live=live)
-        self._set_alarm(session, self._triggers.alarm_of(session.pane))
+        if not firing.trigger[0]:
+            self._set_alarm(session, self._triggers.alarm_of(session.pane))
 
     def _set_alarm(self, session: OpenSession, at: Instant) -> None:
         name = session.start, session.end, session.key
@@ -79,6 +102,9 @@ class TriggeredSessions(OpenSessions):
                 queue.pop()
                 if queue is self._unfired or self._triggers.waits_for_the_end(firing_of(session.pane)):
                     asked[session] = None
+        while len(asked) < most and (session := self._unexpected.first(self._triggers.expected_end)) is not None:
+            self._unexpected.pop()
+            asked[session] = None
         found: list[DuePane] = []
         for session in asked:
             pane, end = session.pane, session.end
@@ -88,17 +114,38 @@ class TriggeredSessions(OpenSessions):
                 found.append(session.due())
             if firing.holds and not held:
                 self._holding.add(end, session.name(), session, live=self.weights.panes)
-            self._set_alarm(session, self._triggers.alarm_of(pane))
+            if not self._is_closed(session):  # another session may have its start
+                self._set_alarm(session, self._triggers.alarm_of(pane))
+                if firing.trigger[0]:
+                    self._close(session)
         self._touched.update(asked)
         return found
+
+    def is_expected(self) -> bool:
+        """Tell whether the percentile watermark has reached a session that has to be asked."""
+        return self._unexpected.next_due() <= self._triggers.expected_end
 
     def _is_done(self, session: OpenSession) -> bool:
         firing = firing_of(session.pane)
         return firing.passed and not self._triggers.waits_for_the_end(firing)
 
+    def take_entries(self, watermark: Instant, bundle: int, panes_max: int = UNBOUNDED) -> Entries | None:
+        """Expire up to `panes_max` sessions, and return the changes of this bundle as entries; None without any."""
+        for session in self._touched if self.closed else ():
+            if self._is_closed(session):
+                session.pane.values, session.pane.kept = [], None
+        return super().take_entries(watermark, bundle, panes_max)
+
     def _remove(self, session: OpenSession) -> None:
+        if not self._is_closed(session):
+            self._set_alarm(session, INSTANT_MAX)
         super()._remove(session)
-        self._set_alarm(session, INSTANT_MAX)
+
+    def _unlink(self, session: OpenSession) -> None:
+        if self._is_closed(session):
+            del self.closed[session.key, session.start, session.end]
+        else:
+            super()._unlink(session)
 
     def oldest_end(self) -> Instant:
         """Return the end of the oldest session that holds the low watermark; INSTANT_MAX without one."""
@@ -119,3 +166,11 @@ class _HoldingSessions(DueQueue[OpenSession]):
     def is_current(self, key: Key | None, item: OpenSession) -> bool:
         """Tell whether the session has records that were on time, and that no pane has."""
         return item.alive and firing_of(item.pane).holds
+
+
+class _UnexpectedSessions(DueQueue[OpenSession]):
+    __slots__ = ()
+
+    def is_current(self, key: Key | None, item: OpenSession) -> bool:
+        """Tell whether the trigger has not been asked since the percentile watermark has reached the session's end."""
+        return item.alive and not firing_of(item.pane).expected

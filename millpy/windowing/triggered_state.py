@@ -7,7 +7,7 @@ pane; alarms are not, because they follow from it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from millpy.model.keys import Key
 from millpy.model.stage import UNBOUNDED
@@ -36,9 +36,10 @@ class TriggeredWindows(OpenWindows):
         self.weights.each += FIRING_BYTES
         self.closed: dict[int, set[Key]] = {}
         self.alarms: Alarms[tuple[int, Key]] = Alarms()
-        self._unclosed = WindowStarts()
+        self._unclosed, self._unexpected = WindowStarts(), _OpenStarts(self.panes)
+        self._by_percentile = triggers.by_percentile
         self._holding: dict[int, dict[Key, None]] = {}
-        self._waiting_in: tuple[dict[int, list[Key]], dict[int, list[Key]]] = ({}, {})
+        self._waiting_in: tuple[dict[int, list[Key]], ...] = ({}, {}, {})
 
     def finish_recovery(self) -> None:
         """Build the queues and alarms, after all stored panes have been loaded."""
@@ -52,6 +53,9 @@ class TriggeredWindows(OpenWindows):
     def _queue(self, start: int, *, emitted: bool) -> None:
         super()._queue(start, emitted=emitted)
         self._unclosed.add(self._assigner.end_of(start) + self._allowed_us, None, start)
+        panes = self.panes[start].values()
+        if self._by_percentile and not (panes and all(firing_of(pane).expected for pane in panes)):
+            self._unexpected.add(self._assigner.end_of(start), None, start)
 
     def due(self, latest_end: Instant, panes_max: int = UNBOUNDED) -> list[DuePane]:
         """Return the panes to emit at a watermark: of those that have changed, and of up to `panes_max` others."""
@@ -60,6 +64,9 @@ class TriggeredWindows(OpenWindows):
         asked += self.alarms.due(self._triggers.now_us, panes_max)
         asked += self._swept(self._unfired, latest_end, lambda f: not f.passed, most - len(asked))
         asked += self._swept(self._unclosed, latest_end, waits, most - len(asked))
+        expected_end = self._triggers.expected_end
+        if self._by_percentile:
+            asked += self._swept(self._unexpected, expected_end, lambda f: not f.expected, most - len(asked))
         found: list[DuePane] = []
         for start, key in dict.fromkeys(asked):
             pane, end = self.panes[start][key], self._assigner.end_of(start)
@@ -70,6 +77,7 @@ class TriggeredWindows(OpenWindows):
             self._follow(start, key, pane)
         self._pop_done(self._unfired, latest_end, lambda f: f.passed)
         self._pop_done(self._unclosed, latest_end, lambda f: not waits(f))
+        self._pop_done(self._unexpected, expected_end, lambda f: f.expected)
         return found
 
     def _follow(self, start: int, key: Key, pane: OpenPane) -> None:
@@ -94,7 +102,7 @@ class TriggeredWindows(OpenWindows):
         """
         found: list[tuple[int, Key]] = []
         starts: list[int] = []
-        waiting = self._waiting_in[queue is self._unclosed]
+        waiting = self._waiting_in[2 if queue is self._unexpected else queue is self._unclosed]
         while len(found) < panes_max and (start := queue.first(until)) is not None:
             queue.pop()
             starts.append(start)
@@ -135,7 +143,25 @@ class TriggeredWindows(OpenWindows):
             for waiting in self._waiting_in:
                 waiting.pop(start, None)
 
+    def is_expected(self) -> bool:
+        """Tell whether the percentile watermark has reached a window that has to be asked."""
+        return self._unexpected.next_due() <= self._triggers.expected_end
+
     def oldest_end(self) -> Instant:
         """Return the end of the oldest window that holds the low watermark; INSTANT_MAX without one."""
         held = min(self._holding, default=None)
         return self.next_end() if held is None else min(self.next_end(), Instant(self._assigner.end_of(held)))
+
+
+class _OpenStarts(WindowStarts):
+    """The starts of windows that may expire before they are due."""
+
+    __slots__ = ("_open",)
+
+    def __init__(self, open_windows: Mapping[int, object]) -> None:
+        super().__init__()
+        self._open = open_windows
+
+    def is_current(self, key: Key | None, item: int) -> bool:
+        """Tell whether the window is open."""
+        return item in self._open

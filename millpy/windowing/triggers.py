@@ -53,11 +53,13 @@ class FiringMoment:
         now_us: the processing time.
         ended: whether the watermark has reached the end of the window.
         judge: asks a predicate about the pane; None if the trigger is not asked now.
+        expected: whether the percentile watermark has reached the end of the window.
     """
 
     now_us: Instant
     ended: bool
     judge: Callable[[Predicate], bool] | None = None
+    expected: bool = False
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -96,6 +98,11 @@ class Trigger(GraphPart):
     def may_finish(self) -> bool:
         """Whether the trigger can be finished, so that it closes its window."""
         return False
+
+    @property
+    def percentiles(self) -> frozenset[float]:
+        """The percentiles that decide when it fires: at most one."""
+        return frozenset[float]().union(*(part.percentiles for part in self.parts))
 
     @property
     def calls_user(self) -> bool:

@@ -16,7 +16,6 @@ from millpy.model.record import Instants, Mask
 from millpy.model.stage import StageBinding, StepResult, StoredInterval, Work
 from millpy.model.time import INSTANT_MIN
 from millpy.windowing.accumulator import RowsRefusedError
-from millpy.windowing.firing import firing_of
 from millpy.windowing.group_by import Groups, Integers
 from millpy.windowing.operator import DroppedLate, JoinedRows, WindowSpec
 from millpy.windowing.panes import Emission
@@ -62,9 +61,10 @@ class UserInterval(UnalignedInterval):
         over: Mask = rows.watermarks[at] >= ends + self._allowed_us
         first, group_of, _ = group_spans(rows.codes[at], starts, ends, len(rows.keys))
         known = self._known(rows, at[first], first)
-        if self._triggered is not None:
-            closed = [number for number, (old,) in known.items() if firing_of(old.pane).trigger[0]]
-            over |= np.isin(group_of, closed)
+        if self._triggered is not None and self._triggered.closed:
+            spans = (rows.codes[at[first]].tolist(), starts[first].tolist(), ends[first].tolist())
+            closed = [self._is_closed(rows.keys[code], start, end) for code, start, end in zip(*spans, strict=True)]
+            over |= np.array(closed, np.bool_)[group_of]
         late = self._missed(rows, starts, ends, at, over) if over.any() else None
         if late is not None:
             inside = np.flatnonzero(~over)

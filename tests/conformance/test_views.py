@@ -8,6 +8,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from millpy.admin.diagnosis import read_facts
+from millpy.clock import SystemClock
 from millpy.model.checkpoint import Cursor, DeadLetter, Entries, Kind, LateRows, Pause
 from millpy.model.deployment import DeployedInterval
 from millpy.model.time import INSTANT_MAX, Instant
@@ -164,6 +166,25 @@ async def test_open_window_is_named_as_the_cause_downstream(owner: Owner, databa
         ("alarms", "input", "sums, keys 00000000 to 7fffffff"),
         ("sums", "window", 'key "dev-7", window 1970-01-01 00:04:00+00 to 1970-01-01 00:05:00+00'),
     ]
+
+
+async def test_a_window_whose_trigger_has_not_fired_is_named_with_its_end(owner: Owner, database_url: str) -> None:
+    name = f"{4 * MINUTE}/{5 * MINUTE}"
+    kept = {"values": [3], "firing": {"trigger": [0], "since": 3, "late": 1, "passed": True, "holds": True}}
+    gone = {"values": [3], "pane_index": 1, "emitted": True, "firing": {"trigger": [0], "passed": True}}
+    windows = entries(Kind.WINDOW, "", ("dev-1", gone, name, 20 * MINUTE), ("dev-7", kept, name, 20 * MINUTE))
+    await sums_hold(owner, oldest_work=Instant(5 * MINUTE - 1), delta=(windows,))
+
+    assert await explain(owner, database_url, "sums") == [
+        (
+            "sums",
+            "window",
+            'key "dev-7", window 1970-01-01 00:04:00+00 to 1970-01-01 00:05:00+00 has ended, but its trigger has not'
+            " fired for 3 records; it is over at 1970-01-01 00:20:00+00",
+        )
+    ]
+    (held,) = read_facts(database_url, SystemClock()).held_windows
+    assert (held["computation"], held["windows"], held["records"], held["held_s"]) == ("sums", 1, 3, 300.0)
 
 
 @pytest.mark.parametrize(("domain", "held_by"), [("event", "timer"), ("hold", "hold")])

@@ -155,9 +155,62 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/windowing/firing.py",
-        "        emits = emits and firing.since > 0",
-        "        emits = bool(emits)",
+        "        emits = fires and (firing.since > 0 or (not firing.closed and self._gives_empty(timing, last)))",
+        "        emits = bool(fires)",
         killers=("tests/property/test_pane_triggers.py::test_when_triggers_fire",),
+    ),
+    Mutant(
+        "millpy/windowing/firing.py",
+        "        firing.closed = firing.closed or last",
+        "        firing.closed = False",
+        killers=("tests/conformance/test_transcripts.py::test_transcript",),
+    ),
+    Mutant(
+        "millpy/windowing/firing.py",
+        '            firing.on_time_index = -1 if timing == "early" else firing.on_time_index + 1',
+        "            firing.on_time_index += 1",
+        killers=("tests/property/test_pane_triggers.py::test_panes_add_up_to_the_batch_in_every_mode",),
+    ),
+    Mutant(
+        "millpy/windowing/panes.py",
+        "        return content_of(pane, self._mode) or PaneContent(self._accumulators.empty())",
+        "        return content_of(pane, self._mode) or pane",
+        killers=("tests/property/test_pane_triggers.py::test_panes_add_up_to_the_batch_in_every_mode",),
+    ),
+    Mutant(
+        "millpy/windowing/predicate_trigger.py",
+        "        state[1] = _UNKNOWN",
+        "        pass",
+        killers=(
+            "tests/unit/windowing/test_predicate_trigger.py::"
+            "test_it_is_asked_once_for_each_bundle_and_window_that_changes",
+        ),
+    ),
+    Mutant(
+        "millpy/windowing/composite_triggers.py",
+        "        return all([part.ready(own, moment) for part, own in self._unfinished(state)])",
+        "        return all(part.ready(own, moment) for part, own in self._unfinished(state))",
+        killers=(
+            "tests/unit/windowing/test_predicate_trigger.py::test_an_answer_waits_for_the_clock_through_a_restart",
+        ),
+    ),
+    Mutant(
+        "millpy/windowing/session.py",
+        "        return self._triggered is not None and (key, start, end) in self._triggered.closed",
+        "        return False",
+        killers=(
+            "tests/property/test_pane_triggers.py::"
+            "test_sessions_with_closing_triggers_lose_only_what_they_count_as_late",
+        ),
+    ),
+    Mutant(
+        "millpy/windowing/triggered_sessions.py",
+        "        if not firing.trigger[0]:\n            self._set_alarm",
+        "        if True:\n            self._set_alarm",
+        killers=(
+            "tests/property/test_pane_triggers.py::"
+            "test_sessions_with_closing_triggers_lose_only_what_they_count_as_late",
+        ),
     ),
     Mutant(
         "millpy/windowing/triggered_state.py",

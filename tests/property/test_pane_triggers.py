@@ -431,6 +431,7 @@ def test_panes_of_one_tick_that_exceed_a_turn_leave_in_the_next_turns_by_key(res
 GAP = 4
 SESSIONS = SessionWindows(timedelta_us(GAP))
 lasting = triggers.filter(lambda trigger: not trigger.may_finish)
+closing = triggers.filter(lambda trigger: trigger.may_finish)
 
 
 def sessions_of(fed: list[tuple[Reading, int]]) -> dict[Any, tuple[int, int]]:
@@ -468,7 +469,63 @@ def test_sessions_with_triggers_merge_to_those_of_a_batch_in_every_mode(
     assert subject.interval.oldest_work() == INSTANT_MAX
     assert subject.interval.next_due() == (INSTANT_MAX, INSTANT_MAX)
     assert not any(result.late for result in subject.results)
+    table, by_key = check_sessions(subject, mode)
+    assert table == sessions_of(fed)
+    if mode is Accumulation.DISCARDING:
+        assert by_key == totals(fed)
 
+
+@pytest.mark.parametrize("mode", Accumulation, ids=lambda mode: mode.value)
+@settings(max_examples=150, deadline=None)
+@given(
+    trigger=closing,
+    schedule=st.lists(moves, max_size=20),
+    few=st.sampled_from([0, 10_000]),
+    panes_max=st.sampled_from([1, 10_000]),
+    rules=st.just(DEFAULT_RULES) | rules_of_panes,
+)
+def test_sessions_with_closing_triggers_lose_only_what_they_count_as_late(
+    mode: Accumulation, trigger: Trigger, schedule: list[Any], few: int, panes_max: int, rules: PaneRules
+) -> None:
+    """Closed sessions stay as they are, so that the table and the late records have each record once."""
+    subject = driver(trigger, windows=SESSIONS, mode=mode, allowed=1_000, few=few, rules=rules)
+    subject.panes_max = panes_max
+    fed = played(subject, schedule, columns=few == 0)
+    finish(subject)
+    assert not {name for name in subject.stored if name[0] is not Kind.COUNTER}
+    assert subject.interval.oldest_work() == INSTANT_MAX
+    assert subject.interval.next_due() == (INSTANT_MAX, INSTANT_MAX)
+
+    table, by_key = check_sessions(subject, mode)
+    wanted = totals(fed)
+    for result in subject.results:
+        for late in result.late:
+            for key, payload in zip(late.keys, late.payloads, strict=True):
+                wanted[msgspec.json.decode(key), "n"] -= 1
+                wanted[msgspec.json.decode(key), "total"] -= msgspec.json.decode(payload)["number"]
+    wanted = Counter({name: number for name, number in wanted.items() if number})
+    shown: Counter[Any] = Counter()
+    for (key, _, _), (n, total) in table.items():
+        shown[key, "n"] += n
+        shown[key, "total"] += total
+    assert {name: number for name, number in shown.items() if number} == wanted
+    if mode is Accumulation.DISCARDING:
+        assert by_key == wanted
+    if rules.pane_info and mode is not Accumulation.RETRACTING:
+        check_flags(subject, rules)
+
+
+def totals(fed: list[tuple[Reading, int]]) -> Counter[Any]:
+    """Return the number and the sum of the records of each key."""
+    found: Counter[Any] = Counter()
+    for reading, _ in fed:
+        found[reading.key, "n"] += 1
+        found[reading.key, "total"] += reading.number
+    return Counter({name: number for name, number in found.items() if number})
+
+
+def check_sessions(subject: StageDriver, mode: Accumulation) -> tuple[dict[Any, tuple[int, int]], Counter[Any]]:
+    """Check that retracting panes leave those of the table after each turn. Return it, and sums of panes by key."""
     table: dict[Any, tuple[int, int]] = {}
     standing: dict[Any, Any] = {}
     by_key: Counter[Any] = Counter()
@@ -491,16 +548,10 @@ def test_sessions_with_triggers_merge_to_those_of_a_batch_in_every_mode(
                 assert mode is not Accumulation.RETRACTING or window not in standing
                 standing[window] = pane
                 by_key[pane.key, "n"] += pane.n
-                by_key[pane.key, "total"] += pane.total
+                by_key[pane.key, "total"] += pane.total or 0
         if mode is Accumulation.RETRACTING:
             assert {name: (pane.n, pane.total) for name, pane in standing.items()} == table
-    assert table == sessions_of(fed)
-    if mode is Accumulation.DISCARDING:
-        wanted: Counter[Any] = Counter()
-        for reading, _ in fed:
-            wanted[reading.key, "n"] += 1
-            wanted[reading.key, "total"] += reading.number
-        assert {name: n for name, n in by_key.items() if n} == {name: n for name, n in wanted.items() if n}
+    return table, Counter({name: number for name, number in by_key.items() if number})
 
 
 @pytest.mark.parametrize("few", [0, 10_000], ids=["columns", "few"])
@@ -562,3 +613,14 @@ def test_a_trigger_has_a_bound_on_its_parts() -> None:
 
     with pytest.raises(GraphError, match="Repeatedly is composed of more than 100 triggers"):
         Repeatedly(trigger)
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["", "restarted"])
+def test_an_alarm_is_that_of_the_open_session_not_of_a_closed_one_with_its_start(restarts: bool) -> None:
+    subject = driver(AfterAny(AfterCount(4), AfterProcessingTime(timedelta_us(30))), windows=SESSIONS)
+    assert len(told(subject.feed([(Reading("a", 1), 1)] * 4))) == 1
+    subject.feed([(Reading("a", 1), at) for at in (1, 3, 6)])
+    if restarts:
+        subject.restart()
+
+    assert told(subject.feed([], now_us=30)) == ["early 3"]

@@ -302,3 +302,44 @@ def test_a_join_whose_sides_are_far_apart_is_told(apart_s: float | None, severit
 
     assert finding.severity is severity
     assert words in finding.found
+
+
+NEVER, ONCE = {"kind": "never"}, {"kind": "after_count", "n": 1}
+
+
+@pytest.mark.parametrize(
+    ("trigger", "fires"),
+    [
+        (NEVER, False),
+        (ONCE, True),
+        ({"kind": "after_watermark", "late": {"kind": "nothing"}}, True),
+        ({"kind": "repeatedly", "trigger": NEVER}, False),
+        ({"kind": "after_all", "triggers": [ONCE, NEVER]}, False),
+        ({"kind": "after_any", "triggers": [NEVER, ONCE]}, True),
+        ({"kind": "after_each", "triggers": [NEVER, ONCE]}, False),
+        ({"kind": "after_each", "triggers": [ONCE, NEVER]}, True),
+        ({"kind": "or_finally", "trigger": NEVER, "until": ONCE}, True),
+        ({"kind": "or_finally", "trigger": NEVER, "until": NEVER}, False),
+    ],
+)
+def test_a_trigger_that_cannot_fire_is_noted(trigger: Any, fires: bool) -> None:
+    row = {"graph": "bills", "computation": "hours", "trigger": trigger, "allowed_lateness_us": 3_600_000_000}
+
+    found = judged(window_triggers=[row])
+
+    assert ("trigger of windows" in found) is not fires
+    assert fires or "1 h" in found["trigger of windows"].meaning or "hours(1)" in found["trigger of windows"].meaning
+
+
+@pytest.mark.parametrize(("held_s", "warned"), [(59.0, False), (7_200.0, True)])
+def test_windows_that_hold_the_watermark_for_long_are_told(held_s: float, warned: bool) -> None:
+    name = {"graph": "bills", "computation": "hours"}
+    step = {**name, "trigger": {"kind": "repeatedly", "trigger": ONCE}, "allowed_lateness_us": 0}
+    held = {**name, "windows": 3, "records": 5_000, "held_s": held_s, "over_at": "2026-01-01 00:00:00+00"}
+
+    finding = judged(window_triggers=[step], held_windows=[held]).get("windows")
+
+    assert (finding is not None) is warned
+    if finding is not None:
+        assert "bills.hours: 3 windows with 5,000 records that no pane has" in finding.found
+        assert "Repeatedly(AfterCount(1)) has not fired" in finding.meaning

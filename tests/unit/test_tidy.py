@@ -40,6 +40,7 @@ CATCHES_ALL = (
     "operators.stateless",
     "graph.loader",
     "windowing.aggregates.combiner",
+    "windowing.predicate_trigger",
     "store.archive.object_storage",  # each client has errors of its own
 )
 

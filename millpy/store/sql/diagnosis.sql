@@ -158,6 +158,30 @@ SELECT l.graph, l.table_name, count(*) AS workers, count(*) FILTER (WHERE l.vers
        min(nullif(l.error, '')) AS error,
        extract(epoch FROM clock_timestamp() - min(l.failing_since))::double precision AS failing_s
   FROM millpy.lookups AS l GROUP BY l.graph, l.table_name ORDER BY 1, 2;
+-- name: look_at_window_triggers
+-- Reads the triggers of windowed steps that are not the default. Zero rows: all windows fire at their end.
+SELECT g.name AS graph, c.name AS computation, c.described #> '{identity,trigger}' AS trigger,
+       (c.described #>> '{identity,allowed_lateness_us}')::bigint AS allowed_lateness_us
+  FROM mill.graphs AS g
+ CROSS JOIN LATERAL jsonb_each(g.description -> 'computations') AS c (name, described)
+ WHERE c.described #>> '{identity,kind}' = 'window'
+   AND c.described #> '{identity,trigger}' <> '{"kind": "after_watermark"}'
+ ORDER BY 1, 2;
+
+-- name: look_at_held_windows
+-- Finds the windowed steps of which windows hold the low watermark after their end, because their triggers have not
+-- fired. It reads only intervals whose low watermark is behind their input. Zero rows: no window does.
+SELECT p.graph, p.computation, count(*)::bigint AS windows, sum(f.records)::bigint AS records,
+       max(least(p.input_watermark, f.over_at) - f.ends_at) / 1e6::double precision AS held_s,
+       mill.moment(max(f.over_at))::text AS over_at
+  FROM mill.places AS p
+ CROSS JOIN LATERAL (
+       SELECT split_part(e.subkey, '/', 2)::bigint AS ends_at, e.fire_at AS over_at,
+              coalesce((e.value #>> '{firing,since}')::bigint, 0) AS records
+         FROM mill.entries AS e
+        WHERE e.interval_id = p.interval_id AND e.kind = 'window' AND e.value #>> '{firing,holds}' = 'true') AS f
+ WHERE p.kind = 'stage' AND p.oldest_work < p.input_watermark
+ GROUP BY p.graph, p.computation ORDER BY 1, 2;
 
 -- name: look_at_rights
 -- Reads the rights of this role. Always one row.

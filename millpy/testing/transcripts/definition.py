@@ -32,6 +32,7 @@ from millpy.windowing.calendar_windows import CalendarWindows
 from millpy.windowing.composite_triggers import AfterAll, AfterAny, AfterEach, AfterWatermark, OrFinally, Repeatedly
 from millpy.windowing.global_window import GlobalWindow
 from millpy.windowing.pane_rules import FiringBehavior
+from millpy.windowing.percentile_trigger import AfterPercentile
 from millpy.windowing.timestamp_combiner import TimestampCombiner
 from millpy.windowing.triggers import AfterCount, AfterProcessingTime, Every, Never, Trigger
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
@@ -53,7 +54,7 @@ WINDOWS: Mapping[str, Sequence[str]] = {
 WINDOWS_TO_COME: Mapping[str, Sequence[str]] = {
     "session": ("max_records",),
 }
-TRIGGERS_TO_COME = ("after_percentile",)
+TRIGGERS_TO_COME: tuple[str, ...] = ()
 COMPOSITES: Mapping[str, Callable[..., Trigger]] = {
     "after_any": AfterAny,
     "after_all": AfterAll,
@@ -62,7 +63,7 @@ COMPOSITES: Mapping[str, Callable[..., Trigger]] = {
 }
 """Triggers of several triggers."""
 DELAYS: Mapping[str, Callable[[timedelta], Trigger]] = {"after_processing_time": AfterProcessingTime, "every": Every}
-TRIGGERS = ("after_watermark", "after_count", *DELAYS, "repeatedly", *COMPOSITES, "never")
+TRIGGERS = ("after_watermark", "after_count", "after_percentile", *DELAYS, "repeatedly", *COMPOSITES, "never")
 AGGREGATES: Mapping[str, Callable[..., Aggregate]] = {
     "count": Count,
     "sum": Sum,
@@ -263,6 +264,8 @@ def _built_trigger(name: str, argument: Any, what: str) -> Trigger:
         return DELAYS[name](_duration(argument, what))
     if name == "after_count":
         return AfterCount(argument)
+    if name == "after_percentile":
+        return AfterPercentile(argument)
     if name == "repeatedly":
         return Repeatedly(_trigger(argument, what))
     if name in COMPOSITES:

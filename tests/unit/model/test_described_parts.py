@@ -124,6 +124,8 @@ MEANINGS: Mapping[str, Mapping[str, list[Any]]] = {
     "AfterProcessingTime": {"delay": [seconds(0), *LENGTHS]},
     "Every": {"period": LENGTHS},
     "Never": {},
+    "AfterPercentile": {"percentile": [0.5, 0.99]},
+    "When": {"predicate": [bool, callable]},
     "Repeatedly": {"trigger": [AfterCount(1), AfterCount(2), Never()]},
     **{name: {"triggers": [(AfterCount(1),), (Never(), AfterCount(1)), (AfterCount(1), Never())]} for name in SEVERAL},
     "Pattern": {"name": ["a", "b"], "condition": [minutes, seconds]},
