@@ -21,7 +21,7 @@ from millpy.windowing.group_by import Groups, Integers
 from millpy.windowing.operator import DroppedLate, JoinedRows, WindowedInterval, WindowSpec
 from millpy.windowing.pane_codec import NO_TIME, OpenPane
 from millpy.windowing.panes import Emission
-from millpy.windowing.session_assign import merge_sessions, replay
+from millpy.windowing.session_assign import Sessions, merge_sessions, replay
 from millpy.windowing.session_gaps import Gaps
 from millpy.windowing.session_state import OpenSession, OpenSessions
 from millpy.windowing.triggered_sessions import TriggeredSessions
@@ -108,7 +108,9 @@ class SessionInterval(UnalignedInterval):
     ) -> None:
         super().__init__(windowing, binding)
         self._gaps = Gaps(windows)
-        self._missed: dict[int, tuple[int, int]] = {}  # row -> the closed session that it would have made again
+        self._missed_sessions: dict[
+            int, tuple[int, int]
+        ] = {}  # row -> the closed session that it would have made again
         self._recover(recovered)
 
     def _storable(self, result: StepResult, rows: JoinedRows) -> JoinedRows:
@@ -124,7 +126,7 @@ class SessionInterval(UnalignedInterval):
 
     def _take_rows(self, emission: Emission, rows: JoinedRows, work: Work) -> DroppedLate | None:
         """Add each row to one session. Return the rows that are too late for any, or make a closed one again."""
-        self._missed = {}
+        self._missed_sessions = {}
         if len(rows) <= self._few_records_max:
             late: Sequence[int] | Integers = self._take_few(rows)
         else:
@@ -154,9 +156,9 @@ class SessionInterval(UnalignedInterval):
         missed = rows.take(places)
         starts: Instants = missed.records.event_times.copy()
         ends: Instants = starts + self._gaps.of_rows(missed.records, self._gaps.gaps_of(rows.keys)[missed.codes])
-        for place, row in enumerate(places.tolist() if self._missed else ()):
-            if row in self._missed:
-                starts[place], ends[place] = self._missed[row]
+        for place, row in enumerate(places.tolist() if self._missed_sessions else ()):
+            if row in self._missed_sessions:
+                starts[place], ends[place] = self._missed_sessions[row]
         found = self._late_rows(missed, starts, ends)
         return DroppedLate(found, {place: len(mine) for place, mine in rows.by_input(places)})
 
@@ -174,7 +176,7 @@ class SessionInterval(UnalignedInterval):
             sessions, late = replay(columns, self._allowed_us, self._open.by_key.get(key, ()))
             for session in sessions:
                 if self._is_closed(key, session.start, session.end):
-                    self._missed.update(dict.fromkeys(session.rows, (session.start, session.end)))
+                    self._missed_sessions.update(dict.fromkeys(session.rows, (session.start, session.end)))
                     continue
                 pane = OpenPane(self._accumulators.empty())
                 for row in sorted(session.rows):
@@ -201,7 +203,7 @@ class SessionInterval(UnalignedInterval):
         if not closed.any():
             return sessions
         for row in np.flatnonzero((sessions.of_row >= 0) & closed[sessions.of_row]).tolist():
-            self._missed[row] = spans[int(sessions.of_row[row])][1:]
+            self._missed_sessions[row] = spans[int(sessions.of_row[row])][1:]
         return sessions.drop(closed)
 
     def _take_many(self, emission: Emission, rows: JoinedRows, watermark: Instant) -> Integers:
