@@ -50,6 +50,11 @@ class TriggeredSessions(OpenSessions):
     def _join_triggers(self, pane: OpenPane, olds: Sequence[OpenPane], end: int) -> None:
         self._triggers.join(pane, olds, Instant(end))
 
+    def _take_trigger(self, pane: OpenPane, new: OpenPane) -> None:
+        known, firing = firing_of(pane), firing_of(new)
+        firing.timing, firing.before = known.timing, known.before
+        pane.firing = firing
+
     def _queue(self, session: OpenSession) -> None:
         live = self.weights.panes
         firing = firing_of(session.pane)

@@ -137,7 +137,9 @@ def effects(result: StepResult) -> dict[str, Any]:
         "table": sorted(
             (part.first, *row) for part in result.results for row in zip(*map(column_values, part.columns), strict=True)
         ),
-        "deleted": sorted(row for part in result.deleted for row in zip(*map(column_values, part.columns), strict=True)),
+        "deleted": sorted(
+            row for part in result.deleted for row in zip(*map(column_values, part.columns), strict=True)
+        ),
         "late": Counter(
             row
             for late in result.late
@@ -220,7 +222,7 @@ given_schedule = given(
 
 
 @pytest.mark.parametrize("mode", Accumulation, ids=lambda mode: mode.value)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given_schedule
 def test_a_function_that_assigns_sliding_windows_does_what_these_do(
     mode: Accumulation, trigger: Trigger, schedule: list[Any], allowed: int, few: int, panes_max: int, combines: bool
@@ -234,13 +236,15 @@ def test_a_function_that_assigns_sliding_windows_does_what_these_do(
 
 
 @pytest.mark.parametrize("mode", Accumulation, ids=lambda mode: mode.value)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given_schedule
 def test_a_function_whose_windows_merge_does_what_sessions_do(
     mode: Accumulation, trigger: Trigger, schedule: list[Any], allowed: int, few: int, panes_max: int, combines: bool
 ) -> None:
     if trigger.may_finish:
         trigger = AFTER_WATERMARK
+    if panes_max == 1:
+        few = 0  # records that are added one by one leave through the state, where panes have to wait
     own = SessionWindows(timedelta_us(GAP), by_field="gap_s")
     drivers = [subject(windows, trigger, mode, allowed, few, combines=combines) for windows in (own, Visits())]
     for driver in drivers:
@@ -249,7 +253,7 @@ def test_a_function_whose_windows_merge_does_what_sessions_do(
 
 
 @pytest.mark.parametrize("mode", [Accumulation.ACCUMULATING, Accumulation.RETRACTING], ids=lambda mode: mode.value)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     trigger=triggers | st.just(AFTER_WATERMARK),
     schedule=st.lists(moves | st.tuples(st.just("retract"), st.lists(st.integers(0, 50), max_size=3)), max_size=20),
@@ -292,7 +296,7 @@ namings = st.builds(
 
 
 @pytest.mark.parametrize("mode", Accumulation, ids=lambda mode: mode.value)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     trigger=triggers | st.just(AFTER_WATERMARK),
     schedule=st.lists(

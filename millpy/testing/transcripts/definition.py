@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from millpy.errors import GraphError, UsageError
 from millpy.graph import Graph
+from millpy.graph.loader import run_file
 from millpy.ingest.settings import AdvanceWithClock, Dedupe, EventTime
 from millpy.model.keys import Key
 from millpy.model.time import Instant
@@ -43,6 +45,7 @@ from millpy.windowing.triggers import (
     Trigger,
 )
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
+from millpy.windowing.window_function import WindowFunction
 
 SOURCE, STEP = "records", "panes"
 INTERVALS = 2
@@ -55,6 +58,7 @@ WINDOWS: Mapping[str, Sequence[str]] = {
     "calendar": ("zone", "starts_at"),
     "session": ("by_key", "by_field", "max_gap", "max_length"),
     "global": (),
+    "function": (),
 }
 """Kind of windows -> further keys."""
 WINDOWS_TO_COME: Mapping[str, Sequence[str]] = {
@@ -140,8 +144,8 @@ class Definition:
         return graph
 
 
-def definition_of(text: TranscriptText, values: set[type]) -> Definition:
-    """Return what a transcript computes; `values` are the types of its values.
+def definition_of(text: TranscriptText, values: set[type], folder: Path) -> Definition:
+    """Return what a transcript computes; `values` are the types of its values, `folder` is where its file is.
 
     Raises:
         UsageError: a word is unknown, a value is wrong, or the engine cannot do what it asks for.
@@ -157,7 +161,7 @@ def definition_of(text: TranscriptText, values: set[type]) -> Definition:
         raise UsageError(f"partitions: {text.partitions} are not different names")
     origin = time_us(text.origin, Instant(0), "origin")
     return Definition(
-        windows=_windows(text.windows),
+        windows=_windows(text.windows, folder),
         trigger=_trigger(text.trigger),
         allowed_lateness=_duration(text.allowed_lateness, "allowed_lateness"),
         accumulation=_accumulation(text.mode),
@@ -209,7 +213,7 @@ def _record(values: set[type]) -> type[msgspec.Struct]:
     return msgspec.defstruct("TranscriptRecord", fields)
 
 
-def _windows(given: Mapping[str, Any]) -> Windows:
+def _windows(given: Mapping[str, Any], folder: Path) -> Windows:
     kinds = [*dict.fromkeys([*WINDOWS, *WINDOWS_TO_COME])]
     kind = next((key for key in given if key in kinds), None)
     if kind is None:
@@ -225,6 +229,8 @@ def _windows(given: Mapping[str, Any]) -> Windows:
     what = f"windows: {kind}"
     if kind == "calendar":
         return _calendar(given)
+    if kind == "function":
+        return _function(given[kind], folder)
     if kind == "global":
         if given["global"] is not True:
             raise UsageError(f"windows: global is {given['global']!r}", hint="write {global: true}")
@@ -244,6 +250,23 @@ def _windows(given: Mapping[str, Any]) -> Windows:
         return SessionWindows(_duration(given[kind], what), by_key=gaps, by_field=given.get("by_field", ""), **bounds)
     except GraphError as error:
         raise UsageError(f"windows: {error.message}", hint=error.hint) from None
+
+
+def _function(given: Any, folder: Path) -> WindowFunction:
+    """Return an instance of the class that a user's file defines, given as FILE.py:CLASS."""
+    file, _, name = str(given).partition(":")
+    if not name or not (folder / file).is_file():
+        raise UsageError(
+            f"windows: function: {given!r} names no class of a file",
+            hint="write FILE.py:CLASS; the file is beside the transcript",
+        )
+    kind = getattr(run_file(folder / file), name, None)
+    if not isinstance(kind, type) or not issubclass(kind, WindowFunction):
+        raise UsageError(f"windows: function: {name} of {file} is no WindowFunction", hint="name a subclass of it")
+    try:
+        return kind()
+    except Exception as error:  # the user's code may raise anything
+        raise UsageError(f"windows: function: {name}() raises {error!r}", hint="let it need no argument") from error
 
 
 def _calendar(given: Mapping[str, Any]) -> CalendarWindows:
