@@ -48,6 +48,7 @@ from millpy.windowing.group_by import Integers
 from millpy.windowing.pane_codec import DuePane
 from millpy.windowing.panes import Emission, output_type, records_in_order, result_rows
 from millpy.windowing.session_gaps import Gaps, check_gap_field
+from millpy.windowing.session_size import SessionSize
 from millpy.windowing.triggers import AFTER_WATERMARK, Trigger
 from millpy.windowing.window import SessionWindows, SlidingWindows, Windows, assigner_of
 from millpy.windowing.window_function import WindowFunction
@@ -89,7 +90,9 @@ class WindowSpec:
 
     def accumulators(self, record_type: RecordType) -> AccumulatorSet:
         """Return the operations of the aggregates on records of a type."""
-        return AccumulatorSet(self.aggregates, record_type, CountBalance() if self.takes_retractions else None)
+        counter = CountBalance() if self.takes_retractions else None
+        counts = isinstance(self.windows, SessionWindows) and self.windows.max_records is not None
+        return AccumulatorSet(self.aggregates, record_type, counter, SessionSize() if counts else None)
 
     @property
     def panes_repeat(self) -> bool:

@@ -56,14 +56,11 @@ WINDOWS: Mapping[str, Sequence[str]] = {
     "fixed": ("offset",),
     "sliding": ("every", "offset"),
     "calendar": ("zone", "starts_at"),
-    "session": ("by_key", "by_field", "max_gap", "max_length"),
+    "session": ("by_key", "by_field", "max_gap", "max_length", "max_records"),
     "global": (),
     "function": (),
 }
 """Kind of windows -> further keys."""
-WINDOWS_TO_COME: Mapping[str, Sequence[str]] = {
-    "session": ("max_records",),
-}
 TRIGGERS_TO_COME = ("after_percentile",)
 CHOICES: Mapping[str, tuple[str, Sequence[str]]] = {
     "timestamp_combiner": ("end_of_window", ("earliest", "latest")),
@@ -214,18 +211,17 @@ def _record(values: set[type]) -> type[msgspec.Struct]:
 
 
 def _windows(given: Mapping[str, Any], folder: Path) -> Windows:
-    kinds = [*dict.fromkeys([*WINDOWS, *WINDOWS_TO_COME])]
-    kind = next((key for key in given if key in kinds), None)
+    kind = next((key for key in given if key in WINDOWS), None)
     if kind is None:
-        raise UsageError(f"windows: unknown kind {', '.join(given) or 'none'}", hint=f"choose from: {', '.join(kinds)}")
-    known, to_come = WINDOWS.get(kind, ()), WINDOWS_TO_COME.get(kind, ())
+        raise UsageError(
+            f"windows: unknown kind {', '.join(given) or 'none'}", hint=f"choose from: {', '.join(WINDOWS)}"
+        )
+    known = WINDOWS[kind]
     for key in given:
-        if key != kind and key not in (*known, *to_come):
+        if key != kind and key not in known:
             raise UsageError(
-                f"windows: unknown key {key!r} of {kind}", hint=f"its keys are: {', '.join([kind, *known, *to_come])}"
+                f"windows: unknown key {key!r} of {kind}", hint=f"its keys are: {', '.join([kind, *known])}"
             )
-        if kind not in WINDOWS or (key != kind and key in to_come):
-            raise not_implemented(f"windows: {kind if kind not in WINDOWS else key}", ", ".join(WINDOWS))
     what = f"windows: {kind}"
     if kind == "calendar":
         return _calendar(given)
@@ -247,7 +243,13 @@ def _windows(given: Mapping[str, Any], folder: Path) -> Windows:
     gaps: dict[Key, timedelta] = {str(key): _duration(gap, f"windows: by_key: {key}") for key, gap in by_key.items()}
     bounds = {name: _duration(given[name], f"windows: {name}") for name in ("max_gap", "max_length") if name in given}
     try:
-        return SessionWindows(_duration(given[kind], what), by_key=gaps, by_field=given.get("by_field", ""), **bounds)
+        return SessionWindows(
+            _duration(given[kind], what),
+            by_key=gaps,
+            by_field=given.get("by_field", ""),
+            max_records=given.get("max_records"),
+            **bounds,
+        )
     except GraphError as error:
         raise UsageError(f"windows: {error.message}", hint=error.hint) from None
 

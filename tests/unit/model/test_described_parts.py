@@ -76,6 +76,7 @@ MEANINGS: Mapping[str, Mapping[str, list[Any]]] = {
         ],
         "by_field": ["", "a", "a.b"],
         "max_length": [None, minutes(5), minutes(6)],
+        "max_records": [None, 1, 1_000],
     },
     "GlobalWindow": {},
     **{name: FIELD for name in millpy.__all__ if takes_a_field_only(getattr(millpy, name))},

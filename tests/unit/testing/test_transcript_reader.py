@@ -146,7 +146,6 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, text: str, message
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        ("windows: {session: 1h, max_records: 5}", "windows: max_records"),
         *((f"trigger: {{{name}: 3}}", f"trigger: {name}") for name in TRIGGERS_TO_COME),
         (
             "trigger: {after_watermark: {early: {after_percentile: 0.9}}}",
