@@ -75,8 +75,11 @@ def test_bundles_crashes_and_columns_do_not_change_which_records_fill_a_session(
     for row in fed:
         published = one_by_one.watermark
         panes = one_by_one.feed([row]).productions.get("panes")
-        for pane in [] if panes is None else panes.objects():
-            assert pane.pane_index or pane.late_count or instant(pane.window_end) > published, "it would be late at once"
+        for pane, retracts in (
+            [] if panes is None else zip(panes.objects(), retractions_of(panes).tolist(), strict=True)
+        ):
+            amends = retracts or pane.pane_index or pane.late_count
+            assert amends or instant(pane.window_end) > published, "it would be late at once"
     bundled, place, number = subject(windows, allowed, 0, mode), 0, 0
     while place < len(fed):
         size, fault = cuts[number % len(cuts)]
