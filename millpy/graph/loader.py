@@ -29,7 +29,7 @@ def load_graph(location: str, text: str | None = None) -> Graph:
             f"there is no file {path_text}",
             hint="name the Python file that defines your graph; `millpy init` writes an example",
         )
-    module = _run(path, text)
+    module = run_file(path, text)
     graphs = {key: value for key, value in vars(module).items() if isinstance(value, Graph)}
     if name:
         if name not in graphs:
@@ -48,7 +48,12 @@ def load_graph(location: str, text: str | None = None) -> Graph:
     return next(iter(graphs.values()))
 
 
-def _run(path: Path, text: str | None) -> ModuleType:
+def run_file(path: Path, text: str | None = None) -> ModuleType:
+    """Run a user's file, or the text that it is to have. Return its module.
+
+    Raises:
+        UsageError: it is no Python file, or fails; the message has file and line.
+    """
     name = f"_millpy_graph_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

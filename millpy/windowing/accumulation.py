@@ -89,6 +89,19 @@ class PaneMerger:
         pane.at = reduce(self._timestamps.combined, [old.at for old in olds], pane.at)
         pane.kept = since
 
+    def absorb(self, pane: OpenPane, other: OpenPane) -> None:
+        """Add to an open pane one that `join` has made of other windows and the turn's records."""
+        if self._mode is Accumulation.RETRACTING:
+            self.keep(pane)
+        elif self._mode is Accumulation.DISCARDING and (content_of(pane, self._mode) is not pane or other.kept):
+            since = content_of(pane, self._mode) or PaneContent(self._accumulators.empty())
+            pane.kept = self._sum(
+                PaneContent(self._accumulators.copied(since.values), since.late_count), other.kept or other
+            )
+        pane.values = self._accumulators.merge(pane.values, other.values)
+        pane.late_count += other.late_count
+        pane.at = self._timestamps.combined(pane.at, other.at)
+
     def _sum(self, one: PaneContent, other: PaneContent | OpenPane) -> PaneContent:
         """Return the content of two parts of a window; `other` does not change."""
         values = self._accumulators.merge(one.values, self._accumulators.copied(other.values))

@@ -328,12 +328,18 @@ class AccumulatorSet:
 
     Args:
         counter: the accumulator that counts records, if some of them may be retractions.
+        first: an accumulator that the windows need, and no column shows; only without `counter`.
     """
 
     def __init__(
-        self, aggregates: Mapping[str, Aggregate], record_type: RecordType, counter: Accumulator | None = None
+        self,
+        aggregates: Mapping[str, Aggregate],
+        record_type: RecordType,
+        counter: Accumulator | None = None,
+        first: Accumulator | None = None,
     ) -> None:
-        self.members: list[Accumulator] = []
+        assert counter is None or first is None, "there is one first place"
+        self.members: list[Accumulator] = [] if first is None else [first]
         self.columns: list[tuple[int, Accumulator]] = []
         self.retracts = counter is not None
         shared: dict[Hashable, int] = {}

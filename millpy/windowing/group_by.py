@@ -165,6 +165,13 @@ class Groups:
         numbers = np.repeat(np.arange(len(found.groups)), found.ends() - found.offsets)
         return np.lexsort((by, numbers))
 
+    def last_times(self) -> Instants:
+        """Return the last event time of each group."""
+        found: Instants = np.maximum.reduceat(
+            self.records.event_times[self._rows], np.cumsum(self.counts) - self.counts
+        )
+        return found
+
     def rows_by_group(self) -> list[list[int]]:
         """Return the rows of each group, in order of arrival."""
         ends = np.cumsum(self.counts).tolist()

@@ -51,6 +51,7 @@ from millpy.windowing.pane_rules import DEFAULT_RULES, PANE_INFO, PaneRules
 from millpy.windowing.panes import Emission, next_pane, output_type, records_in_order, result_rows
 from millpy.windowing.percentile_trigger import PercentileWatermark
 from millpy.windowing.session_gaps import Gaps, check_gap_field
+from millpy.windowing.session_size import SessionSize
 from millpy.windowing.timestamp_combiner import PaneHolds, TimestampCombiner
 from millpy.windowing.triggers import Trigger
 from millpy.windowing.window import SessionWindows, SlidingWindows, Windows, assigner_of
@@ -104,7 +105,9 @@ class WindowSpec:
 
     def accumulators(self, record_type: RecordType) -> AccumulatorSet:
         """Return the operations of the aggregates on records of a type."""
-        return AccumulatorSet(self.aggregates, record_type, CountBalance() if self.takes_retractions else None)
+        counter = CountBalance() if self.takes_retractions else None
+        counts = isinstance(self.windows, SessionWindows) and self.windows.max_records is not None
+        return AccumulatorSet(self.aggregates, record_type, counter, SessionSize() if counts else None)
 
     @property
     def panes_repeat(self) -> bool:

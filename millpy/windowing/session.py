@@ -23,6 +23,7 @@ from millpy.windowing.pane_codec import NO_TIME, OpenPane
 from millpy.windowing.panes import Emission
 from millpy.windowing.session_assign import Sessions, merge_sessions, replay
 from millpy.windowing.session_gaps import Gaps
+from millpy.windowing.session_size import SizeBound
 from millpy.windowing.session_state import OpenSession, OpenSessions
 from millpy.windowing.triggered_sessions import TriggeredSessions
 from millpy.windowing.window import SessionWindows
@@ -108,9 +109,10 @@ class SessionInterval(UnalignedInterval):
     ) -> None:
         super().__init__(windowing, binding)
         self._gaps = Gaps(windows)
-        self._missed_sessions: dict[
-            int, tuple[int, int]
-        ] = {}  # row -> the closed session that it would have made again
+        # Row -> the closed session that it would have made again.
+        self._missed_sessions: dict[int, tuple[int, int]] = {}
+        self._bound = None if windows.max_records is None else SizeBound(windows.max_records)
+        self._replay = replay if self._bound is None else self._bound.replay
         self._recover(recovered)
 
     def _storable(self, result: StepResult, rows: JoinedRows) -> JoinedRows:
@@ -141,7 +143,7 @@ class SessionInterval(UnalignedInterval):
         times, gaps = rows.records.event_times, self._gaps.gaps_of(rows.keys)
         before = np.full(len(rows), INSTANT_MIN, np.int64)
         row_gaps = self._gaps.of_rows(rows.records, gaps[rows.codes]) if self._gaps.by_row else None
-        sessions = merge_sessions(times, before, rows.codes, gaps, self._allowed_us, known, row_gaps)
+        sessions = merge_sessions(times, before, rows.codes, gaps, self._allowed_us, known, row_gaps, self._bound)
         opens = sessions.ends + self._allowed_us > work.watermark
         opens[list(sessions.joined)] = False
         extends = np.isin(sessions.codes, list(known))
@@ -173,7 +175,7 @@ class SessionInterval(UnalignedInterval):
         for code, of_key in by_key.items():
             key = rows.keys[code]
             columns = ((row, times[row], watermarks[row], gaps[row]) for row in of_key)
-            sessions, late = replay(columns, self._allowed_us, self._open.by_key.get(key, ()))
+            sessions, late = self._replay(columns, self._allowed_us, self._open.by_key.get(key, ()))
             for session in sessions:
                 if self._is_closed(key, session.start, session.end):
                     self._missed_sessions.update(dict.fromkeys(session.rows, (session.start, session.end)))
@@ -220,6 +222,7 @@ class SessionInterval(UnalignedInterval):
             self._allowed_us,
             open_sessions,
             self._gaps.of_rows(rows.records, gaps[rows.codes]) if self._gaps.by_row else None,
+            self._bound,
         )
         if self._triggered is not None and self._triggered.closed:
             sessions = self._without_closed(sessions, rows.keys)

@@ -12,9 +12,9 @@ end of its own span:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -76,7 +76,28 @@ class ReplayedSession:
     rows: list[int] = field(default_factory=list)
 
 
-def merge_sessions(
+Replay: TypeAlias = Callable[
+    [Iterable[tuple[int, int, int, int]], int, Sequence[SessionSpan]], tuple[list[ReplayedSession], list[int]]
+]
+
+
+class RecordBound(Protocol):
+    """A bound on the records of a session: see `session_size.py`."""
+
+    def may_fill(
+        self, codes: Integers, keys: int, open_sessions: Iterable[tuple[int, Sequence[SessionSpan]]]
+    ) -> npt.NDArray[np.bool_]:
+        """Return by key code whether a session of the key may become full, or is."""
+        ...
+
+    def replay(
+        self, rows: Iterable[tuple[int, int, int, int]], allowed_us: int, open_sessions: Sequence[SessionSpan]
+    ) -> tuple[list[ReplayedSession], list[int]]:
+        """Assign the rows of one key to sessions one by one, as `replay` does without a bound."""
+        ...
+
+
+def merge_sessions(  # noqa: PLR0913 - columns, and the rules by which their rows merge
     times: Instants,
     watermarks: Instants,
     codes: Integers,
@@ -84,6 +105,7 @@ def merge_sessions(
     allowed_us: int,
     open_sessions: Mapping[int, Sequence[SessionSpan]],
     row_gaps: Instants | None = None,
+    bound: RecordBound | None = None,
 ) -> Sessions:
     """Assign rows to sessions.
 
@@ -95,9 +117,12 @@ def merge_sessions(
         allowed_us: the allowed lateness.
         open_sessions: key code -> its open sessions, by start; they do not intersect.
         row_gaps: gap of each row, in µs. Default: that of its key.
+        bound: the bound on the records of a session. Keys with a session that may reach it are replayed.
     """
     gap_of = gaps[codes] if row_gaps is None else row_gaps
     order_dependent = (times + allowed_us < watermarks) | (times + gap_of <= watermarks)
+    if bound is not None:
+        order_dependent |= bound.may_fill(codes, len(gaps), open_sessions.items())[codes]
     if not order_dependent.any():
         independent = _merge_order_independent(times, codes, gaps, open_sessions, row_gaps)
         if independent is not None:
@@ -114,7 +139,8 @@ def merge_sessions(
             times[independent_rows], codes[independent_rows], gaps, independent_open, some_gaps
         )
     rows = np.arange(len(times)) if independent is None else np.flatnonzero(by_replay)
-    replayed = _merge_by_replay(times, watermarks, codes, gap_of, allowed_us, open_sessions, rows)
+    replaying = replay if bound is None else bound.replay
+    replayed = _merge_by_replay(times, watermarks, codes, gap_of, allowed_us, open_sessions, rows, replaying)
     return replayed if independent is None else _both(independent, independent_rows, replayed)
 
 
@@ -218,7 +244,7 @@ def _extended(
     return starts, ends
 
 
-def _merge_by_replay(
+def _merge_by_replay(  # noqa: PLR0913 - as above
     times: Instants,
     watermarks: Instants,
     codes: Integers,
@@ -226,6 +252,7 @@ def _merge_by_replay(
     allowed_us: int,
     open_sessions: Mapping[int, Sequence[SessionSpan]],
     rows: Integers,
+    replaying: Replay,
 ) -> Sessions:
     """Assign the given rows one by one."""
     of_key: dict[int, list[int]] = {}
@@ -236,7 +263,7 @@ def _merge_by_replay(
     found: list[tuple[int, ReplayedSession]] = []
     for code, key_rows in of_key.items():
         picked = (column[key_rows].tolist() for column in (times, watermarks, row_gaps))
-        replayed, late_rows = replay(zip(key_rows, *picked, strict=True), allowed_us, open_sessions.get(code, ()))
+        replayed, late_rows = replaying(zip(key_rows, *picked, strict=True), allowed_us, open_sessions.get(code, ()))
         late[late_rows] = True
         found.extend((code, session) for session in replayed)
     joined = {}

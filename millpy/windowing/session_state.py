@@ -100,28 +100,31 @@ class OpenSessions:
         self._touched[session] = None
 
     def join(self, olds: Sequence[OpenSession], start: int, end: int, pane: OpenPane) -> None:
-        """Merge open sessions of one key, and a pane of this turn's records, into one session."""
-        first = olds[0]
-        if len(olds) == 1 and (first.start, first.end) == (start, end):
-            self._merger.merge(first.pane, pane.values, pane.late_count, pane.at)
-            self._add_to_trigger(first.pane, pane)
-            if self.holds is not None:
-                self.holds.add(first)
-            self._touched[first] = None
-            return
-        self._merger.join(pane, [old.pane for old in olds])
-        self._join_triggers(pane, [old.pane for old in olds], end)
-        for old in olds:
+        """Merge open sessions of one key, and a pane of this turn's records, into one session.
+
+        A window of a user's function may be as long as one of those that it is merged from: it then continues that one.
+        """
+        same = next((old for old in olds if (old.start, old.end) == (start, end)), None)
+        others = [old for old in olds if old is not same]
+        if others:
+            self._merger.join(pane, [old.pane for old in others])
+            self._join_triggers(pane, [old.pane for old in olds], end)
+        for old in others:
             self._remove(old)
             if old.pane.pane_index:  # a pane that failed counts as emitted but has no index
                 self._absorbed.append(old.due())
-            if (old.start, old.end) == (
-                start,
-                end,
-            ) and old.pane.bundle:  # its entry is that of the merged one from now on
-                self._gone.pop()
-                pane.bundle = old.pane.bundle
-        self.open(first.key, start, end, pane)
+        if same is None:
+            self.open(others[0].key, start, end, pane)
+            return
+        if others:
+            self._merger.absorb(same.pane, pane)
+            self._take_trigger(same.pane, pane)
+        else:
+            self._merger.merge(same.pane, pane.values, pane.late_count, pane.at)
+            self._add_to_trigger(same.pane, pane)
+        if self.holds is not None:
+            self.holds.add(same)
+        self._touched[same] = None
 
     def due(self, latest_end: Instant, panes_max: int = UNBOUNDED) -> list[DuePane]:
         """Return the panes to emit of sessions that end by `latest_end`: changed ones, and up to `panes_max` others."""
@@ -139,6 +142,9 @@ class OpenSessions:
         """Do nothing: the default trigger has no state."""
 
     def _join_triggers(self, pane: OpenPane, olds: Sequence[OpenPane], end: int) -> None:
+        """Do nothing: the default trigger has no state."""
+
+    def _take_trigger(self, pane: OpenPane, new: OpenPane) -> None:
         """Do nothing: the default trigger has no state."""
 
     def take_absorbed(self) -> list[DuePane]:

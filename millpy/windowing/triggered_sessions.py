@@ -70,6 +70,11 @@ class TriggeredSessions(OpenSessions):
     def _is_closed(self, session: OpenSession) -> bool:
         return self.closed.get((session.key, session.start, session.end)) is session
 
+    def _take_trigger(self, pane: OpenPane, new: OpenPane) -> None:
+        known, firing = firing_of(pane), firing_of(new)
+        firing.timing, firing.before, firing.on_time_index = known.timing, known.before, known.on_time_index
+        pane.firing = firing
+
     def _queue(self, session: OpenSession) -> None:
         live = self.weights.panes
         firing = firing_of(session.pane)

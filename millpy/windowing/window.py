@@ -41,6 +41,14 @@ def _positive(duration: object, what: str, hint: str) -> None:
     check_length(what, duration)
 
 
+def _check_count(records: object) -> None:
+    if records is not None and (not isinstance(records, int) or isinstance(records, bool) or records < 1):
+        raise GraphError(
+            f"max_records must be a positive number, not {records!r}",
+            hint="for example SessionWindows(minutes(30), max_records=10_000)",
+        )
+
+
 def _check_offset(offset: object, period: timedelta, what: str) -> None:
     """Refuse an offset that is not in [0, period): each alignment has one offset, so that its identity is one, too."""
     if not isinstance(offset, timedelta):
@@ -175,10 +183,12 @@ class SessionWindows(GraphPart):
             and the records from there on begin another. So where a session is cut depends on event times alone: not on
             the order of records, and not on where the session began. A shorter session that lasts beyond such an
             instant is cut there, too.
+        max_records: number of records with which a session is full: it ends behind the last one, and later records
+            begin another. It then takes only records inside its span, so it may have a few more than this number.
 
     Raises:
-        GraphError: a gap is not a positive duration of at most a thousand years, `max_gap` is given without a field, or
-            `max_length` is shorter than a gap.
+        GraphError: a gap is not a positive duration of at most a thousand years, `max_gap` is given without a field,
+            `max_length` is shorter than a gap, or `max_records` is not a positive number.
     """
 
     gap: timedelta
@@ -186,6 +196,7 @@ class SessionWindows(GraphPart):
     by_field: str
     max_gap: timedelta
     max_length: timedelta | None
+    max_records: int | None
 
     def __init__(
         self,
@@ -195,6 +206,7 @@ class SessionWindows(GraphPart):
         by_field: str = "",
         max_gap: timedelta | None = None,
         max_length: timedelta | None = None,
+        max_records: int | None = None,
     ) -> None:
         gaps = tuple(sorted((by_key or {}).items(), key=repr))
         for one in (gap, *(other for _, other in gaps)):
@@ -215,9 +227,11 @@ class SessionWindows(GraphPart):
                     f" {duration_text(microseconds(widest))}, so each record would be cut from the next",
                     hint="choose a longer max_length; for windows of a fixed length, use FixedWindows",
                 )
-        given = (gap, gaps, by_field, longest, max_length)
-        for name, value in zip(("gap", "by_key", "by_field", "max_gap", "max_length"), given, strict=True):
+        _check_count(max_records)
+        for name, value in (("gap", gap), ("by_key", gaps), ("by_field", by_field), ("max_gap", longest)):
             object.__setattr__(self, name, value)
+        object.__setattr__(self, "max_length", max_length)
+        object.__setattr__(self, "max_records", max_records)
 
     def identity(self) -> Identity:
         """Describe the windows."""
@@ -230,6 +244,8 @@ class SessionWindows(GraphPart):
             described = {**described, "by_field": self.by_field, "max_gap_us": microseconds(self.max_gap)}
         if self.max_length is not None:
             described = {**described, "max_length_us": microseconds(self.max_length)}
+        if self.max_records is not None:
+            described = {**described, "max_records": self.max_records}
         return described
 
 

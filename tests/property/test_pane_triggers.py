@@ -430,27 +430,31 @@ def test_panes_of_one_tick_that_exceed_a_turn_leave_in_the_next_turns_by_key(res
 
 GAP = 4
 SESSIONS = SessionWindows(timedelta_us(GAP))
+LENGTH = 7
+CUT_SESSIONS = SessionWindows(timedelta_us(GAP), max_length=timedelta_us(LENGTH))
 lasting = triggers.filter(lambda trigger: not trigger.may_finish)
 closing = triggers.filter(lambda trigger: trigger.may_finish)
 
 
-def sessions_of(fed: list[tuple[Reading, int]]) -> dict[Any, tuple[int, int]]:
-    """Return the sessions of a batch: (key, start, end) -> number and sum of the records."""
+def sessions_of(fed: list[tuple[Reading, int]], length: int = 1_000_000) -> dict[Any, tuple[int, int]]:
+    """Return the sessions of a batch, cut at the multiples of a length: (key, start, end) -> number and sum."""
     found: dict[Any, tuple[int, int]] = {}
     for key in {reading.key for reading, _ in fed}:
         mine = sorted((at, reading.number) for reading, at in fed if reading.key == key)
         start, before, n, total = mine[0][0], mine[0][0], 0, 0
         for at, number in mine:
-            if at - before >= GAP:
-                found[key, start, before + GAP] = n, total
+            cut = (before // length + 1) * length
+            if at >= min(before + GAP, cut):
+                found[key, start, min(before + GAP, cut)] = n, total
                 start, n, total = at, 0, 0
             before, n, total = at, n + 1, total + number
-        found[key, start, before + GAP] = n, total
+        found[key, start, min(before + GAP, (before // length + 1) * length)] = n, total
     return found
 
 
 @pytest.mark.parametrize("mode", Accumulation, ids=lambda mode: mode.value)
-@settings(max_examples=150, deadline=None)
+@pytest.mark.parametrize("windows", [SESSIONS, CUT_SESSIONS], ids=["", "cut"])
+@settings(max_examples=75, deadline=None)
 @given(
     trigger=lasting,
     schedule=st.lists(moves, max_size=20),
@@ -458,10 +462,10 @@ def sessions_of(fed: list[tuple[Reading, int]]) -> dict[Any, tuple[int, int]]:
     panes_max=st.sampled_from([1, 10_000]),
 )
 def test_sessions_with_triggers_merge_to_those_of_a_batch_in_every_mode(
-    mode: Accumulation, trigger: Trigger, schedule: list[Any], few: int, panes_max: int
+    windows: SessionWindows, mode: Accumulation, trigger: Trigger, schedule: list[Any], few: int, panes_max: int
 ) -> None:
     """After every commit retracting panes leave those of the table; in the end each mode has what a batch has."""
-    subject = driver(trigger, windows=SESSIONS, mode=mode, allowed=1_000, few=few)
+    subject = driver(trigger, windows=windows, mode=mode, allowed=1_000, few=few)
     subject.panes_max = panes_max
     fed = played(subject, schedule, columns=few == 0)
     finish(subject)
@@ -470,7 +474,7 @@ def test_sessions_with_triggers_merge_to_those_of_a_batch_in_every_mode(
     assert subject.interval.next_due() == (INSTANT_MAX, INSTANT_MAX)
     assert not any(result.late for result in subject.results)
     table, by_key = check_sessions(subject, mode)
-    assert table == sessions_of(fed)
+    assert table == (sessions_of(fed) if windows is SESSIONS else sessions_of(fed, LENGTH))
     if mode is Accumulation.DISCARDING:
         assert by_key == totals(fed)
 

@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from millpy.errors import GraphError, UsageError
 from millpy.graph import Graph
+from millpy.graph.loader import run_file
 from millpy.ingest.settings import AdvanceWithClock, Dedupe, EventTime
 from millpy.model.keys import Key
 from millpy.model.time import Instant
@@ -36,6 +38,7 @@ from millpy.windowing.percentile_trigger import AfterPercentile
 from millpy.windowing.timestamp_combiner import TimestampCombiner
 from millpy.windowing.triggers import AfterCount, AfterProcessingTime, Every, Never, Trigger
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
+from millpy.windowing.window_function import WindowFunction
 
 _Choice = TypeVar("_Choice", bound=Enum)
 SOURCE, STEP = "records", "panes"
@@ -47,14 +50,11 @@ WINDOWS: Mapping[str, Sequence[str]] = {
     "fixed": ("offset",),
     "sliding": ("every", "offset"),
     "calendar": ("zone", "starts_at"),
-    "session": ("by_key", "by_field", "max_gap", "max_length"),
+    "session": ("by_key", "by_field", "max_gap", "max_length", "max_records"),
     "global": (),
+    "function": (),
 }
 """Kind of windows -> further keys."""
-WINDOWS_TO_COME: Mapping[str, Sequence[str]] = {
-    "session": ("max_records",),
-}
-TRIGGERS_TO_COME: tuple[str, ...] = ()
 COMPOSITES: Mapping[str, Callable[..., Trigger]] = {
     "after_any": AfterAny,
     "after_all": AfterAll,
@@ -135,8 +135,8 @@ class Definition:
         return graph
 
 
-def definition_of(text: TranscriptText, values: set[type]) -> Definition:
-    """Return what a transcript computes; `values` are the types of its values.
+def definition_of(text: TranscriptText, values: set[type], folder: Path) -> Definition:
+    """Return what a transcript computes; `values` are the types of its values, `folder` is where its file is.
 
     Raises:
         UsageError: a word is unknown, a value is wrong, or the engine cannot do what it asks for.
@@ -150,7 +150,7 @@ def definition_of(text: TranscriptText, values: set[type]) -> Definition:
         raise UsageError(f"partitions: {text.partitions} are not different names")
     origin = time_us(text.origin, Instant(0), "origin")
     return Definition(
-        windows=_windows(text.windows),
+        windows=_windows(text.windows, folder),
         trigger=_trigger(text.trigger),
         allowed_lateness=_duration(text.allowed_lateness, "allowed_lateness"),
         timestamps=_choice("timestamp_combiner", text.timestamp_combiner, TimestampCombiner),
@@ -198,22 +198,23 @@ def _record(values: set[type]) -> type[msgspec.Struct]:
     return msgspec.defstruct("TranscriptRecord", fields)
 
 
-def _windows(given: Mapping[str, Any]) -> Windows:
-    kinds = [*dict.fromkeys([*WINDOWS, *WINDOWS_TO_COME])]
-    kind = next((key for key in given if key in kinds), None)
+def _windows(given: Mapping[str, Any], folder: Path) -> Windows:
+    kind = next((key for key in given if key in WINDOWS), None)
     if kind is None:
-        raise UsageError(f"windows: unknown kind {', '.join(given) or 'none'}", hint=f"choose from: {', '.join(kinds)}")
-    known, to_come = WINDOWS.get(kind, ()), WINDOWS_TO_COME.get(kind, ())
+        raise UsageError(
+            f"windows: unknown kind {', '.join(given) or 'none'}", hint=f"choose from: {', '.join(WINDOWS)}"
+        )
+    known = WINDOWS[kind]
     for key in given:
-        if key != kind and key not in (*known, *to_come):
+        if key != kind and key not in known:
             raise UsageError(
-                f"windows: unknown key {key!r} of {kind}", hint=f"its keys are: {', '.join([kind, *known, *to_come])}"
+                f"windows: unknown key {key!r} of {kind}", hint=f"its keys are: {', '.join([kind, *known])}"
             )
-        if kind not in WINDOWS or (key != kind and key in to_come):
-            raise not_implemented(f"windows: {kind if kind not in WINDOWS else key}", ", ".join(WINDOWS))
     what = f"windows: {kind}"
     if kind == "calendar":
         return _calendar(given)
+    if kind == "function":
+        return _function(given[kind], folder)
     if kind == "global":
         if given["global"] is not True:
             raise UsageError(f"windows: global is {given['global']!r}", hint="write {global: true}")
@@ -230,9 +231,32 @@ def _windows(given: Mapping[str, Any]) -> Windows:
     gaps: dict[Key, timedelta] = {str(key): _duration(gap, f"windows: by_key: {key}") for key, gap in by_key.items()}
     bounds = {name: _duration(given[name], f"windows: {name}") for name in ("max_gap", "max_length") if name in given}
     try:
-        return SessionWindows(_duration(given[kind], what), by_key=gaps, by_field=given.get("by_field", ""), **bounds)
+        return SessionWindows(
+            _duration(given[kind], what),
+            by_key=gaps,
+            by_field=given.get("by_field", ""),
+            max_records=given.get("max_records"),
+            **bounds,
+        )
     except GraphError as error:
         raise UsageError(f"windows: {error.message}", hint=error.hint) from None
+
+
+def _function(given: Any, folder: Path) -> WindowFunction:
+    """Return an instance of the class that a user's file defines, given as FILE.py:CLASS."""
+    file, _, name = str(given).partition(":")
+    if not name or not (folder / file).is_file():
+        raise UsageError(
+            f"windows: function: {given!r} names no class of a file",
+            hint="write FILE.py:CLASS; the file is beside the transcript",
+        )
+    kind = getattr(run_file(folder / file), name, None)
+    if not isinstance(kind, type) or not issubclass(kind, WindowFunction):
+        raise UsageError(f"windows: function: {name} of {file} is no WindowFunction", hint="name a subclass of it")
+    try:
+        return kind()
+    except Exception as error:  # the user's code may raise anything
+        raise UsageError(f"windows: function: {name}() raises {error!r}", hint="let it need no argument") from error
 
 
 def _calendar(given: Mapping[str, Any]) -> CalendarWindows:
@@ -245,12 +269,8 @@ def _calendar(given: Mapping[str, Any]) -> CalendarWindows:
 
 def _trigger(given: Any, what: str = "trigger") -> Trigger:
     name, argument = _named(given, what)
-    if name in TRIGGERS_TO_COME:
-        raise not_implemented(f"{what}: {name}", ", ".join(TRIGGERS))
     if name not in TRIGGERS:
-        raise UsageError(
-            f"{what}: unknown trigger {name!r}", hint=f"choose from: {', '.join([*TRIGGERS, *TRIGGERS_TO_COME])}"
-        )
+        raise UsageError(f"{what}: unknown trigger {name!r}", hint=f"choose from: {', '.join(TRIGGERS)}")
     if isinstance(given, Mapping) and len(given) > 1:
         raise UsageError(f"{what}: {', '.join(map(str, given))} are several", hint="join them by after_any")
     try:

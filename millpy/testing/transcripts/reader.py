@@ -111,7 +111,7 @@ def _transcript(document: YamlDocument, file: str) -> Transcript:
         raise _validation_error(error, document, file) from None
     place = "$"
     try:
-        definition = _checked(definition_of(text, _value_types(text)))
+        definition = _checked(definition_of(text, _value_types(text), Path(file).parent))
         if not text.steps:
             raise UsageError("steps: there is none")
         steps = []

@@ -75,6 +75,8 @@ MEANINGS: Mapping[str, Mapping[str, list[Any]]] = {
             {1: minutes(1)},
         ],
         "by_field": ["", "a", "a.b"],
+        "max_length": [None, minutes(5), minutes(6)],
+        "max_records": [None, 1, 1_000],
     },
     "GlobalWindow": {},
     **{name: FIELD for name in millpy.__all__ if takes_a_field_only(getattr(millpy, name))},
@@ -166,7 +168,7 @@ HARMLESS: Mapping[str, Mapping[str, list[Any]]] = {
 TIED = {"EventTime": {"percentile", "sorted"}, "Dedupe": {"unit"}, "SessionWindows": {"max_gap"}}
 """Parameters that another one decides here, because not all combinations are accepted."""
 
-OWN_LOGIC = {"Combiner", "Computation"}
+OWN_LOGIC = {"Combiner", "Computation", "WindowFunction"}
 """Parts that users define; see below, and tests/unit/model/test_identity.py."""
 
 
