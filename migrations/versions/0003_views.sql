@@ -748,8 +748,10 @@ BEGIN
       FROM pg_attribute AS a WHERE a.attrelid = row_of AND a.attnum > 0 AND NOT a.attisdropped;
     RETURN QUERY EXECUTE format(
         'SELECT %1$s FROM (SELECT DISTINCT ON (%2$s) * FROM %3$s WHERE emitted_at <= $1'
-        ' ORDER BY %2$s, pane_index DESC, is_retraction DESC) AS newest WHERE NOT is_retraction',
-        columns, array_to_string(found.identity, ', '), found.history) USING p_at;
+        ' ORDER BY %4$s, pane_index DESC, is_retraction DESC) AS newest WHERE NOT is_retraction',
+        columns, array_to_string(found.identity, ', '), found.history,
+        array_to_string(found.identity, ' DESC, ') || ' DESC'  -- the primary key backwards: without a sort
+        ) USING p_at;
 END $$;
 
 -- The same rows as JSON, for a table that is named by text: SELECT * FROM millpy.as_of('factory.temperature_1h', now())

@@ -29,7 +29,7 @@ WITH held AS (
       FROM given AS g WHERE g.kind <> 'added'
     ON CONFLICT ({identity}) DO UPDATE SET {changes}, emitted_at = now()
     RETURNING xmax = 0 AS is_new
-), counted AS (
+){history}, counted AS (
     SELECT (SELECT count(*) FROM written WHERE NOT is_new) AS replaced,
            (SELECT count(*) FROM written WHERE is_new) AS added, (SELECT count(*) FROM deleted) AS deleted
 ), noted AS (
@@ -41,6 +41,24 @@ WITH held AS (
 )
 SELECT replaced, added, deleted, EXISTS (SELECT FROM held) AS is_held FROM counted
 """
+# What was wrong stays in the history, and what is right comes after it. Of repairs at once, the last one counts there,
+# too, although it may not see the rows of the others.
+HISTORY = """, newest AS (
+    SELECT DISTINCT ON ({own}) t.* FROM {history} AS t JOIN given AS g ON {same}
+     ORDER BY {own}, t.pane_index DESC, t.is_retraction DESC
+), taken_back AS (
+    INSERT INTO {history} ({names}, pane_index, pane_timing, late_count, interval_id, bundle, is_retraction)
+    SELECT {stored}, t.pane_index, t.pane_timing, t.late_count, t.interval_id, 0, true
+      FROM newest AS t JOIN given AS g ON {same} WHERE NOT t.is_retraction AND (g.kind = 'added' OR {retracts})
+        ON CONFLICT DO NOTHING
+), remembered AS (
+    INSERT INTO {history} ({names}, pane_index, pane_timing, late_count, interval_id, bundle)
+    SELECT {places}, coalesce(t.pane_index + 1, 0), coalesce(t.pane_timing, 'on_time'), coalesce(t.late_count, 0),
+           (SELECT min(i.interval_id) FROM mill.intervals AS i JOIN mill.computations AS c USING (computation_id)
+             WHERE c.graph_id = :graph_id AND c.name = :computation), 0
+      FROM given AS g LEFT JOIN newest AS t ON {same} WHERE g.kind <> 'added'
+    ON CONFLICT ({identity}, pane_index, is_retraction) DO UPDATE SET {changes}, emitted_at = now()
+)"""
 
 
 def graph_id(admin: Admin, graph: str) -> int:
@@ -73,14 +91,25 @@ def repair_rows(
     identity = [(key.name, key.sql_type) for key in table.keys]
     identity += [("window_start", "timestamptz"), ("window_end", "timestamptz")]
     columns = [*identity, *((value.name, value.sql_type) for value in table.values)]
+    parts = {
+        "same": " AND ".join(f"t.{_quoted(name)} = g.c{place}" for place, (name, _) in enumerate(identity, 1)),
+        "names": ", ".join(_quoted(name) for name, _ in columns),
+        "places": ", ".join(f"g.c{place}" for place in range(1, len(columns) + 1)),
+        "identity": ", ".join(_quoted(name) for name, _ in identity),
+        "changes": ", ".join(f"{_quoted(value.name)} = excluded.{_quoted(value.name)}" for value in table.values),
+    }
+    history = HISTORY.format(
+        history=f"{_quoted(graph[0])}.{_quoted(f'{table.name}_history')}",
+        own=", ".join(f"t.{_quoted(name)}" for name, _ in identity),
+        stored=", ".join(f"t.{_quoted(name)}" for name, _ in columns),
+        retracts=str(table.retracts).lower(),
+        **parts,
+    )
     statement = REPAIR.format(
         table=f"{_quoted(graph[0])}.{_quoted(table.name)}",
+        history=history if table.history else "",
         columns=", ".join(_read(place, kind) for place, (_, kind) in enumerate(columns, 1)),
-        same=" AND ".join(f"t.{_quoted(name)} = g.c{place}" for place, (name, _) in enumerate(identity, 1)),
-        names=", ".join(_quoted(name) for name, _ in columns),
-        places=", ".join(f"g.c{place}" for place in range(1, len(columns) + 1)),
-        identity=", ".join(_quoted(name) for name, _ in identity),
-        changes=", ".join(f"{_quoted(value.name)} = excluded.{_quoted(value.name)}" for value in table.values),
+        **parts,
     )
     (done,) = admin.change(
         statement,

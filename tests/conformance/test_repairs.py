@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,10 @@ repair_rows(admin, ("factory", graph_id(admin, "factory")), a_graph().tables[0],
 """
 
 
-async def deploy(url: str) -> None:
+async def deploy(url: str, history: str = "") -> None:
+    graph = a_graph()
     async with PostgresStore(url) as store:
-        await store.deploy(a_graph())
+        await store.deploy(replace(graph, tables=(replace(SUMS, history=history), *graph.tables[1:])))
 
 
 @pytest.fixture
@@ -77,6 +79,36 @@ def test_repairs_at_once_leave_the_right_rows_and_say_who_did_it(admin: Admin) -
     (event, *_) = admin.ask("SELECT detail FROM millpy.events WHERE kind = 'repaired' ORDER BY at")
     (me,) = admin.ask("SELECT session_user AS name")
     assert (event["detail"]["table"], event["detail"]["by"]) == ("sums_1m", me["name"])
+
+
+@pytest.mark.parametrize("mode", ["accumulating", "retracting"])
+def test_a_history_remembers_what_was_wrong(database_url: str, mode: str) -> None:
+    asyncio.run(deploy(database_url, mode))
+    admin, table = Admin(database_url), replace(SUMS, history=mode)
+    names = "device, window_start, window_end, total, label, pane_index, pane_timing, late_count, interval_id, bundle"
+    with psycopg.connect(database_url) as connection, connection.cursor() as cursor:
+        for name in ("sums_1m", "sums_1m_history"):
+            cursor.executemany(
+                f"INSERT INTO factory.{name} ({names}) VALUES"
+                " (%s, to_timestamp(0), to_timestamp(60), %s, %s, 0, 'on_time', 0, 1, 1)",
+                WRONG,
+            )
+    as_of = "SELECT device, total, label FROM millpy.as_of(NULL::factory.sums_1m, {}) ORDER BY 1"
+    (before,) = admin.ask("SELECT max(emitted_at)::text AS at FROM factory.sums_1m")
+
+    for _ in range(2):
+        repair_rows(admin, ("factory", graph_id(admin, "factory")), table, ROWS)
+
+    assert [str(tuple(row.values())) for row in admin.ask(as_of.format("now()"))] == stored(admin)
+    earlier = admin.ask(as_of.format(f"'{before['at']}'"))
+    assert [str(tuple(row.values())) for row in earlier] == [str(row) for row in WRONG]
+    history = (
+        "SELECT device, pane_index, is_retraction FROM factory.sums_1m_history WHERE device <> 'd4' ORDER BY 1, 2, 3"
+    )
+    found = [tuple(row.values()) for row in admin.ask(history)]
+    taken_back = [("d1", 0, True), ("d1", 1, True), ("d2", 0, True)] if mode == "retracting" else []
+    panes = [("d1", 0), ("d1", 1), ("d1", 2), ("d2", 0), ("d2", 1), ("d3", 0)]
+    assert found == sorted([*((*pane, False) for pane in panes), ("d3", 0, True), *taken_back])
 
 
 def test_a_repair_that_is_refused_changes_nothing(admin: Admin, database_url: str) -> None:

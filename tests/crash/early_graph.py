@@ -1,4 +1,4 @@
-"""Windows with early panes in every mode, and totals over them; the readings are in a file beside this one."""
+"""Windows with early panes in every mode, their histories, and totals over them; the readings are in a file beside."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -20,11 +20,17 @@ from millpy import (
     SessionWindows,
     SlidingWindows,
     Sum,
+    TimestampCombiner,
     hours,
     seconds,
 )
 
 SIZE, EVERY, GAP, GROUP_SIZE = 20, 10, 3, 60
+COMBINERS = {
+    Accumulation.ACCUMULATING: TimestampCombiner.END_OF_WINDOW,
+    Accumulation.DISCARDING: TimestampCombiner.EARLIEST,
+    Accumulation.RETRACTING: TimestampCombiner.LATEST,
+}
 
 
 class Reading(msgspec.Struct):
@@ -61,9 +67,15 @@ for mode in Accumulation:
     ):
         name = f"{kind}_{mode.value}"
         keyed = readings.key_by("device").window(
-            windows, trigger=trigger, accumulation=mode, allowed_lateness=hours(1), intervals=2, name=name
+            windows,
+            trigger=trigger,
+            accumulation=mode,
+            timestamp_combiner=COMBINERS[mode],
+            allowed_lateness=hours(1),
+            intervals=2,
+            name=name,
         )
-        panes = keyed.aggregate(n=Count(), total=Sum("value")).to_table(name)
+        panes = keyed.aggregate(n=Count(), total=Sum("value")).to_table(name, history=True)
         if kind == "fixed" and mode is not Accumulation.ACCUMULATING:
             parts = panes.map(part_of, Part).key_by("group")
             totals = parts.window(FixedWindows(seconds(GROUP_SIZE)), allowed_lateness=hours(1), intervals=2)

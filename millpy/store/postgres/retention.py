@@ -16,6 +16,8 @@ FREE_LOCK_MS = 20
 """How long writers and readers may queue behind an attempt to empty a slot."""
 FORGET_ROWS = 1_000
 """Rows of each table per transaction. Operators do not wait for these rows; a commit waits for at most this many."""
+TRIM_ROWS = 10_000
+"""Rows of each history per transaction. No commit waits for them."""
 
 
 async def turn_rings(connection: Connection, *, epoch_s: float, epoch_bytes: int) -> int:
@@ -47,7 +49,7 @@ async def forget_old(
 
 
 async def trim_histories(connection: Connection, histories: Sequence[HistoryTable]) -> int:
-    """Delete at most FORGET_ROWS rows of each history that is kept for a limited time. Return their number."""
+    """Delete at most TRIM_ROWS rows of each history that is kept for a limited time. Return their number."""
     gone = 0
     for history in histories:
         if history.spec.history_kept_s is None:
@@ -55,7 +57,7 @@ async def trim_histories(connection: Connection, histories: Sequence[HistoryTabl
         parameters = {
             "table": history.relation,
             "kept_s": history.spec.history_kept_s,
-            "rows_max": FORGET_ROWS,
+            "rows_max": TRIM_ROWS,
             "since": history.trimmed_to,
         }
         try:

@@ -1,7 +1,7 @@
 """SIGKILL of a worker whose windows give early panes, in every mode: none is lost or counted twice.
 
 Panes are due by the clock and by their records. What comes of them must not depend on when they were: tables and totals
-over the panes are compared with a plain recount of the file.
+over the panes are compared with a plain recount of the file, and histories with their tables.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ def faults_of(url: str, readings: list[tuple[str, int, int]]) -> list[Fault]:
         ):
             for mode in Accumulation:
                 found += _compared(connection, f"{kind}_{mode.value}", "device", wanted)
+                found += _history_faults(connection, f"{kind}_{mode.value}", retracts=mode is Accumulation.RETRACTING)
         totals = grouped(recount(readings, SIZE))
         for mode in (Accumulation.DISCARDING, Accumulation.RETRACTING):
             found += _compared(connection, f"totals_{mode.value}", '"group"', totals)
@@ -87,6 +88,29 @@ def faults_of(url: str, readings: list[tuple[str, int, int]]) -> list[Fault]:
         if early == (0,):
             found.append(Fault("violation", "no window had early panes"))
         return [*found, *accounting_faults(connection)]
+
+
+def _history_faults(connection: psycopg.Connection, table: str, *, retracts: bool) -> list[Fault]:
+    """Compare a history with its table: each pane once, each but the newest taken back once if that is the mode."""
+    found = []
+    columns = "device, window_start, window_end, n, total, pane_index, bundle"
+    rows = f"SELECT {columns} FROM early.{table}"
+    believed = f"SELECT {columns} FROM millpy.as_of(NULL::early.{table}, now())"
+    for one, other, kind in ((rows, believed, "lost"), (believed, rows, "doubled")):
+        if differing := connection.execute(f"{one} EXCEPT {other}").fetchall():  # type: ignore[call-overload]
+            found.append(Fault(kind, f"history of {table}: {len(differing)} rows differ, such as {differing[0]}"))
+    windows = connection.execute(
+        f"SELECT h.device, h.window_start, h.window_end, t.device IS NULL,"
+        f" array_agg(h.pane_index ORDER BY h.pane_index) FILTER (WHERE NOT h.is_retraction),"
+        f" coalesce(array_agg(h.pane_index ORDER BY h.pane_index) FILTER (WHERE h.is_retraction), ARRAY[]::bigint[])"
+        f" FROM early.{table}_history AS h LEFT JOIN early.{table} AS t USING (device, window_start, window_end)"
+        f" GROUP BY 1, 2, 3, 4"  # type: ignore[call-overload]
+    ).fetchall()
+    for *name, vanished, panes, taken_back in windows:
+        older = panes[:-1] if retracts else []
+        if panes != [*range(len(panes))] or taken_back != [*older, *panes[-1:]][: len(older) + vanished]:
+            found.append(Fault("violation", f"history of {table}: {name} has {panes} and takes back {taken_back}"))
+    return found
 
 
 def _compared(
