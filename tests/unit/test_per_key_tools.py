@@ -445,6 +445,23 @@ def test_a_value_that_cannot_be_stored_makes_a_dead_letter_and_no_gap(unstorable
     driver.check_accounting()
 
 
+@pytest.mark.parametrize(
+    ("last", "reading", "increase", "reset"),
+    [(5, 5, 0, False), (250, 5, 11, False), (200, 72, 128, False), (200, 71, 127, False), (200, 73, 73, True)],
+)
+def test_a_fall_is_a_wrap_up_to_half_of_the_range_and_a_reset_beyond(
+    last: int, reading: int, increase: int, reset: bool
+) -> None:
+    driver = driver_of(lambda keyed: keyed.rates("count", wraps_at=256, name="r"))
+
+    driver.feed("events", [event(0, count=last), event(2, count=reading)])
+    driver.end()
+
+    assert [(rate.increase, rate.per_second, rate.reset) for rate in driver.records("r")] == [
+        (increase, increase / 2, reset)
+    ]
+
+
 @pytest.mark.parametrize("reading", [-1, 256])
 def test_a_reading_that_cannot_be_the_counters_is_dead_lettered(reading: int) -> None:
     driver = driver_of(lambda keyed: keyed.rates("count", wraps_at=256, name="r"))
