@@ -1,7 +1,7 @@
 """Doors that are followed by an alarm within five minutes with no reset between, and doors that stay open.
 
-    MILLPY_MQTT_URL=mqtt://localhost:1883 millpy run examples/door_alarm.py
-    millpy sql "SELECT site, door_at, alarm_at FROM door_alarm.alarms ORDER BY alarm_at DESC LIMIT 10"
+MILLPY_MQTT_URL=mqtt://localhost:1883 millpy run examples/door_alarm.py
+millpy sql "SELECT site, door_at, alarm_at FROM door_alarm.alarms ORDER BY alarm_at DESC LIMIT 10"
 """
 
 from datetime import datetime
