@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -23,6 +24,7 @@ from millpy import (
     Graph,
     KeyedStream,
     Max,
+    Mean,
     Pattern,
     SessionWindows,
     Stream,
@@ -445,6 +447,23 @@ def test_a_value_that_cannot_be_stored_makes_a_dead_letter_and_no_gap(unstorable
     driver.check_accounting()
 
 
+@pytest.mark.parametrize(
+    ("last", "reading", "increase", "reset"),
+    [(5, 5, 0, False), (250, 5, 11, False), (200, 72, 128, False), (200, 71, 127, False), (200, 73, 73, True)],
+)
+def test_a_fall_is_a_wrap_up_to_half_of_the_range_and_a_reset_beyond(
+    last: int, reading: int, increase: int, reset: bool
+) -> None:
+    driver = driver_of(lambda keyed: keyed.rates("count", wraps_at=256, name="r"))
+
+    driver.feed("events", [event(0, count=last), event(2, count=reading)])
+    driver.end()
+
+    assert [(rate.increase, rate.per_second, rate.reset) for rate in driver.records("r")] == [
+        (increase, increase / 2, reset)
+    ]
+
+
 @pytest.mark.parametrize("reading", [-1, 256])
 def test_a_reading_that_cannot_be_the_counters_is_dead_lettered(reading: int) -> None:
     driver = driver_of(lambda keyed: keyed.rates("count", wraps_at=256, name="r"))
@@ -468,6 +487,56 @@ def test_a_condition_that_raises_makes_a_dead_letter_and_keeps_the_partial_match
 
     assert "ZeroDivisionError" in (driver.dead_letters()[0].traceback or "")
     assert [match.next_at for match in driver.records("m")] == [at(2)]
+
+
+class Place(msgspec.Struct):
+    site: str
+
+
+class Tagged(msgspec.Struct):
+    id: UUID
+    raw: bytes
+    flag: bool
+    n: int
+    place: Place
+    at: datetime
+    value: float
+
+
+def test_keys_of_every_type_and_of_several_fields() -> None:
+    graph = Graph("tools")
+    events = graph.inject("events", ManualSource(), schema=Tagged, event_time=EventTime("at", max_disorder=seconds(0)))
+    key = ("id", "raw", "flag", "n", "place.site")
+    ordered = events.key_by(*key).in_order(name="o")
+    always = Pattern("one", lambda event: True).then("two", lambda event: True, within=minutes(1))
+    ordered.match(always, name="m")
+    ordered.rates("value", name="r")
+    ordered.fill_gaps("value", every=seconds(1), limit=seconds(1), name="g")
+    counts = events.key_by(*key).window(FixedWindows(minutes(1)), name="counts").aggregate(mean=Mean("value"))
+    counts.top_n(2, by="mean", name="top")
+    counts.top_n(2, by="mean", per=("id", "place_site"), name="top_of_id")
+    driver = GraphDriver(graph)
+    things = [UUID(int=1), UUID(int=2)]
+
+    def tagged(number: int, second: int) -> Tagged:
+        return Tagged(things[number], bytes([number, 255]), bool(number), -number, Place('"ä'), at(second), second)
+
+    driver.feed("events", [tagged(number, second) for second in range(3) for number in range(2)])
+    driver.crash()
+    driver.end()
+
+    assert not driver.dead_letters()
+    keys = {(thing, bytes([number, 255]), bool(number), -number, '"ä') for number, thing in enumerate(things)}
+    for stream in ("m", "r", "g"):
+        found = driver.records(stream)
+        assert {(record.id, record.raw, record.flag, record.n, record.place_site) for record in found} == keys
+    assert driver.records("m")[0].two.id in things
+    (pane,) = driver.panes("top")
+    assert [(each.id, each.raw, each.mean) for each in pane.values["top"]] == [
+        (things[0], b"\x00\xff", 1.0),
+        (things[1], b"\x01\xff", 1.0),
+    ]
+    assert [pane.key for pane in driver.panes("top_of_id")] == [(thing, '"ä') for thing in things]
 
 
 # The context.

@@ -176,7 +176,7 @@ class CombinerAccumulator(Accumulator):
             result = self._combiner.result(self._decode(accumulator))
         finally:
             self.progress.count_unit(run)
-        return result if isinstance(result, _SCALARS) else msgspec.to_builtins(result, builtin_types=_SCALARS)
+        return result if isinstance(result, _SCALARS) else msgspec.to_builtins(result, builtin_types=_NESTED)
 
     def to_stored(self, accumulator: msgspec.Raw) -> msgspec.Raw:
         """Return the accumulator, which is JSON already."""
@@ -268,6 +268,8 @@ def _itself(record: Any) -> Any:
 
 
 _SCALARS = (int, float, str, bytes, bool, datetime, UUID, type(None))
+_NESTED = (datetime, bytes)
+"""What a column of nested values takes as it is; a UUID becomes text."""
 
 
 def try_merges(
