@@ -79,6 +79,9 @@ def graph_of(feed: Feed) -> Graph:
         "registry.devices", Device, key="device", table_key="name", refresh=milliseconds(100), name="known"
     )
     known.to_table("known")
+    strict = known.filter(lambda record: record.device == "later")
+    how: dict[str, Any] = {"key": "device", "table_key": "name", "refresh": milliseconds(100)}
+    strict.lookup("registry.devices", Device, **how, missing="dead_letter").to_table("strict")
     readings.key_by("device").process(Alarms(), name="alarms", output=Alert).to_table("alarms")
     return graph
 
@@ -157,6 +160,26 @@ SELECT held_by, detail LIKE 'table registry.devices was not read yet: %does not 
   FROM millpy.explain_watermark('plant', 'known') ORDER BY step DESC LIMIT 1
 """
 WAITING = "SELECT version, rows, error FROM millpy.lookups WHERE table_name = 'registry.devices'"
+
+
+async def test_a_dead_letter_without_a_row_is_replayed_when_the_row_is_there(database_url: str) -> None:
+    execute(database_url, TABLE)
+    feed = Feed()
+    async with working(database_url, feed):
+        feed.push(reading("later"), reading("a"))
+        letters = "SELECT reason, key, state, attempts FROM millpy.dead_letters"
+        await until(database_url, letters, [("no_row", '"later"', "open", 0)])
+        replay = "SELECT millpy.replay_dead_letters(array_agg(dead_letter_id)) FROM millpy.dead_letters"
+        execute(database_url, replay)
+        await until(database_url, letters, [("no_row", '"later"', "open", 1)])
+
+        execute(database_url, "INSERT INTO registry.devices (name, site) VALUES ('later', 'east')")
+        await until(database_url, WAITING.replace("version, ", ""), [(3, "")])
+        execute(database_url, replay)
+
+        await until(database_url, "SELECT device, site_table FROM plant.strict", [("later", "east")])
+        await until(database_url, letters, [("no_row", '"later"', "replayed", 1)])
+    assert rows(database_url, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []
 
 
 async def test_records_wait_for_a_table_that_does_not_exist_yet(database_url: str) -> None:
