@@ -10,14 +10,18 @@ from typing import Any
 
 import msgspec
 import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
 
 from millpy import Computation, Context, EventTime, Graph, LookupTable, milliseconds, seconds
 from millpy.admin.diagnosis import read_facts
 from millpy.admin.doctor import examine
-from millpy.clock import SystemClock
+from millpy.clock import SystemClock, random_id
+from millpy.errors import TableLoadError
 from millpy.limits import Limits
 from millpy.model.finding import Finding, Severity
 from millpy.process.assembly import run_worker
+from millpy.store.postgres.store import PostgresStore
 from tests.crash.cases.lookups import GRAPH, LOOKUPS
 from tests.crash.graph_files import rows
 from tests.crash.harness import Worker
@@ -299,3 +303,20 @@ def test_killed_workers_see_one_version_in_each_commit(tmp_path: Path, database_
 
     assert lookup_faults(database_url, drawn) == []
     assert rows(database_url, "SELECT count(DISTINCT generation) > 3 FROM plant.known") == [(True,)]
+
+
+async def test_a_role_without_rights_is_told_to_get_them(database_url: str) -> None:
+    role = f"poor_{random_id().hex}"
+    execute(database_url, TABLE, f"CREATE ROLE {role} LOGIN")
+    store = PostgresStore(make_conninfo(database_url, user=role))
+    try:
+        with pytest.raises(TableLoadError, match="permission denied") as refused:
+            await store.read_lookup_table(Alarms.rules, rows_max=10, bytes_max=1_000)
+        assert "GRANT SELECT" in refused.value.hint
+        execute(database_url, f"GRANT SELECT ON public.rules TO {role}")
+        assert (await store.read_lookup_table(Alarms.rules, rows_max=10, bytes_max=1_000)).rows == 1
+        too_long = await store.read_lookup_table(Alarms.rules, rows_max=10, bytes_max=5)
+        assert (too_long.rows, too_long.text) == (1, b"")
+    finally:
+        await store.close()
+        execute(database_url, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
