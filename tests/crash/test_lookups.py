@@ -10,14 +10,18 @@ from typing import Any
 
 import msgspec
 import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
 
 from millpy import Computation, Context, EventTime, Graph, LookupTable, milliseconds, seconds
 from millpy.admin.diagnosis import read_facts
 from millpy.admin.doctor import examine
-from millpy.clock import SystemClock
+from millpy.clock import SystemClock, random_id
+from millpy.errors import TableLoadError
 from millpy.limits import Limits
 from millpy.model.finding import Finding, Severity
 from millpy.process.assembly import run_worker
+from millpy.store.postgres.store import PostgresStore
 from tests.crash.cases.lookups import GRAPH, LOOKUPS
 from tests.crash.graph_files import rows
 from tests.crash.harness import Worker
@@ -79,6 +83,9 @@ def graph_of(feed: Feed) -> Graph:
         "registry.devices", Device, key="device", table_key="name", refresh=milliseconds(100), name="known"
     )
     known.to_table("known")
+    strict = known.filter(lambda record: record.device == "later")
+    how: dict[str, Any] = {"key": "device", "table_key": "name", "refresh": milliseconds(100)}
+    strict.lookup("registry.devices", Device, **how, missing="dead_letter").to_table("strict")
     readings.key_by("device").process(Alarms(), name="alarms", output=Alert).to_table("alarms")
     return graph
 
@@ -157,6 +164,26 @@ SELECT held_by, detail LIKE 'table registry.devices was not read yet: %does not 
   FROM millpy.explain_watermark('plant', 'known') ORDER BY step DESC LIMIT 1
 """
 WAITING = "SELECT version, rows, error FROM millpy.lookups WHERE table_name = 'registry.devices'"
+
+
+async def test_a_dead_letter_without_a_row_is_replayed_when_the_row_is_there(database_url: str) -> None:
+    execute(database_url, TABLE)
+    feed = Feed()
+    async with working(database_url, feed):
+        feed.push(reading("later"), reading("a"))
+        letters = "SELECT reason, key, state, attempts FROM millpy.dead_letters"
+        await until(database_url, letters, [("no_row", '"later"', "open", 0)])
+        replay = "SELECT millpy.replay_dead_letters(array_agg(dead_letter_id)) FROM millpy.dead_letters"
+        execute(database_url, replay)
+        await until(database_url, letters, [("no_row", '"later"', "open", 1)])
+
+        execute(database_url, "INSERT INTO registry.devices (name, site) VALUES ('later', 'east')")
+        await until(database_url, WAITING.replace("version, ", ""), [(3, "")])
+        execute(database_url, replay)
+
+        await until(database_url, "SELECT device, site_table FROM plant.strict", [("later", "east")])
+        await until(database_url, letters, [("no_row", '"later"', "replayed", 1)])
+    assert rows(database_url, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []
 
 
 async def test_records_wait_for_a_table_that_does_not_exist_yet(database_url: str) -> None:
@@ -276,3 +303,20 @@ def test_killed_workers_see_one_version_in_each_commit(tmp_path: Path, database_
 
     assert lookup_faults(database_url, drawn) == []
     assert rows(database_url, "SELECT count(DISTINCT generation) > 3 FROM plant.known") == [(True,)]
+
+
+async def test_a_role_without_rights_is_told_to_get_them(database_url: str) -> None:
+    role = f"poor_{random_id().hex}"
+    execute(database_url, TABLE, f"CREATE ROLE {role} LOGIN")
+    store = PostgresStore(make_conninfo(database_url, user=role))
+    try:
+        with pytest.raises(TableLoadError, match="permission denied") as refused:
+            await store.read_lookup_table(Alarms.rules, rows_max=10, bytes_max=1_000)
+        assert "GRANT SELECT" in refused.value.hint
+        execute(database_url, f"GRANT SELECT ON public.rules TO {role}")
+        assert (await store.read_lookup_table(Alarms.rules, rows_max=10, bytes_max=1_000)).rows == 1
+        too_long = await store.read_lookup_table(Alarms.rules, rows_max=10, bytes_max=5)
+        assert (too_long.rows, too_long.text) == (1, b"")
+    finally:
+        await store.close()
+        execute(database_url, f"DROP OWNED BY {role}", f"DROP ROLE {role}")

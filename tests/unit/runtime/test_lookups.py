@@ -1,4 +1,4 @@
-"""Lookup tables of workers over the store in memory: what is held, what a turn sees, and what operators are told."""
+"""Lookup tables of workers over the store in memory: what is held, what a turn sees, and what operators see."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Device(msgspec.Struct, frozen=True):
 
 
 def graph_of(path: Path, devices: Sequence[str]) -> Graph:
-    """Two tables; the lookup in the second one may wait while the first goes on."""
+    """Two tables; the lookup in the second one may wait while the first continues."""
     path.write_text("".join(json.dumps({"device": device, "at": i}) + "\n" for i, device in enumerate(devices)))
     graph = Graph("plant")
     event_time = EventTime("at", unit="s", max_disorder=milliseconds(0))
