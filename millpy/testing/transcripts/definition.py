@@ -148,9 +148,10 @@ def definition_of(text: TranscriptText, values: set[type]) -> Definition:
     """
     for key, (done, to_come) in CHOICES.items():
         _choose(key, getattr(text, key), done, to_come)
-    for key in ("percentile", "watermark_by"):
-        if getattr(text, key) is not None:
-            raise not_implemented(key, "the watermark of a source partition, with max_disorder")
+    if text.percentile is not None:
+        raise not_implemented("percentile", "the watermark of a source partition, with max_disorder")
+    if text.watermark_by not in (None, "key"):
+        raise UsageError(f"watermark_by: {text.watermark_by!r} is not the key", hint="write watermark_by: key")
     if text.idle is not None and text.clock is None:
         raise UsageError("idle: needs clock:", hint="say at which processing time the transcript begins")
     if len(set(text.partitions)) < len(text.partitions) or not all(text.partitions):
@@ -166,6 +167,7 @@ def definition_of(text: TranscriptText, values: set[type]) -> Definition:
             "at",
             max_disorder=_duration(text.max_disorder, "max_disorder"),
             future_tolerance=_duration(text.future_tolerance, "future_tolerance"),
+            watermark_by=text.watermark_by,
         ),
         idle=None if text.idle is None else AdvanceWithClock(_duration(text.idle, "idle")),
         dedupe=None if text.dedupe is None else Dedupe("id", within=_duration(text.dedupe, "dedupe")),
