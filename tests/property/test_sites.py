@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from millpy.graph import Graph
 from millpy.ingest.settings import AdvanceWithClock, EventTime, Wait
 from millpy.limits import Limits
+from millpy.model.stage import UNBOUNDED
 from millpy.testing.kit.driver import GraphDriver
 from millpy.testing.kit.manual_source import ManualSource
 from millpy.windowing.accumulation import Accumulation
@@ -161,12 +162,13 @@ def outcome(driver: GraphDriver, key: tuple[str, ...]) -> dict[str, Any]:
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
-@given(case=cases, given_steps=steps, loses_turns=st.booleans())
+@given(case=cases, given_steps=steps, loses_turns=st.booleans(), panes_max=st.sampled_from([1, 2, UNBOUNDED]))
 def test_each_site_has_the_windows_of_a_graph_of_its_own(
-    case: Case, given_steps: list[tuple[str, Any]], loses_turns: bool
+    case: Case, given_steps: list[tuple[str, Any]], loses_turns: bool, panes_max: int
 ) -> None:
     together = GraphDriver(case.graph("site", "one", "two"), now=NOW, limits=LIMITS)
     together.loses_turns = loses_turns
+    together._host._steps._budget.panes = panes_max  # type: ignore[misc]
 
     found = outcome(run(together, given_steps, SITES), case.key)
 
