@@ -148,8 +148,6 @@ def definition_of(text: TranscriptText, values: set[type]) -> Definition:
     """
     for key, (done, to_come) in CHOICES.items():
         _choose(key, getattr(text, key), done, to_come)
-    if text.percentile is not None:
-        raise not_implemented("percentile", "the watermark of a source partition, with max_disorder")
     if text.watermark_by not in (None, "key"):
         raise UsageError(f"watermark_by: {text.watermark_by!r} is not the key", hint="write watermark_by: key")
     if text.idle is not None and text.clock is None:
@@ -167,6 +165,7 @@ def definition_of(text: TranscriptText, values: set[type]) -> Definition:
             "at",
             max_disorder=_duration(text.max_disorder, "max_disorder"),
             future_tolerance=_duration(text.future_tolerance, "future_tolerance"),
+            percentile=text.percentile,
             watermark_by=text.watermark_by,
         ),
         idle=None if text.idle is None else AdvanceWithClock(_duration(text.idle, "idle")),

@@ -154,7 +154,6 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, text: str, message
             "trigger: after_watermark: early: after_percentile",
         ),
         *((f"{key}: {value}", f"{key}: {value}") for key, (_, values) in CHOICES.items() for value in values),
-        ("percentile: 0.99", "percentile"),
     ],
 )
 def test_what_the_engine_cannot_do_is_refused_by_name(tmp_path: Path, line: str, what: str) -> None:
