@@ -28,6 +28,8 @@ from millpy.errors import GraphError, UsageError
 from millpy.limits import Limits
 from millpy.model.graph_changes import changes_between
 from millpy.testing import GraphDriver, ManualSource
+from tests.crash.memory_world import LIMITS, running_world, until
+from tests.feed import Feed
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -336,3 +338,71 @@ def test_user_code_that_fails_in_one_site_leaves_the_others_alone() -> None:
 
     assert panes(driver) == [("rome", 0, 2)]
     assert len(driver.dead_letters()) == 1
+
+
+def test_records_that_come_by_two_ways_are_judged_before_their_bundle_moves_the_site() -> None:
+    graph = Graph("sites")
+    readings = source(graph)
+    odd, even = (readings.filter(lambda r, rest=rest: r.rack % 2 == rest) for rest in (1, 0))
+    per_minute(odd.union(even)).to_table("panes")
+    driver = GraphDriver(graph)
+
+    driver.feed("readings", [reading("oslo", 0, rack=2), reading("oslo", 70, rack=1), reading("oslo", 80, rack=4)])
+
+    assert driver.late_records() == []
+    assert panes(driver) == [("oslo", 0, 1)]
+
+
+def test_a_site_of_two_sources_has_the_least_of_both_watermarks() -> None:
+    graph = Graph("sites")
+    per_minute(source(graph, "north").union(source(graph, "south"))).to_table("panes")
+    driver = GraphDriver(graph)
+
+    driver.feed("north", [reading("oslo", 0), reading("rome", 0)])
+    driver.feed("south", [reading("oslo", 1)])
+    driver.feed("north", [reading("oslo", 90), reading("rome", 90)])
+    driver.crash()
+    assert panes(driver) == [("rome", 0, 1)]
+    driver.feed("south", [reading("oslo", 20), reading("oslo", 66)])
+
+    assert panes(driver) == [("oslo", 0, 3), ("rome", 0, 1)]
+
+
+class Repair:
+    """A fault in the code of operators, until it is repaired."""
+
+    done = False
+
+
+async def test_replayed_records_are_judged_by_their_site_which_may_begin_with_them() -> None:
+    def careful(record: Reading) -> Reading:
+        if record.note == "bug" and not Repair.done:
+            raise ValueError("a bug")
+        return record
+
+    feed, graph = Feed(), Graph("world")
+    event_time = EventTime("at", max_disorder=seconds(5), watermark_by="site")
+    readings = graph.inject("readings", feed, schema=Reading, event_time=event_time)
+    per_minute(readings.map(careful)).to_table("panes")
+    records = [
+        *(reading(site, 0, note="bug") for site in ("oslo", "rome")),
+        *(reading(site, 70) for site in ("oslo",)),
+    ]
+    async with running_world(graph, LIMITS) as world:
+        letters = world.database.dead_letters
+        feed.push(*map(msgspec.json.encode, records), b'{"site": "ulm"}')
+        await until(world, lambda: len(letters) == 3, "all are read")
+        Repair.done = True
+        requests = world.database.requests
+        requests.replay("dead_letters", 1, msgspec.json.encode(reading("ulm", 5)))  # the one that does not decode
+        assert all(requests.replay("dead_letters", number) for number in (2, 3))
+        states = lambda: [requests.state_of("dead_letters", number).state for number in (1, 2, 3)]  # noqa: E731
+        await until(world, lambda: "requested" not in states(), "all are replayed")
+        assert states() == ["replayed"] * 3
+        feed.push(msgspec.json.encode(reading("rome", 30)), msgspec.json.encode(reading("ulm", 1)))
+        feed.end()
+        await world.finish()
+
+        found = sorted((row["site"], row["n"]) for row in world.database.rows("panes"))
+        assert found == [("oslo", 1), ("rome", 2), ("ulm", 2)]
+        assert world.adds_up()
