@@ -25,7 +25,7 @@ from millpy.windowing.calendar_windows import CalendarWindows
 from millpy.windowing.triggers import AfterCount, AfterWatermark, Every, Repeatedly, Trigger
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
 
-EXAMPLES = int(os.environ.get("MILLPY_SITES_EXAMPLES", "30"))
+EXAMPLES = int(os.environ.get("MILLPY_SITES_EXAMPLES", "15"))
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SECOND = 1_000_000
 BASE = int(NOW.timestamp()) * SECOND
