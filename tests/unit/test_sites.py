@@ -19,12 +19,14 @@ from millpy import (
     EventTime,
     FixedWindows,
     Graph,
+    SlidingWindows,
     Stream,
     Sum,
     minutes,
     seconds,
 )
 from millpy.errors import GraphError, UsageError
+from millpy.ingest.protocol import SourceBatch
 from millpy.limits import Limits
 from millpy.model.graph_changes import changes_between
 from millpy.testing import GraphDriver, ManualSource
@@ -406,3 +408,33 @@ async def test_replayed_records_are_judged_by_their_site_which_may_begin_with_th
         found = sorted((row["site"], row["n"]) for row in world.database.rows("panes"))
         assert found == [("oslo", 1), ("rome", 2), ("ulm", 2)]
         assert world.adds_up()
+
+
+@pytest.mark.parametrize("lateness", [0, 60])
+@pytest.mark.parametrize("every", [30, 60], ids=["slices", "whole windows"])
+def test_windows_that_wait_for_the_next_turn_survive_a_crash(every: int, lateness: int) -> None:
+    graph = Graph("sites")
+    windows = SlidingWindows(minutes(1), every=seconds(every))
+    event_time = EventTime("at", max_disorder=minutes(10), watermark_by="site")
+    readings = graph.inject("readings", ManualSource(), schema=Reading, event_time=event_time)
+    keyed = readings.key_by("site", "device").window(windows, allowed_lateness=seconds(lateness), name="panes")
+    keyed.aggregate(n=Count()).to_table("panes")
+    driver = GraphDriver(graph)
+    host = driver._host
+    place = next(place for place, interval in host.intervals.items() if interval.intake is not None)
+    for site in "abcdef":
+        driver.feed("readings", [reading(site, at) for at in (0, 40, 100, 170)])
+    host._steps._budget.panes = 2  # type: ignore[misc]
+
+    host._commit(host.step({place: SourceBatch("json", host.now_us, finished=True)}))
+    host.restart()
+    turns = 0
+    while turns < 60 and (checkpoints := host.step({})):
+        host._commit(checkpoints)
+        host.restart()
+        turns += 1
+
+    whole = 7 if every == 30 else 3
+    assert [sum(row["site"] == site for row in driver.rows("panes")) for site in "abcdef"] == [whole] * 6
+    assert not driver._state.unbalanced()
+    assert 2 <= turns < 60
