@@ -20,7 +20,7 @@ def refuse_without_sites(node: StageNode) -> None:
         if isinstance(producer, StageNode) and producer.by_site:
             name, before = node.name or "behind windows", producer.name or "windows"
             raise GraphError(
-                f"step {name!r} takes the panes of {before!r}, which closes windows by site: the panes of a site that is"
+                f"step {name!r} takes the panes of {before!r}, which closes windows by site: panes of a site that is"
                 " behind would come late",
                 hint="write the panes to a table and aggregate them there; or omit watermark_by=",
             )

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpy.graph import Graph, InjectorNode, StageNode
+from millpy.graph.nodes import Input
 from millpy.limits import Limits
 from millpy.model.deployment import DeployedInterval, Deployment
 from millpy.model.lookup import LookupTable
@@ -17,6 +18,7 @@ from millpy.model.stage import Stage, StageBinding
 from millpy.model.step_progress import StepProgress
 from millpy.model.time import microseconds
 from millpy.operators.archive import ArchiveLogic
+from millpy.operators.map import Map
 from millpy.operators.stateless import Chain
 from millpy.windowing.operator import WindowSpec
 
@@ -32,6 +34,7 @@ class OutgoingSubscription:
         consumer_ids: interval ids of the consuming computation, by index.
         los: lower bound of each of those intervals (int64), ascending from 0.
         archived: whether the consumer is an archive.
+        site: the field that names the site, if watermarks go by site; operators must not change it.
     """
 
     subscription_id: int
@@ -44,6 +47,7 @@ class OutgoingSubscription:
     consumer_ids: tuple[int, ...]
     los: npt.NDArray[np.int64]
     archived: bool
+    site: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,9 +233,16 @@ def _outgoing(consumer: StageNode, deployment: Deployment) -> list[OutgoingSubsc
             consumer_ids=tuple(interval.interval_id for interval in intervals),
             los=los,
             archived=consumer.archives,
+            site="" if consumer.archives else _site_to_keep(taken),
         )
         for index, taken in enumerate(consumer.inputs)
     ]
+
+
+def _site_to_keep(taken: Input) -> str:
+    """Return the field that names the site, if operators that make new records are before the stage."""
+    makes = any(isinstance(operator, Map) for operator in taken.operators)
+    return taken.site or "" if makes else ""
 
 
 def _incoming(

@@ -24,6 +24,7 @@ from millpy.model.record import Records, concat, retractions_of
 from millpy.model.sites import SiteProgress
 from millpy.model.step_progress import StepProgress
 from millpy.model.time import Instant
+from millpy.operators.kept_site import with_kept_sites
 from millpy.operators.stateless import ChainOutput, Chains
 from millpy.store.codec import encode_slice
 from millpy.store.protocol import SegmentQuery
@@ -89,12 +90,12 @@ class Router:
         chains = Chains(productions, self._limits.record_attempts_max, self._progress)
         for subscription in producer.plan.outgoing:
             producer.count("produced", str(subscription.subscription_id), emitted.get(subscription.stream, 0))
-            parts = _through(producer, subscription, chains, productions, letters)
+            parts = self._through(producer, subscription, chains, productions, letters)
             if (retried := again.get(subscription.subscription_id)) is not None:
                 producer.count("dead_lettered", str(subscription.subscription_id), -len(retried))
                 before = {subscription.stream: retried}
                 again_through = Chains(before, self._limits.record_attempts_max, self._progress)
-                parts += _through(producer, subscription, again_through, before, letters)
+                parts += self._through(producer, subscription, again_through, before, letters)
             progress = None if subscription.archived else sites_by_stream.get(subscription.stream)
             if not parts and progress is None:
                 continue
@@ -123,6 +124,26 @@ class Router:
                 Delivery(producer.interval_id, producer.bundle, producer.low_watermark, None, True)
             )
         return segments, letters
+
+    def _through(
+        self,
+        producer: IntervalState,
+        subscription: OutgoingSubscription,
+        chains: Chains,
+        before: Mapping[str, Records],
+        letters: list[DeadLetter],
+    ) -> list[Records]:
+        """Return the records that pass a subscription's operators, if any do; add dead letters for those that fail."""
+        passed = chains.output_of(subscription.stream, subscription.operators)
+        if passed is None:
+            return []
+        if subscription.site:
+            passed = with_kept_sites(before[subscription.stream], passed, subscription.site, self._hasher)
+        producer.count("filtered", str(subscription.subscription_id), passed.filtered)
+        producer.count("added", str(subscription.subscription_id), passed.added)
+        if passed.failures:
+            letters.extend(_failed(producer, subscription, before[subscription.stream], passed))
+        return [passed.records] if len(passed.records) else []
 
 
 def _segment(
@@ -217,24 +238,6 @@ def _is_current(consumer: IntervalState, producer: IntervalState, inbound: Seque
         delivery.seq for delivery in inbound if delivery.producer == producer.interval_id and delivery.moves_cursor
     ]
     return consumer.is_current_with(producer, at_least=max(reached, default=0))
-
-
-def _through(
-    producer: IntervalState,
-    subscription: OutgoingSubscription,
-    chains: Chains,
-    before: Mapping[str, Records],
-    letters: list[DeadLetter],
-) -> list[Records]:
-    """Return the records that pass a subscription's operators, if any do; add dead letters for those that fail."""
-    passed = chains.output_of(subscription.stream, subscription.operators)
-    if passed is None:
-        return []
-    producer.count("filtered", str(subscription.subscription_id), passed.filtered)
-    producer.count("added", str(subscription.subscription_id), passed.added)
-    if passed.failures:
-        letters.extend(_failed(producer, subscription, before[subscription.stream], passed))
-    return [passed.records] if len(passed.records) else []
 
 
 def _failed(

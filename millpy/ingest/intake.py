@@ -195,6 +195,10 @@ class Intake:
         """The watermark that the injector publishes."""
         return Instant(self._source.watermark)
 
+    def site_watermarks(self) -> dict[str, Instant]:
+        """Return the watermark of each site, those beyond the bound as one; empty for a source without sites."""
+        return {} if self._sites is None else self._sites.watermarks()
+
     @property
     def finished(self) -> bool:
         """Whether the source has ended."""

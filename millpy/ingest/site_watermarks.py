@@ -39,7 +39,7 @@ class SiteState(msgspec.Struct, omit_defaults=True):
         watermark: nothing before it is still to come, µs.
         max_event_time: the largest event time, at most that of arrival.
         arrived_at: wall time at which its newest record was taken.
-        sites: of the shared watermark: the number of records beyond the bound of sites.
+        records: of the shared watermark: the number of records beyond the bound of sites.
     """
 
     watermark: int = INSTANT_MIN
@@ -131,6 +131,10 @@ class SiteWatermarks:
         """The least watermark of all sites; that of the source itself as long as there are none."""
         least = min((site.watermark for _, site in self._named()), default=self._floor)
         return Instant(max(least, self._floor))
+
+    def watermarks(self) -> dict[str, Instant]:
+        """Return the watermark of each site; `OTHERS` has that of the sites beyond the bound."""
+        return {name: Instant(max(site.watermark, self._floor)) for name, site in self._named()}
 
     def highest(self, by_site: SiteColumn, happened: Instants) -> Instants:
         """Return, for each row, the largest event time of its site so far, the row included."""

@@ -215,11 +215,12 @@ def make_job(
 
     Raises:
         UsageError: a file or source does not exist, an input does not say its source, an archive lacks records, or the
-            graph has lookups.
+            graph has lookups or watermarks by site.
     """
     path = Path(graph.partition(":")[0])
     loaded = load_graph(graph)
     refuse_lookups(loaded)
+    _refuse_sites(loaded)
     if isinstance(inputs, Archive):
         text = path.read_text(encoding="utf-8")
         if streams and not hands_over:
@@ -234,6 +235,16 @@ def make_job(
     histories = {name: SourceHistory(tuple(_expanded(paths))) for name, paths in named.items()}
     text = path.read_text(encoding="utf-8")
     return BatchJob(graph, text, histories, limits, now_us, state, streams, hands_over=hands_over)
+
+
+def _refuse_sites(graph: Graph) -> None:
+    """Refuse a graph with watermarks by site: archives do not have them, and checkpoints on Spark name no producers."""
+    for node in graph.injectors():
+        if node.event_time.watermark_by is not None:
+            raise UsageError(
+                f"source {node.name!r} has watermark_by={node.event_time.watermark_by!r}, which Spark cannot run",
+                hint="run the graph on workers",
+            )
 
 
 def _by_source(

@@ -45,6 +45,10 @@ class _Site:
     alarm: Instant = INSTANT_MAX
     oldest: Instant = INSTANT_MAX
 
+    def is_due(self, watermark: Instant) -> bool:
+        """Tell whether a window fires or expires at a watermark."""
+        return self.due <= watermark and self.due < INSTANT_MAX
+
     def look(self) -> None:
         """Ask the windows when they are due."""
         self.due, self.alarm = self.windows.next_due()
@@ -112,7 +116,7 @@ class IntervalBySite:
         sites = self._sites
         self._oldest = min((site.oldest for site in sites.values()), default=INSTANT_MAX)
         self._alarm = min((site.alarm for site in sites.values()), default=INSTANT_MAX)
-        self._is_due = any(site.due <= reached.get(place, INSTANT_MIN) for place, site in sites.items())
+        self._is_due = any(site.is_due(reached.get(place, INSTANT_MIN)) for place, site in sites.items())
 
     def missing_keys(self, bundles: Sequence[Bundle]) -> Sequence[bytes]:
         """Return no keys: all open windows are in memory."""
@@ -145,23 +149,20 @@ class IntervalBySite:
         due = [
             place
             for place, site in self._sites.items()
-            if place not in arrived and (site.due <= reached.get(place, INSTANT_MIN) or site.alarm <= work.now_us)
+            if place not in arrived and (site.is_due(reached.get(place, INSTANT_MIN)) or site.alarm <= work.now_us)
         ]
         parts: list[StepResult] = []
-        panes_left, leaves_work = work.panes_max, False
+        panes_left = work.panes_max
         for place in sorted([*arrived, *due]):
             site = self._sites.get(place)
             if site is None:
                 site = self._sites[place] = self._opened(place, ())
-            elif place not in arrived and panes_left <= 0:
-                leaves_work = True  # it is still due in the next turn
-                continue
+            # Every site takes a step, if only for one pane: the watermark that is committed for it must have been seen.
             parts.append(self._step(place, site, arrived.get(place, ()), work, max(1, panes_left)))
             panes_left -= sum(parts[-1].emitted_by_stream.values())
         self._look()
         result = _merged(parts)
         result.delta = (*result.delta, *registry.take_entries())
-        result.unfinished = result.unfinished or leaves_work
         return result
 
     def _step(self, place: str, site: _Site, arrived: Sequence[InputBundle], work: Work, panes_max: int) -> StepResult:

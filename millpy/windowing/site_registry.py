@@ -102,6 +102,8 @@ class SiteRegistry:
         outside = self._outside.setdefault(producer, [])
         begins_to_share = view.others is None and progress.others is not None
         all_move = progress.floor > view.floor or begins_to_share
+        if progress.floor > view.floor:
+            self._changed[str(producer), FLOOR] = progress.floor
         new = view.apply(progress)
         self._remember(str(producer), progress, view)
         for site in new:  # the sites of a bundle that have a place are before those that share
@@ -153,8 +155,6 @@ class SiteRegistry:
     def _remember(self, namespace: str, progress: SiteProgress, view: SiteView) -> None:
         for site in progress.sites:
             self._changed[namespace, site] = view.sites[site]
-        if view.floor > INSTANT_MIN:
-            self._changed[namespace, FLOOR] = view.floor
         if progress.others is not None and view.others is not None:
             self._changed[namespace, OTHERS] = view.others
 

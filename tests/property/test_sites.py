@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from millpy.graph import Graph
 from millpy.ingest.settings import AdvanceWithClock, EventTime, Wait
 from millpy.limits import Limits
+from millpy.model.stage import UNBOUNDED
 from millpy.testing.kit.driver import GraphDriver
 from millpy.testing.kit.manual_source import ManualSource
 from millpy.windowing.accumulation import Accumulation
@@ -25,7 +26,7 @@ from millpy.windowing.composite_triggers import AfterWatermark, Repeatedly
 from millpy.windowing.triggers import AfterCount, Every, Trigger
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
 
-EXAMPLES = int(os.environ.get("MILLPY_SITES_EXAMPLES", "30"))
+EXAMPLES = int(os.environ.get("MILLPY_SITES_EXAMPLES", "15"))
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SECOND = 1_000_000
 BASE = int(NOW.timestamp()) * SECOND
@@ -162,12 +163,13 @@ def outcome(driver: GraphDriver, key: tuple[str, ...]) -> dict[str, Any]:
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
-@given(case=cases, given_steps=steps, loses_turns=st.booleans())
+@given(case=cases, given_steps=steps, loses_turns=st.booleans(), panes_max=st.sampled_from([1, 2, UNBOUNDED]))
 def test_each_site_has_the_windows_of_a_graph_of_its_own(
-    case: Case, given_steps: list[tuple[str, Any]], loses_turns: bool
+    case: Case, given_steps: list[tuple[str, Any]], loses_turns: bool, panes_max: int
 ) -> None:
     together = GraphDriver(case.graph("site", "one", "two"), now=NOW, limits=LIMITS)
     together.loses_turns = loses_turns
+    together._host._steps._budget.panes = panes_max  # type: ignore[misc]
 
     found = outcome(run(together, given_steps, SITES), case.key)
 
@@ -176,3 +178,45 @@ def test_each_site_has_the_windows_of_a_graph_of_its_own(
         alone = GraphDriver(case.graph(None, PARTITION_OF[site]), now=NOW + began, limits=LIMITS)
         alone.loses_turns = loses_turns
         assert found[site] == outcome(run(alone, its_steps, [site]), case.key)[site]
+
+
+NAMES = ("a", "b", "c", "d")
+placed = st.tuples(
+    st.sampled_from(NAMES), st.sampled_from("xy"), times, st.integers(0, 9), st.sampled_from(["one", "two"])
+)
+cuts = st.lists(st.sampled_from(["bundle", "bundle", "turn", "crash", "lost"]), max_size=25)
+
+
+def consumed(
+    records: Sequence[tuple[str, str, int, int, str]], how: Sequence[str], intervals: int
+) -> tuple[list[Any], list[Any]]:
+    """Return rows and late records of a graph with two sites of its own, bundled somehow."""
+    case = Case(
+        FixedWindows(s(10)), AfterWatermark(), Accumulation.ACCUMULATING, 3, 4, Wait(), intervals, ("site", "device")
+    )
+    limits = Limits(lease_ttl_s=1_000_000, sites_max=2)
+    driver = GraphDriver(case.graph("site", "one", "two"), now=NOW, limits=limits)
+    waiting: list[Reading] = []
+    for number, (site, device, at, value, partition) in enumerate(records):
+        waiting.append(Reading(site, device, BASE + at * SECOND, value))
+        cut = how[number] if number < len(how) else "turn"
+        follows = records[number + 1][4] if number + 1 < len(records) else ""
+        if cut == "bundle" and follows == partition:
+            continue
+        driver.loses_turns = cut == "lost"
+        driver.feed("readings", waiting, partition=partition)
+        waiting = []
+        if cut == "crash":
+            driver.crash()
+    driver.end()
+    rows = [(row["site"], row["device"], row["window_start"], row["n"], row["total"]) for row in driver.rows("panes")]
+    late = [(late.record, late.watermark) for late in driver.late_records()]
+    return sorted(rows), sorted(late, key=repr)
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(records=st.lists(placed, max_size=25), how=cuts, intervals=st.integers(1, 3))
+def test_bundles_and_crashes_do_not_show_in_sites_of_several_partitions_and_beyond_the_bound(
+    records: list[tuple[str, str, int, int, str]], how: list[str], intervals: int
+) -> None:
+    assert consumed(records, how, intervals) == consumed(records, (), 1)

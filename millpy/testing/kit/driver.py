@@ -30,6 +30,7 @@ from millpy.model.checkpoint import DeadLetter, Entries
 from millpy.model.keys import Key
 from millpy.model.lookup import PUBLIC
 from millpy.model.record import Records
+from millpy.model.sites import OTHERS
 from millpy.model.stage import UNBOUNDED
 from millpy.model.time import Instant, microseconds, nearest_datetime, to_datetime
 from millpy.model.timer import Timer
@@ -293,6 +294,21 @@ class GraphDriver:
         """
         places = self._places(source, partition)
         return nearest_datetime(min(self._host.intervals[place].low_watermark for place in places))
+
+    def site_watermarks(self, source: str, partition: str | None = None) -> dict[Any, datetime]:
+        """Return the watermarks of the sites of a source with `watermark_by`, in the order in which they began.
+
+        A site is written as in JSON: UUIDs and bytes as text. The sites beyond `Limits.sites_max` share the one of
+        None. A site that comes by several partitions has the least of its watermarks.
+        """
+        found: dict[Any, Instant] = {}
+        for place in self._places(source, partition):
+            intake = self._host.intervals[place].intake
+            assert intake is not None
+            for site, watermark in intake.site_watermarks().items():
+                name = None if site == OTHERS else msgspec.json.decode(site)
+                found[name] = min(watermark, found.get(name, watermark))
+        return {name: nearest_datetime(watermark) for name, watermark in found.items()}
 
     def watermarks(self, computation: str) -> Watermarks:
         """Return the input watermark and the low watermark of a step or source."""

@@ -1,7 +1,7 @@
 """What a transcript computes: its words become windows, aggregates, and a graph with one source and one windowed step.
 
 `WINDOWS`, `TRIGGERS` and the other tables here list everything that the format can say. A word that they lack is
-unknown; a word whose place in them is empty is known, but this engine cannot do it.
+an error.
 """
 
 from __future__ import annotations
@@ -139,11 +139,10 @@ def definition_of(text: TranscriptText, values: set[type], folder: Path) -> Defi
     """Return what a transcript computes; `values` are the types of its values, `folder` is where its file is.
 
     Raises:
-        UsageError: a word is unknown, a value is wrong, or the engine cannot do what it asks for.
+        UsageError: a word is unknown, or a value is wrong.
     """
-    for key in ("percentile", "watermark_by"):
-        if getattr(text, key) is not None:
-            raise not_implemented(key, "the watermark of a source partition, with max_disorder")
+    if text.watermark_by not in (None, "key"):
+        raise UsageError(f"watermark_by: {text.watermark_by!r} is not the key", hint="write watermark_by: key")
     if text.idle is not None and text.clock is None:
         raise UsageError("idle: needs clock:", hint="say at which processing time the transcript begins")
     if len(set(text.partitions)) < len(text.partitions) or not all(text.partitions):
@@ -162,6 +161,8 @@ def definition_of(text: TranscriptText, values: set[type], folder: Path) -> Defi
             "at",
             max_disorder=_duration(text.max_disorder, "max_disorder"),
             future_tolerance=_duration(text.future_tolerance, "future_tolerance"),
+            percentile=text.percentile,
+            watermark_by=text.watermark_by,
         ),
         idle=None if text.idle is None else AdvanceWithClock(_duration(text.idle, "idle")),
         dedupe=None if text.dedupe is None else Dedupe("id", within=_duration(text.dedupe, "dedupe")),
@@ -170,11 +171,6 @@ def definition_of(text: TranscriptText, values: set[type], folder: Path) -> Defi
         origin=origin,
         clock=time_us(text.clock or CLOCK, origin, "clock"),
     )
-
-
-def not_implemented(what: str, instead: str) -> UsageError:
-    """Return the error for what the format can say and the engine cannot do."""
-    return UsageError(f"{what} is not implemented in this version of millpy", hint=f"it has: {instead}")
 
 
 def _choice(key: str, value: str, kind: type[_Choice]) -> _Choice:

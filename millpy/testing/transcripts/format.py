@@ -1,7 +1,6 @@
 """The keys of a transcript, as structs: which there are, and which values fit. `reader.py` fills them from YAML.
 
-A key that a struct lacks is an error. What the format can say and the engine cannot do (`definition.py`) is an error,
-too: a transcript is never run without a part of it.
+A key that a struct lacks is an error: a transcript is never run without a part of it.
 """
 
 from __future__ import annotations

@@ -79,6 +79,8 @@ class Transcript:
             return "dedupe"
         if self.definition.idle is not None:
             return "idle"
+        if self.definition.event_time.percentile is not None:
+            return "percentile"
         if any(isinstance(record, bytes) for step in self.steps for record in step.records):
             return "raw records"
         return ""

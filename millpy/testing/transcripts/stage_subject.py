@@ -8,7 +8,7 @@ deltas say, so a crash is one of a step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,9 @@ from millpy.limits import Limits
 from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import DeadLetter, Entries
 from millpy.model.delta import decode_document, encode_document
-from millpy.model.keys import KeyHasher
+from millpy.model.keys import KeyHasher, key_text
 from millpy.model.record import Records
+from millpy.model.sites import SiteProgress
 from millpy.model.stage import InputBundle, StageBinding, StageInterval, StepResult, StoredInterval, Work
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, instant, to_datetime
 from millpy.model.watermark import low_watermark
@@ -45,6 +46,21 @@ class PartitionModel:
     largest: int = INSTANT_MIN
     watermark: int = INSTANT_MIN
     bundles: int = 0
+    sites: dict[str, PartitionModel] = field(default_factory=dict)
+    stated: int = INSTANT_MIN
+
+    def watermark_before(self, site: str, at: int, disorder_us: int) -> int:
+        """Return the watermark of a site before a record at `at`, and move the site on."""
+        model = self.sites.setdefault(site, PartitionModel(self.producer, watermark=self.stated))
+        before = model.watermark
+        model.largest = max(model.largest, at)
+        model.watermark = max(model.watermark, model.largest - disorder_us)
+        return before
+
+    def progress(self, records: Sequence[Any]) -> SiteProgress:
+        """Return what a bundle of these records says of their sites."""
+        names = sorted({record.key for record in records})
+        return SiteProgress(self.stated, None, {key_text(name).decode(): self.sites[name].watermark for name in names})
 
 
 @dataclass(slots=True)
@@ -84,6 +100,7 @@ class StageSubject:
         )
         self._stage = logic.bind(binding)
         self._columns = logic.columns()
+        self._by_site = bool(self._input.site)
         self._disorder_us = definition.event_time.max_disorder_us
         self._tolerance_us = definition.event_time.future_tolerance_us
         self._now = definition.clock
@@ -101,6 +118,9 @@ class StageSubject:
     def feed(self, records: Sequence[Any], partition: str | None) -> None:
         """Give records to a source partition as one bundle."""
         source = self._partitions[partition] if partition else next(iter(self._partitions.values()))
+        if self._by_site:
+            self._feed_sites(source, records)
+            return
         times = [instant(record.at) for record in records]
         if any(at > self._now + self._tolerance_us for at in times):
             raise NotApplicableError("a record from the future")
@@ -122,12 +142,48 @@ class StageSubject:
         cap = Instant(min(others, default=INSTANT_MAX))
         self._turn([InputBundle(bundle, cap)] if records else [])
 
+    def _feed_sites(self, source: PartitionModel, records: Sequence[Any]) -> None:
+        """Give records to a source partition with a watermark for each key, as one bundle."""
+        times = [instant(record.at) for record in records]
+        if any(at > self._now + self._tolerance_us for at in times):
+            raise NotApplicableError("a record from the future")
+        watermarks = [
+            source.watermark_before(record.key, min(at, self._now), self._disorder_us)
+            for record, at in zip(records, times, strict=True)
+        ]
+        self._turn([self._with_progress(source, records, times, watermarks)])
+
+    def _with_progress(
+        self, source: PartitionModel, records: Sequence[Any], times: Sequence[int], watermarks: Sequence[int]
+    ) -> InputBundle:
+        """Return a bundle that tells how far the sites of its records are behind it."""
+        least = min((site.watermark for site in source.sites.values()), default=source.stated)
+        source.watermark = max(source.watermark, least)
+        source.bundles += 1
+        made = Records(
+            self._input.record_type,
+            np.array(times, np.int64),
+            watermarks=np.array(watermarks, np.int64),
+            objects=list(records),
+        )
+        made.sites = source.progress(records)
+        keys = made.keys(self._input.key_fields, self._hasher)
+        bundle = Bundle(0, source.producer, source.bundles, Instant(source.watermark), made, keys)
+        return InputBundle(bundle, INSTANT_MAX)
+
     def advance_watermark(self, at: Instant, partition: str | None) -> None:
         """Let source partitions state that nothing before `at` comes any more."""
+        told = []
         for name, source in self._partitions.items():
-            if partition in (None, name):
-                source.watermark = max(source.watermark, at)
-        self._turn([])
+            if partition not in (None, name):
+                continue
+            source.watermark = max(source.watermark, at)
+            if self._by_site:
+                source.stated = max(source.stated, at)
+                for site in source.sites.values():
+                    site.watermark = max(site.watermark, source.stated)
+                told.append(self._with_progress(source, [], [], []))
+        self._turn(told)
 
     def advance_clock(self, by_us: int) -> None:
         """Let processing time pass."""

@@ -28,6 +28,7 @@ TYPE = RecordType(Reading)
         EventTime("at", max_disorder=seconds(10)),
         EventTime("event_ms", unit="ms", max_disorder=milliseconds(250)),
         EventTime("at", sorted=True),
+        EventTime("at", sorted=True, watermark_by="id"),
         Dedupe("id", within=hours(1)),
         Dedupe("device", "fcnt", within=minutes(10), time="arrival_ms", unit="ms"),
         AdvanceWithClock(after=seconds(30)),

@@ -114,6 +114,7 @@ MEANINGS: Mapping[str, Mapping[str, list[Any]]] = {
         "unit": [None, "s", "ms"],
         "max_disorder": [None, seconds(1), seconds(2)],
         "future_tolerance": [minutes(1), minutes(10)],
+        "watermark_by": [None, "a", "b"],
     },
     "Dedupe": {"fields": [("a",), ("a", "b"), ("b", "a")], "within": LENGTHS, "time": [None, "at"]},
     "AdvanceWithClock": {"after": LENGTHS},
@@ -180,7 +181,8 @@ def made(name: str, parameters: Mapping[str, Any], kind: Callable[..., Any] | No
     given = dict(parameters)
     if name == "EventTime":
         given["sorted"] = given["max_disorder"] is None
-        given["percentile"] = 0.99 if given["max_disorder"] == seconds(2) else None
+        learns = given["max_disorder"] == seconds(2) and given["watermark_by"] is None
+        given["percentile"] = 0.99 if learns else None
     if name == "SessionWindows":
         given["max_gap"] = minutes(2) if given["by_field"] else None
     if name == "Dedupe":

@@ -18,6 +18,7 @@ import pytest
 
 from millpy.errors import SegmentChecksumError
 from millpy.model.record import Records, RecordType, WideInt
+from millpy.model.sites import SiteProgress
 from millpy.store.codec import checksum_of, decode_slice, encode_slice, without_fields
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -62,6 +63,10 @@ class Grown(msgspec.Struct):
     id: UUID = UUID(int=1)
     parts: list[Part] = []
     more: dict[str, int] = msgspec.field(default_factory=lambda: {"a": 1})
+
+
+class DeviceOnly(msgspec.Struct):
+    device: str
 
 
 READINGS = RecordType(Reading)
@@ -247,3 +252,17 @@ def test_bytes_with_a_right_checksum_decode_to_records_or_an_error() -> None:
 
     assert done.returncode == 0, done.stderr[-2_000:]
     assert int(done.stdout) > 3_000
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 2_000])
+def test_progress_of_sites_survives_encoding_with_any_number_of_records(count: int) -> None:
+    records = some_readings(count, watermarks=np.arange(count, dtype=np.int64))
+    records.sites = SiteProgress(-5, None if count == 1 else 7, {'"é\\""': -(2**62), "7": 2**62, "true": count})
+
+    stored = encode_slice(records)
+    found = decode_slice(READINGS, stored.payload, stored.checksum)
+
+    assert found.sites == records.sites
+    assert_same(found, records)
+    kept = without_fields(stored, READINGS.schema, 1)
+    assert decode_slice(RecordType(DeviceOnly), kept.payload, kept.checksum).sites == records.sites

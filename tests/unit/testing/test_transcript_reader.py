@@ -143,21 +143,6 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, text: str, message
     assert "\n" not in error.message
 
 
-@pytest.mark.parametrize(
-    ("line", "what"),
-    [
-        ("percentile: 0.99", "percentile"),
-        ("watermark_by: key", "watermark_by"),
-    ],
-)
-def test_what_the_engine_cannot_do_is_refused_by_name(tmp_path: Path, line: str, what: str) -> None:
-    head = HEAD.splitlines()[0] if line.startswith("windows") else HEAD
-    error = refused(tmp_path, f"{head}\n{line}\n{STEPS}")
-
-    assert f"{what} is not implemented in this version of millpy" in error.message
-    assert error.hint.startswith("it has: ")
-
-
 def test_a_file_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
     error = refused(tmp_path, "#" * (BYTES_MAX + 1))
 
