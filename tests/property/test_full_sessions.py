@@ -92,7 +92,7 @@ def test_bundles_crashes_and_columns_do_not_change_which_records_fill_a_session(
         place, number = place + size, number + 1
     for driver in (one_by_one, bundled):
         driver.finish()
-        assert not driver.interval._open.weights.panes
+        assert not driver.interval._open.weights.panes  # type: ignore[attr-defined]
 
     table, late = table_of(bundled), late_of(bundled)
     assert table == table_of(one_by_one)

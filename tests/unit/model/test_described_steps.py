@@ -32,7 +32,7 @@ from millpy import (
     minutes,
     seconds,
 )
-from millpy.graph.streams import WindowedStream
+from millpy.graph.windowed import WindowedStream
 from millpy.model.graph_changes import changes_between
 from tests.property.test_triggers import Delayed
 
