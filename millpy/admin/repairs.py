@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millpy.admin.queries import Admin, Row
@@ -98,16 +98,9 @@ def repair_rows(
         "identity": ", ".join(_quoted(name) for name, _ in identity),
         "changes": ", ".join(f"{_quoted(value.name)} = excluded.{_quoted(value.name)}" for value in table.values),
     }
-    history = HISTORY.format(
-        history=f"{_quoted(graph[0])}.{_quoted(f'{table.name}_history')}",
-        own=", ".join(f"t.{_quoted(name)}" for name, _ in identity),
-        stored=", ".join(f"t.{_quoted(name)}" for name, _ in columns),
-        retracts=str(table.retracts).lower(),
-        **parts,
-    )
     statement = REPAIR.format(
         table=f"{_quoted(graph[0])}.{_quoted(table.name)}",
-        history=history if table.history else "",
+        history=_history(graph[0], table, [name for name, _ in identity], parts) if table.history else "",
         columns=", ".join(_read(place, kind) for place, (_, kind) in enumerate(columns, 1)),
         **parts,
     )
@@ -127,6 +120,18 @@ def repair_rows(
             hint="nothing was changed: repair it again",
         )
     return {what: done[what] for what in ("replaced", "added", "deleted")}
+
+
+def _history(schema: str, table: TableSpec, identity: Sequence[str], parts: Mapping[str, str]) -> str:
+    """Return the part of the statement that adds to the history of a table."""
+    names = [*identity, *(value.name for value in table.values)]
+    return HISTORY.format(
+        history=f"{_quoted(schema)}.{_quoted(f'{table.name}_history')}",
+        own=", ".join(f"t.{_quoted(name)}" for name in identity),
+        stored=", ".join(f"t.{_quoted(name)}" for name in names),
+        retracts=str(table.retracts).lower(),
+        **parts,
+    )
 
 
 def _read(place: int, kind: str) -> str:
