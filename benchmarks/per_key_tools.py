@@ -37,7 +37,7 @@ DOOR = Pattern("door", kind_is("door"))
 TOOLS: Mapping[str, Callable[[KeyedStream], Any]] = {
     "in_order": lambda keyed: keyed.in_order(name="tool"),
     "match": lambda keyed: keyed.match(
-        DOOR.then("alarm", kind_is("alarm"), within=seconds(30)).without("reset", kind_is("reset")), name="tool"
+        DOOR.then("alarm", kind_is("alarm"), within=seconds(30)).unless("reset", kind_is("reset")), name="tool"
     ),
     "match_absent": lambda keyed: keyed.match(DOOR.then_not("alarm", kind_is("alarm"), within=seconds(5)), name="tool"),
     "changes": lambda keyed: keyed.changes("value", by=1, name="tool"),

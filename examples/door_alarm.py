@@ -44,7 +44,7 @@ events = graph.inject(
 sites = events.key_by("site").in_order(name="in_order")
 door = Pattern("door", is_open)
 
-alarm = door.then("alarm", is_alarm, within=minutes(5)).without("reset", is_reset)
+alarm = door.then("alarm", is_alarm, within=minutes(5)).unless("reset", is_reset)
 sites.match(alarm, name="alarms").to_table("alarms")
 
 left_open = door.then_not("closed", is_closed, within=minutes(10))

@@ -62,7 +62,7 @@ class PerKeyTools:
         refuse_several_ways(name, inputs)
         record_type = keyed.stream.record_type
         logic = EventTimeOrderLogic(record_type, len(inputs), takes_retractions=any(taken.retracts for taken in inputs))
-        return keyed.stream.after(StageNode(name, inputs, logic, intervals), record_type).key_by(*keyed.fields)
+        return keyed.stream.add_step(StageNode(name, inputs, logic, intervals), record_type).key_by(*keyed.fields)
 
     def match(
         self,
@@ -80,7 +80,7 @@ class PerKeyTools:
         record was absent.
 
         Args:
-            pattern: the steps: `Pattern("door", …).then("alarm", …, within=minutes(5)).without("reset", …)`.
+            pattern: the steps: `Pattern("door", …).then("alarm", …, within=minutes(5)).unless("reset", …)`.
             name: the step's name.
             after_match: "past_last": the next match begins after the last record of this one. "to_next": every record
                 that the first step takes may begin a match.

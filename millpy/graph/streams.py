@@ -309,7 +309,7 @@ class Stream(TopOfPanes):
             self.producer.name = name
         return self
 
-    def after(self, node: StageNode, record_type: RecordType) -> Stream:
+    def add_step(self, node: StageNode, record_type: RecordType) -> Stream:
         """Add a step that consumes this stream to the graph; return the step's stream. The tools of millpy call it."""
         return _output_of(self.graph, node, record_type)
 

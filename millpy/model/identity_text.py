@@ -170,7 +170,7 @@ def _step_text(step: Identity) -> str:
     text = f"({step['name']!r}, {identity_text(step['condition'])}{within})"
     if within:
         text = ("then_not" if step.get("absent") else "then") + text
-    return text + "".join(f".without({name!r}, {identity_text(own)})" for name, own in step.get("without", ()))
+    return text + "".join(f".unless({name!r}, {identity_text(own)})" for name, own in step.get("without", ()))
 
 
 def _given(parameters: Mapping[str, Any]) -> str:

@@ -176,13 +176,13 @@ class GapFilling(Computation):
         """Return the first grid point that is not before a time."""
         return -((self._offset_us - at) // self._every_us) * self._every_us + self._offset_us
 
-    def _over(self, progress: Any) -> int:
+    def _filled_until(self, progress: Any) -> int:
         """Return the time up to which the gap after the last record is filled."""
         return min(int(progress.at) + self._limit_us, int(_LAST))
 
     def _close(self, context: Context, progress: Any, at: int, values: Any) -> None:
         """Emit the points from the last record up to the next one, or queue them."""
-        until = min(at - 1, self._over(progress))
+        until = min(at - 1, self._filled_until(progress))
         if self.method == "linear" and at - progress.at > self._limit_us:
             until = progress.at  # a gap that is too long: only the point at the record itself
         if progress.next > until:
@@ -200,7 +200,7 @@ class GapFilling(Computation):
     def _emit_tail(self, context: Context, progress: Any, points_max: int) -> None:
         """Emit what follows the last record, as far as the watermark has come; forget the key after `limit`."""
         passed = int(context.input_watermark_us)
-        over = self._over(progress)
+        over = self._filled_until(progress)
         until = min(passed - 1, over)
         if self.method == "linear":
             until = progress.at if passed > over else progress.at - 1
@@ -248,7 +248,7 @@ class GapFilling(Computation):
             point = context[self.segments][progress.first].next
             due = point
         else:
-            over = self._over(progress)
+            over = self._filled_until(progress)
             point, due = progress.next, progress.next
             if self.method == "linear" or point > over:
                 due = over

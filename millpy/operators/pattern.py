@@ -25,7 +25,7 @@ STEPS_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PatternStep:
     """One step of a pattern.
 
     Attributes:
@@ -33,7 +33,7 @@ class Step:
         condition: takes a record, returns whether the step takes it.
         within: how long after the step before; None for the first step.
         absent: whether the step is taken when no such record comes within `within`.
-        without: takes a record, returns whether it ends the wait for this step.
+        without: what must not come before this step: names, and functions that take a record.
     """
 
     name: str
@@ -66,13 +66,13 @@ class Pattern(GraphPart):
 
     Examples:
         >>> opened = Pattern("door", lambda event: event.kind == "door")
-        >>> opened.then("alarm", lambda event: event.kind == "alarm", within=minutes(5)).without(
+        >>> opened.then("alarm", lambda event: event.kind == "alarm", within=minutes(5)).unless(
         ...     "reset", lambda event: event.kind == "reset"
         ... )
         >>> opened.then_not("closed", lambda event: event.kind == "closed", within=minutes(5))
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[PatternStep, ...]
 
     def __init__(self, name: str, condition: Condition) -> None:
         object.__setattr__(self, "steps", (_step(name, condition, None),))
@@ -89,7 +89,7 @@ class Pattern(GraphPart):
             GraphError: the name is taken or no identifier, `within` is not positive, the pattern ends with `then_not`,
                 or has too many steps.
         """
-        return self._with(_step(name, condition, within))
+        return self._extended(_step(name, condition, within))
 
     def then_not(self, name: str, condition: Condition, *, within: timedelta) -> Pattern:
         """Add a last step: for `within` after the step before, the condition is true for no record.
@@ -104,9 +104,9 @@ class Pattern(GraphPart):
         Raises:
             GraphError: as for `then`.
         """
-        return self._with(replace(_step(name, condition, within), absent=True))
+        return self._extended(replace(_step(name, condition, within), absent=True))
 
-    def without(self, name: str, condition: Condition) -> Pattern:
+    def unless(self, name: str, condition: Condition) -> Pattern:
         """Require that between the last step and the one before it the condition is true for no record.
 
         A record that the step takes is not between.
@@ -121,39 +121,39 @@ class Pattern(GraphPart):
         last = self.steps[-1]
         if len(self.steps) == 1 or last.absent:
             raise GraphError(
-                f"without({name!r}) must follow a then(…): it is about the time between two steps",
-                hint='for example Pattern("a", a).then("b", b, within=minutes(5)).without("c", c)',
+                f"unless({name!r}) must follow a then(…): it is about the time between two steps",
+                hint='for example Pattern("a", a).then("b", b, within=minutes(5)).unless("c", c)',
             )
         _check(name, condition)
-        return self._of((*self.steps[:-1], replace(last, without=(*last.without, (name, condition)))))
+        return self._made_of((*self.steps[:-1], replace(last, without=(*last.without, (name, condition)))))
 
     def identity(self) -> Identity:
         """Describe the steps."""
         return {"kind": "pattern", "steps": [step.identity() for step in self.steps]}
 
-    def _with(self, step: Step) -> Pattern:
+    def _extended(self, step: PatternStep) -> Pattern:
         if self.steps[-1].absent:
             raise GraphError(f"step {step.name!r} cannot follow then_not(…)", hint="then_not must be the last step")
         if any(step.name in (own.name, f"{own.name}_at") or own.name == f"{step.name}_at" for own in self.steps):
             raise GraphError(f"two fields of a match are named after step {step.name!r}", hint="rename the step")
         if len(self.steps) >= STEPS_MAX:
             raise GraphError(f"a pattern has at most {STEPS_MAX} steps")
-        return self._of((*self.steps, step))
+        return self._made_of((*self.steps, step))
 
     @staticmethod
-    def _of(steps: tuple[Step, ...]) -> Pattern:
+    def _made_of(steps: tuple[PatternStep, ...]) -> Pattern:
         made = object.__new__(Pattern)
         object.__setattr__(made, "steps", steps)
         return made
 
 
-def _step(name: str, condition: Condition, within: timedelta | None) -> Step:
+def _step(name: str, condition: Condition, within: timedelta | None) -> PatternStep:
     _check(name, condition)
     if within is not None:
         if not isinstance(within, timedelta) or within <= timedelta(0):
             raise GraphError(f"within={within!r} of step {name!r} is no positive duration", hint="within=minutes(5)")
         check_length("within", within)
-    return Step(name, condition, within)
+    return PatternStep(name, condition, within)
 
 
 def _check(name: str, condition: Condition) -> None:

@@ -28,7 +28,7 @@ from millpy import (
 )
 from millpy.hosting.host import HostBudget
 from millpy.model.stage import UNBOUNDED
-from millpy.operators.pattern import AfterMatch, Step
+from millpy.operators.pattern import AfterMatch, PatternStep
 from millpy.testing import GraphDriver, ManualSource
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -54,11 +54,11 @@ def kind_is(kind: str) -> Callable[[Event], bool]:
 
 A, B, C = map(kind_is, "abc")
 PATTERNS = {
-    "two": Pattern("a", A).then("b", B, within=seconds(6)).without("c", C),
+    "two": Pattern("a", A).then("b", B, within=seconds(6)).unless("c", C),
     "three": Pattern("a", A).then("b", B, within=seconds(4)).then("c", C, within=seconds(7)),
     "absent": Pattern("a", A).then_not("b", B, within=seconds(6)),
     "then_absent": Pattern("a", A).then("b", B, within=seconds(6)).then_not("c", C, within=seconds(3)),
-    "same": Pattern("a", A).then("again", A, within=seconds(9)).without("c", C).without("b", B),
+    "same": Pattern("a", A).then("again", A, within=seconds(9)).unless("c", C).unless("b", B),
 }
 METHODS = ("previous", "linear", "null")
 MODES: tuple[AfterMatch, ...] = ("past_last", "to_next")
@@ -136,7 +136,7 @@ def in_order(events: Sequence[Event]) -> dict[str, list[Event]]:
 # Plain loops.
 
 
-def outcome(steps: Sequence[Step], events: Sequence[Event], start: int) -> tuple[float, int, list[int]] | None:
+def outcome(steps: Sequence[PatternStep], events: Sequence[Event], start: int) -> tuple[float, int, list[int]] | None:
     """What becomes of a match that begins with an event: (place in the order, time, its events), None without one."""
     taken = [start]
     for step in steps[1:]:

@@ -140,7 +140,7 @@ def grid(keyed: KeyedStream, *fields: str, **options: Any) -> Stream:
     [
         (lambda: Pattern("no name", is_door), "invalid name of a step"),
         (lambda: Pattern("door", 5), "needs a function"),  # type: ignore[arg-type]
-        (lambda: DOOR.without("reset", is_alarm), r"must follow a then\(…\)"),
+        (lambda: DOOR.unless("reset", is_alarm), r"must follow a then\(…\)"),
         (lambda: DOOR.then("door", is_door, within=minutes(1)), "named after step 'door'"),
         (lambda: DOOR.then("door_at", is_door, within=minutes(1)), "named after step 'door_at'"),
         (lambda: DOOR.then("alarm", is_alarm, within=seconds(0)), "is no positive duration"),
@@ -148,7 +148,7 @@ def grid(keyed: KeyedStream, *fields: str, **options: Any) -> Stream:
             lambda: DOOR.then_not("a", is_alarm, within=minutes(1)).then("b", is_door, within=minutes(1)),
             "the last step",
         ),
-        (lambda: DOOR.then_not("a", is_alarm, within=minutes(1)).without("b", is_door), r"must follow a then\(…\)"),
+        (lambda: DOOR.then_not("a", is_alarm, within=minutes(1)).unless("b", is_door), r"must follow a then\(…\)"),
         (lambda: long_pattern(STEPS_MAX + 1), "has at most 16 steps"),
     ],
 )
@@ -174,10 +174,10 @@ def test_a_condition_that_awaits_is_refused() -> None:
 
 def test_patterns_are_values() -> None:
     assert DOOR_ALARM == Pattern("door", is_door).then("alarm", is_alarm, within=minutes(5))
-    assert DOOR_ALARM != DOOR_ALARM.without("reset", is_door)
+    assert DOOR_ALARM != DOOR_ALARM.unless("reset", is_door)
     assert len(DOOR.steps) == 1, "a method must return a new pattern"
-    assert repr(DOOR_ALARM.without("reset", is_door)) == (
-        "Pattern('door', is_door).then('alarm', is_alarm, within=minutes(5)).without('reset', is_door)"
+    assert repr(DOOR_ALARM.unless("reset", is_door)) == (
+        "Pattern('door', is_door).then('alarm', is_alarm, within=minutes(5)).unless('reset', is_door)"
     )
     assert repr(DOOR.then_not("alarm", is_alarm, within=seconds(1))).endswith(
         "then_not('alarm', is_alarm, within=seconds(1))"
@@ -623,7 +623,7 @@ Tool = Callable[[KeyedStream], Any]
         ),
         (
             lambda keyed: keyed.match(DOOR_ALARM, name="t"),
-            lambda keyed: keyed.match(DOOR_ALARM.without("reset", is_another), name="t"),
+            lambda keyed: keyed.match(DOOR_ALARM.unless("reset", is_another), name="t"),
         ),
         (
             lambda keyed: keyed.match(DOOR_ALARM, name="t"),

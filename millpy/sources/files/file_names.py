@@ -25,7 +25,7 @@ _ANY_DEPTH = "**"
 ReportSkipped = Callable[[str, str], None]
 
 
-class Pattern:
+class NamePattern:
     """A pattern for names below a directory: `*.csv`, `*/*.csv`; `**` matches directories of any depth.
 
     A walk down the directories carries places: the indexes of the components that the next name may match.
@@ -82,7 +82,7 @@ class Pattern:
 
 
 def found_below(
-    root: str, pattern: Pattern, *, report_skipped: ReportSkipped, meant: Callable[[str], bool] = lambda _: True
+    root: str, pattern: NamePattern, *, report_skipped: ReportSkipped, meant: Callable[[str], bool] = lambda _: True
 ) -> Iterator[os.DirEntry[str]]:
     """Yield the regular files that a pattern selects, in arbitrary order.
 

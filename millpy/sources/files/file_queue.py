@@ -23,7 +23,7 @@ import xxhash
 from millpy.errors import BrokenFileError, ConfigError, SourceUnavailableError
 from millpy.ingest.protocol import SourceSetup
 from millpy.sources.files.byte_reader import FilePosition, recognize
-from millpy.sources.files.file_names import Pattern, ReportSkipped, found_below, open_regular
+from millpy.sources.files.file_names import NamePattern, ReportSkipped, found_below, open_regular
 
 log = logging.getLogger(__name__)
 
@@ -277,11 +277,11 @@ def is_pattern(path: str) -> bool:
     return any(sign in path for sign in "*?[") and not Path(path).is_file()
 
 
-def split(path: str) -> tuple[str, Pattern]:
+def split(path: str) -> tuple[str, NamePattern]:
     """Split a path with wildcards into a directory and a pattern below it. Raises ConfigError."""
     parts = Path(path).parts
     fixed = next(index for index, part in enumerate(parts) if any(sign in part for sign in "*?["))
-    return str(Path(*parts[:fixed])), Pattern(str(Path(*parts[fixed:])))
+    return str(Path(*parts[:fixed])), NamePattern(str(Path(*parts[fixed:])))
 
 
 def _prefix_of(root: str) -> str:
@@ -319,7 +319,7 @@ class WatchedFileQueue:
         setup: SourceSetup,
     ) -> None:
         self._directory = Path(directory)
-        self._pattern = Pattern(pattern)
+        self._pattern = NamePattern(pattern)
         self._notes = notes
         self._ours = ours
         self._settle_s = settle_s

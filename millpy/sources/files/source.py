@@ -25,7 +25,7 @@ from millpy.errors import ConfigError, SourceUnavailableError
 from millpy.ingest.protocol import Source, SourceBatch, SourceSetup
 from millpy.model.identity import Identity
 from millpy.sources.files.byte_reader import StoppedError
-from millpy.sources.files.file_names import Pattern, check_name
+from millpy.sources.files.file_names import NamePattern, check_name
 from millpy.sources.files.file_queue import (
     FileQueue,
     FixedFileQueue,
@@ -161,7 +161,7 @@ class Directory(Source):
         partitions: int = 1,
     ) -> None:
         check_name(str(path))
-        Pattern(pattern)
+        NamePattern(pattern)
         _check(format, broken, partitions)
         if settle < timedelta(0) or every <= timedelta(0):
             raise ConfigError(
