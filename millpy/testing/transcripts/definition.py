@@ -53,7 +53,6 @@ WINDOWS: Mapping[str, Sequence[str]] = {
 WINDOWS_TO_COME: Mapping[str, Sequence[str]] = {
     "session": ("max_length", "max_records"),
 }
-TRIGGERS_TO_COME: tuple[str, ...] = ()
 CHOICES: Mapping[str, tuple[str, Sequence[str]]] = {
     "timestamp_combiner": ("end_of_window", ("earliest", "latest")),
 }
@@ -256,12 +255,8 @@ def _calendar(given: Mapping[str, Any]) -> CalendarWindows:
 
 def _trigger(given: Any, what: str = "trigger") -> Trigger:
     name, argument = _named(given, what)
-    if name in TRIGGERS_TO_COME:
-        raise not_implemented(f"{what}: {name}", ", ".join(TRIGGERS))
     if name not in TRIGGERS:
-        raise UsageError(
-            f"{what}: unknown trigger {name!r}", hint=f"choose from: {', '.join([*TRIGGERS, *TRIGGERS_TO_COME])}"
-        )
+        raise UsageError(f"{what}: unknown trigger {name!r}", hint=f"choose from: {', '.join(TRIGGERS)}")
     if isinstance(given, Mapping) and len(given) > 1:
         raise UsageError(f"{what}: {', '.join(map(str, given))} are several", hint="join them by after_any")
     try:
