@@ -34,6 +34,10 @@ class ColumnSpec:
     nullable: bool
 
 
+PANE_INFO = ("pane_on_time_index", "pane_last")
+"""The columns that a window with `pane_info` has, in this order, behind its aggregates."""
+
+
 @dataclass(frozen=True, slots=True)
 class TableSpec:
     """A result table in the graph's schema.

@@ -19,14 +19,13 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from millpy.errors import UsageError
-from millpy.model.deployment import ColumnSpec, TableSpec
+from millpy.model.deployment import PANE_INFO, ColumnSpec, TableSpec
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, instant, nearest_datetime
 from millpy.spark import json_columns
 from millpy.spark.contributing import with_records
 from millpy.spark.hosted_rows import TYPES
 from millpy.spark.native import NativePlan, NativeTable
 from millpy.spark.session import read_table
-from millpy.windowing.pane_rules import PANE_INFO
 
 TOLERANCE = 1e-9
 """Relative and absolute: sums of floats depend on the order in which records were bundled."""

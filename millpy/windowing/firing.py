@@ -116,6 +116,7 @@ class PaneTriggers:
     ) -> None:
         self._trigger = trigger
         self._view = view
+        self._calls_user = trigger.calls_user
         self._always_on_time = rules.on_time_pane is FiringBehavior.ALWAYS
         self._always_final = rules.final_pane is FiringBehavior.ALWAYS
         self.now_us = INSTANT_MIN
@@ -169,9 +170,8 @@ class PaneTriggers:
         firing = firing_of(pane)
         timing = self._timing(pane, firing) if ended else "early"
         firing.expected = due[1] <= self.expected_end
-        moment = FiringMoment(
-            self.now_us, ended, lambda predicate: self._judge(predicate, due, timing), firing.expected
-        )
+        judge = (lambda predicate: self._judge(predicate, due, timing)) if self._calls_user else None
+        moment = FiringMoment(self.now_us, ended, judge, firing.expected)
         fires = over
         if not firing.trigger[0] and self._trigger.ready(firing.trigger, moment):
             self._trigger.fire(firing.trigger, moment)

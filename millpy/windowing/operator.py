@@ -25,6 +25,7 @@ from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import DeadLetter, Entries, Kind, LateRows
 from millpy.model.dead_letter import dead_letter_of, key_problem, payload_of, unstorable_keys
 from millpy.model.delta import encode_value
+from millpy.model.deployment import PANE_INFO
 from millpy.model.identity import Identity
 from millpy.model.keys import Key, key_text, key_texts
 from millpy.model.record import (
@@ -47,7 +48,7 @@ from millpy.windowing.composite_triggers import AFTER_WATERMARK
 from millpy.windowing.firing import PaneTriggers
 from millpy.windowing.group_by import Integers
 from millpy.windowing.pane_codec import DuePane
-from millpy.windowing.pane_rules import DEFAULT_RULES, PANE_INFO, PaneRules
+from millpy.windowing.pane_rules import DEFAULT_RULES, PaneRules
 from millpy.windowing.panes import Emission, next_pane, output_type, records_in_order, result_rows
 from millpy.windowing.percentile_trigger import PercentileWatermark
 from millpy.windowing.session_gaps import Gaps, check_gap_field

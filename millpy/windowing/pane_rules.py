@@ -8,9 +8,6 @@ from typing import Any
 
 from millpy.errors import GraphError
 
-PANE_INFO = ("pane_on_time_index", "pane_last")
-"""The columns that `pane_info` adds, in this order, behind the aggregates."""
-
 
 class FiringBehavior(Enum):
     """Whether a pane without new records is emitted: see `KeyedStream.window`.

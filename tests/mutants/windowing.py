@@ -178,6 +178,20 @@ MUTANTS = [
         killers=("tests/property/test_pane_triggers.py::test_panes_add_up_to_the_batch_in_every_mode",),
     ),
     Mutant(
+        "millpy/windowing/percentile_trigger.py",
+        "        times = np.minimum(event_times, now_us)",
+        "        times = event_times",
+        killers=("tests/unit/windowing/test_percentile_trigger.py::test_records_from_the_future_count_as_now",),
+    ),
+    Mutant(
+        "millpy/windowing/operator.py",
+        "            self._triggers.expected_end = self._expected.reached\n        progress",
+        "            pass\n        progress",
+        killers=(
+            "tests/unit/windowing/test_percentile_trigger.py::test_panes_that_exceed_a_turn_leave_in_the_next_turns",
+        ),
+    ),
+    Mutant(
         "millpy/windowing/predicate_trigger.py",
         "        state[1] = _UNKNOWN",
         "        pass",
@@ -209,7 +223,7 @@ MUTANTS = [
         "        if True:\n            self._set_alarm",
         killers=(
             "tests/property/test_pane_triggers.py::"
-            "test_sessions_with_closing_triggers_lose_only_what_they_count_as_late",
+            "test_an_alarm_is_that_of_the_open_session_not_of_a_closed_one_with_its_start",
         ),
     ),
     Mutant(

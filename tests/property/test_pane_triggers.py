@@ -31,6 +31,7 @@ from millpy import (
     When,
 )
 from millpy.errors import GraphError
+from millpy.limits import Limits
 from millpy.model.checkpoint import Kind
 from millpy.model.record import RecordType, retractions_of
 from millpy.model.stage import StepResult
@@ -628,3 +629,23 @@ def test_an_alarm_is_that_of_the_open_session_not_of_a_closed_one_with_its_start
         subject.restart()
 
     assert told(subject.feed([], now_us=30)) == ["early 3"]
+
+
+def test_closed_sessions_count_against_the_bound_on_open_windows() -> None:
+    logic = WindowedLogic(SESSIONS, timedelta_us(100), {"n": Count()}, trigger=AfterCount(1))
+    outputs = {"panes": logic.output_type(RecordType(Reading), ("key",))}
+    limits = Limits(open_windows_bytes_max=50_000)
+    subject = StageDriver(logic, Reading, outputs=outputs, tables={"panes": 1}, limits=limits, max_disorder=1_000)
+
+    refused = []
+    for number in range(60):
+        refused += subject.feed([(Reading(f"key-{number}", 1), 1)]).dead_letters
+        if number % 20 == 19:
+            subject.restart()
+    assert {letter.reason for letter in refused} == {"windows"}
+    assert len(refused) + len(subject.stored) == 60
+    assert len(subject.stored) * 1_600 < 50_000
+
+    advance(subject, 200)
+    assert not subject.stored
+    assert not subject.feed([(Reading("key", 1), 300)]).dead_letters

@@ -13,9 +13,9 @@ from psycopg import conninfo, sql
 from psycopg.types.string import TextLoader
 
 from millpy.errors import StoreUnavailableError, UsageError
+from millpy.model.deployment import PANE_INFO
 from millpy.store.postgres.session import connect
 from millpy.testing.crash_test.compare import ComparedTable, Results
-from millpy.windowing.pane_rules import PANE_INFO
 
 WHO_AND_WHEN = ("interval_id", "bundle", "emitted_at")  # the bundle that committed a row: not part of a result
 VARIES = {

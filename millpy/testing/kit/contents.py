@@ -9,10 +9,10 @@ from typing import Any
 
 from millpy.errors import UsageError
 from millpy.model.checkpoint import LateRows
+from millpy.model.deployment import PANE_INFO
 from millpy.model.keys import Key, key_from_text
 from millpy.model.record import Records, RecordType, column_name, getter
 from millpy.model.time import INSTANT_MIN, YEARS_HI, YEARS_LO, Instant, instant, nearest_datetime, to_datetime
-from millpy.windowing.pane_rules import PANE_INFO
 
 ON_TIME_INDEX, LAST = PANE_INFO
 END_OF_TIME = to_datetime(YEARS_HI)

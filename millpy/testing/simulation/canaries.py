@@ -31,7 +31,7 @@ from millpy.store.protocol import PollResult, SegmentQuery
 from millpy.testing.simulation.graphs import EARLY
 from millpy.windowing import fixed, operator
 from millpy.windowing.accumulator import AccumulatorSet
-from millpy.windowing.firing import Alarms
+from millpy.windowing.firing import Alarms, PaneTriggers
 from millpy.windowing.group_by import Groups
 from millpy.windowing.panes import Emission
 from millpy.windowing.triggered_state import TriggeredWindows
@@ -366,6 +366,7 @@ BROKEN = (
         needs="levels",
     ),
     Canary("drops a retraction", "I9", patches=((Emission, "_retract", _nothing),), needs="visits"),
+    Canary("gives no empty pane", "I7", patches=((PaneTriggers, "_gives_empty", _never),), needs="early"),
     Canary("fires no pane by the clock", "I6", patches=((Alarms, "due", _never),), needs="early"),
     Canary(
         "loses the state of its triggers", "I6", patches=((TriggeredWindows, "recover", _from_anew),), needs="early"

@@ -89,6 +89,7 @@ class Evidence:
     committed: dict[str, set[int]] = field(default_factory=dict)
     acknowledged: Counter[str] = field(default_factory=Counter)
     panes: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    closed: set[tuple[Any, ...]] = field(default_factory=set)
     marks: dict[int, Counter[tuple[str, str, int, int, int]]] = field(default_factory=dict)
     now_s: float = 0.0
     quiet_at: dict[int, float] = field(default_factory=dict)
@@ -405,11 +406,29 @@ def panes_in_order(evidence: Evidence, commit: CommittedBundle) -> Iterator[str]
             name = (table, row.get("device", row.get("group")), row["window_start"], row["window_end"])
             before = evidence.panes.get(name, -1)
             evidence.panes[name] = row["pane_index"]
+            if name in evidence.closed:
+                yield f"{_name(commit)}: pane {row['pane_index']} of {name} follows its last pane"
+            if row.get("pane_last"):
+                evidence.closed.add(name)
             if row["pane_index"] != before + 1:
                 yield f"{_name(commit)}: pane {row['pane_index']} of {name} follows pane {before}"
             over = row["window_end"] + (0 if table == "per_op" else evidence.shape.lateness_us)
             if table != "per_group" and commit.input_before >= over:
                 yield f"{_name(commit)}: {name} was over at {over}, the watermark at {commit.input_before}"
+    yield from _unclosed(evidence, commit)
+
+
+def _unclosed(evidence: Evidence, commit: CommittedBundle) -> Iterator[str]:
+    """Yield violations of I7: a window of `per_early` that expires has given its last pane, also an empty one."""
+    if commit.observed.computation != "per_early":
+        return
+    for (kind, _, device, subkey), change in commit.changes.items():
+        if kind != "window" or change is not None:
+            continue
+        start, _, end = subkey.partition("/")
+        name = ("per_early", device, int(start), int(end))
+        if name not in evidence.closed:
+            yield f"{_name(commit)}: {name} has expired without its last pane"
 
 
 def accounts_add_up(evidence: Evidence) -> Iterator[str]:

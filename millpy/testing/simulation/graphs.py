@@ -28,6 +28,7 @@ from millpy.testing.simulation.loop import LANE
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.aggregates.numeric import Count, Max, Min, Sum
 from millpy.windowing.composite_triggers import AFTER_WATERMARK, AfterAny, AfterWatermark
+from millpy.windowing.pane_rules import FiringBehavior
 from millpy.windowing.triggers import AfterCount, Every, Trigger
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
 
@@ -390,8 +391,16 @@ def _aggregate(
     trigger: Trigger = AFTER_WATERMARK,
 ) -> Stream:
     lateness = timedelta(microseconds=lateness_us)
+    empty = FiringBehavior.ALWAYS if trigger.per_pane else FiringBehavior.IF_NOT_EMPTY
     keyed = readings.key_by(key).window(
-        windows, allowed_lateness=lateness, accumulation=mode, trigger=trigger, intervals=2
+        windows,
+        allowed_lateness=lateness,
+        accumulation=mode,
+        trigger=trigger,
+        on_time_pane=empty,
+        final_pane=empty,
+        pane_info=trigger.per_pane,
+        intervals=2,
     )
     return keyed.aggregate(n=Count(), total=Sum("value"), low=Min("value"), high=Max("value")).to_table(table)
 

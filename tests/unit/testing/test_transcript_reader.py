@@ -120,6 +120,8 @@ PANE = f"{STEP}expect: {{panes: [{{window: [0s, 1m], "
         (f"{HEAD}trigger: {{repeatedly: {{every: 0s}}}}\n{STEPS}", ":3: trigger: repeatedly: the period of a trigger"),
         (f"{HEAD}trigger: {{after_watermark: {{to: never}}}}\n{STEPS}", ":3: trigger: after_watermark: {'to'"),
         (f"{HEAD}timestamp_combiner: first\n{STEPS}", ":3: timestamp_combiner: unknown value 'first'"),
+        (f"{HEAD}trigger: {{after_percentile: 2}}\n{STEPS}", ":3: trigger: the percentile must be a number above 0"),
+        (f"{HEAD}final_pane: perhaps\n{STEPS}", ":3: final_pane: unknown value 'perhaps'"),
         (f"{HEAD}mode: additive\n{STEPS}", ":3: mode: unknown value 'additive'"),
         (f"{HEAD}aggregates: {{n: number}}\n{STEPS}", ":3: aggregates: n: unknown aggregate 'number'"),
         (f"{HEAD}aggregates: {{n: sum}}\n{STEPS}", ":3: aggregates: n: sum needs a field"),
