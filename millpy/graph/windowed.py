@@ -153,7 +153,7 @@ class WindowedStream:
         node = StageNode(
             self.name, inputs, logic, self.intervals, allowed_lateness_us=microseconds(self.allowed_lateness)
         )
-        return keyed.stream.after(node, output)
+        return keyed.stream.add_step(node, output)
 
 
 def _check_member(parameter: str, given: object, example: Enum) -> None:

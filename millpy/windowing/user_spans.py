@@ -96,10 +96,10 @@ class FunctionCalls:
         return AssignedRows(rows.records, rows.codes, rows.keys, rows.watermarks, rows.inputs, *found), refused
 
     def merge(self, record: Any, span: Span, others: Sequence[Span]) -> list[Span]:
-        """Return with which of the other spans, by start, a record's span becomes one.
+        """Return with which of the other spans, by start, a record's span becomes one: the first ones that fit.
 
         Raises:
-            RefusedValueError: the method names another window, or the merged one would be too long.
+            RefusedValueError: the method names another window.
         """
         return self._call("merge", record, partial(self._merged, span, others))
 
@@ -127,7 +127,11 @@ class FunctionCalls:
                     f"{self._name} puts the record into {_text((start, end))}, which does not contain its event time"
                     f" {_iso(at)}"
                 )
-            self._check_length((start, end), "")
+            if end - start > self.length_us:
+                raise RefusedValueError(
+                    f"the window {_text((start, end))} of {self._name} is longer than"
+                    f" length_max={duration_text(self.length_us)}"
+                )
         return list(spans)
 
     def _merged(self, span: Span, others: Sequence[Span]) -> list[Span]:
@@ -135,18 +139,13 @@ class FunctionCalls:
         named = {_span(window, self._name) for window in islice(given, len(others) + 1)}
         if unknown := named.difference(others):
             raise RefusedValueError(f"{self._name}.merge returns {_text(min(unknown))}, which is no other window")
-        found = [other for other in others if other in named]
-        if found:
-            hull = min(span[0], found[0][0]), max(span[1], *(end for _, end in found))
-            self._check_length(hull, "merged ")
+        start, end = span
+        found = []
+        for other in others:
+            if other in named and max(end, other[1]) - min(start, other[0]) <= self.length_us:
+                start, end = min(start, other[0]), max(end, other[1])
+                found.append(other)
         return found
-
-    def _check_length(self, span: Span, what: str) -> None:
-        if span[1] - span[0] > self.length_us:
-            raise RefusedValueError(
-                f"the {what}window {_text(span)} of {self._name} is longer than"
-                f" length_max={duration_text(self.length_us)}"
-            )
 
 
 def merge_spans(

@@ -38,7 +38,7 @@ class WindowFunction(GraphPart):
     docstrings may change, and so may functions that the methods call: that is up to you.
 
     Attributes:
-        length_max: the longest window, also a merged one, at most a thousand years.
+        length_max: the longest window, at most a thousand years. Windows do not merge to a longer one.
         windows_max: the most windows that a record may be in, at most 1,000.
         merges: whether windows merge. A record is then in one window.
         stored_as: the name of the function in deployed graphs; by default that of the class. To rename the class, set
@@ -79,6 +79,7 @@ class WindowFunction(GraphPart):
         """Return those of the other windows with which a window becomes one; only for `merges = True`.
 
         By default these are the windows that it intersects. The merged window is from the first start to the last end.
+        A window with which it would be longer than `length_max` stays beside it: of several, the first ones merge.
 
         Args:
             window: the window of a record, which is not open yet.

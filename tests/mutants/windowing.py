@@ -265,7 +265,7 @@ MUTANTS = [
         killers=("tests/unit/windowing/test_logic.py::test_window_is_emitted_once_the_watermark_reaches_its_end",),
     ),
     Mutant(
-        "millpy/windowing/fixed.py",
+        "millpy/windowing/operator.py",
         "        kept = np.flatnonzero(~over) if at is None else at[~over]",
         "        kept = np.flatnonzero(~over) if at is not None else at[~over]",
         killers=("tests/unit/windowing/test_logic.py::test_late_record_is_stored_with_its_window",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -56,6 +57,19 @@ def late_of(driver: StageDriver) -> Counter[Any]:
     )
 
 
+def standing_of(driver: StageDriver, mode: Accumulation) -> Counter[Any]:
+    """Return the records of the panes that consumers have, by window; in other modes than retracting by key."""
+    standing: Counter[Any] = Counter()
+    for result in driver.results:
+        panes = result.productions.get("panes")
+        for pane, retracts in (
+            [] if panes is None else zip(panes.objects(), retractions_of(panes).tolist(), strict=True)
+        ):
+            name = pane.key, instant(pane.window_start), instant(pane.window_end)
+            standing[name if mode is Accumulation.RETRACTING else pane.key] += (-1 if retracts else 1) * pane.n
+    return standing
+
+
 rows = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 40)), min_size=1, max_size=30).map(
     lambda found: [(Reading(key, number), at) for number, (key, at) in enumerate(found)]
 )
@@ -104,16 +118,9 @@ def test_bundles_crashes_and_columns_do_not_change_which_records_fill_a_session(
     if allowed == 1_000:  # no session is forgotten, so that none can begin inside it again
         for key in "ab":
             spans = sorted((start, end) for name, start, end in table if name == key)
-            assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+            assert all(end <= start for (_, end), (start, _) in pairwise(spans))
         assert all(length is None or start // length == (end - 1) // length for _, start, end in table)
-    standing: Counter[Any] = Counter()
-    for result in bundled.results:
-        panes = result.productions.get("panes")
-        for pane, retracts in (
-            [] if panes is None else zip(panes.objects(), retractions_of(panes).tolist(), strict=True)
-        ):
-            name = pane.key, instant(pane.window_start), instant(pane.window_end)
-            standing[name if mode is Accumulation.RETRACTING else pane.key] += (-1 if retracts else 1) * pane.n
+    standing = standing_of(bundled, mode)
     if mode is Accumulation.RETRACTING:
         assert +standing == Counter({name: n for name, (n, _) in table.items()})
     if mode is Accumulation.DISCARDING:

@@ -175,37 +175,38 @@ moves = st.one_of(
 )
 
 
+def applied(driver: StageDriver, what: str, how: Any) -> StepResult | None:
+    """Drive a subject by one step of a schedule. Return the result of its turn, None if it has none."""
+    if what == "records":
+        return driver.feed(how)
+    if what == "retract":
+        return driver.feed(how, retracts=[True] * len(how))
+    if what == "clock":
+        return driver.feed([], now_us=driver.now_us + how)
+    if what == "watermark":
+        to = max(driver.watermark, 0) + how
+        driver.largest = max(driver.largest or 0, to + MAX_DISORDER)
+        return driver.feed([], watermark=to)
+    if what == "end":
+        return driver.finish()
+    if what == "lost":
+        driver.lose(how)
+    else:
+        driver.restart()
+    return None
+
+
 def play(drivers: Sequence[StageDriver], schedule: list[Any]) -> None:
     """Drive several subjects by one schedule, to the end, and compare all effects of each turn."""
     fed: list[Any] = []
-    taken: list[Any] = []
-    for what, how in [*schedule, ("end", None)]:
-        results = []
-        fed += how if what == "records" else ()
-        for driver in drivers:
-            if what == "records":
-                results.append(driver.feed(how))
-            elif what == "retract":
-                taken = [fed.pop(number % len(fed)) for number in how if fed] if driver is drivers[0] else taken
-                results.append(driver.feed(taken, retracts=[True] * len(taken)))
-            elif what == "lost":
-                driver.lose(how)
-            elif what == "clock":
-                results.append(driver.feed([], now_us=driver.now_us + how))
-            elif what == "watermark":
-                to = max(driver.watermark, 0) + how
-                driver.largest = max(driver.largest or 0, to + MAX_DISORDER)
-                results.append(driver.feed([], watermark=to))
-            elif what == "restart":
-                driver.restart()
-            else:
-                results.append(driver.feed([], watermark=INSTANT_MAX))
-                for _ in range(1_000):
-                    if not results[-1].unfinished:
-                        break
-                    results[-1] = driver.feed([])
-        for result in results[1:]:
-            assert effects(result) == effects(results[0])
+    for what, given_how in [*schedule, ("end", None)]:
+        how = given_how
+        if what == "records":
+            fed += how
+        elif what == "retract":
+            how = [fed.pop(number % len(fed)) for number in how if fed]
+        results = [effects(result) for driver in drivers if (result := applied(driver, what, how)) is not None]
+        assert all(result == results[0] for result in results[1:])
         for driver in drivers[1:]:
             assert stored(driver) == stored(drivers[0])
             assert driver.interval.oldest_work() == drivers[0].interval.oldest_work()
@@ -323,20 +324,12 @@ def test_panes_of_any_windows_add_up_to_the_batch_in_every_mode(
     driver = StageDriver(logic, Naming, outputs=outputs, tables={"panes": 1}, max_disorder=MAX_DISORDER)
     driver.panes_max = panes_max
     wanted: Counter[Any] = Counter()
-    for what, how in schedule:
-        if what == "records":
-            for record, at in how:
-                for before, after in record.windows:
-                    wanted[record.key, at - before, at + after, "n"] += 1
-                    wanted[record.key, at - before, at + after, "total"] += record.number
-            driver.feed(how)
-        elif what == "lost":
-            driver.lose(how)
-        elif what == "clock":
-            driver.feed([], now_us=driver.now_us + how)
-        else:
-            driver.restart()
-    driver.finish()
+    for what, how in [*schedule, ("end", None)]:
+        for record, at in how if what == "records" else ():
+            for before, after in record.windows:
+                wanted[record.key, at - before, at + after, "n"] += 1
+                wanted[record.key, at - before, at + after, "total"] += record.number
+        applied(driver, what, how)
     assert not stored(driver)
     assert driver.interval.oldest_work() == INSTANT_MAX
 

@@ -56,7 +56,7 @@ class Touching(Trips):
         return [] if key == "b" else [(minute, minute + minutes(1))]
 
     def merge(self, window: Window, others: Sequence[Window]) -> Iterable[Window]:
-        return [other for other in others if other[1] == window[0] or window[1] == other[0]]
+        return [other for other in others if other[1] >= window[0] and window[1] >= other[0]]
 
 
 class Nested(WindowFunction):
