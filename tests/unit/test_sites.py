@@ -362,12 +362,13 @@ def test_a_site_of_two_sources_has_the_least_of_both_watermarks() -> None:
 
     driver.feed("north", [reading("oslo", 0), reading("rome", 0)])
     driver.feed("south", [reading("oslo", 1)])
-    driver.feed("north", [reading("oslo", 90), reading("rome", 90)])
+    driver.feed("north", [reading("oslo", 90), reading("rome", 90), reading("oslo", 50)])
     driver.crash()
     assert panes(driver) == [("rome", 0, 1)]
     driver.feed("south", [reading("oslo", 20), reading("oslo", 66)])
 
-    assert panes(driver) == [("oslo", 0, 3), ("rome", 0, 1)]
+    assert panes(driver) == [("oslo", 0, 4), ("rome", 0, 1)]
+    assert driver.late_records() == []
 
 
 class Repair:
