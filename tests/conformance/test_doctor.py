@@ -109,7 +109,7 @@ async def test_silent_sites_and_those_beyond_the_bound_are_reported(owner: Owner
     assert silent.startswith(
         "factory.readings (a): 1 site has sent nothing for an hour; the longest silent is oslo, since"
     )
-    assert beyond == "factory.readings (a): 1 records are of sites beyond the first 2"
+    assert beyond == "factory.readings (a): more than 2 sites; records of the later ones: 1"
 
 
 async def test_a_worker_that_rejects_a_clock_step_is_named_until_it_agrees(owner: Owner, database_url: str) -> None:
