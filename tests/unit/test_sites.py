@@ -51,7 +51,7 @@ class Short(msgspec.Struct):
     device: str
 
 
-class Labelled(msgspec.Struct):
+class Labeled(msgspec.Struct):
     site: str
     device: str
 
@@ -198,11 +198,11 @@ def test_sites_of_every_type_of_key_close_their_own_windows(field: str, one: Any
 
 
 def test_a_map_that_changes_the_site_dead_letters_the_record() -> None:
-    def renamed(record: Reading) -> Labelled:
-        return Labelled("rome" if record.value < 0 else record.site, record.device)
+    def renamed(record: Reading) -> Labeled:
+        return Labeled("rome" if record.value < 0 else record.site, record.device)
 
     graph = Graph("sites")
-    per_minute(source(graph).map(renamed, Labelled)).to_table("panes")
+    per_minute(source(graph).map(renamed, Labeled)).to_table("panes")
     driver = GraphDriver(graph)
 
     driver.feed("readings", [reading("oslo", 0), reading("oslo", 1, value=-1), reading("oslo", 70)])
@@ -214,11 +214,11 @@ def test_a_map_that_changes_the_site_dead_letters_the_record() -> None:
 
 
 def test_a_flat_map_that_changes_the_site_once_fails_as_a_whole() -> None:
-    def several(record: Reading) -> list[Labelled]:
-        return [Labelled(record.site, "a"), Labelled("rome" if record.value < 0 else record.site, "b")]
+    def several(record: Reading) -> list[Labeled]:
+        return [Labeled(record.site, "a"), Labeled("rome" if record.value < 0 else record.site, "b")]
 
     graph = Graph("sites")
-    per_minute(source(graph).flat_map(several, Labelled)).to_table("panes")
+    per_minute(source(graph).flat_map(several, Labeled)).to_table("panes")
     driver = GraphDriver(graph)
 
     driver.feed("readings", [reading("oslo", at, value=at - 30) for at in range(62)] + [reading("oslo", 90)])
