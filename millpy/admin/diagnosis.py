@@ -172,7 +172,7 @@ def _look(connection: psycopg.Connection[Row], clock: Clock) -> Facts:
     facts.unbalanced = _rows(connection, statement("look_at_balance"))
     facts.archives = _rows(connection, statement("look_at_archives"))
     facts.disorder = _rows(connection, statement("look_at_disorder"))
-    facts.sites = _rows(connection, statement("look_at_sites"), silent_s=SITE_SILENT_S)
+    facts.sites = _rows(connection, statement("look_at_sites"), after_s=SITE_SILENT_S)
     facts.audits = _rows(connection, statement("look_at_audits"))
     facts.joins = _rows(connection, statement("look_at_joins"))
     facts.lookups = _rows(connection, statement("look_at_lookups"))

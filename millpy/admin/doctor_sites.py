@@ -27,7 +27,7 @@ def judge_sites(facts: Facts, _: Limits) -> Iterator[Finding]:
             yield Finding(
                 Severity.WARNING,
                 "sites",
-                f"{name}: {row['records_beyond']:,} records are of sites beyond the first {row['sites']:,}",
+                f"{name}: more than {row['sites']:,} sites; records of the later ones: {row['records_beyond']:,}",
                 "the later sites share one watermark, so one of them can make the records of another late",
                 "check that watermark_by names a field with few values, and look for a device that invents them",
             )

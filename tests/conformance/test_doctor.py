@@ -15,6 +15,7 @@ from millpy.cli.app import app
 from millpy.clock import SystemClock
 from millpy.ingest.disorder import Disorder
 from millpy.ingest.settings import EventTime
+from millpy.ingest.site_watermarks import SiteColumn, SiteWatermarks
 from millpy.limits import Limits
 from millpy.model.checkpoint import Kind
 from millpy.model.finding import Severity
@@ -89,6 +90,26 @@ async def test_a_percentile_beyond_the_largest_bound_is_reported(owner: Owner, d
         "factory.readings (a): max_disorder of 00:00:03 covers 98.00% of its newest records, less than percentile=0.99"
     ]
     assert explained[0][0].endswith("; it waits for records up to 3 s behind, learned with percentile 0.99")
+
+
+async def test_silent_sites_and_those_beyond_the_bound_are_reported(owner: Owner, database_url: str) -> None:
+    source, sites, now = (
+        owner.deployment.intervals_of("readings")[0],
+        SiteWatermarks(5_000_000, 2),
+        SystemClock().now_us(),
+    )
+    for name, at in (('"oslo"', now - 7_200_000_000), ('"rome"', now), ('"ulm"', now)):
+        column = SiteColumn(np.zeros(1, np.int64), [name])
+        sites.take(column, np.array([at]), arrived_at=Instant(at), elapsed_us=0)
+    await owner.commit(owner.checkpoint(source, delta=sites.take_entries()))
+
+    findings = [f for f in examine(read_facts(database_url, SystemClock()), Limits()) if f.check == "sites"]
+
+    silent, beyond = (finding.found for finding in findings)
+    assert silent.startswith(
+        "factory.readings (a): 1 site has sent nothing for an hour; the longest silent is oslo, since"
+    )
+    assert beyond == "factory.readings (a): more than 2 sites; records of the later ones: 1"
 
 
 async def test_a_worker_that_rejects_a_clock_step_is_named_until_it_agrees(owner: Owner, database_url: str) -> None:

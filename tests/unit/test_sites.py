@@ -51,7 +51,7 @@ class Short(msgspec.Struct):
     device: str
 
 
-class Labelled(msgspec.Struct):
+class Labeled(msgspec.Struct):
     site: str
     device: str
 
@@ -198,11 +198,11 @@ def test_sites_of_every_type_of_key_close_their_own_windows(field: str, one: Any
 
 
 def test_a_map_that_changes_the_site_dead_letters_the_record() -> None:
-    def renamed(record: Reading) -> Labelled:
-        return Labelled("rome" if record.value < 0 else record.site, record.device)
+    def renamed(record: Reading) -> Labeled:
+        return Labeled("rome" if record.value < 0 else record.site, record.device)
 
     graph = Graph("sites")
-    per_minute(source(graph).map(renamed, Labelled)).to_table("panes")
+    per_minute(source(graph).map(renamed, Labeled)).to_table("panes")
     driver = GraphDriver(graph)
 
     driver.feed("readings", [reading("oslo", 0), reading("oslo", 1, value=-1), reading("oslo", 70)])
@@ -214,11 +214,11 @@ def test_a_map_that_changes_the_site_dead_letters_the_record() -> None:
 
 
 def test_a_flat_map_that_changes_the_site_once_fails_as_a_whole() -> None:
-    def several(record: Reading) -> list[Labelled]:
-        return [Labelled(record.site, "a"), Labelled("rome" if record.value < 0 else record.site, "b")]
+    def several(record: Reading) -> list[Labeled]:
+        return [Labeled(record.site, "a"), Labeled("rome" if record.value < 0 else record.site, "b")]
 
     graph = Graph("sites")
-    per_minute(source(graph).flat_map(several, Labelled)).to_table("panes")
+    per_minute(source(graph).flat_map(several, Labeled)).to_table("panes")
     driver = GraphDriver(graph)
 
     driver.feed("readings", [reading("oslo", at, value=at - 30) for at in range(62)] + [reading("oslo", 90)])
@@ -247,7 +247,9 @@ def test_invented_sites_share_one_watermark_and_harm_no_site_that_was_there() ->
     driver.feed("readings", [reading("oslo", 0), reading("rome", 0)])
 
     driver.feed("readings", [reading(f"invented {n}", 100 * n) for n in range(200)])
+    before = driver.site_watermarks("readings")
     driver.crash()
+    assert driver.site_watermarks("readings") == before
     driver.feed("readings", [reading("oslo", 30), reading("rome", 40), reading("late", 50)])
 
     assert list(driver.site_watermarks("readings")) == ["oslo", "rome", None]
@@ -362,18 +364,64 @@ def test_a_site_of_two_sources_has_the_least_of_both_watermarks() -> None:
 
     driver.feed("north", [reading("oslo", 0), reading("rome", 0)])
     driver.feed("south", [reading("oslo", 1)])
-    driver.feed("north", [reading("oslo", 90), reading("rome", 90)])
+    driver.feed("north", [reading("oslo", 90), reading("rome", 90), reading("oslo", 50)])
     driver.crash()
     assert panes(driver) == [("rome", 0, 1)]
     driver.feed("south", [reading("oslo", 20), reading("oslo", 66)])
 
-    assert panes(driver) == [("oslo", 0, 3), ("rome", 0, 1)]
+    assert panes(driver) == [("oslo", 0, 4), ("rome", 0, 1)]
+    assert driver.late_records() == []
 
 
 class Repair:
     """A fault in the code of operators, until it is repaired."""
 
     done = False
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_a_source_that_hears_of_a_site_later_cannot_open_what_is_closed(crashes: bool) -> None:
+    graph = Graph("sites")
+    per_minute(source(graph, "north").union(source(graph, "south"))).to_table("panes")
+    driver = GraphDriver(graph)
+
+    driver.feed("north", [reading("rome", 0), reading("rome", 90)])
+    for at in (10, 20, 30):
+        driver.feed("south", [reading("rome", at)])
+        if crashes:
+            driver.crash()
+
+    assert panes(driver) == [("rome", 0, 1)]
+    assert len(driver.late_records()) == 3
+    assert len({late.watermark for late in driver.late_records()}) == 1
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_a_site_beyond_the_bound_of_one_source_waits_for_what_the_others_there_share(crashes: bool) -> None:
+    graph = Graph("sites")
+    per_minute(source(graph, "north").union(source(graph, "south"))).to_table("panes")
+    driver = GraphDriver(graph, limits=Limits(sites_max=1))
+
+    driver.feed("north", [reading("rome", 0)])
+    driver.feed("south", [reading("oslo", 0), reading("rome", 1)])
+    driver.feed("north", [reading("rome", 90)])
+    if crashes:
+        driver.crash()
+    assert panes(driver) == []
+    driver.feed("south", [reading("rome", 2), reading("ulm", 70)])
+
+    assert panes(driver) == [("rome", 0, 3)]
+
+
+def test_a_site_that_sends_old_records_is_not_silent() -> None:
+    driver = GraphDriver(graph_of(idle=AdvanceWithClock(minutes(2))), now=START)
+
+    for minute in range(6):
+        driver.feed("readings", [reading("slow", 60 * minute - 3_600), reading("oslo", 60 * minute)])
+        driver.advance_clock(minutes(1))
+
+    assert driver.late_records() == []
+    assert driver.site_watermarks("readings")["slow"] == START - seconds(3_600 - 300 + 5)
 
 
 async def test_replayed_records_are_judged_by_their_site_which_may_begin_with_them() -> None:

@@ -291,13 +291,14 @@ SELECT d.graph, d.stream, d.source_partition, d.percentile, d.max_disorder::text
 
 -- name: look_at_sites
 -- Reads each source partition with watermarks by site: its number of sites, the records of those beyond the bound, and
--- the sites that have been silent for `silent_s` while another one was not. `silent_most` is the longest silent.
+-- the sites that have been silent for `after_s` while another one was not. `silent_most` is the longest silent.
 -- Zero rows: no source has watermarks by site.
 SELECT s.graph, s.stream, s.source_partition, count(s.site) AS sites, sum(s.records_beyond)::bigint AS records_beyond,
-       count(*) FILTER (WHERE s.silent) AS silent, (array_agg(s.site ORDER BY s.last_arrived_at, s.site) FILTER (WHERE s.silent))[1] AS silent_most,
+       count(*) FILTER (WHERE s.silent) AS silent,
+       (array_agg(s.site ORDER BY s.last_arrived_at, s.site) FILTER (WHERE s.silent))[1] AS silent_most,
        (min(s.last_arrived_at) FILTER (WHERE s.silent))::text AS silent_since
-  FROM (SELECT w.*, w.watermark < 'infinity' AND w.last_arrived_at < clock_timestamp() - make_interval(secs => %(silent_s)s)
-                    AND max(w.last_arrived_at) OVER source >= clock_timestamp() - make_interval(secs => %(silent_s)s) AS silent
+  FROM (SELECT w.*, w.watermark < 'infinity' AND w.last_arrived_at < clock_timestamp() - make_interval(secs => %(after_s)s)
+                    AND max(w.last_arrived_at) OVER source >= clock_timestamp() - make_interval(secs => %(after_s)s) AS silent
           FROM millpy.site_watermarks AS w WINDOW source AS (PARTITION BY w.graph, w.stream, w.source_partition)) AS s
  GROUP BY s.graph, s.stream, s.source_partition
  ORDER BY s.graph, s.stream, s.source_partition;
