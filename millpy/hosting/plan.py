@@ -20,7 +20,7 @@ from millpy.model.time import microseconds
 from millpy.operators.archive import ArchiveLogic
 from millpy.operators.map import Map
 from millpy.operators.stateless import Chain
-from millpy.windowing.operator import WindowSpec
+from millpy.windowing.window_spec import WindowSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,13 @@ from millpy.windowing.accumulator import PartialAggregate
 from millpy.windowing.aggregates.combiner import try_merges
 from millpy.windowing.fixed_state import OpenWindows
 from millpy.windowing.group_by import Groups, Integers
-from millpy.windowing.operator import DroppedLate, JoinedRows, WindowedInterval, WindowSpec
+from millpy.windowing.operator import DroppedLate, JoinedRows, WindowedInterval
 from millpy.windowing.pane_codec import NO_TIME, OpenPane
 from millpy.windowing.panes import Emission
 from millpy.windowing.triggered_state import TriggeredWindows
 from millpy.windowing.window import WindowAssigner
 from millpy.windowing.window_memory import Openings, WindowEntries, openings_of
+from millpy.windowing.window_spec import WindowSpec
 
 
 class AlignedInterval(WindowedInterval[OpenWindows]):

@@ -16,12 +16,13 @@ from typing import Any
 from millpy.model.stage import StageBinding, StageInterval, StoredInterval
 from millpy.windowing.fixed import AlignedInterval
 from millpy.windowing.interval_by_site import IntervalBySite
-from millpy.windowing.operator import WindowedInterval, WindowSpec
+from millpy.windowing.operator import WindowedInterval
 from millpy.windowing.session import SessionInterval
 from millpy.windowing.sliding import SlicedInterval
 from millpy.windowing.user_windows import UserInterval
 from millpy.windowing.window import SessionWindows, SlidingWindows, assigner_of
 from millpy.windowing.window_function import WindowFunction
+from millpy.windowing.window_spec import WindowSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,7 +18,7 @@ from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.aggregates.combiner import try_merges
 from millpy.windowing.group_by import Groups, Integers
-from millpy.windowing.operator import DroppedLate, JoinedRows, WindowedInterval, WindowSpec
+from millpy.windowing.operator import DroppedLate, JoinedRows, WindowedInterval
 from millpy.windowing.pane_codec import NO_TIME, OpenPane
 from millpy.windowing.panes import Emission
 from millpy.windowing.session_assign import Sessions, merge_sessions, replay
@@ -28,6 +28,7 @@ from millpy.windowing.session_state import OpenSession, OpenSessions
 from millpy.windowing.triggered_sessions import TriggeredSessions
 from millpy.windowing.window import SessionWindows
 from millpy.windowing.window_memory import Openings
+from millpy.windowing.window_spec import WindowSpec
 
 
 class UnalignedInterval(WindowedInterval[OpenSessions]):

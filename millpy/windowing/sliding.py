@@ -25,11 +25,12 @@ from millpy.model.stage import StageBinding, StepResult, StoredInterval, Work
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.windowing.accumulator import AccumulatorSet, PartialAggregate
 from millpy.windowing.group_by import Groups, Integers, aligned_groups, stable_order
-from millpy.windowing.operator import DroppedLate, JoinedRows, WindowedInterval, WindowSpec
+from millpy.windowing.operator import DroppedLate, JoinedRows, WindowedInterval
 from millpy.windowing.panes import Emission
 from millpy.windowing.sliding_state import OpenSlices
 from millpy.windowing.window import Assigner, SlidingWindows
 from millpy.windowing.window_memory import Openings, WindowEntries, openings_of
+from millpy.windowing.window_spec import WindowSpec
 
 LATE_MAX = 1_000_000
 """How many (row, window) pairs of late rows a turn checks for opening a window. It does not check further pairs."""

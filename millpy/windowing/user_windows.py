@@ -17,7 +17,7 @@ from millpy.model.stage import StageBinding, StepResult, StoredInterval, Work
 from millpy.model.time import INSTANT_MIN
 from millpy.windowing.accumulator import RowsRefusedError
 from millpy.windowing.group_by import Groups, Integers
-from millpy.windowing.operator import DroppedLate, JoinedRows, WindowSpec
+from millpy.windowing.operator import DroppedLate, JoinedRows
 from millpy.windowing.panes import Emission
 from millpy.windowing.session import UnalignedInterval
 from millpy.windowing.session_assign import SessionSpan
@@ -25,6 +25,7 @@ from millpy.windowing.session_state import OpenSession
 from millpy.windowing.user_spans import AssignedRows, FunctionCalls, Span, group_spans, merge_spans
 from millpy.windowing.window_function import WindowFunction
 from millpy.windowing.window_memory import Openings
+from millpy.windowing.window_spec import WindowSpec
 
 
 class UserInterval(UnalignedInterval):

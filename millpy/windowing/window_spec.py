@@ -1,0 +1,131 @@
+"""The definition of a windowed step, and what must not change of it while windows are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from millpy.model.deployment import PANE_INFO
+from millpy.model.identity import Identity
+from millpy.model.record import SMALL_RECORDS_MAX, RecordType
+from millpy.model.time import microseconds
+from millpy.windowing.accumulation import Accumulation
+from millpy.windowing.accumulator import AccumulatorSet, Aggregate
+from millpy.windowing.aggregates.balance import CountBalance
+from millpy.windowing.composite_triggers import AFTER_WATERMARK
+from millpy.windowing.pane_rules import DEFAULT_RULES, PaneRules
+from millpy.windowing.panes import output_type
+from millpy.windowing.session_gaps import check_gap_field
+from millpy.windowing.session_size import SessionSize
+from millpy.windowing.timestamp_combiner import TimestampCombiner
+from millpy.windowing.triggers import Trigger
+from millpy.windowing.window import SessionWindows, SlidingWindows, Windows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowSpec:
+    """The definition of a windowed step: windows, lateness, aggregates.
+
+    Attributes:
+        windows: the windows by which records are grouped.
+        allowed_lateness: how long past a window's end late records still amend it.
+        aggregates: result column -> aggregate.
+        few_records_max: the most records of a turn that are added one by one; columns have the same effect.
+        trigger: the rule by which windows fire.
+        accumulation: what a pane has of the panes of its window before it.
+        takes_retractions: whether some of the records may be retractions.
+        timestamps: the event time of a pane.
+        rules: which empty panes are emitted, and whether panes have `PANE_INFO`.
+    """
+
+    windows: Windows
+    allowed_lateness: timedelta
+    aggregates: Mapping[str, Aggregate]
+    few_records_max: int = SMALL_RECORDS_MAX
+    trigger: Trigger = AFTER_WATERMARK
+    accumulation: Accumulation = Accumulation.ACCUMULATING
+    takes_retractions: bool = False
+    timestamps: TimestampCombiner = TimestampCombiner.END_OF_WINDOW
+    rules: PaneRules = DEFAULT_RULES
+
+    def output_type(self, record_type: RecordType, key_fields: Sequence[str]) -> RecordType:
+        """Return the record type of the stream of panes.
+
+        Raises:
+            SchemaError: an aggregate does not accept its field, or sessions take their gap from a field without one.
+            GraphError: records may be retractions, and an aggregate cannot subtract.
+        """
+        check_gap_field(self.windows, record_type)
+        return output_type(
+            record_type,
+            key_fields,
+            dict(self.aggregates),
+            retracts=self.takes_retractions,
+            mode=self.accumulation,
+            rules=self.rules,
+        )
+
+    def accumulators(self, record_type: RecordType) -> AccumulatorSet:
+        """Return the operations of the aggregates on records of a type."""
+        counter = CountBalance() if self.takes_retractions else None
+        counts = isinstance(self.windows, SessionWindows) and self.windows.max_records is not None
+        return AccumulatorSet(self.aggregates, record_type, counter, SessionSize() if counts else None)
+
+    @property
+    def panes_repeat(self) -> bool:
+        """Whether a window may have a second pane, or a session that has one may be merged into another."""
+        return self.allowed_lateness > timedelta(0) or self.trigger.per_pane
+
+    @property
+    def by_pane(self) -> bool:
+        """Whether the trigger is asked pane by pane, and has a state in each."""
+        return self.trigger.per_pane or self.rules.with_empty_panes
+
+    @property
+    def simple(self) -> bool:
+        """Whether records only add to windows, and all that a pane needs of its window are the accumulators."""
+        plain = self.accumulation is Accumulation.ACCUMULATING and not self.by_pane
+        return plain and not self.takes_retractions and self.timestamps is TimestampCombiner.END_OF_WINDOW
+
+    def columns(self) -> tuple[str, ...]:
+        """Return the names of the aggregate columns."""
+        return tuple(self.aggregates)
+
+    def info_columns(self) -> tuple[str, ...]:
+        """Return the names of the columns behind them that say what a pane is, if the rules ask for them."""
+        return PANE_INFO if self.rules.pane_info else ()
+
+    @property
+    def sliced(self) -> bool:
+        """Whether the windows are stored as slices: sliding ones, with three exceptions.
+
+        If the size is not a whole number of periods, there would be more slices than windows. If an aggregate merges in
+        order of arrival only, slices cannot be merged, because they follow event time. If a window needs its newest
+        pane again, or the times of its records, slices do not have them.
+        """
+        windows = self.windows
+        if not isinstance(windows, SlidingWindows) or not self.simple:
+            return False
+        if any(aggregate.merge_order == "arrival" for aggregate in self.aggregates.values()):
+            return False
+        return windows.size_us % windows.every_us == 0 and windows.size_us > windows.every_us
+
+    def identity(self) -> Identity:
+        """Describe what must not change while windows are stored: windows, stored form, trigger, mode, aggregates."""
+        described: dict[str, Any] = {
+            "kind": "window",
+            "window": self.windows.identity(),
+            "stored_form": "slices" if self.sliced else "whole windows",
+            "trigger": self.trigger.identity(),
+            "allowed_lateness_us": microseconds(self.allowed_lateness),
+            "aggregates": [(name, aggregate.identity()) for name, aggregate in self.aggregates.items()],
+        }
+        if self.accumulation is not Accumulation.ACCUMULATING:
+            described["accumulation"] = self.accumulation.value
+        if self.takes_retractions:
+            described["takes_retractions"] = True
+        if self.timestamps is not TimestampCombiner.END_OF_WINDOW:
+            described["timestamp_combiner"] = self.timestamps.value
+        return described | self.rules.described()
