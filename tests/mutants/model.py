@@ -93,7 +93,7 @@ MUTANTS = [
         ),
     ),
     Mutant(
-        "millpy/windowing/operator.py",
+        "millpy/windowing/window_spec.py",
         '            "allowed_lateness_us": microseconds(self.allowed_lateness),',
         '            "allowed_lateness_us": 0,',
         killers=(

@@ -490,7 +490,7 @@ MUTANTS = [
         killers=("tests/property/test_balances.py::test_what_is_added_and_subtracted_leaves_no_trace",),
     ),
     Mutant(
-        "millpy/windowing/operator.py",
+        "millpy/windowing/window_spec.py",
         "        if not isinstance(windows, SlidingWindows) or not self.simple:",
         "        if not isinstance(windows, SlidingWindows):",
         killers=("tests/property/test_accumulation.py::test_a_retraction_equals_the_pane_that_consumers_have",),
