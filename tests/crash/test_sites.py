@@ -64,7 +64,7 @@ def test_windows_of_killed_workers_are_those_of_each_site_alone(tmp_path: Path, 
         options: dict[str, Any] = {"graph": GRAPH, "failpoint": failpoint and f"{failpoint}:kill"}
         return Worker(tmp_path, database_url, source, only=only, **options)
 
-    with worker("readings", "before_commit:6") as one_worker, worker("panes", "after_fence:3") as other:
+    with worker("readings", "before_commit:6") as one_worker, worker("panes", "after_commit:1") as other:
         one_worker.await_killed()
         other.await_killed()
     with worker("readings") as one_worker, worker("panes") as other:
