@@ -86,19 +86,7 @@ class Windowing:
             refuse_repeated_panes(route.stream)
         if any(taken.retracts for taken in keyed.inputs()):
             refuse_retractions(keyed.stream.name, windows, accumulation)
-        if allowed_lateness < timedelta(0):
-            raise GraphError("allowed_lateness must not be negative", hint="use zero or a positive duration")
-        check_length("allowed_lateness", allowed_lateness)
-        if not isinstance(trigger, Trigger):
-            raise GraphError(
-                f"{trigger!r} is not a trigger", hint="for example trigger=AfterWatermark(early=Every(seconds(10)))"
-            )
-        refuse_closing(windows, trigger)
-        if trigger.due_at(Instant(0)) > microseconds(allowed_lateness):
-            raise GraphError(
-                f"{trigger!r} fires windows after allowed_lateness={allowed_lateness!r}, when they are over",
-                hint="choose a longer allowed_lateness",
-            )
+        _check_trigger(trigger, windows, allowed_lateness)
         rules = PaneRules(on_time_pane=on_time_pane, final_pane=final_pane, pane_info=pane_info)
         how = (trigger, accumulation, timestamp_combiner)
         return WindowedStream(keyed, windows, allowed_lateness, *how, name, intervals, rules)
@@ -154,6 +142,23 @@ class WindowedStream:
             self.name, inputs, logic, self.intervals, allowed_lateness_us=microseconds(self.allowed_lateness)
         )
         return keyed.stream.add_step(node, output)
+
+
+def _check_trigger(trigger: object, windows: Windows, allowed_lateness: timedelta) -> None:
+    """Raise GraphError for what is no trigger of these windows, or a lateness that is negative or too short for it."""
+    if allowed_lateness < timedelta(0):
+        raise GraphError("allowed_lateness must not be negative", hint="use zero or a positive duration")
+    check_length("allowed_lateness", allowed_lateness)
+    if not isinstance(trigger, Trigger):
+        raise GraphError(
+            f"{trigger!r} is not a trigger", hint="for example trigger=AfterWatermark(early=Every(seconds(10)))"
+        )
+    refuse_closing(windows, trigger)
+    if trigger.due_at(Instant(0)) > microseconds(allowed_lateness):
+        raise GraphError(
+            f"{trigger!r} fires windows after allowed_lateness={allowed_lateness!r}, when they are over",
+            hint="choose a longer allowed_lateness",
+        )
 
 
 def _check_member(parameter: str, given: object, example: Enum) -> None:

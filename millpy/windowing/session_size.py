@@ -53,7 +53,7 @@ class SessionSize(Accumulator):
 
 
 @dataclass(slots=True, eq=False)
-class _Counted(ReplayedSession):
+class _FillingSession(ReplayedSession):
     count: int = 0
     last: int = INSTANT_MIN
 
@@ -82,8 +82,8 @@ class SizeBound:
         self, rows: Iterable[tuple[int, int, int, int]], allowed_us: int, open_sessions: Sequence[SessionSpan]
     ) -> tuple[list[ReplayedSession], list[int]]:
         """Assign the rows of one key to sessions one by one; see `session_assign.replay`."""
-        live = [_Counted(span.start, span.end, [span], [], *self.size_of(span)) for span in open_sessions]
-        over: list[_Counted] = []
+        live = [_FillingSession(span.start, span.end, [span], [], *self.size_of(span)) for span in open_sessions]
+        over: list[_FillingSession] = []
         late: list[int] = []
         for row, at, watermark, gap_us in rows:
             if any(session.end + allowed_us <= watermark for session in live):
@@ -106,10 +106,10 @@ class SizeBound:
         return [session for session in over + live if session.rows], late
 
     @staticmethod
-    def _merged(live: list[_Counted], met: list[_Counted], at: int, end: int) -> _Counted:
+    def _merged(live: list[_FillingSession], met: list[_FillingSession], at: int, end: int) -> _FillingSession:
         """Merge the sessions that a row meets, in `live`, and return the session that takes the row."""
         if not met:
-            live.append(found := _Counted(at, end))
+            live.append(found := _FillingSession(at, end))
             return found
         found = met[0]
         for other in met[1:]:

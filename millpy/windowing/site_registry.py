@@ -92,7 +92,7 @@ class SiteRegistry:
             the site has reached, as it may have been closed before this producer heard of it.
         """
         place = site if site in self._at_least else OTHERS if self._shares else site
-        others = (self._of(other, view, place) for other, view in self._views.items() if other != producer)
+        others = (self._view_watermark(other, view, place) for other, view in self._views.items() if other != producer)
         cap = min((watermark for watermark in others if watermark is not None), default=INSTANT_MAX)
         return Instant(cap), self.reached.get(place, INSTANT_MIN)
 
@@ -139,11 +139,11 @@ class SiteRegistry:
             self.reached[place] = now
 
     def _watermark(self, place: str) -> Instant:
-        said = (self._of(producer, view, place) for producer, view in self._views.items())
+        said = (self._view_watermark(producer, view, place) for producer, view in self._views.items())
         known = (watermark for watermark in said if watermark is not None)
         return Instant(max(min(known, default=INSTANT_MIN), self._at_least.get(place, INSTANT_MIN)))
 
-    def _of(self, producer: int, view: SiteView, place: str) -> Instant | None:
+    def _view_watermark(self, producer: int, view: SiteView, place: str) -> Instant | None:
         """Return what a producer says of a place; None if it has not heard of it."""
         if place != OTHERS:
             return view.watermark_of(place)

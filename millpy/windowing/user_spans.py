@@ -184,9 +184,7 @@ def merge_spans(
             first_end = min((end for _, end in order), default=0)
         found = live.get(span)
         if found is None:
-            low = bisect_left(order, (span[1] - length_us,))
-            high = bisect_left(order, (span[0] + length_us,))
-            near = [other for other in order[low:high] if other[1] <= span[0] + length_us]
+            near = _near(order, span, length_us)
             try:
                 joined = merge(row, span, near) if near else ()
             except BaseException as error:
@@ -196,26 +194,39 @@ def merge_spans(
                 continue
             if not joined and span[1] + allowed_us <= watermark:
                 continue
-            found = ReplayedSession(*span)
-            for other in joined:
-                part = live.pop(other)
-                order.remove(other)
-                found.start, found.end = min(found.start, part.start), max(found.end, part.end)
-                found.open += part.open
-                found.rows += part.rows
-            hull = found.start, found.end
-            if hull in live:  # it is as long as a window that it did not merge with, and the same from now on
-                part = live[hull]
-                found.open += part.open
-                found.rows += part.rows
-            else:
-                insort(order, hull)
-            live[hull] = found
-            first_end = min(first_end, hull[1]) if len(order) > 1 else hull[1]
+            found = _join(live, order, span, joined)
+            first_end = min(first_end, found.end) if len(order) > 1 else found.end
         found.rows.append(row)
         if found.end <= watermark:
             late.append(row)
     return [window for window in (*over, *live.values()) if window.rows], late, errors
+
+
+def _near(order: Sequence[Span], span: Span, length_us: int) -> list[Span]:
+    """Return the sorted spans that would make one of at most `length_us` with a span."""
+    low = bisect_left(order, (span[1] - length_us,))
+    high = bisect_left(order, (span[0] + length_us,))
+    return [other for other in order[low:high] if other[1] <= span[0] + length_us]
+
+
+def _join(live: dict[Span, ReplayedSession], order: list[Span], span: Span, joined: Sequence[Span]) -> ReplayedSession:
+    """Make one live window of a span and the live windows that it merges with."""
+    found = ReplayedSession(*span)
+    for other in joined:
+        part = live.pop(other)
+        order.remove(other)
+        found.start, found.end = min(found.start, part.start), max(found.end, part.end)
+        found.open += part.open
+        found.rows += part.rows
+    hull = found.start, found.end
+    if hull in live:  # it is as long as a window that it did not merge with, and the same from now on
+        part = live[hull]
+        found.open += part.open
+        found.rows += part.rows
+    else:
+        insort(order, hull)
+    live[hull] = found
+    return found
 
 
 def group_spans(

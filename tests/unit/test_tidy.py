@@ -41,6 +41,8 @@ CATCHES_ALL = (
     "graph.loader",
     "windowing.aggregates.combiner",
     "windowing.predicate_trigger",
+    "windowing.user_spans",
+    "testing.transcripts.definition",  # makes an instance of a user's class
     "store.archive.object_storage",  # each client has errors of its own
 )
 

@@ -230,7 +230,7 @@ def test_the_document_has_every_run(
 def test_a_wrong_file_or_subject_is_a_mistake_in_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "right.yaml").write_text(RIGHT)
-    (tmp_path / "later.yaml").write_text(f"{HEAD}percentile: 0.99\n{STEPS}")
+    (tmp_path / "later.yaml").write_text(f"{HEAD}percentile: 2\n{STEPS}")
 
     for arguments, message in (
         (("right.yaml", "--on", "oracle"), "--on 'oracle' is not a list of what to run on"),
