@@ -236,7 +236,7 @@ def test_a_wrong_file_or_subject_is_a_mistake_in_the_command(tmp_path: Path, mon
         (("right.yaml", "--on", "oracle"), "--on 'oracle' is not a list of what to run on"),
         (("right.yaml", "--database", "postgresql://x"), "--database has no effect on pure, columns, memory"),
         (("right.yaml", "--on", ""), "--on '' is not a list"),
-        (("right.yaml", "later.yaml"), "later.yaml:3: percentile is not implemented"),
+        (("right.yaml", "later.yaml"), "later.yaml:1: event time 'at': percentile must be a number"),
         (("nothing.yaml",), "there is no file nothing.yaml"),
     ):
         status, output = run_millpy("test", *arguments)
