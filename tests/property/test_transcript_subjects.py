@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -56,6 +57,7 @@ definitions = st.builds(
             steps=[StepText(end=True)],
         ),
         {int},
+        Path(),
     ),
     st.sampled_from(WINDOWS),
     st.sampled_from([AFTER_WATERMARK, *TRIGGERS]),
