@@ -281,12 +281,12 @@ class Named(WindowFunction):
 class Naming(msgspec.Struct):
     key: str
     number: int
-    befores: list[int]
-    afters: list[int]
+    leads: list[int]
+    lags: list[int]
 
     @property
     def windows(self) -> list[tuple[int, int]]:
-        return list(zip(self.befores, self.afters, strict=True))
+        return list(zip(self.leads, self.lags, strict=True))
 
 
 namings = st.builds(
