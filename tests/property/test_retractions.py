@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from fractions import Fraction
 from typing import Any
 
@@ -33,6 +33,7 @@ from millpy import (
 )
 from millpy.hosting.host import HostedGraph
 from millpy.limits import Limits
+from millpy.model.time import Instant, instant, to_datetime
 from millpy.store.memory.database import MemoryDatabase
 from millpy.store.memory.state import MemoryState
 from millpy.testing.clock import ManualClock
@@ -40,6 +41,7 @@ from millpy.windowing.accumulator import AccumulatorSet
 from millpy.windowing.group_by import Groups
 from millpy.windowing.panes import Emission
 from millpy.windowing.window import Windows
+from millpy.windowing.window_function import WindowFunction
 from tests.feed import Feed
 
 DISORDER, LATE, SIZE, GAP = 5, 90, 10, 4
@@ -57,11 +59,24 @@ INNER: dict[str, Windows] = {
     "sliding": SlidingWindows(us(SIZE), every=us(4)),
     "sessions": SessionWindows(us(GAP)),
 }
-OUTER: dict[str, FixedWindows | SlidingWindows] = {
-    "fixed": FixedWindows(us(40)),
-    "sliding": SlidingWindows(us(40), every=us(20)),
-    "overlapping": SlidingWindows(us(40), every=us(15)),
+OVERLAPPING = SlidingWindows(us(40), every=us(15))
+
+
+class Overlapping(WindowFunction):
+    """The same windows, by a user's function."""
+
+    def assign(self, record: Any, at: datetime, key: Any) -> list[tuple[datetime, datetime]]:
+        starts = range(instant(at) // 15 * 15, instant(at) - 40, -15)
+        return [(to_datetime(Instant(start)), to_datetime(Instant(start + 40))) for start in starts]
+
+
+OUTER: dict[str, tuple[Windows, FixedWindows | SlidingWindows]] = {
+    "fixed": (FixedWindows(us(40)), FixedWindows(us(40))),
+    "sliding": (SlidingWindows(us(40), every=us(20)), SlidingWindows(us(40), every=us(20))),
+    "overlapping": (OVERLAPPING, OVERLAPPING),
+    "function": (Overlapping(), OVERLAPPING),
 }
+"""Windows, and those by which a batch counts again."""
 
 
 class Reading(msgspec.Struct):
@@ -182,7 +197,7 @@ def graph_of(inner: str, between: str, outer: str, intervals: int, late: int = L
     panes = windows.aggregate(n=Count(), total=Sum("value")).to_table("inner")
     middle = BETWEEN[between][0](panes).key_by("group")
     totals = middle.window(
-        OUTER[outer],
+        OUTER[outer][0],
         allowed_lateness=us(late),
         accumulation=Accumulation.RETRACTING,
         name="outer",
@@ -300,7 +315,7 @@ def spread_of(values: Sequence[float]) -> float | None:
 
 def batch(panes: Sequence[Row], between: str, outer: str, watermark: int) -> dict[tuple[str, int], tuple[Any, ...]]:
     """The outer windows, computed at once from the panes that the table has now."""
-    windows, groups = OUTER[outer], dict[tuple[str, int], list[Any]]()
+    windows, groups = OUTER[outer][1], dict[tuple[str, int], list[Any]]()
     for row in panes:
         pane = msgspec.convert(dict(row), type=msgspec.defstruct("Pane", [(name, Any) for name in row]))
         for start in starts_of(windows, row["window_end"] - 1):
