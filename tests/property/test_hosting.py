@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any
 
@@ -26,6 +26,7 @@ from millpy.limits import Limits
 from millpy.model.checkpoint import Kind
 from millpy.model.stage import UNBOUNDED
 from millpy.model.timer import Timer
+from millpy.operators.pattern import Pattern
 from millpy.store.codec import decode_slice
 from millpy.store.memory.database import MemoryDatabase
 from millpy.store.memory.state import MemoryState
@@ -38,8 +39,11 @@ from millpy.windowing.aggregates.numeric import Count, Mean, Sum
 from millpy.windowing.calendar_windows import CalendarWindows
 from millpy.windowing.composite_triggers import AfterAny, AfterWatermark
 from millpy.windowing.global_window import GlobalWindow
+from millpy.windowing.pane_rules import FiringBehavior
+from millpy.windowing.timestamp_combiner import TimestampCombiner
 from millpy.windowing.triggers import AfterCount, Every
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
+from millpy.windowing.window_function import WindowFunction
 from tests.crash.memory_world import started
 from tests.feed import Feed
 
@@ -188,6 +192,65 @@ def early(graph: Graph, feeds: Sequence[Feed]) -> None:
             sums.aggregate(panes=Count(), n=Sum("n")).to_table("sums")
 
 
+class Spread(WindowFunction):
+    """Windows that merge, of a length of their own."""
+
+    merges = True
+    length_max = timedelta(microseconds=60)
+
+    def assign(self, record: Note, at: datetime, key: Any) -> list[tuple[datetime, datetime]]:
+        return [(at, at + us(4 + record.id % 9))]
+
+
+def bounded(graph: Graph, feeds: Sequence[Feed]) -> None:
+    """Windows of a function and full sessions, whose panes have times of their own and may be empty; a ranking."""
+    keyed = source(graph, feeds[0]).key_by("device")
+    late = {"allowed_lateness": us(25), "intervals": 2}
+    spread = keyed.window(
+        Spread(),
+        accumulation=Accumulation.RETRACTING,
+        timestamp_combiner=TimestampCombiner.EARLIEST,
+        name="spread",
+        **late,
+    )
+    panes = spread.aggregate(n=Count(), total=Sum("value")).to_table("spread").key_by("device")
+    panes.window(FixedWindows(us(40)), name="outer", **late).aggregate(n=Sum("n")).to_table("outer")
+    full = keyed.window(
+        SessionWindows(us(12), max_records=4, max_length=us(50)),
+        accumulation=Accumulation.RETRACTING,
+        on_time_pane=FiringBehavior.ALWAYS,
+        final_pane=FiringBehavior.ALWAYS,
+        pane_info=True,
+        name="full",
+        **late,
+    )
+    full.aggregate(n=Count(), total=Sum("value")).to_table("full")
+    counts = keyed.window(FixedWindows(us(30)), accumulation=Accumulation.RETRACTING, name="counts", **late)
+    counted = counts.aggregate(n=Count()).to_table("counts")
+    counted.top_n(2, by="n", name="best", parts=4, intervals=2).to_table("best")
+
+
+def tools(graph: Graph, feeds: Sequence[Feed]) -> None:
+    """Event-time order, and the tools behind it."""
+    keyed = source(graph, feeds[0]).key_by("device").in_order(name="in_order", intervals=2)
+
+    def small(note: Note) -> bool:
+        return note.value < 4
+
+    def large(note: Note) -> bool:
+        return note.value > 6
+
+    keyed.match(Pattern("small", small).then("large", large, within=us(20)), name="rises", intervals=2).to_table(
+        "rises"
+    )
+    keyed.match(Pattern("small", small).then_not("large", large, within=us(20)), name="stays", intervals=2).to_table(
+        "stays"
+    )
+    keyed.changes("value", by=2.0, name="changes", intervals=2).to_table("changes")
+    keyed.rates("id", name="rates", intervals=2).to_table("rates")
+    keyed.fill_gaps("value", every=us(7), limit=us(30), name="filled", intervals=2).to_table("filled")
+
+
 SILENT = AdvanceWithClock(after=timedelta(seconds=3 * STEP_S))
 GRAPHS = {
     "fixed": windowed(FixedWindows(us(20)), 15),
@@ -202,6 +265,8 @@ GRAPHS = {
     "levels": levels,
     "joined": joined,
     "early": early,
+    "bounded": bounded,
+    "tools": tools,
 }
 """These run on Spark, too, hundreds of times."""
 ALL_GRAPHS = GRAPHS | {
