@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -55,11 +56,10 @@ async def started(graph: Graph, database: MemoryDatabase) -> Worker:
 
 
 async def step_until(worker: Worker, holds: Callable[[], bool]) -> None:
-    for _ in range(2_000):
-        if holds():
-            return
-        await worker.step()
-    raise AssertionError("it never happens")
+    async with asyncio.timeout(60):
+        while not holds():
+            await worker.step()
+            await asyncio.sleep(0)
 
 
 def table(worker: Worker, name: str) -> LookupTable:
